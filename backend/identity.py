@@ -1,0 +1,146 @@
+"""Who a group is: a process, or a slice of the cgroup tree, on one GPU.
+
+A pid is a name, not an identity: Linux recycles it. A :class:`Process` is the pid *and* the clock
+tick at which it started (field 22 of ``/proc/<pid>/stat``), so a recycled pid inherits nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+
+import attrs
+
+ROOT_PATH = "/"
+
+
+@attrs.frozen(cache_hash=True)
+class Process:
+    """One process, alive or dead, that never compares equal to another one."""
+
+    pid: int
+    """Thread group id, in the pid namespace of the daemon."""
+
+    start: int
+    """Start time in clock ticks since boot (proc_pid_stat(5), ``starttime``)."""
+
+
+@attrs.frozen(cache_hash=True)
+class Slice:
+    """A cgroup, known by its path and nothing else: it need not exist yet."""
+
+    path: str
+    """Absolute path in the cgroup2 tree, ``/`` for the root, never a trailing slash."""
+
+    @property
+    def parent(self) -> Slice | None:
+        """The cgroup above, or None for the root."""
+        if self.path == ROOT_PATH:
+            return None
+        return Slice(self.path.rpartition("/")[0] or ROOT_PATH)
+
+    def contains(self, other: Slice) -> bool:
+        """Whether `other` is this cgroup or lies below it."""
+        if self.path == ROOT_PATH:
+            return True
+        return other.path == self.path or other.path.startswith(self.path + "/")
+
+
+ROOT = Slice(ROOT_PATH)
+
+Node = Process | Slice
+
+
+@attrs.frozen(cache_hash=True)
+class Group:
+    """The unit of accounting: a process or a slice, on one GPU. ``Group(n, ROOT)`` is the GPU itself."""
+
+    gpu: int
+    """Index of the GPU, as NVML numbers them."""
+
+    node: Node
+    """The process, or the slice."""
+
+
+def start_time(pid: int) -> int:
+    """Start time of `pid` in clock ticks since boot; ProcessLookupError when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+    # The command name may hold spaces and parentheses: count fields from the last one.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    if fields[0] in (b"Z", b"X"):  # a zombie holds a pid but runs nothing
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return int(fields[19])
+
+
+def tgid_of(tid: int) -> int:
+    """The process that thread `tid` belongs to; ProcessLookupError when it is gone."""
+    try:
+        with open(f"/proc/{tid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"Tgid:"):
+                    return int(line[5:])
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+
+
+def identify(pid: int) -> Process:
+    """The live process that now bears `pid`, which must be a thread group id; ProcessLookupError otherwise."""
+    start = start_time(pid)
+    if tgid_of(pid) != pid:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return Process(pid, start)
+
+
+def is_alive(process: Process) -> bool:
+    """Whether that very process, not a later bearer of its pid, still runs."""
+    try:
+        return start_time(process.pid) == process.start
+    except ProcessLookupError:
+        return False
+
+
+def cgroup_of(pid: int) -> Slice:
+    """The cgroup of `pid` (cgroups(7), ``/proc/<pid>/cgroup``); ProcessLookupError when it is gone.
+
+    The cgroup2 line ``0::`` decides. On a hybrid host systemd's own v1 hierarchy, ``name=systemd``, is
+    the fallback while the cgroup2 tree is unused (everything in its root).
+    """
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+    fallback = ROOT
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        slice_ = slice_at(path.removesuffix(" (deleted)"))
+        if number == "0" and slice_ is not None and slice_ != ROOT:
+            return slice_
+        if controllers == "name=systemd" and slice_ is not None:
+            fallback = slice_
+    return fallback
+
+
+def slice_at(path: str) -> Slice | None:
+    """The slice named by a cgroup path, or None for one outside our view (``/../other``, cgroup_namespaces(7))."""
+    parts = [part for part in path.split("/") if part]
+    if any(part in (".", "..") for part in parts):
+        return None
+    return Slice("/" + "/".join(parts))
+
+
+def peer_of(connection: socket.socket) -> Process:
+    """The process at the other end of a unix socket, as the kernel vouches for it (unix(7), SO_PEERCRED).
+
+    The pid is that of connect(2) or socketpair(2), translated to our namespace; ProcessLookupError if it is gone.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, _uid, _gid = struct.unpack("3i", raw)
+    return identify(tgid_of(pid))

@@ -1,0 +1,165 @@
+"""The three seams of the backend. Every ledger works with every GPU; they meet only in the Controller.
+
+- :class:`Ledger` keeps the books: limits, hierarchical charge, protection, events, the wanted compute state.
+- :class:`Gpu` is the hardware: who runs there, how much memory they hold, and the levers.
+- :class:`Host` is what a Gpu may ask of the Controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import attrs
+import trio
+
+from backend.identity import Group, Process
+from backend.records import Activity, Books, Capability, Channel, GpuInfo
+
+
+@attrs.frozen
+class Target:
+    """How much to take from one process, and why."""
+
+    group: Group
+    """The process group to take from."""
+    nbytes: int
+    """Bytes to move to the host."""
+    below_low: bool
+    """Whether this breaks the group's effective low: nobody else had anything left to give."""
+
+
+class Ledger(Protocol):
+    """The books. Every call is short and synchronous, and either happens whole or raises OSError and changes nothing.
+
+    A group that is not in the books raises ``OSError(ENODEV)``.
+    """
+
+    name: str
+    """Shown in ``ggroup.backend``."""
+
+    def listen(self, listener: Callable[[Group, Channel], None]) -> None:
+        """Calls `listener` for every event of every group from now on."""
+
+    def add_gpu(self, index: int, capacity: int) -> None:
+        """Opens the books of a GPU: its root group, whose high is the capacity in bytes."""
+
+    def add(self, group: Group, parent: Group) -> None:
+        """Adds an empty group below `parent`; FileExistsError if it is there already."""
+
+    def move(self, group: Group, parent: Group) -> None:
+        """Moves a group, with everything charged to it, below another parent of the same GPU."""
+
+    def remove(self, group: Group) -> None:
+        """Removes a group and takes what it was charged off every group above. EBUSY while it has children."""
+
+    def parent(self, group: Group) -> Group | None:
+        """The group above, None for a GPU's root."""
+
+    def books(self, group: Group) -> Books:
+        """What is known about a group now."""
+
+    def configure(self, group: Group, **changes: int | bool) -> None:
+        """Sets any of high, low, swap_max (bytes), timeslice_us, frozen, priority, weight."""
+
+    def reset_peak(self, group: Group) -> None:
+        """Starts `peak` again at `current`."""
+
+    def charge(self, group: Group, nbytes: int) -> None:
+        """Charges GPU memory to a process and every slice above it.
+
+        Going over a high never fails: somebody reclaims. ENOMEM only where swap.max leaves no room to bring every
+        level back under its high (records `max` and `oom`).
+        """
+
+    def uncharge(self, group: Group, nbytes: int) -> None:
+        """The process freed GPU memory. EINVAL for more than it holds."""
+
+    def uncharge_swap(self, group: Group, nbytes: int) -> None:
+        """The process freed memory that was in the host. EINVAL for more than it holds."""
+
+    def swap_out(self, group: Group, nbytes: int, usec: int = 0) -> None:
+        """`nbytes` moved to the host in `usec` microseconds. ENOSPC over a swap.max, EINVAL for more than it holds."""
+
+    def swap_in(self, group: Group, nbytes: int, usec: int = 0) -> None:
+        """`nbytes` moved to the GPU. EAGAIN if that would put some level over its high."""
+
+    def observe(self, group: Group, nbytes: int) -> None:
+        """The driver says that the process holds `nbytes`: the books follow, whatever the limits say."""
+
+    def excess(self, group: Group) -> int:
+        """Bytes by which a group is over its high; 0 when under."""
+
+    def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
+        """Whom to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible."""
+
+    def note(self, group: Group, event: str, nbytes: int = 0) -> None:
+        """Records one event: ``high`` (with `nbytes` of pressure for usermemfd), ``low``, ``reclaim`` or ``fail``."""
+
+
+class Host(Protocol):
+    """What a Gpu may ask of the Controller."""
+
+    async def arrive(self, process: Process, gpu: int) -> None:
+        """A process has a context on `gpu`. On return it is in the books and its slices' policy holds."""
+
+    def processes(self, gpu: int) -> Sequence[Process]:
+        """The processes in the books of `gpu`."""
+
+    def observe(self, process: Process, gpu: int, nbytes: int) -> None:
+        """The driver's own figure for a process's GPU memory, bytes."""
+
+    async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
+        """Charges `nbytes` and returns once every level is back under its high. OSError(ENOMEM) if refused."""
+
+    def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
+        """The process freed `nbytes` that were on the GPU, or (`swapped`) in the host."""
+
+    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int) -> None:
+        """`nbytes` of the process are now in the host."""
+
+    def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:
+        """Whether `nbytes` may come back to the GPU: True and booked, or False for lack of room under some high."""
+
+
+class Gpu(Protocol):
+    """One GPU: its truth and its levers.
+
+    Levers return once the state holds. They raise ProcessLookupError when the process is gone and OSError otherwise
+    (EOPNOTSUPP cannot, ETIMEDOUT no answer, EIO refused by the driver). They may be cancelled at a checkpoint.
+    A Gpu remembers what was asked for a process and applies it to every TSG that appears later.
+    """
+
+    info: GpuInfo
+
+    def capabilities(self) -> Mapping[str, Capability]:
+        """What each control (by file name) does on this GPU; a control that is not named is unsupported."""
+
+    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Finds processes and reports them to `host` until cancelled; started once the first look is done."""
+
+    def activity(self, process: Process) -> Activity:
+        """What is known about the work of `process`; an empty Activity for one that has no context."""
+
+    def manages(self, process: Process) -> bool:
+        """Whether the memory of `process` can be moved (gmem.limit.* act on it)."""
+
+    async def set_timeslice(self, process: Process, us: int) -> None:
+        """Longest run of `process` in a round, microseconds, split over its GR TSGs; 0 restores the default."""
+
+    async def detach(self, process: Process) -> None:
+        """Takes its TSGs off the runlist; none of them is running on return."""
+
+    async def attach(self, process: Process) -> None:
+        """Puts its TSGs back on the runlist."""
+
+    async def reclaim(self, process: Process, nbytes: int) -> int:
+        """Moves at least `nbytes` (rounded up to pages) to the host; returns the bytes moved, 0 if none could be."""
+
+    def forget(self, process: Process) -> None:
+        """The process exited: drop what was remembered for it."""
+
+
+def split_timeslice(us: int, tsgs: int) -> int:
+    """One TSG's part of a process's timeslice, microseconds: forking contexts buys nothing."""
+    return max(1, us // max(1, tsgs))

@@ -1,0 +1,159 @@
+"""The values that cross the edges of the backend: frozen, with a docstring a field."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+MAX = (1 << 63) - 1
+"""``max`` in a control file: no limit. The kernel's PAGE_COUNTER_MAX plays the same part in memcg."""
+
+PRIORITY_DEFAULT = 8
+"""GVM's default of 0 (first) to 15 (last)."""
+
+WEIGHT_DEFAULT = 100
+"""cgroup-v2.rst, "Weights": 1 to 10000, default 100."""
+
+
+class Channel(enum.Enum):
+    """What can wake a poller of a group."""
+
+    GMEM = "gmem.events"
+    COMPUTE = "compute.events"
+    USERMEM = "usermemfd"
+
+
+class Capability(enum.Enum):
+    """What a control does on this machine; ordered from best to worst."""
+
+    ENFORCED = "enforced"
+    """Proven to act, on programs that know nothing of it."""
+    ADVISORY = "advisory"
+    """The driver takes it, but its effect was not proven here."""
+    UNSUPPORTED = "unsupported"
+    """Refused with EOPNOTSUPP."""
+
+    @staticmethod
+    def weakest(capabilities: list[Capability]) -> Capability:
+        """The one to promise for several GPUs together."""
+        order = list(Capability)
+        return max(capabilities, key=order.index, default=Capability.UNSUPPORTED)
+
+
+@attrs.frozen
+class GpuInfo:
+    """One GPU, as it presents itself. Shown under ``gpus/<index>/``."""
+
+    index: int
+    """NVML index."""
+    uuid: str
+    """``GPU-xxxxxxxx-...``: the stable name."""
+    name: str
+    """Product name."""
+    pci: str
+    """PCI address ``dddd:bb:dd.f``, lower case as in sysfs; ``none`` for a GPU without one."""
+    capacity: int
+    """Bytes of GPU memory."""
+    timeslice_default_us: int
+    """What a channel group gets that nobody asked for, microseconds."""
+    timeslice_min_us: int = 1
+    """Shortest timeslice accepted, microseconds."""
+    timeslice_max_us: int = 1_000_000
+    """Longest timeslice accepted, microseconds."""
+
+
+@attrs.frozen
+class Books:
+    """What the ledger knows about one group at one moment. Sizes in bytes."""
+
+    high: int = MAX
+    """gmem.limit.high."""
+    low: int = 0
+    """gmem.limit.low."""
+    swap_max: int = MAX
+    """gmem.swap.max."""
+    current: int = 0
+    """On the GPU, this group and everything below it."""
+    peak: int = 0
+    """Highest `current` since the last reset."""
+    swap: int = 0
+    """In host memory, this group and everything below it."""
+    swapin_bytes: int = 0
+    """Moved to the GPU, ever."""
+    swapout_bytes: int = 0
+    """Moved to the host, ever."""
+    swapins: int = 0
+    """Moves to the GPU, ever."""
+    swapouts: int = 0
+    """Moves to the host, ever."""
+    move_usec: int = 0
+    """Time those moves took, microseconds."""
+    events_low: int = 0
+    """Times memory was taken although the group was at or under its low."""
+    events_high: int = 0
+    """Times the group was found over its high and reclaim began."""
+    events_max: int = 0
+    """Times an allocation met an exhausted gmem.swap.max."""
+    events_oom: int = 0
+    """Allocations refused to the program."""
+    events_reclaim: int = 0
+    """Reclaims that moved memory out."""
+    events_fail: int = 0
+    """Reclaims that ended short of their goal."""
+    timeslice_us: int = 0
+    """compute.timeslice asked for, microseconds; 0 is ``default``."""
+    frozen: bool = False
+    """compute.freeze asked for."""
+    priority: int = PRIORITY_DEFAULT
+    """compute.priority."""
+    weight: int = WEIGHT_DEFAULT
+    """compute.weight."""
+    pressure_bytes: int = 0
+    """usermemfd: bytes to give back, of the latest record."""
+    pressure_seq: int = 0
+    """usermemfd: sequence number of the latest record; 0 when there never was one."""
+
+
+@attrs.frozen
+class Activity:
+    """What a GPU knows about the work of one process, or the sum over a slice. None: this machine cannot tell."""
+
+    submitted: int | None = None
+    """Kernels launched, ever."""
+    finished: int | None = None
+    """Kernels completed, ever."""
+    gpu_usec: int | None = None
+    """Time on the engine, microseconds."""
+    tsgs: int = 0
+    """Channel groups (TSGs) known."""
+    channels: int = 0
+    """Channels in them."""
+    attached: int = 0
+    """TSGs on the runlist."""
+    managed: bool = False
+    """Whether this program's memory can be moved."""
+
+    def __add__(self, other: Activity) -> Activity:
+        def total(a: int | None, b: int | None) -> int | None:
+            return None if a is None or b is None else a + b
+
+        return Activity(
+            submitted=total(self.submitted, other.submitted),
+            finished=total(self.finished, other.finished),
+            gpu_usec=total(self.gpu_usec, other.gpu_usec),
+            tsgs=self.tsgs + other.tsgs,
+            channels=self.channels + other.channels,
+            attached=self.attached + other.attached,
+            managed=self.managed and other.managed,
+        )
+
+
+@attrs.frozen
+class Wanted:
+    """The compute state that the whole path above a process adds up to, on one GPU."""
+
+    frozen: bool
+    """Its TSGs are to be off the runlist."""
+    timeslice_us: int
+    """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
