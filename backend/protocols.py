@@ -93,8 +93,11 @@ class Ledger(Protocol):
     def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
         """Whom to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible."""
 
-    def note(self, group: Group, event: str, nbytes: int = 0) -> None:
-        """Records one event: ``high`` (with `nbytes` of pressure for usermemfd), ``low``, ``reclaim`` or ``fail``."""
+    def note(self, group: Group, event: str) -> None:
+        """Counts one event, here and in every group above: ``low``, ``high``, ``reclaim`` or ``fail``."""
+
+    def press(self, group: Group, nbytes: int) -> None:
+        """Asks the program to give back `nbytes`: the latest record of its usermemfd."""
 
 
 class Host(Protocol):

@@ -123,6 +123,8 @@ class Activity:
     """Kernels launched, ever."""
     finished: int | None = None
     """Kernels completed, ever."""
+    pending: int | None = None
+    """Kernels launched that may still complete: not those of a context that was closed."""
     gpu_usec: int | None = None
     """Time on the engine, microseconds."""
     tsgs: int = 0
@@ -141,6 +143,7 @@ class Activity:
         return Activity(
             submitted=total(self.submitted, other.submitted),
             finished=total(self.finished, other.finished),
+            pending=total(self.pending, other.pending),
             gpu_usec=total(self.gpu_usec, other.gpu_usec),
             tsgs=self.tsgs + other.tsgs,
             channels=self.channels + other.channels,

@@ -1,0 +1,328 @@
+"""The Controller: where the books and the hardware meet. The filesystem talks to it and to nothing else.
+
+A write asks for something; it returns once that holds, or with an error and everything as it was before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+
+import trio
+
+from backend.errors import deadline, fail
+from backend.exits import ExitWatch
+from backend.follower import Follower
+from backend.identity import ROOT, Group, Process, Slice, cgroup_of, identify
+from backend.population import Population, Resident
+from backend.protocols import Gpu, Ledger
+from backend.reclaimer import Reclaimer
+from backend.records import Activity, Books, Capability, Channel
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 5.0
+"""Seconds after which a write that the hardware does not answer gives ETIMEDOUT."""
+
+CGROUP_SWEEP_S = 0.25
+"""How often some processes' cgroups are looked at: nothing announces that a process was moved."""
+
+CGROUP_SWEEP_MOST = 16
+"""Processes looked at each time, so that ten thousand of them cost less than 1 % of a CPU."""
+
+
+class Controller:
+    """See the module. One a mount; everything on the trio thread but what a Gpu hands to threads of its own."""
+
+    def __init__(self, ledger: Ledger, gpus: Iterable[Gpu], *, seconds: float = DEADLINE_S) -> None:
+        self.ledger = ledger
+        self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
+        for gpu in self.gpus.values():
+            ledger.add_gpu(gpu.info.index, gpu.info.capacity)
+        self.population = Population(ledger, self.gpus)
+        self.population.watchers.append(self)
+        self.listeners: list[Callable[[Group, Channel], None]] = []
+        self.facts: dict[str, str] = {"ledger": ledger.name}
+        """Shown in ``ggroup.backend``."""
+        self._seconds = seconds
+        self._exits = ExitWatch(self._exited)
+        self._reclaimer = Reclaimer(ledger, self.gpus, self.population)
+        self._follower = Follower(ledger, self.gpus, self.population, self._tell, seconds)
+        ledger.listen(self._tell)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Runs the GPUs and the watches until cancelled, then thaws whatever is frozen; started once they are."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._exits.run)
+                nursery.start_soon(self._follower.run)
+                nursery.start_soon(self._follow_cgroups)
+                for gpu in self.gpus.values():
+                    await nursery.start(gpu.run, self)
+                task_status.started()
+        finally:
+            with trio.move_on_after(self._seconds, shield=True):
+                await self._follower.release()
+            self._exits.close()
+
+    # Reading
+
+    def books(self, group: Group) -> Books:
+        """What the ledger knows. ENODEV when the group is gone."""
+        return self.ledger.books(group)
+
+    def activity(self, group: Group) -> Activity:
+        """What the GPU knows: of a process, or summed over a slice. ENODEV when the group is gone."""
+        if not self.population.holds(group):
+            raise fail(errno.ENODEV)
+        gpu = self.gpus[group.gpu]
+        activities = [gpu.activity(resident.process) for resident in self.population.below(group)]
+        return sum(activities[1:], activities[0]) if activities else Activity(0, 0, 0, 0)
+
+    def gpu_current(self, gpu: int) -> int:
+        """Bytes in use on a GPU, as far as its processes are in the books."""
+        return self.books(Group(gpu, ROOT)).current
+
+    def applied_timeslice(self, group: Group) -> int:
+        """The timeslice in force for a process, or asked for a slice, microseconds; 0 is the default."""
+        if isinstance(group.node, Slice):
+            return self.books(group).timeslice_us
+        return self._follower.applied(group).timeslice_us
+
+    def is_frozen(self, group: Group) -> bool:
+        """Whether nothing of the group can run now."""
+        return self._follower.is_frozen(group)
+
+    def is_populated(self, group: Group) -> bool:
+        """Whether a process of the group has a context on the GPU."""
+        return any(group.gpu in resident.contexts for resident in self.population.below(group))
+
+    def capabilities(self) -> Mapping[str, Capability]:
+        """What each control does on this machine: with several GPUs, the weakest counts."""
+        tables = [gpu.capabilities() for gpu in self.gpus.values()]
+        names = sorted({name for table in tables for name in table})
+        return {
+            name: Capability.weakest([table.get(name, Capability.UNSUPPORTED) for table in tables]) for name in names
+        }
+
+    # The directories
+
+    def make_process(self, pid: int) -> None:
+        """mkdir of a live process, before it touches a GPU. ENOENT for none, EEXIST where it is."""
+        try:
+            process = identify(pid)
+            if self.population.resident(process) is not None:
+                raise fail(errno.EEXIST)
+            self._admit(process, self.gpus)
+        except ProcessLookupError:
+            raise fail(errno.ENOENT) from None
+
+    def unmake_process(self, process: Process) -> None:
+        """rmdir: EBUSY while the process has a context; what was set for it is forgotten."""
+        resident = self.population.resident(process)
+        if resident is None:
+            raise fail(errno.ENOENT)
+        if resident.contexts:
+            raise fail(errno.EBUSY)
+        self._exits.unwatch(process)
+        self._exited(process)
+
+    # Writing
+
+    async def set_high(self, group: Group, nbytes: int) -> None:
+        """gmem.limit.high: returns once the group is under it. EBUSY where swap.max keeps it from getting there."""
+        self.require(group, "gmem.limit.high")
+        async with self._asked(group, high=nbytes):
+            excess = self.ledger.excess(group)
+            if sum(target.nbytes for target in self.ledger.plan(group, excess)) < excess:
+                raise fail(errno.EBUSY)
+            await self._reclaimer.settle(group)
+            if self.ledger.excess(group):
+                raise fail(errno.EAGAIN)
+
+    async def set_low(self, group: Group, nbytes: int) -> None:
+        """gmem.limit.low."""
+        self.require(group, "gmem.limit.low")
+        async with self._asked(group, low=nbytes):
+            pass
+
+    async def set_swap_max(self, group: Group, nbytes: int) -> None:
+        """gmem.swap.max: what is in the host already stays there."""
+        self.require(group, "gmem.swap.max")
+        async with self._asked(group, swap_max=nbytes):
+            pass
+
+    async def reset_peak(self, group: Group) -> None:
+        """gmem.peak starts again at gmem.current."""
+        self.ledger.reset_peak(group)
+
+    async def reclaim(self, group: Group, nbytes: int) -> None:
+        """gmem.reclaim: moves `nbytes` out now. EAGAIN if less could be moved."""
+        self.require(group, "gmem.reclaim")
+        with deadline(self._seconds):
+            if await self._reclaimer.take(group, nbytes) < nbytes:
+                raise fail(errno.EAGAIN)
+
+    async def set_timeslice(self, group: Group, us: int) -> None:
+        """compute.timeslice, microseconds, 0 for the default. ERANGE outside what the GPU takes."""
+        self.require(group, "compute.timeslice")
+        info = self.gpus[group.gpu].info
+        if us and not info.timeslice_min_us <= us <= info.timeslice_max_us:
+            raise fail(errno.ERANGE)
+        async with self._asked(group, timeslice_us=us):
+            await self._follower.apply(group)
+
+    async def set_frozen(self, group: Group, frozen: bool) -> None:
+        """compute.freeze: returns once no TSG of the group is running, or all that may run again do."""
+        self.require(group, "compute.freeze")
+        async with self._asked(group, frozen=frozen):
+            await self._follower.apply(group)
+
+    def require(self, group: Group, control: str) -> None:
+        """EOPNOTSUPP where this GPU cannot do what `control` says; ENODEV when the group is gone."""
+        self.ledger.books(group)
+        if self.gpus[group.gpu].capabilities().get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
+            raise fail(errno.EOPNOTSUPP)
+
+    @contextlib.asynccontextmanager
+    async def _asked(self, group: Group, **changes: int | bool) -> AsyncIterator[None]:
+        """Writes what is asked into the books and lets the body make it hold; if it cannot, takes it back.
+
+        Then the hardware follows the books back, in the background: whatever failed may fail again, and the writer
+        has its answer. ETIMEDOUT after the deadline, ENODEV for a process that died meanwhile.
+        """
+        books = self.books(group)
+        self.ledger.configure(group, **changes)
+        try:
+            with deadline(self._seconds):
+                yield
+        except OSError as error:
+            if self.population.holds(group):
+                self.ledger.configure(group, **{name: getattr(books, name) for name in changes})
+                self._follower.later(group)
+            if isinstance(error, ProcessLookupError):
+                raise fail(errno.ENODEV) from None
+            raise
+        if isinstance(group.node, Slice) and self.population.holds(group):
+            self.population.keep(group.node)
+
+    # Host: what the GPUs ask for
+
+    async def arrive(self, process: Process, gpu: int) -> None:
+        resident = self._admit(process, {gpu})
+        group = Group(gpu, process)
+        if gpu not in resident.contexts:
+            resident.contexts.add(gpu)
+            self._follower.sharers_changed(group)
+            for level in self.population.path(group):
+                self._tell(level, Channel.COMPUTE)
+        try:
+            with deadline(self._seconds):
+                await self._follower.apply(group)
+        except ProcessLookupError:
+            raise
+        except OSError as error:
+            log.error("GPU %d does not follow for %s: %s", gpu, process, error)
+
+    def processes(self, gpu: int) -> Sequence[Process]:
+        return [resident.process for resident in self.population.below(Group(gpu, ROOT))]
+
+    def observe(self, process: Process, gpu: int, nbytes: int) -> None:
+        group = Group(gpu, process)
+        if self.population.holds(group):  # it may have left since the driver was asked
+            self.ledger.observe(group, nbytes)
+
+    async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
+        group = Group(gpu, process)
+        self.ledger.charge(group, nbytes)
+        await self._reclaimer.settle_path(group)
+
+    def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
+        (self.ledger.uncharge_swap if swapped else self.ledger.uncharge)(Group(gpu, process), nbytes)
+
+    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int) -> None:
+        self.ledger.swap_out(Group(gpu, process), nbytes, usec)
+
+    def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:
+        try:
+            self.ledger.swap_in(Group(gpu, process), nbytes, usec)
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+            return False
+        return True
+
+    # Comings and goings
+
+    def _admit(self, process: Process, gpus: Iterable[int]) -> Resident:
+        resident = self.population.resident(process)
+        if resident is not None and resident.gpus.issuperset(gpus):
+            return resident
+        stale = self.population.by_pid(process.pid)
+        if stale is not None and stale is not resident:  # the pid was recycled before its exit was noticed
+            self._exits.unwatch(stale.process)
+            self._exited(stale.process)
+        self._exits.watch(process)
+        return self.population.admit(process, cgroup_of(process.pid), gpus)
+
+    def _exited(self, process: Process) -> None:
+        resident = self.population.resident(process)
+        if resident is None:
+            return
+        slice_ = resident.slice
+        for gpu in resident.gpus:
+            self.gpus[gpu].forget(process)
+            self._forget(Group(gpu, process))
+        self.population.expel(process)
+        for gpu in resident.gpus:
+            self._left(Group(gpu, slice_))
+
+    def process_gone(self, process: Process) -> None:
+        """Watcher: nothing to do, :meth:`_exited` is where it comes from."""
+
+    def slice_gone(self, slice_: Slice) -> None:
+        """Watcher: drops what is kept for a slice."""
+        for gpu in self.gpus:
+            self._forget(Group(gpu, slice_))
+
+    def _forget(self, group: Group) -> None:
+        self._follower.forget(group)
+        self._reclaimer.forget(group)
+
+    def _left(self, group: Group) -> None:
+        """A process is no longer below this slice, which may have gone with it."""
+        if self.population.holds(group):
+            self._follower.sharers_changed(group)
+            self._follower.show(group)
+            for level in self.population.path(group):
+                self._tell(level, Channel.COMPUTE)
+
+    async def _follow_cgroups(self) -> None:
+        """Notices processes that were moved to another cgroup, a few at a time."""
+        while True:
+            await trio.sleep(CGROUP_SWEEP_S)
+            for count, resident in enumerate(list(self.population.residents()), 1):
+                if count % CGROUP_SWEEP_MOST == 0:
+                    await trio.sleep(CGROUP_SWEEP_S)
+                with contextlib.suppress(ProcessLookupError):
+                    slice_ = cgroup_of(resident.process.pid)
+                    if slice_ != resident.slice and self.population.resident(resident.process) is resident:
+                        await self._relocate(resident, slice_)
+
+    async def _relocate(self, resident: Resident, slice_: Slice) -> None:
+        former = resident.slice
+        self.population.relocate(resident, slice_)
+        for gpu in resident.gpus:
+            group = Group(gpu, resident.process)
+            self._left(Group(gpu, former))
+            self._follower.sharers_changed(group)
+            self._follower.later(group)
+            for level in self.population.path(group):
+                self._tell(level, Channel.COMPUTE)
+            await self._reclaimer.settle_path(group)
+
+    def _tell(self, group: Group, channel: Channel) -> None:
+        for listener in self.listeners:
+            listener(group, channel)

@@ -1,0 +1,173 @@
+"""Makes the hardware's compute state follow the books: timeslices and freezes of every process, path by path."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import trio
+
+from backend.errors import deadline
+from backend.identity import Group, Process, Slice
+from backend.population import Population, Resident
+from backend.protocols import Gpu, Ledger
+from backend.records import Channel, Wanted
+
+log = logging.getLogger(__name__)
+
+UNTOUCHED = Wanted(frozen=False, timeslice_us=0)
+"""How every process is before anybody asks for anything."""
+
+
+class Follower:
+    """What is applied to whom, and the way from there to what is wanted."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        gpus: Mapping[int, Gpu],
+        population: Population,
+        tell: Callable[[Group, Channel], None],
+        seconds: float,
+    ) -> None:
+        self._ledger = ledger
+        self._gpus = gpus
+        self._population = population
+        self._tell = tell
+        self._seconds = seconds
+        self._applied: dict[Group, Wanted] = {}
+        self._locks: defaultdict[Group, trio.Lock] = defaultdict(trio.Lock)
+        self._frozen: set[Group] = set()  # as compute.events last said
+        self._changed: dict[Group, None] = {}
+        self._wake = trio.Event()
+
+    def applied(self, group: Group) -> Wanted:
+        """What holds for a process now."""
+        return self._applied.get(group, UNTOUCHED)
+
+    def wanted(self, group: Group) -> Wanted:
+        """What the path above a process adds up to: frozen by any level, the shortest of the timeslices.
+
+        A slice's timeslice is shared by the processes below it that have a context, as a process's is by its TSGs.
+        """
+        frozen, shortest = False, 0
+        for level in self._population.path(group):
+            books = self._ledger.books(level)
+            frozen = frozen or books.frozen
+            if us := books.timeslice_us:
+                if isinstance(level.node, Slice):
+                    sharers = sum(group.gpu in resident.contexts for resident in self._population.below(level))
+                    us = max(self._gpus[group.gpu].info.timeslice_min_us, us // max(1, sharers))
+                shortest = min(shortest or us, us)
+        return Wanted(frozen, shortest)
+
+    def is_frozen(self, group: Group) -> bool:
+        """Whether nothing of a group can run: every process frozen, or, without any, frozen by its path."""
+        residents = list(self._population.below(group))
+        if not residents:
+            return any(self._ledger.books(level).frozen for level in self._population.path(group))
+        return all(self.applied(Group(group.gpu, resident.process)).frozen for resident in residents)
+
+    async def apply(self, group: Group) -> None:
+        """Returns once what is wanted holds for every process at or below a group; raises the first failure."""
+        failures: list[OSError] = []
+
+        async def one(resident: Resident) -> None:
+            try:
+                await self._apply_one(Group(group.gpu, resident.process))
+            except OSError as error:
+                # Of a slice, a process that died while we worked leaves nothing to freeze.
+                if isinstance(group.node, Process) or not isinstance(error, ProcessLookupError):
+                    failures.append(error)
+
+        residents = list(self._population.below(group))
+        if len(residents) == 1:
+            await one(residents[0])
+        else:
+            async with trio.open_nursery() as nursery:
+                for resident in residents:
+                    nursery.start_soon(one, resident)
+        self.show(group)
+        if failures:
+            raise failures[0]
+
+    async def _apply_one(self, group: Group) -> None:
+        process, gpu = group.node, self._gpus[group.gpu]
+        assert isinstance(process, Process)
+        async with self._locks[group]:
+            wanted = self.wanted(group)  # asked inside the lock: the last write wins
+            applied = self.applied(group)
+            if wanted.timeslice_us != applied.timeslice_us:
+                await gpu.set_timeslice(process, wanted.timeslice_us)
+                self._remember(group, Wanted(applied.frozen, wanted.timeslice_us))
+            if wanted.frozen and not applied.frozen:
+                self._remember(group, wanted)  # before the lever moves: one that is half frozen must be thawed too
+                await gpu.detach(process)
+            elif applied.frozen and not wanted.frozen:
+                await gpu.attach(process)
+                self._remember(group, wanted)
+
+    def _remember(self, group: Group, applied: Wanted) -> None:
+        if applied == UNTOUCHED or not self._population.holds(group):
+            self._applied.pop(group, None)
+        else:
+            self._applied[group] = applied
+
+    def show(self, group: Group) -> None:
+        """Tells compute.events of a group, and of every one above it, whose frozen state turned."""
+        for level in self._population.path(group):
+            frozen = self.is_frozen(level)
+            if frozen != (level in self._frozen):
+                (self._frozen.add if frozen else self._frozen.discard)(level)
+                self._tell(level, Channel.COMPUTE)
+
+    def later(self, group: Group) -> None:
+        """Something changed that nobody waits for: :meth:`run` will apply it."""
+        self._changed[group] = None
+        self._wake.set()
+
+    def sharers_changed(self, group: Group) -> None:
+        """A process came to, or left, this path: the others' parts of a slice's timeslice change."""
+        for level in self._population.path(group):
+            if isinstance(level.node, Slice) and self._ledger.books(level).timeslice_us:
+                self.later(level)
+
+    async def run(self) -> None:
+        """Applies what :meth:`later` is told, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            changed, self._changed = self._changed, {}
+            for group in changed:
+                if not self._population.holds(group):
+                    continue
+                try:
+                    with deadline(self._seconds):
+                        await self.apply(group)
+                except ProcessLookupError:
+                    pass
+                except OSError as error:
+                    log.error("GPU %d does not follow for %s: %s", group.gpu, group.node, error)
+
+    async def release(self) -> None:
+        """Gives every process its TSGs and default timeslices back: nobody is left to do it later."""
+        for group, applied in list(self._applied.items()):
+            process, gpu = group.node, self._gpus[group.gpu]
+            assert isinstance(process, Process)
+            try:
+                if applied.frozen:
+                    await gpu.attach(process)
+                if applied.timeslice_us:
+                    await gpu.set_timeslice(process, 0)
+            except ProcessLookupError:
+                pass
+            except OSError as error:
+                log.error("could not give process %d its GPU %d back: %s", process.pid, group.gpu, error)
+            self._applied.pop(group, None)
+
+    def forget(self, group: Group) -> None:
+        """The group is gone."""
+        self._applied.pop(group, None)
+        self._locks.pop(group, None)
+        self._frozen.discard(group)

@@ -1,0 +1,214 @@
+"""Who is in the tree: the processes on each GPU, the slices above them, and the ledger's groups for both.
+
+Sync and free of hardware: arrivals, exits and moves are told to it, and it keeps the ledger's hierarchy in step.
+A slice is there while a process below it is, and beyond that if somebody made it or set something on it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import attrs
+
+from backend.identity import ROOT, Group, Process, Slice
+from backend.protocols import Ledger
+
+
+@attrs.define(eq=False)
+class Resident:
+    """One process of the tree."""
+
+    process: Process
+    """Who it is."""
+    slice: Slice
+    """Its cgroup when last looked at."""
+    gpus: set[int] = attrs.field(factory=set)
+    """The GPUs it has a directory for."""
+    contexts: set[int] = attrs.field(factory=set)
+    """The GPUs it was seen to have a context on."""
+
+
+@attrs.define(eq=False)
+class SliceEntry:
+    """One slice of the tree."""
+
+    slice: Slice
+    """Which."""
+    kept: bool = False
+    """Stays when nobody is below it: made by mkdir, or something was set on it."""
+    children: set[Slice] = attrs.field(factory=set)
+    """Slices directly below."""
+    members: dict[Process, Resident] = attrs.field(factory=dict)
+    """Processes directly in it."""
+
+
+class Watcher(Protocol):
+    """Who wants to know of comings and goings: the filesystem, to keep the kernel's dentries true."""
+
+    def process_gone(self, process: Process) -> None:
+        """The directory of a process is no more."""
+
+    def slice_gone(self, slice_: Slice) -> None:
+        """The directory of a slice is no more."""
+
+
+class Population:
+    """The processes and slices of one tree."""
+
+    def __init__(self, ledger: Ledger, gpus: Iterable[int]) -> None:
+        self._ledger = ledger
+        self._gpus = tuple(gpus)
+        self._residents: dict[int, Resident] = {}
+        self._slices: dict[Slice, SliceEntry] = {ROOT: SliceEntry(ROOT, kept=True)}
+        self.watchers: list[Watcher] = []
+
+    # Looking
+
+    def __len__(self) -> int:
+        return len(self._residents)
+
+    def pids(self) -> Iterable[int]:
+        """The pids that have a directory."""
+        return self._residents.keys()
+
+    def residents(self) -> Iterable[Resident]:
+        """The processes that have a directory."""
+        return self._residents.values()
+
+    def by_pid(self, pid: int) -> Resident | None:
+        """The process that bears `pid` in the tree."""
+        return self._residents.get(pid)
+
+    def resident(self, process: Process) -> Resident | None:
+        """The entry of exactly that process, not of one that bears its pid later."""
+        resident = self._residents.get(process.pid)
+        return resident if resident is not None and resident.process == process else None
+
+    def slice_entry(self, slice_: Slice) -> SliceEntry | None:
+        """The entry of a slice."""
+        return self._slices.get(slice_)
+
+    def holds(self, group: Group) -> bool:
+        """Whether the tree has a directory for this group."""
+        if isinstance(group.node, Slice):
+            return group.node in self._slices and group.gpu in self._gpus
+        resident = self.resident(group.node)
+        return resident is not None and group.gpu in resident.gpus
+
+    def below(self, group: Group) -> Iterator[Resident]:
+        """The processes at or below a group that have a directory on its GPU."""
+        if isinstance(group.node, Process):
+            resident = self.resident(group.node)
+            if resident is not None and group.gpu in resident.gpus:
+                yield resident
+            return
+        pending = [group.node]
+        while pending:
+            entry = self._slices.get(pending.pop())
+            if entry is not None:
+                yield from [resident for resident in entry.members.values() if group.gpu in resident.gpus]
+                pending.extend(entry.children)
+
+    def path(self, group: Group) -> list[Group]:
+        """The group and every one above it on its GPU; the GPU's root last."""
+        node = group.node
+        groups = [group]
+        slice_: Slice | None
+        if isinstance(node, Process):
+            resident = self.resident(node)
+            slice_ = resident.slice if resident is not None else None
+        else:
+            slice_ = node.parent
+        while slice_ is not None:
+            groups.append(Group(group.gpu, slice_))
+            slice_ = slice_.parent
+        return groups
+
+    # Processes
+
+    def admit(self, process: Process, slice_: Slice, gpus: Iterable[int]) -> Resident:
+        """Gives a process a directory, with these GPUs in it; what it has already it keeps."""
+        resident = self.resident(process)
+        if resident is None:
+            resident = Resident(process, slice_)
+            self._residents[process.pid] = resident
+            self._enter(slice_).members[process] = resident
+        for gpu in sorted(set(gpus) - resident.gpus):
+            self._ledger.add(Group(gpu, process), Group(gpu, resident.slice))
+            resident.gpus.add(gpu)
+        return resident
+
+    def expel(self, process: Process) -> None:
+        """The process exited: everything that was known of it goes."""
+        resident = self.resident(process)
+        if resident is None:
+            return
+        del self._residents[process.pid]
+        for gpu in resident.gpus:
+            self._ledger.remove(Group(gpu, process))
+        del self._slices[resident.slice].members[process]
+        for watcher in self.watchers:
+            watcher.process_gone(process)
+        self._prune(resident.slice)
+
+    def relocate(self, resident: Resident, slice_: Slice) -> None:
+        """The process was moved to another cgroup: its charges follow it."""
+        former = resident.slice
+        self._enter(slice_).members[resident.process] = resident
+        for gpu in resident.gpus:
+            self._ledger.move(Group(gpu, resident.process), Group(gpu, slice_))
+        del self._slices[former].members[resident.process]
+        resident.slice = slice_
+        self._prune(former)
+
+    # Slices
+
+    def make(self, slice_: Slice) -> None:
+        """mkdir: FileExistsError where it is, FileNotFoundError without a parent."""
+        if slice_ in self._slices:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        if slice_.parent not in self._slices:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        self._enter(slice_).kept = True
+
+    def keep(self, slice_: Slice) -> None:
+        """Something was set on a slice: it stays until rmdir."""
+        self._slices[slice_].kept = True
+
+    def unmake(self, slice_: Slice) -> None:
+        """rmdir: EBUSY while a process or a slice is below it."""
+        entry = self._slices[slice_]
+        if entry.members or entry.children or slice_ == ROOT:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        entry.kept = False
+        self._prune(slice_)
+
+    def _enter(self, slice_: Slice) -> SliceEntry:
+        """The entry of a slice, made with those above it where missing."""
+        entry = self._slices.get(slice_)
+        if entry is None:
+            above = slice_.parent
+            assert above is not None, "the root is always there"
+            self._enter(above).children.add(slice_)
+            for gpu in self._gpus:
+                self._ledger.add(Group(gpu, slice_), Group(gpu, above))
+            entry = self._slices[slice_] = SliceEntry(slice_)
+        return entry
+
+    def _prune(self, slice_: Slice) -> None:
+        """Drops a slice, and those above it, that nothing holds any more."""
+        entry = self._slices[slice_]
+        if entry.kept or entry.members or entry.children:
+            return
+        above = slice_.parent
+        assert above is not None, "the root is kept"
+        for gpu in self._gpus:
+            self._ledger.remove(Group(gpu, slice_))
+        del self._slices[slice_]
+        self._slices[above].children.remove(slice_)
+        for watcher in self.watchers:
+            watcher.slice_gone(slice_)
+        self._prune(above)

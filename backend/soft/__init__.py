@@ -1,0 +1,1 @@
+"""The embedded backend: a ledger and a GPU in plain Python, the executable specification of the real ones."""

@@ -1,0 +1,108 @@
+"""The other end of the socket: how a program uses the software GPU. Plain blocking Python, for plain processes."""
+
+from __future__ import annotations
+
+import collections
+import os
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from backend.wire import ARGS, SIZE, VERSION, Message, Op
+
+
+def socket_of(mount: str | os.PathLike[str]) -> Path:
+    """The socket of a mounted tree, as its ``ggroup.backend`` names it. LookupError where it names none."""
+    for line in Path(mount, "ggroup.backend").read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == "socket":
+            return Path(value)
+    raise LookupError(f"{os.fspath(mount)} is not a ggroup tree with a software GPU")
+
+
+class Device:
+    """A connection to the software GPU. Every method raises the OSError that the GPU answers with."""
+
+    def __init__(self, mount: str | os.PathLike[str], gpu: int = 0) -> None:
+        self._gpu = gpu
+        self._seq = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.connect(os.fspath(socket_of(mount)))
+            self.finished: collections.Counter[int] = collections.Counter()
+            """Kernels finished so far, by TSG, as far as was reported."""
+            _, self.page, self.timeslice_us = self._ask(Op.HELLO, VERSION)[:3]
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Everything that was opened on the GPU goes."""
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """Readable when there is progress to take."""
+        return self._socket.fileno()
+
+    def join(self, channels: int = 8) -> int:
+        """A context; returns the number of its TSG."""
+        return self._ask(Op.JOIN, channels)[0]
+
+    def leave(self, tsg: int) -> None:
+        """Closes a context."""
+        self._ask(Op.LEAVE, tsg)
+
+    def alloc(self, nbytes: int) -> range:
+        """Allocates; returns the pages."""
+        first, count = self._ask(Op.ALLOC, nbytes)[:2]
+        return range(first, first + count)
+
+    def free(self, pages: range) -> None:
+        """Frees an allocation."""
+        self._ask(Op.FREE, pages.start, len(pages))
+
+    def write(self, pages: range, stamp: int, step: int = 1) -> None:
+        """Page i of `pages` gets ``stamp + i * step``."""
+        self._ask(Op.WRITE, pages.start, len(pages), stamp, step)
+
+    def read(self, pages: range) -> Iterator[int]:
+        """The stamps in `pages`."""
+        for start in range(pages.start, pages.stop, ARGS):
+            count = min(ARGS, pages.stop - start)
+            yield from self._ask(Op.READ, start, count)[:count]
+
+    def launch(self, tsg: int, kernels: int, us: int, touched: range = range(0)) -> None:
+        """Queues kernels of `us` microseconds that each touch some pages of one allocation."""
+        self._ask(Op.LAUNCH, tsg, kernels, us, touched.start, len(touched))
+
+    def take_progress(self, seconds: float) -> None:
+        """Waits up to `seconds` for progress and takes what there is into :attr:`finished`."""
+        while select.select([self._socket], [], [], seconds)[0]:
+            self._event(self._receive())
+            seconds = 0
+
+    def _ask(self, op: Op, *args: int) -> tuple[int, ...]:
+        self._seq += 1
+        self._socket.sendall(Message(op, self._seq, self._gpu, args).encode())
+        while True:
+            message = self._receive()
+            if message.reply and message.seq == self._seq:
+                return message.check().args
+            self._event(message)
+
+    def _receive(self) -> Message:
+        raw = self._socket.recv(SIZE)
+        if not raw:
+            raise ConnectionResetError("the software GPU is gone")
+        return Message.decode(raw)
+
+    def _event(self, message: Message) -> None:
+        if message.op == Op.PROGRESS:
+            self.finished[message.args[0]] = message.args[1]

@@ -1,0 +1,329 @@
+"""SoftGpu: a GPU in software. Real pages with real contents, a real runlist, and a clock that may be virtual.
+
+Time is trio's: the wall clock in a mount, a MockClock in tests. The engine is simulated lazily, up to the present, so
+shares of engine time are exact however late the daemon is woken; completions are only *reported* when it is.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import attrs
+import trio
+
+from backend.errors import fail
+from backend.identity import Process
+from backend.protocols import Host, split_timeslice
+from backend.records import Activity, Capability, GpuInfo
+from backend.soft.pages import Memory, Store
+from backend.soft.runlist import US, Runlist, Tsg
+
+T = TypeVar("T")
+
+MIB = 1 << 20
+
+ENFORCED = (
+    "gmem.limit.high",
+    "gmem.limit.low",
+    "gmem.swap.max",
+    "gmem.reclaim",
+    "usermemfd",
+    "compute.timeslice",
+    "compute.freeze",
+)
+UNSUPPORTED = ("compute.priority", "compute.weight", "compute.migrate")
+
+REPORT_S = 0.001
+"""Completions are reported no more often than this, in seconds."""
+
+REPORT_MOST_S = 0.01
+"""... and no later than this: behind a long kernel, another TSG may finish short ones."""
+
+
+@attrs.frozen
+class SoftConfig:
+    """What kind of GPU to be. The defaults are an H200's figures, where it was measured (docs/nvidia.md)."""
+
+    capacity: int = 16 << 30
+    """Bytes of GPU memory."""
+    page: int = 2 * MIB
+    """Bytes a page: the granule of Ghost's transparent GPU huge pages and of CUDA's virtual memory management."""
+    pcie: int = 33_000_000_000
+    """Bytes a second between GPU and host, remapping included."""
+    batch: int = 64 * MIB
+    """Bytes moved before anybody else gets a word in."""
+    timeslice_us: int = 2048
+    """Default timeslice of a TSG."""
+    switch_us: int = 197
+    """Engine time lost when another TSG takes over."""
+    overcommit: int = 16
+    """Memory a process may allocate, resident or not, in capacities."""
+    queue: int = 1 << 16
+    """Kernels that a TSG may have queued."""
+
+
+@attrs.define(eq=False)
+class Tenant:
+    """What the GPU keeps for one process."""
+
+    memory: Memory
+    """Its pages."""
+    tsgs: dict[int, Tsg] = attrs.field(factory=dict)
+    """Its contexts' TSGs, by number."""
+    timeslice_us: int = 0
+    """What was asked for it; 0 is the default."""
+    attached: bool = True
+    """Whether its TSGs, and those to come, belong on the runlist."""
+    retired: Activity = attrs.field(factory=lambda: Activity(0, 0, 0, 0, managed=True))
+    """The work of the contexts that it closed."""
+
+
+class SoftGpu:
+    """See :class:`backend.protocols.Gpu`, which it implements, and the module."""
+
+    def __init__(self, index: int = 0, config: SoftConfig | None = None) -> None:
+        self.config = config or SoftConfig()
+        self.info = GpuInfo(
+            index=index,
+            uuid=f"GPU-50f79900-0000-4000-8000-{index:012x}",
+            name="ggroupfs software GPU",
+            pci="none",
+            capacity=self.config.capacity,
+            timeslice_default_us=self.config.timeslice_us,
+            timeslice_min_us=10,
+        )
+        self._frames, self._slots = Store(), Store()
+        self._runlist = Runlist(self.config.switch_us * US)
+        self._tenants: dict[Process, Tenant] = {}
+        self._progress: dict[Tsg, Callable[[int], None]] = {}
+        self._reported: dict[Tsg, int] = {}
+        self._next_tsg = 1
+        self._work = trio.Event()
+        self._host: Host | None = None
+        self._epoch = 0.0
+
+    def capabilities(self) -> Mapping[str, Capability]:
+        return dict.fromkeys(ENFORCED, Capability.ENFORCED) | dict.fromkeys(UNSUPPORTED, Capability.UNSUPPORTED)
+
+    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self._host = host
+        self._epoch = trio.current_time()
+        task_status.started()
+        while True:
+            await self._work.wait()
+            wait = self._until_report()
+            if wait is None:
+                self._work = trio.Event()
+            else:
+                await trio.sleep(min(max(REPORT_S, wait), REPORT_MOST_S))
+                self._advance()
+
+    # Levers
+
+    def activity(self, process: Process) -> Activity:
+        tenant = self._tenants.get(process)
+        if tenant is None:
+            return Activity(0, 0, 0, 0, managed=True)
+        self._advance()
+        tsgs = tenant.tsgs.values()
+        return tenant.retired + Activity(
+            submitted=sum(tsg.submitted for tsg in tsgs),
+            finished=sum(tsg.finished for tsg in tsgs),
+            pending=sum(len(tsg.queue) for tsg in tsgs),
+            gpu_usec=sum(tsg.busy for tsg in tsgs) // US,
+            tsgs=len(tsgs),
+            channels=sum(tsg.channels for tsg in tsgs),
+            attached=sum(tsg.attached for tsg in tsgs),
+            managed=True,
+        )
+
+    def manages(self, process: Process) -> bool:
+        return True
+
+    async def set_timeslice(self, process: Process, us: int) -> None:
+        self._advance()
+        tenant = self._tenant(process)
+        tenant.timeslice_us = us
+        self._slice(tenant)
+
+    async def detach(self, process: Process) -> None:
+        self._attach(process, False)
+
+    async def attach(self, process: Process) -> None:
+        self._attach(process, True)
+
+    def _attach(self, process: Process, attached: bool) -> None:
+        self._advance()  # up to now it ran, from now on it does not
+        tenant = self._tenant(process)
+        tenant.attached = attached
+        for tsg in tenant.tsgs.values():
+            tsg.attached = attached
+        self._work.set()
+
+    async def reclaim(self, process: Process, nbytes: int) -> int:
+        tenant = self._tenants.get(process)
+        if tenant is None:
+            return 0
+        host, page = self._booked(), self.config.page
+        moved = 0
+        while moved < nbytes:
+            batch = 0
+            while batch < self.config.batch and moved + batch < nbytes and tenant.memory.evict():
+                batch += page
+            if not batch:
+                break
+            host.moved_out(process, self.info.index, batch, self._transfer_us(batch))
+            moved += batch
+            await trio.sleep(self._transfer_us(batch) / 1e6)
+        return moved
+
+    def forget(self, process: Process) -> None:
+        tenant = self._tenants.pop(process, None)
+        if tenant is not None:
+            self._advance()
+            for tsg in tenant.tsgs.values():
+                self._drop(tsg)
+            tenant.memory.clear()
+
+    # What tenants do, through backend.soft.server
+
+    async def open_context(self, process: Process, channels: int, progress: Callable[[int], None]) -> int:
+        """A context for a process; returns the number of its TSG. `progress` is told the kernels finished so far."""
+        await self._booked().arrive(process, self.info.index)
+        tenant = self._tenant(process)
+        tsg = Tsg(self.config.timeslice_us * US, channels, tenant.attached)
+        number, self._next_tsg = self._next_tsg, self._next_tsg + 1
+        self._advance()
+        tenant.tsgs[number] = tsg
+        self._runlist.add(tsg)
+        self._progress[tsg], self._reported[tsg] = progress, 0
+        self._slice(tenant)
+        return number
+
+    def close_context(self, process: Process, number: int) -> None:
+        """A context is gone, with what it had queued. ENOENT where there is none."""
+        tenant = self._tenant(process)
+        if number not in tenant.tsgs:
+            raise fail(errno.ENOENT)
+        self._advance()
+        tsg = tenant.tsgs.pop(number)
+        tenant.retired += Activity(tsg.submitted, tsg.finished, 0, tsg.busy // US, managed=True)
+        self._drop(tsg)
+        self._slice(tenant)
+
+    async def allocate(self, process: Process, nbytes: int) -> range:
+        """The pages that hold `nbytes` for a process. ENOMEM where the limits refuse them, and then none of them."""
+        tenant, host, page = self._tenant(process), self._booked(), self.config.page
+        count = -(-nbytes // page)
+        if count <= 0:
+            raise fail(errno.EINVAL)
+        if (len(tenant.memory) + count) * page > self.config.overcommit * self.config.capacity:
+            raise fail(errno.ENOMEM)
+        pages = tenant.memory.reserve(count)
+        try:
+            for number in pages:
+                tenant.memory.place(number)
+                await host.charge(process, self.info.index, page)
+        except OSError:
+            if self._tenants.get(process) is tenant:
+                tenant.memory.free(number)  # placed, but not charged
+                self.free(process, range(pages.start, number))
+            else:
+                tenant.memory.clear()  # it died meanwhile, and its books with it
+            raise
+        return pages
+
+    def free(self, process: Process, pages: Iterable[int]) -> None:
+        """Frees pages. EFAULT for one that is not there; those before it are freed."""
+        tenant, host = self._tenant(process), self._booked()
+        for number in pages:
+            resident = _mapped(tenant.memory.free, number)
+            if self._tenants.get(process) is tenant:
+                host.uncharge(process, self.info.index, self.config.page, swapped=not resident)
+
+    def write(self, process: Process, page: int, stamp: int) -> None:
+        """Stores a stamp in a page. EFAULT where there is none."""
+        _mapped(self._tenant(process).memory.write, page, stamp)
+
+    def read(self, process: Process, page: int) -> int:
+        """The stamp in a page. EFAULT where there is none."""
+        return _mapped(self._tenant(process).memory.read, page)
+
+    def launch(self, process: Process, number: int, kernels: int, us: int, pages: range) -> None:
+        """Queues kernels that each touch `pages`. ENOENT for the TSG, EAGAIN for a full queue, EFAULT for a page.
+
+        A page in the host comes back if the limits have room for it; else each kernel reaches over PCIe for it.
+        """
+        tenant = self._tenant(process)
+        tsg = tenant.tsgs.get(number)
+        if tsg is None:
+            raise fail(errno.ENOENT)
+        if not (kernels > 0 and 0 < us <= 60_000_000):
+            raise fail(errno.EINVAL)
+        if len(tsg.queue) + kernels > self.config.queue:
+            raise fail(errno.EAGAIN)
+        transfer = self._transfer_us(self.config.page)
+        once = every = 0
+        for page in pages:
+            _mapped(tenant.memory.read, page)
+            if tenant.memory.is_resident(page):
+                continue
+            if self._booked().move_in(process, self.info.index, self.config.page, transfer):
+                tenant.memory.fetch(page)
+                once += transfer
+            else:
+                every += transfer
+        self._advance()
+        if once:
+            tsg.launch(1, (us + every + once) * US)
+            kernels -= 1
+        tsg.launch(kernels, (us + every) * US)
+        self._work.set()
+
+    # The small parts
+
+    def _tenant(self, process: Process) -> Tenant:
+        if process not in self._tenants:
+            self._tenants[process] = Tenant(Memory(self._frames, self._slots))
+        return self._tenants[process]
+
+    def _booked(self) -> Host:
+        if self._host is None:
+            raise fail(errno.ENODEV)
+        return self._host
+
+    def _slice(self, tenant: Tenant) -> None:
+        """Splits the process's timeslice over its TSGs, as many as they are now."""
+        us = tenant.timeslice_us
+        for tsg in tenant.tsgs.values():
+            tsg.timeslice = (split_timeslice(us, len(tenant.tsgs)) if us else self.config.timeslice_us) * US
+
+    def _transfer_us(self, nbytes: int) -> int:
+        return nbytes * 1_000_000 // self.config.pcie
+
+    def _drop(self, tsg: Tsg) -> None:
+        self._runlist.remove(tsg)
+        del self._progress[tsg], self._reported[tsg]
+
+    def _advance(self) -> None:
+        """Brings the engine up to the present and reports what finished."""
+        self._runlist.advance(int((trio.current_time() - self._epoch) * 1e9))
+        for tsg, progress in self._progress.items():
+            if tsg.finished != self._reported[tsg]:
+                self._reported[tsg] = tsg.finished
+                progress(tsg.finished)
+
+    def _until_report(self) -> float | None:
+        """Seconds until there is something to report, None when nothing runs."""
+        wait = self._runlist.until_next_finish()
+        return None if wait is None else wait / 1e9
+
+
+def _mapped(access: Callable[..., T], *args: int) -> T:
+    """The result of a memory access; EFAULT instead of the KeyError of a page that is not there."""
+    try:
+        return access(*args)
+    except KeyError:
+        raise fail(errno.EFAULT) from None

@@ -1,0 +1,230 @@
+"""SoftLedger: the books, in one process's memory. Readable first: it specifies what every other ledger answers.
+
+A GPU's groups form a tree: its root (the GPU, whose high is its capacity), slices below it, processes as leaves.
+A charge goes to a process and to everything above it, so at every moment the figures of a group are the sum of
+its children's. Limits act as in memory cgroups (Documentation/admin-guide/cgroup-v2.rst, "Memory").
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from backend.identity import ROOT, Group
+from backend.protocols import Target
+from backend.records import MAX, Books, Channel
+from backend.soft import reclaim
+
+_BOOKS = {field.name for field in attrs.fields(Books)}
+_CONFIGURABLE = {"high", "low", "swap_max", "timeslice_us", "frozen", "priority", "weight"}
+
+
+def _fail(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+class Account:
+    """One group's page in the books: the fields of :class:`Books`, mutable, and its place in the tree."""
+
+    __slots__ = ("_seen", "children", "figures", "group", "parent")
+
+    def __init__(self, group: Group, parent: Account | None) -> None:
+        self.group = group
+        self.parent = parent
+        self.children: dict[Group, Account] = {}
+        self.figures = Books()
+        if parent is not None:
+            parent.children[group] = self
+
+    def update(self, **changes: Any) -> None:
+        """Replaces figures; readers keep the record that they have."""
+        self.figures = attrs.evolve(self.figures, **changes)
+
+    def path(self) -> Iterator[Account]:
+        """This account and every one above it, up to the GPU's root."""
+        account: Account | None = self
+        while account is not None:
+            yield account
+            account = account.parent
+
+
+class SoftLedger:
+    """See :class:`backend.protocols.Ledger`, which it implements and specifies."""
+
+    name = "soft"
+
+    def __init__(self) -> None:
+        self._accounts: dict[Group, Account] = {}
+        self._listeners: list[Callable[[Group, Channel], None]] = []
+
+    def listen(self, listener: Callable[[Group, Channel], None]) -> None:
+        self._listeners.append(listener)
+
+    # The tree
+
+    def add_gpu(self, index: int, capacity: int) -> None:
+        root = Group(index, ROOT)
+        if root in self._accounts:
+            raise _fail(errno.EEXIST)
+        self._accounts[root] = Account(root, None)
+        self._accounts[root].update(high=capacity)
+
+    def add(self, group: Group, parent: Group) -> None:
+        if group in self._accounts:
+            raise _fail(errno.EEXIST)
+        above = self._account(parent)
+        if parent.gpu != group.gpu:
+            raise _fail(errno.EXDEV)
+        self._accounts[group] = Account(group, above)
+
+    def move(self, group: Group, parent: Group) -> None:
+        account, above = self._account(group), self._account(parent)
+        if account.parent is None or parent.gpu != group.gpu or account in above.path():
+            raise _fail(errno.EINVAL)
+        held, swapped = account.figures.current, account.figures.swap
+        self._shift(account.parent, -held, -swapped)
+        del account.parent.children[group]
+        account.parent = above
+        above.children[group] = account
+        self._shift(above, held, swapped)
+
+    def remove(self, group: Group) -> None:
+        account = self._account(group)
+        if account.children or account.parent is None:
+            raise _fail(errno.EBUSY)
+        self._shift(account.parent, -account.figures.current, -account.figures.swap)
+        del account.parent.children[group]
+        del self._accounts[group]
+
+    def parent(self, group: Group) -> Group | None:
+        above = self._account(group).parent
+        return above.group if above is not None else None
+
+    # Reading and configuring
+
+    def books(self, group: Group) -> Books:
+        return self._account(group).figures
+
+    def configure(self, group: Group, **changes: int | bool) -> None:
+        if not changes.keys() <= _CONFIGURABLE:
+            raise _fail(errno.EINVAL)
+        account = self._account(group)
+        if account.parent is None:  # cgroup-v2.rst: the root has no limits
+            raise _fail(errno.EPERM)
+        account.update(**changes)
+
+    def reset_peak(self, group: Group) -> None:
+        account = self._account(group)
+        account.update(peak=account.figures.current)
+
+    # Charging
+
+    def charge(self, group: Group, nbytes: int) -> None:
+        account = self._leaf(group, nbytes)
+        for level in account.path():
+            over = level.figures.current + nbytes - level.figures.high
+            if over > 0 and over > reclaim.reclaimable(level, account, nbytes):
+                self._event(level, "max")
+                self._event(account, "oom")
+                raise _fail(errno.ENOMEM)
+        self._shift(account, nbytes, 0)
+
+    def uncharge(self, group: Group, nbytes: int) -> None:
+        account = self._leaf(group, nbytes)
+        if nbytes > account.figures.current:
+            raise _fail(errno.EINVAL)
+        self._shift(account, -nbytes, 0)
+
+    def uncharge_swap(self, group: Group, nbytes: int) -> None:
+        account = self._leaf(group, nbytes)
+        if nbytes > account.figures.swap:
+            raise _fail(errno.EINVAL)
+        self._shift(account, 0, -nbytes)
+
+    def swap_out(self, group: Group, nbytes: int, usec: int = 0) -> None:
+        account = self._leaf(group, nbytes)
+        if nbytes > account.figures.current:
+            raise _fail(errno.EINVAL)
+        if nbytes > reclaim.swap_room(account):
+            raise _fail(errno.ENOSPC)
+        self._shift(account, -nbytes, nbytes)
+        for level in account.path():
+            books = level.figures
+            level.update(
+                swapout_bytes=books.swapout_bytes + nbytes,
+                swapouts=books.swapouts + 1,
+                move_usec=books.move_usec + usec,
+            )
+
+    def swap_in(self, group: Group, nbytes: int, usec: int = 0) -> None:
+        account = self._leaf(group, nbytes)
+        if nbytes > account.figures.swap:
+            raise _fail(errno.EINVAL)
+        if any(level.figures.current + nbytes > level.figures.high for level in account.path()):
+            raise _fail(errno.EAGAIN)
+        self._shift(account, nbytes, -nbytes)
+        for level in account.path():
+            books = level.figures
+            level.update(
+                swapin_bytes=books.swapin_bytes + nbytes, swapins=books.swapins + 1, move_usec=books.move_usec + usec
+            )
+
+    def observe(self, group: Group, nbytes: int) -> None:
+        account = self._leaf(group, nbytes)
+        if nbytes != account.figures.current:
+            self._shift(account, nbytes - account.figures.current, 0)
+
+    # Reclaim
+
+    def excess(self, group: Group) -> int:
+        books = self._account(group).figures
+        return max(0, books.current - books.high)
+
+    def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
+        return reclaim.plan(self._account(group), nbytes)
+
+    def note(self, group: Group, event: str) -> None:
+        self._event(self._account(group), event)
+
+    def press(self, group: Group, nbytes: int) -> None:
+        account = self._account(group)
+        account.update(pressure_bytes=nbytes, pressure_seq=account.figures.pressure_seq + 1)
+        self._tell(group, Channel.USERMEM)
+
+    # The small parts
+
+    def _account(self, group: Group) -> Account:
+        try:
+            return self._accounts[group]
+        except KeyError:
+            raise _fail(errno.ENODEV) from None
+
+    def _leaf(self, group: Group, nbytes: int) -> Account:
+        account = self._account(group)
+        if nbytes < 0 or nbytes > MAX or isinstance(group.node, type(ROOT)):
+            raise _fail(errno.EINVAL)
+        return account
+
+    def _shift(self, account: Account, held: int, swapped: int) -> None:
+        """Adds to the figures of an account and of every one above it."""
+        for level in account.path():
+            books = level.figures
+            current = books.current + held
+            level.update(current=current, swap=books.swap + swapped, peak=max(books.peak, current))
+
+    def _event(self, account: Account, event: str) -> None:
+        """Counts an event in a group and, as memory.events does, in every group above it."""
+        name = f"events_{event}"
+        if name not in _BOOKS:
+            raise _fail(errno.EINVAL)
+        for level in account.path():
+            level.update(**{name: getattr(level.figures, name) + 1})
+            self._tell(level.group, Channel.GMEM)
+
+    def _tell(self, group: Group, channel: Channel) -> None:
+        for listener in self._listeners:
+            listener(group, channel)

@@ -1,0 +1,144 @@
+"""The pages of the software GPU: where each one lives, what it holds, and which one goes first. Pure.
+
+A page is a 64-bit stamp of contents. On the GPU it sits in a frame, in the host in a swap slot; moving it copies
+the stamp and wipes the place that it left, so a page that is lost, doubled or mixed up with another reads wrong.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+WIPED = 0xDEAD_DEAD_DEAD_DEAD
+"""What stands in a frame or slot that nobody owns."""
+
+
+@attrs.define(eq=False)
+class Page:
+    """One page of a process's GPU memory."""
+
+    number: int
+    """Its address, in pages, in the process's address space."""
+    place: int
+    """Frame number when resident, slot number when not."""
+    resident: bool = True
+    """On the GPU, or in the host."""
+    referenced: bool = True
+    """The CLOCK's bit: touched since the hand last passed."""
+
+
+class Store:
+    """Numbered places that hold one stamp each: GPU frames, or host swap slots."""
+
+    def __init__(self) -> None:
+        self._stamps: list[int] = []
+        self._free: list[int] = []
+
+    def put(self, stamp: int) -> int:
+        """Stores a stamp in a free place and returns its number."""
+        if not self._free:
+            self._free.append(len(self._stamps))
+            self._stamps.append(WIPED)
+        place = self._free.pop()
+        self._stamps[place] = stamp
+        return place
+
+    def take(self, place: int) -> int:
+        """Empties a place, wipes it and returns the stamp that was there."""
+        stamp, self._stamps[place] = self._stamps[place], WIPED
+        self._free.append(place)
+        return stamp
+
+    def __getitem__(self, place: int) -> int:
+        return self._stamps[place]
+
+    def __setitem__(self, place: int, stamp: int) -> None:
+        self._stamps[place] = stamp
+
+    def __len__(self) -> int:
+        return len(self._stamps) - len(self._free)
+
+
+class Memory:
+    """One process's pages, on a GPU whose frames and swap slots all processes share."""
+
+    def __init__(self, frames: Store, slots: Store) -> None:
+        self._frames = frames
+        self._slots = slots
+        self._pages: dict[int, Page] = {}
+        self._clock: deque[Page] = deque()  # resident pages, the hand at the left end
+        self._next = 0
+        self.resident = 0
+        """Pages on the GPU."""
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def reserve(self, count: int) -> range:
+        """Numbers for `count` new pages, one after the other, never used before."""
+        first, self._next = self._next, self._next + count
+        return range(first, self._next)
+
+    def place(self, number: int) -> None:
+        """Makes a reserved page, on the GPU and zeroed."""
+        page = self._pages[number] = Page(number, self._frames.put(0))
+        self._clock.append(page)
+        self.resident += 1
+
+    def free(self, number: int) -> bool:
+        """Frees a page; whether it was on the GPU. KeyError when there is no such page."""
+        page = self._pages.pop(number)
+        if page.resident:
+            self._clock.remove(page)
+            self._frames.take(page.place)
+            self.resident -= 1
+        else:
+            self._slots.take(page.place)
+        return page.resident
+
+    def read(self, number: int) -> int:
+        """The stamp in a page, wherever it is. KeyError when there is no such page."""
+        page = self._pages[number]
+        page.referenced = True
+        return (self._frames if page.resident else self._slots)[page.place]
+
+    def write(self, number: int, stamp: int) -> None:
+        """Stores a stamp in a page, wherever it is. KeyError when there is no such page."""
+        page = self._pages[number]
+        page.referenced = True
+        (self._frames if page.resident else self._slots)[page.place] = stamp
+
+    def is_resident(self, number: int) -> bool:
+        """Whether a page is on the GPU. KeyError when there is no such page."""
+        return self._pages[number].resident
+
+    def evict(self) -> bool:
+        """Moves the page that the CLOCK hand finds first to the host; False when none is on the GPU.
+
+        A referenced page loses its bit and is passed over once (Ghost, section 4.2: a CLOCK a container).
+        """
+        while self._clock:
+            page = self._clock.popleft()
+            if page.referenced:
+                page.referenced = False
+                self._clock.append(page)
+                continue
+            page.place = self._slots.put(self._frames.take(page.place))
+            page.resident = False
+            self.resident -= 1
+            return True
+        return False
+
+    def fetch(self, number: int) -> None:
+        """Moves a page from the host to the GPU."""
+        page = self._pages[number]
+        page.place = self._frames.put(self._slots.take(page.place))
+        page.resident = page.referenced = True
+        self._clock.append(page)
+        self.resident += 1
+
+    def clear(self) -> None:
+        """Frees everything."""
+        for number in list(self._pages):
+            self.free(number)

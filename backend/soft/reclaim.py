@@ -1,0 +1,126 @@
+"""Whom to take memory from: effective protection and victim planning, pure functions over the accounts.
+
+The rules are those of the memory cgroup: a group's own low does not protect it against its own limit; below the
+group that is being reclaimed, low protects as ``effective_protection()`` in mm/memcontrol.c computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from backend.protocols import Target
+
+if TYPE_CHECKING:
+    from backend.soft.ledger import Account
+
+
+def swap_room(account: Account) -> int:
+    """Bytes that the swap.max of an account and of those above it still let go to the host."""
+    return max(0, min(level.figures.swap_max - level.figures.swap for level in account.path()))
+
+
+def reclaimable(top: Account, charged: Account, nbytes: int) -> int:
+    """How much could leave the GPU from `top` downwards if `charged`, a process below it, held `nbytes` more.
+
+    Bytes. A process can give what it holds, a slice what its members can give; swap.max bounds each of them and,
+    at the top, everything above bounds the sum.
+    """
+
+    def below(account: Account) -> int:
+        books = account.figures
+        if account.children:
+            held = sum(below(child) for child in account.children.values())
+        else:
+            held = books.current + (nbytes if account is charged else 0)
+        return min(held, max(0, books.swap_max - books.swap))
+
+    return min(below(top), swap_room(top))
+
+
+def leaves(top: Account) -> Iterator[Account]:
+    """The processes at or below an account, in the order in which they came."""
+    if not top.children:
+        yield top
+    for child in top.children.values():
+        yield from leaves(child)
+
+
+def effective_low(account: Account, top: Account) -> int:
+    """The part of an account's memory, in bytes, that a reclaim of `top` must leave alone while others can give.
+
+    mm/page_counter.c, effective_protection() with memory_recursiveprot (what systemd mounts cgroup2 with): children
+    share what their parent has protected, in proportion when they ask for more; what none of them asks for goes to
+    all, in proportion to their other memory. So a low on a slice protects the processes in it.
+    """
+    parent = account.parent
+    if account is top or parent is None:
+        return 0
+    held = account.figures.current
+    protected = min(held, account.figures.low)
+    if parent is top:  # children of the one being reclaimed have their low in full
+        return protected
+    ceiling = effective_low(parent, top)
+    asked = sum(min(child.figures.current, child.figures.low) for child in parent.children.values())
+    if asked > ceiling:
+        return protected * ceiling // asked
+    if held > protected and parent.figures.current > asked:
+        protected += (ceiling - asked) * (held - protected) // (parent.figures.current - asked)
+    return protected
+
+
+def plan(top: Account, nbytes: int) -> list[Target]:
+    """Splits `nbytes` over the processes below `top`; less in all where swap.max allows no more.
+
+    First what is not protected, then, if that was not enough, what low protects. Each time the largest holders
+    give until they are level with the next (so that equals give equally), most over their own high first.
+    """
+    taken: dict[Account, int] = {}
+    room = {account: account.figures.swap_max - account.figures.swap for leaf in leaves(top) for account in leaf.path()}
+    targets = []
+    for below_low in (False, True):
+        spare = {
+            leaf: leaf.figures.current - taken.get(leaf, 0) - (0 if below_low else effective_low(leaf, top))
+            for leaf in leaves(top)
+        }
+        order = sorted(
+            (leaf for leaf in spare if spare[leaf] > 0),
+            key=lambda leaf: (max(0, leaf.figures.current - leaf.figures.high), spare[leaf]),
+            reverse=True,
+        )
+        for wish in (water_fill([spare[leaf] for leaf in order], nbytes), [spare[leaf] for leaf in order]):
+            for leaf, most in zip(order, wish, strict=True):
+                # The second round hands on what a full swap kept the first from taking.
+                take = min(most, spare[leaf], nbytes, *(max(0, room[level]) for level in leaf.path()))
+                if take <= 0:
+                    continue
+                nbytes -= take
+                spare[leaf] -= take
+                taken[leaf] = taken.get(leaf, 0) + take
+                for level in leaf.path():
+                    room[level] -= take
+                targets.append(Target(leaf.group, take, below_low))
+    return targets
+
+
+def water_fill(amounts: list[int], nbytes: int) -> list[int]:
+    """What each of `amounts` gives so that `nbytes` are given and what is left is level at the top.
+
+    >>> water_fill([10, 6, 1], 6)
+    [5, 1, 0]
+    """
+    nbytes = min(nbytes, sum(amounts))
+    low, high = 0, max(amounts, default=0)
+    while low < high:  # the highest level that gives at least nbytes
+        level = (low + high + 1) // 2
+        if sum(max(0, amount - level) for amount in amounts) >= nbytes:
+            low = level
+        else:
+            high = level - 1
+    gives = [max(0, amount - low) for amount in amounts]
+    over = sum(gives) - nbytes
+    for index in range(len(gives) - 1, -1, -1):
+        if over and gives[index]:  # the level is whole bytes: at most one too many from each
+            gives[index] -= 1
+            over -= 1
+    return gives

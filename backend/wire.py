@@ -1,0 +1,109 @@
+"""The messages between a program and the books: fixed-size, versioned, the same on every transport.
+
+They travel one a datagram over a unix SEQPACKET socket today; the kernel module's read()/write() protocol and the
+CUDA interposer are to speak them too. Little endian, no pointers, no padding but what is named.
+
+    offset  size  field
+         0     4  op      what is asked; bit 31 set in a reply
+         4     4  status  0 in a request; in a reply 0 or a negated errno
+         8     8  seq     chosen by the asker, given back in the reply; 0 in an event
+        16     4  gpu     index of the GPU
+        20     4  flags   0
+        24    40  args    five 64-bit words, their meaning by op
+
+Ops 1 to 31 are about the books, 32 to 63 about the software GPU's memory and engine, 64 and up are events, which
+the books send unasked.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import struct
+
+import attrs
+
+VERSION = 1
+"""First word of HELLO; a peer of another version is refused with EPROTO."""
+
+FORMAT = struct.Struct("<IiQII5Q")
+SIZE = FORMAT.size
+"""Bytes in every message: 64."""
+
+REPLY = 1 << 31
+
+ARGS = 5
+"""Words in `args`."""
+
+WORD = 1 << 64
+
+
+class Op(enum.IntEnum):
+    """What is asked. ``args in -> args out``."""
+
+    HELLO = 1
+    """(version) -> (version, page size in bytes, timeslice in microseconds)"""
+    JOIN = 2
+    """(channels) -> (tsg): a context on `gpu` for the sender, and with it a TSG."""
+    LEAVE = 3
+    """(tsg) -> (): the context and what it has queued are gone."""
+    ALLOC = 32
+    """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
+    FREE = 33
+    """(first page, pages) -> ()"""
+    WRITE = 34
+    """(first page, pages, stamp, step) -> (): page i holds stamp + i * step, modulo 2^64."""
+    READ = 35
+    """(first page, pages up to 5) -> the stamps"""
+    LAUNCH = 36
+    """(tsg, kernels, microseconds each, first page, pages touched by each) -> (): returns once they are queued."""
+    PROGRESS = 64
+    """event (tsg, kernels finished since the context was made)"""
+
+
+@attrs.frozen
+class Message:
+    """One message, decoded."""
+
+    op: int
+    """An :class:`Op`."""
+    seq: int = 0
+    """Ties a reply to its request."""
+    gpu: int = 0
+    """Index of the GPU."""
+    args: tuple[int, ...] = ()
+    """Up to five words; absent ones travel as 0."""
+    status: int = 0
+    """0, or a negated errno in a reply."""
+    reply: bool = False
+    """Whether this answers a request."""
+    flags: int = 0
+    """Must be 0."""
+
+    def encode(self) -> bytes:
+        """The 64 bytes of it. struct.error for a field out of range."""
+        op = self.op | REPLY if self.reply else self.op
+        args = self.args + (0,) * (ARGS - len(self.args))
+        return FORMAT.pack(op, self.status, self.seq, self.gpu, self.flags, *args)
+
+    @staticmethod
+    def decode(raw: bytes) -> Message:
+        """The message in `raw`. ValueError unless it is exactly one."""
+        if len(raw) != SIZE:
+            raise ValueError(f"a message is {SIZE} bytes, not {len(raw)}")
+        op, status, seq, gpu, flags, *args = FORMAT.unpack(raw)
+        return Message(op & ~REPLY, seq, gpu, tuple(args), status, bool(op & REPLY), flags)
+
+    def answer(self, *args: int) -> Message:
+        """The reply that grants this request."""
+        return attrs.evolve(self, args=args, reply=True)
+
+    def refuse(self, code: int) -> Message:
+        """The reply that refuses this request with an errno."""
+        return attrs.evolve(self, args=(), status=-code, reply=True)
+
+    def check(self) -> Message:
+        """This reply, or the OSError that it carries."""
+        if self.status:
+            raise OSError(-self.status, os.strerror(-self.status))
+        return self

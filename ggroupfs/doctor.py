@@ -1,0 +1,81 @@
+"""``ggroupfs doctor``: what this machine can and cannot enforce, and why, in words."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import trio
+
+from backend.identity import cgroup_of
+
+
+@attrs.frozen
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    """What."""
+    verdict: str
+    """``ok``, ``missing``, or a capability: ``enforced``, ``advisory``, ``unsupported``."""
+    why: str
+    """In words."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand. Exit code 1 if a tree could not be mounted here."""
+    findings = [*_machine(), *trio.run(_gpus)]
+    if arguments.json:
+        print(json.dumps([attrs.asdict(finding) for finding in findings], indent=2))
+    else:
+        width = max(len(finding.subject) for finding in findings)
+        for finding in findings:
+            print(f"{finding.subject:<{width}}  {finding.verdict:<11}  {finding.why}")
+    return int(any(finding.verdict == "missing" for finding in findings))
+
+
+def _machine() -> Iterator[Finding]:
+    """What every mount needs."""
+    root = os.geteuid() == 0
+    yield Finding(
+        "root", "ok" if root else "missing", "the levers act on other users' processes" if root else "run as root"
+    )
+    fuse = os.path.exists("/dev/fuse")
+    yield Finding("/dev/fuse", "ok" if fuse else "missing", f"Linux {platform.release()}" if fuse else "modprobe fuse")
+    own = cgroup_of(os.getpid()).path
+    unified = any(" cgroup2 " in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    yield Finding(
+        "cgroups",
+        "ok" if unified else "advisory",
+        f"slices follow /proc/<pid>/cgroup; this process is in {own}" if unified else "no cgroup2: slices stay empty",
+    )
+
+
+async def _gpus() -> list[Finding]:
+    """What each control does on each GPU, proven by running it."""
+    try:
+        from backend.nvidia.gpu import open_gpus
+
+        found = await open_gpus()
+    except OSError as error:
+        return [
+            Finding(
+                "NVIDIA GPU",
+                "unsupported",
+                f"none here ({error.strerror}): `ggroupfs mount` serves the software GPU, which enforces everything"
+                " but compute.priority, compute.weight and compute.migrate",
+            )
+        ]
+    findings = []
+    for gpu in found:
+        findings.append(Finding(f"GPU {gpu.info.index}", "ok", f"{gpu.info.name}, {gpu.info.uuid}, {gpu.info.pci}"))
+        findings += [
+            Finding(f"GPU {gpu.info.index} {verdict.control}", verdict.capability.value, verdict.evidence)
+            for verdict in gpu.verdicts
+        ]
+    return findings

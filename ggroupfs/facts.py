@@ -1,0 +1,38 @@
+"""The files that only tell: which backend serves the mount, what it can do, and the GPUs. Tables, as in controls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backend.controller import Controller
+from backend.identity import Group
+from backend.records import Capability, GpuInfo
+from ggroupfs import values
+from ggroupfs.controls import LEVERS, Control
+
+
+def _backend(controller: Controller, _: Group) -> str:
+    return values.flat_keyed(dict(controller.facts))
+
+
+def _capabilities(controller: Controller, _: Group) -> str:
+    table = controller.capabilities()
+    return values.flat_keyed({name: table.get(name, Capability.UNSUPPORTED).value for name in LEVERS})
+
+
+def _gpu(name: str, render: Callable[[GpuInfo], object]) -> Control:
+    return Control(name, 0o444, lambda controller, group: f"{render(controller.gpus[group.gpu].info)}\n")
+
+
+ROOT_FACTS = (
+    Control("ggroup.backend", 0o444, _backend),
+    Control("ggroup.capabilities", 0o444, _capabilities),
+)
+
+GPU_FACTS = (
+    _gpu("uuid", lambda info: info.uuid),
+    _gpu("name", lambda info: info.name),
+    _gpu("pci", lambda info: info.pci),
+    _gpu("gmem.capacity", lambda info: info.capacity),
+    Control("gmem.current", 0o444, lambda controller, group: f"{controller.gpu_current(group.gpu)}\n"),
+)

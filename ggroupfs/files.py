@@ -1,0 +1,175 @@
+"""Open files: a snapshot an opener, and what it has already seen of the events. Sync, no FUSE.
+
+A control file is classified once, at open. Its content is made when it is read from the start and served from that
+snapshot for the rest, so that no reader mixes two states.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import struct
+from collections import Counter
+from typing import Protocol
+
+from backend.controller import Controller
+from backend.errors import fail
+from backend.identity import Group
+from backend.records import Channel
+from ggroupfs import values
+from ggroupfs.controls import Control
+
+WRITE_MOST = 4095
+"""Bytes of a write(2); kernfs takes a page less the NUL and answers E2BIG to more."""
+
+READY = select.POLLIN | select.POLLOUT
+EVENT = select.POLLPRI | select.POLLERR
+GONE = EVENT | select.POLLHUP
+
+RECORD = struct.Struct("<QQ")
+"""usermemfd: bytes to give back, sequence number."""
+
+
+class Waker(Protocol):
+    """How the kernel is told that a poller is to look again (pyfuse3.PollHandle)."""
+
+    def notify(self) -> None: ...
+
+
+class Events:
+    """Counts the events of every group, and knows who waits for which."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[Group, Channel]] = Counter()
+        self._waiting: dict[tuple[Group, Channel], set[OpenFile]] = {}
+
+    def count(self, group: Group, channel: Channel) -> int:
+        """How many there were; 0 before the first."""
+        return self._counts[group, channel]
+
+    def happened(self, group: Group, channel: Channel) -> None:
+        """One more: wakes everybody who waits for it."""
+        self._counts[group, channel] += 1
+        self.wake(group, channel)
+
+    def wake(self, group: Group, channel: Channel) -> None:
+        """Has everybody who waits look again."""
+        for file in self._waiting.pop((group, channel), ()):
+            file.wake()
+
+    def wait(self, file: OpenFile, group: Group, channel: Channel) -> None:
+        """Remembers a poller until the next event."""
+        self._waiting.setdefault((group, channel), set()).add(file)
+
+    def leave(self, file: OpenFile, group: Group, channel: Channel) -> None:
+        """Forgets a poller that closed its file."""
+        waiting = self._waiting.get((group, channel))
+        if waiting is not None:
+            waiting.discard(file)
+            if not waiting:
+                del self._waiting[group, channel]
+
+    def forget(self, group: Group) -> None:
+        """The group is gone: its pollers look once more and find so."""
+        for channel in Channel:
+            self.wake(group, channel)
+            self._counts.pop((group, channel), None)
+
+
+class OpenFile:
+    """A control file that somebody opened."""
+
+    __slots__ = ("_controller", "_data", "_events", "_seen", "_waker", "control", "group")
+
+    def __init__(self, controller: Controller, events: Events, control: Control, group: Group) -> None:
+        self.control = control
+        self.group = group
+        self._controller = controller
+        self._events = events
+        self._data = b""
+        self._seen = -1  # kernfs: a poll before the first read reports an event
+        self._waker: Waker | None = None
+
+    def read(self, offset: int, size: int) -> bytes:
+        """EINVAL for a file that cannot be read, ENODEV when the group is gone."""
+        if offset == 0:
+            control = self.control
+            if control.show is None:
+                raise fail(errno.EINVAL)
+            if control.channel is not None:
+                self._seen = self._events.count(self.group, control.channel)
+            self._data = control.show(self._controller, self.group).encode()
+        return self._data[offset : offset + size]
+
+    async def write(self, data: bytes) -> int:
+        """One write is one value, wherever it is said to go. Returns once it holds."""
+        control = self.control
+        if control.parse is None or control.apply is None:
+            raise fail(errno.EINVAL)
+        if len(data) > WRITE_MOST:
+            raise fail(errno.E2BIG)
+        await control.apply(self._controller, self.group, control.parse(values.text(data)))
+        return len(data)
+
+    def poll(self, waker: Waker | None) -> int:
+        """The poll(2) events that are there now; keeps `waker` for the next change."""
+        if self.control.channel is None:
+            return READY
+        if waker is not None:
+            self._waker = waker
+            self._events.wait(self, self.group, self.control.channel)
+        try:
+            return self._pending()
+        except OSError:
+            return GONE
+
+    def wake(self) -> None:
+        """Tells the kernel to ask :meth:`poll` again."""
+        waker, self._waker = self._waker, None
+        if waker is not None:
+            waker.notify()
+
+    def close(self) -> None:
+        """Nobody polls any more."""
+        self._waker = None
+        if self.control.channel is not None:
+            self._events.leave(self, self.group, self.control.channel)
+
+    def _pending(self) -> int:
+        self._controller.books(self.group)
+        assert self.control.channel is not None
+        seen = self._seen == self._events.count(self.group, self.control.channel)
+        return READY if seen else READY | EVENT
+
+
+class UsermemFile(OpenFile):
+    """A usermemfd: records of memory pressure, the latest one only, for whoever has it open.
+
+    Never blocks, neither the reader (EAGAIN) nor the reclaim that made the record (Ghost, section 4.2).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, controller: Controller, events: Events, control: Control, group: Group) -> None:
+        super().__init__(controller, events, control, group)
+        controller.require(group, control.name)
+        self._seen = controller.books(group).pressure_seq
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The latest record that this opener has not read. EAGAIN without one, EINVAL for a buffer too small."""
+        if size < RECORD.size:
+            raise fail(errno.EINVAL)
+        books = self._controller.books(self.group)
+        if books.pressure_seq == self._seen:
+            raise fail(errno.EAGAIN)
+        self._seen = books.pressure_seq
+        return RECORD.pack(books.pressure_bytes, books.pressure_seq)
+
+    def _pending(self) -> int:
+        return select.POLLIN if self._controller.books(self.group).pressure_seq != self._seen else 0
+
+
+def open_file(controller: Controller, events: Events, control: Control, group: Group) -> OpenFile:
+    """Opens a control file. EOPNOTSUPP for a usermemfd that nobody would ever write to, ENODEV for a dead group."""
+    kind = UsermemFile if control.channel is Channel.USERMEM else OpenFile
+    return kind(controller, events, control, group)

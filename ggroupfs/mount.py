@@ -1,0 +1,150 @@
+"""The life of one mount: everything that is set up is torn down in reverse, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from backend import choose
+from backend.controller import Controller
+from backend.soft import server
+from backend.soft.gpu import SoftGpu
+from ggroupfs.files import Events
+from ggroupfs.notify import Notifier
+from ggroupfs.operations import Operations
+from ggroupfs.options import MountOptions
+from ggroupfs.tree import Tree
+
+log = logging.getLogger(__name__)
+
+SOCKETS = Path("/run/ggroupfs")
+
+BASE_OPTIONS = frozenset(("fsname=ggroupfs", "subtype=ggroupfs", "allow_other", "default_permissions"))
+
+
+class MountError(Exception):
+    """The tree could not be mounted; the text says why, in one line."""
+
+
+def run(options: MountOptions, ready: Callable[[], None]) -> None:
+    """Mounts, calls `ready` once the tree answers, and serves it until it is unmounted or told to end.
+
+    MountError where that fails before `ready`.
+    """
+    try:
+        trio.run(_run, options, os.path.abspath(options.mountpoint), ready)
+    except* MountError as group:
+        raise _first(group) from None
+
+
+async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            gpus = await choose.gpus(options.choice)
+        except OSError as error:
+            raise MountError(f"no GPU: {error.strerror}") from None
+        controller = Controller(choose.ledger(options.choice), gpus, seconds=options.deadline)
+        tree, events = Tree(controller), Events()
+        notifier = Notifier(tree, events, pyfuse3, mountpoint)
+        operations = Operations(tree, events, notifier, poll=options.poll)
+        _discard_stale(mountpoint)
+        try:
+            pyfuse3.init(operations, mountpoint, set(BASE_OPTIONS | options.fuse))
+        except RuntimeError as error:
+            raise MountError(f"cannot mount on {mountpoint}: {error}") from None
+        stack.callback(pyfuse3.close, unmount=True)
+
+        soft = {index: gpu for index, gpu in controller.gpus.items() if isinstance(gpu, SoftGpu)}
+        controller.facts["gpu"] = "soft" if soft else "nvidia"
+        controller.facts["pid"] = str(os.getpid())
+        if soft:
+            path = options.socket or SOCKETS / f"{_device(mountpoint)}.sock"
+            listener = stack.enter_context(server.listening(path))
+            controller.facts["socket"] = os.fspath(path)
+
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        nursery.start_soon(_until_signal, nursery.cancel_scope)
+        await nursery.start(controller.run)
+        if soft:
+            nursery.start_soon(server.serve, listener, soft)
+        nursery.start_soon(notifier.run)
+        nursery.start_soon(_serve, nursery.cancel_scope)
+        await trio.to_thread.run_sync(os.stat, f"{mountpoint}/ggroup.backend", abandon_on_cancel=True)
+        gc.collect()
+        gc.freeze()  # what lives as long as the mount need not be looked through again
+        _notify_systemd("READY=1")
+        ready()
+    log.debug("unmounted %s", mountpoint)
+
+
+async def _serve(scope: trio.CancelScope) -> None:
+    """Answers requests until the filesystem is unmounted, then ends the rest."""
+    await pyfuse3.main()
+    scope.cancel()
+
+
+async def _until_signal(scope: trio.CancelScope) -> None:
+    """Ends the mount at the first SIGTERM, SIGINT or SIGHUP."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async for number in signals:
+            log.debug("signal %d: unmounting", number)
+            scope.cancel()
+            return
+
+
+def _discard_stale(mountpoint: str) -> None:
+    """Unmounts what a killed daemon left behind; MountError where a live tree, or nothing, is there."""
+    try:
+        os.stat(mountpoint)
+    except FileNotFoundError:
+        raise MountError(f"{mountpoint} does not exist") from None
+    except OSError as error:
+        log.warning("%s: %s: unmounting what is left of another daemon", mountpoint, error.strerror)
+        os.spawnlp(os.P_WAIT, "fusermount3", "fusermount3", "-u", "-z", mountpoint)
+    if not os.path.isdir(mountpoint):
+        raise MountError(f"{mountpoint} is not a directory")
+    if mount_of(mountpoint) is not None:
+        raise MountError(f"{mountpoint} is mounted already")
+
+
+def mount_of(mountpoint: str) -> tuple[str, str] | None:
+    """Device number and type of the topmost mount on exactly that path (proc_pid_mountinfo(5)), None for none."""
+    found = None
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.split()
+            where = fields[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
+            if where == mountpoint:
+                found = (fields[2], fields[fields.index("-") + 1])
+    return found
+
+
+def _device(mountpoint: str) -> str:
+    found = mount_of(mountpoint)
+    return found[0] if found is not None else str(os.getpid())
+
+
+def _notify_systemd(state: str) -> None:
+    """sd_notify(3), where systemd started us."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.connect("\0" + path[1:] if path.startswith("@") else path)
+            sender.sendall(state.encode())
+
+
+def _first(group: BaseExceptionGroup[MountError]) -> MountError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, MountError)
+    return error

@@ -1,0 +1,128 @@
+"""Keeps what the kernel caches true, and lets inotify watchers know.
+
+Names and attributes are cached for minutes, which is what makes the tree fast, so whatever vanishes or changes hands
+is pushed. FUSE gives inotify nothing for a change that the server makes; but a truncation *through the mount* gives
+every watcher IN_MODIFY, so the daemon truncates its own events files, from a thread, as any other client would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+import trio
+
+from backend.identity import Group, Process, Slice
+from backend.records import Channel
+from ggroupfs.controls import BY_CHANNEL
+from ggroupfs.files import Events
+from ggroupfs.tree import Tree
+
+log = logging.getLogger(__name__)
+
+NOTIFY_INTERVAL_S = 0.01
+"""At most one IN_MODIFY a file in this time, as the kernel's CGROUP_FILE_NOTIFY_MIN_INTV."""
+
+
+class Kernel(Protocol):
+    """What can be said to the kernel (pyfuse3)."""
+
+    def invalidate_entry_async(self, inode_p: int, name: bytes, deleted: int = 0, ignore_enoent: bool = False) -> None:
+        """The name is gone; watchers of inode `deleted` get IN_DELETE_SELF."""
+
+    def invalidate_inode(self, inode: int, attr_only: bool = False) -> None:
+        """The attributes are others now."""
+
+
+class Notifier:
+    """Listens to the Controller and passes on: to pollers at once, to the kernel and to watchers soon after."""
+
+    def __init__(self, tree: Tree, events: Events, kernel: Kernel, mountpoint: str) -> None:
+        self._tree = tree
+        self._events = events
+        self._kernel = kernel
+        self._mountpoint = mountpoint
+        self._looked_up: Counter[int] = Counter()
+        self._modified: dict[int, str] = {}
+        self._stale: set[int] = set()
+        self._wake = trio.Event()
+        tree.controller.listeners.append(self.event)
+        tree.controller.population.watchers.append(self)
+
+    # The kernel's references to events files: without one, nobody can be watching
+
+    def looked_up(self, inode: int) -> None:
+        """The kernel was given a reference to an inode."""
+        self._looked_up[inode] += 1
+
+    def forgotten(self, inode: int, count: int) -> None:
+        """The kernel gave `count` references back."""
+        self._looked_up[inode] -= count
+        if self._looked_up[inode] <= 0:
+            del self._looked_up[inode]
+
+    # What happens
+
+    def event(self, group: Group, channel: Channel) -> None:
+        """The Controller's listener."""
+        self._events.happened(group, channel)
+        directory = self._tree.known(group)
+        if directory is None or not directory.files:
+            return
+        control = BY_CHANNEL[channel]
+        inode = directory.file_inode(control)
+        if inode in self._looked_up:
+            self._modified[inode] = f"{self._mountpoint}{self._tree.path(directory)}/{control.name}"
+            self._wake.set()
+
+    def process_gone(self, process: Process) -> None:
+        """The population's watcher."""
+        self._gone(process)
+
+    def slice_gone(self, slice_: Slice) -> None:
+        """The population's watcher."""
+        self._gone(slice_)
+
+    def owner_changed(self, inodes: Iterable[int]) -> None:
+        """Cached attributes of these are stale."""
+        self._stale.update(inodes)
+        self._wake.set()
+
+    def _gone(self, subject: Process | Slice) -> None:
+        for directory in self._tree.forget(subject):
+            if isinstance(directory.subject, Group):
+                self._events.forget(directory.subject)
+            # The files first: a directory with a file in the dentry cache would not be empty.
+            for control in directory.files:
+                inode = directory.file_inode(control)
+                if inode in self._looked_up:
+                    self._drop(directory.inode, control.name, inode)
+            self._drop(directory.parent, directory.name, directory.inode)
+
+    def _drop(self, parent: int, name: str, inode: int) -> None:
+        self._kernel.invalidate_entry_async(parent, os.fsencode(name), deleted=inode, ignore_enoent=True)
+
+    # The part that waits
+
+    async def run(self) -> None:
+        """Tells watchers and refreshes attributes until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            modified, self._modified = list(self._modified.values()), {}
+            stale, self._stale = self._stale, set()
+            # A client of our own mount: it must not hold up the thread that answers it, nor our end.
+            await trio.to_thread.run_sync(self._tell, modified, stale, abandon_on_cancel=True)
+            await trio.sleep(NOTIFY_INTERVAL_S)
+
+    def _tell(self, modified: Iterable[str], stale: Iterable[int]) -> None:
+        for inode in stale:
+            with contextlib.suppress(OSError):  # not in the kernel's cache
+                self._kernel.invalidate_inode(inode, attr_only=True)
+        for path in modified:
+            with contextlib.suppress(OSError):  # gone since
+                os.truncate(path, 0)

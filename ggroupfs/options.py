@@ -1,0 +1,93 @@
+"""The options of a mount, as ``-o`` lists, mount(8) and fstab(5) spell them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from backend.choose import Choice
+from backend.controller import DEADLINE_S
+from ggroupfs import values
+
+DEFAULT_MOUNTPOINT = Path("/run/ggroup")
+
+IGNORED = frozenset(
+    (
+        *("rw", "suid", "nosuid", "dev", "nodev", "exec", "noexec", "sync", "async", "defaults"),
+        *("atime", "noatime", "relatime", "norelatime", "nodiratime", "strictatime"),
+        *("auto", "noauto", "user", "nouser", "users", "nofail", "_netdev"),
+        *("allow_other", "default_permissions", "poll", "selftest"),
+    )
+)
+"""What mount(8) passes on and means nothing here, or is how it is anyway."""
+
+PASSED = frozenset(("ro", "debug", "auto_unmount"))
+"""What libfuse makes of itself."""
+
+
+class UsageError(Exception):
+    """The command line is wrong; the text says how, in one line."""
+
+
+@attrs.frozen
+class MountOptions:
+    """One mount."""
+
+    mountpoint: Path
+    """Where."""
+    choice: Choice = Choice()  # noqa: RUF009 - frozen
+    """What serves it."""
+    poll: bool = True
+    """Whether poll(2) asks the daemon: events wake pollers, but every poll of any file waits for an answer."""
+    socket: Path | None = None
+    """Where programs of the software GPU connect; by default under /run/ggroupfs, by the mount's device number."""
+    deadline: float = DEADLINE_S
+    """Seconds that the hardware has to answer a write."""
+    fuse: frozenset[str] = frozenset()
+    """Options for libfuse."""
+
+
+def parse(mountpoint: Path, gpu: str, ledger: str, lists: list[str]) -> MountOptions:
+    """The options of one command line. UsageError for one that is unknown or has no sense."""
+    options = MountOptions(mountpoint, Choice(gpu, ledger))
+    for word in (word for words in lists for word in words.split(",") if word):
+        key, equals, value = word.partition("=")
+        try:
+            options = _apply(options, key, value if equals else None)
+        except (OSError, ValueError):
+            raise UsageError(f"option {key}: {value!r} makes no sense") from None
+    return options
+
+
+def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
+    """`options` with one more."""
+    choice = options.choice
+    if value is None:
+        if key in IGNORED or key.startswith("x-"):
+            return options
+        if key in PASSED:
+            return attrs.evolve(options, fuse=options.fuse | {key})
+        if key == "nopoll":
+            return attrs.evolve(options, poll=False)
+        if key == "noselftest":
+            return attrs.evolve(options, choice=attrs.evolve(choice, selftest=False))
+    elif key == "gpu":
+        return attrs.evolve(options, choice=attrs.evolve(choice, gpu=value))
+    elif key == "ledger":
+        return attrs.evolve(options, choice=attrs.evolve(choice, ledger=value))
+    elif key == "socket":
+        return attrs.evolve(options, socket=Path(value))
+    elif key == "deadline":
+        return attrs.evolve(options, deadline=float(value))
+    elif key == "soft.gpus":
+        return attrs.evolve(options, choice=attrs.evolve(choice, soft_gpus=values.integer(value, 1, 16)))
+    elif key == "soft.gmem":
+        config = attrs.evolve(choice.soft_config, capacity=values.amount(value))
+        return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
+    elif key == "soft.switch":
+        config = attrs.evolve(choice.soft_config, switch_us=values.timeslice(value) if value != "0" else 0)
+        return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
+    elif key.startswith("x-"):
+        return options
+    raise UsageError(f"unknown option {key}" + ("" if value is None else f"={value}"))

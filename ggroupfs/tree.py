@@ -1,0 +1,355 @@
+"""The tree: which directories and files there are, by name and by inode, and who owns them. Sync, no FUSE.
+
+An inode number is a directory's number and a slot in it: slot 1 is the directory itself, slots from 2 on are its
+files in the order of their table. So ten thousand process directories cost ten thousand small objects and nothing
+for their files, and a number is never used again for something else.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import stat
+import time
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from backend.controller import Controller
+from backend.errors import fail
+from backend.identity import ROOT, Group, Process, Slice, tgid_of
+from ggroupfs.controls import CONTROLS, Control
+from ggroupfs.facts import GPU_FACTS, ROOT_FACTS
+
+SLOT_BITS = 6
+DIRECTORY_SLOT = 1
+FIRST_FILE_SLOT = 2
+
+ROOT_INODE = 1
+SELF_INODE = ROOT_INODE | ((1 << SLOT_BITS) - 1)
+"""The link ``self``: the last slot of the root."""
+
+FILE_SIZE = 4096
+"""st_size of every file, as sysfs has it: with 0, sendfile(2) and so shutil.copyfile() read nothing."""
+
+DIGITS = re.compile(r"_*[0-9]+")
+
+
+@attrs.frozen
+class Attributes:
+    """What stat(2) shows of one inode."""
+
+    inode: int
+    """st_ino."""
+    mode: int
+    """st_mode, type and permissions."""
+    uid: int
+    """Owner."""
+    gid: int
+    """Group."""
+    size: int
+    """st_size, bytes."""
+    time_ns: int
+    """All three times: when it came into the tree, Unix time."""
+
+
+@attrs.frozen
+class Ownership:
+    """What chown(2) and chmod(2) set on one inode; None where they did not."""
+
+    uid: int | None = None
+    """Owner."""
+    gid: int | None = None
+    """Group."""
+    permissions: int | None = None
+    """Permission bits."""
+
+
+@attrs.define(eq=False)
+class Directory:
+    """A directory that somebody looked at."""
+
+    number: int
+    """Makes up the inode numbers in it."""
+    parent: int
+    """Inode of the directory above."""
+    name: str
+    """Its name there."""
+    subject: Group | Process | Slice | str
+    """What it is the directory of: a group's control files, a process, a slice, or ``root``, ``gpus``."""
+    files: tuple[Control, ...] = ()
+    """Its files, by slot."""
+    time_ns: int = attrs.field(factory=time.time_ns)
+    """When it was first looked at."""
+
+    @property
+    def inode(self) -> int:
+        """Its own inode number."""
+        return self.number << SLOT_BITS | DIRECTORY_SLOT
+
+    def file_inode(self, control: Control) -> int:
+        """The inode number of one of its files."""
+        return self.number << SLOT_BITS | FIRST_FILE_SLOT + self.files.index(control)
+
+
+def escape(component: str) -> str:
+    """A cgroup's name in the tree: one that looks like a GPU index gets an underscore, as systemd escapes."""
+    return f"_{component}" if DIGITS.fullmatch(component) else component
+
+
+def unescape(name: str) -> str:
+    """The cgroup's own name."""
+    return name[1:] if name.startswith("_") and DIGITS.fullmatch(name) else name
+
+
+class Tree:
+    """See the module. All errors are OSError; a directory or file that is gone gives ENODEV by inode."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self._population = controller.population
+        self._directories: dict[int, Directory] = {}
+        self._by_subject: dict[Group | Process | Slice | str, Directory] = {}
+        self._ownership: dict[int, Ownership] = {}
+        self._next = 0
+        self.root = self._directory("root", ROOT_INODE, "", ROOT_FACTS)
+        self.gpus = self._directory("gpus", ROOT_INODE, "gpus")
+        self.slices = self._directory(ROOT, ROOT_INODE, "slice")
+
+    # Finding
+
+    def lookup(self, parent: int, name: str) -> Attributes:
+        """What `name` is in a directory. ENOENT."""
+        directory = self.directory(parent)
+        for slot, control in enumerate(directory.files, FIRST_FILE_SLOT):
+            if control.name == name:
+                return self.attributes(directory.number << SLOT_BITS | slot)
+        if directory is self.root and name == "self":
+            return self.attributes(SELF_INODE)
+        if directory is self.gpus:
+            for index, gpu in self.controller.gpus.items():
+                if name == gpu.info.uuid:
+                    return self.attributes(self.gpus.number << SLOT_BITS | FIRST_FILE_SLOT + index)
+        child = self._child(directory, name)
+        if child is None:
+            raise fail(errno.ENOENT)
+        return self.attributes(child.inode)
+
+    def entries(self, inode: int) -> Iterator[tuple[str, int]]:
+        """The names in a directory and their inodes."""
+        directory = self.directory(inode)
+        for slot, control in enumerate(directory.files, FIRST_FILE_SLOT):
+            yield control.name, directory.number << SLOT_BITS | slot
+        if directory is self.root:
+            yield "self", SELF_INODE
+        if directory is self.gpus:
+            for index, gpu in self.controller.gpus.items():
+                yield gpu.info.uuid, self.gpus.number << SLOT_BITS | FIRST_FILE_SLOT + index
+        for name in self._names(directory):
+            child = self._child(directory, name)
+            if child is not None:
+                yield name, child.inode
+
+    def directory(self, inode: int) -> Directory:
+        """The directory that an inode is, or is in. ENODEV when it is gone."""
+        directory = self._directories.get(inode >> SLOT_BITS)
+        if directory is None:
+            raise fail(errno.ENODEV)
+        return directory
+
+    def file(self, inode: int) -> tuple[Control, Group]:
+        """The control that an inode is, and whose. ENODEV when it is gone, EISDIR for a directory."""
+        directory = self.directory(inode)
+        slot = (inode & (1 << SLOT_BITS) - 1) - FIRST_FILE_SLOT
+        if not 0 <= slot < len(directory.files):
+            raise fail(errno.EISDIR)
+        subject = directory.subject
+        return directory.files[slot], subject if isinstance(subject, Group) else Group(-1, ROOT)
+
+    def attributes(self, inode: int) -> Attributes:
+        """What stat(2) shows. ENODEV when it is gone."""
+        directory = self.directory(inode)
+        slot = inode & (1 << SLOT_BITS) - 1
+        size = FILE_SIZE
+        if slot == DIRECTORY_SLOT:
+            kind, permissions, size = stat.S_IFDIR, 0o755, 0
+        elif slot - FIRST_FILE_SLOT < len(directory.files):
+            kind, permissions = stat.S_IFREG, directory.files[slot - FIRST_FILE_SLOT].mode
+        else:
+            kind, permissions, size = stat.S_IFLNK, 0o777, 1
+        uid, gid = self._inherited(directory, itself=slot == DIRECTORY_SLOT)
+        own = self._ownership.get(inode)
+        if own is not None:
+            uid = uid if own.uid is None else own.uid
+            gid = gid if own.gid is None else own.gid
+            permissions = permissions if own.permissions is None else own.permissions
+        return Attributes(inode, kind | permissions, uid, gid, size, directory.time_ns)
+
+    def readlink(self, inode: int, tid: int) -> str:
+        """Where a link points, for the thread `tid`, as /proc/self does."""
+        if inode == SELF_INODE:
+            try:
+                return str(tgid_of(tid))
+            except ProcessLookupError:
+                raise fail(errno.ENOENT) from None
+        return str((inode & (1 << SLOT_BITS) - 1) - FIRST_FILE_SLOT)
+
+    def known(self, subject: Group | Process | Slice) -> Directory | None:
+        """The directory of a subject, if anybody ever looked at it."""
+        return self._by_subject.get(subject)
+
+    def path(self, directory: Directory) -> str:
+        """Path of a directory below the mountpoint, ``/`` first."""
+        if directory is self.root:
+            return ""
+        return f"{self.path(self.directory(directory.parent))}/{directory.name}"
+
+    # Changing
+
+    def mkdir(self, parent: int, name: str) -> Attributes:
+        """The directory of a live process, or of a slice. EPERM elsewhere, EINVAL for a name that cannot be."""
+        directory = self.directory(parent)
+        if directory is self.root:
+            if not (name.isascii() and name.isdigit()) or name.startswith("0"):
+                raise fail(errno.EINVAL)
+            self.controller.make_process(int(name))
+        elif isinstance(directory.subject, Slice):
+            if DIGITS.fullmatch(name) and unescape(name) == name:
+                raise fail(errno.EINVAL)  # the name of a GPU
+            self._population.make(_below(directory.subject, name))
+        else:
+            raise fail(errno.EPERM)
+        return self.lookup(parent, name)
+
+    def rmdir(self, parent: int, name: str) -> None:
+        """EBUSY while something runs inside, EPERM for a directory that is not a process's or a slice's."""
+        directory = self.directory(parent)
+        child = self._child(directory, name)
+        if child is None:
+            raise fail(errno.ENOENT if name not in dict(self.entries(parent)) else errno.ENOTDIR)
+        if isinstance(child.subject, Process):
+            self.controller.unmake_process(child.subject)
+        elif isinstance(child.subject, Slice) and child is not self.slices:
+            self._population.unmake(child.subject)
+        else:
+            raise fail(errno.EPERM)
+
+    def chown(self, inode: int, uid: int | None, gid: int | None, permissions: int | None) -> Sequence[int]:
+        """chown(2) and chmod(2), None for what stays. Returns the inodes whose attributes changed with it."""
+        directory = self.directory(inode)
+        own = self._ownership.get(inode, Ownership())
+        self._ownership[inode] = Ownership(
+            own.uid if uid is None else uid,
+            own.gid if gid is None else gid,
+            own.permissions if permissions is None else permissions,
+        )
+        subject = directory.subject
+        if not isinstance(subject, Slice) or inode != directory.inode:
+            return ()
+        if self._population.slice_entry(subject) is not None:
+            self._population.keep(subject)
+        return [seen for below in self._below(subject) for seen in self.inodes(below)]
+
+    def inodes(self, directory: Directory) -> list[int]:
+        """A directory's inode and those of its files."""
+        files = range(FIRST_FILE_SLOT, FIRST_FILE_SLOT + len(directory.files))
+        return [directory.inode, *(directory.number << SLOT_BITS | slot for slot in files)]
+
+    def forget(self, subject: Process | Slice) -> list[Directory]:
+        """A process or slice is gone: drops its directories and returns them, the deepest first."""
+        gone: list[Directory] = []
+        groups = [Group(index, subject) for index in self.controller.gpus]
+        for key in (*groups, subject):
+            directory = self._by_subject.pop(key, None)
+            if directory is not None:
+                del self._directories[directory.number]
+                for inode in self.inodes(directory):
+                    self._ownership.pop(inode, None)
+                gone.append(directory)
+        return gone
+
+    # The small parts
+
+    def _directory(
+        self, subject: Group | Process | Slice | str, parent: int, name: str, files: tuple[Control, ...] = ()
+    ) -> Directory:
+        directory = self._by_subject.get(subject)
+        if directory is None:
+            directory = Directory(self._next, parent, name, subject, files)
+            self._directories[self._next] = self._by_subject[subject] = directory
+            self._next += 1
+        return directory
+
+    def _names(self, directory: Directory) -> list[str]:
+        """The directories in a directory."""
+        subject = directory.subject
+        if directory is self.root:
+            return ["gpus", "slice", *map(str, self._population.pids())]
+        if directory is self.gpus:
+            return [str(index) for index in self.controller.gpus]
+        if isinstance(subject, Process):
+            resident = self._population.resident(subject)
+            return [str(index) for index in sorted(resident.gpus)] if resident is not None else []
+        if isinstance(subject, Slice):
+            entry = self._population.slice_entry(subject)
+            below = [escape(child.path.rpartition("/")[2]) for child in entry.children] if entry is not None else []
+            return below if subject == ROOT else [*map(str, self.controller.gpus), *below]
+        return []
+
+    def _child(self, directory: Directory, name: str) -> Directory | None:
+        """The directory `name` in a directory, made known if it was not; None where there is none."""
+        subject = directory.subject
+        number = int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else None
+        if directory is self.root:
+            if name in ("gpus", "slice"):
+                return self.gpus if name == "gpus" else self.slices
+            resident = self._population.by_pid(number) if number is not None else None
+            if resident is not None:
+                return self._directory(resident.process, ROOT_INODE, name)
+        elif directory is self.gpus:
+            if number is not None and number in self.controller.gpus:
+                return self._directory(Group(number, ROOT), directory.inode, name, GPU_FACTS)
+        elif isinstance(subject, Slice):
+            if number is not None:
+                if subject != ROOT and number in self.controller.gpus:
+                    return self._directory(Group(number, subject), directory.inode, name, CONTROLS)
+            elif self._population.slice_entry(_below(subject, name)) is not None:
+                return self._directory(_below(subject, name), directory.inode, name)
+        elif isinstance(subject, Process) and number is not None and self._population.holds(Group(number, subject)):
+            return self._directory(Group(number, subject), directory.inode, name, CONTROLS)
+        return None
+
+    def _inherited(self, directory: Directory, *, itself: bool) -> tuple[int, int]:
+        """Who owns what nobody chowned: whoever the nearest slice above was given to (cgroup-v2.rst, "Delegation").
+
+        A delegated slice's own control files stay with the level above: nobody raises its own ceiling.
+        """
+        subject = directory.subject.node if isinstance(directory.subject, Group) else directory.subject
+        slice_: Slice | None = None
+        if isinstance(subject, Slice):
+            slice_ = subject if itself and directory.subject is subject else subject.parent
+        elif isinstance(subject, Process) and isinstance(directory.subject, Group):
+            resident = self._population.resident(subject)
+            slice_ = resident.slice if resident is not None else None
+        while slice_ is not None:
+            chowned = self._by_subject.get(slice_)
+            own = self._ownership.get(chowned.inode) if chowned is not None else None
+            if own is not None and own.uid is not None:
+                return own.uid, own.gid or 0
+            slice_ = slice_.parent
+        return 0, 0
+
+    def _below(self, slice_: Slice) -> Iterator[Directory]:
+        """The directories, of those looked at, that a slice's owner bears on."""
+        for directory in list(self._directories.values()):
+            subject = directory.subject.node if isinstance(directory.subject, Group) else directory.subject
+            if isinstance(subject, Process):
+                resident = self._population.resident(subject)
+                subject = resident.slice if resident is not None else ROOT
+            if isinstance(subject, Slice) and slice_.contains(subject):
+                yield directory
+
+
+def _below(slice_: Slice, name: str) -> Slice:
+    """The slice that `name` is in the directory of another."""
+    return Slice(f"{slice_.path.rstrip('/')}/{unescape(name)}")

@@ -1,0 +1,115 @@
+"""Text to number and back, as the kernel does it for cgroup files. Pure; OSError carries the errno.
+
+The parsers take what ``kstrtoint()`` and ``memparse()`` (lib/kstrtox.c, lib/cmdline.c) take: blanks around the
+value, a sign, ``0x`` and leading-zero octal, and for sizes one suffix. EINVAL is for syntax, ERANGE for a number
+that is none of those allowed.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from decimal import Decimal
+
+from backend.errors import fail
+from backend.records import MAX
+
+BLANKS = " \t\n\v\f\r"
+"""What isspace() in the kernel's C locale calls blank."""
+
+NUMBER = re.compile(r"(?P<sign>[+-]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|(?P<oct>0[0-7]*)|(?P<dec>[1-9][0-9]*))")
+
+SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+TIME = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|us)?")
+
+U64 = 1 << 64
+
+
+def text(raw: bytes) -> str:
+    """The text of one write(2): up to a NUL, without the blanks around it. EINVAL for what is not ASCII."""
+    try:
+        return raw.partition(b"\0")[0].decode("ascii").strip(BLANKS)
+    except UnicodeDecodeError:
+        raise fail(errno.EINVAL) from None
+
+
+def integer(word: str, low: int, high: int) -> int:
+    """A whole number from `low` to `high`, as kstrtoint() with base 0 reads it."""
+    number, rest = _number(word)
+    if rest:
+        raise fail(errno.EINVAL)
+    if not low <= number <= high:
+        raise fail(errno.ERANGE)
+    return number
+
+
+def size(word: str) -> int:
+    """Bytes, with K, M, G or T for powers of 1024, or ``max``."""
+    if word == "max":
+        return MAX
+    number, rest = _number(word)
+    if rest.upper() not in SUFFIXES:
+        raise fail(errno.EINVAL)
+    nbytes = number << SUFFIXES[rest.upper()]
+    if not 0 <= nbytes < U64:
+        raise fail(errno.ERANGE)
+    return min(nbytes, MAX)
+
+
+def amount(word: str) -> int:
+    """Bytes as :func:`size`, where ``max`` would make no sense."""
+    if word == "max":
+        raise fail(errno.EINVAL)
+    return size(word)
+
+
+def switch(word: str) -> bool:
+    """0 or 1."""
+    return bool(integer(word, 0, 1))
+
+
+def timeslice(word: str) -> int:
+    """Milliseconds, or with a suffix ms or us, as microseconds; ``default`` is 0. Rounded to whole microseconds."""
+    if word == "default":
+        return 0
+    match = TIME.fullmatch(word)
+    if match is None:
+        raise fail(errno.EINVAL)
+    us = round(Decimal(match["number"]) * (1 if match["unit"] == "us" else 1000))
+    if not 0 < us < U64:
+        raise fail(errno.ERANGE)
+    return us
+
+
+def anything(word: str) -> None:
+    """What is written does not matter, that it is written does."""
+
+
+def _number(word: str) -> tuple[int, str]:
+    """The number at the start of a word, and what follows it. EINVAL without one."""
+    match = NUMBER.match(word)
+    if match is None:
+        raise fail(errno.EINVAL)
+    if match["hex"]:
+        number = int(match["hex"], 16)
+    elif match["oct"]:
+        number = int(match["oct"], 8)
+    else:
+        number = int(match["dec"])
+    return (-number if match["sign"] == "-" else number), word[match.end() :]
+
+
+def show_size(nbytes: int) -> str:
+    """Canonical bytes, or ``max``."""
+    return "max" if nbytes >= MAX else str(nbytes)
+
+
+def show_ms(us: int) -> str:
+    """Microseconds as milliseconds, without needless zeros: ``2.048``, ``0.5``, ``10``."""
+    return f"{us / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def flat_keyed(pairs: dict[str, int | str | None]) -> str:
+    """``KEY VALUE`` lines (cgroup-v2.rst, "Format"); what this machine cannot tell is left out, not made up."""
+    return "".join(f"{key} {value}\n" for key, value in pairs.items() if value is not None)
