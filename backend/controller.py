@@ -325,4 +325,7 @@ class Controller:
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:
-            listener(group, channel)
+            try:
+                listener(group, channel)
+            except Exception:  # what happened has happened; who is told of it must not undo it
+                log.exception("a listener failed on %s of %s", channel.value, group)

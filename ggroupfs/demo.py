@@ -64,19 +64,22 @@ def _unmount(mount: Path) -> None:
 
 @contextlib.contextmanager
 def _tenant(mount: Path, gmem: str, kernel: str) -> Iterator[None]:
-    """A tenant that runs until the end, and has reported once on entry."""
+    """A tenant that runs until the end, and has done something on entry."""
     process = subprocess.Popen(
         [sys.executable, "-m", "ggroupfs", "tenant", "--mount", mount, "--gmem", gmem, "--kernel", kernel],
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
     )
     try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.stdout.close()  # it goes on without a reader: SIGPIPE ends it with us at the latest
+        while process.poll() is None and not _works(mount, process.pid):
+            time.sleep(0.02)
         yield
     finally:
         process.terminate()
         process.wait()
+
+
+def _works(mount: Path, pid: int) -> bool:
+    return any(member.pid == pid and member.flat("gcgroup.stat").get("finished") for member in members(mount))
 
 
 def _tour(mount: Path, *, soft: bool) -> None:

@@ -70,10 +70,9 @@ class Notifier:
     def event(self, group: Group, channel: Channel) -> None:
         """The Controller's listener."""
         self._events.happened(group, channel)
-        directory = self._tree.known(group)
-        if directory is None or not directory.files:
+        directory, control = self._tree.known(group), BY_CHANNEL[channel]
+        if directory is None or control not in directory.files:
             return
-        control = BY_CHANNEL[channel]
         inode = directory.file_inode(control)
         if inode in self._looked_up:
             self._modified[inode] = f"{self._mountpoint}{self._tree.path(directory)}/{control.name}"

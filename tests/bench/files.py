@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""The file benchmark: what a control file costs, held against budgets. Run by `make bench-files`.
+
+    python tests/bench/files.py [--json FILE] [--quick] [--only PART] [--command CMD]
+
+Four parts, all against real mounts on this machine:
+
+latency   pread, cat (open+read+close), stat, pwrite and echo, by a C client, on ggroupfs and on a minimal C
+          low-level libfuse server (baseline.c). Servers and client share one CPU, as wake-ups across CPUs would hide
+          everything else. The two servers are measured in turn, many short rounds; a figure is the median over the
+          rounds, a ratio is the median of each round's own ratio, so slow drift cancels out.
+requests  FUSE requests of one `cat` and one `echo`, from libfuse's debug log. Exact.
+thousand  1000 processes: `ls -l` of the root (median of 9 runs after the first), the idle daemon's CPU time over 10 s.
+many      10,000 processes: the daemon's resident memory after one `ls -l`; idle again.
+
+Budgets are ratios or counts where they can be: absolute times move twofold between machines.
+Exit status: 0 all budgets hold, 1 one does not, 2 it could not be measured.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import opcodes
+from mounts import GGROUPFS, BenchError, Server, build, mount, pin, processes
+
+OPERATIONS = ("pread", "cat", "stat", "pwrite", "echo")
+RATIO_BUDGETS = {"pread": 3.5, "cat": 4.5}
+REQUEST_BUDGETS = {"first cat": 4, "later cat": 5, "echo": 3, "stat again": 0}
+LS_BUDGET_MS = 50.0
+RSS_BUDGET_MB = 200.0
+IDLE_BUDGET_PERCENT = 1.0
+WRITE = "8589934592"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the report."""
+
+    name: str
+    value: float
+    unit: str
+    budget: float | None = None
+    """The most it may be; None for a figure that is only reported."""
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        return "" if self.budget is None else "PASS" if self.value <= self.budget else "FAIL"
+
+    def __str__(self) -> str:
+        budget = "" if self.budget is None else f"<= {self.budget:g}"
+        return f"{self.name:34} {self.value:10.2f} {self.unit:9} {budget:8} {self.verdict:4}  {self.note}".rstrip()
+
+
+@dataclass
+class Report:
+    figures: list[Figure] = field(default_factory=list)
+
+    def add(self, *args: object, **kwargs: object) -> None:
+        self.figures.append(Figure(*args, **kwargs))  # type: ignore[arg-type]
+        print(self.figures[-1], flush=True)
+
+    @property
+    def failed(self) -> list[Figure]:
+        return [figure for figure in self.figures if figure.verdict == "FAIL"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    programs: dict[str, Path]
+    command: list[str]
+    rounds: int
+    calls: int
+    cpu: int
+    idle_seconds: float
+
+    def latency(self, report: Report) -> None:
+        """Runs in a process of its own (see part()), because it pins itself to one CPU."""
+        pin(self.cpu)
+        with ExitStack() as stack:
+            ours = stack.enter_context(mount(self.command))
+            theirs = stack.enter_context(mount([str(self.programs["baseline"])]))
+            pid = os.getpid()
+            ours.add([pid])
+            rounds = [(self.client(ours, pid), self.client(theirs, pid)) for _ in range(self.rounds)]
+        for op in OPERATIONS:
+            ratio = statistics.median(a[op][0] / b[op][0] for a, b in rounds)
+            sides = [[statistics.median(r[side][op][i] for r in rounds) for i in range(3)] for side in (0, 1)]
+            note = "p50/p99/min us: " + ", C ".join("/".join(f"{us:.1f}" for us in side) for side in sides)
+            report.add(f"{op} p50 against C", ratio, "times", RATIO_BUDGETS.get(op), note)
+
+    def client(self, server: Server, pid: int) -> dict[str, list[float]]:
+        arguments = [self.programs["client"], server.file(pid), WRITE, str(self.calls), *OPERATIONS]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        if done.returncode:
+            server.check()
+            raise BenchError(f"client: {done.stderr}")
+        return {op: [float(us) for us in figures] for op, *figures in map(str.split, done.stdout.splitlines())}
+
+    def requests(self, report: Report) -> None:
+        with mount(self.command, "debug") as server:
+            server.add([os.getpid()])
+            for name, sent in opcodes.count(server, os.getpid(), WRITE).items():
+                note = " ".join(opcode if n == 1 else f"{opcode}*{n}" for opcode, n in sent.items())
+                report.add(f"requests: {name}", sent.total(), "requests", REQUEST_BUDGETS.get(name), note)
+
+    def thousand(self, report: Report) -> None:
+        with processes(self.programs["processes"], 1000) as pids, mount(self.command) as server:
+            report.add("mkdir of 1000 processes", server.add(pids) * 1e3, "ms")
+            first, *later = (self.ls(server, 1000) for _ in range(10))
+            note = f"first {first:.1f}, worst later {max(later):.1f}"
+            report.add("ls -l of 1000 processes", statistics.median(later), "ms", LS_BUDGET_MS, note)
+            report.add("memory, 1000 processes", server.rss_mb(), "MB")
+            report.add("idle daemon, 1000 processes", self.idle(server), "% CPU", IDLE_BUDGET_PERCENT)
+            start = time.perf_counter()
+            entries = sum(len(dirs) + len(files) for _, dirs, files in os.walk(server.mountpoint))
+            report.add("walk of the whole tree", (time.perf_counter() - start) * 1e3, "ms", None, f"{entries} entries")
+            report.add("memory after the walk", server.rss_mb(), "MB")
+
+    def many(self, report: Report) -> None:
+        with processes(self.programs["processes"], 10_000) as pids, mount(self.command) as server:
+            before = server.rss_mb()
+            report.add("mkdir of 10,000 processes", server.add(pids) * 1e3, "ms")
+            made = server.rss_mb()
+            report.add("ls -l of 10,000 processes", self.ls(server, 10_000), "ms")
+            note = f"empty tree {before:.1f}, directories made {made:.1f}, then ls -l"
+            report.add("memory, 10,000 processes", server.rss_mb(), "MB", RSS_BUDGET_MB, note)
+            report.add("idle daemon, 10,000 processes", self.idle(server), "% CPU")
+
+    def ls(self, server: Server, entries: int) -> float:
+        """Milliseconds of one `ls -l` of the root, which must list `entries` processes; the start of ls included."""
+        start = time.perf_counter()
+        listing = subprocess.run(["ls", "-l", server.mountpoint], capture_output=True, text=True, check=True).stdout
+        took = (time.perf_counter() - start) * 1e3
+        listed = sum(line.rpartition(" ")[2].isdigit() for line in listing.splitlines()[1:])
+        if listed < entries:
+            raise BenchError(f"ls -l lists {listed} processes of {entries}")
+        return took
+
+    def idle(self, server: Server) -> float:
+        """Percent of one CPU that the daemon uses while nobody asks it anything, after one second to settle."""
+        time.sleep(1)
+        start, cpu = time.monotonic(), server.cpu_seconds()
+        time.sleep(self.idle_seconds)
+        return (server.cpu_seconds() - cpu) / (time.monotonic() - start) * 100
+
+
+PARTS = {"latency": Bench.latency, "requests": Bench.requests, "thousand": Bench.thousand, "many": Bench.many}
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and a shorter idle time: for a first look")
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part (may be repeated)")
+    parser.add_argument(
+        "--command", default=shlex.join(GGROUPFS), help="the server; gets [-o debug] MOUNTPOINT appended"
+    )
+    parser.add_argument("--cpu", type=int, default=max(os.sched_getaffinity(0)), help="where latency is measured")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: everything is unwound
+    report = Report()
+    every_cpu = os.sched_getaffinity(0)
+    try:
+        with tempfile.TemporaryDirectory(prefix="ggroupfs-bench-") as directory:
+            rounds, calls, idle_seconds = (5, 300, 3.0) if args.quick else (25, 1000, 10.0)
+            command = shlex.split(args.command)
+            bench = Bench(build(Path(directory)), command, rounds, calls, args.cpu, idle_seconds)
+            for name in args.only or PARTS:
+                try:
+                    PARTS[name](bench, report)
+                finally:
+                    os.sched_setaffinity(0, every_cpu)
+    except (BenchError, OSError, subprocess.CalledProcessError) as error:
+        print(f"could not measure: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if args.json:
+            rows = [{**asdict(figure), "verdict": figure.verdict} for figure in report.figures]
+            args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"{len(report.failed)} of {sum(f.budget is not None for f in report.figures)} budgets fail")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""What the file benchmark runs on: the C programs built, the two servers mounted, real processes made.
+
+Everything here is a context manager, so that a failure anywhere leaves no mount, no process and no directory behind.
+Only processes started here are ended, by their own handle; only mountpoints made here are unmounted, by their path.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+GGROUPFS = [sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", "soft"]
+PROGRAMS = ("baseline", "client", "processes")
+START_DEADLINE = 30.0
+STOP_DEADLINE = 20.0
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class BenchError(Exception):
+    """The benchmark could not measure; says nothing about the budgets."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A mounted file system and the process that serves it."""
+
+    mountpoint: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+    """What the server printed on stderr so far."""
+
+    def file(self, pid: int, name: str = "gmem.limit.high") -> Path:
+        return self.mountpoint / str(pid) / "0" / name
+
+    def add(self, pids: list[int]) -> float:
+        """Makes the directories of the live processes `pids`; returns the seconds that it took."""
+        start = time.perf_counter()
+        for pid in pids:
+            os.mkdir(self.mountpoint / str(pid))
+        return time.perf_counter() - start
+
+    def rss_mb(self) -> float:
+        """VmRSS in MB (10^6 bytes)."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024 / 1e6
+        raise BenchError("the server has no VmRSS: it is gone")
+
+    def cpu_seconds(self) -> float:
+        """utime + stime of all its threads so far, in steps of one clock tick."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICK
+
+    def check(self) -> None:
+        if self.process.poll() is not None:
+            raise BenchError(f"the server ended with status {self.process.returncode}:\n{self.log.read_text()[-2000:]}")
+
+
+def build(into: Path) -> dict[str, Path]:
+    """Compiles the C programs of this directory; returns their paths by name."""
+    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=True)
+    built = {name: into / name for name in PROGRAMS}
+    for name, path in built.items():
+        compiler = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-o", path, HERE / f"{name}.c"]
+        subprocess.run([*compiler, *shlex.split(flags.stdout)], check=True)
+    return built
+
+
+def pin(cpu: int) -> None:
+    """Pins this process, and so all that it starts from now on, to one CPU."""
+    os.sched_setaffinity(0, {cpu})
+
+
+def first_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """The first line of its stdout; b"" when it closed it or `deadline` seconds passed."""
+    lines: list[bytes] = []
+    assert process.stdout
+    reader = threading.Thread(target=lambda out: lines.append(out.readline()), args=(process.stdout,), daemon=True)
+    reader.start()
+    reader.join(deadline)
+    return lines[0] if lines else b""
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_DEADLINE)
+    except subprocess.TimeoutExpired:
+        print(f"warning: pid {process.pid} ignored SIGTERM for {STOP_DEADLINE:.0f} s", file=sys.stderr)
+        process.kill()
+        process.wait()
+
+
+def unmount(mountpoint: Path) -> None:
+    if os.path.ismount(mountpoint):
+        subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=False)
+
+
+@contextmanager
+def mount(command: list[str], options: str = "") -> Iterator[Server]:
+    """Runs `command [-o options] MOUNTPOINT` and yields once it has printed "ready"."""
+    with ExitStack() as stack:
+        top = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ggroupfs-bench-")))
+        mountpoint = top / "mnt"
+        mountpoint.mkdir()
+        log = top / "stderr"
+        with log.open("wb") as stderr:
+            arguments = [*command, *(["-o", options] if options else []), str(mountpoint)]
+            process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)
+        assert process.stdout
+        stack.callback(process.stdout.close)
+        stack.callback(unmount, mountpoint)
+        stack.callback(stop, process)
+        server = Server(mountpoint, process, log)
+        line = first_line(process, START_DEADLINE)
+        if line.strip() != b"ready":
+            raise BenchError(f"{shlex.join(arguments)}: no `ready` but {line!r}:\n{log.read_text()[-2000:]}")
+        yield server
+        server.check()
+
+
+@contextmanager
+def processes(program: Path, number: int) -> Iterator[list[int]]:
+    """Yields the pids of `number` new idle processes."""
+    with subprocess.Popen([program, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        try:
+            assert parent.stdout
+            pids = [int(line) for line in iter(parent.stdout.readline, b"\n") if line]
+            if len(pids) != number:
+                raise BenchError(f"only {len(pids)} of {number} processes could be made")
+            yield pids
+        finally:
+            assert parent.stdin
+            parent.stdin.close()

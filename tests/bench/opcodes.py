@@ -1,0 +1,71 @@
+"""How many FUSE requests a command costs, read from libfuse's own debug log (`-o debug`).
+
+The count is exact and does not depend on the machine. RELEASE comes after close() has returned, so a count is taken
+when the log has been quiet for a while.
+"""
+
+import re
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+from mounts import BenchError, Server
+
+OPCODE = re.compile(rb"^\s*unique: \d+, opcode: (\w+) ", re.MULTILINE)
+QUIET = 0.15
+DEADLINE = 10.0
+
+
+class Trace:
+    """The requests that a server mounted with `-o debug` was sent."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def _settled(self) -> int:
+        """Waits until the log stops growing; returns its size."""
+        size, since, end = -1, 0.0, time.monotonic() + DEADLINE
+        while time.monotonic() < end:
+            now = self.server.log.stat().st_size
+            if now != size:
+                size, since = now, time.monotonic()
+            elif time.monotonic() - since >= QUIET:
+                return size
+            time.sleep(QUIET / 10)
+        raise BenchError("requests keep coming to an idle mount")
+
+    def of(self, command: str, file: Path) -> Counter[str]:
+        """The requests that the shell command, with "$f" for the file, made the kernel send."""
+        before = self._settled()
+        subprocess.run(
+            ["/bin/sh", "-c", command],
+            env={"f": str(file), "PATH": "/usr/bin:/bin"},
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        after = self._settled()
+        with self.server.log.open("rb") as log:
+            log.seek(before)
+            return Counter(opcode.decode() for opcode in OPCODE.findall(log.read(after - before)))
+
+
+def count(server: Server, pid: int, write: str) -> dict[str, Counter[str]]:
+    """Requests of a `cat` and an `echo` in the fresh mount `server`, which has the directory of `pid`.
+
+    A first cat and echo of *another* file take the FLUSH and GETXATTR probes that the kernel sends once per mount, as
+    well as the lookups of the directories; a stat then looks the measured file up.
+    """
+    trace = Trace(server)
+    other, file = server.file(pid, "gmem.limit.low"), server.file(pid)
+    once = trace.of('cat "$f"; echo 0 > "$f"', other)
+    trace.of('stat "$f"', file)
+    counts = {
+        "once per mount (other file)": once,
+        "first cat": trace.of('cat "$f"', file),
+        "later cat": trace.of('cat "$f"', file),
+        "echo": trace.of(f'echo {write} > "$f"', file),
+    }
+    trace.of('stat "$f"', file)  # the write made the kernel distrust its attributes; this renews them
+    counts["stat again"] = trace.of('stat "$f"; stat "$f"', file)
+    return counts

@@ -1,0 +1,59 @@
+"""What every test has: real processes to work on, and the rule that nothing is logged that was not expected."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.mounted import Mounted, mounted
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "logs(*patterns): log lines that this test is about (regular expressions)")
+
+
+@pytest.fixture(autouse=True)
+def log_purity(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """An unexpected warning or error in the log fails the test; so does an expected one that does not come."""
+    caplog.set_level(logging.WARNING)
+    yield
+    marker = request.node.get_closest_marker("logs")
+    patterns = list(marker.args) if marker is not None else []
+    lines = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.WARNING]
+    unexpected = [line for line in lines if not any(re.search(pattern, line) for pattern in patterns)]
+    missing = [pattern for pattern in patterns if not any(re.search(pattern, line) for line in lines)]
+    assert not unexpected, f"unexpected log lines: {unexpected}"
+    assert not missing, f"expected log lines that did not come: {missing}"
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Makes idle processes, ended after the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        processes.append(subprocess.Popen(words or ("sleep", "600")))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def module_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    """One mounted tree for the tests of a module; use `mount`."""
+    with mounted(tmp_path_factory.mktemp("ggroup")) as mount:
+        yield mount
+
+
+@pytest.fixture
+def mount(module_mount: Mounted) -> Iterator[Mounted]:
+    """A mounted tree with a software GPU, whose books are checked after the test."""
+    yield module_mount
+    module_mount.check()
