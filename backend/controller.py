@@ -282,6 +282,9 @@ class Controller:
     def process_gone(self, process: Process) -> None:
         """Watcher: nothing to do, :meth:`_exited` is where it comes from."""
 
+    def process_moved(self, process: Process) -> None:
+        """Watcher: nothing to do, :meth:`_relocate` is where it comes from."""
+
     def slice_gone(self, slice_: Slice) -> None:
         """Watcher: drops what is kept for a slice."""
         for gpu in self.gpus:

@@ -51,6 +51,9 @@ class Watcher(Protocol):
     def process_gone(self, process: Process) -> None:
         """The directory of a process is no more."""
 
+    def process_moved(self, process: Process) -> None:
+        """A process is in another slice now, and may have another owner by that."""
+
     def slice_gone(self, slice_: Slice) -> None:
         """The directory of a slice is no more."""
 
@@ -162,6 +165,8 @@ class Population:
             self._ledger.move(Group(gpu, resident.process), Group(gpu, slice_))
         del self._slices[former].members[resident.process]
         resident.slice = slice_
+        for watcher in self.watchers:
+            watcher.process_moved(resident.process)
         self._prune(former)
 
     # Slices

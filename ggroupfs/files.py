@@ -86,13 +86,13 @@ class OpenFile:
         self.group = group
         self._controller = controller
         self._events = events
-        self._data = b""
+        self._data: bytes | None = None
         self._seen = -1  # kernfs: a poll before the first read reports an event
         self._waker: Waker | None = None
 
     def read(self, offset: int, size: int) -> bytes:
         """EINVAL for a file that cannot be read, ENODEV when the group is gone."""
-        if offset == 0:
+        if offset == 0 or self._data is None:
             control = self.control
             if control.show is None:
                 raise fail(errno.EINVAL)

@@ -50,6 +50,7 @@ class Notifier:
         self._modified: dict[int, str] = {}
         self._stale: set[int] = set()
         self._wake = trio.Event()
+        self._limiter = trio.CapacityLimiter(1)  # of its own: threads that hang in a driver hold others' tokens
         tree.controller.listeners.append(self.event)
         tree.controller.population.watchers.append(self)
 
@@ -81,6 +82,10 @@ class Notifier:
     def process_gone(self, process: Process) -> None:
         """The population's watcher."""
         self._gone(process)
+
+    def process_moved(self, process: Process) -> None:
+        """The population's watcher: whoever the slices above were given to owns it now."""
+        self.owner_changed(self._tree.seen_inodes(process))
 
     def slice_gone(self, slice_: Slice) -> None:
         """The population's watcher."""
@@ -115,7 +120,7 @@ class Notifier:
             modified, self._modified = list(self._modified.values()), {}
             stale, self._stale = self._stale, set()
             # A client of our own mount: it must not hold up the thread that answers it, nor our end.
-            await trio.to_thread.run_sync(self._tell, modified, stale, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self._tell, modified, stale, abandon_on_cancel=True, limiter=self._limiter)
             await trio.sleep(NOTIFY_INTERVAL_S)
 
     def _tell(self, modified: Iterable[str], stale: Iterable[int]) -> None:

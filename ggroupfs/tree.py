@@ -255,17 +255,23 @@ class Tree:
         files = range(FIRST_FILE_SLOT, FIRST_FILE_SLOT + len(directory.files))
         return [directory.inode, *(directory.number << SLOT_BITS | slot for slot in files)]
 
+    def seen(self, subject: Process | Slice) -> list[Directory]:
+        """The directories of a process or slice that anybody looked at, the deepest first."""
+        groups = [Group(index, subject) for index in self.controller.gpus]
+        found = (self._by_subject.get(key) for key in (*groups, subject))
+        return [directory for directory in found if directory is not None]
+
+    def seen_inodes(self, subject: Process | Slice) -> list[int]:
+        """The inodes of those and of their files."""
+        return [inode for directory in self.seen(subject) for inode in self.inodes(directory)]
+
     def forget(self, subject: Process | Slice) -> list[Directory]:
         """A process or slice is gone: drops its directories and returns them, the deepest first."""
-        gone: list[Directory] = []
-        groups = [Group(index, subject) for index in self.controller.gpus]
-        for key in (*groups, subject):
-            directory = self._by_subject.pop(key, None)
-            if directory is not None:
-                del self._directories[directory.number]
-                for inode in self.inodes(directory):
-                    self._ownership.pop(inode, None)
-                gone.append(directory)
+        gone = self.seen(subject)
+        for directory in gone:
+            del self._directories[directory.number], self._by_subject[directory.subject]
+            for inode in self.inodes(directory):
+                self._ownership.pop(inode, None)
         return gone
 
     # The small parts

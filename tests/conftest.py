@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.mounted import Mounted, mounted
+from tests.mounted import Mounted, mounted, mountpoint
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,9 +46,9 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 @pytest.fixture(scope="module")
-def module_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+def module_mount() -> Iterator[Mounted]:
     """One mounted tree for the tests of a module; use `mount`."""
-    with mounted(tmp_path_factory.mktemp("ggroup")) as mount:
+    with mountpoint() as path, mounted(path) as mount:
         yield mount
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,16 @@ class Mounted:
             return True
         frozen = (p for p in (self.path / "slice").rglob("compute.freeze") if p.parent.name == str(member.gpu))
         return any(path.read_text() == "1\n" for path in frozen)
+
+
+@contextlib.contextmanager
+def mountpoint() -> Iterator[Path]:
+    """An empty directory that every user can reach (pytest's own are root's alone)."""
+    path = Path(tempfile.mkdtemp(prefix="ggroup-"))
+    try:
+        yield path
+    finally:
+        path.rmdir()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,82 @@
+# ggroupfs: make run, make test. Each sets up whatever it needs, and nothing twice.
+#
+#   make build        apt packages, a venv in .venv, the package
+#   make run          mount on $(MOUNT), start tenants if there is no GPU, walk a tour; stays until Ctrl-C
+#   make test         every test that needs no GPU, and the checks
+#   make test-gpu     the tests that need an NVIDIA GPU with its stock driver
+#   make bench-files  what one file access costs, against a C server
+#
+# On a host without network, PY=python3 takes a Python that has the requirements already.
+
+MOUNT ?= /run/ggroup
+VENV := .venv
+PY ?= $(VENV)/bin/python
+PYTEST := $(PY) -m pytest
+SYSTEM_PYTHON := /usr/bin/python3
+
+APT := python3 python3-venv python3-dev gcc libc6-dev pkg-config libfuse3-dev fuse3
+APT_TEST := shellcheck inotify-tools util-linux mandoc
+
+SOURCES := ggroupfs backend tests
+SHELL_SCRIPTS := .ci/run
+
+.PHONY: all build build-test run test check test-unit test-gpu bench-files clean
+
+all: build
+
+# A stamp per set of packages: dpkg is asked each time, apt only for what is missing.
+define apt_install
+	@missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	[ -z "$$missing" ] || { \
+		command -v apt-get >/dev/null || { echo "make: this is no Debian; please install:" $$missing >&2; exit 1; }; \
+		[ "$$(id -u)" = 0 ] || { echo "make: not root; please have installed: apt-get install" $$missing >&2; exit 1; }; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get install -y -q $$missing || { apt-get update -q && apt-get install -y -q $$missing; }; }
+endef
+
+ifeq ($(PY),$(VENV)/bin/python)
+build: $(VENV)/.built
+build-test: $(VENV)/.built-test
+
+$(VENV)/.built: pyproject.toml
+	$(call apt_install,$(APT))
+	$(SYSTEM_PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -q --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.built-test: $(VENV)/.built
+	$(call apt_install,$(APT_TEST))
+	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test]'
+	touch $@
+else
+build build-test:
+	@$(PY) -c 'import pyfuse3, trio, attrs, pynvml' || { echo "make: $(PY) lacks the modules named above" >&2; exit 1; }
+endif
+
+run: build
+	@[ "$$(id -u)" = 0 ] || { echo "make run: only root may mount a tree that acts on every process" >&2; exit 1; }
+	$(PY) -m ggroupfs demo --mount $(MOUNT)
+
+test: check test-unit
+
+check: build-test
+	$(VENV)/bin/ruff check $(SOURCES)
+	$(VENV)/bin/ruff format --check $(SOURCES)
+	$(VENV)/bin/mypy
+	shellcheck $(SHELL_SCRIPTS)
+	mandoc -T lint -W warning docs/man/*.8
+
+test-unit: build-test
+	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
+	$(PYTEST) tests --ignore tests/t7_nvidia
+
+test-gpu: build-test
+	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
+	$(PYTEST) -s tests/t7_nvidia
+
+bench-files: build-test
+	$(PY) tests/bench/files.py
+
+clean:
+	rm -rf $(VENV) build ./*.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,58 @@
+"""The one table of control files is whole: every name, mode and direction, and what it may promise."""
+
+from __future__ import annotations
+
+from backend.records import Capability
+from backend.soft.gpu import SoftGpu
+from ggroupfs.controls import BY_CHANNEL, CONTROLS, LEVERS
+from ggroupfs.tree import FIRST_FILE_SLOT, SLOT_BITS
+
+DESIGN = {
+    "gmem.limit.high": 0o644,
+    "gmem.limit.low": 0o644,
+    "gmem.current": 0o444,
+    "gmem.peak": 0o644,
+    "gmem.swap.current": 0o444,
+    "gmem.swap.max": 0o644,
+    "gmem.reclaim": 0o200,
+    "gmem.events": 0o444,
+    "gmem.stat": 0o444,
+    "usermemfd": 0o444,
+    "compute.timeslice": 0o644,
+    "compute.freeze": 0o644,
+    "compute.priority": 0o644,
+    "compute.weight": 0o644,
+    "compute.migrate": 0o200,
+    "compute.events": 0o444,
+    "gcgroup.stat": 0o444,
+}
+
+
+def test_the_table_is_the_design() -> None:
+    assert {control.name: control.mode for control in CONTROLS} == DESIGN
+
+
+def test_modes_say_what_the_functions_can() -> None:
+    for control in CONTROLS:
+        assert (control.show is not None or control.name == "usermemfd") == bool(control.mode & 0o444), control.name
+        assert (control.apply is not None) == (control.parse is not None) == bool(control.mode & 0o200), control.name
+
+
+def test_every_channel_has_its_file() -> None:
+    assert {channel.value: control.name for channel, control in BY_CHANNEL.items()} == {
+        name: name for name in ("gmem.events", "compute.events", "usermemfd")
+    }
+
+
+def test_the_software_gpu_says_what_each_lever_does() -> None:
+    table = SoftGpu().capabilities()
+    assert set(table) == set(LEVERS)
+    assert {name for name, what in table.items() if what is Capability.UNSUPPORTED} == {
+        "compute.priority",
+        "compute.weight",
+        "compute.migrate",
+    }
+
+
+def test_inode_numbers_have_room_for_the_table() -> None:
+    assert len(CONTROLS) + FIRST_FILE_SLOT < 1 << SLOT_BITS

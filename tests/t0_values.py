@@ -1,0 +1,107 @@
+"""Text to number and back: what each parser takes, refuses, and with which errno."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.records import MAX
+from ggroupfs import values
+
+
+@pytest.mark.parametrize(
+    ("word", "nbytes"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("8G", 8 << 30),
+        ("8g", 8 << 30),
+        ("512M", 512 << 20),
+        ("3k", 3 << 10),
+        ("2T", 2 << 40),
+        ("0x10", 16),
+        ("010", 8),
+        ("+7", 7),
+        ("-0", 0),
+        ("max", MAX),
+        (str(MAX), MAX),
+        (str(2**64 - 1), MAX),
+    ],
+)
+def test_size(word: str, nbytes: int) -> None:
+    assert values.size(word) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        ("", errno.EINVAL),
+        ("MAX", errno.EINVAL),
+        ("8GB", errno.EINVAL),
+        ("8 G", errno.EINVAL),
+        ("1.5G", errno.EINVAL),
+        ("1e9", errno.EINVAL),
+        ("08", errno.EINVAL),
+        ("0x", errno.EINVAL),
+        ("-", errno.EINVAL),
+        ("1\n2", errno.EINVAL),
+        ("-1", errno.ERANGE),
+        (str(2**64), errno.ERANGE),
+        ("16777216T", errno.ERANGE),
+    ],
+)
+def test_size_refuses(word: str, code: int) -> None:
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - the errno is what matters
+        values.size(word)
+    assert caught.value.errno == code
+
+
+@given(st.integers(0, MAX))
+def test_what_is_shown_can_be_written_back(nbytes: int) -> None:
+    assert values.size(values.show_size(nbytes)) == nbytes
+
+
+@given(st.integers(1, 2**40))
+def test_a_timeslice_reads_as_it_was_written(us: int) -> None:
+    assert values.timeslice(values.show_ms(us)) == us
+    assert values.timeslice(f"{us}us") == us
+
+
+@pytest.mark.parametrize(
+    ("word", "us"),
+    [("2.048", 2048), ("0.5", 500), (".5", 500), ("10", 10000), ("500us", 500), ("2 ms", 2000), ("default", 0)],
+)
+def test_timeslice(word: str, us: int) -> None:
+    assert values.timeslice(word) == us
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        ("", errno.EINVAL),
+        ("1s", errno.EINVAL),
+        ("-1", errno.EINVAL),
+        ("ms", errno.EINVAL),
+        ("0", errno.ERANGE),
+        ("0.0001", errno.ERANGE),
+        ("1" * 30, errno.ERANGE),
+    ],
+)
+def test_timeslice_refuses(word: str, code: int) -> None:
+    with pytest.raises(OSError) as caught:  # noqa: PT011
+        values.timeslice(word)
+    assert caught.value.errno == code
+
+
+def test_text_ends_at_a_nul_and_loses_the_blanks_around() -> None:
+    assert values.text(b" \t8G\n") == "8G"
+    assert values.text(b"1\0garbage") == "1"
+    with pytest.raises(OSError, match="Invalid argument"):
+        values.text(b"\xff")
+
+
+def test_flat_keyed_leaves_out_what_is_not_known() -> None:
+    assert values.flat_keyed({"a": 1, "b": None, "c": "x"}) == "a 1\nc x\n"

@@ -1,0 +1,66 @@
+"""The messages: 64 bytes, every field where the table in backend.wire says, and back again."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.wire import ARGS, FORMAT, REPLY, SIZE, Message, Op
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+
+MESSAGES = st.builds(
+    Message,
+    op=st.integers(0, REPLY - 1),
+    seq=U64,
+    gpu=U32,
+    args=st.tuples(*[U64] * ARGS),
+    status=st.integers(-(2**31), 2**31 - 1),
+    reply=st.booleans(),
+    flags=U32,
+)
+
+
+def test_layout() -> None:
+    raw = Message(Op.ALLOC, seq=7, gpu=3, args=(1, 2, 3, 4, 5), status=-12, reply=True).encode()
+    assert len(raw) == SIZE == FORMAT.size == 64
+    assert struct.unpack_from("<I", raw, 0) == (Op.ALLOC | 1 << 31,)
+    assert struct.unpack_from("<i", raw, 4) == (-12,)
+    assert struct.unpack_from("<Q", raw, 8) == (7,)
+    assert struct.unpack_from("<II", raw, 16) == (3, 0)
+    assert struct.unpack_from("<5Q", raw, 24) == (1, 2, 3, 4, 5)
+
+
+@given(MESSAGES)
+def test_round_trip(message: Message) -> None:
+    assert Message.decode(message.encode()) == message
+
+
+@given(st.binary(max_size=200).filter(lambda raw: len(raw) != SIZE))
+def test_only_whole_messages_are_decoded(raw: bytes) -> None:
+    with pytest.raises(ValueError, match="64 bytes"):
+        Message.decode(raw)
+
+
+def test_a_refusal_is_raised_as_its_errno() -> None:
+    with pytest.raises(OSError, match="Cannot allocate memory") as caught:
+        Message(Op.ALLOC, seq=1).refuse(errno.ENOMEM).check()
+    assert caught.value.errno == errno.ENOMEM
+
+
+def test_the_numbers_are_for_good() -> None:
+    assert {op.name: op.value for op in Op} == {
+        "HELLO": 1,
+        "JOIN": 2,
+        "LEAVE": 3,
+        "ALLOC": 32,
+        "FREE": 33,
+        "WRITE": 34,
+        "READ": 35,
+        "LAUNCH": 36,
+        "PROGRESS": 64,
+    }
