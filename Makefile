@@ -31,7 +31,7 @@ define apt_install
 		command -v apt-get >/dev/null || { echo "make: this is no Debian; please install:" $$missing >&2; exit 1; }; \
 		[ "$$(id -u)" = 0 ] || { echo "make: not root; please have installed: apt-get install" $$missing >&2; exit 1; }; \
 		export DEBIAN_FRONTEND=noninteractive; \
-		apt-get install -y -q $$missing || { apt-get update -q && apt-get install -y -q $$missing; }; }
+		apt-get install -y -q --no-install-recommends $$missing || { apt-get update -q && apt-get install -y -q --no-install-recommends $$missing; }; }
 endef
 
 ifeq ($(PY),$(VENV)/bin/python)

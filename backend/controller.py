@@ -135,12 +135,12 @@ class Controller:
         """gmem.limit.high: returns once the group is under it. EBUSY where swap.max keeps it from getting there."""
         self.require(group, "gmem.limit.high")
         async with self._asked(group, high=nbytes):
-            excess = self.ledger.excess(group)
-            if sum(target.nbytes for target in self.ledger.plan(group, excess)) < excess:
-                raise fail(errno.EBUSY)
-            await self._reclaimer.settle(group)
-            if self.ledger.excess(group):
-                raise fail(errno.EAGAIN)
+            if excess := self.ledger.excess(group):
+                if sum(target.nbytes for target in self.ledger.plan(group, excess)) < excess:
+                    raise fail(errno.EBUSY)
+                await self._reclaimer.settle(group)
+                if self.ledger.excess(group):
+                    raise fail(errno.EAGAIN)
 
     async def set_low(self, group: Group, nbytes: int) -> None:
         """gmem.limit.low."""
