@@ -7,11 +7,12 @@ tick at which it started (field 22 of ``/proc/<pid>/stat``), so a recycled pid i
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import struct
 
 import attrs
+
+from backend.errors import fail
 
 ROOT_PATH = "/"
 
@@ -70,11 +71,11 @@ def start_time(pid: int) -> int:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
     except (FileNotFoundError, ProcessLookupError):
-        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+        raise fail(errno.ESRCH) from None
     # The command name may hold spaces and parentheses: count fields from the last one.
     fields = stat[stat.rindex(b")") + 2 :].split()
     if fields[0] in (b"Z", b"X"):  # a zombie holds a pid but runs nothing
-        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        raise fail(errno.ESRCH)
     return int(fields[19])
 
 
@@ -87,14 +88,14 @@ def tgid_of(tid: int) -> int:
                     return int(line[5:])
     except (FileNotFoundError, ProcessLookupError):
         pass
-    raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    raise fail(errno.ESRCH)
 
 
 def identify(pid: int) -> Process:
     """The live process that now bears `pid`, which must be a thread group id; ProcessLookupError otherwise."""
     start = start_time(pid)
     if tgid_of(pid) != pid:
-        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        raise fail(errno.ESRCH)
     return Process(pid, start)
 
 
@@ -116,7 +117,7 @@ def cgroup_of(pid: int) -> Slice:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
     except (FileNotFoundError, ProcessLookupError):
-        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+        raise fail(errno.ESRCH) from None
     fallback = ROOT
     for line in lines:
         number, controllers, path = line.split(":", 2)

@@ -7,12 +7,12 @@ A slice is there while a process below it is, and beyond that if somebody made i
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import attrs
 
+from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Ledger
 
@@ -174,9 +174,9 @@ class Population:
     def make(self, slice_: Slice) -> None:
         """mkdir: FileExistsError where it is, FileNotFoundError without a parent."""
         if slice_ in self._slices:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            raise fail(errno.EEXIST)
         if slice_.parent not in self._slices:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise fail(errno.ENOENT)
         self._enter(slice_).kept = True
 
     def keep(self, slice_: Slice) -> None:
@@ -187,7 +187,7 @@ class Population:
         """rmdir: EBUSY while a process or a slice is below it."""
         entry = self._slices[slice_]
         if entry.members or entry.children or slice_ == ROOT:
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            raise fail(errno.EBUSY)
         entry.kept = False
         self._prune(slice_)
 

@@ -8,48 +8,19 @@ its children's. Limits act as in memory cgroups (Documentation/admin-guide/cgrou
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import attrs
 
+from backend.errors import fail
 from backend.identity import ROOT, Group
 from backend.protocols import Target
 from backend.records import MAX, Books, Channel
 from backend.soft import reclaim
+from backend.soft.account import Account
 
 _BOOKS = {field.name for field in attrs.fields(Books)}
 _CONFIGURABLE = {"high", "low", "swap_max", "timeslice_us", "frozen", "priority", "weight"}
-
-
-def _fail(code: int) -> OSError:
-    return OSError(code, os.strerror(code))
-
-
-class Account:
-    """One group's page in the books: the fields of :class:`Books`, mutable, and its place in the tree."""
-
-    __slots__ = ("_seen", "children", "figures", "group", "parent")
-
-    def __init__(self, group: Group, parent: Account | None) -> None:
-        self.group = group
-        self.parent = parent
-        self.children: dict[Group, Account] = {}
-        self.figures = Books()
-        if parent is not None:
-            parent.children[group] = self
-
-    def update(self, **changes: Any) -> None:
-        """Replaces figures; readers keep the record that they have."""
-        self.figures = attrs.evolve(self.figures, **changes)
-
-    def path(self) -> Iterator[Account]:
-        """This account and every one above it, up to the GPU's root."""
-        account: Account | None = self
-        while account is not None:
-            yield account
-            account = account.parent
 
 
 class SoftLedger:
@@ -69,22 +40,22 @@ class SoftLedger:
     def add_gpu(self, index: int, capacity: int) -> None:
         root = Group(index, ROOT)
         if root in self._accounts:
-            raise _fail(errno.EEXIST)
+            raise fail(errno.EEXIST)
         self._accounts[root] = Account(root, None)
         self._accounts[root].update(high=capacity)
 
     def add(self, group: Group, parent: Group) -> None:
         if group in self._accounts:
-            raise _fail(errno.EEXIST)
+            raise fail(errno.EEXIST)
         above = self._account(parent)
         if parent.gpu != group.gpu:
-            raise _fail(errno.EXDEV)
+            raise fail(errno.EXDEV)
         self._accounts[group] = Account(group, above)
 
     def move(self, group: Group, parent: Group) -> None:
         account, above = self._account(group), self._account(parent)
         if account.parent is None or parent.gpu != group.gpu or account in above.path():
-            raise _fail(errno.EINVAL)
+            raise fail(errno.EINVAL)
         held, swapped = account.figures.current, account.figures.swap
         self._shift(account.parent, -held, -swapped)
         del account.parent.children[group]
@@ -95,7 +66,7 @@ class SoftLedger:
     def remove(self, group: Group) -> None:
         account = self._account(group)
         if account.children or account.parent is None:
-            raise _fail(errno.EBUSY)
+            raise fail(errno.EBUSY)
         self._shift(account.parent, -account.figures.current, -account.figures.swap)
         del account.parent.children[group]
         del self._accounts[group]
@@ -111,10 +82,10 @@ class SoftLedger:
 
     def configure(self, group: Group, **changes: int | bool) -> None:
         if not changes.keys() <= _CONFIGURABLE:
-            raise _fail(errno.EINVAL)
+            raise fail(errno.EINVAL)
         account = self._account(group)
         if account.parent is None:  # cgroup-v2.rst: the root has no limits
-            raise _fail(errno.EPERM)
+            raise fail(errno.EPERM)
         account.update(**changes)
 
     def reset_peak(self, group: Group) -> None:
@@ -130,27 +101,27 @@ class SoftLedger:
             if over > 0 and over > reclaim.reclaimable(level, account, nbytes):
                 self._event(level, "max")
                 self._event(account, "oom")
-                raise _fail(errno.ENOMEM)
+                raise fail(errno.ENOMEM)
         self._shift(account, nbytes, 0)
 
     def uncharge(self, group: Group, nbytes: int) -> None:
         account = self._leaf(group, nbytes)
         if nbytes > account.figures.current:
-            raise _fail(errno.EINVAL)
+            raise fail(errno.EINVAL)
         self._shift(account, -nbytes, 0)
 
     def uncharge_swap(self, group: Group, nbytes: int) -> None:
         account = self._leaf(group, nbytes)
         if nbytes > account.figures.swap:
-            raise _fail(errno.EINVAL)
+            raise fail(errno.EINVAL)
         self._shift(account, 0, -nbytes)
 
     def swap_out(self, group: Group, nbytes: int, usec: int = 0) -> None:
         account = self._leaf(group, nbytes)
         if nbytes > account.figures.current:
-            raise _fail(errno.EINVAL)
+            raise fail(errno.EINVAL)
         if nbytes > reclaim.swap_room(account):
-            raise _fail(errno.ENOSPC)
+            raise fail(errno.ENOSPC)
         self._shift(account, -nbytes, nbytes)
         for level in account.path():
             books = level.figures
@@ -163,9 +134,9 @@ class SoftLedger:
     def swap_in(self, group: Group, nbytes: int, usec: int = 0) -> None:
         account = self._leaf(group, nbytes)
         if nbytes > account.figures.swap:
-            raise _fail(errno.EINVAL)
+            raise fail(errno.EINVAL)
         if any(level.figures.current + nbytes > level.figures.high for level in account.path()):
-            raise _fail(errno.EAGAIN)
+            raise fail(errno.EAGAIN)
         self._shift(account, nbytes, -nbytes)
         for level in account.path():
             books = level.figures
@@ -201,12 +172,12 @@ class SoftLedger:
         try:
             return self._accounts[group]
         except KeyError:
-            raise _fail(errno.ENODEV) from None
+            raise fail(errno.ENODEV) from None
 
     def _leaf(self, group: Group, nbytes: int) -> Account:
         account = self._account(group)
         if nbytes < 0 or nbytes > MAX or isinstance(group.node, type(ROOT)):
-            raise _fail(errno.EINVAL)
+            raise fail(errno.EINVAL)
         return account
 
     def _shift(self, account: Account, held: int, swapped: int) -> None:
@@ -220,7 +191,7 @@ class SoftLedger:
         """Counts an event in a group and, as memory.events does, in every group above it."""
         name = f"events_{event}"
         if name not in _BOOKS:
-            raise _fail(errno.EINVAL)
+            raise fail(errno.EINVAL)
         for level in account.path():
             level.update(**{name: getattr(level.figures, name) + 1})
             self._tell(level.group, Channel.GMEM)

@@ -7,12 +7,9 @@ group that is being reclaimed, low protects as ``effective_protection()`` in mm/
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from backend.protocols import Target
-
-if TYPE_CHECKING:
-    from backend.soft.ledger import Account
+from backend.soft.account import Account
 
 
 def swap_room(account: Account) -> int:

@@ -1,0 +1,36 @@
+"""One group's page in the books of the SoftLedger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from backend.identity import Group
+from backend.records import Books
+
+
+class Account:
+    """One group's page in the books: the fields of :class:`Books`, mutable, and its place in the tree."""
+
+    __slots__ = ("_seen", "children", "figures", "group", "parent")
+
+    def __init__(self, group: Group, parent: Account | None) -> None:
+        self.group = group
+        self.parent = parent
+        self.children: dict[Group, Account] = {}
+        self.figures = Books()
+        if parent is not None:
+            parent.children[group] = self
+
+    def update(self, **changes: Any) -> None:
+        """Replaces figures; readers keep the record that they have."""
+        self.figures = attrs.evolve(self.figures, **changes)
+
+    def path(self) -> Iterator[Account]:
+        """This account and every one above it, up to the GPU's root."""
+        account: Account | None = self
+        while account is not None:
+            yield account
+            account = account.parent
