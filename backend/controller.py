@@ -47,8 +47,9 @@ class Controller:
         self.facts: dict[str, str] = {"ledger": ledger.name}
         """Shown in ``ggroup.backend``."""
         self._seconds = seconds
+        self._turns: dict[Group, trio.Lock] = {}
         self._exits = ExitWatch(self._exited)
-        self._reclaimer = Reclaimer(ledger, self.gpus, self.population)
+        self._reclaimer = Reclaimer(ledger, self.gpus, self.population, seconds)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, seconds)
         ledger.listen(self._tell)
 
@@ -57,7 +58,8 @@ class Controller:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._exits.run)
-                nursery.start_soon(self._follower.run)
+                nursery.start_soon(self._follower.background.run)
+                nursery.start_soon(self._reclaimer.background.run)
                 nursery.start_soon(self._follow_cgroups)
                 for gpu in self.gpus.values():
                     await nursery.start(gpu.run, self)
@@ -191,22 +193,35 @@ class Controller:
         """Writes what is asked into the books and lets the body make it hold; if it cannot, takes it back.
 
         Then the hardware follows the books back, in the background: whatever failed may fail again, and the writer
-        has its answer. ETIMEDOUT after the deadline, ENODEV for a process that died meanwhile.
+        has its answer. Writers of one group take turns, so that what is taken back is never another's. ETIMEDOUT
+        after the deadline, ENODEV for a process that died meanwhile.
         """
-        books = self.books(group)
-        self.ledger.configure(group, **changes)
-        try:
-            with deadline(self._seconds):
-                yield
-        except OSError as error:
-            if self.population.holds(group):
-                self.ledger.configure(group, **{name: getattr(books, name) for name in changes})
-                self._follower.later(group)
-            if isinstance(error, ProcessLookupError):
-                raise fail(errno.ENODEV) from None
-            raise
-        if isinstance(group.node, Slice) and self.population.holds(group):
-            self.population.keep(group.node)
+        turn = self._turns.setdefault(group, trio.Lock())
+        with deadline(self._seconds):
+            try:
+                turn.acquire_nowait()  # without the checkpoint of acquire(), which would cost more than the write
+            except trio.WouldBlock:
+                await turn.acquire()
+            try:
+                books = self.books(group)
+                self.ledger.configure(group, **changes)
+                try:
+                    yield
+                except BaseException as error:
+                    self._take_back(group, {name: getattr(books, name) for name in changes})
+                    if isinstance(error, ProcessLookupError) or not self.population.holds(group):
+                        raise fail(errno.ENODEV) from None
+                    raise
+                if isinstance(group.node, Slice) and self.population.holds(group):
+                    self.population.keep(group.node)
+            finally:
+                turn.release()
+
+    def _take_back(self, group: Group, before: Mapping[str, int | bool]) -> None:
+        """A write failed: the books say again what they said, and the hardware is to follow."""
+        if self.population.holds(group):
+            self.ledger.configure(group, **before)
+            self._follower.background.later(group)
 
     # Host: what the GPUs ask for
 
@@ -225,6 +240,9 @@ class Controller:
             raise
         except OSError as error:
             log.error("GPU %d does not follow for %s: %s", gpu, process, error)
+
+    def knows(self, process: Process, gpu: int) -> bool:
+        return self.population.holds(Group(gpu, process))
 
     def processes(self, gpu: int) -> Sequence[Process]:
         return [resident.process for resident in self.population.below(Group(gpu, ROOT))]
@@ -293,14 +311,17 @@ class Controller:
     def _forget(self, group: Group) -> None:
         self._follower.forget(group)
         self._reclaimer.forget(group)
+        self._turns.pop(group, None)
 
     def _left(self, group: Group) -> None:
-        """A process is no longer below this slice, which may have gone with it."""
-        if self.population.holds(group):
-            self._follower.sharers_changed(group)
-            self._follower.show(group)
-            for level in self.population.path(group):
-                self._tell(level, Channel.COMPUTE)
+        """A process is no longer below this slice, which may have gone with it, and some of those above."""
+        for level in self.population.path(group):
+            if self.population.holds(level):
+                self._follower.sharers_changed(level)
+                self._follower.show(level)
+                for above in self.population.path(level):
+                    self._tell(above, Channel.COMPUTE)
+                return
 
     async def _follow_cgroups(self) -> None:
         """Notices processes that were moved to another cgroup, a few at a time."""
@@ -312,19 +333,20 @@ class Controller:
                 with contextlib.suppress(ProcessLookupError):
                     slice_ = cgroup_of(resident.process.pid)
                     if slice_ != resident.slice and self.population.resident(resident.process) is resident:
-                        await self._relocate(resident, slice_)
+                        self._relocate(resident, slice_)
 
-    async def _relocate(self, resident: Resident, slice_: Slice) -> None:
+    def _relocate(self, resident: Resident, slice_: Slice) -> None:
+        """Moves a process in the books; limits and policy of where it is now apply soon after."""
         former = resident.slice
         self.population.relocate(resident, slice_)
         for gpu in resident.gpus:
             group = Group(gpu, resident.process)
             self._left(Group(gpu, former))
             self._follower.sharers_changed(group)
-            self._follower.later(group)
+            self._follower.background.later(group)
+            self._reclaimer.background.later(group)
             for level in self.population.path(group):
                 self._tell(level, Channel.COMPUTE)
-            await self._reclaimer.settle_path(group)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

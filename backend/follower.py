@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 import trio
 
-from backend.errors import deadline
+from backend.background import Background
+from backend.errors import fail
 from backend.identity import Group, Process, Slice
 from backend.population import Population, Resident
 from backend.protocols import Gpu, Ledger
@@ -35,12 +36,11 @@ class Follower:
         self._gpus = gpus
         self._population = population
         self._tell = tell
-        self._seconds = seconds
         self._applied: dict[Group, Wanted] = {}
-        self._locks: defaultdict[Group, trio.Lock] = defaultdict(trio.Lock)
+        self._locks: dict[Group, trio.Lock] = {}
         self._frozen: set[Group] = set()  # as compute.events last said
-        self._changed: dict[Group, None] = {}
-        self._wake = trio.Event()
+        self.background = Background("compute", population, self.apply, seconds)
+        """For what changed without a writer."""
 
     def applied(self, group: Group) -> Wanted:
         """What holds for a process now."""
@@ -71,15 +71,18 @@ class Follower:
 
     async def apply(self, group: Group) -> None:
         """Returns once what is wanted holds for every process at or below a group; raises the first failure."""
-        failures: list[OSError] = []
+        failures: list[Exception] = []
 
         async def one(resident: Resident) -> None:
+            member = Group(group.gpu, resident.process)
             try:
-                await self._apply_one(Group(group.gpu, resident.process))
-            except OSError as error:
-                # Of a slice, a process that died while we worked leaves nothing to freeze.
-                if isinstance(group.node, Process) or not isinstance(error, ProcessLookupError):
+                await self._apply_one(member)
+            except Exception as error:
+                if self._population.holds(member):
                     failures.append(error)
+                elif member == group:
+                    failures.append(fail(errno.ESRCH))
+                # Of a slice, a process that died while we worked leaves nothing to freeze.
 
         residents = list(self._population.below(group))
         if len(residents) == 1:
@@ -95,7 +98,9 @@ class Follower:
     async def _apply_one(self, group: Group) -> None:
         process, gpu = group.node, self._gpus[group.gpu]
         assert isinstance(process, Process)
-        async with self._locks[group]:
+        async with self._locks.setdefault(group, trio.Lock()):
+            if not self._population.holds(group):
+                raise fail(errno.ESRCH)
             wanted = self.wanted(group)  # asked inside the lock: the last write wins
             applied = self.applied(group)
             if wanted.timeslice_us != applied.timeslice_us:
@@ -117,54 +122,36 @@ class Follower:
     def show(self, group: Group) -> None:
         """Tells compute.events of a group, and of every one above it, whose frozen state turned."""
         for level in self._population.path(group):
-            frozen = self.is_frozen(level)
+            frozen = self._population.holds(level) and self.is_frozen(level)
             if frozen != (level in self._frozen):
                 (self._frozen.add if frozen else self._frozen.discard)(level)
                 self._tell(level, Channel.COMPUTE)
-
-    def later(self, group: Group) -> None:
-        """Something changed that nobody waits for: :meth:`run` will apply it."""
-        self._changed[group] = None
-        self._wake.set()
 
     def sharers_changed(self, group: Group) -> None:
         """A process came to, or left, this path: the others' parts of a slice's timeslice change."""
         for level in self._population.path(group):
             if isinstance(level.node, Slice) and self._ledger.books(level).timeslice_us:
-                self.later(level)
-
-    async def run(self) -> None:
-        """Applies what :meth:`later` is told, until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            changed, self._changed = self._changed, {}
-            for group in changed:
-                if not self._population.holds(group):
-                    continue
-                try:
-                    with deadline(self._seconds):
-                        await self.apply(group)
-                except ProcessLookupError:
-                    pass
-                except OSError as error:
-                    log.error("GPU %d does not follow for %s: %s", group.gpu, group.node, error)
+                self.background.later(level)
 
     async def release(self) -> None:
         """Gives every process its TSGs and default timeslices back: nobody is left to do it later."""
-        for group, applied in list(self._applied.items()):
-            process, gpu = group.node, self._gpus[group.gpu]
-            assert isinstance(process, Process)
-            try:
-                if applied.frozen:
-                    await gpu.attach(process)
-                if applied.timeslice_us:
-                    await gpu.set_timeslice(process, 0)
-            except ProcessLookupError:
-                pass
-            except OSError as error:
-                log.error("could not give process %d its GPU %d back: %s", process.pid, group.gpu, error)
-            self._applied.pop(group, None)
+        async with trio.open_nursery() as nursery:
+            for group, applied in self._applied.items():
+                nursery.start_soon(self._release_one, group, applied)
+        self._applied.clear()
+
+    async def _release_one(self, group: Group, applied: Wanted) -> None:
+        process, gpu = group.node, self._gpus[group.gpu]
+        assert isinstance(process, Process)
+        try:
+            if applied.frozen:
+                await gpu.attach(process)
+            if applied.timeslice_us:
+                await gpu.set_timeslice(process, 0)
+        except ProcessLookupError:
+            pass
+        except Exception as error:  # the others are to have theirs all the same
+            log.error("could not give process %d its GPU %d back: %s", process.pid, group.gpu, error)
 
     def forget(self, group: Group) -> None:
         """The group is gone."""

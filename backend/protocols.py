@@ -106,6 +106,9 @@ class Host(Protocol):
     async def arrive(self, process: Process, gpu: int) -> None:
         """A process has a context on `gpu`. On return it is in the books and its slices' policy holds."""
 
+    def knows(self, process: Process, gpu: int) -> bool:
+        """Whether the process is in the books of `gpu`: what is asked for one that is not comes too late."""
+
     def processes(self, gpu: int) -> Sequence[Process]:
         """The processes in the books of `gpu`."""
 

@@ -97,9 +97,9 @@ class Notifier:
         self._wake.set()
 
     def _gone(self, subject: Process | Slice) -> None:
+        for gpu in self._tree.controller.gpus:
+            self._events.forget(Group(gpu, subject))
         for directory in self._tree.forget(subject):
-            if isinstance(directory.subject, Group):
-                self._events.forget(directory.subject)
             # The files first: a directory with a file in the dentry cache would not be empty.
             for control in directory.files:
                 inode = directory.file_inode(control)

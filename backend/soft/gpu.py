@@ -168,13 +168,17 @@ class SoftGpu:
             return 0
         host, page = self._booked(), self.config.page
         moved = 0
-        while moved < nbytes:
-            batch = 0
-            while batch < self.config.batch and moved + batch < nbytes and tenant.memory.evict():
-                batch += page
-            if not batch:
-                break
-            host.moved_out(process, self.info.index, batch, self._transfer_us(batch))
+        while moved < nbytes and tenant.memory.resident:
+            pages = min(self.config.batch // page, -(-(nbytes - moved) // page), tenant.memory.resident)
+            batch = pages * page
+            try:
+                host.moved_out(process, self.info.index, batch, self._transfer_us(batch))
+            except OSError:
+                if moved:
+                    break  # swap.max shrank, or another reclaim took the room, since this one was planned
+                raise
+            for _ in range(pages):
+                tenant.memory.evict()
             moved += batch
             await trio.sleep(self._transfer_us(batch) / 1e6)
         return moved
@@ -285,9 +289,13 @@ class SoftGpu:
     # The small parts
 
     def _tenant(self, process: Process) -> Tenant:
-        if process not in self._tenants:
-            self._tenants[process] = Tenant(Memory(self._frames, self._slots))
-        return self._tenants[process]
+        """What is kept for a process; ProcessLookupError for one that is gone, or never was."""
+        tenant = self._tenants.get(process)
+        if tenant is None:
+            if not self._booked().knows(process, self.info.index):
+                raise fail(errno.ESRCH)
+            tenant = self._tenants[process] = Tenant(Memory(self._frames, self._slots))
+        return tenant
 
     def _booked(self) -> Host:
         if self._host is None:
