@@ -1,0 +1,148 @@
+"""SetTimeslice, DetachTSG and AttachTSG on TSGs that were found.
+
+A status of OK says that the driver took the request, not that it acts (on GSP the work is firmware's): whether it
+does is what the self-test measures. Handles are reused in principle, so each is looked at again just before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+
+import attrs
+
+from backend.nvidia import rm
+from backend.nvidia.discover import Engine, Tsg, is_channel
+from backend.protocols import split_timeslice
+
+log = logging.getLogger(__name__)
+
+Controls = Mapping[int, rm.Control]
+"""Requests go through the descriptor that the client belongs to."""
+
+Key = tuple[int, int]
+"""A channel: its client and its handle."""
+
+ReadBack = Callable[[int, int], bool | None]
+"""Whether a channel (client, handle) is enabled; None when that cannot be learnt."""
+
+NESTED = 8
+"""Times that a channel is enabled, at most, until it is."""
+
+
+def still_there(controls: Controls, tsgs: Sequence[Tsg]) -> Sequence[Tsg]:
+    """Those of `tsgs`, with those of their channels, whose handles still are what they were."""
+    found = []
+    for tsg in tsgs:
+        control = controls.get(tsg.fd)
+        if control is None or control.class_of(tsg.client, tsg.handle) != rm.CLASS_TSG:
+            continue
+        channels = tuple(still_channels(control, tsg.client, tsg.channels))
+        found.append(attrs.evolve(tsg, channels=channels))
+    return found
+
+
+def shares(tsgs: Sequence[Tsg], us: int) -> Mapping[Tsg, int]:
+    """Microseconds for each GR TSG so that the process gets `us` in a round; its default for 0."""
+    gr = [tsg for tsg in tsgs if tsg.engine is Engine.GR]
+    return {tsg: split_timeslice(us, len(gr)) if us else tsg.default_us or rm.TIMESLICE_DEFAULT_US for tsg in gr}
+
+
+def set_timeslice(controls: Controls, tsgs: Sequence[Tsg], us: int) -> None:
+    """SetTimeslice of a process: `us` microseconds split over its GR TSGs, 0 for what each had when it was found."""
+    for tsg, share in shares(tsgs, us).items():
+        control = controls[tsg.fd]
+        try:
+            # What was asked last, by whomever: spares the firmware what is so already (ctrla06cgpfifo.h).
+            if control.query(tsg.client, tsg.handle, rm.GET_TIMESLICE, rm.TIMESLICE, 0)[0] != share:
+                control.query(tsg.client, tsg.handle, rm.SET_TIMESLICE, rm.TIMESLICE, share)
+        except rm.RmError as error:
+            if not error.gone:
+                raise
+            log.debug("TSG 0x%x went away: %s", tsg.handle, error)
+
+
+def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:
+    """DetachTSG: all channels, those of the copy engines too, off the runlist and not running on return.
+
+    `off` has the channels that are off already, and gets the others. Those are left alone: disabling nests.
+    """
+    for control, client, subdevice, channels in _batches(controls, tsgs, off):
+        try:
+            _send(control, client, subdevice, channels, True)
+        except rm.RmError as error:
+            # A call that fails for one channel, say one freed a moment ago, has disabled the others (measured).
+            states = {channel: enabled(client, channel) for channel in channels}
+            off.update((client, channel) for channel, state in states.items() if state is not True)
+            if not error.gone:
+                raise
+            left = still_channels(control, client, channels)
+            # Where there is no read-back: enabled once more than needed does no harm, disabled twice does.
+            if unknown := [channel for channel in left if states[channel] is None]:
+                _send(control, client, subdevice, unknown, False)
+            if again := [channel for channel in left if states[channel] is not False]:
+                _send(control, client, subdevice, again, True)
+            off.update((client, channel) for channel in left)
+        else:
+            off.update((client, channel) for channel in channels)
+
+
+def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:
+    """AttachTSG: all channels back on the runlist, also what somebody else disabled a second time."""
+    for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
+        for _ in range(NESTED):
+            try:
+                _send(control, client, subdevice, channels, False)
+            except rm.RmError as error:
+                if not error.gone:
+                    raise
+                channels = still_channels(control, client, channels)
+                if channels:
+                    _send(control, client, subdevice, channels, False)
+            if not channels or enabled(client, channels[0]) is not False:
+                break
+    gone = {(tsg.client, channel) for tsg in tsgs for channel in tsg.channels}
+    off.difference_update(gone)
+
+
+def undone(tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack, turn: int) -> bool:
+    """Whether the tenant put channels back itself: those are taken out of `off`. Looks at one of each TSG, in turn."""
+    for tsg in tsgs:
+        if not tsg.channels:
+            continue
+        key = (tsg.client, tsg.channels[turn % len(tsg.channels)])
+        if key in off and enabled(*key):
+            off.difference_update([key for key in off if enabled(*key)])
+            return True
+    return False
+
+
+def left_off(tsgs: Sequence[Tsg], enabled: ReadBack) -> set[Key]:
+    """The channels that are disabled: by a daemon before us that did not live to enable them."""
+    keys = [(tsg.client, channel) for tsg in tsgs for channel in tsg.channels]
+    return {key for key in keys if enabled(*key) is False}
+
+
+def still_channels(control: rm.Control, client: int, channels: Sequence[int]) -> list[int]:
+    """Those of `channels` whose handles still are channels."""
+    return [channel for channel in channels if is_channel(control.class_of(client, channel) or 0)]
+
+
+def _batches(
+    controls: Controls, tsgs: Sequence[Tsg], without: Set[Key]
+) -> Iterator[tuple[rm.Control, int, int, list[int]]]:
+    """Control, client, subdevice and up to 64 channels, for each call that is needed."""
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for tsg in tsgs:
+        channels = [channel for channel in tsg.channels if (tsg.client, channel) not in without]
+        groups.setdefault((tsg.fd, tsg.client, tsg.subdevice), []).extend(channels)
+    for (fd, client, subdevice), channels in groups.items():
+        for start in range(0, len(channels), rm.CHANNELS_A_CALL):
+            yield controls[fd], client, subdevice, channels[start : start + rm.CHANNELS_A_CALL]
+
+
+def _send(control: rm.Control, client: int, subdevice: int, channels: Sequence[int], disable: bool) -> None:
+    data = rm.pack_disable(disable, [(client, channel) for channel in channels])
+    params = ctypes.create_string_buffer(data, len(data))
+    rm.check(control.send(client, subdevice, rm.FIFO_DISABLE_CHANNELS, params), "disable channels")

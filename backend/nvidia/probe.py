@@ -1,0 +1,113 @@
+"""The child of the self-test: runs short kernels on one GPU until told to stop, and the GPU counts them.
+
+    python -m backend.nvidia.probe FD KERNEL_US
+
+FD is a file of one page, shared with the parent; CUDA_VISIBLE_DEVICES says which GPU. The CUDA *driver* API, through
+ctypes, is all it needs: no compiler, no CUDA toolkit. It knows nothing of ggroupfs: what acts on it acts on any
+program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import signal
+import struct
+import sys
+import time
+
+PAGE = 4096
+FINISHED = 0
+"""u64: kernels completed, added by the GPU itself."""
+LAUNCHED = 8
+"""u64: kernels launched."""
+ERROR = 16
+"""u64: the CUresult that ended it, 0 for none."""
+STOP = 24
+"""u64: not 0 once it shall end."""
+
+IN_FLIGHT = 16
+
+# Spins until it ran for `cycles` and adds one to `counter`. It counts only the cycles in which it did run: a step of
+# 4096 or more between two readings is time spent preempted. A red at system scope is visible to the CPU at once.
+PTX = b"""
+.version 6.3
+.target sm_70
+.address_size 64
+.visible .entry spin(.param .u64 counter, .param .u64 cycles)
+{
+    .reg .u64 %rd<8>;
+    .reg .pred %p<3>;
+    ld.param.u64 %rd1, [counter];
+    ld.param.u64 %rd2, [cycles];
+    mov.u64 %rd3, 0;
+    mov.u64 %rd4, %clock64;
+again:
+    mov.u64 %rd5, %clock64;
+    sub.u64 %rd6, %rd5, %rd4;
+    mov.u64 %rd4, %rd5;
+    setp.lt.u64 %p1, %rd6, 4096;
+    @%p1 add.u64 %rd3, %rd3, %rd6;
+    setp.lt.u64 %p2, %rd3, %rd2;
+    @%p2 bra again;
+    red.relaxed.sys.global.add.u64 [%rd1], 1;
+    ret;
+}
+"""
+
+# cuda.h
+CU_MEMHOSTREGISTER_DEVICEMAP = 2
+CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class CudaError(Exception):
+    """A CUDA call failed; the argument is its CUresult."""
+
+
+def _check(result: int) -> None:
+    if result:
+        raise CudaError(result)
+
+
+def _spin(page: mmap.mmap, kernel_us: int) -> None:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+    device, khz = ctypes.c_int(), ctypes.c_int()
+    context, module, function, counter = (ctypes.c_void_p() for _ in range(4))
+    _check(cuda.cuInit(0))
+    _check(cuda.cuDeviceGet(ctypes.byref(device), 0))
+    _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    _check(cuda.cuCtxSetCurrent(context))
+    _check(cuda.cuMemHostRegister_v2(address, ctypes.c_size_t(PAGE), CU_MEMHOSTREGISTER_DEVICEMAP))
+    _check(cuda.cuMemHostGetDevicePointer_v2(ctypes.byref(counter), address, 0))
+    _check(cuda.cuModuleLoadData(ctypes.byref(module), PTX))
+    _check(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"spin"))
+    _check(cuda.cuDeviceGetAttribute(ctypes.byref(khz), CU_DEVICE_ATTRIBUTE_CLOCK_RATE, device))
+    cycles = ctypes.c_uint64(khz.value * kernel_us // 1000)
+    arguments = (ctypes.c_void_p * 2)(ctypes.addressof(counter), ctypes.addressof(cycles))
+    launched = 0
+    while not struct.unpack_from("<Q", page, STOP)[0]:
+        if launched - struct.unpack_from("<Q", page, FINISHED)[0] >= IN_FLIGHT:
+            time.sleep(kernel_us * 1e-6)
+            continue
+        _check(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, arguments, None))
+        launched += 1
+        struct.pack_into("<Q", page, LAUNCHED, launched)
+    _check(cuda.cuCtxSynchronize())
+
+
+def main() -> int:
+    """Runs until told to stop. Ends with its parent, however that ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    page = mmap.mmap(int(sys.argv[1]), PAGE)
+    try:
+        _spin(page, int(sys.argv[2]))
+    except CudaError as error:
+        struct.pack_into("<Q", page, ERROR, error.args[0])
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,354 @@
+"""The ioctl edge of the NVIDIA Resource Manager (RM), the kernel half of the driver.
+
+Every request is an ioctl on ``/dev/nvidiactl``; it returns 0 even when RM refused, the verdict is the status in the
+argument. Offsets, sizes and numbers are those of the open driver (NVIDIA/open-gpu-kernel-modules, tags 580 and 595),
+each with the header that defines it. All integers are little endian on the hosts that this driver supports.
+
+A control on the objects of another process is accepted on a duplicate of *its* open file and refused on ours with
+``INVALID_CLIENT`` (client.c, rmclientValidate: the open file is the identity). :class:`System` holds the system calls
+that this needs, and nothing else in this package makes one: a test puts a fake in its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import attrs
+
+from backend.identity import Process, start_time
+
+CONTROL_DEVICE = "/dev/nvidiactl"
+
+# nv_escape.h and nv-ioctl-numbers.h: _IOWR('F', number, struct)
+IOCTL_FREE = 0xC0104629
+IOCTL_CONTROL = 0xC020462A
+IOCTL_ALLOC = 0xC020462B
+IOCTL_CARD_INFO = 0xC90046C8
+
+CLASS_ROOT = 0x41  # NV01_ROOT_CLIENT, cl0041.h
+CLASS_DEVICE = 0x80  # NV01_DEVICE_0, cl0080.h
+CLASS_SUBDEVICE = 0x2080  # NV20_SUBDEVICE_0, cl2080.h
+CLASS_DIAG = 0x208F  # NV20_SUBDEVICE_DIAG, cl208f.h
+CLASS_CONTEXT_SHARE = 0x9067  # FERMI_CONTEXT_SHARE_A, cl9067.h: a subcontext, of a GR TSG only
+CLASS_TSG = 0xA06C  # KEPLER_CHANNEL_GROUP_A, cla06c.h
+
+GET_CLIENT_DATABASE_INFO = 0x13D  # ctrl0000system.h
+GPU_GET_ID_INFO = 0x205  # ctrl0000gpu.h
+CLIENT_GET_HANDLE_INFO = 0xD02  # ctrl0000client.h
+GPU_GET_ID = 0x20800142  # ctrl2080gpu.h
+FIFO_DISABLE_CHANNELS = 0x2080110B  # ctrl2080fifo.h
+FIFO_GET_CHANNEL_STATE = 0x208F0403  # ctrl208ffifo.h
+SET_TIMESLICE = 0xA06C0103  # ctrla06cgpfifo.h
+GET_TIMESLICE = 0xA06C0104  # ctrla06cgpfifo.h
+
+HANDLE_INFO_PARENT = 1  # NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_PARENT
+HANDLE_INFO_CLASS = 2  # ..._INDEX_CLASSID
+
+CHANNELS_A_CALL = 64  # NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES
+
+TIMESLICE_DEFAULT_US = 2048
+"""What libcuda asks for a GR TSG under the default compute policy."""
+
+CLIENT_BASE = 0xC1D00000  # RS_CLIENT_HANDLE_BASE, resserv.h: a client's handle is this plus a counter
+CLIENT_COUNT = 0x100000  # RS_CLIENT_HANDLE_MAX: where that counter wraps
+
+NVOS54 = struct.Struct("<IIIIQII")
+"""RM_CONTROL (nvos.h): client@0, object@4, cmd@8, flags@12, params pointer@16, params size@24, status@28; 32 bytes."""
+NVOS21 = struct.Struct("<IIIIQII")
+"""RM_ALLOC (nvos.h): root@0, parent@4, handle@8 (in and out), class@12, params@16, size@24, status@28; 32 bytes."""
+NVOS00 = struct.Struct("<IIII")
+"""RM_FREE (nvos.h): root@0, parent@4, object@8, status@12; 16 bytes."""
+HANDLE_INFO = struct.Struct("<IIQ")
+"""CLIENT_GET_HANDLE_INFO: object@0, index@4, result@8; 16 bytes."""
+DATABASE_INFO = struct.Struct("<I4xQ")
+"""SYSTEM_GET_CLIENT_DATABASE_INFO: clients@0, resources@8, of the whole host; 16 bytes."""
+ID_INFO = struct.Struct("<8I")
+"""GPU_GET_ID_INFO: gpu id@0 (in), flags@4, device instance@8, subdevice instance@12, ...; 32 bytes."""
+CHANNEL_STATE = struct.Struct("<II7B1x")
+"""FIFO_GET_CHANNEL_STATE: channel@0, client@4, then u8: bound@8, enabled@9, scheduled@10, CPU map@11, contention@12,
+runlist set@13, RC deferred@14; 16 bytes."""
+GPU_ID = struct.Struct("<I")
+"""GPU_GET_ID: gpu id@0; 4 bytes."""
+TIMESLICE = struct.Struct("<Q")
+"""SET_TIMESLICE and GET_TIMESLICE: microseconds@0; 8 bytes."""
+DISABLE_CHANNELS = struct.Struct("<B3xIBB6xQ64I64I")
+"""FIFO_DISABLE_CHANNELS: disable u8@0, count u32@4, only scheduling u8@8, rewind GP_PUT u8@9, event u64@16,
+clients u32[64]@24, channels u32[64]@280; 536 bytes."""
+CARD = struct.Struct("<B3xIBBBxHHIH2xQQQQI10s2x")
+"""nv_ioctl_card_info_t (nv-ioctl.h): valid@0, PCI domain@4, bus@8, slot@9, function@10, vendor@12, device@14,
+gpu id@16, interrupt@20, BAR@24, frame buffer@40, minor@56 of ``/dev/nvidia<minor>``; 72 bytes, 32 of them."""
+CARD_COUNT = 32
+
+
+class Status(enum.IntEnum):
+    """The RM status codes that a caller can meet here (nvstatuscodes.h)."""
+
+    OK = 0x00
+    INSUFFICIENT_PERMISSIONS = 0x1B
+    INVALID_ARGUMENT = 0x1F
+    INVALID_CHANNEL = 0x21
+    INVALID_CLIENT = 0x23
+    INVALID_OBJECT = 0x31
+    INVALID_OBJECT_HANDLE = 0x33
+    INVALID_OBJECT_PARENT = 0x36
+    INVALID_PARAM_STRUCT = 0x3C
+    INVALID_STATE = 0x40
+    NO_MEMORY = 0x51
+    NOT_SUPPORTED = 0x56
+    OBJECT_NOT_FOUND = 0x57
+    STATE_IN_USE = 0x63
+    TIMEOUT = 0x65
+    GENERIC = 0xFFFF
+
+
+_ERRNO = {
+    Status.INSUFFICIENT_PERMISSIONS: errno.EPERM,
+    Status.INVALID_ARGUMENT: errno.EINVAL,
+    Status.INVALID_PARAM_STRUCT: errno.EINVAL,
+    Status.INVALID_CHANNEL: errno.ENOENT,
+    Status.INVALID_CLIENT: errno.ENOENT,
+    Status.INVALID_OBJECT: errno.ENOENT,
+    Status.INVALID_OBJECT_HANDLE: errno.ENOENT,
+    Status.INVALID_OBJECT_PARENT: errno.ENOENT,
+    Status.OBJECT_NOT_FOUND: errno.ENOENT,
+    Status.NO_MEMORY: errno.ENOMEM,
+    Status.NOT_SUPPORTED: errno.EOPNOTSUPP,
+    Status.STATE_IN_USE: errno.EBUSY,
+    Status.TIMEOUT: errno.ETIMEDOUT,
+}
+
+# A handle that is no longer what it was. NOT_SUPPORTED is not one of them: 0x56 beside 0x57 is easily misread.
+GONE = frozenset(status for status, code in _ERRNO.items() if code == errno.ENOENT)
+
+
+class RmError(OSError):
+    """RM refused; the errno says it in the system's terms, `status` in RM's."""
+
+    def __init__(self, status: int, what: str) -> None:
+        try:
+            known = Status(status)
+        except ValueError:
+            code, name = errno.EIO, "status"
+        else:
+            code, name = _ERRNO.get(known, errno.EIO), known.name
+        super().__init__(code, f"{what}: {name} 0x{status:x}")
+        self.status = status
+
+    @property
+    def gone(self) -> bool:
+        """Whether the object that was named is no longer there."""
+        return self.status in GONE
+
+
+def check(status: int, what: str) -> None:
+    """Raises RmError for every status but OK."""
+    if status != Status.OK:
+        raise RmError(status, what)
+
+
+class System(Protocol):
+    """The system calls of this package."""
+
+    def open_control(self) -> int:
+        """A new open file of ``/dev/nvidiactl``: an identity of its own to RM."""
+
+    def open_gpu(self, minor: int) -> int:
+        """A new open file of ``/dev/nvidia<minor>``."""
+
+    def control_fds(self, pid: int) -> Sequence[int]:
+        """The descriptors that `pid` has of ``/dev/nvidiactl``. ProcessLookupError when it is gone."""
+
+    def pidfd_open(self, pid: int) -> int:
+        """pidfd_open(2)."""
+
+    def pidfd_getfd(self, pidfd: int, fd: int) -> int:
+        """pidfd_getfd(2): a duplicate, here, of descriptor `fd` there."""
+
+    def start_time(self, pid: int) -> int:
+        """Start of `pid` in clock ticks since boot; ProcessLookupError when it is gone."""
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
+        """ioctl(2) with an argument that the driver reads and writes."""
+
+    def close(self, fd: int) -> None:
+        """close(2)."""
+
+
+_SYS_PIDFD_GETFD = 438  # the same number on every architecture (asm-generic/unistd.h)
+
+
+class LinuxSystem:
+    """The real ones."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def open_control(self) -> int:
+        return os.open(CONTROL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+
+    def open_gpu(self, minor: int) -> int:
+        return os.open(f"/dev/nvidia{minor}", os.O_RDWR | os.O_CLOEXEC)
+
+    def control_fds(self, pid: int) -> Sequence[int]:
+        folder = f"/proc/{pid}/fd"
+        found = []
+        try:
+            for name in os.listdir(folder):
+                try:
+                    if os.readlink(f"{folder}/{name}") == CONTROL_DEVICE:
+                        found.append(int(name))
+                except FileNotFoundError:  # closed meanwhile
+                    continue
+        except FileNotFoundError:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+        return found
+
+    def pidfd_open(self, pid: int) -> int:
+        return os.pidfd_open(pid)
+
+    def pidfd_getfd(self, pidfd: int, fd: int) -> int:
+        result: int = self._libc.syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return result
+
+    def start_time(self, pid: int) -> int:
+        return start_time(pid)
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
+        fcntl.ioctl(fd, request, argument)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+
+class Control:
+    """One open file of ``/dev/nvidiactl`` to send requests through. For one thread at a time: the buffer is reused."""
+
+    def __init__(self, system: System, fd: int) -> None:
+        self._system = system
+        self._fd = fd
+        self._argument = bytearray(NVOS54.size)
+        self._info = ctypes.create_string_buffer(HANDLE_INFO.size)
+
+    def send(self, client: int, target: int, cmd: int, params: ctypes.Array[ctypes.c_char]) -> int:
+        """RM_CONTROL `cmd` on object `target` of `client`; `params` is read and written. Returns the status."""
+        argument = self._argument
+        NVOS54.pack_into(
+            argument, 0, client, target, cmd, 0, ctypes.addressof(params), len(params), Status.GENERIC.value
+        )
+        self._system.ioctl(self._fd, IOCTL_CONTROL, argument)
+        status: int = NVOS54.unpack_from(argument)[6]
+        return status
+
+    def query(self, client: int, target: int, cmd: int, layout: struct.Struct, *fields: int) -> tuple[int, ...]:
+        """RM_CONTROL with parameters of `layout`; returns them as RM left them. Raises RmError."""
+        params = ctypes.create_string_buffer(layout.pack(*fields), layout.size)
+        check(self.send(client, target, cmd, params), f"control 0x{cmd:x}")
+        return layout.unpack(params.raw)
+
+    def handle_info(self, client: int, handle: int, index: int) -> int | None:
+        """CLIENT_GET_HANDLE_INFO: the class or parent of an object, None if `client` has none such (or is not ours)."""
+        HANDLE_INFO.pack_into(self._info, 0, handle, index, 0)
+        if self.send(client, client, CLIENT_GET_HANDLE_INFO, self._info) != Status.OK:
+            return None
+        result: int = HANDLE_INFO.unpack_from(self._info)[2]
+        return result & 0xFFFFFFFF
+
+    def class_of(self, client: int, handle: int) -> int | None:
+        """Class of an object, None if there is none such."""
+        return self.handle_info(client, handle, HANDLE_INFO_CLASS)
+
+    def parent_of(self, client: int, handle: int) -> int | None:
+        """Parent of an object, None if there is none such."""
+        return self.handle_info(client, handle, HANDLE_INFO_PARENT)
+
+    def allocate(self, client: int, parent: int, handle: int, class_: int, params: bytes = b"") -> int:
+        """RM_ALLOC with the parameters of the class; returns the handle of the new object."""
+        buffer = ctypes.create_string_buffer(params, len(params)) if params else None
+        address = ctypes.addressof(buffer) if buffer is not None else 0
+        argument = bytearray(NVOS21.pack(client, parent, handle, class_, address, len(params), Status.GENERIC.value))
+        self._system.ioctl(self._fd, IOCTL_ALLOC, argument)
+        fields = NVOS21.unpack(argument)
+        check(fields[6], f"allocate class 0x{class_:x}")
+        new: int = fields[2]
+        return new
+
+    def free(self, client: int, parent: int, handle: int) -> None:
+        """RM_FREE of an object and everything below it."""
+        argument = bytearray(NVOS00.pack(client, parent, handle, Status.GENERIC.value))
+        self._system.ioctl(self._fd, IOCTL_FREE, argument)
+        check(NVOS00.unpack(argument)[3], "free")
+
+    def cards(self) -> Sequence[Card]:
+        """The GPUs that the driver has, from NV_ESC_CARD_INFO."""
+        argument = bytearray(CARD.size * CARD_COUNT)
+        self._system.ioctl(self._fd, IOCTL_CARD_INFO, argument)
+        found = []
+        for fields in CARD.iter_unpack(argument):
+            valid, domain, bus, slot, function, _vendor, _device, gpu_id = fields[:8]
+            if valid:
+                pci = f"{domain:04x}:{bus:02x}:{slot:02x}.{function:x}"
+                found.append(Card(gpu_id=gpu_id, pci=pci, minor=fields[13]))
+        return found
+
+
+@attrs.frozen
+class Card:
+    """A GPU as the driver numbers it."""
+
+    gpu_id: int
+    """RM's name for it, what GPU_GET_ID of a subdevice says."""
+    pci: str
+    """PCI address, ``dddd:bb:dd.f``."""
+    minor: int
+    """Of ``/dev/nvidia<minor>``."""
+
+
+def pack_disable(disable: bool, channels: Sequence[tuple[int, int]]) -> bytes:
+    """Parameters of FIFO_DISABLE_CHANNELS for up to 64 (client, channel) pairs.
+
+    "None running in hardware and will not run until enabled" (ctrl2080fifo.h) holds for the form with neither
+    bOnlyDisableScheduling nor bRewindGpPut (which drops work) and no event (kernel clients only).
+    """
+    if not 0 < len(channels) <= CHANNELS_A_CALL:
+        raise ValueError(f"{len(channels)} channels in one call")
+    padding = [0] * (CHANNELS_A_CALL - len(channels))
+    clients = [client for client, _ in channels] + padding
+    handles = [channel for _, channel in channels] + padding
+    return DISABLE_CHANNELS.pack(disable, len(channels), 0, 0, 0, *clients, *handles)
+
+
+@contextmanager
+def borrowed(system: System, process: Process, fds: Sequence[int]) -> Iterator[dict[int, Control]]:
+    """Duplicates of the descriptors `fds` of `process`, by number, closed again on leaving.
+
+    Never kept longer: RM frees a client when the last reference to its open file goes, so a duplicate keeps a dead
+    process's GPU memory. Descriptors that the process has closed are left out. ProcessLookupError when it is gone.
+    """
+    pidfd = system.pidfd_open(process.pid)
+    mine: dict[int, int] = {}
+    try:
+        # The pidfd names whoever bears the pid now. Was it our process then it still is: a pidfd is never recycled.
+        if system.start_time(process.pid) != process.start:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        for fd in fds:
+            try:
+                mine[fd] = system.pidfd_getfd(pidfd, fd)
+            except OSError as error:
+                if error.errno != errno.EBADF:
+                    raise
+        yield {fd: Control(system, copy) for fd, copy in mine.items()}
+    finally:
+        for copy in mine.values():
+            system.close(copy)
+        system.close(pidfd)

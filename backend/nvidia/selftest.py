@@ -1,0 +1,224 @@
+"""Proves each lever on this very machine, by what two programs of our own get done.
+
+A status of OK proves nothing: drivers have been seen that take a timeslice and do not act on it. So two children that
+know nothing of us (:mod:`backend.nvidia.probe`) share the GPU for about two seconds, and the progress that the GPU
+itself counts for each decides.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+import attrs
+import trio
+
+from backend.identity import Process, identify
+from backend.nvidia import probe
+from backend.records import Capability, GpuInfo
+
+log = logging.getLogger(__name__)
+
+KERNEL_US = 100
+"""Length of a child's kernels: well below a timeslice, so that a slice is what decides."""
+START_SECONDS = 10.0
+"""For a child's first kernel; half a second is usual, the first after a driver load takes longer."""
+WINDOW = 0.4
+"""Seconds that progress is measured for."""
+ASKED = (6000, 2000)
+"""Timeslices asked for, microseconds: 3 to 1, both well above the 0.2 ms that a switch costs."""
+TOLERANCE = 0.25
+"""How far from the ratio asked the progress may be to count as enforced."""
+UNSUPPORTED = {
+    "gmem.limit.high": "memory of programs that were not started with `ggroupfs run` cannot be moved",
+    "gmem.limit.low": "memory of programs that were not started with `ggroupfs run` cannot be moved",
+    "gmem.swap.max": "memory of programs that were not started with `ggroupfs run` cannot be moved",
+    "gmem.reclaim": "memory of programs that were not started with `ggroupfs run` cannot be moved",
+    "usermemfd": "nothing is reclaimed on this GPU, so there is no pressure to report",
+    "compute.priority": "the stock driver has no lever for it",
+    "compute.weight": "the stock driver has no lever for it",
+    "compute.migrate": "not implemented for this driver",
+}
+
+
+@attrs.frozen
+class Verdict:
+    """What one control does on one GPU, and how we know."""
+
+    control: str
+    """File name."""
+    capability: Capability
+    """What to promise."""
+    evidence: str
+    """A sentence, with the figures that were measured."""
+
+
+class Levers(Protocol):
+    """What is tested."""
+
+    info: GpuInfo
+
+    async def set_timeslice(self, process: Process, us: int) -> None:
+        """See :class:`backend.protocols.Gpu`."""
+
+    async def detach(self, process: Process) -> None:
+        """See :class:`backend.protocols.Gpu`."""
+
+    async def attach(self, process: Process) -> None:
+        """See :class:`backend.protocols.Gpu`."""
+
+    def forget(self, process: Process) -> None:
+        """See :class:`backend.protocols.Gpu`."""
+
+
+class Child:
+    """A program of ours that keeps the GPU busy."""
+
+    def __init__(self, uuid: str) -> None:
+        self._fd = os.memfd_create("ggroupfs-probe", os.MFD_CLOEXEC)
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            os.ftruncate(self._fd, probe.PAGE)
+            self._page = mmap.mmap(self._fd, probe.PAGE)
+            path = os.pathsep.join(entry for entry in sys.path if entry)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", probe.__name__, str(self._fd), str(KERNEL_US)],
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[self._fd],
+            )
+            self.identity = identify(self._process.pid)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Ends the child, by its pid, whatever state it is in."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._fd)
+
+    def _word(self, offset: int) -> int:
+        value: int = struct.unpack_from("<Q", self._page, offset)[0]
+        return value
+
+    @property
+    def finished(self) -> int:
+        """Kernels that the GPU completed for it."""
+        return self._word(probe.FINISHED)
+
+    async def started(self) -> None:
+        """Waits for its first kernels. OSError when it cannot run any."""
+        assert self._process is not None
+        with trio.move_on_after(START_SECONDS):
+            while self.finished < 2 * probe.IN_FLIGHT:
+                if self._process.poll() is not None:
+                    error = self._word(probe.ERROR)
+                    raise OSError(errno.EIO, f"the probe could not run kernels (CUDA error {error})")
+                await trio.sleep(0.01)
+            return
+        raise OSError(errno.ETIMEDOUT, "the probe ran no kernel")
+
+
+async def _rates(children: Sequence[Child], seconds: float = WINDOW) -> list[float]:
+    """Kernels a second that each completes from now on."""
+    before = [child.finished for child in children]
+    start = trio.current_time()
+    await trio.sleep(seconds)
+    elapsed = trio.current_time() - start
+    return [(child.finished - count) / elapsed for child, count in zip(children, before, strict=True)]
+
+
+async def prove(gpu: Levers, run: bool = True) -> list[Verdict]:
+    """A verdict for every control. Never raises OSError: what could not be tested is advisory, with the reason."""
+    verdicts = [Verdict(control, Capability.UNSUPPORTED, why) for control, why in UNSUPPORTED.items()]
+    if not run:
+        why = "not tested"
+        return [
+            Verdict("compute.timeslice", Capability.ADVISORY, why),
+            Verdict("compute.freeze", Capability.ADVISORY, why),
+            *verdicts,
+        ]
+    with ExitStack() as stack:
+        try:
+            children = []
+            for _ in range(2):
+                children.append(Child(gpu.info.uuid))
+                stack.callback(_end, gpu, children[-1])
+            for child in children:
+                await child.started()
+        except OSError as error:
+            why = f"not proven: {error.strerror}"
+            tested = [Verdict(name, Capability.ADVISORY, why) for name in ("compute.timeslice", "compute.freeze")]
+        else:
+            tested = [await _timeslice(gpu, children), await _freeze(gpu, children)]
+    for verdict in tested:
+        log.info("GPU %d: %s %s: %s", gpu.info.index, verdict.control, verdict.capability.value, verdict.evidence)
+    return [*tested, *verdicts]
+
+
+def _end(gpu: Levers, child: Child) -> None:
+    child.end()
+    gpu.forget(child.identity)
+
+
+def _refused(control: str, error: OSError) -> Verdict:
+    return Verdict(control, Capability.UNSUPPORTED, f"refused: {error.strerror}")
+
+
+async def _timeslice(gpu: Levers, children: Sequence[Child]) -> Verdict:
+    before = await _rates(children)
+    try:
+        for child, us in zip(children, ASKED, strict=True):
+            await gpu.set_timeslice(child.identity, us)
+        after = await _rates(children)
+        for child in children:
+            await gpu.set_timeslice(child.identity, 0)
+    except OSError as error:
+        return _refused("compute.timeslice", error)
+    asked = ASKED[0] / ASKED[1]
+    moved = _ratio(after) / _ratio(before)
+    enforced = abs(moved / asked - 1) <= TOLERANCE
+    return Verdict(
+        "compute.timeslice",
+        Capability.ENFORCED if enforced else Capability.ADVISORY,
+        f"asked for {asked:.2f} to 1, kernels completed moved by {moved:.2f}: from {before[0]:.0f}/s and "
+        f"{before[1]:.0f}/s to {after[0]:.0f}/s and {after[1]:.0f}/s",
+    )
+
+
+async def _freeze(gpu: Levers, children: Sequence[Child]) -> Verdict:
+    victim = children[0]
+    try:
+        start = trio.current_time()
+        await gpu.detach(victim.identity)
+        took = (trio.current_time() - start) * 1e3
+        frozen = await _rates(children)
+        await gpu.attach(victim.identity)
+        thawed = await _rates(children)
+    except OSError as error:
+        return _refused("compute.freeze", error)
+    stopped = frozen[0] == 0 and frozen[1] > 0
+    evidence = (
+        f"detached in {took:.1f} ms, then {frozen[0]:.0f} kernels/s in it and {frozen[1]:.0f}/s beside it; "
+        f"{thawed[0]:.0f}/s and {thawed[1]:.0f}/s after attaching"
+    )
+    if stopped and thawed[0] > 0:
+        return Verdict("compute.freeze", Capability.ENFORCED, evidence)
+    # A freeze that cannot be undone is worse than none.
+    return Verdict("compute.freeze", Capability.ADVISORY if thawed[0] > 0 else Capability.UNSUPPORTED, evidence)
+
+
+def _ratio(rates: Sequence[float]) -> float:
+    return (rates[0] + 1) / (rates[1] + 1)

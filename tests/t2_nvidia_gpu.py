@@ -1,0 +1,615 @@
+"""The NVIDIA GPU against a driver in memory: levers, policy that outlives a look, processes that come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+from collections.abc import Awaitable, Callable
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from backend.nvidia import rm
+from backend.nvidia.deadline import Deadline
+from backend.nvidia.gpu import NvidiaGpu, open_gpus
+from backend.nvidia.nvml import Nvml, sysfs_address
+from backend.records import Capability
+from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
+
+OWN_FILES = 5
+"""Held for good: one for the counter, two for each of the two GPUs."""
+
+
+@attrs.define
+class Rig:
+    fake: FakeSystem
+    nvml: FakeNvml
+    gpus: list[NvidiaGpu]
+    host: FakeHost
+
+    def busy(self, pid: int, *gpus: int, nbytes: int | None = 100) -> Program:
+        """A program that NVML lists."""
+        program = self.fake.program(pid, *gpus)
+        for gpu in gpus:
+            self.nvml.compute.setdefault(gpu, []).append((pid, nbytes))
+        return program
+
+
+def drive(
+    test: Callable[[Rig], Awaitable[None]],
+    prepare: Callable[[FakeSystem, FakeNvml], object] = lambda fake, nvml: None,
+) -> None:
+    """Runs a test with two GPUs; afterwards no descriptor may be left open."""
+    fake, nvml = FakeSystem(), FakeNvml()
+    prepare(fake, nvml)
+
+    async def main() -> None:
+        gpus = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
+        try:
+            await test(Rig(fake, nvml, gpus, FakeHost()))
+        finally:
+            fake.release.set()
+            nvml.release.set()
+
+    clock = MockClock(autojump_threshold=0.005)
+    with patient(clock, lambda: bool(fake.hang) or nvml.hang):
+        trio.run(main, clock=clock)
+    if not fake.hang:
+        assert len(fake.open) == (OWN_FILES if fake.readback else 1)
+
+
+async def running(rig: Rig, nursery: trio.Nursery, gpu: int = 0) -> None:
+    await nursery.start(rig.gpus[gpu].run, rig.host)
+
+
+def test_gpus() -> None:
+    async def test(rig: Rig) -> None:
+        assert [(gpu.info.index, gpu.info.uuid, gpu.info.pci) for gpu in rig.gpus] == [
+            (0, "GPU-0", "0000:01:00.0"),
+            (1, "GPU-1", "0000:02:00.0"),
+        ]
+        assert rig.gpus[0].info.name == "NVIDIA Fake"
+        assert rig.gpus[0].info.timeslice_default_us == 2048
+        capabilities = rig.gpus[0].capabilities()
+        assert capabilities["compute.timeslice"] is Capability.ADVISORY  # nothing was proven
+        assert capabilities["gmem.limit.high"] is Capability.UNSUPPORTED
+
+    drive(test)
+
+
+def test_address() -> None:
+    assert sysfs_address("00000000:1B:00.0") == "0000:1b:00.0"
+    assert sysfs_address("00010000:01:00.0") == "10000:01:00.0"
+
+
+def test_timeslice_is_split_over_the_gr_tsgs_of_that_gpu() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0, 0, 1)
+        await rig.gpus[0].set_timeslice(program.identity, 1000)
+        tsgs = [o for o in program.objects.values() if o.class_ == rm.CLASS_TSG]
+        assert [tsg.timeslice for tsg in tsgs] == [500, 1024, 1024, 1024] * 2 + [2048, 1024, 1024, 1024]
+        await rig.gpus[0].set_timeslice(program.identity, 0)
+        assert [tsg.timeslice for tsg in tsgs] == [2048, 1024, 1024, 1024] * 3
+
+    drive(test)
+
+
+def test_default_is_what_the_program_had() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        gr = next(o for o in program.objects.values() if o.class_ == rm.CLASS_TSG)
+        gr.timeslice = 777
+        await rig.gpus[0].set_timeslice(program.identity, 4000)
+        assert gr.timeslice == 4000
+        await rig.gpus[0].set_timeslice(program.identity, 0)
+        assert gr.timeslice == 777
+
+    drive(test)
+
+
+def test_seventy_channels_are_two_calls() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5)
+        program.tsg(channels=70)
+        await rig.gpus[0].detach(program.identity)
+        assert rig.fake.disables == [(True, 64), (True, 6)]
+        assert not any(program.running())
+        await rig.gpus[0].attach(program.identity)
+        assert rig.fake.disables[2:] == [(False, 64), (False, 6)]
+        assert all(program.running())
+
+    drive(test)
+
+
+def test_freeze_takes_every_engine_of_that_gpu_only() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0, 1)
+        await rig.gpus[1].detach(program.identity)
+        assert program.running() == [True] * 20 + [False] * 20
+        assert rig.gpus[1].activity(program.identity).attached == 0
+        assert rig.gpus[1].activity(program.identity).tsgs == 4
+        assert rig.gpus[1].activity(program.identity).channels == 20
+        await rig.gpus[1].attach(program.identity)
+        assert rig.gpus[1].activity(program.identity).attached == 4
+
+    drive(test)
+
+
+def test_freeze_does_not_nest() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            for _ in range(3):
+                await rig.gpus[0].detach(program.identity)
+            await trio.sleep(2)  # rounds of re-applying
+            assert {program.objects[channel].disabled for channel in program.channels()} == {1}
+            await rig.gpus[0].attach(program.identity)
+            assert all(program.running())
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+def test_thaw_enables_what_somebody_else_disabled_again() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        await rig.gpus[0].detach(program.identity)
+        for channel in program.channels():
+            program.objects[channel].disabled += 2
+        await rig.gpus[0].attach(program.identity)
+        assert all(program.running())
+
+    drive(test)
+
+
+@pytest.mark.logs(r"pid 5 undid its freeze")
+def test_a_tenant_that_undoes_its_freeze_is_frozen_again() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            await rig.gpus[0].detach(program.identity)
+            for channel in program.channels():
+                program.objects[channel].disabled = 0
+            await trio.sleep(1)
+            assert {program.objects[channel].disabled for channel in program.channels()} == {1}
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+def test_a_tenant_that_takes_a_longer_timeslice_loses_it_again() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        gr = next(o for o in program.objects.values() if o.class_ == rm.CLASS_TSG)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            await rig.gpus[0].set_timeslice(program.identity, 500)
+            gr.timeslice = 100_000
+            await trio.sleep(1)
+            assert gr.timeslice == 500
+            nursery.cancel_scope.cancel()
+        assert gr.timeslice == 2048  # released when the daemon ends
+
+    drive(test)
+
+
+def test_policy_reaches_contexts_that_come_later() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            await rig.gpus[0].set_timeslice(program.identity, 1000)
+            await rig.gpus[0].detach(program.identity)
+            second = program.context()
+            await trio.sleep(1)
+            assert not any(program.running())
+            assert program.objects[second].timeslice == 500
+            nursery.cancel_scope.cancel()
+        assert all(program.running())
+
+    drive(test)
+
+
+def test_policy_before_the_first_context() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5)
+        await rig.gpus[0].detach(program.identity)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            program.context()
+            await trio.sleep(1)
+            assert not any(program.running())
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+def test_a_reused_handle_is_not_acted_upon() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        await rig.gpus[0].set_timeslice(program.identity, 1000)
+        tsg = rig.gpus[0].tsgs(program.identity)[0]
+        program.objects[tsg.handle].class_ = 0x40  # freed, and a piece of memory now
+        program.objects[tsg.handle].timeslice = 0
+        program.objects[tsg.channels[0]].class_ = 0x40
+        await rig.gpus[0].set_timeslice(program.identity, 3000)
+        await rig.gpus[0].detach(program.identity)
+        assert program.objects[tsg.handle].timeslice == 0
+        assert program.objects[tsg.channels[0]].disabled == 0
+
+    drive(test)
+
+
+@pytest.mark.parametrize("readback", [True, False])
+def test_a_channel_freed_during_the_call(readback: bool) -> None:
+    def prepare(fake: FakeSystem, _nvml: FakeNvml) -> None:
+        fake.readback = readback
+
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        victim = program.channels()[3]
+
+        def free(cmd: int) -> None:
+            if cmd == rm.FIFO_DISABLE_CHANNELS:
+                program.objects.pop(victim, None)
+
+        rig.fake.before = free
+        await rig.gpus[0].detach(program.identity)
+        assert {program.objects[channel].disabled for channel in program.channels()} == {1}
+        await rig.gpus[0].attach(program.identity)
+        assert all(program.running())
+
+    drive(test, prepare)
+
+
+@pytest.mark.parametrize(
+    "status", [rm.Status.NOT_SUPPORTED, rm.Status.TIMEOUT, rm.Status.INSUFFICIENT_PERMISSIONS, rm.Status.GENERIC]
+)
+def test_a_refused_freeze_changes_nothing(status: rm.Status) -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            rig.fake.refuse = lambda cmd, client, handle: status if cmd == rm.FIFO_DISABLE_CHANNELS else 0
+            with pytest.raises(OSError, match="disable channels") as caught:
+                await rig.gpus[0].detach(program.identity)
+            assert isinstance(caught.value, rm.RmError)
+            assert caught.value.status == status
+            rig.fake.refuse = lambda cmd, client, handle: 0
+            await trio.sleep(2)
+            assert all(program.running())
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+def test_half_a_freeze_is_put_back() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5)
+        program.tsg(channels=70)
+        rig.nvml.compute[0] = [(5, 1)]
+
+        def refuse(cmd: int, client: int, handle: int) -> int:
+            return rm.Status.NO_MEMORY if cmd == rm.FIFO_DISABLE_CHANNELS and len(rig.fake.disables) == 1 else 0
+
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            rig.fake.refuse = refuse
+            with pytest.raises(OSError, match="NO_MEMORY"):
+                await rig.gpus[0].detach(program.identity)
+            assert sum(program.running()) == 6
+            rig.fake.refuse = lambda cmd, client, handle: 0
+            await trio.sleep(1)
+            assert all(program.running())
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+@pytest.mark.parametrize(
+    "when", [rm.CLIENT_GET_HANDLE_INFO, rm.GET_TIMESLICE, rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS]
+)
+def test_death_in_the_middle(when: int) -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        await rig.gpus[0].set_timeslice(program.identity, 1000)
+        program.context()
+
+        def die(cmd: int) -> None:
+            if cmd == when and 5 in rig.fake.programs:
+                rig.fake.kill(5)
+
+        rig.fake.before = die
+        # What we borrowed keeps its objects until the operation ends; the next one finds nobody.
+        for lever in (rig.gpus[0].set_timeslice(program.identity, 2000), rig.gpus[0].detach(program.identity)):
+            with trio.move_on_after(1):
+                with contextlib.suppress(ProcessLookupError):
+                    await lever
+        with pytest.raises(ProcessLookupError):
+            await rig.gpus[0].detach(program.identity)
+        assert 5 not in rig.fake.programs
+        assert not program.files[9].clients  # nothing keeps the dead program's memory
+
+    drive(test)
+
+
+def test_dead_before() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        rig.fake.kill(5)
+        with pytest.raises(ProcessLookupError):
+            await rig.gpus[0].detach(program.identity)
+        rig.gpus[0].forget(program.identity)
+        assert rig.gpus[0].activity(program.identity).tsgs == 0
+
+    drive(test)
+
+
+def test_a_hung_driver_costs_one_wait_and_one_thread() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        other = rig.fake.program(6, 0)
+        await rig.gpus[0].set_timeslice(program.identity, 1000)
+        rig.fake.hang = {rm.FIFO_DISABLE_CHANNELS}
+        start = trio.current_time()
+        with pytest.raises(OSError, match="does not answer") as caught:
+            await rig.gpus[0].detach(program.identity)
+        assert caught.value.errno == errno.ETIMEDOUT
+        assert 2 <= trio.current_time() - start < 3
+        start = trio.current_time()
+        for _ in range(10):
+            with pytest.raises(OSError, match="does not answer"):
+                await rig.gpus[0].detach(program.identity)
+        assert trio.current_time() - start < 0.5
+        assert rig.fake.stuck == 1
+        await rig.gpus[0].set_timeslice(other.identity, 1000)  # the others are not held up
+        rig.fake.hang = set()
+        rig.fake.release.set()
+        with trio.move_on_after(5):
+            while rig.fake.stuck:  # noqa: ASYNC110 - it is a thread that comes back
+                await trio.sleep(0.01)
+        await rig.gpus[0].detach(program.identity)
+        assert not any(program.running())
+        await rig.gpus[0].attach(program.identity)
+        assert all(program.running())
+
+    drive(test)
+
+
+def test_a_freeze_that_timed_out_does_not_happen_later() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            rig.fake.hang = {rm.FIFO_DISABLE_CHANNELS}
+            with pytest.raises(OSError, match="does not answer"):
+                await rig.gpus[0].detach(program.identity)
+            rig.fake.hang = set()
+            rig.fake.release.set()
+            await trio.sleep(3)
+            assert all(program.running())
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+def test_deadline_lets_the_next_caller_in_when_the_thread_is_back() -> None:
+    async def main() -> None:
+        release = threading.Event()
+        deadline = Deadline("it", 1.0)
+        with pytest.raises(OSError, match="it does not answer"):
+            await deadline.call(release.wait)
+        with pytest.raises(OSError, match="it does not answer"):
+            await deadline.call(lambda: 1)
+        release.set()
+        with trio.move_on_after(5):
+            while True:
+                try:
+                    assert await deadline.call(lambda: 2) == 2
+                    return
+                except OSError:
+                    await trio.sleep(0.01)
+        raise AssertionError("still refused")
+
+    clock = MockClock(autojump_threshold=0.005)
+    with patient(clock, lambda: True):
+        trio.run(main, clock=clock)
+
+
+# ---- processes that come and go --------------------------------------------------------------------------------
+
+
+def test_arrivals_and_memory() -> None:
+    async def test(rig: Rig) -> None:
+        first = rig.busy(5, 0, nbytes=700)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            # The first look is done when run() says that it started.
+            assert rig.host.arrived == [(first.identity, 0)]
+            assert rig.host.seen == {(first.identity, 0): 700}
+            start = trio.current_time()
+            second = rig.busy(6, 0, nbytes=None)
+            while (second.identity, 0) not in rig.host.arrived:  # noqa: ASYNC110 - found by polling
+                await trio.sleep(0.01)
+            assert trio.current_time() - start < 0.5
+            assert rig.gpus[0].activity(second.identity).tsgs == 4
+            assert (second.identity, 0) not in rig.host.seen  # the driver does not say
+            rig.nvml.compute[0] = [(5, 900), (6, 50), (5, 900)]  # listed twice
+            rig.nvml.graphics[0] = [(5, 900)]
+            await trio.sleep(0.5)
+            assert rig.host.seen == {(first.identity, 0): 900, (second.identity, 0): 50}
+            rig.nvml.compute[0] = [(6, 50)]
+            rig.nvml.graphics[0] = []
+            await trio.sleep(0.5)
+            assert rig.host.seen[first.identity, 0] == 0
+            rig.fake.kill(6)
+            rig.gpus[0].forget(second.identity)
+            await trio.sleep(0.5)
+            assert rig.host.arrived == [(first.identity, 0), (second.identity, 0)]
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+def test_a_recycled_pid_arrives_anew() -> None:
+    async def test(rig: Rig) -> None:
+        old = rig.busy(5, 0)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            rig.fake.kill(5)
+            rig.gpus[0].forget(old.identity)
+            new = rig.fake.program(5, 0, start=old.start + 7)
+            await trio.sleep(1)
+            assert [process for process, _ in rig.host.arrived] == [old.identity, new.identity]
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+def test_arrival_may_freeze() -> None:
+    async def test(rig: Rig) -> None:
+        rig.host.on_arrive = {5: rig.gpus[0].detach}
+        program = rig.busy(5, 0)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            assert not any(program.running())
+            nursery.cancel_scope.cancel()
+        assert all(program.running())  # nobody is left to thaw it
+
+    drive(test)
+
+
+def test_what_a_crashed_daemon_left_frozen_is_thawed() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.programs[5]
+        assert not any(program.running())
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            await trio.sleep(1)
+            assert all(program.running())
+            nursery.cancel_scope.cancel()
+
+    def prepare(fake: FakeSystem, nvml: FakeNvml) -> None:
+        program = fake.program(5, 0, start=1)
+        nvml.compute[0] = [(5, 1)]
+        for channel in program.channels():
+            program.objects[channel].disabled = 1
+
+    drive(test, prepare)
+
+
+def test_a_freeze_that_a_crashed_daemon_left_is_taken_over() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.programs[5]
+        await rig.gpus[0].detach(program.identity)
+        assert {program.objects[channel].disabled for channel in program.channels()} == {1}
+        await rig.gpus[0].attach(program.identity)
+        assert all(program.running())
+
+    def prepare(fake: FakeSystem, _nvml: FakeNvml) -> None:
+        program = fake.program(5, 0, start=1)
+        for channel in program.channels():
+            program.objects[channel].disabled = 1
+
+    drive(test, prepare)
+
+
+def test_levers_that_follow_each_other_do_not_stop_the_rounds() -> None:
+    async def test(rig: Rig) -> None:
+        program, other = rig.busy(5, 0), rig.busy(6, 0)
+        gr = next(o for o in other.objects.values() if o.class_ == rm.CLASS_TSG)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            await rig.gpus[0].set_timeslice(other.identity, 500)
+            gr.timeslice = 9000
+            for _ in range(10):
+                await rig.gpus[0].detach(program.identity)
+                await rig.gpus[0].attach(program.identity)
+                await trio.sleep(0.15)
+            assert gr.timeslice == 500
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+@pytest.mark.logs(r"no list of processes")
+def test_nvml_that_fails_and_comes_back() -> None:
+    async def test(rig: Rig) -> None:
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            rig.nvml.error = FakeNvml.NVML_ERROR_TIMEOUT
+            await trio.sleep(1)
+            rig.nvml.error = 0
+            program = rig.busy(5, 0)
+            await trio.sleep(1)
+            assert rig.host.arrived == [(program.identity, 0)]
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+@pytest.mark.logs(r"no list of processes: .*NVML does not answer")
+def test_nvml_that_hangs_costs_one_thread_and_no_lever() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            rig.nvml.hang = True
+            calls = rig.nvml.calls
+            await trio.sleep(6)
+            assert rig.nvml.stuck == 1
+            assert rig.nvml.calls == calls + 1
+            await rig.gpus[0].detach(program.identity)
+            assert not any(program.running())
+            rig.nvml.hang = False
+            rig.nvml.release.set()
+            later = rig.busy(6, 0)
+            await trio.sleep(1)
+            assert (later.identity, 0) in rig.host.arrived
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+@pytest.mark.parametrize("error", [FakeNvml.NVML_ERROR_LIBRARY_NOT_FOUND, FakeNvml.NVML_ERROR_DRIVER_NOT_LOADED])
+def test_no_driver(error: int) -> None:
+    async def main() -> None:
+        with pytest.raises(OSError, match="NVML") as caught:
+            await open_gpus(system=FakeSystem(), nvml=Nvml(FakeNvml(error=error)))  # type: ignore[arg-type]
+        assert caught.value.errno == errno.ENODEV
+
+    trio.run(main)
+
+
+def test_memory_cannot_be_moved() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        with pytest.raises(OSError, match="cannot be moved") as caught:
+            await rig.gpus[0].reclaim(program.identity, 1)
+        assert caught.value.errno == errno.EOPNOTSUPP
+        assert not rig.gpus[0].manages(program.identity)
+
+    drive(test)
+
+
+@pytest.mark.logs(r"pid 5 on GPU 0: its TSGs are unknown")
+def test_a_program_that_we_may_not_look_into_arrives_all_the_same() -> None:
+    async def test(rig: Rig) -> None:
+        def refuse(pidfd: int, fd: int) -> int:
+            raise PermissionError(errno.EPERM, "no CAP_SYS_PTRACE")
+
+        rig.fake.pidfd_getfd = refuse  # type: ignore[method-assign]
+        program = rig.busy(5, 0)
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            assert rig.host.arrived == [(program.identity, 0)]
+            with pytest.raises(PermissionError):
+                await rig.gpus[0].detach(program.identity)
+            nursery.cancel_scope.cancel()
+
+    drive(test)

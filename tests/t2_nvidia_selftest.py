@@ -1,0 +1,129 @@
+"""The self-test judges by progress, not by what the driver answers."""
+
+from __future__ import annotations
+
+import errno
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from backend.identity import Process
+from backend.nvidia import selftest
+from backend.nvidia.selftest import UNSUPPORTED, Verdict, prove
+from backend.records import Capability, GpuInfo
+
+RATE = 9000.0
+
+
+@attrs.define(eq=False)
+class Machine:
+    """Two programs and a GPU that shares its time by their timeslices, or not."""
+
+    obeys_timeslice: bool = True
+    obeys_freeze: bool = True
+    thaws: bool = True
+    refuses: bool = False
+    starts: bool = True
+    info: GpuInfo = attrs.field(factory=lambda: GpuInfo(0, "GPU-0", "fake", "none", 1, 2048))
+    slices: dict[Process, int] = attrs.field(factory=dict)
+    frozen: set[Process] = attrs.field(factory=set)
+    progress: dict[Process, float] = attrs.field(factory=dict)
+    at: float = 0.0
+    ended: int = 0
+    forgotten: int = 0
+
+    def advance(self) -> None:
+        now = trio.current_time()
+        weights = {p: 0.0 if p in self.frozen else float(self.slices.get(p) or 2048) for p in self.progress}
+        for process, weight in weights.items():
+            if weight:
+                self.progress[process] += (now - self.at) * RATE * weight / sum(weights.values())
+        self.at = now
+
+    async def set_timeslice(self, process: Process, us: int) -> None:
+        if self.refuses:
+            raise OSError(errno.EPERM, "control 0xa06c0103: INSUFFICIENT_PERMISSIONS 0x1b")
+        self.advance()
+        if self.obeys_timeslice:
+            self.slices[process] = us
+
+    async def detach(self, process: Process) -> None:
+        self.advance()
+        if self.obeys_freeze:
+            self.frozen.add(process)
+
+    async def attach(self, process: Process) -> None:
+        self.advance()
+        if self.thaws:
+            self.frozen.discard(process)
+
+    def forget(self, process: Process) -> None:
+        self.forgotten += 1
+
+
+def verdicts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Verdict]:
+    class Child:
+        def __init__(self, uuid: str) -> None:
+            assert uuid == "GPU-0"
+            self.identity = Process(len(machine.progress) + 1, 1)
+            machine.progress[self.identity] = 0.0
+
+        @property
+        def finished(self) -> int:
+            machine.advance()
+            return int(machine.progress[self.identity])
+
+        async def started(self) -> None:
+            if not machine.starts:
+                raise OSError(errno.EIO, "the probe could not run kernels (CUDA error 100)")
+
+        def end(self) -> None:
+            machine.ended += 1
+
+    monkeypatch.setattr(selftest, "Child", Child)
+
+    async def main() -> list[Verdict]:
+        machine.at = trio.current_time()
+        return await prove(machine)
+
+    found = trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert (machine.ended, machine.forgotten) == (2, 2) if machine.starts else machine.ended
+    assert {v.control for v in found} >= set(UNSUPPORTED)
+    assert len(found) == len({v.control for v in found})
+    return {v.control: v for v in found}
+
+
+def test_levers_that_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verdicts(Machine(), monkeypatch)
+    assert found["compute.timeslice"].capability is Capability.ENFORCED
+    assert "asked for 3.00 to 1, kernels completed moved by 3.0" in found["compute.timeslice"].evidence
+    assert found["compute.freeze"].capability is Capability.ENFORCED
+    assert found["gmem.limit.high"].capability is Capability.UNSUPPORTED
+
+
+def test_a_timeslice_that_is_taken_and_not_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verdicts(Machine(obeys_timeslice=False), monkeypatch)
+    assert found["compute.timeslice"].capability is Capability.ADVISORY
+    assert found["compute.freeze"].capability is Capability.ENFORCED
+
+
+def test_a_freeze_that_is_taken_and_not_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(Machine(obeys_freeze=False), monkeypatch)["compute.freeze"].capability is Capability.ADVISORY
+
+
+def test_a_freeze_that_cannot_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(Machine(thaws=False), monkeypatch)["compute.freeze"].capability is Capability.UNSUPPORTED
+
+
+def test_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verdicts(Machine(refuses=True), monkeypatch)["compute.timeslice"]
+    assert found.capability is Capability.UNSUPPORTED
+    assert "INSUFFICIENT_PERMISSIONS" in found.evidence
+
+
+def test_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verdicts(Machine(starts=False), monkeypatch)
+    assert found["compute.freeze"].capability is Capability.ADVISORY
+    assert "CUDA error 100" in found["compute.freeze"].evidence
