@@ -1,0 +1,392 @@
+"""Level 3: the whole program in one process and in virtual time, without a kernel: its handlers are called directly.
+
+Processes are real (their pids, start times and exits come from the kernel), time is not: it jumps as soon as
+everybody waits. So what takes a real moment, an exit, is waited for with :func:`until`, which keeps time standing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest import mock
+
+import attrs
+import pyfuse3
+import trio
+import trio.testing
+
+import backend.controller
+import backend.identity
+from backend.controller import Controller
+from backend.errors import fail
+from backend.identity import ROOT, Group, Process, Slice
+from backend.protocols import Gpu, Host
+from backend.records import Activity, Capability, GpuInfo
+from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.soft.ledger import SoftLedger
+from ggroupfs.controls import LEVERS
+from ggroupfs.files import Events
+from ggroupfs.notify import Notifier
+from ggroupfs.operations import Operations
+from ggroupfs.tree import ROOT_INODE, Tree
+
+T = TypeVar("T")
+
+MIB = 1 << 20
+
+REAL_S = 10.0
+"""Real seconds that anything real may take."""
+
+
+def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs an async test in virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        trio.run(functools.partial(test, *args, **kwargs), clock=trio.testing.MockClock(autojump_threshold=0))
+
+    return run
+
+
+async def until(condition: Callable[[], T], what: str) -> T:
+    """Waits for something real while virtual time stands still: with a task that can run, it does not jump."""
+    give_up = time.monotonic() + REAL_S
+    while not (result := condition()):
+        assert time.monotonic() < give_up, f"never happened: {what}"
+        await trio.lowlevel.checkpoint()
+    return result
+
+
+async def settle() -> None:
+    """Lets every task that can run do so; no time passes."""
+    for _ in range(50):
+        await trio.lowlevel.checkpoint()
+
+
+# What a lever of a StubGpu can do
+
+
+async def hang() -> None:
+    """Never answers."""
+    await trio.sleep_forever()
+
+
+def raises(error: BaseException) -> Callable[[], Awaitable[None]]:
+    """Fails."""
+
+    async def behave() -> None:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    return behave
+
+
+def refuses(code: int) -> Callable[[], Awaitable[None]]:
+    """Fails with an errno."""
+    return raises(fail(code))
+
+
+class StubGpu:
+    """A Gpu that records what is asked of it, and whose levers do as the test says: hang, fail, or die midway."""
+
+    def __init__(self, index: int = 0, capacity: int = 1 << 30) -> None:
+        self.info = GpuInfo(index, f"GPU-{index}", "stub", "none", capacity, 2000, 10, 100_000)
+        self.calls: list[tuple[str, int, int]] = []
+        """(lever, pid, value) of every call."""
+        self.detached: set[Process] = set()
+        """Whose TSGs are off the runlist."""
+        self.timeslices: dict[Process, int] = {}
+        """Timeslices in force; absent for the default."""
+        self.forgotten: list[Process] = []
+        """Who was reported to be gone."""
+        self.unsupported: set[str] = set()
+        """Controls to disclaim."""
+        self.host: Host | None = None
+        self._scripts: dict[tuple[str, int | None], list[Callable[[], Awaitable[None]] | None]] = {}
+
+    def script(self, lever: str, *behaviours: Callable[[], Awaitable[None]] | None, pid: int | None = None) -> None:
+        """What the next calls of a lever do, for one process or for any; None is as usual, as are all after them."""
+        self._scripts[lever, pid] = list(behaviours)
+
+    def capabilities(self) -> Mapping[str, Capability]:
+        return {name: Capability.ENFORCED for name in LEVERS if name not in self.unsupported}
+
+    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self.host = host
+        task_status.started()
+        await trio.sleep_forever()
+
+    def activity(self, process: Process) -> Activity:
+        return Activity(tsgs=1, attached=int(process not in self.detached), managed=True)
+
+    def manages(self, process: Process) -> bool:
+        return True
+
+    async def set_timeslice(self, process: Process, us: int) -> None:
+        await self._act("set_timeslice", process, us)
+        self.timeslices[process] = us
+        if not us:
+            del self.timeslices[process]
+
+    async def detach(self, process: Process) -> None:
+        await self._act("detach", process)
+        self.detached.add(process)
+
+    async def attach(self, process: Process) -> None:
+        await self._act("attach", process)
+        self.detached.discard(process)
+
+    async def reclaim(self, process: Process, nbytes: int) -> int:
+        await self._act("reclaim", process, nbytes)
+        assert self.host is not None
+        self.host.moved_out(process, self.info.index, nbytes, 1)
+        return nbytes
+
+    def forget(self, process: Process) -> None:
+        self.forgotten.append(process)
+        self.detached.discard(process)
+        self.timeslices.pop(process, None)
+
+    async def _act(self, lever: str, process: Process, value: int = 0) -> None:
+        self.calls.append((lever, process.pid, value))
+        for key in ((lever, process.pid), (lever, None)):
+            if self._scripts.get(key):
+                behave = self._scripts[key].pop(0)
+                if behave is not None:
+                    await behave()
+                return
+
+
+class World:
+    """What the kernel would say of processes, where a test says otherwise: their cgroups and their start times."""
+
+    def __init__(self) -> None:
+        self.cgroups: dict[int, Slice] = {}
+        """Cgroup of a pid; the root for others."""
+        self.later: dict[int, int] = {}
+        """Clock ticks by which a pid was started later than it was: a recycled pid."""
+        self._start_time = backend.identity.start_time
+
+    def start_time(self, pid: int) -> int:
+        """As :func:`backend.identity.start_time`."""
+        return self._start_time(pid) + self.later.get(pid, 0)
+
+    def cgroup_of(self, pid: int) -> Slice:
+        """As :func:`backend.identity.cgroup_of`."""
+        return self.cgroups.get(pid, ROOT)
+
+
+class FakeKernel:
+    """The dentry cache as a list of what it was told."""
+
+    def __init__(self) -> None:
+        self.dropped: list[tuple[int, bytes, int]] = []
+        """(parent, name, inode) of every entry that was invalidated."""
+        self.stale: list[int] = []
+        """Inodes whose attributes were."""
+
+    def invalidate_entry_async(self, inode_p: int, name: bytes, deleted: int = 0, ignore_enoent: bool = False) -> None:
+        self.dropped.append((inode_p, name, deleted))
+
+    def invalidate_inode(self, inode: int, attr_only: bool = False) -> None:
+        self.stale.append(inode)
+
+
+@attrs.define
+class Token:
+    """A readdir buffer with room for so many entries."""
+
+    room: int
+    entries: list[tuple[bytes, int, int]] = attrs.field(factory=list)
+    """(name, inode, next id)."""
+
+
+def _readdir_reply(token: Token, name: bytes, attr: pyfuse3.EntryAttributes, next_id: int) -> bool:
+    if len(token.entries) >= token.room:
+        return False
+    token.entries.append((name, attr.st_ino, next_id))
+    return True
+
+
+class Waker:
+    """A poll handle."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+        """How often."""
+
+    def notify(self) -> None:
+        self.woken += 1
+
+
+@attrs.define
+class Harness:
+    """The program, with handles on all of its parts."""
+
+    controller: Controller
+    ledger: SoftLedger
+    tree: Tree
+    events: Events
+    notifier: Notifier
+    operations: Operations
+    kernel: FakeKernel
+    world: World
+    scope: trio.CancelScope
+
+    ctx: Any = attrs.field(factory=lambda: SimpleNamespace(uid=0, gid=0, pid=os.getpid(), umask=0o022))
+    """Who asks."""
+
+    # Processes
+
+    async def arrive(self, pid: int, cgroup: str = "/", *, gmem: int = 0, gpu: int = 0) -> Process:
+        """A process makes a context on a GPU, and holds memory there."""
+        if cgroup != "/":
+            self.world.cgroups[pid] = Slice(cgroup)
+        process = backend.identity.identify(pid)
+        await self.controller.arrive(process, gpu)
+        if gmem:
+            await self.controller.charge(process, gpu, gmem)
+        return process
+
+    async def gone(self, process: Process) -> None:
+        """Waits until the exit of a process was noticed."""
+        await until(lambda: self.controller.population.resident(process) is None, f"{process} is gone")
+
+    # Files, by path as seen from the mountpoint, through the handlers
+
+    async def inode(self, path: str) -> int:
+        """lookup() of every component. FUSEError."""
+        inode = ROOT_INODE
+        for name in path.strip("/").split("/"):
+            inode = (await self.operations.lookup(inode, os.fsencode(name), self.ctx)).st_ino
+        return inode
+
+    async def open(self, path: str) -> int:
+        """open(2)."""
+        return (await self.operations.open(await self.inode(path), os.O_RDWR, self.ctx)).fh
+
+    async def read(self, path: str) -> str:
+        """cat."""
+        fh = await self.open(path)
+        try:
+            return (await self.operations.read(fh, 0, 65536)).decode()
+        finally:
+            await self.operations.release(fh)
+
+    async def write(self, path: str, value: object) -> None:
+        """echo VALUE > PATH."""
+        fh = await self.open(path)
+        try:
+            await self.operations.write(fh, 0, f"{value}\n".encode())
+        finally:
+            await self.operations.release(fh)
+
+    async def refused(self, path: str, value: object) -> int:
+        """The errno that a write gives."""
+        try:
+            await self.write(path, value)
+        except pyfuse3.FUSEError as error:
+            return error.errno
+        raise AssertionError(f"{value!r} was taken by {path}")
+
+    async def listdir(self, path: str, room: int = 1000) -> list[str]:
+        """ls, `room` entries a request."""
+        fh = await self.operations.opendir(await self.inode(path) if path != "/" else ROOT_INODE, self.ctx)
+        names: list[str] = []
+        start = 0
+        while True:
+            token = Token(room)
+            await self.operations.readdir(fh, start, token)
+            if not token.entries:
+                await self.operations.releasedir(fh)
+                return names
+            names += [os.fsdecode(name) for name, _, _ in token.entries]
+            start = token.entries[-1][2]
+
+    # What may not be left over
+
+    def leftovers(self) -> dict[str, int]:
+        """How much every table holds that a process is entered in. White box: these are what a leak would fill."""
+        follower, reclaimer = self.controller._follower, self.controller._reclaimer
+        population, exits = self.controller.population, self.controller._exits
+        return {
+            "residents": len(population),
+            "slices": len(population._slices),
+            "accounts": len(self.ledger._accounts),
+            "applied": len(follower._applied),
+            "follower locks": len(follower._locks),
+            "shown as frozen": len(follower._frozen),
+            "to be applied": len(follower.background),
+            "reclaimer locks": len([g for g in reclaimer._locks if isinstance(g.node, Process)]),
+            "pidfds": len(exits._pidfds),
+            "watched": len(exits._processes),
+            "directories": len([d for d in self.tree._directories.values() if d.subject not in ("root", "gpus", ROOT)]),
+            "owners": len(self.tree._ownership),
+            "events of the dead": len([g for g, _ in self.events._counts if not population.holds(g)]),
+            "pollers": len(self.events._waiting),
+            "open files": len(self.operations._files),
+            "listings": len(self.operations._listings),
+        }
+
+    def check(self) -> None:
+        """What always holds: every sum is that of its parts, and nothing is detached that nobody froze."""
+        population = self.controller.population
+        for index, gpu in self.controller.gpus.items():
+            for entry in population._slices.values():
+                books = self.ledger.books(Group(index, entry.slice))
+                below = [Group(index, r.process) for r in entry.members.values() if index in r.gpus]
+                below += [Group(index, child) for child in entry.children]
+                assert books.current == sum(self.ledger.books(group).current for group in below)
+                assert books.swap == sum(self.ledger.books(group).swap for group in below)
+            if isinstance(gpu, StubGpu):
+                for process in gpu.detached:
+                    path = population.path(Group(index, process))
+                    assert any(self.ledger.books(level).frozen for level in path), f"{process} is frozen by nobody"
+            if isinstance(gpu, SoftGpu):
+                for process, tenant in gpu._tenants.items():
+                    books, page = self.ledger.books(Group(index, process)), gpu.config.page
+                    assert tenant.memory.resident * page == books.current, (process, books)
+                    assert (len(tenant.memory) - tenant.memory.resident) * page == books.swap, (process, books)
+
+
+@contextlib.asynccontextmanager
+async def running(*gpus: Gpu, mountpoint: Path | None = None, poll: bool = True) -> AsyncIterator[Harness]:
+    """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
+
+    The Notifier's waiting part runs only with a `mountpoint`, which it truncates files in.
+    """
+    gc.collect()
+    before = descriptors()
+    ledger, kernel, world = SoftLedger(), FakeKernel(), World()
+    controller = Controller(ledger, gpus or [SoftGpu(0, SoftConfig(capacity=64 * MIB))])
+    tree, events = Tree(controller), Events()
+    notifier = Notifier(tree, events, kernel, os.fspath(mountpoint or "/nowhere"))
+    operations = Operations(tree, events, notifier, poll=poll)
+    with (
+        mock.patch.object(backend.identity, "start_time", world.start_time),
+        mock.patch.object(backend.controller, "cgroup_of", world.cgroup_of),
+        mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
+    ):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(controller.run)
+            if mountpoint is not None:
+                nursery.start_soon(notifier.run)
+            scope = nursery.cancel_scope
+            harness = Harness(controller, ledger, tree, events, notifier, operations, kernel, world, scope)
+            yield harness
+            if not scope.cancel_called:
+                harness.check()
+            scope.cancel()
+    assert descriptors() == before, "descriptors were left open"
+
+
+def descriptors() -> int:
+    """How many this process has open, but for those of trio's own threads and the listing itself."""
+    return len(os.listdir("/proc/self/fd")) - 1
