@@ -74,7 +74,8 @@ def start_time(pid: int) -> int:
         raise fail(errno.ESRCH) from None
     # The command name may hold spaces and parentheses: count fields from the last one.
     fields = stat[stat.rindex(b")") + 2 :].split()
-    if fields[0] in (b"Z", b"X"):  # a zombie holds a pid but runs nothing
+    # A zombie holds a pid but runs nothing; one with threads left is a process whose main thread has ended.
+    if fields[0] in (b"Z", b"X") and int(fields[17]) <= 1:
         raise fail(errno.ESRCH)
     return int(fields[19])
 
@@ -138,10 +139,20 @@ def slice_at(path: str) -> Slice | None:
 
 
 def peer_of(connection: socket.socket) -> Process:
-    """The process at the other end of a unix socket, as the kernel vouches for it (unix(7), SO_PEERCRED).
+    """The process at the other end of a unix socket, as the kernel vouches for it; ProcessLookupError if it is gone.
 
-    The pid is that of connect(2) or socketpair(2), translated to our namespace; ProcessLookupError if it is gone.
+    The pid is that of connect(2) or socketpair(2), translated to our namespace.
     """
+    return identify(tgid_of(_peer(connection)[0]))
+
+
+def user_of(connection: socket.socket) -> int:
+    """The user at the other end of a unix socket."""
+    return _peer(connection)[1]
+
+
+def _peer(connection: socket.socket) -> tuple[int, int, int]:
+    """Pid, uid and gid of the other end (unix(7), SO_PEERCRED)."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, _uid, _gid = struct.unpack("3i", raw)
-    return identify(tgid_of(pid))
+    pid, uid, gid = struct.unpack("3i", raw)
+    return pid, uid, gid

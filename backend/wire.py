@@ -96,11 +96,11 @@ class Message:
 
     def answer(self, *args: int) -> Message:
         """The reply that grants this request."""
-        return attrs.evolve(self, args=args, reply=True)
+        return Message(self.op, self.seq, self.gpu, args, reply=True)
 
     def refuse(self, code: int) -> Message:
         """The reply that refuses this request with an errno."""
-        return attrs.evolve(self, args=(), status=-code, reply=True)
+        return Message(self.op, self.seq, self.gpu, status=-code, reply=True)
 
     def check(self) -> Message:
         """This reply, or the OSError that it carries."""

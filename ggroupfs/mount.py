@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pyfuse3
@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 SOCKETS = Path("/run/ggroupfs")
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Each of them ends the mount."""
+
 BASE_OPTIONS = frozenset(("fsname=ggroupfs", "subtype=ggroupfs", "allow_other", "default_permissions"))
 
 
@@ -40,6 +43,8 @@ def run(options: MountOptions, ready: Callable[[], None]) -> None:
 
     MountError where that fails before `ready`.
     """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # what holds before _run() takes them, and after
     try:
         trio.run(_run, options, os.path.abspath(options.mountpoint), ready)
     except* MountError as group:
@@ -48,6 +53,8 @@ def run(options: MountOptions, ready: Callable[[], None]) -> None:
 
 async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]) -> None:
     async with contextlib.AsyncExitStack() as stack:
+        # Until the very end: a second signal, too, must not kill us before everything is thawed and unmounted.
+        signals = stack.enter_context(trio.open_signal_receiver(*SIGNALS))
         try:
             gpus = await choose.gpus(options.choice)
         except OSError as error:
@@ -62,6 +69,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         except RuntimeError as error:
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
+        # What its notify thread still has in its queue then has nobody to be sent to, and it says so as an error.
+        stack.callback(logging.getLogger("pyfuse3").setLevel, logging.CRITICAL)
 
         soft = {index: gpu for index, gpu in controller.gpus.items() if isinstance(gpu, SoftGpu)}
         controller.facts["gpu"] = "soft" if soft else "nvidia"
@@ -72,7 +81,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             controller.facts["socket"] = os.fspath(path)
 
         nursery = await stack.enter_async_context(trio.open_nursery())
-        nursery.start_soon(_until_signal, nursery.cancel_scope)
+        nursery.start_soon(_until_signal, signals, nursery.cancel_scope)
         await nursery.start(controller.run)
         if soft:
             nursery.start_soon(server.serve, listener, soft)
@@ -92,19 +101,17 @@ async def _serve(scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _until_signal(scope: trio.CancelScope) -> None:
-    """Ends the mount at the first SIGTERM, SIGINT or SIGHUP."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async for number in signals:
-            log.debug("signal %d: unmounting", number)
-            scope.cancel()
-            return
+async def _until_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    """Ends the mount at the first signal."""
+    async for number in signals:
+        log.debug("signal %d: unmounting", number)
+        scope.cancel()
 
 
 def _discard_stale(mountpoint: str) -> None:
     """Unmounts what a killed daemon left behind; MountError where a live tree, or nothing, is there."""
     try:
-        os.stat(mountpoint)
+        os.statvfs(mountpoint)  # not stat(), which the kernel may answer for a dead daemon from its cache
     except FileNotFoundError:
         raise MountError(f"{mountpoint} does not exist") from None
     except OSError as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from pathlib import Path
 
 import attrs
 
-from backend.choose import Choice
+from backend.choose import GPUS, LEDGERS, Choice
 from backend.controller import DEADLINE_S
 from ggroupfs import values
 
@@ -73,17 +75,20 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         if key == "noselftest":
             return attrs.evolve(options, choice=attrs.evolve(choice, selftest=False))
     elif key == "gpu":
-        return attrs.evolve(options, choice=attrs.evolve(choice, gpu=value))
+        return attrs.evolve(options, choice=attrs.evolve(choice, gpu=_one_of(GPUS, value)))
     elif key == "ledger":
-        return attrs.evolve(options, choice=attrs.evolve(choice, ledger=value))
+        return attrs.evolve(options, choice=attrs.evolve(choice, ledger=_one_of(LEDGERS, value)))
     elif key == "socket":
-        return attrs.evolve(options, socket=Path(value))
+        return attrs.evolve(options, socket=Path(_something(value)))
     elif key == "deadline":
-        return attrs.evolve(options, deadline=float(value))
+        return attrs.evolve(options, deadline=_seconds(value))
     elif key == "soft.gpus":
         return attrs.evolve(options, choice=attrs.evolve(choice, soft_gpus=values.integer(value, 1, 16)))
     elif key == "soft.gmem":
-        config = attrs.evolve(choice.soft_config, capacity=values.amount(value))
+        capacity = values.amount(value)
+        if capacity < choice.soft_config.page:
+            raise ValueError("not one page")
+        config = attrs.evolve(choice.soft_config, capacity=capacity)
         return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
     elif key == "soft.switch":
         config = attrs.evolve(choice.soft_config, switch_us=values.timeslice(value) if value != "0" else 0)
@@ -91,3 +96,22 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
     elif key.startswith("x-"):
         return options
     raise UsageError(f"unknown option {key}" + ("" if value is None else f"={value}"))
+
+
+def _one_of(names: Collection[str], value: str) -> str:
+    if value not in names:
+        raise ValueError(f"not one of {names}")
+    return value
+
+
+def _something(value: str) -> str:
+    if not value:
+        raise ValueError("empty")
+    return value
+
+
+def _seconds(value: str) -> float:
+    seconds = float(value)
+    if not 0 < seconds < math.inf:
+        raise ValueError("not a time to wait")
+    return seconds

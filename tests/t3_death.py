@@ -107,7 +107,7 @@ async def test_crowds_that_die_leave_nothing(spawn: Spawn) -> None:
             who = await h.arrive(process.pid, f"/job/{chr(97 + index % 3)}")
             tsg = await gpu.open_context(who, 1, lambda finished: None)
             pages = await gpu.allocate(who, 4 * MIB)
-            gpu.launch(who, tsg, 10, 1000, pages)
+            await gpu.launch(who, tsg, 10, 1000, pages)
             await h.write(f"{process.pid}/0/gmem.limit.high", "2M")
             await h.write(f"{process.pid}/0/compute.freeze", index % 2)
             await h.listdir(f"{process.pid}/0")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from backend.wire import ARGS, SIZE, VERSION, Message, Op
 
+GONE = "the software GPU is gone"
+
 
 def socket_of(mount: str | os.PathLike[str]) -> Path:
     """The socket of a mounted tree, as its ``ggroup.backend`` names it. LookupError where it names none."""
@@ -90,7 +92,10 @@ class Device:
 
     def _ask(self, op: Op, *args: int) -> tuple[int, ...]:
         self._seq += 1
-        self._socket.sendall(Message(op, self._seq, self._gpu, args).encode())
+        try:
+            self._socket.sendall(Message(op, self._seq, self._gpu, args).encode())
+        except BrokenPipeError:
+            raise ConnectionResetError(GONE) from None
         while True:
             message = self._receive()
             if message.reply and message.seq == self._seq:
@@ -100,7 +105,7 @@ class Device:
     def _receive(self) -> Message:
         raw = self._socket.recv(SIZE)
         if not raw:
-            raise ConnectionResetError("the software GPU is gone")
+            raise ConnectionResetError(GONE)
         return Message.decode(raw)
 
     def _event(self, message: Message) -> None:

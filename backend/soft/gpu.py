@@ -7,6 +7,7 @@ shares of engine time are exact however late the daemon is woken; completions ar
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -34,6 +35,9 @@ ENFORCED = (
     "compute.freeze",
 )
 UNSUPPORTED = ("compute.priority", "compute.weight", "compute.migrate")
+
+PAGES_AT_ONCE = 64
+"""Pages worked on before everybody else has a turn."""
 
 REPORT_S = 0.001
 """Completions are reported no more often than this, in seconds."""
@@ -228,6 +232,8 @@ class SoftGpu:
         pages = tenant.memory.reserve(count)
         try:
             for number in pages:
+                if (number - pages.start) % PAGES_AT_ONCE == PAGES_AT_ONCE - 1:
+                    await trio.lowlevel.checkpoint()
                 tenant.memory.place(number)
                 await host.charge(process, self.info.index, page)
         except OSError:
@@ -242,10 +248,14 @@ class SoftGpu:
     def free(self, process: Process, pages: Iterable[int]) -> None:
         """Frees pages. EFAULT for one that is not there; those before it are freed."""
         tenant, host = self._tenant(process), self._booked()
-        for number in pages:
-            resident = _mapped(tenant.memory.free, number)
+        freed = Counter[bool]()
+        try:
+            for number in pages:
+                freed[_mapped(tenant.memory.free, number)] += 1
+        finally:
             if self._tenants.get(process) is tenant:
-                host.uncharge(process, self.info.index, self.config.page, swapped=not resident)
+                for resident, count in freed.items():
+                    host.uncharge(process, self.info.index, count * self.config.page, swapped=not resident)
 
     def write(self, process: Process, page: int, stamp: int) -> None:
         """Stores a stamp in a page. EFAULT where there is none."""
@@ -255,7 +265,7 @@ class SoftGpu:
         """The stamp in a page. EFAULT where there is none."""
         return _mapped(self._tenant(process).memory.read, page)
 
-    def launch(self, process: Process, number: int, kernels: int, us: int, pages: range) -> None:
+    async def launch(self, process: Process, number: int, kernels: int, us: int, pages: range) -> None:
         """Queues kernels that each touch `pages`. ENOENT for the TSG, EAGAIN for a full queue, EFAULT for a page.
 
         A page in the host comes back if the limits have room for it; else each kernel reaches over PCIe for it.
@@ -271,6 +281,8 @@ class SoftGpu:
         transfer = self._transfer_us(self.config.page)
         once = every = 0
         for page in pages:
+            if (page - pages.start) % PAGES_AT_ONCE == PAGES_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
             _mapped(tenant.memory.read, page)
             if tenant.memory.is_resident(page):
                 continue

@@ -6,7 +6,7 @@ the stamp and wipes the place that it left, so a page that is lost, doubled or m
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 import attrs
 
@@ -67,7 +67,7 @@ class Memory:
         self._frames = frames
         self._slots = slots
         self._pages: dict[int, Page] = {}
-        self._clock: deque[Page] = deque()  # resident pages, the hand at the left end
+        self._clock: OrderedDict[int, Page] = OrderedDict()  # resident pages, the hand at the start
         self._next = 0
         self.resident = 0
         """Pages on the GPU."""
@@ -83,14 +83,14 @@ class Memory:
     def place(self, number: int) -> None:
         """Makes a reserved page, on the GPU and zeroed."""
         page = self._pages[number] = Page(number, self._frames.put(0))
-        self._clock.append(page)
+        self._clock[page.number] = page
         self.resident += 1
 
     def free(self, number: int) -> bool:
         """Frees a page; whether it was on the GPU. KeyError when there is no such page."""
         page = self._pages.pop(number)
         if page.resident:
-            self._clock.remove(page)
+            del self._clock[number]
             self._frames.take(page.place)
             self.resident -= 1
         else:
@@ -119,11 +119,12 @@ class Memory:
         A referenced page loses its bit and is passed over once (Ghost, section 4.2: a CLOCK a container).
         """
         while self._clock:
-            page = self._clock.popleft()
+            number, page = next(iter(self._clock.items()))
             if page.referenced:
                 page.referenced = False
-                self._clock.append(page)
+                self._clock.move_to_end(number)
                 continue
+            del self._clock[number]
             page.place = self._slots.put(self._frames.take(page.place))
             page.resident = False
             self.resident -= 1
@@ -135,7 +136,7 @@ class Memory:
         page = self._pages[number]
         page.place = self._frames.put(self._slots.take(page.place))
         page.resident = page.referenced = True
-        self._clock.append(page)
+        self._clock[page.number] = page
         self.resident += 1
 
     def clear(self) -> None:

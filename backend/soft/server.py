@@ -10,17 +10,26 @@ import errno
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import trio
 
 from backend.errors import fail
-from backend.identity import Process, peer_of
-from backend.soft.gpu import SoftGpu
+from backend.identity import Process, peer_of, user_of
+from backend.soft.gpu import PAGES_AT_ONCE, SoftGpu
 from backend.wire import ARGS, SIZE, VERSION, WORD, Message, Op
 
 log = logging.getLogger(__name__)
+
+ACCEPT_AGAIN = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+"""What accept(2) may say without the listener being broken."""
+
+ACCEPT_AGAIN_S = 0.1
+
+CONNECTIONS = 4096
+"""Connections that one user may have: nobody can use up the daemon's descriptors for all others."""
 
 CONTEXTS = 64
 """Contexts that one connection may have open."""
@@ -48,18 +57,37 @@ def listening(path: Path) -> Iterator[trio.socket.SocketType]:
 
 async def serve(listener: trio.socket.SocketType, gpus: Mapping[int, SoftGpu]) -> None:
     """Serves every program that connects, until cancelled."""
+    connections: Counter[int] = Counter()
     async with trio.open_nursery() as nursery:
         while True:
-            connection, _ = await listener.accept()
-            nursery.start_soon(_serve_one, connection, gpus)
+            try:
+                connection, _ = await listener.accept()
+            except OSError as error:
+                if error.errno not in ACCEPT_AGAIN:
+                    raise
+                log.warning("no room for another program: %s", error.strerror)
+                await trio.sleep(ACCEPT_AGAIN_S)
+                continue
+            nursery.start_soon(_serve_one, connection, gpus, connections)
 
 
-async def _serve_one(connection: trio.socket.SocketType, gpus: Mapping[int, SoftGpu]) -> None:
-    with contextlib.closing(connection):
+async def _serve_one(
+    connection: trio.socket.SocketType, gpus: Mapping[int, SoftGpu], connections: Counter[int]
+) -> None:
+    with contextlib.closing(connection), contextlib.ExitStack() as stack:
+        uid = user_of(connection)  # type: ignore[arg-type]
+        connections[uid] += 1
+        stack.callback(connections.subtract, [uid])
+        if connections[uid] > CONNECTIONS:
+            log.warning("user %d: more than %d connections: dropped", uid, CONNECTIONS)
+            return
         try:
             session = Session(connection, gpus)
         except ProcessLookupError:
             return  # it connected and died
+        except OSError as error:
+            log.warning("a program cannot be served: %s", error.strerror)
+            return
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(session.report)
@@ -85,6 +113,7 @@ class Session:
         self._pages: dict[tuple[SoftGpu, int], int] = {}  # first page -> pages, per allocation
         self._finished: dict[tuple[int, int], int] = {}  # (gpu, tsg) -> kernels, not yet told
         self._news = trio.Event()
+        self._sending = trio.Lock()  # replies and progress go out by two tasks
         self._greeted = False
 
     async def answer(self) -> None:
@@ -99,7 +128,7 @@ class Session:
                 reply = request.answer(*await self._do(request))
             except OSError as error:
                 reply = request.refuse(error.errno or errno.EIO)
-            await self._connection.send(reply.encode())
+            await self._send(reply)
 
     async def report(self) -> None:
         """Sends progress. What the program is too slow to take is summed up, not queued."""
@@ -108,7 +137,7 @@ class Session:
             self._news = trio.Event()
             news, self._finished = self._finished, {}
             for (gpu, tsg), finished in news.items():
-                await self._connection.send(Message(Op.PROGRESS, gpu=gpu, args=(tsg, finished)).encode())
+                await self._send(Message(Op.PROGRESS, gpu=gpu, args=(tsg, finished)))
 
     def close(self) -> None:
         """Closes its contexts and frees its memory. A process that died has neither left."""
@@ -119,9 +148,13 @@ class Session:
             with contextlib.suppress(OSError):
                 gpu.free(self.process, range(first, first + count))
 
+    async def _send(self, message: Message) -> None:
+        async with self._sending:
+            await self._connection.send(message.encode())
+
     async def _do(self, request: Message) -> tuple[int, ...]:
         op, args = request.op, request.args
-        if request.flags or request.reply or not (self._greeted or op == Op.HELLO):
+        if request.flags or request.status or request.reply or not (self._greeted or op == Op.HELLO):
             raise fail(errno.EPROTO)
         gpu = self._gpus.get(request.gpu)
         if gpu is None:
@@ -152,6 +185,8 @@ class Session:
                 gpu.free(self.process, range(args[0], args[0] + args[1]))
             case Op.WRITE:
                 for offset in range(self._bounded(gpu, args[0], args[1])):
+                    if offset % PAGES_AT_ONCE == PAGES_AT_ONCE - 1:
+                        await trio.lowlevel.checkpoint()
                     gpu.write(self.process, args[0] + offset, (args[2] + offset * args[3]) % WORD)
             case Op.READ:
                 if args[1] > ARGS:
@@ -161,7 +196,7 @@ class Session:
                 if self._contexts.get(args[0]) is not gpu:
                     raise fail(errno.ENOENT)
                 touched = range(args[3], args[3] + (self._bounded(gpu, args[3], args[4]) if args[4] else 0))
-                gpu.launch(self.process, args[0], args[1], args[2], touched)
+                await gpu.launch(self.process, args[0], args[1], args[2], touched)
             case _:
                 raise fail(errno.ENOSYS)
         return ()
