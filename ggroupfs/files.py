@@ -104,17 +104,17 @@ class OpenFile:
     async def write(self, data: bytes) -> int:
         """One write is one value, wherever it is said to go. Returns once it holds."""
         control = self.control
-        if control.parse is None or control.apply is None:
-            raise fail(errno.EINVAL)
         if len(data) > WRITE_MOST:
             raise fail(errno.E2BIG)
+        if control.parse is None or control.apply is None:
+            raise fail(errno.EINVAL)
         await control.apply(self._controller, self.group, control.parse(values.text(data)))
         return len(data)
 
     def poll(self, waker: Waker | None) -> int:
         """The poll(2) events that are there now; keeps `waker` for the next change."""
         if self.control.channel is None:
-            return READY
+            return READY | EVENT if self._data is None else READY
         if waker is not None:
             self._waker = waker
             self._events.wait(self, self.group, self.control.channel)

@@ -10,6 +10,7 @@ import errno
 import functools
 import logging
 import os
+import stat
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -181,6 +182,8 @@ class Operations(pyfuse3.Operations):
 
     @_handler
     def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        if flags & os.O_DIRECT:
+            raise FUSEError(errno.EINVAL)
         control, group = self._tree.file(inode)
         fh = self._open(self._files, open_file(self._tree.controller, self._events, control, group))
         return pyfuse3.FileInfo(fh=fh, direct_io=True, keep_cache=False)
@@ -213,16 +216,29 @@ class Operations(pyfuse3.Operations):
     def fsync(self, fh: int, datasync: bool) -> None:
         """What is written holds already."""
 
-    @_handler
-    def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """As above."""
-
     # What cgroup2 refuses
 
+    @_handler
+    def mknod(
+        self, parent: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        raise FUSEError(errno.EACCES if stat.S_ISREG(mode) else errno.EPERM)
+
+    @_handler
+    def rename(
+        self,
+        parent: int,
+        name: bytes,
+        new_parent: int,
+        new_name: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        raise FUSEError(errno.EINVAL if flags else errno.EPERM)
+
     create = _refuse(errno.EACCES)
-    mknod = _refuse(errno.EACCES)
+    fsyncdir = _refuse(errno.EINVAL)
     unlink = _refuse(errno.EPERM)
-    rename = _refuse(errno.EPERM)
     link = _refuse(errno.EPERM)
     symlink = _refuse(errno.EPERM)
 

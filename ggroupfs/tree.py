@@ -214,8 +214,9 @@ class Tree:
                 raise fail(errno.EINVAL)
             self.controller.make_process(int(name))
         elif isinstance(directory.subject, Slice):
-            if DIGITS.fullmatch(name) and unescape(name) == name:
-                raise fail(errno.EINVAL)  # the name of a GPU
+            # The name of a GPU; or one that would make /proc/<pid>/cgroup unreadable, as cgroup_mkdir() has it.
+            if "\n" in name or (DIGITS.fullmatch(name) and unescape(name) == name):
+                raise fail(errno.EINVAL)
             self._population.make(_below(directory.subject, name))
         else:
             raise fail(errno.EPERM)

@@ -14,8 +14,8 @@ from decimal import Decimal
 from backend.errors import fail
 from backend.records import MAX
 
-BLANKS = " \t\n\v\f\r"
-"""What isspace() in the kernel's C locale calls blank."""
+BLANKS = " \t\n\v\f\r\xa0"
+"""What the kernel's isspace() calls blank (lib/ctype.c: Latin-1)."""
 
 NUMBER = re.compile(r"(?P<sign>[+-]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|(?P<oct>0[0-7]*)|(?P<dec>[1-9][0-9]*))")
 
@@ -27,11 +27,8 @@ U64 = 1 << 64
 
 
 def text(raw: bytes) -> str:
-    """The text of one write(2): up to a NUL, without the blanks around it. EINVAL for what is not ASCII."""
-    try:
-        return raw.partition(b"\0")[0].decode("ascii").strip(BLANKS)
-    except UnicodeDecodeError:
-        raise fail(errno.EINVAL) from None
+    """The text of one write(2): up to a NUL, without the blanks around it."""
+    return raw.partition(b"\0")[0].decode("latin-1").strip(BLANKS)
 
 
 def integer(word: str, low: int, high: int) -> int:
@@ -87,7 +84,7 @@ def anything(word: str) -> None:
 
 
 def _number(word: str) -> tuple[int, str]:
-    """The number at the start of a word, and what follows it. EINVAL without one."""
+    """The number at the start of a word, and what follows it. EINVAL without one, ERANGE for 2^64 and more."""
     match = NUMBER.match(word)
     if match is None:
         raise fail(errno.EINVAL)
@@ -97,6 +94,8 @@ def _number(word: str) -> tuple[int, str]:
         number = int(match["oct"], 8)
     else:
         number = int(match["dec"])
+    if number >= U64:
+        raise fail(errno.ERANGE)  # before what follows it is looked at, as kstrtoull() does
     return (-number if match["sign"] == "-" else number), word[match.end() :]
 
 

@@ -99,8 +99,9 @@ def test_timeslice_refuses(word: str, code: int) -> None:
 def test_text_ends_at_a_nul_and_loses_the_blanks_around() -> None:
     assert values.text(b" \t8G\n") == "8G"
     assert values.text(b"1\0garbage") == "1"
+    assert values.text(b"\xa05\xa0") == "5", "a no-break space is a blank to the kernel"
     with pytest.raises(OSError, match="Invalid argument"):
-        values.text(b"\xff")
+        values.size(values.text(b"\xff"))
 
 
 def test_flat_keyed_leaves_out_what_is_not_known() -> None:
