@@ -201,7 +201,7 @@ async def test_names(spawn: Spawn) -> None:
         assert await h.listdir(str(idle)) == ["0"]
         await op.rmdir(ROOT_INODE, b"%d" % idle, ctx)
         await op.mkdir(slices, b"\xff", 0o755, ctx)
-        assert "\udcff\n" in await h.listdir("slice")
+        assert "\udcff" in await h.listdir("slice")
         await op.rmdir(slices, b"\xff", ctx)
         assert await h.listdir("slice") == ["a"]
 
