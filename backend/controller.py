@@ -40,7 +40,7 @@ class Controller:
         self.ledger = ledger
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
         for gpu in self.gpus.values():
-            ledger.add_gpu(gpu.info.index, gpu.info.capacity)
+            ledger.add_gpu(gpu.info.index, gpu.info.capacity, gpu.info.granule)
         self.population = Population(ledger, self.gpus)
         self.population.watchers.append(self)
         self.listeners: list[Callable[[Group, Channel], None]] = []
@@ -255,7 +255,11 @@ class Controller:
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Group(gpu, process)
         self.ledger.charge(group, nbytes)
-        await self._reclaimer.settle_path(group)
+        try:
+            await self._reclaimer.settle_path(group)
+        except OSError as error:  # charged is charged: a reclaim that fails is not the program's failure
+            if self.population.holds(group):
+                log.error("GPU %d: nothing moved out for %s: %s", gpu, process, error)
 
     def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
         (self.ledger.uncharge_swap if swapped else self.ledger.uncharge)(Group(gpu, process), nbytes)

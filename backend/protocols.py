@@ -41,11 +41,12 @@ class Ledger(Protocol):
     def listen(self, listener: Callable[[Group, Channel], None]) -> None:
         """Calls `listener` for every event of every group from now on."""
 
-    def add_gpu(self, index: int, capacity: int) -> None:
-        """Opens the books of a GPU: its root group, whose high is the capacity in bytes."""
+    def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
+        """Opens the books of a GPU: its root group, whose high is the capacity in bytes. `granule` bytes move together:
+        what reclaim is planned in, and what room a swap.max has."""
 
     def add(self, group: Group, parent: Group) -> None:
-        """Adds an empty group below `parent`; FileExistsError if it is there already."""
+        """Adds an empty group below `parent`, a slice; FileExistsError if it is there already."""
 
     def move(self, group: Group, parent: Group) -> None:
         """Moves a group, with everything charged to it, below another parent of the same GPU."""
@@ -60,7 +61,7 @@ class Ledger(Protocol):
         """What is known about a group now."""
 
     def configure(self, group: Group, **changes: int | bool) -> None:
-        """Sets any of high, low, swap_max (bytes), timeslice_us, frozen, priority, weight."""
+        """Sets any of high, low, swap_max (bytes), timeslice_us, frozen, priority, weight. ERANGE."""
 
     def reset_peak(self, group: Group) -> None:
         """Starts `peak` again at `current`."""

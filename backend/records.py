@@ -61,6 +61,8 @@ class GpuInfo:
     """Shortest timeslice accepted, microseconds."""
     timeslice_max_us: int = 1_000_000
     """Longest timeslice accepted, microseconds."""
+    granule: int = 1
+    """Bytes that move between GPU and host together: a page."""
 
 
 @attrs.frozen

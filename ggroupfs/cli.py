@@ -28,7 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="ggroupfs: %(message)s")
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()  # here, where a reader that left is expected, and not when the interpreter ends
+        return code
     except UsageError as error:
         print(f"ggroupfs: {error}", file=sys.stderr)
         return USAGE

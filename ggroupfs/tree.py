@@ -119,8 +119,10 @@ class Tree:
     # Finding
 
     def lookup(self, parent: int, name: str) -> Attributes:
-        """What `name` is in a directory. ENOENT."""
-        directory = self.directory(parent)
+        """What `name` is in a directory. ENOENT, also where the directory is gone."""
+        directory = self._directories.get(parent >> SLOT_BITS)
+        if directory is None:
+            raise fail(errno.ENOENT)
         for slot, control in enumerate(directory.files, FIRST_FILE_SLOT):
             if control.name == name:
                 return self.attributes(directory.number << SLOT_BITS | slot)

@@ -50,7 +50,7 @@ class NaiveLedger:
 
     def leave(self, group: Group) -> None:
         for table in (self.above, self.asked, self.counts, self.held, self.swapped, self.peaks, self.pressed):
-            table.pop(group, None)  # type: ignore[attr-defined]
+            table.pop(group, None)
 
     def path(self, group: Group) -> Iterator[Group]:
         """A group and those above it."""
@@ -79,19 +79,19 @@ class NaiveLedger:
 
     def books(self, group: Group) -> Books:
         nbytes, sequence = self.pressed.get(group, (0, 0))
+        figures: dict[str, Any] = {**self.asked[group], **self.counts[group]}
         return Books(
             current=self.current(group),
             swap=self.swap(group),
             peak=self.peaks[group],
             pressure_bytes=nbytes,
             pressure_seq=sequence,
-            **self.asked[group],
-            **self.counts[group],
+            **figures,
         )
 
     def room(self, group: Group) -> int:
         """What the swap.max of one level leaves."""
-        return max(0, self.asked[group]["swap_max"] - self.swap(group))
+        return max(0, int(self.asked[group]["swap_max"]) - self.swap(group))
 
     def most(self, top: Group, extra: Counter[Group] | None = None) -> int:
         """The most that can leave the GPU below `top`, were `extra` held too.
@@ -122,7 +122,7 @@ class NaiveLedger:
         if group == top or above is None:
             return 0
         if above == top:
-            return min(held, self.asked[group]["low"])
+            return min(held, int(self.asked[group]["low"]))
         asked = sum(min(self.current(child), self.asked[child]["low"]) for child in self.children(above))
         ceiling = self.protected(above, top)
         return effective_protection(held, self.current(above), self.asked[group]["low"], ceiling, asked)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import attrs
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from backend.records import MAX
@@ -27,9 +27,15 @@ def chosen(things: Sequence[T], index: int) -> T:
     return things[index % len(things)]
 
 
-def history(examples: int, steps: int = 40) -> settings:
-    """The settings of a state machine: as many histories of as many steps, and a blob to replay a failure with."""
+def history(examples: int, steps: int = 40, *, shrink: bool = True) -> settings:
+    """The settings of a state machine: as many histories of as many steps, and a blob to replay a failure with.
+
+    Without `shrink` a failure is shown as it was found: on a live mount, to shrink it takes longer than a test may.
+    """
+    phases = (Phase.explicit, Phase.reuse, Phase.generate)
     return settings(
+        phases=(*phases, Phase.shrink) if shrink else phases,
+        report_multiple_bugs=False,
         max_examples=examples,
         stateful_step_count=steps,
         deadline=None,

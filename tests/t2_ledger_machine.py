@@ -107,7 +107,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(index=pick, gpu=gpus, below=pick, slice_=st.booleans())
     def add(self, index: int, gpu: int, below: int, slice_: bool) -> None:
-        group = Group(gpu, chosen(SLICES if slice_ else PROCESSES, index))
+        group = Group(gpu, chosen(SLICES, index) if slice_ else chosen(PROCESSES, index))
         slices = [group for group in self.naive.above if isinstance(group.node, Slice)]
         # One in eight may be another GPU's.
         above = chosen(slices if below % 8 == 0 else [slice_ for slice_ in slices if slice_.gpu == gpu], below // 8)
@@ -150,8 +150,8 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ask(errno.EINVAL, call, slice_, nbytes)
         self.ask(errno.ENODEV, ledger.observe, gone, nbytes)
         self.ask(errno.EINVAL, ledger.observe, slice_, nbytes)
-        for call in (ledger.plan, ledger.press):
-            self.ask(errno.ENODEV, call, gone, 1)
+        self.ask(errno.ENODEV, ledger.plan, gone, 1)
+        self.ask(errno.ENODEV, ledger.press, gone, 1)
         for simple in (ledger.books, ledger.excess, ledger.reset_peak, ledger.remove, ledger.parent):
             self.ask(errno.ENODEV, simple, gone)
         self.ask(errno.ENODEV, ledger.move, gone, slice_)
@@ -450,7 +450,7 @@ def test_the_machine_finds_a_planted_mistake(ledger_type: type[SoftLedger]) -> N
 def test_twins_agree_with_themselves_and_not_with_a_mistake() -> None:
     class Both(LedgerMachine):
         def make_ledger(self) -> Ledger:
-            return Twins(SoftLedger(), SoftLedger())  # type: ignore[return-value]
+            return Twins(SoftLedger(), SoftLedger())
 
     run_state_machine_as_test(Both, settings=history(10))
     twins = Twins(SoftLedger(), ForgetsTheTop())

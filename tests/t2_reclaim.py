@@ -13,7 +13,7 @@ from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Target
 from backend.records import MAX
 from backend.soft import reclaim
-from backend.soft.ledger import Account
+from backend.soft.account import Account
 from tests.model import effective_protection
 from tests.strategies import small
 

@@ -228,7 +228,7 @@ async def test_what_is_no_file(spawn: Spawn) -> None:
             assert await answers(op.open(inode, os.O_RDWR, ctx)) == errno.ENODEV
             assert await answers(op.opendir(inode, ctx)) == errno.ENODEV
             assert await answers(op.access(inode, os.R_OK, ctx)) == errno.ENODEV
-            assert await answers(op.lookup(inode, b"gmem.current", ctx)) == errno.ENODEV
+            assert await answers(op.lookup(inode, b"gmem.current", ctx)) == errno.ENOENT
             assert await answers(op.mkdir(inode, b"x", 0o755, ctx)) == errno.ENODEV
             assert await answers(op.rmdir(inode, b"x", ctx)) == errno.ENODEV
 

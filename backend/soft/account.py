@@ -14,11 +14,12 @@ from backend.records import Books
 class Account:
     """One group's page in the books: the fields of :class:`Books`, mutable, and its place in the tree."""
 
-    __slots__ = ("_seen", "children", "figures", "group", "parent")
+    __slots__ = ("children", "figures", "granule", "group", "parent")
 
-    def __init__(self, group: Group, parent: Account | None) -> None:
+    def __init__(self, group: Group, parent: Account | None, granule: int = 1) -> None:
         self.group = group
         self.parent = parent
+        self.granule: int = granule if parent is None else parent.granule
         self.children: dict[Group, Account] = {}
         self.figures = Books()
         if parent is not None:
@@ -27,6 +28,10 @@ class Account:
     def update(self, **changes: Any) -> None:
         """Replaces figures; readers keep the record that they have."""
         self.figures = attrs.evolve(self.figures, **changes)
+
+    def room(self) -> int:
+        """Granules that this account's own swap.max still lets go to the host."""
+        return max(0, self.figures.swap_max - self.figures.swap) // self.granule
 
     def path(self) -> Iterator[Account]:
         """This account and every one above it, up to the GPU's root."""

@@ -97,6 +97,7 @@ class SoftGpu:
             capacity=self.config.capacity,
             timeslice_default_us=self.config.timeslice_us,
             timeslice_min_us=10,
+            granule=self.config.page,
         )
         self._frames, self._slots = Store(), Store()
         self._runlist = Runlist(self.config.switch_us * US)
@@ -177,10 +178,10 @@ class SoftGpu:
             batch = pages * page
             try:
                 host.moved_out(process, self.info.index, batch, self._transfer_us(batch))
-            except OSError:
-                if moved:
-                    break  # swap.max shrank, or another reclaim took the room, since this one was planned
-                raise
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                break  # swap.max shrank, or another reclaim took the room, since this one was planned
             for _ in range(pages):
                 tenant.memory.evict()
             moved += batch

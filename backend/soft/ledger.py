@@ -10,17 +10,26 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 
-import attrs
-
 from backend.errors import fail
-from backend.identity import ROOT, Group
+from backend.identity import ROOT, Group, Slice
 from backend.protocols import Target
 from backend.records import MAX, Books, Channel
 from backend.soft import reclaim
 from backend.soft.account import Account
 
-_BOOKS = {field.name for field in attrs.fields(Books)}
-_CONFIGURABLE = {"high", "low", "swap_max", "timeslice_us", "frozen", "priority", "weight"}
+_RANGES = {
+    "high": range(MAX + 1),
+    "low": range(MAX + 1),
+    "swap_max": range(MAX + 1),
+    "timeslice_us": range(1 << 63),
+    "frozen": range(2),
+    "priority": range(16),
+    "weight": range(1, 10001),
+}
+"""What can be configured, and to what."""
+
+_NOTED = {"low", "high", "reclaim", "fail"}
+"""Events that somebody else than the ledger sees happen."""
 
 
 class SoftLedger:
@@ -37,11 +46,11 @@ class SoftLedger:
 
     # The tree
 
-    def add_gpu(self, index: int, capacity: int) -> None:
+    def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
         root = Group(index, ROOT)
         if root in self._accounts:
             raise fail(errno.EEXIST)
-        self._accounts[root] = Account(root, None)
+        self._accounts[root] = Account(root, None, granule)
         self._accounts[root].update(high=capacity)
 
     def add(self, group: Group, parent: Group) -> None:
@@ -50,11 +59,14 @@ class SoftLedger:
         above = self._account(parent)
         if parent.gpu != group.gpu:
             raise fail(errno.EXDEV)
+        if not isinstance(parent.node, Slice):
+            raise fail(errno.EINVAL)
         self._accounts[group] = Account(group, above)
 
     def move(self, group: Group, parent: Group) -> None:
         account, above = self._account(group), self._account(parent)
-        if account.parent is None or parent.gpu != group.gpu or account in above.path():
+        wrong = parent.gpu != group.gpu or not isinstance(parent.node, Slice)
+        if account.parent is None or wrong or account in above.path():
             raise fail(errno.EINVAL)
         held, swapped = account.figures.current, account.figures.swap
         self._shift(account.parent, -held, -swapped)
@@ -81,11 +93,13 @@ class SoftLedger:
         return self._account(group).figures
 
     def configure(self, group: Group, **changes: int | bool) -> None:
-        if not changes.keys() <= _CONFIGURABLE:
+        if not changes.keys() <= _RANGES.keys():
             raise fail(errno.EINVAL)
         account = self._account(group)
         if account.parent is None:  # cgroup-v2.rst: the root has no limits
             raise fail(errno.EPERM)
+        if any(value not in _RANGES[name] for name, value in changes.items()):
+            raise fail(errno.ERANGE)
         account.update(**changes)
 
     def reset_peak(self, group: Group) -> None:
@@ -120,7 +134,7 @@ class SoftLedger:
         account = self._leaf(group, nbytes)
         if nbytes > account.figures.current:
             raise fail(errno.EINVAL)
-        if nbytes > reclaim.swap_room(account):
+        if any(level.figures.swap + nbytes > level.figures.swap_max for level in account.path()):
             raise fail(errno.ENOSPC)
         self._shift(account, -nbytes, nbytes)
         for level in account.path():
@@ -159,6 +173,8 @@ class SoftLedger:
         return reclaim.plan(self._account(group), nbytes)
 
     def note(self, group: Group, event: str) -> None:
+        if event not in _NOTED:
+            raise fail(errno.EINVAL)
         self._event(self._account(group), event)
 
     def press(self, group: Group, nbytes: int) -> None:
@@ -176,7 +192,7 @@ class SoftLedger:
 
     def _leaf(self, group: Group, nbytes: int) -> Account:
         account = self._account(group)
-        if nbytes < 0 or nbytes > MAX or isinstance(group.node, type(ROOT)):
+        if nbytes < 0 or nbytes > MAX or isinstance(group.node, Slice):
             raise fail(errno.EINVAL)
         return account
 
@@ -190,8 +206,6 @@ class SoftLedger:
     def _event(self, account: Account, event: str) -> None:
         """Counts an event in a group and, as memory.events does, in every group above it."""
         name = f"events_{event}"
-        if name not in _BOOKS:
-            raise fail(errno.EINVAL)
         for level in account.path():
             level.update(**{name: getattr(level.figures, name) + 1})
             self._tell(level.group, Channel.GMEM)

@@ -13,8 +13,8 @@ from backend.soft.account import Account
 
 
 def swap_room(account: Account) -> int:
-    """Bytes that the swap.max of an account and of those above it still let go to the host."""
-    return max(0, min(level.figures.swap_max - level.figures.swap for level in account.path()))
+    """Granules that the swap.max of an account and of those above it still let go to the host."""
+    return min(level.room() for level in account.path())
 
 
 def reclaimable(top: Account, charged: Account, nbytes: int) -> int:
@@ -25,14 +25,13 @@ def reclaimable(top: Account, charged: Account, nbytes: int) -> int:
     """
 
     def below(account: Account) -> int:
-        books = account.figures
         if account.children:
             held = sum(below(child) for child in account.children.values())
         else:
-            held = books.current + (nbytes if account is charged else 0)
-        return min(held, max(0, books.swap_max - books.swap))
+            held = (account.figures.current + (nbytes if account is charged else 0)) // account.granule
+        return min(held, account.room())
 
-    return min(below(top), swap_room(top))
+    return min(below(top), swap_room(top)) * top.granule
 
 
 def leaves(top: Account) -> Iterator[Account]:
@@ -67,17 +66,20 @@ def effective_low(account: Account, top: Account) -> int:
 
 
 def plan(top: Account, nbytes: int) -> list[Target]:
-    """Splits `nbytes` over the processes below `top`; less in all where swap.max allows no more.
+    """Splits `nbytes`, in whole granules, over the processes below `top`; less in all where swap.max allows no more.
 
     First what is not protected, then, if that was not enough, what low protects. Each time the largest holders
-    give until they are level with the next (so that equals give equally), most over their own high first.
+    give until they are level with the next, so that equals give equally; of two equals, who is over its own high.
     """
+    granule = top.granule
+    wanted = -(-nbytes // granule)
     taken: dict[Account, int] = {}
-    room = {account: account.figures.swap_max - account.figures.swap for leaf in leaves(top) for account in leaf.path()}
+    room = {account: account.room() for leaf in leaves(top) for account in leaf.path()}
     targets = []
     for below_low in (False, True):
         spare = {
-            leaf: leaf.figures.current - taken.get(leaf, 0) - (0 if below_low else effective_low(leaf, top))
+            leaf: (leaf.figures.current - (0 if below_low else effective_low(leaf, top))) // granule
+            - taken.get(leaf, 0)
             for leaf in leaves(top)
         }
         order = sorted(
@@ -85,18 +87,18 @@ def plan(top: Account, nbytes: int) -> list[Target]:
             key=lambda leaf: (max(0, leaf.figures.current - leaf.figures.high), spare[leaf]),
             reverse=True,
         )
-        for wish in (water_fill([spare[leaf] for leaf in order], nbytes), [spare[leaf] for leaf in order]):
+        for wish in (water_fill([spare[leaf] for leaf in order], wanted), [spare[leaf] for leaf in order]):
             for leaf, most in zip(order, wish, strict=True):
                 # The second round hands on what a full swap kept the first from taking.
-                take = min(most, spare[leaf], nbytes, *(max(0, room[level]) for level in leaf.path()))
+                take = min(most, spare[leaf], wanted, *(room[level] for level in leaf.path()))
                 if take <= 0:
                     continue
-                nbytes -= take
+                wanted -= take
                 spare[leaf] -= take
                 taken[leaf] = taken.get(leaf, 0) + take
                 for level in leaf.path():
                     room[level] -= take
-                targets.append(Target(leaf.group, take, below_low))
+                targets.append(Target(leaf.group, take * granule, below_low))
     return targets
 
 
