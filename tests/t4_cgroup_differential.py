@@ -281,10 +281,6 @@ OPERATIONS: dict[str, Operation] = {
     "mkdir where there is one": lambda side: side.home.mkdir(),
     "mkdir where there is a file": at(os.mkdir),
     "mkdir below nothing": lambda side: os.mkdir(side.home / "a" / "b"),
-        "a page less the NUL at its end, and no more",
-    ),
-    "write 4096 NULs": (("EINVAL", b"max\n"), ("E2BIG", b"max\n"), "as above"),
-    "write much to a read-only file": (("EINVAL", None), ("E2BIG", None), "as above: the size is looked at first"),
     "mkdir in a process": at(os.mkdir, NEW),
     # Attributes
     "stat": stat_of("number"),
