@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import statistics
 import struct
 import subprocess
 import time
@@ -66,10 +67,13 @@ def test_timeslices_share_the_engine(pair: tuple[Tenant, Tenant]) -> None:
 def test_freeze_stops_one_and_the_other_gains_all(pair: tuple[Tenant, Tenant]) -> None:
     one, other = pair
     both = sum(rates(pair, 1.0))
-    began = time.perf_counter()
-    one.write("compute.freeze", 1)
-    took = time.perf_counter() - began
-    assert took < 0.010, took
+    took = []
+    for _ in range(5):
+        one.write("compute.freeze", 0)
+        began = time.perf_counter()
+        one.write("compute.freeze", 1)
+        took.append(time.perf_counter() - began)
+    assert statistics.median(took) < 0.010, took
     stopped, gained = rates(pair, 1.0)
     assert stopped == 0
     assert gained >= 0.95 * both, (both, gained)

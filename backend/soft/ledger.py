@@ -139,11 +139,8 @@ class SoftLedger:
         self._shift(account, -nbytes, nbytes)
         for level in account.path():
             books = level.figures
-            level.update(
-                swapout_bytes=books.swapout_bytes + nbytes,
-                swapouts=books.swapouts + 1,
-                move_usec=books.move_usec + usec,
-            )
+            level.update(swapout_bytes=books.swapout_bytes + nbytes, swapouts=books.swapouts + 1)
+        self._spent(account, usec)
 
     def swap_in(self, group: Group, nbytes: int, usec: int = 0) -> None:
         account = self._leaf(group, nbytes)
@@ -154,9 +151,8 @@ class SoftLedger:
         self._shift(account, nbytes, -nbytes)
         for level in account.path():
             books = level.figures
-            level.update(
-                swapin_bytes=books.swapin_bytes + nbytes, swapins=books.swapins + 1, move_usec=books.move_usec + usec
-            )
+            level.update(swapin_bytes=books.swapin_bytes + nbytes, swapins=books.swapins + 1)
+        self._spent(account, usec)
 
     def observe(self, group: Group, nbytes: int) -> None:
         account = self._leaf(group, nbytes)
@@ -202,6 +198,11 @@ class SoftLedger:
             books = level.figures
             current = books.current + held
             level.update(current=current, swap=books.swap + swapped, peak=max(books.peak, current))
+
+    def _spent(self, account: Account, usec: int) -> None:
+        """Adds to the time that moves took, in a group and in every one above it."""
+        for level in account.path():
+            level.update(move_usec=level.figures.move_usec + usec)
 
     def _event(self, account: Account, event: str) -> None:
         """Counts an event in a group and, as memory.events does, in every group above it."""
