@@ -3,7 +3,7 @@
 #   make build        apt packages, a venv in .venv, the package
 #   make run          mount on $(MOUNT), start tenants if there is no GPU, walk a tour; stays until Ctrl-C
 #   make test         every test that needs no GPU, and the checks
-#   make test-gpu     the tests that need an NVIDIA GPU with its stock driver
+#   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch
 #   make bench-files  what one file access costs, against a C server
 #
 # On a host without network, PY=python3 takes a Python that has the requirements already.
