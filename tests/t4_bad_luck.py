@@ -165,14 +165,18 @@ def test_a_recycled_pid_inherits_nothing(mount: Mounted) -> None:
 
 @contextlib.contextmanager
 def reborn(pid: int | None) -> Iterator[int]:
-    """A sleeping process that bears that very pid, or any."""
-    for _ in range(1000):
+    """A sleeping process that bears that very pid, or any.
+
+    Somebody else may be faster: a thread of the daemon's that took the number gives it back after 10 idle seconds.
+    """
+    deadline = time.monotonic() + SECONDS
+    while True:
         if pid is not None:
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
         child = subprocess.Popen(["sleep", "600"])
-        if pid in (None, child.pid):
+        if pid in (None, child.pid) or time.monotonic() > deadline:
             break
-        child.kill()  # somebody else was faster
+        child.kill()
         child.wait()
     try:
         assert pid in (None, child.pid), "the pid never came back"
@@ -329,3 +333,26 @@ def test_a_killed_daemon_is_replaced(tmp_path: Path) -> None:
             second.daemon.terminate()
             assert second.daemon.wait(SECONDS) == 0
         assert not any(socket.exists() for socket in sockets)
+
+
+def test_a_path_that_is_gone_is_not_there(mount: Mounted, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """Also in the moment before the kernel has heard of it: ENOENT for every way in, and nothing else."""
+    for _ in range(40):
+        process = spawn()
+        os.mkdir(mount / process.pid)
+        path = mount.group(process.pid) / "gmem.current"
+        ways: list[Callable[[], object]] = [path.stat, path.read_bytes, lambda p=path: os.listdir(p.parent)]
+        for way in ways:
+            way()
+        process.kill()
+        process.wait()
+        for way in ways:
+            with pytest.raises(FileNotFoundError):
+                eventually_raises(way)
+
+
+def eventually_raises(way: Callable[[], object]) -> None:
+    """Goes that way until it is no more."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        way()
