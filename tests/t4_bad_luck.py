@@ -142,6 +142,8 @@ def test_read_only_files_take_nothing(group: Path, name: str) -> None:
 def test_a_recycled_pid_inherits_nothing(mount: Mounted) -> None:
     """A frozen process with limits dies; the next bearer of its pid starts with the defaults, and is not frozen."""
     default = None
+    with reborn(None) as first:
+        (mount / first).mkdir()  # the first death that is told starts a thread in the daemon, which keeps its number
     with Tenant(mount, "--gmem", "64M", "--report", "0.05") as tenant:
         for name in ("gmem.limit.high", "gmem.swap.max"):
             tenant.write(name, "32M")
@@ -165,18 +167,14 @@ def test_a_recycled_pid_inherits_nothing(mount: Mounted) -> None:
 
 @contextlib.contextmanager
 def reborn(pid: int | None) -> Iterator[int]:
-    """A sleeping process that bears that very pid, or any.
-
-    Somebody else may be faster: a thread of the daemon's that took the number gives it back after 10 idle seconds.
-    """
-    deadline = time.monotonic() + SECONDS
-    while True:
+    """A sleeping process that bears that very pid, or any."""
+    for _ in range(1000):
         if pid is not None:
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
         child = subprocess.Popen(["sleep", "600"])
-        if pid in (None, child.pid) or time.monotonic() > deadline:
+        if pid in (None, child.pid):
             break
-        child.kill()
+        child.kill()  # somebody else was faster
         child.wait()
     try:
         assert pid in (None, child.pid), "the pid never came back"
