@@ -103,7 +103,7 @@ def unescape(name: str) -> str:
 
 
 class Tree:
-    """See the module. All errors are OSError; a directory or file that is gone gives ESTALE by inode."""
+    """See the module. All errors are OSError; a directory or file that is gone gives ENOENT by inode."""
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
@@ -119,10 +119,8 @@ class Tree:
     # Finding
 
     def lookup(self, parent: int, name: str) -> Attributes:
-        """What `name` is in a directory. ENOENT, also where the directory is gone."""
-        directory = self._directories.get(parent >> SLOT_BITS)
-        if directory is None:
-            raise fail(errno.ENOENT)
+        """What `name` is in a directory. ENOENT."""
+        directory = self.directory(parent)
         for slot, control in enumerate(directory.files, FIRST_FILE_SLOT):
             if control.name == name:
                 return self.attributes(directory.number << SLOT_BITS | slot)
@@ -153,18 +151,18 @@ class Tree:
                 yield name, child.inode
 
     def directory(self, inode: int) -> Directory:
-        """The directory that an inode is, or is in. ESTALE when it is gone.
+        """The directory that an inode is, or is in. ENOENT when it is gone.
 
-        Until the kernel has heard that a directory is gone it may come with inodes from its cache. ESTALE has it look
-        the path up again (path_resolution(7), LOOKUP_REVAL), and the caller gets the ENOENT that is true.
+        Until the kernel has heard that a directory is gone it comes with inodes from its cache: what the caller named
+        is not there. (ESTALE, which has the kernel look the path up once more, still reaches callers in a crowd.)
         """
         directory = self._directories.get(inode >> SLOT_BITS)
         if directory is None:
-            raise fail(errno.ESTALE)
+            raise fail(errno.ENOENT)
         return directory
 
     def file(self, inode: int) -> tuple[Control, Group]:
-        """The control that an inode is, and whose. ESTALE when it is gone, EISDIR for a directory."""
+        """The control that an inode is, and whose. ENOENT when it is gone, EISDIR for a directory."""
         directory = self.directory(inode)
         slot = (inode & (1 << SLOT_BITS) - 1) - FIRST_FILE_SLOT
         if not 0 <= slot < len(directory.files):
@@ -173,7 +171,7 @@ class Tree:
         return directory.files[slot], subject if isinstance(subject, Group) else Group(-1, ROOT)
 
     def attributes(self, inode: int) -> Attributes:
-        """What stat(2) shows. ESTALE when it is gone."""
+        """What stat(2) shows. ENOENT when it is gone."""
         directory = self.directory(inode)
         slot = inode & (1 << SLOT_BITS) - 1
         size = FILE_SIZE

@@ -128,7 +128,7 @@ async def test_a_recycled_pid_has_new_inodes_and_old_files_stay_dead(spawn: Spaw
         new = await h.arrive(pid, gmem=4 * MIB)
         assert old != new
         assert await answers(h.operations.read(fh, 0, 10)) == errno.ENODEV
-        assert await answers(h.operations.getattr(inode, h.ctx)) == errno.ESTALE
+        assert await answers(h.operations.getattr(inode, h.ctx)) == errno.ENOENT
         assert await h.read(f"{pid}/0/gmem.current") == f"{4 * MIB}\n"
         assert await h.inode(f"{pid}/0/gmem.current") != inode
         await h.operations.release(fh)

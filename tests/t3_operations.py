@@ -223,14 +223,14 @@ async def test_what_is_no_file(spawn: Spawn) -> None:
         fields = SimpleNamespace(update_uid=True, update_gid=False, update_mode=False)
         attr = SimpleNamespace(st_uid=1, st_gid=1, st_mode=0)
         for inode in (directory, file, 1 << 60):
-            assert await answers(op.getattr(inode, ctx)) == errno.ESTALE
-            assert await answers(op.setattr(inode, attr, fields, None, ctx)) == errno.ESTALE
-            assert await answers(op.open(inode, os.O_RDWR, ctx)) == errno.ESTALE
-            assert await answers(op.opendir(inode, ctx)) == errno.ESTALE
-            assert await answers(op.access(inode, os.R_OK, ctx)) == errno.ESTALE
+            assert await answers(op.getattr(inode, ctx)) == errno.ENOENT
+            assert await answers(op.setattr(inode, attr, fields, None, ctx)) == errno.ENOENT
+            assert await answers(op.open(inode, os.O_RDWR, ctx)) == errno.ENOENT
+            assert await answers(op.opendir(inode, ctx)) == errno.ENOENT
+            assert await answers(op.access(inode, os.R_OK, ctx)) == errno.ENOENT
             assert await answers(op.lookup(inode, b"gmem.current", ctx)) == errno.ENOENT
-            assert await answers(op.mkdir(inode, b"x", 0o755, ctx)) == errno.ESTALE
-            assert await answers(op.rmdir(inode, b"x", ctx)) == errno.ESTALE
+            assert await answers(op.mkdir(inode, b"x", 0o755, ctx)) == errno.ENOENT
+            assert await answers(op.rmdir(inode, b"x", ctx)) == errno.ENOENT
 
 
 @virtual

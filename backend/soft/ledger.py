@@ -134,7 +134,7 @@ class SoftLedger:
         account = self._leaf(group, nbytes)
         if nbytes > account.figures.current:
             raise fail(errno.EINVAL)
-        if any(level.figures.swap + nbytes > level.figures.swap_max for level in account.path()):
+        if any(nbytes > max(0, level.figures.swap_max - level.figures.swap) for level in account.path()):
             raise fail(errno.ENOSPC)
         self._shift(account, -nbytes, nbytes)
         for level in account.path():
