@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -215,4 +217,28 @@ def test_the_end_of_the_daemon_thaws(tmp_path: Path, worker: Start) -> None:
     assert near(after[1] / after[0], 1)
     assert b.u32(ERROR) == 0
     assert b.u32(RUNNING) == 1
+    b.drained()
+
+
+def test_the_next_daemon_thaws_what_a_killed_one_froze(tmp_path: Path, worker: Start) -> None:
+    b = worker()
+    b.started()
+    words = [sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", "nvidia", "-o", "noselftest", tmp_path]
+    daemon = subprocess.Popen(words, stdout=subprocess.PIPE)
+    try:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == b"ready\n"
+        freeze = tmp_path / str(b.pid) / "0" / "compute.freeze"
+        wait_for(freeze.exists, "it appears")
+        freeze.write_text("1\n")
+    finally:
+        daemon.kill()
+        daemon.wait()
+        daemon.stdout.close()
+    assert rates(b, seconds=0.5) == [0], "it stays frozen, as nobody is left"
+    began = time.monotonic()
+    with mounted(tmp_path, "noselftest", gpu="nvidia", expect_errors=["unmounting what is left"]):
+        before = b.finished
+        wait_for(lambda: b.finished > before, "it runs again")
+        print(f"the next daemon had it running {(time.monotonic() - began) * 1e3:.0f} ms after it was started")
     b.drained()
