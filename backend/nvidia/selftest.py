@@ -37,15 +37,16 @@ ASKED = (6000, 2000)
 """Timeslices asked for, microseconds: 3 to 1, both well above the 0.2 ms that a switch costs."""
 TOLERANCE = 0.25
 """How far from the ratio asked the progress may be to count as enforced."""
+PINNED = "memory that CUDA allocated is pinned: the stock driver does not move it from outside"
 UNSUPPORTED = {
-    "gmem.limit.high": "memory of programs that were not started with `ggroupfs run` cannot be moved",
-    "gmem.limit.low": "memory of programs that were not started with `ggroupfs run` cannot be moved",
-    "gmem.swap.max": "memory of programs that were not started with `ggroupfs run` cannot be moved",
-    "gmem.reclaim": "memory of programs that were not started with `ggroupfs run` cannot be moved",
+    "gmem.limit.high": PINNED,
+    "gmem.limit.low": PINNED,
+    "gmem.swap.max": PINNED,
+    "gmem.reclaim": PINNED,
     "usermemfd": "nothing is reclaimed on this GPU, so there is no pressure to report",
-    "compute.priority": "the stock driver has no lever for it",
-    "compute.weight": "the stock driver has no lever for it",
-    "compute.migrate": "not implemented for this driver",
+    "compute.priority": "the stock driver has no lever for it, and no scheduler is built on timeslices yet",
+    "compute.weight": "the stock driver has no lever for it, and no scheduler is built on timeslices yet",
+    "compute.migrate": "not built yet",
 }
 
 
