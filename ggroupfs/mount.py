@@ -55,6 +55,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
     async with contextlib.AsyncExitStack() as stack:
         # Until the very end: a second signal, too, must not kill us before everything is thawed and unmounted.
         signals = stack.enter_context(trio.open_signal_receiver(*SIGNALS))
+        _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
         try:
             gpus = await choose.gpus(options.choice)
         except OSError as error:
@@ -63,7 +64,6 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         tree, events = Tree(controller), Events()
         notifier = Notifier(tree, events, pyfuse3, mountpoint)
         operations = Operations(tree, events, notifier, poll=options.poll)
-        _discard_stale(mountpoint)
         try:
             pyfuse3.init(operations, mountpoint, set(BASE_OPTIONS | options.fuse))
         except RuntimeError as error:
