@@ -229,6 +229,29 @@ def test_policy_before_the_first_context() -> None:
     drive(test)
 
 
+def test_a_lever_without_a_tsg_to_act_on_is_refused() -> None:
+    """A program under MPS, or one that only draws: NVML lists it, and no channel group of its own can be found."""
+
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(7)
+        rig.nvml.compute[0] = [(7, 100)]
+        async with trio.open_nursery() as nursery:
+            await running(rig, nursery)
+            gpu, process = rig.gpus[0], program.identity
+            await gpu.detach(process)  # just come: it may be about to make some
+            await gpu.attach(process)
+            await trio.sleep(3)
+            for lever in (gpu.detach(process), gpu.set_timeslice(process, 500)):
+                with pytest.raises(OSError, match="no channel group") as caught:
+                    await lever
+                assert caught.value.errno == errno.EOPNOTSUPP
+            await gpu.attach(process)
+            await gpu.set_timeslice(process, 0)
+            nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
 def test_a_reused_handle_is_not_acted_upon() -> None:
     async def test(rig: Rig) -> None:
         program = rig.fake.program(5, 0)

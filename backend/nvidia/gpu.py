@@ -42,6 +42,8 @@ IDLE_LOOKS = 4
 """Processes without one are looked at this many times less often."""
 FORCED_LOOKS = 20
 """Every so many looks are made although the host's totals stand still."""
+NEWCOMER = 2.0
+"""Seconds for which a program on NVML's list may be without a TSG."""
 LEVER_DEADLINE = 2.0
 """Seconds for a lever; the usual one takes 2 ms."""
 LOOK_DEADLINE = 10.0
@@ -92,7 +94,7 @@ class NvidiaGpu:
         self._nvml = nvml
         self._census = census
         self._tenants: dict[Process, Tenant] = {}
-        self._present: set[Process] = set()
+        self._present: dict[Process, float] = {}  # since when NVML lists it
         self._wake = trio.Event()
         self._nvml_answers = True
         self._began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICK)
@@ -140,11 +142,11 @@ class NvidiaGpu:
                 continue
             listed.add(process)
             if process not in self._present:
-                self._present.add(process)
+                self._present[process] = trio.current_time()
                 nursery.start_soon(self._welcome, host, process, nbytes)
             elif nbytes is not None:
                 host.observe(process, self.info.index, nbytes)
-        for process in self._present - listed:
+        for process in self._present.keys() - listed:
             host.observe(process, self.info.index, 0)
 
     async def _welcome(self, host: Host, process: Process, nbytes: int | None) -> None:
@@ -237,7 +239,7 @@ class NvidiaGpu:
 
     def forget(self, process: Process) -> None:
         self._tenants.pop(process, None)
-        self._present.discard(process)
+        self._present.pop(process, None)
         self._census.forget(process)
 
     # ---- what is known ---------------------------------------------------------------------------------------
@@ -288,6 +290,8 @@ class NvidiaGpu:
             tenant.timeslice_us = timeslice_us
         try:
             await tenant.levers.call(partial(self._enforce, tenant))
+            if (tenant.frozen or tenant.timeslice_us) and not self._mine(tenant):
+                await self._find_some(tenant)
         except ProcessLookupError:
             raise
         except BaseException:
@@ -296,6 +300,16 @@ class NvidiaGpu:
             raise
         finally:
             self._wake.set()  # the wide look, right after
+
+    async def _find_some(self, tenant: Tenant) -> None:
+        """EOPNOTSUPP for a program that uses the GPU, but through no TSG that we can find: one under MPS, or one that
+        draws. Whoever has just come, or is yet to come, may still make some."""
+        since = self._present.get(tenant.process)
+        if since is None or trio.current_time() - since < NEWCOMER:
+            return
+        await self._look(tenant, force=True)
+        if not self._mine(tenant):
+            raise OSError(errno.EOPNOTSUPP, "no channel group of this program can be found")
 
     def _enforce(self, tenant: Tenant, turn: int | None = None) -> None:
         """Makes the hardware follow what is wanted. In a thread; the levers proper take about 1 ms.
