@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import trio
 
@@ -243,9 +243,6 @@ class Controller:
 
     def knows(self, process: Process, gpu: int) -> bool:
         return self.population.holds(Group(gpu, process))
-
-    def processes(self, gpu: int) -> Sequence[Process]:
-        return [resident.process for resident in self.population.below(Group(gpu, ROOT))]
 
     def observe(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Group(gpu, process)

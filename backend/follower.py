@@ -39,6 +39,7 @@ class Follower:
         self._applied: dict[Group, Wanted] = {}
         self._locks: dict[Group, trio.Lock] = {}
         self._frozen: set[Group] = set()  # as compute.events last said
+        self._doubtful: set[Group] = set()  # detached at most in part: the lever has not returned, or failed
         self.background = Background("compute", population, self.apply, seconds)
         """For what changed without a writer."""
 
@@ -67,7 +68,8 @@ class Follower:
         residents = list(self._population.below(group))
         if not residents:
             return any(self._ledger.books(level).frozen for level in self._population.path(group))
-        return all(self.applied(Group(group.gpu, resident.process)).frozen for resident in residents)
+        members = [Group(group.gpu, resident.process) for resident in residents]
+        return all(self.applied(member).frozen and member not in self._doubtful for member in members)
 
     async def apply(self, group: Group) -> None:
         """Returns once what is wanted holds for every process at or below a group; raises the first failure."""
@@ -106,11 +108,14 @@ class Follower:
             if wanted.timeslice_us != applied.timeslice_us:
                 await gpu.set_timeslice(process, wanted.timeslice_us)
                 self._remember(group, Wanted(applied.frozen, wanted.timeslice_us))
-            if wanted.frozen and not applied.frozen:
+            if wanted.frozen and (not applied.frozen or group in self._doubtful):
                 self._remember(group, wanted)  # before the lever moves: one that is half frozen must be thawed too
+                self._doubtful.add(group)
                 await gpu.detach(process)
+                self._doubtful.discard(group)
             elif applied.frozen and not wanted.frozen:
                 await gpu.attach(process)
+                self._doubtful.discard(group)
                 self._remember(group, wanted)
 
     def _remember(self, group: Group, applied: Wanted) -> None:
@@ -158,3 +163,4 @@ class Follower:
         self._applied.pop(group, None)
         self._locks.pop(group, None)
         self._frozen.discard(group)
+        self._doubtful.discard(group)

@@ -110,9 +110,6 @@ class Host(Protocol):
     def knows(self, process: Process, gpu: int) -> bool:
         """Whether the process is in the books of `gpu`: what is asked for one that is not comes too late."""
 
-    def processes(self, gpu: int) -> Sequence[Process]:
-        """The processes in the books of `gpu`."""
-
     def observe(self, process: Process, gpu: int, nbytes: int) -> None:
         """The driver's own figure for a process's GPU memory, bytes."""
 

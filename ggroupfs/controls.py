@@ -190,6 +190,5 @@ CONTROLS = (
     Control("gcgroup.stat", 0o444, _gcgroup_stat),
 )
 
-BY_NAME = {control.name: control for control in CONTROLS}
 BY_CHANNEL = {control.channel: control for control in CONTROLS if control.channel is not None}
 LEVERS = tuple(control.name for control in CONTROLS if control.lever)

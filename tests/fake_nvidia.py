@@ -429,9 +429,6 @@ class FakeHost:
         if process.pid in self.on_arrive:
             await self.on_arrive[process.pid](process)
 
-    def processes(self, gpu: int) -> Sequence[Process]:
-        return [process for process, where in self.arrived if where == gpu]
-
     def observe(self, process: Process, gpu: int, nbytes: int) -> None:
         self.seen[process, gpu] = nbytes
 

@@ -142,6 +142,25 @@ async def test_a_lever_with_a_bug_changes_nothing_and_ends_nothing(
         await h.write(file, value)
 
 
+@pytest.mark.logs("does not follow")
+@virtual
+async def test_a_freeze_that_failed_on_arrival_is_not_said_to_hold(spawn: Spawn) -> None:
+    """A process that comes into a frozen slice, and whose lever fails, runs; and compute.events says so."""
+    gpu = StubGpu()
+    async with running(gpu) as h:
+        await h.operations.mkdir(await h.inode("slice"), b"strict", 0o755, h.ctx)
+        await h.write("slice/strict/0/compute.freeze", "1")
+        gpu.script("detach", refuses(errno.EIO))
+        who = await h.arrive(spawn().pid, "/strict")
+        assert gpu.detached == set()
+        for file in (f"{who.pid}/0/compute.events", "slice/strict/0/compute.events"):
+            assert "frozen 0" in await h.read(file)
+        await h.write("slice/strict/0/compute.freeze", "1")  # asking again pulls the lever again
+        assert gpu.detached == {who}
+        for file in (f"{who.pid}/0/compute.events", "slice/strict/0/compute.events"):
+            assert "frozen 1" in await h.read(file)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("the bug"), OSError(errno.EIO, "the driver")], ids=["bug", "EIO"])
 @pytest.mark.parametrize("lever", ["set_timeslice", "detach"])
 @pytest.mark.logs("the bug|does not follow")
