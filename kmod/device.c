@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0
+/* The GPUs that are known, by their UUID: their books outlive whoever serves them. */
+
+#include <linux/slab.h>
+
+#include "charge.h"
+#include "control.h"
+#include "device.h"
+#include "group.h"
+
+#define GGROUP_DEVICES_MOST	64
+
+static LIST_HEAD(devices);
+static unsigned int devices_count;
+static DEFINE_MUTEX(devices_lock);	/* the list; taken outside a device's lock */
+
+struct ggroup_device *ggroup_device_get(struct ggroup_device *device)
+{
+	kref_get(&device->ref);
+	return device;
+}
+
+static void free_device(struct kref *ref)
+{
+	kfree(container_of(ref, struct ggroup_device, ref));
+}
+
+void ggroup_device_put(struct ggroup_device *device)
+{
+	kref_put(&device->ref, free_device);
+}
+
+static struct ggroup_device *find(const char *uuid)
+{
+	struct ggroup_device *device;
+
+	list_for_each_entry(device, &devices, node)
+		if (!strcmp(device->uuid, uuid))
+			return device;
+	return NULL;
+}
+
+struct ggroup_device *ggroup_device_find(const char *uuid)
+{
+	struct ggroup_device *device;
+
+	mutex_lock(&devices_lock);
+	device = find(uuid);
+	if (device)
+		ggroup_device_get(device);
+	mutex_unlock(&devices_lock);
+	return device;
+}
+
+static struct ggroup_device *open_books(const struct ggroup_gpu *arg)
+{
+	struct ggroup_device *device;
+	struct ggroup *root;
+
+	if (devices_count >= GGROUP_DEVICES_MOST)
+		return ERR_PTR(-ENOSPC);
+	device = kzalloc(sizeof(*device), GFP_KERNEL_ACCOUNT);
+	if (!device)
+		return ERR_PTR(-ENOMEM);
+	kref_init(&device->ref);
+	strscpy(device->uuid, arg->uuid, sizeof(device->uuid));
+	init_rwsem(&device->lock);
+	hash_init(device->processes);
+	hash_init(device->slices);
+	ggroup_queue_init(&device->queue);
+	ggroup_stream_init(&device->stream);
+	root = ggroup_new_root(device, arg->capacity);
+	if (IS_ERR(root)) {
+		ggroup_device_put(device);
+		return ERR_CAST(root);
+	}
+	device->root = root;
+	list_add_tail(&device->node, &devices);
+	devices_count++;
+	return device;
+}
+
+/*
+ * Nobody finds it any more. With both locks held; the registry's reference is the caller's to
+ * put.
+ */
+static void close_books(struct ggroup_device *device)
+{
+	device->gone = true;
+	ggroup_close_all(device);
+	list_del(&device->node);
+	devices_count--;
+}
+
+/* What the provider before had charged is void; a process that joined charges for itself. */
+static void void_charges(struct ggroup_device *device)
+{
+	struct ggroup *group;
+	int bucket;
+
+	hash_for_each(device->processes, bucket, group, name)
+		if (!atomic_read(&group->joined))
+			ggroup_shift(group, -atomic64_read(&group->current_bytes),
+				     -atomic64_read(&group->swap));
+}
+
+static int adopt(struct ggroup_device *device, struct ggroup_file *file, struct ggroup_gpu *arg)
+{
+	int err = 0;
+
+	down_write(&device->lock);
+	if (ggroup_provider_come(device, file)) {
+		device->granule = arg->granule;
+		device->headroom = arg->headroom;
+		device->root->high = arg->capacity;
+		arg->root = device->root->id;
+		if (arg->flags & GGROUP_GPU_INHERITED)
+			void_charges(device);
+	} else {
+		err = -EBUSY;
+	}
+	up_write(&device->lock);
+	return err;
+}
+
+int ggroup_device_register(struct ggroup_file *file, struct ggroup_gpu *arg)
+{
+	struct ggroup_device *device;
+	int err;
+
+	mutex_lock(&devices_lock);
+	device = find(arg->uuid);
+	arg->flags = device ? GGROUP_GPU_INHERITED : 0;
+	if (!device)
+		device = open_books(arg);
+	err = PTR_ERR_OR_ZERO(device);
+	if (!err)
+		err = adopt(device, file, arg);
+	if (!err) {
+		file->registered = true;
+		/* Pairs with is_provider(): from now on the file is used without a lock. */
+		smp_store_release(&file->device, ggroup_device_get(device));
+	}
+	mutex_unlock(&devices_lock);
+	return err;
+}
+
+void ggroup_device_unregister(struct ggroup_file *file, u32 flags)
+{
+	struct ggroup_device *device = file->device;
+
+	mutex_lock(&devices_lock);
+	down_write(&device->lock);
+	ggroup_provider_go(device, flags & GGROUP_UNREGISTER_RELEASED);
+	ggroup_reap(device);
+	if (flags & GGROUP_UNREGISTER_FORGET)
+		close_books(device);
+	up_write(&device->lock);
+	mutex_unlock(&devices_lock);
+	if (flags & GGROUP_UNREGISTER_FORGET)
+		ggroup_device_put(device);
+	file->registered = false;
+}
+
+int ggroup_device_forget(const char *uuid)
+{
+	struct ggroup_device *device;
+	int err = 0;
+
+	mutex_lock(&devices_lock);
+	device = find(uuid);
+	if (!device) {
+		mutex_unlock(&devices_lock);
+		return -ENODEV;
+	}
+	down_write(&device->lock);
+	if (device->queue.online)
+		err = -EBUSY;
+	else
+		close_books(device);
+	up_write(&device->lock);
+	mutex_unlock(&devices_lock);
+	if (!err)
+		ggroup_device_put(device);
+	return err;
+}
+
+void ggroup_device_exit(void)
+{
+	struct ggroup_device *device, *next;
+
+	list_for_each_entry_safe(device, next, &devices, node) {
+		down_write(&device->lock);
+		close_books(device);
+		up_write(&device->lock);
+		ggroup_device_put(device);
+	}
+}

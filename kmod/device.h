@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* A GPU: its tree of groups, and the queue of commands to whoever serves it. */
+#ifndef GGROUP_DEVICE_H
+#define GGROUP_DEVICE_H
+
+#include <linux/hashtable.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/rwsem.h>
+
+#include "event.h"
+#include "provider.h"
+#include "uapi/ggroup.h"
+
+struct ggroup;
+
+#define GGROUP_HASH_BITS	8
+
+/**
+ * struct ggroup_device - a GPU
+ * @ref: held by the registry, by every group, and by whoever looks at it
+ * @node: in the registry
+ * @uuid: its name
+ * @lock: the tree and its figures. Held for reading by what adds to figures (which are atomic),
+ *	for writing by what changes the tree or a limit, or must see figures that belong
+ *	together. May be held while memory is allocated
+ *	and never while a program is waited for
+ * @gone: closed: no group can be found or added any more (under @lock)
+ * @root: the group that stands for it
+ * @granule: bytes that move together
+ * @headroom: bytes below a high at which the workers begin
+ * @groups: how many there are, the root included
+ * @processes: groups of processes, by their struct pid
+ * @slices: groups of slices, by their path
+ * @queue: commands, and who serves them
+ * @stream: events, and who hears them
+ */
+struct ggroup_device {
+	struct kref ref;
+	struct list_head node;
+	char uuid[GGROUP_UUID_LEN];
+	struct rw_semaphore lock;
+	bool gone;
+	struct ggroup *root;
+	u64 granule;
+	u64 headroom;
+	unsigned int groups;
+	DECLARE_HASHTABLE(processes, GGROUP_HASH_BITS);
+	DECLARE_HASHTABLE(slices, GGROUP_HASH_BITS);
+	struct ggroup_queue queue;
+	struct ggroup_stream stream;
+};
+
+struct ggroup_file;
+
+/* With the file's bind held. */
+int ggroup_device_register(struct ggroup_file *file, struct ggroup_gpu *arg);
+void ggroup_device_unregister(struct ggroup_file *file, u32 flags);
+int ggroup_device_forget(const char *uuid);
+/* The GPU of that UUID, with a reference; NULL for none. */
+struct ggroup_device *ggroup_device_find(const char *uuid);
+struct ggroup_device *ggroup_device_get(struct ggroup_device *device);
+void ggroup_device_put(struct ggroup_device *device);
+/* The module goes: no file is open any more. */
+void ggroup_device_exit(void);
+
+#endif
