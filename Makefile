@@ -2,8 +2,12 @@
 #
 #   make build        apt packages, a venv in .venv, the package
 #   make run          mount on $(MOUNT), start tenants if there is no GPU, walk a tour; stays until Ctrl-C
-#   make test         every test that needs no GPU, and the checks
+#   make test         every test that needs no GPU and ends within minutes, and the checks
+#   make test-kmod    ... of them those of the kernel module: in a virtual machine, with Debian's kernel
+#   make test-kmod-mounts   the other tests of mounts there too, with the kernel's ledger; a quarter of an hour
+#   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch
+#   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench-files  what one file access costs, against a C server
 #
 # On a host without network, PY=python3 takes a Python that has the requirements already.
@@ -16,11 +20,14 @@ SYSTEM_PYTHON := /usr/bin/python3
 
 APT := python3 python3-venv python3-dev gcc libc6-dev pkg-config libfuse3-dev fuse3
 APT_TEST := shellcheck inotify-tools util-linux mandoc
+APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source-6.1 xz-utils sparse kmod qemu-system-x86 iproute2
+APT_KMOD_DEBUG := flex bison bc libelf-dev libssl-dev
 
 SOURCES := ggroupfs backend tests
-SHELL_SCRIPTS := .ci/run
+SHELL_SCRIPTS := .ci/run tests/vm/guest.sh
 
 .PHONY: all build build-test run test check test-unit test-gpu bench-files clean
+.PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
 all: build
 
@@ -57,7 +64,7 @@ run: build
 	@[ "$$(id -u)" = 0 ] || { echo "make run: only root may mount a tree that acts on every process" >&2; exit 1; }
 	$(PY) -m ggroupfs demo --mount $(MOUNT)
 
-test: check test-unit
+test: check test-unit test-kmod
 
 check: build-test
 	$(VENV)/bin/ruff check $(SOURCES)
@@ -68,7 +75,9 @@ check: build-test
 
 test-unit: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
-	$(PYTEST) tests --ignore tests/t7_nvidia
+	$(PYTEST) tests --ignore tests/t7_nvidia --ignore tests/t5_module
+
+include tests/vm/kmod.mk
 
 test-gpu: build-test
 	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
@@ -79,4 +88,5 @@ bench-files: build-test
 
 clean:
 	rm -rf $(VENV) build ./*.egg-info
+	$(MAKE) -C kmod -s clean 2>/dev/null || true
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
+from backend import kmod
 from backend.protocols import Gpu, Ledger
+from backend.provider import Provided
 from backend.soft.gpu import SoftConfig, SoftGpu
 from backend.soft.ledger import SoftLedger
 
 log = logging.getLogger(__name__)
 
 GPUS = ("auto", "soft", "nvidia")
-LEDGERS = ("auto", "soft")
+LEDGERS = ("auto", "soft", "kmod")
 
 
 @attrs.frozen
@@ -24,13 +26,25 @@ class Choice:
     gpu: str = "auto"
     """One of :data:`GPUS`; auto takes NVIDIA GPUs where there are any, else the software GPU."""
     ledger: str = "auto"
-    """One of :data:`LEDGERS`."""
+    """One of :data:`LEDGERS`; auto takes the kernel module's books where it is loaded, else the daemon's own."""
     soft_gpus: int = 1
     """How many software GPUs."""
     soft_config: SoftConfig = attrs.field(factory=SoftConfig)
     """What they are like."""
     selftest: bool = True
     """Whether the levers of a real GPU are proven before the mount answers."""
+
+
+@attrs.frozen
+class Backend:
+    """What serves a mount."""
+
+    ledger: Ledger
+    """The books."""
+    gpus: Sequence[Gpu]
+    """The GPUs, as the Controller takes them."""
+    soft: Mapping[int, SoftGpu]
+    """Those of them that are software, by index: programs come to these by a socket."""
 
 
 async def gpus(choice: Choice) -> Sequence[Gpu]:
@@ -49,6 +63,27 @@ async def gpus(choice: Choice) -> Sequence[Gpu]:
     return [SoftGpu(index, choice.soft_config) for index in range(choice.soft_gpus)]
 
 
-def ledger(choice: Choice) -> Ledger:
-    """The books."""
-    return SoftLedger()
+def backend(choice: Choice, found: Sequence[Gpu], seconds: float) -> Backend:
+    """The books for these GPUs, and who pulls their levers, which may take `seconds`.
+
+    OSError, in words, where `kmod` was asked for and cannot be had.
+    """
+    soft = {gpu.info.index: gpu for gpu in found if isinstance(gpu, SoftGpu)}
+    if not _kernel_keeps_books(choice):
+        return Backend(SoftLedger(), found, soft)
+    # A software GPU is gone with its mount, and so are its books; those of a real one are there for the next mount.
+    ledger = kmod.KernelLedger({gpu.info.index: gpu.info.uuid for gpu in found}, temporary=soft.keys())
+    return Backend(ledger, [Provided(gpu, ledger, seconds) for gpu in found], soft)
+
+
+def _kernel_keeps_books(choice: Choice) -> bool:
+    if choice.ledger == "soft":
+        return False
+    try:
+        kmod.check()
+    except OSError as error:
+        if choice.ledger == "kmod":
+            raise
+        log.info("%s: the daemon keeps the books", error.strerror)
+        return False
+    return True

@@ -51,7 +51,28 @@ class Controller:
         self._exits = ExitWatch(self._exited)
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, seconds)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, seconds)
-        ledger.listen(self._tell)
+        self.released = False
+        """Whether, at the end, every process was given its TSGs and default timeslices back."""
+        self._take_over()
+        ledger.listen(self._tell, self._configured)
+
+    def _take_over(self) -> None:
+        """Goes on with what the books hold from before us. Who died meanwhile, or is another by now, is dropped."""
+        inherited = []
+        cgroups: dict[Process, Slice] = {}
+        for one in self.ledger.inherited():
+            process = one.group.node
+            if isinstance(process, Process) and process not in cgroups:
+                try:
+                    self._exits.watch(process)
+                    cgroups[process] = cgroup_of(process.pid)
+                except ProcessLookupError:
+                    self._exits.unwatch(process)
+                    self.ledger.remove(one.group)
+                    continue
+            inherited.append(one)
+        self.population.take_over(inherited, cgroups)
+        self._follower.take_over(inherited)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs the GPUs and the watches until cancelled, then thaws whatever is frozen; started once they are."""
@@ -61,12 +82,16 @@ class Controller:
                 nursery.start_soon(self._follower.background.run)
                 nursery.start_soon(self._reclaimer.background.run)
                 nursery.start_soon(self._follow_cgroups)
+                nursery.start_soon(self.ledger.run)
+                inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
                     await nursery.start(gpu.run, self)
+                for resident in inherited:
+                    self._follow(resident)
                 task_status.started()
         finally:
             with trio.move_on_after(self._seconds, shield=True):
-                await self._follower.release()
+                self.released = await self._follower.release()
             self._exits.close()
 
     # Reading
@@ -344,10 +369,21 @@ class Controller:
             group = Group(gpu, resident.process)
             self._left(Group(gpu, former))
             self._follower.sharers_changed(group)
-            self._follower.background.later(group)
-            self._reclaimer.background.later(group)
             for level in self.population.path(group):
                 self._tell(level, Channel.COMPUTE)
+        self._follow(resident)
+
+    def _follow(self, resident: Resident) -> None:
+        """Has the limits and the policy of where a process is hold for it, soon."""
+        for gpu in resident.gpus:
+            self._configured(Group(gpu, resident.process))
+
+    def _configured(self, group: Group) -> None:
+        """What is asked of a group is to hold, soon: it is elsewhere now, or somebody else wrote into the books, as the
+        owner of a slice may in the kernel's."""
+        if self.population.holds(group):
+            self._follower.background.later(group)
+            self._reclaimer.background.later(group)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

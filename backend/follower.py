@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
@@ -12,7 +12,7 @@ from backend.background import Background
 from backend.errors import fail
 from backend.identity import Group, Process, Slice
 from backend.population import Population, Resident
-from backend.protocols import Gpu, Ledger
+from backend.protocols import Gpu, Inherited, Ledger
 from backend.records import Channel, Wanted
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,19 @@ class Follower:
         self._locks: dict[Group, trio.Lock] = {}
         self._frozen: set[Group] = set()  # as compute.events last said
         self._doubtful: set[Group] = set()  # detached at most in part: the lever has not returned, or failed
+        self._inherited: set[Group] = set()  # as another daemon left it, in the books: no lever was pulled here yet
         self.background = Background("compute", population, self.apply, seconds)
         """For what changed without a writer."""
+
+    def take_over(self, inherited: Iterable[Inherited]) -> None:
+        """Groups of an earlier daemon. What it applied holds, until they are followed for the first time: then each
+        lever is pulled, wherever it is said to be. A Gpu that it holds on already has nothing to do."""
+        for one in inherited:
+            if isinstance(one.group.node, Process):
+                self._inherited.add(one.group)
+                self._remember(one.group, one.applied)
+                if one.doubtful:
+                    self._doubtful.add(one.group)
 
     def applied(self, group: Group) -> Wanted:
         """What holds for a process now."""
@@ -105,18 +116,20 @@ class Follower:
                 raise fail(errno.ESRCH)
             wanted = self.wanted(group)  # asked inside the lock: the last write wins
             applied = self.applied(group)
-            if wanted.timeslice_us != applied.timeslice_us:
+            again = group in self._inherited
+            if again or wanted.timeslice_us != applied.timeslice_us:
                 await gpu.set_timeslice(process, wanted.timeslice_us)
                 self._remember(group, Wanted(applied.frozen, wanted.timeslice_us))
-            if wanted.frozen and (not applied.frozen or group in self._doubtful):
+            if wanted.frozen and (again or not applied.frozen or group in self._doubtful):
                 self._remember(group, wanted)  # before the lever moves: one that is half frozen must be thawed too
                 self._doubtful.add(group)
                 await gpu.detach(process)
                 self._doubtful.discard(group)
-            elif applied.frozen and not wanted.frozen:
+            elif not wanted.frozen and (again or applied.frozen):
                 await gpu.attach(process)
                 self._doubtful.discard(group)
                 self._remember(group, wanted)
+            self._inherited.discard(group)
 
     def _remember(self, group: Group, applied: Wanted) -> None:
         if applied == UNTOUCHED or not self._population.holds(group):
@@ -138,25 +151,36 @@ class Follower:
             if isinstance(level.node, Slice) and self._ledger.books(level).timeslice_us:
                 self.background.later(level)
 
-    async def release(self) -> None:
-        """Gives every process its TSGs and default timeslices back: nobody is left to do it later."""
-        async with trio.open_nursery() as nursery:
-            for group, applied in self._applied.items():
-                nursery.start_soon(self._release_one, group, applied)
-        self._applied.clear()
+    async def release(self) -> bool:
+        """Gives every process its TSGs and default timeslices back: nobody is left to do it later. Whether all have."""
+        kept: list[Group] = []
 
-    async def _release_one(self, group: Group, applied: Wanted) -> None:
+        async def one(group: Group) -> None:
+            if not await self._release_one(group):
+                kept.append(group)
+
+        async with trio.open_nursery() as nursery:
+            for group in self._applied.keys() | self._inherited:
+                nursery.start_soon(one, group)
+        self._applied.clear()
+        self._inherited.clear()
+        return not kept
+
+    async def _release_one(self, group: Group) -> bool:
         process, gpu = group.node, self._gpus[group.gpu]
+        applied, inherited = self.applied(group), group in self._inherited
         assert isinstance(process, Process)
         try:
-            if applied.frozen:
+            if inherited or applied.frozen:
                 await gpu.attach(process)
-            if applied.timeslice_us:
+            if inherited or applied.timeslice_us:
                 await gpu.set_timeslice(process, 0)
         except ProcessLookupError:
             pass
         except Exception as error:  # the others are to have theirs all the same
             log.error("could not give process %d its GPU %d back: %s", process.pid, group.gpu, error)
+            return False
+        return True
 
     def forget(self, group: Group) -> None:
         """The group is gone."""
@@ -164,3 +188,4 @@ class Follower:
         self._locks.pop(group, None)
         self._frozen.discard(group)
         self._doubtful.discard(group)
+        self._inherited.discard(group)

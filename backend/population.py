@@ -7,14 +7,14 @@ A slice is there while a process below it is, and beyond that if somebody made i
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import attrs
 
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
-from backend.protocols import Ledger
+from backend.protocols import Inherited, Ledger
 
 
 @attrs.define(eq=False)
@@ -90,6 +90,10 @@ class Population:
         resident = self._residents.get(process.pid)
         return resident if resident is not None and resident.process == process else None
 
+    def slices(self) -> Sequence[Slice]:
+        """The slices that have a directory, the root among them."""
+        return list(self._slices)
+
     def slice_entry(self, slice_: Slice) -> SliceEntry | None:
         """The entry of a slice."""
         return self._slices.get(slice_)
@@ -130,18 +134,56 @@ class Population:
             slice_ = slice_.parent
         return groups
 
+    # What was there before
+
+    def take_over(self, inherited: Sequence[Inherited], cgroups: Mapping[Process, Slice]) -> None:
+        """Enters what the books hold already. `cgroups` says where its processes, which all live, are now.
+
+        What the daemon before left half done is made whole: a slice is on every GPU, a process where its cgroup is.
+        """
+        above = {one.group: one.parent for one in inherited}
+        for group in above:
+            if isinstance(group.node, Slice):
+                self._enter(group.node, above.keys())
+            else:
+                resident = self._reside(group.node, cgroups[group.node], above.keys())
+                resident.gpus.add(group.gpu)
+        for group, parent in above.items():
+            slice_ = group.node.parent if isinstance(group.node, Slice) else cgroups[group.node]
+            assert slice_ is not None, "a GPU's root is nobody's child"
+            if parent != Group(group.gpu, slice_):
+                self._ledger.move(group, Group(group.gpu, slice_))
+        for slice_ in {group.node for group in above if isinstance(group.node, Slice)}:
+            self._agree(slice_)
+        for slice_ in self.slices():
+            if slice_ in self._slices:  # not pruned with one below it
+                self._prune(slice_)
+
+    def _agree(self, slice_: Slice) -> None:
+        """Has the books of all GPUs say of a slice what those of one say: whether it stays, and whose it is."""
+        each = [self._ledger.books(Group(gpu, slice_)) for gpu in self._gpus]
+        uid, gid = max((books.uid, books.gid) for books in each)
+        kept = self._slices[slice_].kept = any(books.kept for books in each)
+        for gpu, books in zip(self._gpus, each, strict=True):
+            if (books.kept, books.uid, books.gid) != (kept, uid, gid):
+                self._ledger.configure(Group(gpu, slice_), kept=kept, uid=uid, gid=gid)
+
     # Processes
 
     def admit(self, process: Process, slice_: Slice, gpus: Iterable[int]) -> Resident:
         """Gives a process a directory, with these GPUs in it; what it has already it keeps."""
-        resident = self.resident(process)
-        if resident is None:
-            resident = Resident(process, slice_)
-            self._residents[process.pid] = resident
-            self._enter(slice_).members[process] = resident
+        resident = self._reside(process, slice_)
         for gpu in sorted(set(gpus) - resident.gpus):
             self._ledger.add(Group(gpu, process), Group(gpu, resident.slice))
             resident.gpus.add(gpu)
+        return resident
+
+    def _reside(self, process: Process, slice_: Slice, there: Collection[Group] = ()) -> Resident:
+        """The entry of a process, made in `slice_` where it has none."""
+        resident = self.resident(process)
+        if resident is None:
+            entry = self._enter(slice_, there)
+            resident = self._residents[process.pid] = entry.members[process] = Resident(process, slice_)
         return resident
 
     def expel(self, process: Process) -> None:
@@ -177,11 +219,27 @@ class Population:
             raise fail(errno.EEXIST)
         if slice_.parent not in self._slices:
             raise fail(errno.ENOENT)
-        self._enter(slice_).kept = True
+        self._enter(slice_)
+        self.keep(slice_)
 
     def keep(self, slice_: Slice) -> None:
         """Something was set on a slice: it stays until rmdir."""
-        self._slices[slice_].kept = True
+        entry = self._slices[slice_]
+        if not entry.kept:
+            for gpu in self._gpus:
+                self._ledger.configure(Group(gpu, slice_), kept=True)
+            entry.kept = True
+
+    def owner(self, slice_: Slice) -> tuple[int, int]:
+        """Uid and gid that a slice was given to, 0 for nobody."""
+        books = self._ledger.books(Group(self._gpus[0], slice_))
+        return books.uid, books.gid
+
+    def give(self, slice_: Slice, **owner: int) -> None:
+        """Somebody else owns what is below a slice: `uid`, `gid`, or both. The root's owner is not in the books."""
+        if slice_ != ROOT:
+            for gpu in self._gpus:
+                self._ledger.configure(Group(gpu, slice_), **owner)
 
     def unmake(self, slice_: Slice) -> None:
         """rmdir: EBUSY while a process or a slice is below it."""
@@ -191,15 +249,17 @@ class Population:
         entry.kept = False
         self._prune(slice_)
 
-    def _enter(self, slice_: Slice) -> SliceEntry:
-        """The entry of a slice, made with those above it where missing."""
+    def _enter(self, slice_: Slice, there: Collection[Group] = ()) -> SliceEntry:
+        """The entry of a slice, made with those above it where missing; but for those `there`, in the books too."""
         entry = self._slices.get(slice_)
         if entry is None:
             above = slice_.parent
             assert above is not None, "the root is always there"
-            self._enter(above).children.add(slice_)
+            parent = self._enter(above, there)
             for gpu in self._gpus:
-                self._ledger.add(Group(gpu, slice_), Group(gpu, above))
+                if Group(gpu, slice_) not in there:
+                    self._ledger.add(Group(gpu, slice_), Group(gpu, above))
+            parent.children.add(slice_)
             entry = self._slices[slice_] = SliceEntry(slice_)
         return entry
 

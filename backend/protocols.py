@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from backend.identity import Group, Process
-from backend.records import Activity, Books, Capability, Channel, GpuInfo
+from backend.records import Activity, Books, Capability, Channel, GpuInfo, Wanted
 
 
 @attrs.frozen
@@ -29,6 +29,20 @@ class Target:
     """Whether this breaks the group's effective low: nobody else had anything left to give."""
 
 
+@attrs.frozen
+class Inherited:
+    """A group that was in the books before this daemon."""
+
+    group: Group
+    """Who."""
+    parent: Group
+    """The group above."""
+    applied: Wanted
+    """What the daemon before had made hold, of a process."""
+    doubtful: bool
+    """Nobody knows what holds: that daemon had begun to change it, and did not come to the end."""
+
+
 class Ledger(Protocol):
     """The books. Every call is short and synchronous, and either happens whole or raises OSError and changes nothing.
 
@@ -38,12 +52,19 @@ class Ledger(Protocol):
     name: str
     """Shown in ``ggroup.backend``."""
 
-    def listen(self, listener: Callable[[Group, Channel], None]) -> None:
-        """Calls `listener` for every event of every group from now on."""
+    def listen(self, listener: Callable[[Group, Channel], None], configured: Callable[[Group], None]) -> None:
+        """From now on calls `listener` for every event of every group, and `configured` for a group that somebody has
+        set something on who did not use this object."""
+
+    async def run(self) -> None:
+        """Tells the listeners of what happens without one of these calls, until cancelled."""
 
     def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
         """Opens the books of a GPU: its root group, whose high is the capacity in bytes. `granule` bytes move together:
-        what reclaim is planned in, and what room a swap.max has."""
+        what reclaim is planned in, and what room a swap.max has. EEXIST, EBUSY where others keep them."""
+
+    def inherited(self) -> Sequence[Inherited]:
+        """The groups that were in the books of these GPUs when they were opened, each after the one above it."""
 
     def add(self, group: Group, parent: Group) -> None:
         """Adds an empty group below `parent`, a slice; FileExistsError if it is there already."""
@@ -61,7 +82,10 @@ class Ledger(Protocol):
         """What is known about a group now."""
 
     def configure(self, group: Group, **changes: int | bool) -> None:
-        """Sets any of high, low, swap_max (bytes), timeslice_us, frozen, priority, weight. ERANGE."""
+        """Sets any of high, low, swap_max (bytes), timeslice_us, frozen, priority, weight; kept, uid, gid of a slice.
+
+        EINVAL for any other name, and for what only a slice has; EPERM for a GPU's root; ERANGE.
+        """
 
     def reset_peak(self, group: Group) -> None:
         """Starts `peak` again at `current`."""
@@ -70,7 +94,7 @@ class Ledger(Protocol):
         """Charges GPU memory to a process and every slice above it.
 
         Going over a high never fails: somebody reclaims. ENOMEM only where swap.max leaves no room to bring every
-        level back under its high (records `max` and `oom`).
+        level back under its high, or one would hold more than MAX (records `max` and `oom`).
         """
 
     def uncharge(self, group: Group, nbytes: int) -> None:
@@ -86,7 +110,8 @@ class Ledger(Protocol):
         """`nbytes` moved to the GPU. EAGAIN if that would put some level over its high."""
 
     def observe(self, group: Group, nbytes: int) -> None:
-        """The driver says that the process holds `nbytes`: the books follow, whatever the limits say."""
+        """The driver says that the process holds `nbytes`: the books follow, whatever the limits say. EINVAL where
+        some group would hold more than MAX."""
 
     def excess(self, group: Group) -> int:
         """Bytes by which a group is over its high; 0 when under."""
@@ -99,6 +124,9 @@ class Ledger(Protocol):
 
     def press(self, group: Group, nbytes: int) -> None:
         """Asks the program to give back `nbytes`: the latest record of its usermemfd."""
+
+    def close(self, *, released: bool = False) -> None:
+        """The last call. `released` says that every process has its TSGs and default timeslices back."""
 
 
 class Host(Protocol):

@@ -115,6 +115,12 @@ class Books:
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0
     """usermemfd: sequence number of the latest record; 0 when there never was one."""
+    kept: bool = False
+    """A slice that stays when nobody is in it."""
+    uid: int = 0
+    """Who a slice was given to: the owner of what is below it; 0 when nobody."""
+    gid: int = 0
+    """The group (of users) that goes with it."""
 
 
 @attrs.frozen

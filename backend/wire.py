@@ -1,7 +1,7 @@
 """The messages between a program and the books: fixed-size, versioned, the same on every transport.
 
-They travel one a datagram over a unix SEQPACKET socket today; the kernel module's read()/write() protocol and the
-CUDA interposer are to speak them too. Little endian, no pointers, no padding but what is named.
+They travel one a datagram over a unix SEQPACKET socket, and by read() and write() between the kernel module and who
+serves a GPU; the CUDA interposer is to speak them too. Little endian, no pointers, no padding but what is named.
 
     offset  size  field
          0     4  op      what is asked; bit 31 set in a reply
@@ -11,8 +11,8 @@ CUDA interposer are to speak them too. Little endian, no pointers, no padding bu
         20     4  flags   0
         24    40  args    five 64-bit words, their meaning by op
 
-Ops 1 to 31 are about the books, 32 to 63 about the software GPU's memory and engine, 64 and up are events, which
-the books send unasked.
+Ops 1 to 31 are about the books, 16 and up of them asked by the kernel module; 32 to 63 are about the software GPU's
+memory and engine; 64 and up are events, which the books send unasked.
 """
 
 from __future__ import annotations
@@ -47,6 +47,16 @@ class Op(enum.IntEnum):
     """(channels) -> (tsg): a context on `gpu` for the sender, and with it a TSG."""
     LEAVE = 3
     """(tsg) -> (): the context and what it has queued are gone."""
+    ARRIVE = 16
+    """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
+    SET_TIMESLICE = 17
+    """(group, pid, start time, microseconds) -> (): from the kernel module, as the three below: the levers of a Gpu."""
+    ATTACH_TSG = 18
+    """(group, pid, start time) -> ()"""
+    DETACH_TSG = 19
+    """(group, pid, start time) -> (): answered when none of its TSGs is running."""
+    RECLAIM = 20
+    """(group, pid, start time, bytes) -> (bytes moved)"""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33

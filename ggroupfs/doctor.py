@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from backend import kmod
 from backend.identity import cgroup_of
 
 
@@ -54,6 +55,10 @@ def _machine() -> Iterator[Finding]:
         "ok" if unified else "advisory",
         f"slices follow /proc/<pid>/cgroup; this process is in {own}" if unified else "no cgroup2: slices stay empty",
     )
+    try:
+        yield Finding(kmod.DEVICE, "ok", f"the kernel module ggroup keeps the books: {kmod.check()}")
+    except OSError as error:
+        yield Finding(kmod.DEVICE, "advisory", f"{error.strerror}; without it the books end with the daemon")
 
 
 async def _gpus() -> list[Finding]:

@@ -8,9 +8,10 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
+import attrs
 import pyfuse3
 import trio
 
@@ -56,11 +57,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         # Until the very end: a second signal, too, must not kill us before everything is thawed and unmounted.
         signals = stack.enter_context(trio.open_signal_receiver(*SIGNALS))
         _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
-        try:
-            gpus = await choose.gpus(options.choice)
-        except OSError as error:
-            raise MountError(f"no GPU: {error.strerror}") from None
-        controller = Controller(choose.ledger(options.choice), gpus, seconds=options.deadline)
+        controller, soft = await _controller(options, mountpoint)
+        stack.callback(_close, controller)
         tree, events = Tree(controller), Events()
         notifier = Notifier(tree, events, pyfuse3, mountpoint)
         operations = Operations(tree, events, notifier, poll=options.poll)
@@ -72,7 +70,6 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         # What its notify thread still has in its queue then has nobody to be sent to, and it says so as an error.
         stack.callback(logging.getLogger("pyfuse3").setLevel, logging.CRITICAL)
 
-        soft = {index: gpu for index, gpu in controller.gpus.items() if isinstance(gpu, SoftGpu)}
         controller.facts["gpu"] = "soft" if soft else "nvidia"
         controller.facts["pid"] = str(os.getpid())
         if soft:
@@ -93,6 +90,32 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         _notify_systemd("READY=1")
         ready()
     log.debug("unmounted %s", mountpoint)
+
+
+async def _controller(options: MountOptions, mountpoint: str) -> tuple[Controller, Mapping[int, SoftGpu]]:
+    """What the tree shows, and its software GPUs. MountError where there is no GPU, or nobody to keep its books."""
+    # Other mounts have other software GPUs; the next mount here has the same again, with the books that are left.
+    place = os.stat(mountpoint)  # two containers may have the same path
+    identity = f"{place.st_dev}:{place.st_ino}:{mountpoint}"
+    config = attrs.evolve(options.choice.soft_config, identity=identity)
+    choice = attrs.evolve(options.choice, soft_config=config)
+    try:
+        gpus = await choose.gpus(choice)
+    except OSError as error:
+        raise MountError(f"no GPU: {error.strerror}") from None
+    try:
+        backend = choose.backend(choice, gpus, options.deadline)
+    except OSError as error:
+        raise MountError(error.strerror) from None
+    try:
+        return Controller(backend.ledger, backend.gpus, seconds=options.deadline), backend.soft
+    except OSError as error:
+        backend.ledger.close()
+        raise MountError(error.strerror) from None
+
+
+def _close(controller: Controller) -> None:
+    controller.ledger.close(released=controller.released)
 
 
 async def _serve(scope: trio.CancelScope) -> None:

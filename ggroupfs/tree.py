@@ -115,6 +115,8 @@ class Tree:
         self.root = self._directory("root", ROOT_INODE, "", ROOT_FACTS)
         self.gpus = self._directory("gpus", ROOT_INODE, "gpus")
         self.slices = self._directory(ROOT, ROOT_INODE, "slice")
+        for slice_ in self._population.slices():
+            self._restore(slice_)
 
     # Finding
 
@@ -242,18 +244,22 @@ class Tree:
     def chown(self, inode: int, uid: int | None, gid: int | None, permissions: int | None) -> Sequence[int]:
         """chown(2) and chmod(2), None for what stays. Returns the inodes whose attributes changed with it."""
         directory = self.directory(inode)
+        subject = directory.subject
+        slice_ = subject if isinstance(subject, Slice) and inode == directory.inode else None
+        owner = {name: new for name, new in (("uid", uid), ("gid", gid)) if new is not None}
+        if slice_ is not None and owner:
+            self._population.give(slice_, **owner)
         own = self._ownership.get(inode, Ownership())
         self._ownership[inode] = Ownership(
             own.uid if uid is None else uid,
             own.gid if gid is None else gid,
             own.permissions if permissions is None else permissions,
         )
-        subject = directory.subject
-        if not isinstance(subject, Slice) or inode != directory.inode:
+        if slice_ is None:
             return ()
-        if self._population.slice_entry(subject) is not None:
-            self._population.keep(subject)
-        return [seen for below in self._below(subject) for seen in self.inodes(below)]
+        if self._population.slice_entry(slice_) is not None:
+            self._population.keep(slice_)
+        return [seen for below in self._below(slice_) for seen in self.inodes(below)]
 
     def inodes(self, directory: Directory) -> list[int]:
         """A directory's inode and those of its files."""
@@ -290,6 +296,19 @@ class Tree:
             self._directories[self._next] = self._by_subject[subject] = directory
             self._next += 1
         return directory
+
+    def _restore(self, slice_: Slice) -> None:
+        """A slice that is here from the start belongs to whom the books say that it was given to."""
+        uid, gid = self._population.owner(slice_)
+        if uid or gid:
+            self._ownership[self._slice(slice_).inode] = Ownership(uid or None, gid or None)
+
+    def _slice(self, slice_: Slice) -> Directory:
+        """The directory of a slice, made known with those above it."""
+        if slice_.parent is None:
+            return self.slices
+        name = slice_.path.rpartition("/")[2]
+        return self._directory(slice_, self._slice(slice_.parent).inode, escape(name))
 
     def _names(self, directory: Directory) -> list[str]:
         """The directories in a directory."""

@@ -310,6 +310,15 @@ class Harness:
             names += [os.fsdecode(name) for name, _, _ in token.entries]
             start = token.entries[-1][2]
 
+    def kill(self) -> None:
+        """SIGKILL: everything ends at once, and nobody gives anything back."""
+
+        async def release() -> bool:
+            return False
+
+        self.controller._follower.release = release  # type: ignore[method-assign]
+        self.scope.cancel()
+
     # What may not be left over
 
     def leftovers(self) -> dict[str, int]:
@@ -357,23 +366,29 @@ class Harness:
 
 
 @contextlib.asynccontextmanager
-async def running(*gpus: Gpu, mountpoint: Path | None = None, poll: bool = True) -> AsyncIterator[Harness]:
+async def running(
+    *gpus: Gpu,
+    ledger: SoftLedger | None = None,
+    world: World | None = None,
+    mountpoint: Path | None = None,
+    poll: bool = True,
+) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
     The Notifier's waiting part runs only with a `mountpoint`, which it truncates files in.
     """
     gc.collect()
     before = descriptors()
-    ledger, kernel, world = SoftLedger(), FakeKernel(), World()
-    controller = Controller(ledger, gpus or [SoftGpu(0, SoftConfig(capacity=64 * MIB))])
-    tree, events = Tree(controller), Events()
-    notifier = Notifier(tree, events, kernel, os.fspath(mountpoint or "/nowhere"))
-    operations = Operations(tree, events, notifier, poll=poll)
+    ledger, kernel, world = ledger or SoftLedger(), FakeKernel(), world or World()
     with (
         mock.patch.object(backend.identity, "start_time", world.start_time),
         mock.patch.object(backend.controller, "cgroup_of", world.cgroup_of),
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
+        controller = Controller(ledger, gpus or [SoftGpu(0, SoftConfig(capacity=64 * MIB))])
+        tree, events = Tree(controller), Events()
+        notifier = Notifier(tree, events, kernel, os.fspath(mountpoint or "/nowhere"))
+        operations = Operations(tree, events, notifier, poll=poll)
         async with trio.open_nursery() as nursery:
             await nursery.start(controller.run)
             if mountpoint is not None:

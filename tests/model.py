@@ -46,6 +46,7 @@ class NaiveLedger:
         self.above[group] = above
         self.asked[group] = {"high": high, "low": 0, "swap_max": MAX, "timeslice_us": 0, "frozen": False}
         self.asked[group] |= {"priority": PRIORITY_DEFAULT, "weight": WEIGHT_DEFAULT}
+        self.asked[group] |= {"kept": False, "uid": 0, "gid": 0}
         self.counts[group] = Counter()
 
     def leave(self, group: Group) -> None:
@@ -109,10 +110,10 @@ class NaiveLedger:
         return total
 
     def obstacle(self, group: Group, nbytes: int) -> Group | None:
-        """The lowest level that a charge would put over its high with no way back under it."""
+        """The lowest level that a charge would put over MAX, or over its high with no way back under it."""
         for level in self.path(group):
             over = self.current(level) + nbytes - self.asked[level]["high"]
-            if over > max(0, self.most(level, Counter({group: nbytes}))):
+            if over > max(0, self.most(level, Counter({group: nbytes}))) or self.current(level) + nbytes > MAX:
                 return level
         return None
 

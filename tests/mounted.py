@@ -19,8 +19,12 @@ import attrs
 from ggroupfs.client import Member, members
 from ggroupfs.mount import mount_of
 
+SLOW = int(os.environ.get("GGROUP_SLOW", "1"))
+"""How many times slower than a real one this machine's processor is: an emulated one in a virtual machine."""
 SECONDS = 20.0
-"""How long anything here may take before the test fails."""
+"""How long anything here may take before the test fails, on a real processor."""
+LEDGER = os.environ.get("GGROUP_LEDGER")
+"""Which ledger daemons are told to keep their books in; None: they are told nothing."""
 
 
 @attrs.define
@@ -80,6 +84,8 @@ def mountpoint() -> Iterator[Path]:
 def mounted(path: Path, *options: str, gpu: str = "soft", expect_errors: Sequence[str] = ()) -> Iterator[Mounted]:
     """Mounts on `path`; at the end unmounts as an operator would (SIGTERM) and demands silence and a clean place."""
     words = [sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", gpu]
+    if LEDGER is not None:
+        words += ["--ledger", LEDGER]
     for option in options:
         words += ["-o", option]
     daemon = subprocess.Popen([*words, os.fspath(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -94,8 +100,8 @@ def mounted(path: Path, *options: str, gpu: str = "soft", expect_errors: Sequenc
         yield Mounted(path, daemon, errors)
     finally:
         daemon.terminate()
-        code = daemon.wait(SECONDS)
-        collector.join(SECONDS)
+        code = daemon.wait(SECONDS * SLOW)
+        collector.join(SECONDS * SLOW)
         daemon.stdout.close()
         daemon.stderr.close()
         stale = mount_of(os.fspath(path))
@@ -103,13 +109,14 @@ def mounted(path: Path, *options: str, gpu: str = "soft", expect_errors: Sequenc
             subprocess.run(["fusermount3", "-u", "-z", path], check=True)
     assert stale is None, "the mount outlived its daemon"
     if not expect_errors:
-        assert code == 0
-    assert [line for line in errors if not any(word in line for word in expect_errors)] == []
+        assert code == 0, (code, errors)
+    unexpected = [line for line in errors if not any(word in line for word in expect_errors)]
+    assert not unexpected, unexpected
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
     """Waits for something that only time brings; the time it may take is part of what is tested."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * SLOW
     while True:
         with contextlib.suppress(OSError):
             if result := condition():
@@ -161,7 +168,7 @@ class Tenant:
         self._process.send_signal(2)
         assert self._process.stdout is not None
         lines = self._process.stdout.readlines()
-        assert self._process.wait(SECONDS) == 0
+        assert self._process.wait(SECONDS * SLOW) == 0
         last: dict[str, Any] = json.loads(lines[-1])
         assert last["corrupt"] == 0, last
         return last

@@ -50,7 +50,11 @@ def history(examples: int, steps: int = 40, *, shrink: bool = True) -> settings:
 small = st.integers(0, 40)
 limits = st.one_of(small, st.integers(0, 120), st.just(MAX))
 swap_limits = st.one_of(st.integers(0, 10), st.integers(0, 40), st.just(MAX))
-sizes = st.one_of(small, small, small, st.integers(0, 160), st.sampled_from((-1, MAX + 1)))
+odd = st.sampled_from((-1, MAX + 1))
+"""No sizes at all."""
+huge = st.sampled_from((*(7 * (-1, MAX + 1)), MAX - 20, MAX))
+"""The same, or, seldom, all that there can be: next to that no limit is met."""
+sizes = st.one_of(small, small, small, st.integers(0, 160), huge)
 
 
 @attrs.frozen
@@ -71,6 +75,8 @@ parts = st.builds(Part, st.integers(0, 8), st.sampled_from((0, 0, 0, 0, 1, -1)))
 moments = st.integers(0, 1000)
 """Microseconds that a move took."""
 
+users = st.one_of(st.integers(0, 70_000), st.just((1 << 32) - 2))
+
 policies = st.one_of(
     st.fixed_dictionaries({"high": limits}),
     st.fixed_dictionaries({"low": limits}),
@@ -83,7 +89,8 @@ policies = st.one_of(
             "frozen": st.booleans(),
             "priority": st.integers(0, 15),
             "weight": st.integers(1, 10_000),
-        }
+        },
+        optional={"kept": st.booleans(), "uid": users, "gid": users},
     ),
     st.just({"current": 0}),  # nothing that anybody may set
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -29,13 +29,21 @@ from backend.protocols import Ledger, Target
 from backend.records import MAX, Channel
 from backend.soft.ledger import SoftLedger
 from tests.model import NaiveLedger
-from tests.strategies import Part, chosen, history, limits, moments, parts, pick, policies, sizes, small
+from tests.strategies import Part, chosen, history, moments, odd, parts, pick, policies, sizes, small
 
 CAPACITIES = {0: 100, 1: 50}
 SLICES = tuple(Slice(path) for path in ("/a", "/a/b", "/a/b/c", "/a/d", "/e"))
 PROCESSES = tuple(Process(pid, pid % 3) for pid in range(1, 6))
 gpus = st.sampled_from((0, 0, 0, 1))
-CONFIGURABLE = {"high", "low", "swap_max", "timeslice_us", "frozen", "priority", "weight"}
+OF_SLICES = {"kept", "uid", "gid"}
+CONFIGURABLE = {"high", "low", "swap_max", "timeslice_us", "frozen", "priority", "weight"} | OF_SLICES
+
+OUT_OF_RANGE = (
+    *((name, value) for name in ("high", "low", "swap_max", "timeslice_us") for value in (-1, MAX + 1, 1 << 64)),
+    *(("frozen", 2), ("priority", -1), ("priority", 16), ("weight", 0), ("weight", 10_001), ("kept", 2)),
+    *((name, value) for name in ("uid", "gid") for value in (-1, (1 << 32) - 1, 1 << 32)),
+)
+"""What nothing can be configured to."""
 
 
 def outcome(call: Callable[..., Any], *args: Any, **words: Any) -> tuple[Any, int]:
@@ -50,6 +58,9 @@ def outcome(call: Callable[..., Any], *args: Any, **words: Any) -> tuple[Any, in
 class LedgerMachine(RuleBasedStateMachine):
     """Does everything to the ledger and to the naive books, and compares all there is to see after each step."""
 
+    processes: ClassVar[Sequence[Process]] = PROCESSES
+    """Who may be in the books: a ledger that looks needs some that live."""
+
     def make_ledger(self) -> Ledger:
         """The ledger under test; another machine has another one."""
         return SoftLedger()
@@ -60,7 +71,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.naive = NaiveLedger()
         self.told: list[tuple[Group, Channel]] = []
         self.expected: list[tuple[Group, Channel]] = []
-        self.ledger.listen(lambda group, channel: self.told.append((group, channel)))
+        self.strangers: list[Group] = []
+        self.ledger.listen(lambda group, channel: self.told.append((group, channel)), self.strangers.append)
 
     # The small parts
 
@@ -107,7 +119,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(index=pick, gpu=gpus, below=pick, slice_=st.booleans())
     def add(self, index: int, gpu: int, below: int, slice_: bool) -> None:
-        group = Group(gpu, chosen(SLICES, index) if slice_ else chosen(PROCESSES, index))
+        group = Group(gpu, chosen(SLICES, index) if slice_ else chosen(self.processes, index))
         slices = [group for group in self.naive.above if isinstance(group.node, Slice)]
         # One in eight may be another GPU's.
         above = chosen(slices if below % 8 == 0 else [slice_ for slice_ in slices if slice_.gpu == gpu], below // 8)
@@ -159,6 +171,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ask(errno.ENODEV, ledger.note, gone, "high")
         self.ask(errno.EINVAL, ledger.note, slice_, "nonsense")
         self.ask(errno.ENODEV, ledger.configure, gone, high=1)
+        below = [group for group, above in self.naive.above.items() if above is not None]
+        for name, value in OUT_OF_RANGE if below else ():
+            code = errno.EINVAL if name in OF_SLICES and isinstance(below[0].node, Process) else errno.ERANGE
+            self.ask(code, ledger.configure, below[0], **{name: value})
         self.ask(errno.ENODEV, ledger.add, Group(0, Process(98, 0)), Group(0, Slice("/nowhere")))
         self.ask(errno.EEXIST, ledger.add_gpu, 0, 10)
 
@@ -173,6 +189,7 @@ class LedgerMachine(RuleBasedStateMachine):
         group = chosen(pool, index // 2) if pool and index % 16 else self.any_group(index)
         code = 0 if changes.keys() <= CONFIGURABLE else errno.EINVAL
         code = code or (errno.EPERM if self.naive.above[group] is None else 0)
+        code = code or (errno.EINVAL if isinstance(group.node, Process) and changes.keys() & OF_SLICES else 0)
         self.ask(code, self.ledger.configure, group, **changes)
         if not code:
             self.naive.asked[group] |= changes
@@ -271,13 +288,15 @@ class LedgerMachine(RuleBasedStateMachine):
                 naive.counts[level].update(swapin_bytes=nbytes, swapins=1, move_usec=usec)
 
     @precondition(has_process)
-    @rule(index=pick, nbytes=st.one_of(small, limits, st.just(-1)))
+    @rule(index=pick, nbytes=st.one_of(small, st.integers(0, 200), odd))
     def observe(self, index: int, nbytes: int) -> None:
         group = self.any_process(index)
         assert group is not None
-        nbytes = min(nbytes, 200)  # a driver does not say 2^63
-        self.ask(errno.EINVAL if nbytes < 0 else 0, self.ledger.observe, group, nbytes)
-        if nbytes >= 0:
+        more = nbytes - self.naive.held[group]
+        too_much = any(self.naive.current(level) + more > MAX for level in self.naive.path(group))
+        code = errno.EINVAL if nbytes < 0 or too_much else 0
+        self.ask(code, self.ledger.observe, group, nbytes)
+        if not code:
             self.naive.held[group] = nbytes
 
     # Reclaim
@@ -364,9 +383,9 @@ class Twins:
     def __init__(self, one: Ledger, other: Ledger) -> None:
         self._ledgers = one, other
 
-    def listen(self, listener: Callable[[Group, Channel], None]) -> None:
+    def listen(self, listener: Callable[[Group, Channel], None], configured: Callable[[Group], None]) -> None:
         """The events of the first; those of the second are compared through its counters."""
-        self._ledgers[0].listen(listener)
+        self._ledgers[0].listen(listener, configured)
 
     def __getattr__(self, name: str) -> Any:
         def both(*args: Any, **words: Any) -> Any:
@@ -437,7 +456,7 @@ def test_the_machine_finds_a_planted_mistake(ledger_type: type[SoftLedger]) -> N
         run_state_machine_as_test(
             machine,
             settings=settings(
-                history(400),
+                history(2000),  # it ends with the first one that finds it
                 phases=(Phase.generate,),
                 derandomize=True,
                 database=None,
@@ -462,3 +481,22 @@ def test_twins_agree_with_themselves_and_not_with_a_mistake() -> None:
     twins.configure(slice_, swap_max=5)
     with pytest.raises(AssertionError):
         twins.swap_out(process, 10)
+
+
+def test_nobody_ever_holds_more_than_there_can_be() -> None:
+    """2^63 - 1 bytes is "no limit", and more than that is nobody's: the lowest level that would hold it says so."""
+    ledger = SoftLedger()
+    root, slice_ = Group(0, ROOT), Group(0, Slice("/a"))
+    one, other = Group(0, Process(1, 0)), Group(0, Process(2, 0))
+    ledger.add_gpu(0, 100)
+    ledger.add(slice_, root)
+    for process in (one, other):
+        ledger.add(process, slice_)
+    ledger.charge(one, MAX)
+    assert outcome(ledger.charge, other, 1) == (None, errno.ENOMEM)
+    assert outcome(ledger.observe, other, 1) == (None, errno.EINVAL)
+    assert [ledger.books(group).events_max for group in (other, slice_, root)] == [0, 1, 1]
+    assert [ledger.books(group).events_oom for group in (other, slice_, root)] == [1, 1, 1]
+    ledger.observe(one, MAX - 1)
+    ledger.observe(other, 1)
+    assert ledger.books(root).current == MAX

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -326,6 +327,28 @@ def test_show_into_a_pipe_that_nobody_reads(mount: Mounted) -> None:
     result = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(writer)
     assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_the_kernels_books_need_the_kernel_module(place: Path) -> None:
+    if os.path.exists("/dev/ggroup"):
+        ok("mount", "--gpu", "soft", "--ledger", "kmod", place)
+        assert "ledger kernel\n" in (place / "ggroup.backend").read_text()
+        ok("umount", place)
+    else:
+        text = "mount: there is no /dev/ggroup: load the kernel module ggroup"
+        assert text in complaint("mount", "--gpu", "soft", "--ledger", "kmod", place, code=1)
+
+
+def test_software_gpus_have_the_name_of_their_mount(place: Path) -> None:
+    """Other mounts have others, the same mountpoint has the same again: that is how their books are found."""
+    found = []
+    for options in ("soft.gpus=2", "soft.gpus=3"):
+        ok("mount", "--gpu", "soft", "-o", options, place)
+        found.append([(place / f"gpus/{index}/uuid").read_text() for index in (0, 1)])
+        ok("umount", place)
+    assert found[0] == found[1]
+    assert all(re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n", uuid) for uuid in found[0])
+    assert len(set(found[0])) == 2
 
 
 def test_doctor() -> None:

@@ -7,6 +7,7 @@ shares of engine time are exact however late the daemon is woken; completions ar
 from __future__ import annotations
 
 import errno
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -66,6 +67,8 @@ class SoftConfig:
     """Memory a process may allocate, resident or not, in capacities."""
     queue: int = 1 << 16
     """Kernels that a TSG may have queued."""
+    identity: str = ""
+    """Whose GPUs they are: two with the same identity and index are the same GPU, by their UUID."""
 
 
 @attrs.define(eq=False)
@@ -91,7 +94,7 @@ class SoftGpu:
         self.config = config or SoftConfig()
         self.info = GpuInfo(
             index=index,
-            uuid=f"GPU-50f79900-0000-4000-8000-{index:012x}",
+            uuid=_uuid(index, self.config.identity),
             name="ggroupfs software GPU",
             pci="none",
             capacity=self.config.capacity,
@@ -340,6 +343,12 @@ class SoftGpu:
         """Seconds until there is something to report, None when nothing runs."""
         wait = self._runlist.until_next_finish()
         return None if wait is None else wait / 1e9
+
+
+def _uuid(index: int, identity: str) -> str:
+    if not identity:
+        return f"GPU-50f79900-0000-4000-8000-{index:012x}"
+    return f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, f'ggroup:{identity}:{index}')}"
 
 
 def _mapped(access: Callable[..., T], *args: int) -> T:

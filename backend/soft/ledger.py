@@ -10,9 +10,11 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 
+import trio
+
 from backend.errors import fail
 from backend.identity import ROOT, Group, Slice
-from backend.protocols import Target
+from backend.protocols import Inherited, Target
 from backend.records import MAX, Books, Channel
 from backend.soft import reclaim
 from backend.soft.account import Account
@@ -25,8 +27,14 @@ _RANGES = {
     "frozen": range(2),
     "priority": range(16),
     "weight": range(1, 10001),
+    "kept": range(2),
+    "uid": range((1 << 32) - 1),  # the last one is nobody, (uid_t)-1
+    "gid": range((1 << 32) - 1),
 }
 """What can be configured, and to what."""
+
+_OF_SLICES = {"kept", "uid", "gid"}
+"""... of slices alone."""
 
 _NOTED = {"low", "high", "reclaim", "fail"}
 """Events that somebody else than the ledger sees happen."""
@@ -41,10 +49,19 @@ class SoftLedger:
         self._accounts: dict[Group, Account] = {}
         self._listeners: list[Callable[[Group, Channel], None]] = []
 
-    def listen(self, listener: Callable[[Group, Channel], None]) -> None:
+    def listen(self, listener: Callable[[Group, Channel], None], configured: Callable[[Group], None]) -> None:
         self._listeners.append(listener)
 
+    async def run(self) -> None:
+        await trio.sleep_forever()  # nobody else knows these books
+
+    def close(self, *, released: bool = False) -> None:
+        pass
+
     # The tree
+
+    def inherited(self) -> Sequence[Inherited]:
+        return ()
 
     def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
         root = Group(index, ROOT)
@@ -98,6 +115,8 @@ class SoftLedger:
         account = self._account(group)
         if account.parent is None:  # cgroup-v2.rst: the root has no limits
             raise fail(errno.EPERM)
+        if not isinstance(group.node, Slice) and changes.keys() & _OF_SLICES:
+            raise fail(errno.EINVAL)
         if any(value not in _RANGES[name] for name, value in changes.items()):
             raise fail(errno.ERANGE)
         account.update(**changes)
@@ -111,8 +130,9 @@ class SoftLedger:
     def charge(self, group: Group, nbytes: int) -> None:
         account = self._leaf(group, nbytes)
         for level in account.path():
-            over = level.figures.current + nbytes - level.figures.high
-            if over > 0 and over > reclaim.reclaimable(level, account, nbytes):
+            holds = level.figures.current + nbytes
+            over = holds - level.figures.high
+            if holds > MAX or (over > 0 and over > reclaim.reclaimable(level, account, nbytes)):
                 self._event(level, "max")
                 self._event(account, "oom")
                 raise fail(errno.ENOMEM)
@@ -156,8 +176,11 @@ class SoftLedger:
 
     def observe(self, group: Group, nbytes: int) -> None:
         account = self._leaf(group, nbytes)
-        if nbytes != account.figures.current:
-            self._shift(account, nbytes - account.figures.current, 0)
+        more = nbytes - account.figures.current
+        if any(level.figures.current + more > MAX for level in account.path()):
+            raise fail(errno.EINVAL)
+        if more:
+            self._shift(account, more, 0)
 
     # Reclaim
 

@@ -1,0 +1,429 @@
+"""KernelLedger against the naive books and against SoftLedger: the same histories, with processes that live.
+
+And what only books in the kernel can show: that they outlive who keeps them, and that a lever is pulled through them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from hypothesis.stateful import invariant, run_state_machine_as_test
+
+from backend import abi, kmod
+from backend.identity import ROOT, Group, Process, Slice, identify
+from backend.kmod import KernelLedger
+from backend.protocols import Ledger
+from backend.provider import Provided
+from backend.records import MAX, Books, Channel, Wanted
+from backend.soft.ledger import SoftLedger
+from backend.wire import Op
+from tests.harness import StubGpu, hang, refuses, until
+from tests.strategies import history
+from tests.t2_ledger_machine import CAPACITIES, LedgerMachine, Twins
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+
+SECONDS = 60.0
+"""How long a lever may take in a machine that is emulated."""
+
+
+def uuids(count: int) -> dict[int, str]:
+    """Names of GPUs that nobody else has."""
+    return {index: f"GPU-{uuid.uuid4()}" for index in range(count)}
+
+
+@contextlib.contextmanager
+def keeping(names: dict[int, str], *, forget: bool = True) -> Iterator[KernelLedger]:
+    """The books of these GPUs; without `forget` they are there when it ends."""
+    ledger = KernelLedger(names, temporary=names if forget else ())
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Sequence[Process]]:
+    """Five that do nothing."""
+    children = [subprocess.Popen(["sleep", "6000"]) for _ in range(5)]
+    yield tuple(identify(child.pid) for child in children)
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+# Histories
+
+
+class KernelMachine(LedgerMachine):
+    """The machine on books in the kernel: GPUs of its own for every history."""
+
+    kernel: KernelLedger
+
+    def make_ledger(self) -> Ledger:
+        self.kernel = KernelLedger(uuids(len(CAPACITIES)), temporary=CAPACITIES)
+        return self.kernel
+
+    @invariant()
+    def everybody_was_told(self) -> None:
+        """As often as it happened, within the call; events that are alike come together."""
+        assert Counter(self.told) == Counter(self.expected)
+        self.told.clear()
+        self.expected.clear()
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.kernel.close()
+
+
+class TwinMachine(KernelMachine):
+    """The same questions to the specification and to the kernel."""
+
+    def make_ledger(self) -> Ledger:
+        twins: Any = Twins(SoftLedger(), super().make_ledger())
+        return twins
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("machine", [KernelMachine, TwinMachine])
+def test_histories(machine: type[KernelMachine], processes: Sequence[Process]) -> None:
+    run_state_machine_as_test(type("Machine", (machine,), {"processes": processes}), settings=history(150))
+
+
+# One by one
+
+
+def test_what_is_here() -> None:
+    assert kmod.check().startswith(f"version {abi.ABI_VERSION}, ")
+
+
+def test_a_plan_of_any_length(processes: Sequence[Process], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room for it grows until it fits."""
+    monkeypatch.setattr(kmod, "TARGETS", 1)
+    answers = []
+    with keeping(uuids(1)) as kernel:
+        ledgers: tuple[Ledger, ...] = (SoftLedger(), kernel)
+        for ledger in ledgers:
+            ledger.add_gpu(0, 1000)
+            for share, process in enumerate(processes, 1):
+                ledger.add(Group(0, process), Group(0, ROOT))
+                ledger.charge(Group(0, process), 100 * share)
+                ledger.configure(Group(0, process), low=50)
+            answers.append([list(ledger.plan(Group(0, ROOT), nbytes)) for nbytes in (-1, 0, 700, 1500, MAX, 1 << 70)])
+    assert answers[0] == answers[1]
+    assert len(answers[1][-1]) == 10
+
+
+def test_a_process_that_does_not_live_is_not_taken(spawn: Spawn) -> None:
+    child = spawn()
+    process = identify(child.pid)
+    with keeping(uuids(1)) as ledger:
+        ledger.add_gpu(0, 1000)
+        for dead in (attrs.evolve(process, start=process.start + 1), Process(4_194_304, 1)):
+            with pytest.raises(ProcessLookupError):
+                ledger.add(Group(0, dead), Group(0, ROOT))
+        child.kill()
+        child.wait()
+        with pytest.raises(ProcessLookupError):
+            ledger.add(Group(0, process), Group(0, ROOT))
+
+
+def test_who_died_stays_until_he_is_removed(spawn: Spawn) -> None:
+    """So that nothing changes behind the daemon's back; then his charges go."""
+    child = spawn()
+    group = Group(0, identify(child.pid))
+    with keeping(uuids(1)) as ledger:
+        ledger.add_gpu(0, 1000)
+        ledger.add(group, Group(0, ROOT))
+        ledger.charge(group, 10)
+        child.kill()
+        child.wait()
+        assert ledger.books(group).current == 10
+        ledger.remove(group)
+        assert ledger.books(Group(0, ROOT)).current == 0
+        with pytest.raises(OSError, match="No such device"):
+            ledger.remove(group)
+
+
+def test_a_group_that_somebody_else_removed_is_removed(processes: Sequence[Process]) -> None:
+    group = Group(0, processes[0])
+    with keeping(uuids(1)) as ledger:
+        ledger.add_gpu(0, 1000)
+        ledger.add(group, Group(0, ROOT))
+        kmod._ask(ledger._control, abi.IOC_REMOVE, abi.Id(id=ledger._ids[group]))
+        with pytest.raises(OSError, match="No such device"):
+            ledger.books(group)
+        ledger.remove(group)
+        ledger.add(group, Group(0, ROOT))
+
+
+def test_a_path_that_is_too_long() -> None:
+    with keeping(uuids(1)) as ledger:
+        ledger.add_gpu(0, 1000)
+        ledger.add(Group(0, Slice("/" + "a" * (abi.PATH_LEN - 2))), Group(0, ROOT))
+        with pytest.raises(OSError, match="File name too long"):
+            ledger.add(Group(0, Slice("/" + "b" * (abi.PATH_LEN - 1))), Group(0, ROOT))
+
+
+def test_one_half_of_an_owner() -> None:
+    """The kernel knows both together."""
+    slice_ = Group(0, Slice("/a"))
+    with keeping(uuids(1)) as ledger:
+        ledger.add_gpu(0, 1000)
+        ledger.add(slice_, Group(0, ROOT))
+        ledger.configure(slice_, uid=1000)
+        ledger.configure(slice_, gid=100)
+        assert (ledger.books(slice_).uid, ledger.books(slice_).gid) == (1000, 100)
+
+
+STRANGER = """
+import os, sys
+from backend import abi, kmod
+kmod._ask(os.open(kmod.DEVICE, os.O_RDWR), abi.IOC_SET, abi.Set(id=int(sys.argv[1]), mask=abi.SET_LOW, low=9))
+"""
+
+
+def test_what_others_do_is_told_too(processes: Sequence[Process]) -> None:
+    """Events that none of our calls caused come by run(), and so does what somebody else has set."""
+    group, told, configured = Group(0, processes[0]), [], []
+    with keeping(uuids(1)) as ledger:
+        ledger.add_gpu(0, 1000)
+        ledger.add(group, Group(0, ROOT))
+        ledger.listen(lambda group, channel: told.append((group, channel)), configured.append)
+        ledger.configure(group, low=8)
+
+        async def listen() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ledger.run)
+                await trio.run_process([sys.executable, "-c", STRANGER, str(ledger._ids[group])])
+                await until(lambda: configured, "what a stranger set")
+                kmod._ask(ledger._control, abi.IOC_NOTE, abi.Note(id=ledger._ids[group], event=abi.EVENT_FAIL))
+                await until(lambda: len(told) >= 2, "both are told")
+                nursery.cancel_scope.cancel()
+
+        trio.run(listen)
+        assert ledger.books(group).low == 9
+    assert configured == [group]  # and not for what we set ourselves
+    assert Counter(told) == Counter([(group, Channel.GMEM), (Group(0, ROOT), Channel.GMEM)])
+
+
+# Books that outlive
+
+
+def test_the_books_go_on(processes: Sequence[Process], spawn: Spawn) -> None:
+    """All that was asked, counted and given; parents first, whatever was moved; what was charged is to be said anew."""
+    names = uuids(2)
+    a, deep, root = Group(0, Slice("/a")), Group(0, Slice("/a/deep")), Group(0, ROOT)
+    one, other, dead = Group(0, processes[0]), Group(0, processes[1]), spawn()
+    elsewhere = Group(1, processes[0])
+    with keeping(names, forget=False) as ledger:
+        for index in names:
+            ledger.add_gpu(index, 1000)
+        ledger.add(deep, root)
+        ledger.add(one, deep)
+        ledger.add(a, root)
+        ledger.move(deep, a)
+        ledger.add(other, a)
+        ledger.add(elsewhere, Group(1, ROOT))
+        ledger.add(Group(0, identify(dead.pid)), a)
+        ledger.charge(one, 100)
+        ledger.configure(a, high=10, kept=True, uid=1000, gid=100)
+        ledger.configure(one, low=1, swap_max=2, timeslice_us=3, frozen=True, priority=4, weight=5)
+        ledger.press(one, 7)
+        ledger.note(one, "high")
+        ledger.swap_out(one, 2, 9)
+        before = {group: ledger.books(group) for group in (a, deep, one, other, elsewhere)}
+    dead.kill()
+    dead.wait()
+    with keeping(names) as ledger:
+        for index in names:
+            ledger.add_gpu(index, 2000)
+        inherited = ledger.inherited()
+        assert {item.group: item.parent for item in inherited} == {
+            a: root,
+            deep: a,
+            one: deep,
+            other: a,
+            elsewhere: Group(1, ROOT),
+        }
+        seen = {root, Group(1, ROOT)}
+        for item in inherited:
+            assert item.parent in seen, "the one above comes first"
+            assert (item.applied, item.doubtful) == (Wanted(False, 0), False)
+            seen.add(item.group)
+        for group, books in before.items():
+            assert ledger.books(group) == attrs.evolve(books, current=0, swap=0), group
+        assert ledger.books(root).high == 2000
+
+
+def test_one_at_a_time() -> None:
+    """Two daemons must not pull the levers of one GPU."""
+    names = uuids(1)
+    with keeping(names) as ledger:
+        ledger.add_gpu(0, 1000)
+        second = KernelLedger(names)
+        with pytest.raises(OSError, match=rf"GPU 0 \({names[0]}\) is served by another mount") as caught:
+            second.add_gpu(0, 1000)
+        assert caught.value.errno == errno.EBUSY
+        second.close()
+
+
+def test_the_end() -> None:
+    """Books of a GPU that is gone with its mount are closed; others are not."""
+    names = uuids(2)
+    slices = [Group(index, Slice("/a")) for index in names]
+    ledger = KernelLedger(names, temporary=[1])
+    for group in slices:
+        ledger.add_gpu(group.gpu, 1000)
+        ledger.add(group, Group(group.gpu, ROOT))
+    ledger.close(released=True)
+    with keeping(names) as ledger:
+        for index in names:
+            ledger.add_gpu(index, 1000)
+        assert [item.group for item in ledger.inherited()] == slices[:1]
+        assert ledger.books(slices[0]) == Books()
+
+
+# Levers
+
+
+@contextlib.asynccontextmanager
+async def served(ledger: KernelLedger, gpu: StubGpu, seconds: float = SECONDS) -> Any:
+    """A Gpu whose levers go through the kernel."""
+    provided = Provided(gpu, ledger, seconds)
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(SECONDS):
+            await nursery.start(partial(provided.run, Host(ledger)))
+            yield provided
+        nursery.cancel_scope.cancel()
+
+
+@attrs.define
+class Host:
+    """As much of a Controller as a StubGpu asks for."""
+
+    ledger: KernelLedger
+
+    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int) -> None:
+        self.ledger.swap_out(Group(gpu, process), nbytes, usec)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+def test_levers_reach_the_gpu_and_are_remembered(processes: Sequence[Process]) -> None:
+    """What holds is not asked for again; the next provider is told of it; what it says goes back to who asked."""
+    names, (who, other, *_) = uuids(1), processes
+    first, second = StubGpu(), StubGpu()
+
+    async def before(ledger: KernelLedger) -> None:
+        async with served(ledger, first) as gpu:
+            await gpu.set_timeslice(who, 4000)
+            await gpu.detach(who)
+            await gpu.detach(who)
+            assert [name for name, _, _ in first.calls] == ["set_timeslice", "detach"]
+            await gpu.detach(other)
+            await gpu.attach(other)
+            ledger.charge(Group(0, who), 100)
+            assert await gpu.reclaim(who, 60) == 60
+            assert (ledger.books(Group(0, who)).current, ledger.books(Group(0, who)).swap) == (40, 60)
+            first.script("detach", refuses(errno.EIO))
+            with pytest.raises(OSError, match="Input/output"):
+                await gpu.detach(other)
+
+    async def after(ledger: KernelLedger) -> None:
+        assert {item.group.node: (item.applied, item.doubtful) for item in ledger.inherited()} == {
+            who: (Wanted(True, 4000), False),
+            other: (Wanted(False, 0), True),
+        }
+        async with served(ledger, second) as gpu:
+            assert (second.detached, second.timeslices) == ({who}, {who: 4000})
+            assert ("attach", other.pid, 0) in second.calls, "in doubt: as it was before it was told"
+            await gpu.attach(who)
+            assert second.detached == set()
+
+    with keeping(names, forget=False) as ledger:
+        ledger.add_gpu(0, 1000)
+        for process in (who, other):
+            ledger.add(Group(0, process), Group(0, ROOT))
+        trio.run(before, ledger)
+    with keeping(names) as ledger:
+        ledger.add_gpu(0, 1000)
+        trio.run(after, ledger)
+
+
+def test_who_dies_with_a_lever_in_hand_leaves_a_doubt(processes: Sequence[Process]) -> None:
+    names, who = uuids(1), processes[0]
+
+    async def die(ledger: KernelLedger) -> None:
+        gpu = StubGpu()
+        gpu.script("detach", hang)
+        with trio.CancelScope() as scope:
+            async with served(ledger, gpu) as provided, trio.open_nursery() as nursery:
+                nursery.start_soon(provided.detach, who)
+                await until(lambda: gpu.calls, "the lever moves")
+                scope.cancel()
+
+    with keeping(names, forget=False) as ledger:
+        ledger.add_gpu(0, 1000)
+        ledger.add(Group(0, who), Group(0, ROOT))
+        trio.run(die, ledger)
+    with keeping(names) as ledger:
+        ledger.add_gpu(0, 1000)
+        assert [item.doubtful for item in ledger.inherited()] == [True]
+
+
+def test_a_lever_has_a_deadline_and_is_free_after_it(processes: Sequence[Process]) -> None:
+    who = processes[0]
+
+    async def wait(ledger: KernelLedger) -> None:
+        gpu = StubGpu()
+        gpu.script("detach", hang)
+        async with served(ledger, gpu, 0.5) as provided:
+            with pytest.raises(OSError, match="timed out"):
+                await provided.detach(who)
+            with trio.fail_after(SECONDS):
+                while gpu.detached != {who}:
+                    with contextlib.suppress(TimeoutError):
+                        await provided.detach(who)
+
+    with keeping(uuids(1)) as ledger:
+        ledger.add_gpu(0, 1000)
+        ledger.add(Group(0, who), Group(0, ROOT))
+        trio.run(wait, ledger)
+
+
+def test_a_lever_of_who_is_gone(spawn: Spawn) -> None:
+    """ESRCH, whether or not anybody has noticed; and never an answer from nobody."""
+    child = spawn()
+    who = identify(child.pid)
+
+    async def pull(ledger: KernelLedger) -> None:
+        async with served(ledger, StubGpu()) as provided:
+            child.kill()
+            child.wait()
+            for _ in range(2):
+                with pytest.raises(ProcessLookupError):
+                    await provided.detach(who)
+                if Group(0, who) in ledger._ids:
+                    ledger.remove(Group(0, who))
+        with pytest.raises(OSError, match="No such device"):
+            await ledger.pull(Op.DETACH_TSG, Group(0, who), 0, SECONDS)
+
+    with keeping(uuids(1)) as ledger:
+        ledger.add_gpu(0, 1000)
+        ledger.add(Group(0, who), Group(0, ROOT))
+        trio.run(pull, ledger)

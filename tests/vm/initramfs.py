@@ -1,0 +1,58 @@
+"""What the kernel of the virtual machine starts with: one static program, and the modules that a root takes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+WANTED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
+"""Modules, where they are not in the kernel itself: the ports to the host, and the root filesystem."""
+
+
+def write(path: Path, modules: Path | None) -> None:
+    """An initramfs for the kernel whose modules are in the directory `modules` (none: it needs none)."""
+    program = path.with_name("init")
+    source = Path(__file__).with_name("init.c")
+    subprocess.run(["cc", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True)
+    files = {"init": program.read_bytes()}
+    if modules is not None:
+        needed = closure(modules)
+        files |= {os.path.basename(name): (modules / name).read_bytes() for name in needed}
+        files["modules"] = "".join(f"/{os.path.basename(name)}\n" for name in needed).encode()
+    device = _entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1))
+    members = [_entry("dev", stat.S_IFDIR | 0o755), device]
+    members += [_entry(name, stat.S_IFREG | 0o755, content) for name, content in files.items()]
+    path.write_bytes(b"".join([*members, _entry("TRAILER!!!", 0)]))
+
+
+def closure(modules: Path) -> list[str]:
+    """The files of what is WANTED and all that it needs, in the order of loading (modules.dep(5))."""
+    needs = {}
+    for line in (modules / "modules.dep").read_text().splitlines():
+        name, _, others = line.partition(":")
+        needs[name] = others.split()
+    files = {Path(name).stem.replace("-", "_"): name for name in needs}
+    built_in = {Path(line).stem.replace("-", "_") for line in (modules / "modules.builtin").read_text().split()}
+    order: list[str] = []
+    for wanted in WANTED:
+        if wanted in built_in:
+            continue
+        # Each line has the deepest need last.
+        for name in (*reversed(needs[files[wanted]]), files[wanted]):
+            if name not in order:
+                order.append(name)
+    return order
+
+
+def _entry(name: str, mode: int, content: bytes = b"", device: tuple[int, int] = (0, 0)) -> bytes:
+    """One member of an archive in the "newc" format (Documentation/driver-api/early-userspace/buffer-format)."""
+    encoded = name.encode() + b"\0"
+    fields = (0, mode, 0, 0, 1, 0, len(content), 0, 0, *device, len(encoded), 0)
+    header = b"070701" + b"".join(b"%08x" % field for field in fields) + encoded
+    return _padded(header) + _padded(content)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + b"\0" * (-len(data) % 4)

@@ -1,0 +1,160 @@
+"""A virtual machine that runs one command, on the host's own filesystem, and is gone.
+
+QEMU emulates the processor, so no KVM is needed, and all takes about 15 times as long. The guest sees the host's root
+read-only (9p) under a tmpfs; what it says comes out of two ports and the serial console.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from tests.vm import initramfs
+from tests.vm.kernel_log import excerpt, reports
+
+GUEST = Path(__file__).with_name("guest.sh")
+PATIENCE = 30.0
+"""How many seconds a guest has to say where it hangs."""
+LINE = (
+    "console=ttyS0 loglevel=6 printk.devkmsg=on",
+    # On a busy host the interrupts of the timer come too late for the kernel to believe in them.
+    "no_timer_check",
+    # Faster by a tenth, and not what is tested.
+    "mitigations=off init_on_alloc=0",
+    # The frequency of the TSC is measured when the machine starts, by a processor that others take away meanwhile: then
+    # its clock goes several times too fast. The HPET's is told.
+    "tsc=unstable clocksource=hpet",
+    # Ends at the first report that is fatal: QEMU exits where a machine would start again.
+    "panic=-1 oops=panic sysctl.kernel.hung_task_panic=1 sysctl.kernel.hung_task_timeout_secs=60",
+)
+"""What every kernel is told."""
+
+
+@attrs.frozen
+class Machine:
+    """What to run."""
+
+    command: Sequence[str]
+    """What the guest executes, in the directory of the caller."""
+    kernel: Path
+    """A bzImage."""
+    modules: Path | None = None
+    """/lib/modules/VERSION of that kernel; None where everything is in it."""
+    module: Path | None = None
+    """A module that is loaded before the command and must unload after it."""
+    cpus: int = 1
+    """One is twice as fast as two: emulated processors that share memory wait for each other."""
+    memory: str = "2G"
+    seconds: float = 300.0
+    """How long it may take."""
+    environment: dict[str, str] = attrs.Factory(dict)
+
+
+@attrs.frozen
+class Outcome:
+    """How it ended."""
+
+    status: dict[str, int]
+    """Exit statuses of what the guest did: "command", "rmmod", and "done" if it came to its end."""
+    log: str
+    """What the kernel said."""
+    timed_out: bool
+
+    def complaints(self) -> list[str]:
+        """Everything that is wrong, in words; empty if all is well."""
+        found = reports(self.log)
+        wrong = [f"guest: {what} exited with status {code}" for what, code in self.status.items() if code]
+        if self.timed_out:
+            wrong.append("guest: did not end in time")
+        elif "done" not in self.status:
+            wrong.append("guest: died")
+        wrong += [f"kernel: {line}" for line in found]
+        # What else the kernel said matters where it, and no test, says what is wrong.
+        return [*excerpt(self.log), *wrong] if found or self.status.get("done") is None else wrong
+
+    def code(self) -> int:
+        """The exit status that stands for all of it."""
+        return self.status.get("command") or (1 if self.complaints() else 0)
+
+
+def run(machine: Machine, output: Callable[[bytes], object]) -> Outcome:
+    """Boots, runs the command, hands over what it prints as it comes."""
+    with tempfile.TemporaryDirectory(prefix="ggroup-vm-") as name:
+        directory = Path(name)
+        initramfs.write(directory / "initramfs", machine.modules)
+        (directory / "session").write_text(_session(machine))
+        reader, writer = os.pipe()
+        # With QEMU's parent goes QEMU, however that ends.
+        words = ["setpriv", "--pdeathsig", "KILL", *_qemu(machine, directory, writer)]
+        try:
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[writer])
+        finally:
+            os.close(writer)
+        timed_out = threading.Event()
+
+        def end() -> None:
+            timed_out.set()
+            process.send_signal(signal.SIGKILL)
+
+        timer = threading.Timer(machine.seconds + PATIENCE, end)
+        timer.start()
+        try:
+            with open(reader, "rb", buffering=0) as stream:
+                while data := stream.read(65536):
+                    output(data)
+            code = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+            process.wait()
+        log = (directory / "console").read_text(errors="replace") if (directory / "console").exists() else ""
+        status = _status(directory / "status")
+        if code and not timed_out.is_set():
+            status["qemu"] = code
+        return Outcome(status, log, timed_out.is_set())
+
+
+def _status(path: Path) -> dict[str, int]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {what: int(code) for what, _, code in (line.partition(" ") for line in lines)}
+
+
+def _session(machine: Machine) -> str:
+    """What guest.sh reads."""
+    environment = [f"{name}={value}" for name, value in machine.environment.items()]
+    if machine.module:
+        environment.append(f"GGROUP_MODULE={os.path.abspath(machine.module)}")
+    fields = {
+        "directory": os.getcwd(),
+        "module": os.path.abspath(machine.module) if machine.module else "none",
+        "seconds": f"{machine.seconds:.0f}",
+        "command": "exec " + shlex.join(["env", *environment, *machine.command]),
+    }
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in fields.items())
+
+
+def _qemu(machine: Machine, directory: Path, output: int) -> list[str]:
+    thread = "single" if machine.cpus == 1 else "multi"
+    line = [*LINE, "--", "/bin/bash", os.fspath(GUEST), os.fspath(directory / "session")]
+    words = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
+    words += ["-machine", "q35", "-cpu", "max,la57=off", "-accel", f"tcg,thread={thread},tb-size=512"]
+    words += ["-smp", f"{machine.cpus}", "-m", machine.memory]
+    words += ["-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"]
+    # The transport has one name for all of its mounts: what the kernel calls the type.
+    words += ["-device", "virtio-9p-pci,fsdev=root,mount_tag=9p"]
+    words += ["-chardev", f"file,id=console,path={directory}/console", "-serial", "chardev:console"]
+    words += ["-device", "virtio-serial-pci"]
+    words += ["-chardev", f"file,id=output,path=/proc/self/fd/{output}"]
+    words += ["-device", "virtserialport,nr=1,chardev=output,name=output"]
+    words += ["-chardev", f"file,id=status,path={directory}/status"]
+    words += ["-device", "virtserialport,nr=2,chardev=status,name=status"]
+    words += ["-kernel", os.fspath(machine.kernel), "-initrd", f"{directory}/initramfs", "-append", " ".join(line)]
+    return words
