@@ -20,6 +20,7 @@ from backend.controller import Controller
 from backend.soft import server
 from backend.soft.gpu import SoftGpu
 from ggroupfs.files import Events
+from ggroupfs.messenger import Messenger
 from ggroupfs.notify import Notifier
 from ggroupfs.operations import Operations
 from ggroupfs.options import MountOptions
@@ -60,15 +61,15 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         controller, soft = await _controller(options, mountpoint)
         stack.callback(_close, controller)
         tree, events = Tree(controller), Events()
-        notifier = Notifier(tree, events, pyfuse3, mountpoint)
+        messenger = Messenger()
+        notifier = Notifier(tree, events, pyfuse3, messenger, mountpoint)
         operations = Operations(tree, events, notifier, poll=options.poll)
         try:
             pyfuse3.init(operations, mountpoint, set(BASE_OPTIONS | options.fuse))
         except RuntimeError as error:
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
-        # What its notify thread still has in its queue then has nobody to be sent to, and it says so as an error.
-        stack.callback(logging.getLogger("pyfuse3").setLevel, logging.CRITICAL)
+        stack.callback(messenger.end)
 
         controller.facts["gpu"] = "soft" if soft else "nvidia"
         controller.facts["pid"] = str(os.getpid())
@@ -78,7 +79,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             controller.facts["socket"] = os.fspath(path)
 
         nursery = await stack.enter_async_context(trio.open_nursery())
-        nursery.start_soon(_until_signal, signals, nursery.cancel_scope)
+        nursery.start_soon(_until_signal, signals, messenger, nursery.cancel_scope)
         await nursery.start(controller.run)
         if soft:
             nursery.start_soon(server.serve, listener, soft)
@@ -124,10 +125,12 @@ async def _serve(scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _until_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+async def _until_signal(signals: AsyncIterator[int], messenger: Messenger, scope: trio.CancelScope) -> None:
     """Ends the mount at the first signal."""
     async for number in signals:
         log.debug("signal %d: unmounting", number)
+        # First of all, while the tree still answers: a message under way may wait for an answer of ours.
+        await trio.to_thread.run_sync(messenger.end)
         scope.cancel()
 
 

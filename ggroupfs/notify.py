@@ -8,7 +8,7 @@ every watcher IN_MODIFY, so the daemon truncates its own events files, from a th
 from __future__ import annotations
 
 import contextlib
-import logging
+import functools
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -20,18 +20,17 @@ from backend.identity import Group, Process, Slice
 from backend.records import Channel
 from ggroupfs.controls import BY_CHANNEL
 from ggroupfs.files import Events
+from ggroupfs.messenger import Messenger
 from ggroupfs.tree import Tree
-
-log = logging.getLogger(__name__)
 
 NOTIFY_INTERVAL_S = 0.01
 """At most one IN_MODIFY a file in this time, as the kernel's CGROUP_FILE_NOTIFY_MIN_INTV."""
 
 
 class Kernel(Protocol):
-    """What can be said to the kernel (pyfuse3)."""
+    """What can be said to the kernel (pyfuse3); OSError where it has nothing of the kind in its cache."""
 
-    def invalidate_entry_async(self, inode_p: int, name: bytes, deleted: int = 0, ignore_enoent: bool = False) -> None:
+    def invalidate_entry(self, inode_p: int, name: bytes, deleted: int = 0) -> None:
         """The name is gone; watchers of inode `deleted` get IN_DELETE_SELF."""
 
     def invalidate_inode(self, inode: int, attr_only: bool = False) -> None:
@@ -41,16 +40,16 @@ class Kernel(Protocol):
 class Notifier:
     """Listens to the Controller and passes on: to pollers at once, to the kernel and to watchers soon after."""
 
-    def __init__(self, tree: Tree, events: Events, kernel: Kernel, mountpoint: str) -> None:
+    def __init__(self, tree: Tree, events: Events, kernel: Kernel, messenger: Messenger, mountpoint: str) -> None:
         self._tree = tree
         self._events = events
         self._kernel = kernel
+        self._messenger = messenger
         self._mountpoint = mountpoint
         self._looked_up: Counter[int] = Counter()
         self._modified: dict[int, str] = {}
         self._stale: set[int] = set()
         self._wake = trio.Event()
-        self._limiter = trio.CapacityLimiter(1)  # of its own: threads that hang in a driver hold others' tokens
         tree.controller.listeners.append(self.event)
         tree.controller.population.watchers.append(self)
 
@@ -108,7 +107,7 @@ class Notifier:
             self._drop(directory.parent, directory.name, directory.inode)
 
     def _drop(self, parent: int, name: str, inode: int) -> None:
-        self._kernel.invalidate_entry_async(parent, os.fsencode(name), deleted=inode, ignore_enoent=True)
+        self._messenger.post(functools.partial(self._invalidate, parent, os.fsencode(name), inode))
 
     # The part that waits
 
@@ -119,9 +118,14 @@ class Notifier:
             self._wake = trio.Event()
             modified, self._modified = list(self._modified.values()), {}
             stale, self._stale = self._stale, set()
-            # A client of our own mount: it must not hold up the thread that answers it, nor our end.
-            await trio.to_thread.run_sync(self._tell, modified, stale, abandon_on_cancel=True, limiter=self._limiter)
+            await self._messenger.deliver(functools.partial(self._tell, modified, stale))
             await trio.sleep(NOTIFY_INTERVAL_S)
+
+    # In the messenger's thread
+
+    def _invalidate(self, parent: int, name: bytes, inode: int) -> None:
+        with contextlib.suppress(OSError):  # not in the kernel's cache
+            self._kernel.invalidate_entry(parent, name, inode)
 
     def _tell(self, modified: Iterable[str], stale: Iterable[int]) -> None:
         for inode in stale:

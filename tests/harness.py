@@ -33,6 +33,7 @@ from backend.soft.gpu import SoftConfig, SoftGpu
 from backend.soft.ledger import SoftLedger
 from ggroupfs.controls import LEVERS
 from ggroupfs.files import Events
+from ggroupfs.messenger import Messenger
 from ggroupfs.notify import Notifier
 from ggroupfs.operations import Operations
 from ggroupfs.tree import ROOT_INODE, Tree
@@ -192,7 +193,7 @@ class FakeKernel:
         self.stale: list[int] = []
         """Inodes whose attributes were."""
 
-    def invalidate_entry_async(self, inode_p: int, name: bytes, deleted: int = 0, ignore_enoent: bool = False) -> None:
+    def invalidate_entry(self, inode_p: int, name: bytes, deleted: int = 0) -> None:
         self.dropped.append((inode_p, name, deleted))
 
     def invalidate_inode(self, inode: int, attr_only: bool = False) -> None:
@@ -387,7 +388,8 @@ async def running(
     ):
         controller = Controller(ledger, gpus or [SoftGpu(0, SoftConfig(capacity=64 * MIB))])
         tree, events = Tree(controller), Events()
-        notifier = Notifier(tree, events, kernel, os.fspath(mountpoint or "/nowhere"))
+        messenger = Messenger()
+        notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))
         operations = Operations(tree, events, notifier, poll=poll)
         async with trio.open_nursery() as nursery:
             await nursery.start(controller.run)
@@ -399,6 +401,7 @@ async def running(
             if not scope.cancel_called:
                 harness.check()
             scope.cancel()
+        messenger.end()
     assert descriptors() == before, "descriptors were left open"
 
 

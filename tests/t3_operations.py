@@ -317,6 +317,7 @@ async def test_a_process_goes_from_the_leaves_up(spawn: Spawn) -> None:
         gpu, top = await h.inode(f"{process.pid}/0"), await h.inode(str(process.pid))
         process.kill()
         await h.gone(who)
+        await until(lambda: len(h.kernel.dropped) >= 4, "the kernel is told")
         assert h.kernel.dropped == [
             (gpu, b"gmem.current", files[0]),
             (gpu, b"compute.events", files[1]),

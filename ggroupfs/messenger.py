@@ -1,0 +1,64 @@
+"""What the kernel is told of its own accord: by one thread, since each message may wait for our own mount's answer.
+
+pyfuse3 has such a thread (`invalidate_entry_async`), but one that nobody can wait for: it goes on with a session that
+has been freed, and a descriptor that may be somebody else's by then. Ours is ended before the mount is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+import trio
+
+log = logging.getLogger(__name__)
+
+END_S = 1.0
+"""How long the end waits for a message that is under way."""
+
+
+class Messenger:
+    """Makes calls that may block, in the order in which they were posted, until it is ended."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ended = False
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Has it called soon; after the end: never."""
+        if self._thread is None and not self._ended:
+            self._thread = threading.Thread(target=self._work, name="messenger", daemon=True)
+            self._thread.start()
+        self._calls.put(call)
+
+    async def deliver(self, call: Callable[[], None]) -> None:
+        """Has it called, and waits until it was; after the end: for ever."""
+        called, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+        def report() -> None:
+            try:
+                call()
+            finally:
+                with contextlib.suppress(trio.RunFinishedError):
+                    token.run_sync_soon(called.set)
+
+        self.post(report)
+        await called.wait()
+
+    def end(self) -> None:
+        """Drops what was not begun, and waits END_S for what was."""
+        self._ended = True
+        self._calls.put(None)
+        if self._thread is not None:
+            self._thread.join(END_S)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None and not self._ended:
+            try:
+                call()
+            except Exception:  # one message that cannot be delivered is no reason to keep the others
+                log.exception("a message to the kernel failed")
