@@ -39,20 +39,24 @@ CONTEXTS = 64
 def listening(path: Path) -> Iterator[trio.socket.SocketType]:
     """A SEQPACKET socket at `path`, for everybody on the machine, removed at the end.
 
-    What lies there already is a leftover: the path carries the mount's device number, which is ours alone.
+    What lies there already is a leftover: the path carries the mount's device number, which is ours alone. Once our
+    tree is unmounted it may be another's, and what then lies there is left to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.bind(os.fspath(path))
+        stack.callback(_remove, path, os.stat(path).st_ino)
         path.chmod(0o666)
         listener.listen(128)
-        with contextlib.closing(trio.socket.from_stdlib_socket(listener)) as wrapped:
-            yield wrapped
-    finally:
-        listener.close()
-        path.unlink(missing_ok=True)
+        yield stack.enter_context(contextlib.closing(trio.socket.from_stdlib_socket(listener)))
+
+
+def _remove(path: Path, inode: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(path).st_ino == inode:
+            path.unlink()
 
 
 async def serve(listener: trio.socket.SocketType, gpus: Mapping[int, SoftGpu]) -> None:
