@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from backend import choose
-from ggroupfs import daemon, demo, doctor, show, tenant, umount
-from ggroupfs.options import DEFAULT_MOUNTPOINT, UsageError
+from ggroupfs.errors import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 
-COMMANDS = ("mount", "umount", "show", "doctor", "tenant", "demo")
+COMMANDS = {
+    "mount": ("daemon", "mount the tree; returns when it answers"),
+    "umount": ("umount", "thaw everything and unmount"),
+    "show": ("show", "who uses what"),
+    "doctor": ("doctor", "what this machine can enforce, and why"),
+    "tenant": ("tenant", "a program of the software GPU, to try things on"),
+    "demo": ("demo", "mount, start tenants on the software GPU, and walk a live tour"),
+}
+"""Of each subcommand: its module, and what it does. The module has `add_arguments` and `run`."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         len(argv) >= 2 and argv[0] not in COMMANDS and argv[0][0] != "-"
     ):
         argv.insert(0, "mount")
-    arguments = _parser().parse_args(argv)
+    arguments = _parser(argv).parse_args(argv)
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="ggroupfs: %(message)s")
     try:
         code = int(arguments.run(arguments))
@@ -50,34 +58,14 @@ def _words(error: Exception) -> str:
     return str(error)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ggroupfs", description="Control groups for GPUs, as files.")
     parser.add_argument("-v", "--verbose", action="store_true", help="say more on standard error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    mount = commands.add_parser("mount", help="mount the tree; returns when it answers")
-    mount.add_argument("-f", "--foreground", action="store_true", help="stay, and print `ready` when it answers")
-    mount.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
-    mount.add_argument("--gpu", choices=choose.GPUS, default="auto")
-    mount.add_argument("--ledger", choices=choose.LEDGERS, default="auto")
-    mount.add_argument("-o", dest="options", action="append", default=[], metavar="LIST")
-    mount.add_argument("-n", "-s", dest="ignored", action="store_true", help=argparse.SUPPRESS)  # from mount(8)
-    mount.add_argument("places", nargs="*", metavar="[SOURCE] MOUNTPOINT")
-    mount.set_defaults(run=daemon.mount)
-
-    command = commands.add_parser("umount", help="thaw everything and unmount")
-    command.add_argument("mountpoint", nargs="?", type=Path, default=DEFAULT_MOUNTPOINT)
-    command.set_defaults(run=umount.run)
-
-    command = commands.add_parser("show", help="who uses what")
-    command.add_argument("--json", action="store_true")
-    command.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
-    command.set_defaults(run=show.run)
-
-    command = commands.add_parser("doctor", help="what this machine can enforce, and why")
-    command.add_argument("--json", action="store_true")
-    command.set_defaults(run=doctor.run)
-
-    tenant.add_parser(commands)
-    demo.add_parser(commands)
+    for name, (module, words) in COMMANDS.items():
+        command = commands.add_parser(name, help=words)
+        if name in argv:  # the others need not be imported: that is most of what a short command would cost
+            loaded = importlib.import_module(f"ggroupfs.{module}")
+            loaded.add_arguments(command)
+            command.set_defaults(run=loaded.run)
     return parser

@@ -11,15 +11,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from backend import choose
 from ggroupfs import mount as mounting
 from ggroupfs import options
-from ggroupfs.options import DEFAULT_MOUNTPOINT, MountOptions, UsageError
+from ggroupfs.errors import UsageError
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT
+from ggroupfs.options import MountOptions
 
 READY = "ready"
 SYSLOG = "/dev/log"
 
 
-def mount(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("-f", "--foreground", action="store_true", help="stay, and print `ready` when it answers")
+    parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--gpu", choices=choose.GPUS, default="auto")
+    parser.add_argument("--ledger", choices=choose.LEDGERS, default="auto")
+    parser.add_argument("-o", dest="options", action="append", default=[], metavar="LIST")
+    parser.add_argument("-n", "-s", dest="ignored", action="store_true", help=argparse.SUPPRESS)  # from mount(8)
+    parser.add_argument("places", nargs="*", metavar="[SOURCE] MOUNTPOINT")
+
+
+def run(arguments: argparse.Namespace) -> int:
     """The subcommand."""
     if len(arguments.places) > 2:
         raise UsageError("at most a source and a mountpoint")

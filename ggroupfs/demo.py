@@ -13,20 +13,18 @@ from pathlib import Path
 
 from ggroupfs import daemon, show
 from ggroupfs.client import Member, members
-from ggroupfs.mount import mount_of
-from ggroupfs.options import DEFAULT_MOUNTPOINT
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
 from ggroupfs.umount import unmount
 
 SETTLE_S = 1.0
 """Time to watch what a change does, in seconds."""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The subcommand's options."""
-    parser = commands.add_parser("demo", help="mount, start tenants on the software GPU, and walk a live tour")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument("--gpu", choices=("auto", "soft", "nvidia"), default="auto")
-    parser.set_defaults(run=run, places=[], ledger="auto", options=[], foreground=False, background=False)
+    parser.set_defaults(places=[], ledger="auto", options=[], foreground=False, background=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         if mount_of(os.path.abspath(mount)) is None:
             mount.mkdir(exist_ok=True)
             arguments.places = [os.fspath(mount)]
-            code = daemon.mount(arguments)
+            code = daemon.run(arguments)
             if code:
                 return code
             stack.callback(_unmount, mount)

@@ -28,6 +28,11 @@ class Finding:
     """In words."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("--json", action="store_true")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand. Exit code 1 if a tree could not be mounted here."""
     findings = [*_machine(), *trio.run(_gpus)]

@@ -21,6 +21,7 @@ from backend.soft import server
 from backend.soft.gpu import SoftGpu
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
+from ggroupfs.mounts import mount_of
 from ggroupfs.notify import Notifier
 from ggroupfs.operations import Operations
 from ggroupfs.options import MountOptions
@@ -147,18 +148,6 @@ def _discard_stale(mountpoint: str) -> None:
         raise MountError(f"{mountpoint} is not a directory")
     if mount_of(mountpoint) is not None:
         raise MountError(f"{mountpoint} is mounted already")
-
-
-def mount_of(mountpoint: str) -> tuple[str, str] | None:
-    """Device number and type of the topmost mount on exactly that path (proc_pid_mountinfo(5)), None for none."""
-    found = None
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields = line.split()
-            where = fields[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
-            if where == mountpoint:
-                found = (fields[2], fields[fields.index("-") + 1])
-    return found
 
 
 def _device(mountpoint: str) -> str:

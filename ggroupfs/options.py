@@ -11,8 +11,7 @@ import attrs
 from backend.choose import GPUS, LEDGERS, Choice
 from backend.controller import DEADLINE_S
 from ggroupfs import values
-
-DEFAULT_MOUNTPOINT = Path("/run/ggroup")
+from ggroupfs.errors import UsageError
 
 IGNORED = frozenset(
     (
@@ -26,10 +25,6 @@ IGNORED = frozenset(
 
 PASSED = frozenset(("ro", "debug", "auto_unmount"))
 """What libfuse makes of itself."""
-
-
-class UsageError(Exception):
-    """The command line is wrong; the text says how, in one line."""
 
 
 @attrs.frozen

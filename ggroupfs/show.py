@@ -10,9 +10,16 @@ from typing import Any
 
 from backend.identity import cgroup_of
 from ggroupfs.client import Member, members
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 
 COLUMNS = ("pid", "gpu", "command", "slice", "current", "high", "swap", "timeslice", "frozen", "finished")
 NUMBERS = {"pid", "gpu", "current", "high", "swap", "timeslice", "finished"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from backend.soft.client import Device
 from ggroupfs import values
-from ggroupfs.options import DEFAULT_MOUNTPOINT
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 
 CHECKED = 64
 """Pages checked and written anew each time it reports."""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The subcommand's options."""
-    parser = commands.add_parser("tenant", help="a program of the software GPU, to try things on")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument("--gpu", type=int, default=0)
     parser.add_argument("--gmem", type=_size, default=1 << 30, metavar="BYTES", help="memory to allocate: 2G")
@@ -28,7 +27,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--touch", type=int, default=0, metavar="PAGES", help="pages that each kernel touches")
     parser.add_argument("--report", type=float, default=0.5, metavar="SECONDS", help="between two reports")
     parser.add_argument("--seconds", type=float, default=None, help="end after this time; else when ended")
-    parser.set_defaults(run=run)
 
 
 def _size(word: str) -> int:

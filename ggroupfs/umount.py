@@ -10,9 +10,14 @@ import signal
 import subprocess
 from pathlib import Path
 
-from ggroupfs.mount import mount_of
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
 
 SECONDS = 15.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("mountpoint", nargs="?", type=Path, default=DEFAULT_MOUNTPOINT)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from ggroupfs.client import Member, members
-from ggroupfs.mount import mount_of
+from ggroupfs.mounts import mount_of
 
 SLOW = int(os.environ.get("GGROUP_SLOW", "1"))
 """How many times slower than a real one this machine's processor is: an emulated one in a virtual machine."""

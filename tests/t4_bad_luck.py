@@ -16,7 +16,7 @@ import pytest
 
 from backend.soft.client import socket_of
 from ggroupfs.controls import CONTROLS
-from ggroupfs.mount import mount_of
+from ggroupfs.mounts import mount_of
 from tests.mounted import SECONDS, Mounted, Tenant, eventually, mounted
 
 Spawn = Callable[..., subprocess.Popen[bytes]]

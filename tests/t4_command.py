@@ -17,7 +17,7 @@ import pytest
 
 from backend.identity import cgroup_of, start_time
 from ggroupfs.controls import LEVERS
-from ggroupfs.mount import mount_of
+from ggroupfs.mounts import mount_of
 from ggroupfs.umount import unmount
 from tests.mounted import Mounted, Tenant, eventually, mounted
 

@@ -86,7 +86,7 @@ $(DEBUG_IMAGE): kmod/debug-kernel.config build/kmod/.packages
 	$(MAKE) -s -C build/kmod/linux O=$(abspath $(DEBUG)) tinyconfig
 	cd $(DEBUG) && ../linux/scripts/kconfig/merge_config.sh -m -O . .config $(CURDIR)/$< >/dev/null
 	$(MAKE) -s -C $(DEBUG) olddefconfig
-	$(MAKE) -s -C $(DEBUG) bzImage modules_prepare
+	$(MAKE) -s -j$$(nproc) -C $(DEBUG) bzImage modules_prepare
 
 build/kmod/debug/ggroup.ko: $(DEBUG_IMAGE) $(KMOD_SOURCES)
 	KBUILD_MODPOST_WARN=1 $(MAKE) -s -C kmod modules KDIR=$(abspath $(DEBUG)) BUILD=$(abspath $(@D))

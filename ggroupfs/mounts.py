@@ -1,0 +1,19 @@
+"""Where trees are mounted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DEFAULT_MOUNTPOINT = Path("/run/ggroup")
+
+
+def mount_of(mountpoint: str) -> tuple[str, str] | None:
+    """Device number and type of the topmost mount on exactly that path (proc_pid_mountinfo(5)), None for none."""
+    found = None
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.split()
+            where = fields[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
+            if where == mountpoint:
+                found = (fields[2], fields[fields.index("-") + 1])
+    return found
