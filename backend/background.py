@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from backend.errors import deadline
+from backend.deadline import deadline
 from backend.identity import Group
 from backend.population import Population
 

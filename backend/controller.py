@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import trio
 
-from backend.errors import deadline, fail
+from backend.deadline import deadline
+from backend.errors import fail
 from backend.exits import ExitWatch
 from backend.follower import Follower
 from backend.identity import ROOT, Group, Process, Slice, cgroup_of, identify

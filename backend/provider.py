@@ -19,7 +19,8 @@ from typing import Protocol
 
 import trio
 
-from backend.errors import deadline, fail
+from backend.deadline import deadline
+from backend.errors import fail
 from backend.identity import Group, Process, is_alive
 from backend.protocols import Gpu, Host
 from backend.records import Activity, Capability
