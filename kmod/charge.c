@@ -54,12 +54,6 @@ void ggroup_count(struct ggroup *group, unsigned int event)
 	}
 }
 
-static bool add_to(struct ggroup *level, u64 nbytes)
-{
-	/* Unsigned: what is in flight may lift a figure over GGROUP_MAX, for a moment. */
-	return (u64)atomic64_add_return(nbytes, &level->current_bytes) <= level->high;
-}
-
 static void sub_from_all(struct ggroup *group, u64 nbytes)
 {
 	struct ggroup *level;
@@ -68,24 +62,36 @@ static void sub_from_all(struct ggroup *group, u64 nbytes)
 		atomic64_sub(nbytes, &level->current_bytes);
 }
 
+/* Adds to one level; notes where that leaves it. */
+static __always_inline void add_to(struct ggroup *level, u64 nbytes, bool *over, bool *higher)
+{
+	s64 now = atomic64_add_return(nbytes, &level->current_bytes);
+
+	/* Unsigned: what is in flight may lift a figure over GGROUP_MAX, for a moment. */
+	*over |= (u64)now > level->high;
+	*higher |= now > atomic64_read(&level->peak);
+}
+
 /*
  * Adds above first and to the process last, and is undone in the other order: so at no moment
- * does a group hold less than what is below it, whoever looks.
+ * does a group hold less than what is below it, whoever looks. Peaks are raised once nothing can
+ * be undone any more, and mostly there are none to raise.
  */
 static bool charge_fast(struct ggroup *group, u64 nbytes, bool tenant)
 {
+	bool over = false, higher = false;
 	struct ggroup *level;
-	bool fits = true;
 
 	for (level = group->parent; level; level = level->parent)
-		fits &= add_to(level, nbytes);
-	fits &= add_to(group, nbytes);
-	if (!fits) {
+		add_to(level, nbytes, &over, &higher);
+	add_to(group, nbytes, &over, &higher);
+	if (unlikely(over)) {
 		sub_from_all(group, nbytes);
 		return false;
 	}
-	for (level = group; level; level = level->parent)
-		raise_peak(level);
+	if (unlikely(higher))
+		for (level = group; level; level = level->parent)
+			raise_peak(level);
 	if (tenant && group->device->headroom)
 		ggroup_reclaim_wake(group);
 	return true;

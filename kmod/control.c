@@ -75,6 +75,19 @@ static int call_hello(struct call *call)
 	return 0;
 }
 
+/* Whether the caller's process joined already, with another file. */
+static bool has_joined(struct ggroup_device *device)
+{
+	struct ggroup *group;
+	bool joined;
+
+	down_read(&device->lock);
+	group = ggroup_of_pid(device, task_tgid(current));
+	joined = group && atomic_read(&group->joined);
+	up_read(&device->lock);
+	return joined;
+}
+
 /* The group of the caller's process, with a reference; NULL for none. */
 static struct ggroup *group_of_caller(struct ggroup_device *device, struct ggroup_join *arg)
 {
@@ -94,20 +107,39 @@ static struct ggroup *group_of_caller(struct ggroup_device *device, struct ggrou
 
 static int join(struct ggroup_file *file, struct ggroup_device *device, struct ggroup_join *arg)
 {
-	struct ggroup *group = group_of_caller(device, arg);
-	int err;
+	struct ggroup *group;
+	int err = 0;
 
-	if (!group) {
+	/* The provider is to know, though the group may have been made before the process came. */
+	if (!has_joined(device))
 		err = ggroup_arrive(device, arg->timeout_ms);
-		if (err)
-			return err;
-		group = group_of_caller(device, arg);
-	}
+	if (err)
+		return err;
+	group = group_of_caller(device, arg);
 	if (!group)
 		return -ENODEV;
 	/* Pairs with own_group(): from now on the file is used without a lock. */
 	smp_store_release(&file->group, group);
 	return 0;
+}
+
+static bool is_terminated(const char *uuid)
+{
+	return strnlen(uuid, GGROUP_UUID_LEN) < GGROUP_UUID_LEN;
+}
+
+/* Locks a file that did not join, nor register: -EBUSY for one that did. */
+static int lock_unused(struct ggroup_file *file)
+{
+	/* A JOIN may hold it for as long as a provider takes. */
+	int err = mutex_lock_interruptible(&file->bind);
+
+	if (err)
+		return err;
+	if (!file->group && !file->device)
+		return 0;
+	mutex_unlock(&file->bind);
+	return -EBUSY;
 }
 
 static int call_join(struct call *call)
@@ -116,17 +148,14 @@ static int call_join(struct call *call)
 	struct ggroup_device *device;
 	int err;
 
-	if (arg->reserved || strnlen(arg->uuid, GGROUP_UUID_LEN) == GGROUP_UUID_LEN)
+	if (arg->reserved || !is_terminated(arg->uuid))
 		return -EINVAL;
 	device = ggroup_device_find(arg->uuid);
 	if (!device)
 		return -ENODEV;
-	err = mutex_lock_interruptible(&call->file->bind);
+	err = lock_unused(call->file);
 	if (!err) {
-		if (call->file->group || call->file->device)
-			err = -EBUSY;
-		else
-			err = join(call->file, device, arg);
+		err = join(call->file, device, arg);
 		mutex_unlock(&call->file->bind);
 	}
 	ggroup_device_put(device);
@@ -372,21 +401,17 @@ static int call_reclaim(struct call *call)
 static int call_register(struct call *call)
 {
 	struct ggroup_gpu *arg = call->arg;
-	struct ggroup_file *file = call->file;
 	int err;
 
-	if (arg->reserved || arg->flags || !arg->uuid[0] ||
-	    strnlen(arg->uuid, GGROUP_UUID_LEN) == GGROUP_UUID_LEN || !arg->granule ||
-	    arg->capacity > GGROUP_MAX || arg->granule > GGROUP_MAX || arg->headroom > GGROUP_MAX)
+	if (arg->reserved || arg->flags || !arg->uuid[0] || !is_terminated(arg->uuid) ||
+	    !arg->granule || arg->capacity > GGROUP_MAX || arg->granule > GGROUP_MAX ||
+	    arg->headroom > GGROUP_MAX)
 		return -EINVAL;
-	/* A JOIN may hold it for as long as a provider takes. */
-	err = mutex_lock_interruptible(&file->bind);
+	err = lock_unused(call->file);
 	if (err)
 		return err;
-	err = -EBUSY;
-	if (!file->group && !file->device)
-		err = ggroup_device_register(file, arg);
-	mutex_unlock(&file->bind);
+	err = ggroup_device_register(call->file, arg);
+	mutex_unlock(&call->file->bind);
 	return err;
 }
 
@@ -415,7 +440,7 @@ static int call_forget(struct call *call)
 {
 	struct ggroup_gpu *arg = call->arg;
 
-	if (arg->flags || arg->reserved || strnlen(arg->uuid, GGROUP_UUID_LEN) == GGROUP_UUID_LEN)
+	if (arg->flags || arg->reserved || !is_terminated(arg->uuid))
 		return -EINVAL;
 	return ggroup_device_forget(arg->uuid);
 }
@@ -555,10 +580,11 @@ static int perform(const struct ioctl *ioctl, struct call *call, void __user *us
 	return err;
 }
 
-static long ggroup_ioctl(struct file *filp, unsigned int cmd, unsigned long address)
+static noinline_for_stack long by_table(struct ggroup_file *file, unsigned int cmd,
+					void __user *user)
 {
 	u64 few[DIV_ROUND_UP(sizeof(struct ggroup_books), sizeof(u64))];
-	struct call call = { .file = filp->private_data, .arg = few };
+	struct call call = { .file = file, .arg = few };
 	unsigned int nr = _IOC_NR(cmd);
 	const struct ioctl *ioctl;
 	size_t known;
@@ -578,10 +604,55 @@ static long ggroup_ioctl(struct file *filp, unsigned int cmd, unsigned long addr
 		if (!call.arg)
 			return -ENOMEM;
 	}
-	err = perform(ioctl, &call, (void __user *)address, _IOC_SIZE(cmd));
+	err = perform(ioctl, &call, user, _IOC_SIZE(cmd));
 	if (call.arg != few)
 		kfree(call.arg);
 	return err;
+}
+
+/*
+ * CHARGE and UNCHARGE as a program calls them all the time: of its own group, with the arguments
+ * as this header has them. False where it is anything else, and for the table to answer.
+ *
+ * No reference is taken: the file has one from join() to its release, which does not come while
+ * one of its ioctls runs.
+ */
+static __always_inline bool charge_own(struct ggroup_file *file, unsigned int cmd,
+				       const struct ggroup_amount __user *user, int *err)
+{
+	struct ggroup *own = own_group(file);
+	u64 id, nbytes, usec;
+
+	if (IS_ERR_OR_NULL(own) || !user_read_access_begin(user, sizeof(*user)))
+		return false;
+	unsafe_get_user(id, &user->id, fault);
+	unsafe_get_user(nbytes, &user->nbytes, fault);
+	unsafe_get_user(usec, &user->usec, fault);
+	user_read_access_end();
+	if ((id && id != own->id) || usec)
+		return false;
+	if (cmd == GGROUP_IOC_CHARGE)
+		*err = ggroup_charge(own, nbytes, true);
+	else
+		*err = ggroup_uncharge(own, nbytes);
+	trace_ggroup_ioctl(_IOC_NR(cmd), own->id, *err);
+	return true;
+
+fault:
+	user_read_access_end();
+	return false;
+}
+
+static long ggroup_ioctl(struct file *filp, unsigned int cmd, unsigned long address)
+{
+	struct ggroup_file *file = filp->private_data;
+	void __user *user = (void __user *)address;
+	int err;
+
+	if ((cmd == GGROUP_IOC_CHARGE || cmd == GGROUP_IOC_UNCHARGE) &&
+	    charge_own(file, cmd, user, &err))
+		return err;
+	return by_table(file, cmd, user);
 }
 
 /* The rest of a file's life */

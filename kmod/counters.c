@@ -41,8 +41,11 @@ int ggroup_counters_mmap(struct ggroup *group, struct vm_area_struct *vma)
 	page = page_of(group);
 	if (!page)
 		return -ENOMEM;
-	/* A child that counted on its parent's page would be counted as the parent. */
-	vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
+	/*
+	 * A child that counted on its parent's page would be counted as the parent. VM_IO, since
+	 * else madvise(MADV_DOFORK) takes VM_DONTCOPY away again.
+	 */
+	vm_flags_set(vma, VM_IO | VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
 	vm_flags_clear(vma, VM_MAYEXEC);
 	return vm_insert_page(vma, vma->vm_start, page);
 }

@@ -28,7 +28,7 @@ struct ggroup;
  * @gone: closed: no group can be found or added any more (under @lock)
  * @root: the group that stands for it
  * @granule: bytes that move together
- * @headroom: bytes below a high at which the workers begin
+ * @headroom: bytes below a high at which the workers begin; see reclaim_start()
  * @groups: how many there are, the root included
  * @processes: groups of processes, by their struct pid
  * @slices: groups of slices, by their path

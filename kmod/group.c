@@ -313,57 +313,88 @@ err_new:
 	return err;
 }
 
-int ggroup_add(struct ggroup_group *arg)
-{
-	struct ggroup *root, *parent;
+/**
+ * struct name - what ADD and FIND are asked for
+ * @root: of the GPU, with a reference
+ * @pid: process: who, with a reference; NULL where there is none
+ */
+struct name {
+	struct ggroup *root;
 	struct pid *pid;
-	int err;
+};
 
-	err = check_name(arg);
+static int get_name(const struct ggroup_group *arg, struct name *name)
+{
+	int err = check_name(arg);
+
 	if (err)
 		return err;
-	root = find_root(arg->root);
-	if (!root)
+	name->root = find_root(arg->root);
+	if (!name->root)
 		return -ENODEV;
+	name->pid = arg->kind == GGROUP_KIND_PROCESS ? find_get_pid(arg->pid) : NULL;
+	return 0;
+}
+
+static void put_name(struct name *name)
+{
+	put_pid(name->pid);
+	ggroup_put(name->root);
+}
+
+int ggroup_add(struct ggroup_group *arg)
+{
+	struct ggroup_device *device;
+	struct ggroup *parent;
+	struct name name;
+	int err;
+
+	err = get_name(arg, &name);
+	if (err)
+		return err;
+	device = name.root->device;
 	parent = ggroup_find(arg->parent);
-	pid = arg->kind == GGROUP_KIND_PROCESS ? find_get_pid(arg->pid) : NULL;
-	down_write(&root->device->lock);
-	err = add(root->device, arg, parent, pid);
-	up_write(&root->device->lock);
-	put_pid(pid);
+	down_write(&device->lock);
+	err = add(device, arg, parent, name.pid);
+	up_write(&device->lock);
 	if (parent)
 		ggroup_put(parent);
-	ggroup_put(root);
+	put_name(&name);
+	return err;
+}
+
+static int look_up(struct ggroup_group *arg, const struct name *name, bool admin)
+{
+	struct ggroup_device *device = name->root->device;
+	struct ggroup *group;
+	int err = 0;
+
+	down_read(&device->lock);
+	group = name->root->alive ? named(device, arg, name->pid) : NULL;
+	if (!group) {
+		err = -ENODEV;
+	} else if (!admin && !ggroup_owned(group)) {
+		err = -EPERM;
+	} else {
+		arg->id = group->id;
+		arg->parent = group->parent ? group->parent->id : 0;
+	}
+	up_read(&device->lock);
 	return err;
 }
 
 int ggroup_look_up(struct ggroup_group *arg, bool admin)
 {
-	struct ggroup *root, *group;
-	struct pid *pid;
+	struct name name;
 	int err;
 
-	err = check_name(arg);
-	if (err)
-		return err;
-	root = find_root(arg->root);
-	if (!root)
-		return -ENODEV;
-	pid = arg->kind == GGROUP_KIND_PROCESS ? find_get_pid(arg->pid) : NULL;
-	down_read(&root->device->lock);
-	group = root->alive ? named(root->device, arg, pid) : NULL;
-	if (!group)
-		err = -ENODEV;
-	else if (!admin && !ggroup_owned(group))
-		err = -EPERM;
-	else
-		arg->id = group->id;
-	if (!err)
-		arg->parent = group->parent ? group->parent->id : 0;
-	up_read(&root->device->lock);
-	put_pid(pid);
-	ggroup_put(root);
-	return err;
+	err = get_name(arg, &name);
+	if (!err) {
+		err = look_up(arg, &name, admin);
+		put_name(&name);
+	}
+	/* Who may not know which names there are is told the same of each. */
+	return err == -ENODEV && !admin ? -EPERM : err;
 }
 
 /* The group with the next greater id of a GPU, or the next root; with a reference. */

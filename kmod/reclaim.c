@@ -17,6 +17,8 @@
 #include "reclaim.h"
 #include "trace.h"
 
+#define GGROUP_HEADROOM_PART	8	/* the part of a high that a headroom is at most */
+
 /* What one process can give in a round of a plan. */
 struct leaf {
 	struct ggroup *group;
@@ -325,6 +327,15 @@ int ggroup_reclaim(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *moved)
 }
 
 /*
+ * Where the workers begin: a headroom below the high. It is meant for a GPU that fills up; of a
+ * small group it would be everything.
+ */
+static u64 reclaim_start(const struct ggroup *group)
+{
+	return group->high - min(group->device->headroom, group->high / GGROUP_HEADROOM_PART);
+}
+
+/*
  * Bytes that @group is over where the workers begin, less those that are on their way out
  * already.
  */
@@ -334,7 +345,7 @@ static u64 excess(struct ggroup *group)
 	struct ggroup *pos;
 
 	down_write(&group->device->lock);
-	start = group->high > group->device->headroom ? group->high - group->device->headroom : 0;
+	start = reclaim_start(group);
 	if (group->alive && held(group) > start)
 		over = held(group) - start;
 	for (pos = group; over && pos; pos = ggroup_next_pre(pos, group))
@@ -366,13 +377,12 @@ void ggroup_reclaim_work(struct work_struct *work)
 
 void ggroup_reclaim_wake(struct ggroup *group)
 {
-	u64 headroom = group->device->headroom;
 	struct ggroup *level;
 
 	if (!READ_ONCE(group->device->queue.online))
 		return;		/* nobody could move anything */
 	for (level = group; level; level = level->parent) {
-		if (level->high != GGROUP_MAX && held(level) + headroom > level->high) {
+		if (level->high != GGROUP_MAX && held(level) > reclaim_start(level)) {
 			ggroup_get(level);
 			if (!queue_work(workers, &level->reclaim_work))
 				ggroup_put(level);

@@ -44,10 +44,9 @@
  *
  * GROWTH. Structures only grow, at the end, and new fields mean nothing when zero. The size is
  * part of the number of an ioctl; the kernel takes any size from that of version 1 on, and refuses
- * one longer than it knows
- * with E2BIG unless the rest is zero. Reserved fields and unknown flags must be zero, EINVAL
- * otherwise. GGROUP_IOC_HELLO tells the version, which changes when something means something
- * else, and what features there are.
+ * one longer than it knows with E2BIG unless the rest is zero. Reserved fields and unknown flags
+ * must be zero, EINVAL otherwise. GGROUP_IOC_HELLO tells the version, which changes when something
+ * means something else, and what features there are.
  *
  * ERRORS, besides those named at each call: EFAULT a pointer, EINVAL a value that makes no sense,
  * ENODEV a group or GPU that is not (or no longer) there, ENOTTY a number that is no ioctl of
@@ -100,7 +99,8 @@ struct ggroup_gpu {
 	char uuid[GGROUP_UUID_LEN];	/* in: any non-empty string that ends within */
 	__u64 capacity;		/* in: high of the root */
 	__u64 granule;		/* in: bytes that move together, at least 1 */
-	__u64 headroom;		/* in: bytes below a high at which tenants' charges wake reclaim */
+	__u64 headroom;		/* in: bytes below a high at which tenants' charges wake reclaim; */
+				/* of each group at most an eighth of its high */
 	__u64 root;		/* out: id of the root */
 	__u32 flags;		/* out: GGROUP_GPU_* */
 	__u32 reserved;
@@ -303,7 +303,7 @@ struct ggroup_pressure {
 /*
  * The page of counters: mmap() of a file that joined, at offset 0, one page, shared. The process
  * alone writes it, and both only grow. They are what it says of itself. A child does not inherit
- * the mapping.
+ * the mapping, whatever madvise() is asked for.
  */
 struct ggroup_counters {
 	__u64 submitted;	/* kernels launched */
@@ -315,7 +315,8 @@ struct ggroup_counters {
  * One message between the kernel and a provider: the format of backend/wire.py.
  *
  *	command		args in				args out
- *	ARRIVE		id 0, pid, start		none: it wants to join; answer after ADD
+ *	ARRIVE		id 0, pid, start		none: it wants to join; answer after ADD,
+ *							or at once where it has a group
  *	SET_TIMESLICE	id, pid, start, microseconds	none
  *	ATTACH_TSG	id, pid, start			none
  *	DETACH_TSG	id, pid, start			none: answer when no TSG of it runs
@@ -352,9 +353,10 @@ struct ggroup_message {
  * Tenants, on their own group; with CAP_SYS_ADMIN on any process, and USERMEM and GET on any group
  * that the caller controls. All but JOIN, USERMEM and GET: EINVAL for a group that is no process.
  *
- * JOIN: binds this file to the caller's process. Where the process has no group yet, the provider
- *   is asked for one (ARRIVE). ENODEV without GPU or provider, ETIMEDOUT, EBUSY for a file that
- *   is bound or registered already, and whatever the provider answers.
+ * JOIN: binds this file to the caller's process. Where no other file of the process is bound, the
+ *   provider is told (ARRIVE), and makes a group if there is none yet. ENODEV without GPU or
+ *   provider, ETIMEDOUT, EBUSY for a file that is bound or registered already, and whatever the
+ *   provider answers.
  * CHARGE: ENOMEM, see above.
  * UNCHARGE, UNCHARGE_SWAP: EINVAL for more than it holds.
  * SWAP_OUT: ENOSPC over some swap_max, EINVAL for more than it holds.
@@ -377,14 +379,19 @@ struct ggroup_message {
  * ADD: in root, parent, kind SLICE with path or PROCESS with pid and start; out id. EEXIST, then
  *   ENODEV without parent, EXDEV for a parent on another GPU, EINVAL for one that is a process,
  *   ESRCH for a process that does not live, ENOSPC for too many.
- * FIND: in root, kind and path, or pid and start; out id and parent.
+ * FIND: in root, kind and path, or pid and start; out id and parent. Without CAP_SYS_ADMIN EPERM
+ *   also for what is not there.
  * NEXT: in root, id; out the group with the next greater id on that GPU or, with root 0, the next
  *   root. ENOENT after the last.
  * MOVE: takes along what it was charged. EINVAL for a root, for a parent that is a process, on
  *   another GPU, or below the group.
  * REMOVE: what it was charged is taken off every group above. EBUSY for a root, or with children.
- * SET: moves nothing by itself, see RECLAIM. EPERM for a root, ERANGE. KEPT and OWNER are for
- *   slices, EINVAL otherwise.
+ * SET: writes the books and moves nothing. Who listens to EVENTS is told, unless he is the
+ *   provider and did it himself: ggroupfs then has the levers moved, and memory over a lower high
+ *   reclaimed. Where nobody listens, a lower high is seen by the next charge of a tenant at or
+ *   below the group, which wakes reclaim. Priority and weight are only kept, for a scheduler: no
+ *   lever follows from them. EPERM for a root, ERANGE. KEPT and OWNER are for slices, EINVAL
+ *   otherwise.
  * RESET_PEAK: peak starts again at current_bytes.
  * OBSERVE: the driver says that the process holds nbytes; the books follow, whatever the limits
  *   say.

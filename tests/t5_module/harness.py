@@ -252,8 +252,9 @@ class Provider(File):
         """By op; the other levers hold at once."""
 
     def welcome(self, asked: Asked) -> tuple[int, int]:
-        """Makes a group for who arrives."""
-        return -errno_of(self.add_process, self.root, asked.pid, self.parent, asked.start), 0
+        """Makes a group for who arrives, if he has none yet."""
+        code = errno_of(self.add_process, self.root, asked.pid, self.parent, asked.start)
+        return 0 if code == errno.EEXIST else -code, 0
 
     def give(self, asked: Asked) -> tuple[int, int]:
         """Takes all that is asked for."""
@@ -616,6 +617,7 @@ def there_fork(function: Callable[..., object], *args: Any) -> Any:
 
 PROT_READ, PROT_WRITE, PROT_EXEC = 1, 2, 4
 MAP_SHARED, MAP_PRIVATE = 1, 2
+MADV_DOFORK = 11
 PAGE = os.sysconf("SC_PAGESIZE")
 
 _libc.mmap.restype = ctypes.c_void_p
@@ -625,6 +627,7 @@ _libc.mmap.argtypes = (
 )
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_page(
@@ -645,6 +648,11 @@ def protect(address: int, prot: int) -> None:
 def unmap(address: int) -> None:
     if _libc.munmap(address, PAGE):
         raise OSError(ctypes.get_errno(), "munmap")
+
+
+def advise(address: int, advice: int) -> None:
+    if _libc.madvise(address, PAGE, advice):
+        raise OSError(ctypes.get_errno(), "madvise")
 
 
 def is_mapped(address: int) -> bool:

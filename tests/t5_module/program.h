@@ -235,7 +235,7 @@ static inline void *serve(void *data)
 
 			if (message->op == GGROUP_OP_ARRIVE &&
 			    !add_process(provider->fd, provider->root, provider->parent,
-					 message->args[1], message->args[2]))
+					 message->args[1], message->args[2]) && errno != EEXIST)
 				message->status = -errno;
 			message->op |= GGROUP_MESSAGE_REPLY;
 			message->args[0] = 0;

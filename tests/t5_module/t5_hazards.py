@@ -159,6 +159,7 @@ def own_calls() -> dict[str, int]:
 def map_and_fork() -> tuple[bool, dict[str, int], bool]:
     """Whether the page is mapped in a child, what the child can do, and whether it is mapped here still."""
     address = harness.map_page(there_file().fd)
+    assert errno_of(harness.advise, address, harness.MADV_DOFORK) == errno.EINVAL
     mapped, errors = there_fork(lambda: (harness.is_mapped(address), own_calls()))
     return mapped, errors, harness.is_mapped(address)
 
@@ -250,6 +251,26 @@ def test_join_twice(gpu: Provider, spawn: Spawn, admin: File) -> None:
     assert errno_of(gpu.join, gpu.name) == errno.EBUSY  # a file that provides
     assert tenant.errno(there_join, fresh_name()) == errno.ENODEV
     assert tenant.do(there_fork, refused_register, gpu.name) == errno.EBUSY
+
+
+def test_join_of_who_has_a_group_already(gpu: Provider, spawn: Spawn, admin: File) -> None:
+    """Made by an administrator, before the process came: the provider hears of it all the same, once."""
+    process, group = group_of(gpu, spawn)
+    assert process.do(there_join, gpu.name, provider=gpu) == group
+    assert [(one.op, one.pid, one.start) for one in gpu.seen] == [(abi.OP_ARRIVE, process.pid, process.start)]
+    assert process.do(there_join_beside, gpu.name) == group  # the first file is open still
+    gpu.answers[abi.OP_ARRIVE] = lambda *_: (-errno.EUSERS, 0)
+    other, refused = group_of(gpu, spawn)
+    assert other.errno(there_join, gpu.name, provider=gpu) == errno.EUSERS
+    assert not admin.books(refused).flags & abi.BOOKS_JOINED
+    gpu.unregister()
+    assert other.errno(there_join, gpu.name) == errno.ENODEV
+
+
+def there_join_beside(name: str) -> int:
+    """Joins with another file, which is closed again."""
+    with File() as file:
+        return file.join(name)
 
 
 def refused_register(name: str) -> int:
@@ -762,6 +783,21 @@ def there_right(method: str, args: tuple[Any, ...]) -> int:
     return 0
 
 
+def test_a_stranger_does_not_learn_which_names_there_are(scene: Scene) -> None:
+    calls: list[tuple[Any, ...]] = [
+        ("find_slice", scene.gpu.root, "/nowhere"),
+        ("find_slice", scene.gpu.root, "/s/nowhere"),
+        ("find_slice", scene.target, "/s"),
+        ("find_slice", 1 << 60, "/s"),
+        ("find_process", scene.gpu.root, os.getpid(), start_of(os.getpid())),
+        ("find_process", scene.gpu.root, (1 << 22) - 1, 1),
+    ]
+    for name, role in scene.roles.items():
+        for call in calls:
+            expected = errno.ENODEV if name in ADMIN else errno.EPERM
+            assert role.errno(there_call, *call) == expected, f"{name}: {call}"
+
+
 @pytest.mark.parametrize("call", RIGHTS)
 def test_rights(scene: Scene, call: str) -> None:
     allowed, method, args = RIGHTS[call]
@@ -995,6 +1031,36 @@ def test_growth(gpu: Provider, spawn: Spawn, admin: File) -> None:
     assert (hello.version, hello.features, hello.reserved) == (abi.ABI_VERSION, 0x1F, 0)
 
 
+def own_amounts(own: int, tail: bytes) -> list[int]:
+    """The errno of charges and uncharges, with arguments that are as long as ours, or longer."""
+    fd, codes = there_file().fd, []
+    for id_, nbytes, usec in (
+        *((0, 10, 0), (own, 10, 0), (own + 1, 10, 0), (1 << 60, 10, 0), (0, 10, 1), (own, 10, 2**63)),
+        *((0, 1 << 50, 0), (0, abi.MAX, 0), (0, abi.MAX + 1, 0), (0, 2**64 - 1, 0)),
+    ):
+        argument = abi.Amount(id=id_, nbytes=nbytes, usec=usec)
+        for number in (abi.IOC_CHARGE, abi.IOC_UNCHARGE, abi.IOC_UNCHARGE):
+            codes.append(Padded(number, argument).call(fd, tail))
+    for address in (0, 8, 1 << 47, 2**64 - 8):
+        codes.append(raw_ioctl(fd, abi.IOC_CHARGE + (len(tail) << 16), address))
+    return codes
+
+
+def test_a_tenant_is_answered_the_same_whatever_the_size(gpu: Provider, spawn: Spawn, admin: File) -> None:
+    """What he calls all the time is answered by a shorter way than all else, which longer arguments take."""
+    tenant, group = tenant_of(gpu, spawn)
+    stranger = spawn()
+    for other in (tenant, stranger):
+        other.do(there_become, NOBODY)
+    stranger.do(there_open)
+    assert tenant.do(own_amounts, group, b"") == tenant.do(own_amounts, group, bytes(8))
+    assert stranger.do(own_amounts, group, b"") == stranger.do(own_amounts, group, bytes(8))
+    inherited = tenant.do(there_fork, own_amounts, group, b"")
+    assert inherited == tenant.do(there_fork, own_amounts, group, bytes(8))
+    assert 0 not in inherited
+    assert admin.books(group).current_bytes == 0
+
+
 def test_no_group_holds_more_than_max(admin: File, spawn: Spawn) -> None:
     """A charge that would wrap around is one over the limit, by the fast way too."""
     with Provider(fresh_name(), capacity=abi.MAX) as gpu:
@@ -1121,15 +1187,34 @@ def test_reclaim_that_fails_is_counted(gpu: Provider, spawn: Spawn, admin: File)
 
 
 def test_reclaim_begins_a_headroom_below_the_limit(admin: File, spawn: Spawn) -> None:
-    with Provider(fresh_name(), headroom=2 * MIB) as gpu:
+    with Provider(fresh_name(), headroom=MIB) as gpu:
         tenant, group = tenant_of(gpu, spawn)
         admin.set(group, high=10 * MIB)
         events = Events(admin, gpu.root)
-        tenant.do(there_call, "charge", 8 * MIB)
+        tenant.do(there_call, "charge", 9 * MIB)
         assert gpu.take() == []
-        tenant.do(there_call, "charge", MIB)
+        tenant.do(there_call, "charge", MIB // 2)
         events.until(lambda: admin.books(group).events_reclaim, gpu)
-        assert admin.books(group).current_bytes == 8 * MIB
+        assert admin.books(group).current_bytes == 9 * MIB
+        events.close()
+        gpu.unregister(abi.UNREGISTER_FORGET)
+
+
+def test_a_headroom_does_not_empty_a_small_group(admin: File, spawn: Spawn) -> None:
+    """Of which it is at most an eighth."""
+    with Provider(fresh_name(), headroom=2 * MIB) as gpu:
+        tenant, group = tenant_of(gpu, spawn)
+        admin.set(group, high=MIB)
+        events = Events(admin, gpu.root)
+        tenant.do(there_call, "charge", 7 * MIB // 8)
+        assert gpu.take() == []
+        tenant.do(there_call, "charge", MIB // 8)
+        events.until(lambda: admin.books(group).events_reclaim, gpu)
+        assert admin.books(group).current_bytes == 7 * MIB // 8
+        admin.set(group, high=0)  # nothing may stay
+        tenant.do(there_call, "charge", 1)
+        events.until(lambda: admin.books(group).events_reclaim == 2, gpu)
+        assert admin.books(group).current_bytes == 0
         events.close()
         gpu.unregister(abi.UNREGISTER_FORGET)
 

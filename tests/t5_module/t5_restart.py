@@ -14,6 +14,7 @@ import pytest
 from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import SECONDS, Mounted, Tenant, eventually, mounted
 from tests.t4_bad_luck import contents, reborn
+from tests.t5_module.harness import Remote, there_join
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
@@ -201,6 +202,18 @@ def test_a_program_that_comes_back(tmp_path: Path) -> None:
             assert program.ask("0.3") == "0"
             (group / "compute.freeze").write_text("0")
             assert int(program.ask("1")) > 0
+
+
+def test_a_program_that_joins_by_itself(tmp_path: Path) -> None:
+    """The daemon hears of it, also where its directory was made before."""
+    program = Remote()
+    with mounted(tmp_path, *OPTIONS) as mount:
+        (mount / program.pid).mkdir()
+        path = mount.group(program.pid) / "compute.events"
+        assert "populated 0" in path.read_text()
+        program.do(there_join, (mount / "gpus/0/uuid").read_text().strip())
+        assert "populated 1" in path.read_text()
+    program.end()
 
 
 def test_the_dead_and_the_reborn(tmp_path: Path, spawn: Spawn) -> None:
