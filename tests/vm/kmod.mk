@@ -86,6 +86,8 @@ $(DEBUG_IMAGE): kmod/debug-kernel.config build/kmod/.packages
 	$(MAKE) -s -C build/kmod/linux O=$(abspath $(DEBUG)) tinyconfig
 	cd $(DEBUG) && ../linux/scripts/kconfig/merge_config.sh -m -O . .config $(CURDIR)/$< >/dev/null
 	$(MAKE) -s -C $(DEBUG) olddefconfig
+	@# An option whose conditions are not met goes without a word, and with it what it would have found.
+	! grep '^CONFIG_.*=y' $< | grep -vxFf $(DEBUG)/.config
 	$(MAKE) -s -j$$(nproc) -C $(DEBUG) bzImage modules_prepare
 
 build/kmod/debug/ggroup.ko: $(DEBUG_IMAGE) $(KMOD_SOURCES)
