@@ -6,6 +6,7 @@
 #   make test-kmod    ... of them those of the kernel module: in a virtual machine, with Debian's kernel
 #   make test-kmod-mounts   the other tests of mounts there too, with the kernel's ledger; a quarter of an hour
 #   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
+#   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench-files  what one file access costs, against a C server
@@ -60,7 +61,7 @@ build build-test:
 	@$(PY) -c 'import pyfuse3, trio, attrs, pynvml' || { echo "make: $(PY) lacks the modules named above" >&2; exit 1; }
 endif
 
-run: build
+run: build cuda
 	@[ "$$(id -u)" = 0 ] || { echo "make run: only root may mount a tree that acts on every process" >&2; exit 1; }
 	$(PY) -m ggroupfs demo --mount $(MOUNT)
 
@@ -73,13 +74,14 @@ check: build-test
 	shellcheck $(SHELL_SCRIPTS)
 	mandoc -T lint -W warning docs/man/*.8
 
-test-unit: build-test
+test-unit: build-test cuda
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
 	$(PYTEST) tests --ignore tests/t7_nvidia --ignore tests/t5_module
 
 include tests/vm/kmod.mk
+include backend/cuda/cuda.mk
 
-test-gpu: build-test
+test-gpu: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
 	$(PYTEST) -s tests/t7_nvidia
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import attrs
 
 from backend import kmod
+from backend.cuda.managed import Managed
 from backend.protocols import Gpu, Ledger
 from backend.provider import Provided
 from backend.soft.gpu import SoftConfig, SoftGpu
@@ -17,6 +19,14 @@ log = logging.getLogger(__name__)
 
 GPUS = ("auto", "soft", "nvidia")
 LEDGERS = ("auto", "soft", "kmod")
+
+
+@runtime_checkable
+class Cuda(Protocol):
+    """A GPU that runs CUDA programs (:class:`backend.nvidia.gpu.NvidiaGpu`, which needs NVML to be imported)."""
+
+    managed: Managed
+    """Those of them whose memory can be moved."""
 
 
 @attrs.frozen
@@ -45,6 +55,8 @@ class Backend:
     """The GPUs, as the Controller takes them."""
     soft: Mapping[int, SoftGpu]
     """Those of them that are software, by index: programs come to these by a socket."""
+    cuda: Mapping[int, Managed]
+    """The programs whose memory can be moved, of each of the others: they come by a socket, too."""
 
 
 async def gpus(choice: Choice) -> Sequence[Gpu]:
@@ -69,11 +81,12 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float) -> Backend:
     OSError, in words, where `kmod` was asked for and cannot be had.
     """
     soft = {gpu.info.index: gpu for gpu in found if isinstance(gpu, SoftGpu)}
+    cuda = {gpu.info.index: gpu.managed for gpu in found if isinstance(gpu, Cuda)}
     if not _kernel_keeps_books(choice):
-        return Backend(SoftLedger(), found, soft)
+        return Backend(SoftLedger(), found, soft, cuda)
     # A software GPU is gone with its mount, and so are its books; those of a real one are there for the next mount.
     ledger = kmod.KernelLedger({gpu.info.index: gpu.info.uuid for gpu in found}, temporary=soft.keys())
-    return Backend(ledger, [Provided(gpu, ledger, seconds) for gpu in found], soft)
+    return Backend(ledger, [Provided(gpu, ledger, seconds) for gpu in found], soft, cuda)
 
 
 def _kernel_keeps_books(choice: Choice) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
 import trio
 
@@ -17,10 +17,11 @@ from backend.errors import fail
 from backend.exits import ExitWatch
 from backend.follower import Follower
 from backend.identity import ROOT, Group, Process, Slice, cgroup_of, identify
+from backend.offers import Offers
 from backend.population import Population, Resident
 from backend.protocols import Gpu, Ledger
 from backend.reclaimer import Reclaimer
-from backend.records import Activity, Books, Capability, Channel
+from backend.records import Activity, Books, Capability, Channel, Footprint
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ CGROUP_SWEEP_S = 0.25
 
 CGROUP_SWEEP_MOST = 16
 """Processes looked at each time, so that ten thousand of them cost less than 1 % of a CPU."""
+
+OF_MEMORY = frozenset(("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd"))
+"""Controls that act by moving memory."""
 
 
 class Controller:
@@ -52,6 +56,7 @@ class Controller:
         self._exits = ExitWatch(self._exited)
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, seconds)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, seconds)
+        self._offers = Offers(ledger, self.gpus, self.population)
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
         self._take_over()
@@ -83,6 +88,7 @@ class Controller:
                 nursery.start_soon(self._follower.background.run)
                 nursery.start_soon(self._reclaimer.background.run)
                 nursery.start_soon(self._follow_cgroups)
+                nursery.start_soon(self._offers.run)
                 nursery.start_soon(self.ledger.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
@@ -108,6 +114,14 @@ class Controller:
         gpu = self.gpus[group.gpu]
         activities = [gpu.activity(resident.process) for resident in self.population.below(group)]
         return sum(activities[1:], activities[0]) if activities else Activity(0, 0, 0, 0)
+
+    def footprint(self, group: Group) -> Footprint:
+        """What the GPU knows of the memory of a process, or summed over a slice. ENODEV when the group is gone."""
+        if not self.population.holds(group):
+            raise fail(errno.ENODEV)
+        gpu = self.gpus[group.gpu]
+        footprints = [gpu.footprint(resident.process) for resident in self.population.below(group)]
+        return sum(footprints[1:], footprints[0]) if footprints else Footprint()
 
     def gpu_current(self, gpu: int) -> int:
         """Bytes in use on a GPU, as far as its processes are in the books."""
@@ -160,15 +174,18 @@ class Controller:
     # Writing
 
     async def set_high(self, group: Group, nbytes: int) -> None:
-        """gmem.limit.high: returns once the group is under it. EBUSY where swap.max keeps it from getting there."""
+        """gmem.limit.high: returns once the group is under it. EBUSY where swap.max, or memory that cannot be moved,
+        keeps it from getting there."""
         self.require(group, "gmem.limit.high")
         async with self._asked(group, high=nbytes):
             if excess := self.ledger.excess(group):
-                if sum(target.nbytes for target in self.ledger.plan(group, excess)) < excess:
+                if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
                     raise fail(errno.EBUSY)
                 await self._reclaimer.settle(group)
                 if self.ledger.excess(group):
                     raise fail(errno.EAGAIN)
+            else:
+                self._offers.freed(group.gpu)
 
     async def set_low(self, group: Group, nbytes: int) -> None:
         """gmem.limit.low."""
@@ -190,7 +207,7 @@ class Controller:
         """gmem.reclaim: moves `nbytes` out now. EAGAIN if less could be moved."""
         self.require(group, "gmem.reclaim")
         with deadline(self._seconds):
-            if await self._reclaimer.take(group, nbytes) < nbytes:
+            if await self._reclaimer.reclaim(group, nbytes) < nbytes:
                 raise fail(errno.EAGAIN)
 
     async def set_timeslice(self, group: Group, us: int) -> None:
@@ -209,10 +226,22 @@ class Controller:
             await self._follower.apply(group)
 
     def require(self, group: Group, control: str) -> None:
-        """EOPNOTSUPP where this GPU cannot do what `control` says; ENODEV when the group is gone."""
+        """EOPNOTSUPP where this GPU cannot do what `control` says, of this program; ENODEV when the group is gone.
+
+        What is set for a program before it has a context waits for it to come.
+        """
         self.ledger.books(group)
-        if self.gpus[group.gpu].capabilities().get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
+        gpu, process = self.gpus[group.gpu], group.node
+        if gpu.capabilities().get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
             raise fail(errno.EOPNOTSUPP)
+        if isinstance(process, Process) and control in OF_MEMORY and not gpu.manages(process):
+            resident = self.population.resident(process)
+            if resident is None or group.gpu in resident.contexts:
+                raise fail(errno.EOPNOTSUPP)
+
+    def listens(self, group: Group, change: int) -> None:
+        """Somebody whose memory it is opened (1) or closed (-1) a usermemfd."""
+        self._reclaimer.listens(group, change)
 
     @contextlib.asynccontextmanager
     async def _asked(self, group: Group, **changes: int | bool) -> AsyncIterator[None]:
@@ -272,8 +301,14 @@ class Controller:
 
     def observe(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Group(gpu, process)
-        if self.population.holds(group):  # it may have left since the driver was asked
-            self.ledger.observe(group, nbytes)
+        if not self.population.holds(group):
+            return  # it may have left since the driver was asked
+        before = self.ledger.books(group).current
+        self.ledger.observe(group, nbytes)
+        if nbytes > before:
+            self.settle(process, gpu)
+        elif nbytes < before:
+            self._fell(group)
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Group(gpu, process)
@@ -285,10 +320,33 @@ class Controller:
                 log.error("GPU %d: nothing moved out for %s: %s", gpu, process, error)
 
     def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
-        (self.ledger.uncharge_swap if swapped else self.ledger.uncharge)(Group(gpu, process), nbytes)
+        group = Group(gpu, process)
+        if swapped:
+            self.ledger.uncharge_swap(group, nbytes)
+        else:
+            self.ledger.uncharge(group, nbytes)
+            self._fell(group)
 
-    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int) -> None:
-        self.ledger.swap_out(Group(gpu, process), nbytes, usec)
+    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int, *, already: bool = False) -> None:
+        group = Group(gpu, process)
+        try:
+            self.ledger.swap_out(group, nbytes, usec)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not already:
+                raise
+            with self._made_room(group, nbytes):
+                self.ledger.swap_out(group, nbytes, usec)
+
+    @contextlib.contextmanager
+    def _made_room(self, group: Group, nbytes: int) -> Iterator[None]:
+        """For the moment every swap.max on the path has room for so much: one was lowered while memory moved."""
+        before = {level: self.ledger.books(level) for level in self.population.path(group)}
+        short = {level: books for level, books in before.items() if books.swap_max - books.swap < nbytes}
+        for level, books in short.items():
+            self.ledger.configure(level, swap_max=books.swap + nbytes)
+        yield
+        for level, books in short.items():
+            self.ledger.configure(level, swap_max=books.swap_max)
 
     def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:
         try:
@@ -298,6 +356,24 @@ class Controller:
                 raise
             return False
         return True
+
+    def levels(self, process: Process, gpu: int) -> Sequence[Books]:
+        group = Group(gpu, process)
+        if not self.population.holds(group):
+            raise fail(errno.ENODEV)
+        return [self.ledger.books(level) for level in self.population.path(group)]
+
+    def settle(self, process: Process, gpu: int) -> None:
+        group = Group(gpu, process)
+        if not self.population.holds(group):
+            return
+        if any(self.ledger.excess(level) for level in self.population.path(group)):
+            self._reclaimer.background.later(group)
+
+    def _fell(self, group: Group) -> None:
+        """A process holds less of a GPU than before."""
+        self._reclaimer.fell(group)
+        self._offers.freed(group.gpu)
 
     # Comings and goings
 
@@ -323,6 +399,7 @@ class Controller:
         self.population.expel(process)
         for gpu in resident.gpus:
             self._left(Group(gpu, slice_))
+            self._offers.freed(gpu)
 
     def process_gone(self, process: Process) -> None:
         """Watcher: nothing to do, :meth:`_exited` is where it comes from."""
@@ -369,6 +446,7 @@ class Controller:
         for gpu in resident.gpus:
             group = Group(gpu, resident.process)
             self._left(Group(gpu, former))
+            self._offers.freed(gpu)
             self._follower.sharers_changed(group)
             for level in self.population.path(group):
                 self._tell(level, Channel.COMPUTE)

@@ -7,6 +7,7 @@ tick at which it started (field 22 of ``/proc/<pid>/stat``), so a recycled pid i
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 
@@ -106,6 +107,24 @@ def is_alive(process: Process) -> bool:
         return start_time(process.pid) == process.start
     except ProcessLookupError:
         return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether that process is stopped by a signal or a debugger: it does nothing that it is asked to."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return False
+    return stat[stat.rindex(b")") + 2 :][:1] in (b"T", b"t")
+
+
+def owner_of(pid: int) -> int | None:
+    """The user that a process runs as; root for one that may not be looked into. None when it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
 
 
 def cgroup_of(pid: int) -> Slice:

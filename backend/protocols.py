@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from backend.identity import Group, Process
-from backend.records import Activity, Books, Capability, Channel, GpuInfo, Wanted
+from backend.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Wanted
 
 
 @attrs.frozen
@@ -147,11 +147,18 @@ class Host(Protocol):
     def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
         """The process freed `nbytes` that were on the GPU, or (`swapped`) in the host."""
 
-    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int) -> None:
-        """`nbytes` of the process are now in the host."""
+    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int, *, already: bool = False) -> None:
+        """`nbytes` of the process are in the host from now on. ENOSPC over a swap.max, unless they are there `already`:
+        then it is too late to refuse."""
 
     def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:
         """Whether `nbytes` may come back to the GPU: True and booked, or False for lack of room under some high."""
+
+    def levels(self, process: Process, gpu: int) -> Sequence[Books]:
+        """The books of the process, and of every slice above it, the GPU's root last. ENODEV for one that is gone."""
+
+    def settle(self, process: Process, gpu: int) -> None:
+        """What the process holds has changed: every level above it is to be back under its high, soon."""
 
 
 class Gpu(Protocol):
@@ -176,6 +183,13 @@ class Gpu(Protocol):
     def manages(self, process: Process) -> bool:
         """Whether the memory of `process` can be moved (gmem.limit.* act on it)."""
 
+    def footprint(self, process: Process) -> Footprint:
+        """What is known about the memory of `process`, besides what is in the books."""
+
+    def offer(self, room: Callable[[Process], int]) -> None:
+        """There may be room on the GPU again: programs that have memory in the host may ask for it back. `room` is
+        how many bytes one could get now; not all of them at once."""
+
     async def set_timeslice(self, process: Process, us: int) -> None:
         """Longest run of `process` in a round, microseconds, split over its GR TSGs; 0 restores the default."""
 
@@ -186,7 +200,7 @@ class Gpu(Protocol):
         """Puts its TSGs back on the runlist."""
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
-        """Moves at least `nbytes` (rounded up to pages) to the host; returns the bytes moved, 0 if none could be."""
+        """Moves at least `nbytes` (rounded up to pages) to the host, or what can be; returns the bytes moved."""
 
     def forget(self, process: Process) -> None:
         """The process exited: drop what was remembered for it."""

@@ -14,7 +14,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -23,7 +23,7 @@ from backend.deadline import deadline
 from backend.errors import fail
 from backend.identity import Group, Process, is_alive
 from backend.protocols import Gpu, Host
-from backend.records import Activity, Capability
+from backend.records import Activity, Capability, Footprint
 from backend.wire import SIZE, Message, Op
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,12 @@ class Provided:
 
     def manages(self, process: Process) -> bool:
         return self._inner.manages(process)
+
+    def footprint(self, process: Process) -> Footprint:
+        return self._inner.footprint(process)
+
+    def offer(self, room: Callable[[Process], int]) -> None:
+        self._inner.offer(room)
 
     def forget(self, process: Process) -> None:
         self._inner.forget(process)

@@ -145,18 +145,37 @@ class Activity:
     """Whether this program's memory can be moved."""
 
     def __add__(self, other: Activity) -> Activity:
-        def total(a: int | None, b: int | None) -> int | None:
-            return None if a is None or b is None else a + b
-
         return Activity(
-            submitted=total(self.submitted, other.submitted),
-            finished=total(self.finished, other.finished),
-            pending=total(self.pending, other.pending),
-            gpu_usec=total(self.gpu_usec, other.gpu_usec),
+            submitted=_total(self.submitted, other.submitted),
+            finished=_total(self.finished, other.finished),
+            pending=_total(self.pending, other.pending),
+            gpu_usec=_total(self.gpu_usec, other.gpu_usec),
             tsgs=self.tsgs + other.tsgs,
             channels=self.channels + other.channels,
             attached=self.attached + other.attached,
             managed=self.managed and other.managed,
+        )
+
+
+@attrs.frozen
+class Footprint:
+    """What a GPU knows about the memory of one process, or the sum over a slice. None: nothing to tell here."""
+
+    movable: int = MAX
+    """Bytes on the GPU that a reclaim could move now, at most; MAX where every byte can be."""
+    implicit: int | None = None
+    """Bytes that the driver counts for the program and nobody charged: contexts, code, what it got past the library."""
+    unmovable: int | None = None
+    """Bytes on the GPU that stay there, whatever the limits say."""
+    disputed: int | None = None
+    """Bytes that the program charged and the driver does not count. The driver is believed."""
+
+    def __add__(self, other: Footprint) -> Footprint:
+        return Footprint(
+            min(MAX, self.movable + other.movable),
+            _total(self.implicit, other.implicit),
+            _total(self.unmovable, other.unmovable),
+            _total(self.disputed, other.disputed),
         )
 
 
@@ -168,3 +187,8 @@ class Wanted:
     """Its TSGs are to be off the runlist."""
     timeslice_us: int
     """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
+
+
+def _total(a: int | None, b: int | None) -> int | None:
+    """A sum that is as unknown as its parts."""
+    return None if a is None or b is None else a + b

@@ -1,7 +1,8 @@
 """The messages between a program and the books: fixed-size, versioned, the same on every transport.
 
 They travel one a datagram over a unix SEQPACKET socket, and by read() and write() between the kernel module and who
-serves a GPU; the CUDA interposer is to speak them too. Little endian, no pointers, no padding but what is named.
+serves a GPU; the library in CUDA programs speaks them too (backend/cuda/daemon.c). Little endian, no pointers, no
+padding but what is named. On the socket either side may ask.
 
     offset  size  field
          0     4  op      what is asked; bit 31 set in a reply
@@ -11,7 +12,8 @@ serves a GPU; the CUDA interposer is to speak them too. Little endian, no pointe
         20     4  flags   0
         24    40  args    five 64-bit words, their meaning by op
 
-Ops 1 to 31 are about the books, 16 and up of them asked by the kernel module; 32 to 63 are about the software GPU's
+Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of whoever moves the hardware:
+by the kernel module of its provider, and RECLAIM by the daemon of a CUDA program; 32 to 63 are about the software GPU's
 memory and engine; 64 and up are events, which the books send unasked.
 """
 
@@ -47,6 +49,23 @@ class Op(enum.IntEnum):
     """(channels) -> (tsg): a context on `gpu` for the sender, and with it a TSG."""
     LEAVE = 3
     """(tsg) -> (): the context and what it has queued are gone."""
+    LOCATE = 4
+    """(first 8 bytes of a GPU's UUID as a little-endian word, the last 8) -> (index). ENODEV: not of this tree."""
+    MANAGE = 5
+    """(resident bytes, swapped bytes) -> (): the memory of the sender on `gpu` can be moved, and is charged by what it
+    says from now on; RECLAIM and ROOM may come. It is in the tree then, and the policy of its slices holds. The reply
+    carries, by SCM_RIGHTS, the page of counters of the connection (backend/cuda/page.py)."""
+    CHARGE = 6
+    """(bytes) -> (): GPU memory to be allocated; answered once every level is under its high. ENOMEM if refused."""
+    UNCHARGE = 7
+    """(resident bytes, swapped bytes) -> (): freed, of what was charged. EINVAL for more than that. As an event (seq 0)
+    it is not answered."""
+    MOVE_IN = 8
+    """(bytes, microseconds of the last move) -> (): they may come back to the GPU, and are booked. EAGAIN: no room."""
+    LIMITS = 9
+    """() -> (lowest high above the sender or 2^64-1, bytes free under all of them, its swapped bytes)"""
+    REPORT = 10
+    """(bytes) -> (): as much of what the sender holds on `gpu` cannot be moved. As an event it is not answered."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17
@@ -56,7 +75,8 @@ class Op(enum.IntEnum):
     DETACH_TSG = 19
     """(group, pid, start time) -> (): answered when none of its TSGs is running."""
     RECLAIM = 20
-    """(group, pid, start time, bytes) -> (bytes moved)"""
+    """(group, pid, start time, bytes) -> (bytes moved). Of a CUDA program (0, 0, 0, bytes) -> (bytes moved,
+    microseconds): memory of its own on `gpu` is to go to the host. Booked when the answer comes, whoever waits."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33
@@ -69,6 +89,8 @@ class Op(enum.IntEnum):
     """(tsg, kernels, microseconds each, first page, pages touched by each) -> (): returns once they are queued."""
     PROGRESS = 64
     """event (tsg, kernels finished since the context was made)"""
+    ROOM = 66
+    """event (bytes): so much may come back to the GPU now, if MOVE_IN is asked for it."""
 
 
 @attrs.frozen

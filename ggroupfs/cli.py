@@ -17,6 +17,7 @@ OK, FAILED, USAGE = 0, 1, 2
 COMMANDS = {
     "mount": ("daemon", "mount the tree; returns when it answers"),
     "umount": ("umount", "thaw everything and unmount"),
+    "run": ("run", "start a program, with limits from its first allocation on"),
     "show": ("show", "who uses what"),
     "doctor": ("doctor", "what this machine can enforce, and why"),
     "tenant": ("tenant", "a program of the software GPU, to try things on"),
@@ -33,7 +34,12 @@ def main(argv: list[str] | None = None) -> int:
         len(argv) >= 2 and argv[0] not in COMMANDS and argv[0][0] != "-"
     ):
         argv.insert(0, "mount")
-    arguments = _parser(argv).parse_args(argv)
+    own, command = argv, []
+    if next((word for word in argv if word[0:1] != "-"), "") == "run" and "--" in argv:
+        end = argv.index("--")  # what follows is another program's business
+        own, command = argv[:end], argv[end + 1 :]
+    arguments = _parser(own).parse_args(own)
+    arguments.command = command
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="ggroupfs: %(message)s")
     try:
         code = int(arguments.run(arguments))

@@ -68,7 +68,7 @@ def _gmem_events(controller: Controller, group: Group) -> str:
 
 
 def _gmem_stat(controller: Controller, group: Group) -> str:
-    books = controller.books(group)
+    books, footprint = controller.books(group), controller.footprint(group)
     return values.flat_keyed(
         {
             "resident": books.current,
@@ -78,6 +78,9 @@ def _gmem_stat(controller: Controller, group: Group) -> str:
             "swapout": books.swapouts,
             "swapout_bytes": books.swapout_bytes,
             "move_usec": books.move_usec,
+            "implicit": footprint.implicit,
+            "unmovable": footprint.unmovable,
+            "disputed": footprint.disputed,
         }
     )
 

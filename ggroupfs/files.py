@@ -14,7 +14,7 @@ from typing import Protocol
 
 from backend.controller import Controller
 from backend.errors import fail
-from backend.identity import Group
+from backend.identity import Group, Process, owner_of
 from backend.records import Channel
 from ggroupfs import values
 from ggroupfs.controls import Control
@@ -148,12 +148,24 @@ class UsermemFile(OpenFile):
     Never blocks, neither the reader (EAGAIN) nor the reclaim that made the record (Ghost, section 4.2).
     """
 
-    __slots__ = ()
+    __slots__ = ("_listens",)
 
-    def __init__(self, controller: Controller, events: Events, control: Control, group: Group) -> None:
+    def __init__(
+        self, controller: Controller, events: Events, control: Control, group: Group, uid: int | None = None
+    ) -> None:
         super().__init__(controller, events, control, group)
         controller.require(group, control.name)
         self._seen = controller.books(group).pressure_seq
+        # A reclaim waits a moment for who listens. That is not for strangers to bring about.
+        self._listens = isinstance(group.node, Process) and uid is not None and uid in (0, owner_of(group.node.pid))
+        if self._listens:
+            controller.listens(group, 1)
+
+    def close(self) -> None:
+        super().close()
+        if self._listens:
+            self._listens = False
+            self._controller.listens(self.group, -1)
 
     def read(self, offset: int, size: int) -> bytes:
         """The latest record that this opener has not read. EAGAIN without one, EINVAL for a buffer too small."""
@@ -169,7 +181,9 @@ class UsermemFile(OpenFile):
         return select.POLLIN if self._controller.books(self.group).pressure_seq != self._seen else 0
 
 
-def open_file(controller: Controller, events: Events, control: Control, group: Group) -> OpenFile:
-    """Opens a control file. EOPNOTSUPP for a usermemfd that nobody would ever write to, ENODEV for a dead group."""
-    kind = UsermemFile if control.channel is Channel.USERMEM else OpenFile
-    return kind(controller, events, control, group)
+def open_file(controller: Controller, events: Events, control: Control, group: Group, uid: int) -> OpenFile:
+    """Opens a control file for a user. EOPNOTSUPP for a usermemfd that nobody would ever write to, ENODEV for a dead
+    group."""
+    if control.channel is Channel.USERMEM:
+        return UsermemFile(controller, events, control, group, uid)
+    return OpenFile(controller, events, control, group)

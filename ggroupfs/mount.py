@@ -8,17 +8,18 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import attrs
 import pyfuse3
 import trio
 
-from backend import choose
+from backend import choose, tenants
+from backend.choose import Backend
 from backend.controller import Controller
-from backend.soft import server
-from backend.soft.gpu import SoftGpu
+from backend.cuda import server as cuda_server
+from backend.soft import server as soft_server
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
 from ggroupfs.mounts import mount_of
@@ -59,7 +60,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         # Until the very end: a second signal, too, must not kill us before everything is thawed and unmounted.
         signals = stack.enter_context(trio.open_signal_receiver(*SIGNALS))
         _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
-        controller, soft = await _controller(options, mountpoint)
+        controller, backend = await _controller(options, mountpoint)
         stack.callback(_close, controller)
         tree, events = Tree(controller), Events()
         messenger = Messenger()
@@ -72,18 +73,19 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         stack.callback(pyfuse3.close, unmount=True)
         stack.callback(messenger.end)
 
-        controller.facts["gpu"] = "soft" if soft else "nvidia"
+        controller.facts["gpu"] = "soft" if backend.soft else "nvidia"
         controller.facts["pid"] = str(os.getpid())
-        if soft:
-            path = options.socket or SOCKETS / f"{_device(mountpoint)}.sock"
-            listener = stack.enter_context(server.listening(path))
-            controller.facts["socket"] = os.fspath(path)
+        path = options.socket or SOCKETS / f"{_device(mountpoint)}.sock"
+        listener = stack.enter_context(tenants.listening(path))
+        controller.facts["socket"] = os.fspath(path)
 
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(_until_signal, signals, messenger, nursery.cancel_scope)
         await nursery.start(controller.run)
-        if soft:
-            nursery.start_soon(server.serve, listener, soft)
+        if backend.soft:
+            nursery.start_soon(soft_server.serve, listener, backend.soft)
+        else:
+            nursery.start_soon(cuda_server.serve, listener, backend.cuda)
         nursery.start_soon(notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
         await trio.to_thread.run_sync(os.stat, f"{mountpoint}/ggroup.backend", abandon_on_cancel=True)
@@ -94,8 +96,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
     log.debug("unmounted %s", mountpoint)
 
 
-async def _controller(options: MountOptions, mountpoint: str) -> tuple[Controller, Mapping[int, SoftGpu]]:
-    """What the tree shows, and its software GPUs. MountError where there is no GPU, or nobody to keep its books."""
+async def _controller(options: MountOptions, mountpoint: str) -> tuple[Controller, Backend]:
+    """What the tree shows, and what is behind it. MountError where there is no GPU, or nobody to keep its books."""
     # Other mounts have other software GPUs; the next mount here has the same again, with the books that are left.
     place = os.stat(mountpoint)  # two containers may have the same path
     identity = f"{place.st_dev}:{place.st_ino}:{mountpoint}"
@@ -110,7 +112,7 @@ async def _controller(options: MountOptions, mountpoint: str) -> tuple[Controlle
     except OSError as error:
         raise MountError(error.strerror) from None
     try:
-        return Controller(backend.ledger, backend.gpus, seconds=options.deadline), backend.soft
+        return Controller(backend.ledger, backend.gpus, seconds=options.deadline), backend
     except OSError as error:
         backend.ledger.close()
         raise MountError(error.strerror) from None

@@ -17,3 +17,13 @@ def mount_of(mountpoint: str) -> tuple[str, str] | None:
             if where == mountpoint:
                 found = (fields[2], fields[fields.index("-") + 1])
     return found
+
+
+def cgroup2() -> Path | None:
+    """Where the cgroup2 tree is mounted (cgroups(7)); None on a machine without one."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.split()
+            if fields[fields.index("-") + 1] == "cgroup2":
+                return Path(fields[4])
+    return None

@@ -185,7 +185,7 @@ class Operations(pyfuse3.Operations):
         if flags & os.O_DIRECT:
             raise FUSEError(errno.EINVAL)
         control, group = self._tree.file(inode)
-        fh = self._open(self._files, open_file(self._tree.controller, self._events, control, group))
+        fh = self._open(self._files, open_file(self._tree.controller, self._events, control, group, ctx.uid))
         return pyfuse3.FileInfo(fh=fh, direct_io=True, keep_cache=False)
 
     async def read(self, fh: int, offset: int, size: int) -> bytes:

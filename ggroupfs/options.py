@@ -38,7 +38,7 @@ class MountOptions:
     poll: bool = True
     """Whether poll(2) asks the daemon: events wake pollers, but every poll of any file waits for an answer."""
     socket: Path | None = None
-    """Where programs of the software GPU connect; by default under /run/ggroupfs, by the mount's device number."""
+    """Where programs of the GPUs connect; by default under /run/ggroupfs, by the mount's device number."""
     deadline: float = DEADLINE_S
     """Seconds that the hardware has to answer a write."""
     fuse: frozenset[str] = frozenset()

@@ -438,7 +438,7 @@ class FakeHost:
     def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
         raise AssertionError("not for this GPU")
 
-    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int) -> None:
+    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int, *, already: bool = False) -> None:
         raise AssertionError("not for this GPU")
 
     def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:

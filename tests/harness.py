@@ -28,7 +28,7 @@ from backend.controller import Controller
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Gpu, Host
-from backend.records import Activity, Capability, GpuInfo
+from backend.records import Activity, Capability, Footprint, GpuInfo
 from backend.soft.gpu import SoftConfig, SoftGpu
 from backend.soft.ledger import SoftLedger
 from ggroupfs.controls import LEVERS
@@ -109,6 +109,12 @@ class StubGpu:
         """Who was reported to be gone."""
         self.unsupported: set[str] = set()
         """Controls to disclaim."""
+        self.unmanaged: set[Process] = set()
+        """Whose memory cannot be moved."""
+        self.footprints: dict[Process, Footprint] = {}
+        """What is said of a process's memory, where a test says it."""
+        self.offers: list[Callable[[Process], int]] = []
+        """Every time that there was room again."""
         self.host: Host | None = None
         self._scripts: dict[tuple[str, int | None], list[Callable[[], Awaitable[None]] | None]] = {}
 
@@ -128,7 +134,13 @@ class StubGpu:
         return Activity(tsgs=1, attached=int(process not in self.detached), managed=True)
 
     def manages(self, process: Process) -> bool:
-        return True
+        return process not in self.unmanaged
+
+    def footprint(self, process: Process) -> Footprint:
+        return self.footprints.get(process, Footprint(movable=0) if process in self.unmanaged else Footprint())
+
+    def offer(self, room: Callable[[Process], int]) -> None:
+        self.offers.append(room)
 
     async def set_timeslice(self, process: Process, us: int) -> None:
         await self._act("set_timeslice", process, us)

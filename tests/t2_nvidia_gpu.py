@@ -75,7 +75,9 @@ def test_gpus() -> None:
         assert rig.gpus[0].info.timeslice_default_us == 2048
         capabilities = rig.gpus[0].capabilities()
         assert capabilities["compute.timeslice"] is Capability.ADVISORY  # nothing was proven
-        assert capabilities["gmem.limit.high"] is Capability.UNSUPPORTED
+        assert capabilities["gmem.limit.high"] is Capability.ADVISORY  # of programs with the library in them
+        assert capabilities["compute.migrate"] is Capability.UNSUPPORTED
+        assert rig.gpus[0].info.granule == 2 << 20
 
     drive(test)
 

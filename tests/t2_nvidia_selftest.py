@@ -100,7 +100,7 @@ def test_levers_that_act(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["compute.timeslice"].capability is Capability.ENFORCED
     assert "asked for 3.00 to 1, kernels completed moved by 3.0" in found["compute.timeslice"].evidence
     assert found["compute.freeze"].capability is Capability.ENFORCED
-    assert found["gmem.limit.high"].capability is Capability.UNSUPPORTED
+    assert found["gmem.limit.high"].capability is Capability.ADVISORY
 
 
 def test_a_timeslice_that_is_taken_and_not_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ import pytest
 import trio
 from pyfuse3 import FUSEError
 
+from backend import tenants
 from backend.controller import DEADLINE_S
 from backend.identity import Group, Slice
 from backend.records import MAX
-from backend.soft import server
 from backend.soft.gpu import SoftConfig, SoftGpu
 from tests.harness import MIB, StubGpu, hang, raises, refuses, running, settle, until, virtual
 from tests.t3_controller import Spawn, each_lever
@@ -278,11 +278,11 @@ async def test_the_end_thaws_everybody_but_the_one_that_cannot_be(
 async def test_the_socket_of_who_mounts_next_is_not_removed(tmp_path: Path) -> None:
     """The device number that names it is free, and taken again, before the one that was unmounted has ended."""
     path = tmp_path / "0:40.sock"
-    with server.listening(path):
+    with tenants.listening(path):
         path.rename(tmp_path / "ours")
         path.touch()
     assert path.exists()
     path.unlink()
-    with server.listening(path):
+    with tenants.listening(path):
         assert path.is_socket()
     assert not path.exists()

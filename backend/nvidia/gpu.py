@@ -12,13 +12,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import attrs
 import trio
 
+from backend.cuda.managed import Managed
 from backend.identity import Process
 from backend.nvidia import levers, rm
 from backend.nvidia.deadline import Deadline
@@ -28,10 +29,12 @@ from backend.nvidia.nvml import Nvml
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.selftest import Verdict, prove
 from backend.protocols import Host
-from backend.records import Activity, Capability, GpuInfo
+from backend.records import Activity, Capability, Footprint, GpuInfo
 
 log = logging.getLogger(__name__)
 
+GRANULE = 2 << 20
+"""What CUDA's virtual memory management moves, and so the library in a program."""
 POLL = 0.2
 """Seconds between two looks at NVML's list (50 us of CPU each): a process appears this long after its context."""
 KEEP = 0.5
@@ -88,6 +91,8 @@ class NvidiaGpu:
 
     def __init__(self, info: GpuInfo, gpu_id: int, nvml: Nvml, census: Census, states: ChannelStates) -> None:
         self.info = info
+        self.managed = Managed(info, self._is_frozen)
+        """The programs whose memory can be moved; others the driver keeps where it is."""
         self._states = states
         self.verdicts: Sequence[Verdict] = ()
         self._gpu_id = gpu_id
@@ -95,6 +100,7 @@ class NvidiaGpu:
         self._census = census
         self._tenants: dict[Process, Tenant] = {}
         self._present: dict[Process, float] = {}  # since when NVML lists it
+        self._held: dict[Process, int] = {}  # bytes, as NVML last said
         self._wake = trio.Event()
         self._nvml_answers = True
         self._began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICK)
@@ -109,6 +115,7 @@ class NvidiaGpu:
     # ---- finding processes -----------------------------------------------------------------------------------
 
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self.managed.host = host
         try:
             async with trio.open_nursery() as nursery:
                 async with trio.open_nursery() as first:
@@ -145,9 +152,14 @@ class NvidiaGpu:
                 self._present[process] = trio.current_time()
                 nursery.start_soon(self._welcome, host, process, nbytes)
             elif nbytes is not None:
-                host.observe(process, self.info.index, nbytes)
+                self._see(process, nbytes)
         for process in self._present.keys() - listed:
-            host.observe(process, self.info.index, 0)
+            self._see(process, 0)
+
+    def _see(self, process: Process, nbytes: int) -> None:
+        """The driver says that a process holds so much; of a program that says so itself, it is compared with that."""
+        self._held[process] = nbytes
+        self.managed.look(process, nbytes)
 
     async def _welcome(self, host: Host, process: Process, nbytes: int | None) -> None:
         tenant = self._tenant(process)
@@ -162,7 +174,7 @@ class NvidiaGpu:
         except ProcessLookupError:
             return
         if nbytes is not None and process in self._present:
-            host.observe(process, self.info.index, nbytes)
+            self._see(process, nbytes)
 
     # ---- keeping up with them --------------------------------------------------------------------------------
 
@@ -240,6 +252,8 @@ class NvidiaGpu:
     def forget(self, process: Process) -> None:
         self._tenants.pop(process, None)
         self._present.pop(process, None)
+        self._held.pop(process, None)
+        self.managed.forget(process)
         self._census.forget(process)
 
     # ---- what is known ---------------------------------------------------------------------------------------
@@ -251,10 +265,30 @@ class NvidiaGpu:
 
     def activity(self, process: Process) -> Activity:
         tenant = self._tenants.get(process)
-        return tenant.activity if tenant else Activity()
+        activity = tenant.activity if tenant else Activity()
+        counts = self.managed.counts(process)
+        if counts is None:
+            return activity
+        submitted, finished = counts
+        pending = submitted - finished
+        return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending, managed=True)
 
     def manages(self, process: Process) -> bool:
-        return False
+        return process in self.managed
+
+    def footprint(self, process: Process) -> Footprint:
+        if process in self.managed:
+            return self.managed.footprint(process)
+        held = self._held.get(process, 0)
+        return Footprint(movable=0, implicit=held, unmovable=held, disputed=0)
+
+    def offer(self, room: Callable[[Process], int]) -> None:
+        self.managed.offer(room)
+
+    def _is_frozen(self, process: Process) -> bool:
+        """Whether its work is off the GPU: the copies that move memory are, too, and would wait for the thaw."""
+        tenant = self._tenants.get(process)
+        return tenant is not None and tenant.frozen
 
     def _mine(self, tenant: Tenant) -> Sequence[Tsg]:
         return [tsg for tsg in tenant.handles.tsgs() if tsg.gpu_id == self._gpu_id]
@@ -279,7 +313,7 @@ class NvidiaGpu:
         await self._change(process, frozen=False)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
-        raise OSError(errno.EOPNOTSUPP, "the memory of this program cannot be moved")
+        return await self.managed.reclaim(process, nbytes)
 
     async def _change(self, process: Process, *, frozen: bool | None = None, timeslice_us: int | None = None) -> None:
         tenant = self._tenant(process)
@@ -373,6 +407,7 @@ async def open_gpus(
     for info in await nvml.gpus():
         if info.pci in cards:
             states = await deadline.call(partial(ChannelStates, system, cards[info.pci]))
+            info = attrs.evolve(info, granule=GRANULE)
             gpus.append(NvidiaGpu(info, cards[info.pci].gpu_id, nvml, census, states))
         else:
             log.warning("GPU %d at %s is not in the driver's list", info.index, info.pci)

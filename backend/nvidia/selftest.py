@@ -37,13 +37,9 @@ ASKED = (6000, 2000)
 """Timeslices asked for, microseconds: 3 to 1, both well above the 0.2 ms that a switch costs."""
 TOLERANCE = 0.25
 """How far from the ratio asked the progress may be to count as enforced."""
-PINNED = "memory that CUDA allocated is pinned: the stock driver does not move it from outside"
+LIBRARY = "moves the memory of programs that `ggroupfs run` starts, by a library in them; that of others is pinned"
+OF_MEMORY = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd")
 UNSUPPORTED = {
-    "gmem.limit.high": PINNED,
-    "gmem.limit.low": PINNED,
-    "gmem.swap.max": PINNED,
-    "gmem.reclaim": PINNED,
-    "usermemfd": "nothing is reclaimed on this GPU, so there is no pressure to report",
     "compute.priority": "the stock driver has no lever for it, and no scheduler is built on timeslices yet",
     "compute.weight": "the stock driver has no lever for it, and no scheduler is built on timeslices yet",
     "compute.migrate": "not built yet",
@@ -143,7 +139,8 @@ async def _rates(children: Sequence[Child], seconds: float = WINDOW) -> list[flo
 
 async def prove(gpu: Levers, run: bool = True) -> list[Verdict]:
     """A verdict for every control. Never raises OSError: what could not be tested is advisory, with the reason."""
-    verdicts = [Verdict(control, Capability.UNSUPPORTED, why) for control, why in UNSUPPORTED.items()]
+    verdicts = [Verdict(control, Capability.ADVISORY, LIBRARY) for control in OF_MEMORY]
+    verdicts += [Verdict(control, Capability.UNSUPPORTED, why) for control, why in UNSUPPORTED.items()]
     if not run:
         why = "not tested"
         return [

@@ -9,18 +9,18 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from backend.client import facts_of
 from backend.wire import ARGS, SIZE, VERSION, Message, Op
 
 GONE = "the software GPU is gone"
 
 
 def socket_of(mount: str | os.PathLike[str]) -> Path:
-    """The socket of a mounted tree, as its ``ggroup.backend`` names it. LookupError where it names none."""
-    for line in Path(mount, "ggroup.backend").read_text().splitlines():
-        key, _, value = line.partition(" ")
-        if key == "socket":
-            return Path(value)
-    raise LookupError(f"{os.fspath(mount)} is not a ggroup tree with a software GPU")
+    """The socket of a mounted tree, as its ``ggroup.backend`` names it. LookupError where it has no software GPU."""
+    facts = facts_of(mount)
+    if facts.get("gpu") != "soft" or "socket" not in facts:
+        raise LookupError(f"{os.fspath(mount)} is not a ggroup tree with a software GPU")
+    return Path(facts["socket"])
 
 
 class Device:

@@ -18,7 +18,7 @@ import trio
 from backend.errors import fail
 from backend.identity import Process
 from backend.protocols import Host, split_timeslice
-from backend.records import Activity, Capability, GpuInfo
+from backend.records import Activity, Capability, Footprint, GpuInfo
 from backend.soft.pages import Memory, Store
 from backend.soft.runlist import US, Runlist, Tsg
 
@@ -149,6 +149,12 @@ class SoftGpu:
 
     def manages(self, process: Process) -> bool:
         return True
+
+    def footprint(self, process: Process) -> Footprint:
+        return Footprint()
+
+    def offer(self, room: Callable[[Process], int]) -> None:
+        pass  # pages come back when a launch touches them
 
     async def set_timeslice(self, process: Process, us: int) -> None:
         self._advance()

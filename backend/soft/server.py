@@ -7,109 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
-import os
-import socket
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import trio
 
+from backend import tenants
 from backend.errors import fail
-from backend.identity import Process, peer_of, user_of
+from backend.identity import Process
 from backend.soft.gpu import PAGES_AT_ONCE, SoftGpu
-from backend.wire import ARGS, SIZE, VERSION, WORD, Message, Op
-
-log = logging.getLogger(__name__)
-
-ACCEPT_AGAIN = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
-"""What accept(2) may say without the listener being broken."""
-
-ACCEPT_AGAIN_S = 0.1
-
-CONNECTIONS = 4096
-"""Connections that one user may have: nobody can use up the daemon's descriptors for all others."""
+from backend.wire import ARGS, VERSION, WORD, Message, Op
 
 CONTEXTS = 64
 """Contexts that one connection may have open."""
 
 
-@contextlib.contextmanager
-def listening(path: Path) -> Iterator[trio.socket.SocketType]:
-    """A SEQPACKET socket at `path`, for everybody on the machine, removed at the end.
-
-    What lies there already is a leftover: the path carries the mount's device number, which is ours alone. Once our
-    tree is unmounted it may be another's, and what then lies there is left to it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        listener.bind(os.fspath(path))
-        stack.callback(_remove, path, os.stat(path).st_ino)
-        path.chmod(0o666)
-        listener.listen(128)
-        yield stack.enter_context(contextlib.closing(trio.socket.from_stdlib_socket(listener)))
-
-
-def _remove(path: Path, inode: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if os.stat(path).st_ino == inode:
-            path.unlink()
-
-
-async def serve(listener: trio.socket.SocketType, gpus: Mapping[int, SoftGpu]) -> None:
+async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu]) -> None:
     """Serves every program that connects, until cancelled."""
-    connections: Counter[int] = Counter()
-    async with trio.open_nursery() as nursery:
-        while True:
-            try:
-                connection, _ = await listener.accept()
-            except OSError as error:
-                if error.errno not in ACCEPT_AGAIN:
-                    raise
-                log.warning("no room for another program: %s", error.strerror)
-                await trio.sleep(ACCEPT_AGAIN_S)
-                continue
-            nursery.start_soon(_serve_one, connection, gpus, connections)
-
-
-async def _serve_one(
-    connection: trio.socket.SocketType, gpus: Mapping[int, SoftGpu], connections: Counter[int]
-) -> None:
-    with contextlib.closing(connection), contextlib.ExitStack() as stack:
-        uid = user_of(connection)  # type: ignore[arg-type]
-        connections[uid] += 1
-        stack.callback(connections.subtract, [uid])
-        if connections[uid] > CONNECTIONS:
-            log.warning("user %d: more than %d connections: dropped", uid, CONNECTIONS)
-            return
-        try:
-            session = Session(connection, gpus)
-        except ProcessLookupError:
-            return  # it connected and died
-        except OSError as error:
-            log.warning("a program cannot be served: %s", error.strerror)
-            return
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(session.report)
-                await session.answer()
-                nursery.cancel_scope.cancel()
-        except* (BrokenPipeError, ConnectionResetError):
-            pass  # it died, or closed its end
-        except* Exception:
-            log.exception("process %d: connection dropped", session.process.pid)
-        finally:
-            session.close()
+    await tenants.serve(listener, lambda connection, process: Session(connection, process, gpus))
 
 
 class Session:
     """One connection, and what it opened."""
 
-    def __init__(self, connection: trio.socket.SocketType, gpus: Mapping[int, SoftGpu]) -> None:
-        self.process: Process = peer_of(connection)  # type: ignore[arg-type]
+    def __init__(self, connection: tenants.Connection, process: Process, gpus: Mapping[int, SoftGpu]) -> None:
+        self.process = process
         """Who is at the other end."""
         self._connection = connection
         self._gpus = gpus
@@ -120,21 +41,23 @@ class Session:
         self._sending = trio.Lock()  # replies and progress go out by two tasks
         self._greeted = False
 
-    async def answer(self) -> None:
-        """Answers requests, one after the other, until the other end is closed."""
-        while raw := await self._connection.recv(SIZE + 1):
-            try:
-                request = Message.decode(raw)
-            except ValueError:
-                log.warning("process %d: not a message (%d bytes): dropped", self.process.pid, len(raw))
-                return
+    async def run(self) -> None:
+        """Answers requests and sends progress until the other end is closed."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report)
+            await self._answer()
+            nursery.cancel_scope.cancel()
+
+    async def _answer(self) -> None:
+        """Answers requests, one after the other."""
+        while request := await tenants.receive(self._connection, self.process):
             try:
                 reply = request.answer(*await self._do(request))
             except OSError as error:
                 reply = request.refuse(error.errno or errno.EIO)
             await self._send(reply)
 
-    async def report(self) -> None:
+    async def _report(self) -> None:
         """Sends progress. What the program is too slow to take is summed up, not queued."""
         while True:
             await self._news.wait()
@@ -158,8 +81,7 @@ class Session:
 
     async def _do(self, request: Message) -> tuple[int, ...]:
         op, args = request.op, request.args
-        if request.flags or request.status or request.reply or not (self._greeted or op == Op.HELLO):
-            raise fail(errno.EPROTO)
+        tenants.check(request, self._greeted)
         gpu = self._gpus.get(request.gpu)
         if gpu is None:
             raise fail(errno.ENODEV)

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Chunks that move together: copied, remapped, and put in their places. The steps of mover.c; whoever calls these has
+ * mover->lock.
+ */
+#ifndef GGROUP_CUDA_BATCH_H
+#define GGROUP_CUDA_BATCH_H
+
+#include "region.h"
+#include "state.h"
+
+/* Chunks that move together at most. */
+#define BATCH_MOST_CHUNKS 512
+
+/* Chunks on their way. */
+struct batch {
+	size_t count;
+	bool in;			/* to the GPU */
+	struct pick pick[BATCH_MOST_CHUNKS];
+	CUdeviceptr address[BATCH_MOST_CHUNKS];
+	size_t bytes[BATCH_MOST_CHUNKS];
+	CUmemGenericAllocationHandle from[BATCH_MOST_CHUNKS];	/* behind the address now */
+	CUdeviceptr from_window[BATCH_MOST_CHUNKS];			/* in: of the chunk in the host */
+	struct spare to[BATCH_MOST_CHUNKS];				/* `window`: where it can be copied to */
+	bool moved[BATCH_MOST_CHUNKS];
+	CUdeviceptr window;		/* in: of all the new chunks together */
+	size_t window_bytes;
+};
+
+struct mover {
+	pthread_mutex_t lock;		/* one moves at a time; below the gate: who holds it may close that */
+	CUstream stream[2];
+	CUevent event[BATCH_MOST_CHUNKS];
+	uint64_t made_in;		/* device->contexts when those were made */
+	uint64_t batch_bytes;		/* what is moved at a time */
+	uint64_t busy_us;		/* spent on moving, ever: not on waiting for the program */
+	struct batch *stuck;		/* given up on, with copies that may still run */
+	struct quiet *quiet;
+};
+
+/* Of what the regions have at each pick. NULL without memory. */
+struct batch *batch_new(bool in, const struct pick *picks, size_t count);
+enum chunk_class batch_class(const struct batch *batch, size_t i);
+/* Moves a batch that has all it needs; returns the bytes that moved. Frees it. */
+uint64_t batch_move(struct device *device, struct batch *batch);
+/* The new chunks of the GPU, of which `mapped` bytes are mapped at the window, are not from now on. */
+void batch_drop_window(struct batch *batch, size_t mapped);
+/* Lets go of the batch that was given up, if it has come to its end; whether there is none any more. */
+bool batch_reap(struct device *device);
+
+#endif

@@ -1,0 +1,175 @@
+"""What one CUDA program holds on one GPU: as it says, as the driver says, and as the books have it.
+
+The books follow ``charged + implicit``. `charged` is what the program says, message by message, at once and exact.
+`implicit` is what the driver counts besides: the context, code, memory that the library does not place. It is learnt by
+looking: the driver's figure, less what was charged at that time. "That time" is the trouble: a program says that it
+will allocate before it does, and that it freed after it did. So a figure is judged one look later, against all that may
+have been charged from the look before it to the look after it. If that was one amount, the figure says exactly what is
+implicit; if it was a range, what is known of the implicit part is kept as far as the range allows. A program that
+allocates and frees does not make the books flap, and one that lies is found out however busy it keeps itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+
+from backend.errors import fail
+from backend.identity import Process
+from backend.protocols import Host
+from backend.records import Footprint
+
+TOLERANCE = 16 << 20
+"""Bytes by which the driver may count less than was charged without a word about it."""
+
+OVERCOMMIT = 16
+"""Memory a program may have, on the GPU or not, in capacities of it."""
+
+USEC_MOST = 60_000_000
+"""A move that is said to have taken longer took this long."""
+
+
+class Holding:
+    """See the module. Every call is synchronous but :meth:`charge`, and raises OSError for what cannot be."""
+
+    def __init__(self, host: Host, process: Process, gpu: int, capacity: int, resident: int, swapped: int) -> None:
+        """Takes the books over, at what the program says that it has. EINVAL where no program can have that."""
+        if resident > capacity or resident + swapped > OVERCOMMIT * capacity:
+            raise fail(errno.EINVAL)
+        self.process = process
+        self.gpu = gpu
+        self.charged = resident
+        """Bytes on the GPU that it said it has, those that it is about to have included."""
+        self.swapped = swapped
+        """Bytes in the host that it said it has."""
+        self.unmovable = 0
+        """Bytes that it reports to have and not to be able to move."""
+        self.promised = 0
+        """Bytes of `charged` that it was not told yet that it may allocate."""
+        self.asked = 0
+        """Bytes of `charged` that it was asked to move, and did not say yet that it did."""
+        self.given = 0
+        """Bytes that left the GPU, freed or moved, since it speaks."""
+        self.closed = False
+        """Whether somebody else speaks for the program now, or nobody."""
+        self._host = host
+        self._capacity = capacity
+        books = host.levels(process, gpu)[0]
+        self._correction = max(0, books.current - resident)  # more than 0: implicit; less: disputed
+        self._least = self._most = resident  # of `charged`, since the last look
+        self._look: tuple[int, int, int] | None = None  # least and most before the last look, and what it showed
+        missing = max(0, swapped - books.swap)  # the books are younger than the program
+        host.observe(process, gpu, resident + self._correction + missing)
+        if missing:
+            host.moved_out(process, gpu, missing, 0, already=True)
+        elif books.swap > swapped:
+            host.uncharge(process, gpu, books.swap - swapped, swapped=True)
+
+    @property
+    def footprint(self) -> Footprint:
+        """What is to be told of it. `movable` is what it has for certain."""
+        return Footprint(
+            movable=max(0, self.charged - self.promised - self.asked),
+            implicit=max(0, self._correction),
+            unmovable=self.unmovable,
+            disputed=max(0, -self._correction),
+        )
+
+    # What the program says
+
+    async def charge(self, nbytes: int) -> None:
+        """It wants to allocate; returns once every level is back under its high. ENOMEM."""
+        if not 0 < nbytes <= self._capacity or self.charged + self.swapped + nbytes > OVERCOMMIT * self._capacity:
+            raise fail(errno.ENOMEM if nbytes else errno.EINVAL)
+        self._charged(nbytes)
+        self.promised += nbytes
+        try:
+            await self._host.charge(self.process, self.gpu, nbytes)
+        except OSError:
+            self._charged(-nbytes)  # refused at once: nobody has looked meanwhile
+            raise
+        finally:
+            self.promised -= nbytes
+            self._mark()
+
+    def uncharge(self, resident: int, swapped: int) -> None:
+        """It freed memory. EINVAL for more than it has."""
+        if resident > self.charged - self.promised or swapped > self.swapped:
+            raise fail(errno.EINVAL)
+        if resident:
+            self._charged(-resident)
+            self.given += resident
+            self._correction = max(self._correction, -self.charged)
+            less = self._host.levels(self.process, self.gpu)[0].current - (self.charged + self._correction)
+            self._host.uncharge(self.process, self.gpu, max(0, less), swapped=False)
+        if swapped:
+            self.swapped -= swapped
+            self._host.uncharge(self.process, self.gpu, swapped, swapped=True)
+
+    def move_in(self, nbytes: int, usec: int) -> None:
+        """It wants memory back on the GPU: booked there, or EAGAIN."""
+        if not 0 < nbytes <= self.swapped:
+            raise fail(errno.EINVAL)
+        if not self._host.move_in(self.process, self.gpu, nbytes, min(usec, USEC_MOST)):
+            raise fail(errno.EAGAIN)
+        self._charged(nbytes)
+        self.swapped -= nbytes
+
+    def moved_out(self, nbytes: int, usec: int) -> None:
+        """It moved memory to the host, as it was asked to. EINVAL for more than it has."""
+        if nbytes > self.charged - self.promised:
+            raise fail(errno.EINVAL)
+        if not nbytes:
+            return
+        short = nbytes - self._host.levels(self.process, self.gpu)[0].current
+        if short > 0:  # the driver was believed, and by that it cannot have had that much
+            self._correction += short
+            self._host.observe(self.process, self.gpu, self.charged + self._correction)
+        self._host.moved_out(self.process, self.gpu, nbytes, min(usec, USEC_MOST), already=True)
+        self._charged(-nbytes)
+        self.given += nbytes
+        self.swapped += nbytes
+        self._correction = max(self._correction, -self.charged)
+
+    def report(self, nbytes: int) -> None:
+        """So much it cannot move."""
+        self.unmovable = min(nbytes, self._capacity)
+
+    def ask(self, nbytes: int) -> None:
+        """It is asked to move so much, or (less than 0) has answered."""
+        self.asked += nbytes
+        self._mark()
+
+    # What the driver says
+
+    def look(self, nbytes: int) -> None:
+        """The driver's figure for the process, as of now."""
+        before, self._look = self._look, (self._least, self._most, nbytes)
+        if before is not None:
+            least, most = min(before[0], self._least), max(before[1], self._most)
+            correction = min(max(self._correction, before[2] - most), before[2] - least)
+            if -TOLERANCE <= correction < 0:
+                correction = 0
+            if correction != self._correction:
+                self._correction = max(correction, -self.charged)
+                self._host.observe(self.process, self.gpu, self.charged + self._correction)
+        self._least = self._most = self.charged
+        self._mark()
+
+    # The end
+
+    def close(self) -> None:
+        """It speaks no more, but lives: what the driver says is all that is known now, and of the host nothing."""
+        self.closed = True
+        with contextlib.suppress(OSError):  # the process is gone from the books
+            if self._look is None:  # nobody knows better than it did; else the next look goes on from here
+                self._host.observe(self.process, self.gpu, max(0, self._correction))
+            self._host.uncharge(self.process, self.gpu, self.swapped, swapped=True)
+
+    def _charged(self, change: int) -> None:
+        self.charged += change
+        self._mark()
+
+    def _mark(self) -> None:
+        self._least = min(self._least, self.charged - self.promised - self.asked)
+        self._most = max(self._most, self.charged)

@@ -1,0 +1,50 @@
+"""The page on which a CUDA program counts its kernels: one sealed file in memory a connection, which it alone writes.
+
+The layout is that of ``struct counters_page`` in counters.h: a line of 64 bytes for each GPU, by its index.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+
+SIZE = 4096
+LINE = struct.Struct("<QQ48x")
+"""Kernels submitted, kernels finished."""
+
+GPUS = 16
+"""GG_DEVICES: GPUs that there is a line for."""
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""A page that its writer truncates would kill the reader with SIGBUS."""
+
+
+class CounterPage:
+    """The daemon's end of it. What is in there is the program's own word."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("ggroup-counters", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        """To be handed to the program."""
+        try:
+            os.ftruncate(self.descriptor, SIZE)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
+            self._map = mmap.mmap(self.descriptor, SIZE, prot=mmap.PROT_READ)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def counts(self, gpu: int) -> tuple[int, int]:
+        """Kernels submitted to a GPU, and finished there: never more than the former."""
+        if gpu >= GPUS:
+            return 0, 0
+        # Finished is read first: in between more may be submitted, and finished.
+        finished = LINE.unpack_from(self._map, gpu * LINE.size)[1]
+        submitted = LINE.unpack_from(self._map, gpu * LINE.size)[0]
+        return submitted, min(submitted, finished)
+
+    def close(self) -> None:
+        """The program keeps its own mapping."""
+        self._map.close()
+        os.close(self.descriptor)

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "quiet.h"
+
+#include "driver.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define CONTEXTS 64
+
+struct quiet {
+	pthread_mutex_t lock;
+	pthread_cond_t ask, answer;
+	bool waiter;			/* there is the thread that waits */
+	uint64_t asked, done;
+	bool failed;
+	CUcontext context[CONTEXTS];	/* atomically read */
+	size_t contexts;
+};
+
+struct quiet *quiet_new(CUcontext context)
+{
+	struct quiet *quiet = calloc(1, sizeof(*quiet));
+	pthread_condattr_t clock;
+
+	if (!quiet)
+		return NULL;
+	pthread_mutex_init(&quiet->lock, NULL);
+	pthread_condattr_init(&clock);
+	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&quiet->ask, &clock);
+	pthread_cond_init(&quiet->answer, &clock);
+	pthread_condattr_destroy(&clock);
+	if (context)
+		quiet->context[quiet->contexts++] = context;
+	return quiet;
+}
+
+bool quiet_context(struct quiet *quiet, CUcontext context)
+{
+	bool known = false;
+
+	for (size_t i = 0; i < CONTEXTS && !known; i++)
+		known = __atomic_load_n(&quiet->context[i], __ATOMIC_RELAXED) == context;
+	if (known)
+		return true;
+	pthread_mutex_lock(&quiet->lock);
+	for (size_t i = 0; i < quiet->contexts && !known; i++)
+		known = quiet->context[i] == context;
+	if (!known && quiet->contexts < CONTEXTS) {
+		__atomic_store_n(&quiet->context[quiet->contexts++], context, __ATOMIC_RELAXED);
+		known = true;
+	}
+	pthread_mutex_unlock(&quiet->lock);
+	return known;
+}
+
+void quiet_context_gone(struct quiet *quiet, CUcontext context)
+{
+	pthread_mutex_lock(&quiet->lock);
+	for (size_t i = 0; i < quiet->contexts; i++)
+		if (quiet->context[i] == context) {
+			__atomic_store_n(&quiet->context[i], quiet->context[--quiet->contexts], __ATOMIC_RELAXED);
+			__atomic_store_n(&quiet->context[quiet->contexts], NULL, __ATOMIC_RELAXED);
+			break;
+		}
+	pthread_mutex_unlock(&quiet->lock);
+}
+
+/* Waits for everything that was submitted to one context. */
+static bool synchronize(CUcontext context)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	CUresult result;
+
+	if (real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+		return false;
+	real.cuThreadExchangeStreamCaptureMode(&mode);
+	result = real.cuCtxSynchronize();
+	real.cuThreadExchangeStreamCaptureMode(&mode);
+	real.cuCtxPopCurrent_v2(&context);
+	return result == CUDA_SUCCESS;
+}
+
+CUresult quiet_drain(struct quiet *quiet)
+{
+	CUcontext contexts[CONTEXTS], current = NULL;
+	CUresult result = CUDA_SUCCESS;
+	size_t count;
+
+	pthread_mutex_lock(&quiet->lock);
+	count = quiet->contexts;
+	memcpy(contexts, quiet->context, sizeof(contexts));
+	pthread_mutex_unlock(&quiet->lock);
+	real.cuCtxGetCurrent(&current);
+	for (size_t i = 0; i < count; i++)
+		if (contexts[i] != current)
+			synchronize(contexts[i]);	/* an error there is for those who work there */
+	if (current)
+		result = real.cuCtxSynchronize();
+	return result;
+}
+
+/* cuCtxSynchronize knows no deadline, so that a thread of its own waits in it. */
+static void *wait_for_contexts(void *argument)
+{
+	struct quiet *quiet = argument;
+	CUcontext contexts[CONTEXTS];
+
+	state_enter();	/* for good */
+	pthread_mutex_lock(&quiet->lock);
+	for (;;) {
+		uint64_t asked = quiet->asked;
+		size_t count = quiet->contexts;
+		bool failed = false;
+
+		if (quiet->done == asked) {
+			pthread_cond_wait(&quiet->ask, &quiet->lock);
+			continue;
+		}
+		memcpy(contexts, quiet->context, sizeof(contexts));
+		pthread_mutex_unlock(&quiet->lock);
+		for (size_t i = 0; i < count; i++)
+			failed |= !synchronize(contexts[i]);
+		pthread_mutex_lock(&quiet->lock);
+		quiet->failed = failed;
+		quiet->done = asked;
+		pthread_cond_broadcast(&quiet->answer);
+	}
+	return NULL;
+}
+
+static bool start_waiter(struct quiet *quiet)
+{
+	sigset_t all, before;
+	pthread_t thread;
+
+	if (quiet->waiter)
+		return true;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	quiet->waiter = !pthread_create(&thread, NULL, wait_for_contexts, quiet);
+	if (quiet->waiter)
+		pthread_detach(thread);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return quiet->waiter;
+}
+
+bool quiet_wait(struct quiet *quiet, unsigned int timeout_ms)
+{
+	struct timespec until;
+	uint64_t asked;
+	bool done;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_nsec += timeout_ms * 1000000L;
+	if (until.tv_nsec >= 1000000000) {
+		until.tv_sec++;
+		until.tv_nsec -= 1000000000;
+	}
+	pthread_mutex_lock(&quiet->lock);
+	if (!start_waiter(quiet)) {
+		pthread_mutex_unlock(&quiet->lock);
+		return false;
+	}
+	asked = ++quiet->asked;
+	pthread_cond_signal(&quiet->ask);
+	while (quiet->done < asked)
+		if (pthread_cond_timedwait(&quiet->answer, &quiet->lock, &until) == ETIMEDOUT)
+			break;
+	done = quiet->done >= asked && !quiet->failed;
+	pthread_mutex_unlock(&quiet->lock);
+	return done;
+}

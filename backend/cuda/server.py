@@ -1,0 +1,261 @@
+"""The door of NVIDIA GPUs: CUDA programs come in, by the library that `ggroupfs run` puts into them.
+
+Requests of one connection overlap. What waits (CHARGE, MANAGE) waits in a task of its own, so that the answer to a
+RECLAIM, which it may wait for, and what other threads of the program ask are handled meanwhile.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import logging
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+
+import attrs
+import trio
+
+from backend import tenants
+from backend.cuda.holding import Holding
+from backend.cuda.managed import Managed
+from backend.cuda.page import CounterPage
+from backend.errors import fail
+from backend.identity import Process
+from backend.wire import VERSION, Message, Op
+
+log = logging.getLogger(__name__)
+
+WAITING = (Op.CHARGE, Op.MANAGE)
+"""Requests that may take their time."""
+
+EVENTS = (Op.UNCHARGE, Op.REPORT)
+"""Requests that are not answered if they come with a seq of 0."""
+
+WAITING_MOST = 1024
+"""... of which one connection may have so many under way; a program has one a thread."""
+
+
+@attrs.define(eq=False)
+class Asked:
+    """A RECLAIM that was sent and not answered."""
+
+    holding: Holding
+    nbytes: int
+    answered: bool = False
+    """Whether it was, by something that makes sense."""
+    done: trio.Event = attrs.field(factory=trio.Event)
+    """It was, or will not be."""
+    late: bool = False
+    """Nobody waits any more."""
+
+
+async def serve(listener: tenants.Connection, gpus: Mapping[int, Managed]) -> None:
+    """Serves every program that connects, until cancelled."""
+    await tenants.serve(listener, lambda connection, process: Session(connection, process, gpus))
+
+
+def words(name: str) -> tuple[int, int] | None:
+    """A GPU's UUID as LOCATE has it; None for a name that is none."""
+    try:
+        raw = uuid.UUID(name.removeprefix("GPU-")).bytes
+    except ValueError:
+        return None
+    return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
+
+
+class Session:
+    """One connection; see :class:`backend.tenants.Session` and :class:`backend.cuda.managed.Mover`."""
+
+    def __init__(self, connection: tenants.Connection, process: Process, gpus: Mapping[int, Managed]) -> None:
+        self.process = process
+        """Who is at the other end."""
+        self._connection = connection
+        self._gpus = gpus
+        self._page = CounterPage()
+        self._holdings: dict[int, Holding] = {}
+        self._asked: dict[int, Asked] = {}
+        self._seq = 0
+        self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
+        self._news = trio.Event()
+        self._sending = trio.Lock()
+        self._waiting = 0
+        self._greeted = False
+        self._scope: trio.CancelScope | None = None
+
+    async def run(self) -> None:
+        """Serves it until the other end is closed, or breaks the rules."""
+        async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            nursery.start_soon(self._tell_room)
+            while message := await tenants.receive(self._connection, self.process):
+                if message.reply:
+                    if not self._answered(message):
+                        log.warning("process %d: an answer to nothing: dropped", self.process.pid)
+                        break
+                elif message.op in WAITING:
+                    if self._waiting >= WAITING_MOST:
+                        await self._send(message.refuse(errno.EBUSY))
+                        continue
+                    self._waiting += 1
+                    nursery.start_soon(self._answer_later, message)
+                else:
+                    await self._answer(message)
+            nursery.cancel_scope.cancel()
+
+    def close(self) -> None:
+        """Nobody speaks for the program any more. What it holds is as the driver says, or gone with it."""
+        for asked in self._asked.values():
+            asked.done.set()
+        self._asked.clear()
+        for gpu, holding in self._holdings.items():
+            self._gpus[gpu].end(holding)
+        self._holdings.clear()
+        self._page.close()
+
+    # What the program asks
+
+    async def _answer_later(self, request: Message) -> None:
+        try:
+            await self._answer(request)
+        finally:
+            self._waiting -= 1
+
+    async def _answer(self, request: Message) -> None:
+        descriptors: list[int] = []
+        try:
+            reply = request.answer(*await self._do(request, descriptors))
+        except ProcessLookupError:
+            reply = request.refuse(errno.ESRCH)
+        except OSError as error:
+            reply = request.refuse(error.errno or errno.EIO)
+        if request.seq or request.op not in EVENTS:
+            await self._send(reply, descriptors)
+        if request.op == Op.CHARGE and not reply.status and (holding := self._holdings.get(request.gpu)):
+            # What is allocated now, and was too much even after all else had left, can leave itself.
+            self._gpus[request.gpu].answered(holding)
+
+    async def _do(self, request: Message, descriptors: list[int]) -> Sequence[int]:
+        op, args = request.op, request.args
+        tenants.check(request, self._greeted)
+        match op:
+            case Op.HELLO:
+                if args[0] != VERSION:
+                    raise fail(errno.EPROTO)
+                if not self._gpus:
+                    raise fail(errno.ENODEV)
+                self._greeted = True
+                info = next(iter(self._gpus.values())).info
+                return VERSION, info.granule, info.timeslice_default_us
+            case Op.LOCATE:
+                for index, gpu in self._gpus.items():
+                    if words(gpu.info.uuid) == args[:2]:
+                        return (index,)
+                raise fail(errno.ENODEV)
+            case Op.MANAGE:
+                await self._manage(request.gpu, *args[:2])
+                descriptors.append(self._page.descriptor)
+            case Op.CHARGE:
+                await self._holding(request.gpu).charge(args[0])
+            case Op.UNCHARGE:
+                self._holding(request.gpu).uncharge(args[0], args[1])
+            case Op.MOVE_IN:
+                self._holding(request.gpu).move_in(args[0], args[1])
+            case Op.LIMITS:
+                self._holding(request.gpu)
+                return self._gpus[request.gpu].limits(self.process)
+            case Op.REPORT:
+                self._holding(request.gpu).report(args[0])
+            case _:
+                raise fail(errno.ENOSYS)
+        return ()
+
+    def _holding(self, gpu: int) -> Holding:
+        """What the program holds on a GPU. ENODEV where it did not say so, or is told to be no more."""
+        holding = self._holdings.get(gpu)
+        if holding is None or holding.closed or not self._gpus[gpu].booked.knows(self.process, gpu):
+            raise fail(errno.ENODEV)
+        return holding
+
+    async def _manage(self, index: int, resident: int, swapped: int) -> None:
+        gpu = self._gpus.get(index)
+        if gpu is None:
+            raise fail(errno.ENODEV)
+        if index in self._holdings:
+            raise fail(errno.EBUSY)
+        await gpu.booked.arrive(self.process, index)
+        self._holdings[index] = gpu.begin(self.process, self, resident, swapped)
+        gpu.booked.settle(self.process, index)
+
+    # What the program is asked
+
+    async def move_out(self, holding: Holding, nbytes: int, seconds: float) -> bool:
+        """See :class:`backend.cuda.managed.Mover`."""
+        self._seq += 1
+        seq, asked = self._seq, Asked(holding, nbytes)
+        holding.ask(nbytes)
+        self._asked[seq] = asked
+        sent = False
+        try:
+            with trio.move_on_after(seconds):
+                await self._send(Message(Op.RECLAIM, seq, holding.gpu, (0, 0, 0, nbytes)))
+                sent = True
+                await asked.done.wait()
+        except OSError:
+            pass  # it is gone, or about to be found so
+        finally:
+            asked.late = True
+            if not sent and seq in self._asked:
+                del self._asked[seq]
+                holding.ask(-nbytes)
+        return asked.answered
+
+    def _answered(self, reply: Message) -> bool:
+        """Books what a program says that it moved; False where it was not asked, or cannot have."""
+        asked = self._asked.pop(reply.seq, None)
+        if asked is None or reply.op != Op.RECLAIM or reply.gpu != asked.holding.gpu:
+            return False
+        holding, nbytes = asked.holding, 0 if reply.status else reply.args[0]
+        holding.ask(-asked.nbytes)
+        try:
+            if not holding.closed and self._gpus[holding.gpu].booked.knows(self.process, holding.gpu):
+                holding.moved_out(nbytes, reply.args[1])
+        except OSError as error:
+            log.debug("process %d: moved %d: %s", self.process.pid, nbytes, error.strerror)
+            asked.done.set()
+            return False
+        asked.answered = True
+        asked.done.set()
+        if asked.late:
+            self._gpus[holding.gpu].answered(holding)
+        return True
+
+    def room(self, gpu: int, nbytes: int) -> None:
+        """See :class:`backend.cuda.managed.Mover`. What it is too slow to take is replaced, not queued."""
+        self._rooms[gpu] = nbytes
+        self._news.set()
+
+    def counts(self, gpu: int) -> tuple[int, int]:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._page.counts(gpu)
+
+    def end(self) -> None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _tell_room(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            rooms, self._rooms = self._rooms, {}
+            for gpu, nbytes in rooms.items():
+                await self._send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))
+
+    async def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        async with self._sending:
+            if descriptors:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
+                await self._connection.sendmsg([message.encode()], [rights])
+            else:
+                await self._connection.send(message.encode())

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/* cuGetProcAddress: the newest variant that is not newer than what the caller was compiled for. */
+
+#include "entry.h"
+
+#include <string.h>
+
+#include "internal.h"
+
+static void *find(const char *symbol, int version, cuuint64_t flags, bool *too_old)
+{
+	const struct fake_entry *best = NULL;
+
+	*too_old = false;
+	for (const struct fake_entry *entry = fake_entries; entry->base; entry++) {
+		if (strcmp(entry->base, symbol) ||
+		    (entry->per_thread && !(flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)))
+			continue;
+		if (entry->since > version)
+			*too_old = true;
+		else if (!best || entry->per_thread > best->per_thread ||
+			 (entry->per_thread == best->per_thread && entry->since > best->since))
+			best = entry;
+	}
+	return best ? best->pointer : NULL;
+}
+
+FAKE_EXPORT cuGetProcAddress_v2(const char *symbol, void **pointer, int version, cuuint64_t flags,
+				CUdriverProcAddressQueryResult *status)
+{
+	CUresult fault = fake_fault("cuGetProcAddress_v2");
+	bool too_old;
+
+	/* It works before cuInit. */
+	if (fault && fault != CUDA_ERROR_NOT_INITIALIZED)
+		return fault;
+	if (!symbol || !pointer)
+		return CUDA_ERROR_INVALID_VALUE;
+	*pointer = find(symbol, version, flags, &too_old);
+	/* A driver whose two ways to a function are not the same pointer. What comes back is only compared in the test. */
+	if (*pointer && fake_number("FAKE_ALIASES", 0))
+		*pointer = (char *)*pointer + 1;
+	if (status)
+		*status = *pointer ? CU_GET_PROC_ADDRESS_SUCCESS :
+			  too_old ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+	return *pointer ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+FAKE_EXPORT cuGetProcAddress(const char *symbol, void **pointer, int version, cuuint64_t flags)
+{
+	return cuGetProcAddress_v2(symbol, pointer, version, flags, NULL);
+}

@@ -1,0 +1,1077 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Memory: physical memory is a piece of one memfd, addresses are those of this process, mapping is mmap. What is not mapped,
+ * or not accessible, faults; a kernel that runs while its memory moves gets SIGSEGV, or loses what it writes.
+ */
+#include "fake.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define GRANULE (UINT64_C(2) << 20)
+#define DEVICES 16
+
+/* Physical memory: a CUmemGenericAllocationHandle is a pointer to one. */
+struct memory {
+	uint64_t magic;
+	uint64_t bytes;
+	CUmemAllocationProp prop;
+	off_t offset;		/* in the memfd */
+	unsigned int handles, mappings;
+	struct memory *next;	/* all that live */
+};
+#define MAGIC UINT64_C(0x6d656d6f7279aa01)
+
+/* Reserved addresses, mappings in them, and allocations of the driver's own; sorted by nothing. */
+struct range {
+	struct range *next;
+	uint64_t start, bytes;
+	struct memory *memory;	/* of a mapping */
+	uint64_t accessible;	/* a bit a device */
+	CUcontext context;	/* of an allocation */
+	CUdevice device;
+	bool managed, host;
+	CUmemoryPool pool;
+	unsigned long long id;
+	uint64_t charged;	/* bytes of the GPU */
+};
+
+struct CUmemPoolHandle_st {
+	CUdevice device;
+	uint64_t used;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct memory *memories;
+static struct range *reservations, *mappings, *allocations, *copies;
+static uint64_t gpu_bytes[DEVICES], host_bytes;
+static struct CUmemPoolHandle_st default_pools[DEVICES];
+static CUmemoryPool current_pools[DEVICES];
+static int arena = -1;
+static off_t arena_end;
+static unsigned long long ids;
+
+static uint64_t capacity(void)
+{
+	return fake_number("FAKE_MEMORY", UINT64_C(1) << 30);
+}
+
+/* What tests ask: not of the real driver. GPU: physical memory that exists on the device; host: pinned by cuMemCreate;
+ * addresses: bytes reserved. */
+__attribute__((visibility("default"))) void fake_memory_usage(int device, uint64_t *gpu, uint64_t *host, uint64_t *addresses)
+{
+	pthread_mutex_lock(&lock);
+	*gpu = gpu_bytes[device];
+	*host = host_bytes;
+	*addresses = 0;
+	for (struct range *range = reservations; range; range = range->next)
+		*addresses += range->bytes;
+	pthread_mutex_unlock(&lock);
+}
+
+/* Where the memory at `address` is: the location type of what is mapped there, -1 for nothing. */
+__attribute__((visibility("default"))) int fake_memory_place(CUdeviceptr address)
+{
+	int place = -1;
+
+	pthread_mutex_lock(&lock);
+	for (struct range *range = mappings; range; range = range->next)
+		if (address >= range->start && address < range->start + range->bytes)
+			place = (int)range->memory->prop.location.type;
+	pthread_mutex_unlock(&lock);
+	return place;
+}
+
+static struct range *containing(struct range *list, uint64_t address)
+{
+	for (struct range *range = list; range; range = range->next)
+		if (address >= range->start && address < range->start + range->bytes)
+			return range;
+	return NULL;
+}
+
+static struct range *add(struct range **list, uint64_t start, uint64_t bytes)
+{
+	struct range *range = calloc(1, sizeof(*range));
+
+	if (!range)
+		fake_die("out of memory");
+	range->start = start;
+	range->bytes = bytes;
+	range->next = *list;
+	*list = range;
+	return range;
+}
+
+static void drop(struct range **list, struct range *range)
+{
+	while (*list != range)
+		list = &(*list)->next;
+	*list = range->next;
+	free(range);
+}
+
+static bool overlaps(const struct range *list, uint64_t start, uint64_t bytes)
+{
+	for (; list; list = list->next)
+		if (start < list->start + list->bytes && list->start < start + bytes)
+			return true;
+	return false;
+}
+
+/* Addresses of our own, aligned, that nothing can be done with. */
+static uint64_t reserve(uint64_t bytes, uint64_t alignment)
+{
+	uint8_t *raw = mmap(NULL, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	uint8_t *start;
+
+	if (raw == MAP_FAILED)
+		return 0;
+	start = (uint8_t *)(((uintptr_t)raw + alignment - 1) & ~(uintptr_t)(alignment - 1));
+	if (start > raw)
+		munmap(raw, (size_t)(start - raw));
+	munmap(start + bytes, (size_t)(raw + alignment - start));
+	return (uintptr_t)start;
+}
+
+static void clear(uint64_t start, uint64_t bytes)
+{
+	if (mmap((void *)start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+		fake_die("mmap: %s", strerror(errno));
+}
+
+/* Virtual memory management */
+
+FAKE_EXPORT cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+					  CUmemAllocationGranularity_flags option)
+{
+	FAKE(cuMemGetAllocationGranularity);
+	(void)option;
+	if (!granularity || !prop)
+		return CUDA_ERROR_INVALID_VALUE;
+	*granularity = GRANULE;
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
+{
+	FAKE(cuMemAddressReserve);
+	(void)addr;
+	if (!ptr || !size || size % GRANULE || (alignment & (alignment - 1)) || flags)
+		fake_die("cuMemAddressReserve(%zu, %zu)", size, alignment);
+	uint64_t start = reserve(size, alignment > GRANULE ? alignment : GRANULE);
+
+	if (!start)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	pthread_mutex_lock(&lock);
+	add(&reservations, start, size);
+	pthread_mutex_unlock(&lock);
+	*ptr = start;
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemAddressFree(CUdeviceptr ptr, size_t size)
+{
+	FAKE(cuMemAddressFree);
+	pthread_mutex_lock(&lock);
+	struct range *range = containing(reservations, ptr);
+
+	if (!range || range->start != ptr || range->bytes != size)
+		fake_die("cuMemAddressFree(%llx, %zu): not what was reserved", ptr, size);
+	if (overlaps(mappings, ptr, size))
+		fake_die("cuMemAddressFree(%llx, %zu): something is still mapped there", ptr, size);
+	drop(&reservations, range);
+	munmap((void *)ptr, size);
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+static struct memory *memory_of(CUmemGenericAllocationHandle handle, const char *what)
+{
+	struct memory *memory = memories;
+
+	while (memory && memory != (struct memory *)(uintptr_t)handle)
+		memory = memory->next;
+	if (!memory || memory->magic != MAGIC || !memory->handles)
+		fake_die("%s: %llx is no handle", what, handle);
+	return memory;
+}
+
+static void forget(struct memory *memory)
+{
+	struct memory **at = &memories;
+
+	if (memory->handles || memory->mappings)
+		return;
+	if (memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+		gpu_bytes[memory->prop.location.id] -= memory->bytes;
+	else
+		host_bytes -= memory->bytes;
+	if (fallocate(arena, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes))
+		fake_die("fallocate: %s", strerror(errno));
+	while (*at != memory)
+		at = &(*at)->next;
+	*at = memory->next;
+	memory->magic = 0;
+	free(memory);
+}
+
+FAKE_EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+			unsigned long long flags)
+{
+	FAKE(cuMemCreate);
+	if (!handle || !prop || flags || !size || size % GRANULE || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+		fake_die("cuMemCreate(%zu)", size);
+	const bool host = prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+
+	if (!host && (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->location.id >= fake_devices()))
+		fake_die("cuMemCreate: location %d of type %d", prop->location.id, (int)prop->location.type);
+	pthread_mutex_lock(&lock);
+	uint64_t *sum = host ? &host_bytes : &gpu_bytes[prop->location.id];
+
+	if (*sum + size > (host ? fake_number("FAKE_HOST_MEMORY", UINT64_MAX / 2) : capacity())) {
+		pthread_mutex_unlock(&lock);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	struct memory *memory = calloc(1, sizeof(*memory));
+
+	if (arena < 0)
+		arena = memfd_create("fake-gpu", MFD_CLOEXEC);
+	*memory = (struct memory){ .magic = MAGIC, .bytes = size, .prop = *prop, .offset = arena_end, .handles = 1,
+				   .next = memories };
+	arena_end += (off_t)size;
+	if (arena < 0 || ftruncate(arena, arena_end))
+		fake_die("memfd: %s", strerror(errno));
+	memories = memory;
+	*sum += size;
+	pthread_mutex_unlock(&lock);
+	*handle = (uintptr_t)memory;
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+	FAKE(cuMemRelease);
+	pthread_mutex_lock(&lock);
+	struct memory *memory = memory_of(handle, "cuMemRelease");
+
+	memory->handles--;
+	forget(memory);
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+		     unsigned long long flags)
+{
+	FAKE(cuMemMap);
+	pthread_mutex_lock(&lock);
+	struct memory *memory = memory_of(handle, "cuMemMap");
+	struct range *reserved = containing(reservations, ptr);
+
+	if (flags || offset || !size || size % GRANULE || ptr % GRANULE || size > memory->bytes)
+		fake_die("cuMemMap(%llx, %zu, %zu)", ptr, size, offset);
+	if (!reserved || ptr + size > reserved->start + reserved->bytes)
+		fake_die("cuMemMap(%llx, %zu): not reserved", ptr, size);
+	if (overlaps(mappings, ptr, size))
+		fake_die("cuMemMap(%llx, %zu): something is mapped there", ptr, size);
+	if (mmap((void *)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, arena, memory->offset) == MAP_FAILED)
+		fake_die("mmap: %s", strerror(errno));
+	add(&mappings, ptr, size)->memory = memory;
+	memory->mappings++;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+/* Whether mappings cover [start, start + bytes) exactly. With the lock. */
+static bool covered(uint64_t start, uint64_t bytes)
+{
+	uint64_t at = start;
+
+	while (at < start + bytes) {
+		struct range *range = containing(mappings, at);
+
+		if (!range || range->start != at)
+			return false;
+		at += range->bytes;
+	}
+	return at == start + bytes;
+}
+
+FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
+{
+	FAKE(cuMemUnmap);
+	pthread_mutex_lock(&lock);
+	if (!covered(ptr, size))
+		fake_die("cuMemUnmap(%llx, %zu): not whole mappings", ptr, size);
+	if (overlaps(copies, ptr, size))
+		fake_die("cuMemUnmap(%llx, %zu): a copy is still queued", ptr, size);
+	for (uint64_t at = ptr; at < ptr + size;) {
+		struct range *range = containing(mappings, at);
+
+		at += range->bytes;
+		range->memory->mappings--;
+		forget(range->memory);
+		drop(&mappings, range);
+	}
+	clear(ptr, size);
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
+{
+	FAKE(cuMemSetAccess);
+	pthread_mutex_lock(&lock);
+	if (!desc || !count || !covered(ptr, size))
+		fake_die("cuMemSetAccess(%llx, %zu): not whole mappings", ptr, size);
+	for (size_t i = 0; i < count; i++) {
+		if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || desc[i].location.id >= fake_devices())
+			fake_die("cuMemSetAccess: location %d of type %d", desc[i].location.id,
+				 (int)desc[i].location.type);
+		for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes)
+			containing(mappings, at)->accessible |= UINT64_C(1) << desc[i].location.id;
+	}
+	if (mprotect((void *)ptr, size, PROT_READ | PROT_WRITE))
+		fake_die("mprotect: %s", strerror(errno));
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+	CUresult result = CUDA_ERROR_INVALID_VALUE;
+
+	FAKE(cuMemRetainAllocationHandle);
+	pthread_mutex_lock(&lock);
+	struct range *range = containing(mappings, (uintptr_t)address);
+
+	if (range) {
+		range->memory->handles++;
+		*handle = (uintptr_t)range->memory;
+		result = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+/* The driver's own allocations */
+
+static CUresult allocate(CUdeviceptr *ptr, size_t bytes, bool managed, CUmemoryPool pool)
+{
+	const CUcontext context = fake_context();
+	const uint64_t whole = (bytes + GRANULE - 1) & ~(GRANULE - 1);
+	struct range *range;
+
+	if (!context)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!ptr || !bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	const CUdevice device = pool ? pool->device : fake_device_of(context);
+
+	pthread_mutex_lock(&lock);
+	if (!managed && (whole < bytes || gpu_bytes[device] + whole > capacity())) {
+		pthread_mutex_unlock(&lock);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*ptr = reserve(whole, GRANULE);
+	if (!*ptr || mprotect((void *)*ptr, whole, PROT_READ | PROT_WRITE))
+		fake_die("mmap: %s", strerror(errno));
+	range = add(&allocations, *ptr, bytes);
+	range->context = context;
+	range->device = device;
+	range->managed = managed;
+	range->pool = pool;
+	range->id = ++ids;
+	range->charged = managed ? 0 : whole;
+	gpu_bytes[device] += range->charged;
+	if (pool)
+		pool->used += bytes;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+/* With the lock. */
+static void deallocate(struct range *range)
+{
+	gpu_bytes[range->device] -= range->charged;
+	if (range->pool)
+		range->pool->used -= range->bytes;
+	munmap((void *)range->start, (range->bytes + GRANULE - 1) & ~(GRANULE - 1));
+	drop(&allocations, range);
+}
+
+FAKE_EXPORT cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+{
+	CUresult result = fake_unsafe();
+
+	FAKE(cuMemAlloc_v2);
+	return result ? result : allocate(dptr, bytesize, false, NULL);
+}
+
+FAKE_EXPORT cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int element)
+{
+	CUresult result = fake_unsafe();
+
+	FAKE(cuMemAllocPitch_v2);
+	if (!pPitch || (element != 4 && element != 8 && element != 16))
+		return CUDA_ERROR_INVALID_VALUE;
+	*pPitch = (WidthInBytes + 511) & ~(size_t)511;
+	return result ? result : allocate(dptr, *pPitch * Height, false, NULL);
+}
+
+FAKE_EXPORT cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+{
+	FAKE(cuMemAllocManaged);
+	if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
+		return CUDA_ERROR_INVALID_VALUE;
+	return allocate(dptr, bytesize, true, NULL);
+}
+
+FAKE_EXPORT cuMemFree_v2(CUdeviceptr dptr)
+{
+	CUresult result = fake_unsafe();
+	struct range *range;
+
+	FAKE(cuMemFree_v2);
+	if (result || !dptr)
+		return result;
+	if (!fake_context())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	fake_drain_context(fake_context());
+	pthread_mutex_lock(&lock);
+	range = containing(allocations, dptr);
+	if (range && (range->start != dptr || range->host))
+		range = NULL;
+	if (range)
+		deallocate(range);
+	pthread_mutex_unlock(&lock);
+	return range ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult host_allocate(void **pp, size_t bytes)
+{
+	void *memory;
+
+	if (!fake_context())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!pp || !bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (posix_memalign(&memory, 4096, bytes))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	pthread_mutex_lock(&lock);
+	struct range *range = add(&allocations, (uintptr_t)memory, bytes);
+
+	range->context = fake_context();
+	range->device = fake_device_of(range->context);
+	range->host = true;
+	range->id = ++ids;
+	pthread_mutex_unlock(&lock);
+	*pp = memory;
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemAllocHost_v2(void **pp, size_t bytesize)
+{
+	FAKE(cuMemAllocHost_v2);
+	return host_allocate(pp, bytesize);
+}
+
+FAKE_EXPORT cuMemHostAlloc(void **pp, size_t bytesize, unsigned int flags)
+{
+	FAKE(cuMemHostAlloc);
+	(void)flags;
+	return host_allocate(pp, bytesize);
+}
+
+FAKE_EXPORT cuMemFreeHost(void *p)
+{
+	struct range *range;
+
+	FAKE(cuMemFreeHost);
+	pthread_mutex_lock(&lock);
+	range = containing(allocations, (uintptr_t)p);
+	if (!range || !range->host)
+		fake_die("cuMemFreeHost(%p)", p);
+	drop(&allocations, range);
+	pthread_mutex_unlock(&lock);
+	free(p);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int flags)
+{
+	FAKE(cuMemHostGetDevicePointer_v2);
+	(void)flags;
+	*pdptr = (uintptr_t)p;
+	return CUDA_SUCCESS;
+}
+
+/* A context that ends takes its allocations with it; what was mapped stays. */
+void fake_memory_context_gone(CUcontext context)
+{
+	pthread_mutex_lock(&lock);
+	for (struct range *range = allocations, *next; range; range = next) {
+		next = range->next;
+		if (range->context == context && !range->host)
+			deallocate(range);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+FAKE_EXPORT cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+	FAKE(cuMemGetInfo_v2);
+	if (!fake_context())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&lock);
+	if (free_bytes)
+		*free_bytes = capacity() - gpu_bytes[fake_device_of(fake_context())];
+	if (total)
+		*total = capacity();
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+	FAKE(cuDeviceTotalMem_v2);
+	if (!bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (device < 0 || device >= fake_devices())
+		return CUDA_ERROR_INVALID_DEVICE;
+	*bytes = capacity();
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
+{
+	struct range *range;
+	CUresult result = CUDA_ERROR_NOT_FOUND;
+
+	FAKE(cuMemGetAddressRange_v2);
+	pthread_mutex_lock(&lock);
+	range = containing(allocations, dptr);
+	if (!range)
+		range = containing(mappings, dptr);
+	if (range) {
+		if (pbase)
+			*pbase = range->start;
+		if (psize)
+			*psize = range->bytes;
+		result = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+/* As the driver answers: for mapped memory, about the mapping and where the memory is. */
+static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+	struct range *range = containing(allocations, ptr), *mapping = containing(mappings, ptr);
+	const bool host = range ? range->host : mapping && mapping->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+
+	if (!range && !mapping)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (attribute) {
+	case CU_POINTER_ATTRIBUTE_CONTEXT:
+		*(CUcontext *)data = range && !range->pool ? range->context : NULL;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+		*(unsigned int *)data = host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+		*(CUdeviceptr *)data = ptr;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+		*(void **)data = host ? (void *)ptr : NULL;
+		return host ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+		*(unsigned long long *)data = range ? range->id : 0;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+		*(bool *)data = range && range->managed;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+		*(int *)data = range ? range->device : host ? -1 : mapping->memory->prop.location.id;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+		*(bool *)data = range != NULL;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+		*(CUdeviceptr *)data = range ? range->start : mapping->start;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+		*(size_t *)data = range ? range->bytes : mapping->bytes;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+		*(CUmemoryPool *)data = range ? range->pool : NULL;
+		return CUDA_SUCCESS;
+	default:
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+}
+
+FAKE_EXPORT cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+	FAKE(cuPointerGetAttribute);
+	if (!data)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	CUresult result = attribute_of(data, attribute, ptr);
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+FAKE_EXPORT cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)
+{
+	FAKE(cuPointerGetAttributes);
+	pthread_mutex_lock(&lock);
+	for (unsigned int i = 0; i < count; i++)
+		if (attribute_of(data[i], attributes[i], ptr) != CUDA_SUCCESS)
+			memset(data[i], 0, attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ? sizeof(bool) : 4);
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
+{
+	FAKE(cuIpcGetMemHandle);
+	pthread_mutex_lock(&lock);
+	struct range *range = containing(allocations, dptr);
+	pthread_mutex_unlock(&lock);
+	if (!range)
+		return CUDA_ERROR_INVALID_VALUE;
+	memset(handle, 0, sizeof(*handle));
+	memcpy(handle, &dptr, sizeof(dptr));
+	return CUDA_SUCCESS;
+}
+
+/* Arrays: linear, rows side by side. */
+
+struct CUarray_st {
+	CUdeviceptr data;
+	size_t width;	/* bytes */
+};
+
+FAKE_EXPORT cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *descriptor)
+{
+	struct CUarray_st *array = calloc(1, sizeof(*array));
+	CUresult result;
+
+	FAKE(cuArrayCreate_v2);
+	if (!array || !pHandle || !descriptor || descriptor->Format != CU_AD_FORMAT_FLOAT)
+		fake_die("cuArrayCreate");
+	array->width = descriptor->Width * descriptor->NumChannels * 4;
+	result = allocate(&array->data, array->width * (descriptor->Height ? descriptor->Height : 1), false, NULL);
+	if (result)
+		free(array);
+	else
+		*pHandle = array;
+	return result;
+}
+
+FAKE_EXPORT cuArrayDestroy(CUarray array)
+{
+	CUresult result;
+
+	FAKE(cuArrayDestroy);
+	result = cuMemFree_v2(array->data);
+	free(array);
+	return result;
+}
+
+/* Copies and fills */
+
+/* Rows of bytes to be copied, or filled with a value. */
+struct transfer {
+	uint64_t to, from, to_pitch, from_pitch, width, rows;
+	uint64_t to_slice, from_slice, slices;
+	uint64_t value;
+	unsigned int element;	/* of a fill, bytes; 0: a copy */
+	bool can_hang;
+	struct range *noted[2];
+};
+
+static bool held; /* atomically */
+
+/* Asynchronous copies of whole chunks do not end from now on, as if the GPU were taken away; or they do again. Not of the
+ * real driver. */
+__attribute__((visibility("default"))) void fake_memory_hold(bool hold)
+{
+	__atomic_store_n(&held, hold, __ATOMIC_RELEASE);
+}
+
+static void carry_out(void *argument)
+{
+	const struct transfer *transfer = argument;
+
+	while (transfer->can_hang && __atomic_load_n(&held, __ATOMIC_ACQUIRE))
+		usleep(1000);
+	for (uint64_t slice = 0; slice < transfer->slices; slice++)
+		for (uint64_t row = 0; row < transfer->rows; row++) {
+			uint8_t *to = (uint8_t *)(transfer->to + slice * transfer->to_slice + row * transfer->to_pitch);
+
+			if (!transfer->element)
+				memmove(to, (void *)(transfer->from + slice * transfer->from_slice +
+						     row * transfer->from_pitch), transfer->width);
+			for (uint64_t at = 0; transfer->element && at < transfer->width; at += transfer->element)
+				memcpy(to + at, &transfer->value, transfer->element);
+		}
+}
+
+static void done(void *argument)
+{
+	struct transfer *transfer = argument;
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < 2; i++)
+		if (transfer->noted[i])
+			drop(&copies, transfer->noted[i]);
+	pthread_mutex_unlock(&lock);
+	free(transfer);
+}
+
+/* While it is queued, its ends stay mapped (a copy that is captured is not noted). */
+static void note(struct transfer *transfer)
+{
+	const uint64_t to = (transfer->slices - 1) * transfer->to_slice + (transfer->rows - 1) * transfer->to_pitch +
+		transfer->width;
+	const uint64_t from = (transfer->slices - 1) * transfer->from_slice + (transfer->rows - 1) * transfer->from_pitch +
+		transfer->width;
+
+	pthread_mutex_lock(&lock);
+	transfer->noted[0] = add(&copies, transfer->to, to);
+	if (!transfer->element)
+		transfer->noted[1] = add(&copies, transfer->from, from);
+	pthread_mutex_unlock(&lock);
+}
+
+static CUresult submit(struct transfer wanted, CUstream handle, bool per_thread, bool wait)
+{
+	struct fake_stream *stream;
+	struct transfer *transfer;
+	CUresult result;
+
+	if (!fake_context())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!wanted.width || !wanted.rows || !wanted.slices)
+		return CUDA_SUCCESS;
+	if (!wanted.to || (!wanted.element && !wanted.from))
+		return CUDA_ERROR_INVALID_VALUE;
+	stream = fake_stream(handle, per_thread);
+	if (wait && fake_capturing(stream))
+		return fake_unsafe() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+	transfer = malloc(sizeof(*transfer));
+	if (!transfer)
+		fake_die("out of memory");
+	*transfer = wanted;
+	transfer->can_hang = !wait && !wanted.element && wanted.width % GRANULE == 0;
+	if (!fake_capturing(stream))
+		note(transfer);
+	result = fake_enqueue(stream, wanted.element ? CU_GRAPH_NODE_TYPE_MEMSET : CU_GRAPH_NODE_TYPE_MEMCPY, carry_out,
+			      transfer, done);
+	if (result == CUDA_SUCCESS && wait)
+		fake_drain_stream(stream);
+	return result;
+}
+
+#define LINE(destination, source, bytes) \
+	((struct transfer){ .to = (uint64_t)(destination), .from = (uint64_t)(source), .width = (bytes), .rows = 1, .slices = 1 })
+
+/* A synchronous copy in both its forms. */
+#define COPY(name, parameters, transfer)			\
+	FAKE_EXPORT name parameters				\
+	{							\
+		FAKE(name);					\
+		return submit(transfer, NULL, false, true);	\
+	}							\
+	FAKE_EXPORT name##_ptds parameters			\
+	{							\
+		FAKE(name##_ptds);				\
+		return submit(transfer, NULL, true, true);	\
+	}
+
+/* An asynchronous one. */
+#define COPY_ASYNC(name, parameters, transfer)			\
+	FAKE_EXPORT name parameters				\
+	{							\
+		FAKE(name);					\
+		return submit(transfer, stream, false, false);	\
+	}							\
+	FAKE_EXPORT name##_ptsz parameters			\
+	{							\
+		FAKE(name##_ptsz);				\
+		return submit(transfer, stream, true, false);	\
+	}
+
+COPY(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), LINE(dst, src, bytes))
+COPY(cuMemcpyHtoD_v2, (CUdeviceptr dst, const void *src, size_t bytes), LINE(dst, src, bytes))
+COPY(cuMemcpyDtoH_v2, (void *dst, CUdeviceptr src, size_t bytes), LINE(dst, src, bytes))
+COPY(cuMemcpyDtoD_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), LINE(dst, src, bytes))
+COPY(cuMemcpyPeer, (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes),
+     ((void)to, (void)from, LINE(dst, src, bytes)))
+COPY_ASYNC(cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream), LINE(dst, src, bytes))
+COPY_ASYNC(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream), LINE(dst, src, bytes))
+COPY_ASYNC(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream), LINE(dst, src, bytes))
+COPY_ASYNC(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream), LINE(dst, src, bytes))
+COPY_ASYNC(cuMemcpyPeerAsync,
+	   (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes, CUstream stream),
+	   ((void)to, (void)from, LINE(dst, src, bytes)))
+
+/* Where an end of a copy of several rows is. CUDA_MEMCPY2D and _3D have the same names for it. */
+#define END(copy, end)											\
+	((copy)->end##MemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)(uintptr_t)(copy)->end##Host :		\
+	 (copy)->end##MemoryType == CU_MEMORYTYPE_ARRAY ? (uint64_t)(copy)->end##Array->data :			\
+	 (uint64_t)(copy)->end##Device)
+#define END_PITCH(copy, end)										\
+	((copy)->end##MemoryType == CU_MEMORYTYPE_ARRAY ? (copy)->end##Array->width :			\
+	 (copy)->end##Pitch ? (copy)->end##Pitch : (copy)->WidthInBytes)
+
+static struct transfer flat(const CUDA_MEMCPY2D *copy)
+{
+	return (struct transfer){
+		.to = END(copy, dst) + copy->dstY * END_PITCH(copy, dst) + copy->dstXInBytes,
+		.from = END(copy, src) + copy->srcY * END_PITCH(copy, src) + copy->srcXInBytes,
+		.to_pitch = END_PITCH(copy, dst), .from_pitch = END_PITCH(copy, src),
+		.width = copy->WidthInBytes, .rows = copy->Height, .slices = 1,
+	};
+}
+
+static struct transfer deep(const CUDA_MEMCPY3D *copy)
+{
+	const uint64_t to_slice = END_PITCH(copy, dst) * copy->dstHeight, from_slice = END_PITCH(copy, src) * copy->srcHeight;
+
+	return (struct transfer){
+		.to = END(copy, dst) + copy->dstZ * to_slice + copy->dstY * END_PITCH(copy, dst) + copy->dstXInBytes,
+		.from = END(copy, src) + copy->srcZ * from_slice + copy->srcY * END_PITCH(copy, src) + copy->srcXInBytes,
+		.to_pitch = END_PITCH(copy, dst), .from_pitch = END_PITCH(copy, src), .to_slice = to_slice,
+		.from_slice = from_slice, .width = copy->WidthInBytes, .rows = copy->Height, .slices = copy->Depth,
+	};
+}
+
+COPY(cuMemcpy2D_v2, (const CUDA_MEMCPY2D *copy), flat(copy))
+COPY(cuMemcpy2DUnaligned_v2, (const CUDA_MEMCPY2D *copy), flat(copy))
+COPY_ASYNC(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *copy, CUstream stream), flat(copy))
+COPY(cuMemcpy3D_v2, (const CUDA_MEMCPY3D *copy), deep(copy))
+COPY_ASYNC(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *copy, CUstream stream), deep(copy))
+
+static struct transfer fill(CUdeviceptr to, uint64_t value, unsigned int element, size_t pitch, size_t width, size_t rows)
+{
+	return (struct transfer){ .to = to, .value = value, .element = element, .to_pitch = pitch,
+				  .width = width * element, .rows = rows, .slices = 1 };
+}
+
+/* cuMemsetD8_v2, but cuMemsetD8Async. */
+#define FILL(bits, type)										\
+	COPY(cuMemsetD##bits##_v2, (CUdeviceptr dst, type value, size_t count),			\
+	     fill(dst, value, (bits) / 8, 0, count, 1))							\
+	COPY_ASYNC(cuMemsetD##bits##Async, (CUdeviceptr dst, type value, size_t count, CUstream stream),	\
+		   fill(dst, value, (bits) / 8, 0, count, 1))						\
+	COPY(cuMemsetD2D##bits##_v2, (CUdeviceptr dst, size_t pitch, type value, size_t width, size_t height),	\
+	     fill(dst, value, (bits) / 8, pitch, width, height))						\
+	COPY_ASYNC(cuMemsetD2D##bits##Async,								\
+		   (CUdeviceptr dst, size_t pitch, type value, size_t width, size_t height, CUstream stream), \
+		   fill(dst, value, (bits) / 8, pitch, width, height))
+
+FILL(8, unsigned char)
+FILL(16, unsigned short)
+FILL(32, unsigned int)
+
+static CUresult batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUstream stream, bool per_thread)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+		result = submit(LINE(dsts[i], srcs[i], sizes[i]), stream, per_thread, false);
+	return result;
+}
+
+FAKE_EXPORT cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs,
+				  size_t *attrsIdxs, size_t numAttrs, CUstream stream)
+{
+	FAKE(cuMemcpyBatchAsync_v2);
+	if (!attrs || !attrsIdxs || !numAttrs)
+		return CUDA_ERROR_INVALID_VALUE;
+	return batch(dsts, srcs, sizes, count, stream, false);
+}
+
+/* Stream-ordered allocation */
+
+static CUmemoryPool default_pool(CUdevice device)
+{
+	default_pools[device].device = device;
+	return &default_pools[device];
+}
+
+FAKE_EXPORT cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+{
+	FAKE(cuDeviceGetDefaultMemPool);
+	*pool = default_pool(device);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
+{
+	FAKE(cuDeviceGetMemPool);
+	pthread_mutex_lock(&lock);
+	*pool = current_pools[device] ? current_pools[device] : default_pool(device);
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
+{
+	FAKE(cuDeviceSetMemPool);
+	pthread_mutex_lock(&lock);
+	current_pools[device] = pool;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+	FAKE(cuMemPoolCreate);
+	*pool = calloc(1, sizeof(**pool));
+	(*pool)->device = props->location.id;
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemPoolDestroy(CUmemoryPool pool)
+{
+	FAKE(cuMemPoolDestroy);
+	if (pool->used)
+		fake_die("cuMemPoolDestroy: %llu bytes in use", (unsigned long long)pool->used);
+	free(pool);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)
+{
+	FAKE(cuMemPoolTrimTo);
+	(void)pool;
+	(void)bytes;
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+	FAKE(cuMemPoolGetAttribute);
+	if (attribute < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+		*(int *)value = 1;
+		return CUDA_SUCCESS;
+	}
+	pthread_mutex_lock(&lock);
+	*(cuuint64_t *)value = attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? 0 : pool->used;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+static void nothing(void *argument)
+{
+	(void)argument;
+}
+
+static CUresult allocate_async(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream handle, bool per_thread)
+{
+	struct fake_stream *stream;
+	CUresult result;
+
+	if (!fake_context())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	stream = fake_stream(handle, per_thread);
+	if (!pool)
+		cuDeviceGetMemPool(&pool, fake_device_of(fake_context()));
+	result = allocate(ptr, bytes, false, pool);
+	if (result == CUDA_SUCCESS)
+		result = fake_enqueue(stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC, nothing, NULL, NULL);
+	return result;
+}
+
+static void free_now(void *argument)
+{
+	pthread_mutex_lock(&lock);
+	deallocate(containing(allocations, (uintptr_t)argument));
+	pthread_mutex_unlock(&lock);
+}
+
+static CUresult free_async(CUdeviceptr ptr, CUstream handle, bool per_thread)
+{
+	struct range *range;
+
+	pthread_mutex_lock(&lock);
+	range = containing(allocations, ptr);
+	if (range && (range->start != ptr || !range->pool))
+		range = NULL;
+	pthread_mutex_unlock(&lock);
+	if (!range)
+		return CUDA_ERROR_INVALID_VALUE;
+	return fake_enqueue(fake_stream(handle, per_thread), CU_GRAPH_NODE_TYPE_MEM_FREE, free_now, (void *)ptr, NULL);
+}
+
+#define ORDERED(suffix, per_thread)										\
+	FAKE_EXPORT cuMemAllocAsync##suffix(CUdeviceptr *dptr, size_t bytesize, CUstream stream)		\
+	{													\
+		FAKE(cuMemAllocAsync##suffix);									\
+		return allocate_async(dptr, bytesize, NULL, stream, per_thread);				\
+	}													\
+	FAKE_EXPORT cuMemAllocFromPoolAsync##suffix(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool,	\
+						    CUstream stream)						\
+	{													\
+		FAKE(cuMemAllocFromPoolAsync##suffix);								\
+		return allocate_async(dptr, bytesize, pool, stream, per_thread);				\
+	}													\
+	FAKE_EXPORT cuMemFreeAsync##suffix(CUdeviceptr dptr, CUstream stream)					\
+	{													\
+		FAKE(cuMemFreeAsync##suffix);									\
+		return free_async(dptr, stream, per_thread);							\
+	}
+
+ORDERED(, false)
+ORDERED(_ptsz, true)
+
+/* Other GPUs, and numbers of streams */
+
+FAKE_EXPORT cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
+{
+	FAKE(cuCtxEnablePeerAccess);
+	if (flags || !fake_context())
+		return CUDA_ERROR_INVALID_VALUE;
+	return fake_device_of(peer) == fake_device_of(fake_context()) ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuCtxDisablePeerAccess(CUcontext peer)
+{
+	FAKE(cuCtxDisablePeerAccess);
+	(void)peer;
+	return CUDA_SUCCESS;
+}
+
+/* Whether `device` can use what is mapped at `address`. Not of the real driver. */
+__attribute__((visibility("default"))) bool fake_memory_accessible(CUdeviceptr address, CUdevice device)
+{
+	pthread_mutex_lock(&lock);
+	struct range *range = containing(mappings, address);
+	bool accessible = range && (range->accessible & UINT64_C(1) << device);
+	pthread_mutex_unlock(&lock);
+	return accessible;
+}
+
+/* Streams are never freed by the double: their addresses are as good as numbers. */
+FAKE_EXPORT cuStreamGetId(CUstream stream, unsigned long long *number)
+{
+	FAKE(cuStreamGetId);
+	*number = (uintptr_t)fake_stream(stream, false);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuStreamGetId_ptsz(CUstream stream, unsigned long long *number)
+{
+	FAKE(cuStreamGetId_ptsz);
+	*number = (uintptr_t)fake_stream(stream, true);
+	return CUDA_SUCCESS;
+}

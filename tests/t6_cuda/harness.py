@@ -1,0 +1,266 @@
+"""Programs in C under libggroup-cuda.so, on the double of libcuda.so.1 in fake/, with a daemon that grants all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+import attrs
+import pytest
+
+from backend.cuda.page import CounterPage
+from backend.wire import SIZE, Message, Op
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+CUDA_INCLUDE = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
+SECONDS = 30.0
+
+SANITIZERS = {"": "", "thread": "libtsan.so", "address,undefined": "libasan.so"}
+"""What the library can be built with, and the runtime that has to be loaded before it."""
+
+OPTIONS = {
+    "TSAN_OPTIONS": "halt_on_error=1:abort_on_error=0:exitcode=66:second_deadlock_stack=1",
+    "ASAN_OPTIONS": "detect_leaks=0:exitcode=66:abort_on_error=0",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+}
+
+
+@functools.cache
+def build(sanitize: str = "") -> Path:
+    """Builds the double, the library and the programs; the directory they are in."""
+    if not (CUDA_INCLUDE / "cuda.h").exists():
+        pytest.fail(f"no cuda.h in {CUDA_INCLUDE}: make cuda brings it")
+    words = ["make", "-s", "-j2", "-C", str(HERE), f"SANITIZE={sanitize}", f"CUDA_INCLUDE={CUDA_INCLUDE}"]
+    directory = ROOT / "build"
+    directory.mkdir(exist_ok=True)
+    # Two sessions of pytest may be at it at once.
+    with open(directory / "cuda.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = subprocess.run(words, text=True, capture_output=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return ROOT / "build" / ("cuda" + ("-" + sanitize.replace(",", "-") if sanitize else ""))
+
+
+@functools.cache
+def runtime(sanitize: str) -> str:
+    """The path of a sanitizer's runtime."""
+    words = ["gcc", f"-print-file-name={SANITIZERS[sanitize]}"]
+    return str(Path(subprocess.check_output(words, text=True).strip()).resolve())
+
+
+def preloaded(sanitize: str) -> str:
+    """LD_PRELOAD. gcc links the runtime of a sanitizer to programs, but it has to come first."""
+    ours = str(build(sanitize) / "libggroup-cuda.so")
+    return f"{runtime(sanitize)}:{ours}" if sanitize else ours
+
+
+def environment(sanitize: str = "", extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a program runs with, but LD_PRELOAD."""
+    return {
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("GGROUP_", "FAKE_", "CUDA_", "LD_"))
+        },
+        "LD_LIBRARY_PATH": str(build(sanitize) / "fake"),
+        **OPTIONS,
+        **(extra or {}),
+    }
+
+
+def command(program: str, *args: object, sanitize: str = "") -> list[str]:
+    """Its words. ThreadSanitizer of gcc 12 knows no addresses as random as recent kernels make them; nor does setarch
+    itself start with it preloaded, so that comes last."""
+    words = ["env", f"LD_PRELOAD={preloaded(sanitize)}", str(build(sanitize) / "programs" / program), *map(str, args)]
+    setarch = shutil.which("setarch")
+    return [setarch, "-R", *words] if sanitize == "thread" and setarch else words
+
+
+def run(program: str, *args: object, sanitize: str = "", status: int = 0, **extra: str) -> str:
+    """Runs one to its end, which is to be `status`; its output."""
+    ran = subprocess.run(
+        command(program, *args, sanitize=sanitize),
+        env=environment(sanitize, extra),
+        text=True,
+        capture_output=True,
+        timeout=SECONDS * 4,
+    )
+    assert ran.returncode == status, f"{program} {args}: {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+def eventually(condition: Callable[[], bool], what: Callable[[], str]) -> float:
+    """Waits until it is so; the seconds that took."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < SECONDS, what()
+        time.sleep(0.0005)
+    return time.monotonic() - begun
+
+
+@attrs.frozen
+class Row:
+    """A row of entries.def."""
+
+    name: str
+    kind: str
+    parameters: str
+    arguments: str
+    since: int
+
+
+def entries() -> list[Row]:
+    """The table."""
+    text = (ROOT / "backend/cuda/entries.def").read_text(encoding="utf-8")
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    found = re.findall(r"ENTRY\((\w+),\s*(\w+),\s*\(([^)]*)\),\s*\(([^)]*)\),\s*(\d+)\)", text)
+    rows = [Row(name, kind, " ".join(p.split()), " ".join(a.split()), int(since)) for name, kind, p, a, since in found]
+    assert len(rows) == len(re.findall(r"^ENTRY\(", text, re.M))
+    return rows
+
+
+class GrantingDaemon:
+    """The daemon's side of the socket: grants everything, has a page of counters a connection."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pages: list[CounterPage] = []
+        """One a connection, in the order in which they came."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._connections: list[socket.socket] = []
+        self._closed = False
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._connections.append(connection)
+            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        page = CounterPage()
+        self.pages.append(page)
+        with contextlib.suppress(OSError):
+            while raw := connection.recv(SIZE):
+                request = Message.decode(raw)
+                if request.reply or request.seq == 0:
+                    continue
+                match request.op:
+                    case Op.HELLO:
+                        answer = request.answer(1, 2 << 20, 2000)
+                    case 4:  # LOCATE: the last byte of the double's UUID is its number
+                        answer = request.answer(request.args[1] >> 56)
+                    case 9:  # LIMITS
+                        answer = request.answer((1 << 64) - 1, 0, 0)
+                    case _:
+                        answer = request.answer()
+                fds = [page.descriptor] if request.op == 5 else []
+                socket.send_fds(connection, [answer.encode()], fds)
+
+    def counts(self, gpu: int = 0) -> tuple[int, int]:
+        """Submitted and finished, of all connections together."""
+        all_counts = [page.counts(gpu) for page in list(self.pages)]
+        return sum(c[0] for c in all_counts), sum(c[1] for c in all_counts)
+
+    def close(self) -> None:
+        """Goes away; once."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for connection in self._connections:
+            connection.close()
+        for page in self.pages:
+            page.close()
+        self.path.unlink(missing_ok=True)
+
+
+@attrs.define
+class Program:
+    """One that runs, and waits for an answer whenever it has said something."""
+
+    process: subprocess.Popen[str]
+    errors: IO[bytes]
+
+    def hears(self, what: str) -> int:
+        """The number in its next line, which begins with `what`."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+        assert line.startswith(what + " "), f"{line!r}, not {what}\n{self.stderr()}"
+        return int(line.split()[1])
+
+    def go(self) -> None:
+        """Lets it go on."""
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def stderr(self) -> str:
+        """What it has written there."""
+        self.errors.seek(0)
+        return self.errors.read().decode()
+
+    def ends(self, status: int = 0) -> str:
+        """Waits for its end; what it wrote on stderr."""
+        assert self.process.wait(SECONDS * 4) == status, self.stderr()
+        return self.stderr()
+
+
+@contextlib.contextmanager
+def running(
+    program: str, *args: object, tmp_path: Path, sanitize: str = "", extra: Mapping[str, str] | None = None
+) -> Iterator[Program]:
+    """Starts one; it is killed at the end of the block if it still runs."""
+    with open(tmp_path / "stderr", "w+b") as errors:
+        process = subprocess.Popen(
+            command(program, *args, sanitize=sanitize),
+            env=environment(sanitize, extra),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+        with process:
+            try:
+                yield Program(process, errors)
+            finally:
+                process.kill()
+
+
+@contextlib.contextmanager
+def daemon(tmp_path: Path) -> Iterator[GrantingDaemon]:
+    """One on a socket of its own."""
+    server = GrantingDaemon(tmp_path / "socket")
+    try:
+        yield server
+    finally:
+        server.close()

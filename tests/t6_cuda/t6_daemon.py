@@ -1,0 +1,405 @@
+"""The library's end of the socket (daemon.c, on its own) against the daemon's (backend/cuda), in real time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from backend import tenants
+from backend.cuda import server
+from backend.cuda.managed import Managed
+from backend.identity import Group, Process, identify
+from backend.protocols import Host
+from backend.records import Activity, Footprint
+from tests.harness import Harness, StubGpu, World, running
+
+HERE = Path(__file__).parent
+CUDA = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
+FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CUDA}"]
+SANITIZERS = {"plain": [], "thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined"]}
+GIB, MIB = 1 << 30, 1 << 20
+
+
+class CudaStub(StubGpu):
+    """A GPU of 80 GiB whose programs are managed; nobody looks at a driver."""
+
+    def __init__(self) -> None:
+        super().__init__(capacity=80 * GIB)
+        self.info = attrs.evolve(self.info, uuid="GPU-50f79900-0000-4000-8000-000000000000", granule=2 * MIB)
+        self.managed = Managed(self.info)
+
+    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self.managed.host = host
+        await super().run(host, task_status=task_status)
+
+    def activity(self, process: Process) -> Activity:
+        submitted, finished = self.managed.counts(process) or (None, None)
+        return Activity(submitted=submitted, finished=finished, managed=process in self.managed)
+
+    def manages(self, process: Process) -> bool:
+        return process in self.managed
+
+    def footprint(self, process: Process) -> Footprint:
+        return self.managed.footprint(process) if process in self.managed else Footprint(movable=0)
+
+    def offer(self, room: Callable[[Process], int]) -> None:
+        self.managed.offer(room)
+
+    async def reclaim(self, process: Process, nbytes: int) -> int:
+        return await self.managed.reclaim(process, nbytes)
+
+    def forget(self, process: Process) -> None:
+        self.managed.forget(process)
+
+
+class Program:
+    """daemon_main.c, running."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self.popen = popen
+        self.process = identify(popen.pid)
+
+    async def do(self, *words: object) -> list[int]:
+        """The numbers that it answers with."""
+        return await trio.to_thread.run_sync(partial(self._do, " ".join(map(str, words))))
+
+    def _do(self, line: str) -> list[int]:
+        assert self.popen.stdin is not None
+        assert self.popen.stdout is not None
+        self.popen.stdin.write(line.encode() + b"\n")
+        self.popen.stdin.flush()
+        return [int(word) for word in self.popen.stdout.readline().split()]
+
+
+@attrs.define
+class Daemon:
+    h: Harness
+    gpu: CudaStub
+
+    async def until(self, condition: Callable[[], Any], what: str, seconds: float = 10) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, f"never: {what}"
+            await trio.sleep(0.005)
+
+    def books(self, program: Program) -> tuple[int, int]:
+        """MiB on the GPU, and in the host."""
+        books = self.h.ledger.books(Group(0, program.process))
+        return books.current // MIB, books.swap // MIB
+
+
+@contextlib.asynccontextmanager
+async def serving(path: Path) -> AsyncIterator[Daemon]:
+    """A daemon at `path`, as long as it lives."""
+    gpu = CudaStub()
+    with tenants.listening(path) as listener:
+        async with running(gpu, world=World()) as h, trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve, listener, {0: gpu.managed})
+            yield Daemon(h, gpu)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(scope="module", params=SANITIZERS)
+def binary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (CUDA / "cuda.h").exists():
+        pytest.fail(f"no cuda.h in {CUDA}: make cuda brings it")
+    out = tmp_path_factory.mktemp("daemon") / "daemon_main"
+    subprocess.run(
+        ["gcc", *FLAGS, *SANITIZERS[request.param], HERE / "programs" / "daemon_main.c", "-o", out], check=True
+    )
+    return out
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "daemon.sock"
+
+
+Start = Callable[..., Program]
+
+
+@pytest.fixture
+def start(binary: Path, path: Path) -> Iterator[Start]:
+    """Starts programs; at their end nothing may be on standard error, where sanitizers complain."""
+    started: list[Program] = []
+
+    def start(**environment: str) -> Program:
+        pipe = subprocess.PIPE
+        env = {**os.environ, "GGROUP_SOCKET": os.fspath(path), "TSAN_OPTIONS": "die_after_fork=0", **environment}
+        started.append(Program(subprocess.Popen([binary], stdin=pipe, stdout=pipe, stderr=pipe, env=env)))
+        return started[-1]
+
+    yield start
+    complaints = []
+    for program in started:
+        program.popen.send_signal(signal.SIGCONT)
+        for stream in (program.popen.stdin, program.popen.stdout):
+            assert stream is not None
+            stream.close()
+        assert program.popen.stderr is not None
+        complaints.append(program.popen.stderr.read())
+        program.popen.stderr.close()
+        program.popen.wait(10)
+    assert not any(complaints), b"\n".join(complaints).decode()
+
+
+def real(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(60):
+            await test()
+
+    trio.run(main)
+
+
+def test_without_a_daemon_everything_is_granted(start: Start) -> None:
+    program = start()
+    assert program._do("use 0") == [-1]
+    assert program._do("charge 1000000") == [0]
+    assert program._do("limits") == [0, 0, 0]
+    assert program._do("free 1000") == [0]
+    nothing = start(GGROUP_SOCKET="")
+    assert nothing._do("use 0") == [-1]
+    assert len(os.listdir(f"/proc/{nothing.popen.pid}/task")) <= 2, "no thread but a sanitizer's"
+    assert nothing._do("charge 5") == [0]
+
+
+def look_at_the_thread(pid: int) -> None:
+    """It has a name, takes no signals, and its descriptors do not outlive an exec."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    (ours,) = [task for task in tasks if (task / "comm").read_text() == "ggroup\n"]
+    status = dict(line.split(":", 1) for line in (ours / "status").read_text().splitlines())
+    for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGPIPE):
+        assert int(status["SigBlk"], 16) & 1 << number - 1
+    high = [fd for fd in Path(f"/proc/{pid}/fdinfo").iterdir() if int(fd.name) >= 512]
+    assert len(high) == 3
+    for fd in high:
+        flags = dict(line.split(":", 1) for line in fd.read_text().splitlines())["flags"]
+        assert int(flags, 8) & os.O_CLOEXEC
+
+
+def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            assert await program.do("use", 0) == [0]
+            assert daemon.gpu.manages(program.process)
+            assert await program.do("use", 1) == [-1], "a GPU of another tree"
+            assert await program.do("charge", 1024) == [0]
+            assert daemon.books(program) == (1024, 0)
+            assert await program.do("limits") == [0, 0, 0]
+            file = f"{program.process.pid}/0/"
+            await daemon.h.write(file + "gmem.limit.high", "4G")
+            assert await program.do("limits") == [1, 4096, 3072]
+            await program.do("kernels", 17)
+            assert "submitted 17\n" in await daemon.h.read(file + "gcgroup.stat")
+            await program.do("free", 24)
+            await program.do("report", 100)
+            assert await program.do("limits") == [1, 4096, 3096], "what was freed is told first"
+            assert f"unmovable {100 * MIB}\n" in await daemon.h.read(file + "gmem.stat")
+            look_at_the_thread(program.process.pid)
+            assert (await program.do("ticks", 500))[0] <= 2, "it sleeps"
+            assert await program.do("wake") == [0]
+
+    real(test)
+
+
+def test_memory_goes_out_and_comes_back(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 4096)
+            file = f"{program.process.pid}/0/gmem.limit.high"
+            await daemon.h.write(file, "1G")
+            assert await program.do("status") == [1024, 3072, 0]
+            assert daemon.books(program) == (1024, 3072)
+            await daemon.h.write(file, "2G")
+            await daemon.until(lambda: daemon.books(program) == (2048, 2048), "told of room")
+            await program.do("free", 512)
+            await daemon.until(lambda: daemon.books(program) == (2048, 1536), "room by what it freed")
+            assert await program.do("charge", 512) == [0]
+            assert daemon.books(program) == (2048, 2048)
+            await program.do("pool", 256)
+            await daemon.h.write(file, "1536M")
+            assert daemon.books(program) == (1536, 2048 + 256), "what it kept for nobody was freed"
+            await daemon.h.write(file, "max")
+            await daemon.until(lambda: daemon.books(program)[1] == 0, "all of it")
+            assert await program.do("status") == [4096 - 256, 0, 0]
+
+    real(test)
+
+
+def test_refused(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 1024)
+            file = f"{program.process.pid}/0/"
+            await daemon.h.write(file + "gmem.swap.max", "0")
+            await daemon.h.write(file + "gmem.limit.high", "1G")
+            assert await program.do("charge", 2) == [12]
+            assert daemon.books(program) == (1024, 0)
+            await program.do("free", 2)
+            assert await program.do("charge", 2) == [0]
+
+    real(test)
+
+
+def test_threads_charge_while_limits_change(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 1024)
+            file = f"{program.process.pid}/0/gmem.limit.high"
+            failed: list[int] = []
+
+            async def work() -> None:
+                failed.extend(await program.do("threads", 8, 150))
+                nursery.cancel_scope.cancel()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(work)
+                while True:
+                    for limit in ("512M", "1G", "700M", "max"):
+                        with contextlib.suppress(OSError, Exception):
+                            await daemon.h.write(file, limit)
+                        await trio.sleep(0.01)
+            assert failed == [0]
+            await daemon.h.write(file, "max")
+            await daemon.until(lambda: daemon.books(program) == (1024, 0), "all came back, and the figures agree")
+            assert await program.do("status") == [1024, 0, 0]
+
+    real(test)
+
+
+def test_a_daemon_that_comes_back_is_told_what_is_there(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 4096)
+            await daemon.h.write(f"{program.process.pid}/0/gmem.limit.high", "3G")
+            assert daemon.books(program) == (3072, 1024)
+        assert await program.do("charge", 100) == [0], "nobody is there: granted"
+        await program.do("free", 50)
+        await program.do("kernels", 9)
+        async with serving(path) as daemon:
+            await daemon.until(lambda: daemon.gpu.manages(program.process), "it connects again")
+            await daemon.until(lambda: daemon.books(program) == (4146, 0), "it was told, and has no limit any more")
+            assert f"swapin_bytes {GIB}\n" in await daemon.h.read(f"{program.process.pid}/0/gmem.stat")
+            assert await program.do("charge", 2) == [0]
+            await program.do("kernels", 1)
+            assert "submitted 10\n" in await daemon.h.read(f"{program.process.pid}/0/gcgroup.stat")
+
+    real(test)
+
+
+def test_a_daemon_that_comes_later(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        assert await program.do("use", 0) == [-1]
+        await program.do("charge", 100)
+        async with serving(path) as daemon:
+            await daemon.until(lambda: daemon.gpu.manages(program.process), "it looks once a second", 3)
+            assert daemon.books(program) == (100, 0)
+
+    real(test)
+
+
+def test_the_daemon_goes_while_a_charge_waits(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        answers: list[int] = []
+
+        async def charge() -> None:
+            answers.extend(await program.do("charge", 256))
+
+        async with trio.open_nursery() as nursery:
+            daemon = serving(path)
+            each = await daemon.__aenter__()
+            await program.do("use", 0)
+            await program.do("charge", 1024)
+            await each.h.write(f"{program.process.pid}/0/gmem.limit.high", "1G")
+            await program.do("delay", 400)
+            nursery.start_soon(charge)
+            await trio.sleep(0.1)
+            await daemon.__aexit__(None, None, None)
+        assert answers == [0], "granted"
+        await program.do("delay", 0)
+        async with serving(path) as daemon:
+            await daemon.until(lambda: daemon.gpu.manages(program.process), "it connects again")
+            await daemon.until(lambda: sum(daemon.books(program)) == 1280, "what was granted is told")
+
+    real(test)
+
+
+def test_a_program_that_closes_all_descriptors(start: Start, path: Path) -> None:
+    """... and uses the numbers itself: its files are left alone, and it is managed again soon."""
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 100)
+            assert await program.do("closefrom") == [0]
+            assert await program.do("take") == [0]
+            assert await program.do("charge", 100) == [0]
+            for _ in range(20):
+                assert await program.do("free", 2) == [0]
+            await daemon.until(
+                lambda: daemon.gpu.manages(program.process) and daemon.books(program) == (160, 0), "again", 8
+            )
+            assert await program.do("charge", 2) == [0]
+            assert daemon.books(program) == (162, 0)
+            assert await program.do("taken") == [4], "its own files are as they were"
+
+    real(test)
+
+
+def test_a_child_of_fork_starts_anew(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 100)
+            assert await program.do("fork", 50) == [0]
+            assert daemon.books(program) == (100, 0), "the child charged its own"
+            assert await program.do("charge", 2) == [0]
+            assert daemon.books(program) == (102, 0)
+
+    real(test)
+
+
+def test_a_program_that_is_killed_leaves_nothing(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 100)
+            program.popen.kill()
+            await daemon.until(lambda: not daemon.gpu.manages(program.process), "it is gone")
+            await daemon.h.gone(program.process)
+
+    real(test)

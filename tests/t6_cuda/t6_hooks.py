@@ -1,0 +1,172 @@
+"""Every way to an entry point of the driver leads to our wrapper, and every answer of the driver to the program."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .harness import CUDA_INCLUDE, Row, build, command, entries, environment, run
+
+LIBRARY = "libggroup-cuda.so"
+PER_THREAD = 2
+
+
+def base(name: str) -> str:
+    """Without _v2 and _ptsz: what cuGetProcAddress knows it by."""
+    return re.sub(r"(_v\d)?(_pt[sd][sz])?$", "", name)
+
+
+def ways(way: str, names: list[str], *args: object, sanitize: str = "", **extra: str) -> dict[str, tuple[str, str]]:
+    """Where hook_ways found each."""
+    ran = subprocess.run(
+        command("hook_ways", way, *args, sanitize=sanitize),
+        input="\n".join(names),
+        env=environment(sanitize, extra),
+        text=True,
+        capture_output=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = [line.split() for line in ran.stdout.splitlines()]
+    return {name: (file, symbol) for name, file, symbol in lines}
+
+
+def test_everything_in_the_table_is_exported() -> None:
+    """... and nothing else is, but dlsym and what CUDA_INJECTION64_PATH asks for."""
+    listing = subprocess.check_output(["nm", "-D", "--defined-only", build() / LIBRARY], text=True)
+    exported = {line.split()[2] for line in listing.splitlines()}
+    assert exported == {row.name for row in entries()} | {"dlsym", "InitializeInjection"}
+
+
+def test_the_table_has_the_types_and_versions_of_nvidias_headers() -> None:
+    """The compiler has compared the parameters (wrappers define what cuda.h declares); here the versions."""
+    text = (CUDA_INCLUDE / "cudaTypedefs.h").read_text(encoding="utf-8")
+    known: dict[str, set[int]] = {}
+    for name, version in re.findall(r"PFN_(cu\w+?)_v(\d{4,5})(?:_pt[sd][sz])?\)", text):
+        known.setdefault(name, set()).add(int(version))
+    assert {row.name for row in entries() if row.since not in known[base(row.name)]} == set()
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined"])
+@pytest.mark.parametrize("way", ["handle", "default", "next", "program"])
+def test_dlsym_finds_ours(way: str, sanitize: str) -> None:
+    """By whatever handle."""
+    names = [row.name for row in entries()]
+    assert ways(way, names, sanitize=sanitize) == {name: (LIBRARY, name) for name in names}
+
+
+def test_linking_finds_ours() -> None:
+    """A program with libcuda among its libraries."""
+    lines = [line.split() for line in run("hook_linked").splitlines()]
+    assert {tuple(line) for line in lines} == {(row.name, LIBRARY, row.name) for row in entries()}
+
+
+def test_what_is_not_caught_is_the_drivers() -> None:
+    """Unchanged."""
+    assert ways("handle", ["cuInit", "cuStreamCreate"]) == {
+        "cuInit": ("libcuda.so.1", "cuInit"),
+        "cuStreamCreate": ("libcuda.so.1", "cuStreamCreate"),
+    }
+
+
+def test_libcuda_is_not_there_before_it_is_loaded() -> None:
+    """A program may look whether there is CUDA, and is told what it would be told without us."""
+    assert ways("absent", ["cuInit", "cuLaunchKernel"]) == {"cuInit": ("-", "-"), "cuLaunchKernel": ("-", "-")}
+
+
+def family(rows: list[Row], name: str, version: int, per_thread: bool) -> str | None:
+    """The variant that cuGetProcAddress gives, by its documentation."""
+    of = [row for row in rows if base(row.name) == name and row.since <= version]
+    per = [row for row in of if re.search(r"_pt[sd][sz]$", row.name)]
+    of = per if per_thread and per else [row for row in of if row not in per]
+    return max(of, key=lambda row: row.since).name if of else None
+
+
+VERSIONS = [3020, 7000, 10010, 11030, 12000, 12040, 13000]
+ASKED = [
+    (way, version) for way in ("v1", "v2", "cudart") for version in VERSIONS if way != "cudart" or version >= 12000
+]
+"""cudart asks by cuGetProcAddress_v2, which is of CUDA 12."""
+
+
+@pytest.mark.parametrize("flags", [0, 1, PER_THREAD])
+@pytest.mark.parametrize(("way", "version"), ASKED)
+def test_get_proc_address_finds_ours(way: str, version: int, flags: int) -> None:
+    """The variant of the version that the program was compiled for, with the flag for the thread's default stream."""
+    rows = entries()
+    found = ways(way, sorted({base(row.name) for row in rows}), version, flags)
+    for name, answer in found.items():
+        expected = family(rows, name, version, flags == PER_THREAD)
+        if expected:
+            assert answer == (LIBRARY, expected), name
+        else:
+            assert answer[0] != LIBRARY, name
+
+
+@pytest.mark.parametrize("flags", [0, PER_THREAD])
+@pytest.mark.parametrize("version", [7000, 11030, 12040, 13000])
+def test_get_proc_address_with_pointers_of_its_own(version: int, flags: int) -> None:
+    """A driver whose cuGetProcAddress gives other pointers than dlsym: the wrapper is found by name and version."""
+    rows = entries()
+    found = ways("v2", sorted({base(row.name) for row in rows}), version, flags, FAKE_ALIASES="1")
+    for name, answer in found.items():
+        expected = family(rows, name, version, flags == PER_THREAD)
+        if expected:
+            assert answer == (LIBRARY, expected), name
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined"])
+def test_other_symbols_keep_their_meaning(sanitize: str) -> None:
+    """dlsym for everybody else; and a program without CUDA has no thread, and no libcuda."""
+    run("hook_others", sanitize=sanitize)
+
+
+def test_injection(tmp_path: Path) -> None:
+    """CUDA_INJECTION64_PATH may name the library as well."""
+    log = tmp_path / "log"
+    run("hook_basic", CUDA_INJECTION64_PATH=str(build() / LIBRARY), FAKE_LOG=str(log))
+    assert "cuInit" in log.read_text()
+
+
+CODE = 719  # CUDA_ERROR_LAUNCH_FAILED: none of the double's own
+PASSED_ON = [row.name for row in entries() if row.kind not in ("MEMORY", "HOOK")]
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined"])
+def test_return_codes_reach_the_program(sanitize: str) -> None:
+    """Of every call that we pass on: the driver fails it, the program sees the same number."""
+    wrong = {}
+    for name in PASSED_ON:
+        ran = subprocess.run(
+            command("hook_faults", name, sanitize=sanitize),
+            env=environment(sanitize, {"FAKE_FAIL": f"{name}:0:{CODE}"}),
+            text=True,
+            capture_output=True,
+        )
+        if ran.returncode or ran.stdout.strip() != str(CODE):
+            wrong[name] = (ran.returncode, ran.stdout, ran.stderr[-2000:])
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("sanitize", ["", "thread", "address,undefined"])
+def test_fork_before_cuda(sanitize: str) -> None:
+    """A child of a process that has not used CUDA yet uses it, as multiprocessing does; so does the parent."""
+    run("hook_fork", "before", sanitize=sanitize)
+
+
+@pytest.mark.parametrize(
+    ("when", "sanitize"),
+    # Not ("after", "address,undefined"): a child that allocates hangs in gcc 12's own allocator where another thread of
+    # its parent was in there.
+    [("after", ""), ("exec", ""), ("exec", "address,undefined")],
+)
+def test_fork_after_cuda(when: str, sanitize: str) -> None:
+    """A child of one that has: CUDA_ERROR_NOT_INITIALIZED, as without us; and it may execute another program."""
+    run("hook_fork", when, sanitize=sanitize)
+
+
+def test_contexts_come_and_go() -> None:
+    """Our own calls are made in a context that is alive; the double ends the program where they are not."""
+    run("hook_contexts")

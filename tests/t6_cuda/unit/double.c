@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "double.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+
+#include "daemon.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static uint64_t resident, swapped, limit = UINT64_MAX;
+static bool swap = true;
+static unsigned int reclaims;
+static struct device *known;
+
+/* What the thread is to do: one thing at a time. */
+static enum { NOTHING, OUT, IN } order;
+static struct device *order_device;
+static uint64_t order_bytes, order_moved;
+static bool taken, running;
+
+static void *listen_to(void *argument)
+{
+	(void)argument;
+	state_enter();
+	pthread_mutex_lock(&lock);
+	for (;;) {
+		uint64_t moved, usec, bytes = order_bytes;
+		const int what = order;
+
+		if (what == NOTHING) {
+			pthread_cond_wait(&changed, &lock);
+			continue;
+		}
+		pthread_mutex_unlock(&lock);
+		moved = what == OUT ? mover_out(order_device, bytes, &usec) : mover_in(order_device, bytes, &usec);
+		pthread_mutex_lock(&lock);
+		if (what == OUT) {
+			moved = mover_booked(order_device);
+			CHECK(moved <= resident);
+			resident -= moved;
+			swapped += moved;
+			reclaims++;
+		}
+		order_moved = moved;
+		order = NOTHING;
+		pthread_cond_broadcast(&changed);
+	}
+	return NULL;
+}
+
+static uint64_t carry_out(int what, struct device *device, uint64_t bytes)
+{
+	uint64_t moved;
+
+	pthread_mutex_lock(&lock);
+	while (taken)
+		pthread_cond_wait(&changed, &lock);
+	taken = true;
+	order_device = device;
+	order_bytes = bytes;
+	order = what;
+	pthread_cond_broadcast(&changed);
+	while (order != NOTHING)
+		pthread_cond_wait(&changed, &lock);
+	moved = order_moved;
+	taken = false;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+	return moved;
+}
+
+void daemon_begin(void)
+{
+	pthread_t thread;
+
+	if (!running)
+		running = !pthread_create(&thread, NULL, listen_to, NULL);
+	CHECK(running);
+}
+
+void daemon_manage(struct device *device)
+{
+	device->index = 0;
+	known = device;
+}
+
+static uint64_t excess(void)
+{
+	pthread_mutex_lock(&lock);
+	uint64_t over = resident > limit ? resident - limit : 0;
+	pthread_mutex_unlock(&lock);
+	return over;
+}
+
+static void reclaim(struct device *device)
+{
+	uint64_t over;
+
+	for (int try = 0; try < 10 && swap && (over = excess()); try++)
+		carry_out(OUT, device, over);
+}
+
+int daemon_charge(struct device *device, uint64_t bytes)
+{
+	CHECK(bytes && bytes % GG_CHUNK == 0);
+	pthread_mutex_lock(&lock);
+	if (!swap && resident + bytes > limit) {
+		pthread_mutex_unlock(&lock);
+		return ENOMEM;
+	}
+	resident += bytes;
+	pthread_mutex_unlock(&lock);
+	reclaim(device);
+	return 0;
+}
+
+void daemon_uncharge(struct device *device, uint64_t from_resident, uint64_t from_swapped)
+{
+	(void)device;
+	pthread_mutex_lock(&lock);
+	CHECK(from_resident <= resident && from_swapped <= swapped);
+	resident -= from_resident;
+	swapped -= from_swapped;
+	pthread_mutex_unlock(&lock);
+}
+
+int daemon_move_in(struct device *device, uint64_t bytes)
+{
+	int result = EAGAIN;
+
+	(void)device;
+	pthread_mutex_lock(&lock);
+	CHECK(bytes && bytes <= swapped);
+	if (resident + bytes <= limit) {
+		resident += bytes;
+		swapped -= bytes;
+		result = 0;
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+bool daemon_limits(struct device *device, uint64_t *total, uint64_t *left)
+{
+	(void)device;
+	pthread_mutex_lock(&lock);
+	*total = limit;
+	*left = limit > resident ? limit - resident : 0;
+	pthread_mutex_unlock(&lock);
+	return true;
+}
+
+void daemon_report(struct device *device)
+{
+	(void)device;
+}
+
+void daemon_forget(void)
+{
+}
+
+void double_limit(uint64_t bytes)
+{
+	bool raised;
+
+	pthread_mutex_lock(&lock);
+	raised = bytes > limit;
+	limit = bytes;
+	pthread_mutex_unlock(&lock);
+	if (raised && known)
+		carry_out(IN, known, UINT64_MAX);
+	else if (known)
+		reclaim(known);
+}
+
+void double_swap(bool allowed)
+{
+	swap = allowed;
+}
+
+uint64_t double_out(struct device *device, uint64_t bytes)
+{
+	return carry_out(OUT, device, bytes);
+}
+
+uint64_t double_in(struct device *device, uint64_t bytes)
+{
+	return carry_out(IN, device, bytes);
+}
+
+unsigned int double_reclaims(void)
+{
+	return reclaims;
+}
+
+void double_agree(struct device *device)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+	void (*usage)(int, uint64_t *, uint64_t *, uint64_t *) = driver_dlsym(library, "fake_memory_usage");
+	uint64_t gpu, host, addresses, credit = pool_credited(device);
+
+	usage(device->ordinal, &gpu, &host, &addresses);
+	if (gpu + credit != device->resident || device->resident != resident || device->swapped != swapped ||
+	    host != swapped + credit + pool_host_kept(device)) {
+		fprintf(stderr, "the driver has %llu MiB on the GPU and %llu in the host; the device says %llu and %llu, the "
+			"books %llu and %llu; kept %llu and %llu, credit %llu\n", (unsigned long long)(gpu >> 20),
+			(unsigned long long)(host >> 20), (unsigned long long)(device->resident >> 20),
+			(unsigned long long)(device->swapped >> 20), (unsigned long long)(resident >> 20),
+			(unsigned long long)(swapped >> 20), (unsigned long long)(pool_kept(device) >> 20),
+			(unsigned long long)(pool_host_kept(device) >> 20), (unsigned long long)(credit >> 20));
+		exit(1);
+	}
+}

@@ -1,0 +1,803 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Tests of memory.c, region.c, pool.c, mover.c, async.c: `unit NAME` runs one against the double of the driver. */
+
+#include <dlfcn.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "async.h"
+#include "double.h"
+
+static struct device *device;
+static CUcontext context;
+static int (*place)(CUdeviceptr);
+
+/* What the library does not catch, in the driver's double. */
+static void *plain(const char *name)
+{
+	void *found = driver_dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
+
+	CHECK(found);
+	return found;
+}
+
+static CUcontext retain(CUdevice ordinal)
+{
+	__typeof__(&cuDevicePrimaryCtxRetain) function = (__typeof__(function))plain("cuDevicePrimaryCtxRetain");
+	CUcontext retained;
+
+	CHECK(function(&retained, ordinal) == CUDA_SUCCESS);
+	return retained;
+}
+
+static void start(void)
+{
+	state_begin();
+	CHECK(real.cuInit(0) == CUDA_SUCCESS);
+	context = retain(0);
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	device = state_current_device();
+	CHECK(device && device->elastic);
+	place = (int (*)(CUdeviceptr))plain("fake_memory_place");
+}
+
+static uint64_t random_state = 1;
+static uint64_t any(uint64_t below)
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return random_state % below;
+}
+
+/* An allocation and what is in it: a pattern by `seed`. */
+struct item {
+	CUdeviceptr address;
+	size_t bytes;
+	uint64_t seed;
+};
+
+static void fill(const struct item *item)
+{
+	uint64_t *data = malloc(item->bytes + 8);
+
+	for (size_t i = 0; i <= item->bytes / 8; i++)
+		data[i] = item->seed + i * UINT64_C(0x9e3779b97f4a7c15);
+	CHECK(cuMemcpyHtoD_v2(item->address, data, item->bytes) == CUDA_SUCCESS);
+	free(data);
+}
+
+static void verify(const struct item *item)
+{
+	uint64_t *data = calloc(1, item->bytes + 8);
+
+	CHECK(cuMemcpyDtoH_v2(data, item->address, item->bytes) == CUDA_SUCCESS);
+	for (size_t i = 0; i < item->bytes / 8; i++)
+		CHECK(data[i] == item->seed + i * UINT64_C(0x9e3779b97f4a7c15));
+	free(data);
+}
+
+static const size_t sizes[] = { 1, 500, 512, 513, 4096, 100000, 600000, 1 << 20, 3 << 20, 20 << 20, 70 << 20 };
+#define SIZES (sizeof(sizes) / sizeof(sizes[0]))
+
+static void test_basic(void)
+{
+	struct item items[SIZES];
+	CUdeviceptr base;
+	size_t bytes;
+
+	start();
+	for (size_t i = 0; i < SIZES; i++) {
+		items[i] = (struct item){ .bytes = sizes[i], .seed = i };
+		CHECK(cuMemAlloc_v2(&items[i].address, sizes[i]) == CUDA_SUCCESS);
+		CHECK(items[i].address % 512 == 0);
+		fill(&items[i]);
+		CHECK(cuMemGetAddressRange_v2(&base, &bytes, items[i].address + sizes[i] / 2) == CUDA_SUCCESS);
+		CHECK(base == items[i].address && bytes == sizes[i]);
+	}
+	double_agree(device);
+	for (int round = 0; round < 3; round++) {
+		/* The first round finds everything touched: it gets its second chance, and goes. */
+		const uint64_t all = device->resident;
+		CHECK(double_out(device, all) == all);
+		double_agree(device);
+		CHECK(device->resident == 0);
+		for (size_t i = 0; i < SIZES; i++) {
+			CHECK(place(items[i].address) == CU_MEM_LOCATION_TYPE_HOST_NUMA);
+			verify(&items[i]);
+			items[i].seed += 100;
+			fill(&items[i]);
+		}
+		CHECK(double_in(device, UINT64_MAX) == all);
+		double_agree(device);
+		CHECK(device->swapped == 0);
+		for (size_t i = 0; i < SIZES; i++) {
+			CHECK(place(items[i].address) == CU_MEM_LOCATION_TYPE_DEVICE);
+			verify(&items[i]);
+		}
+	}
+	CHECK(double_out(device, 40 << 20) >= 40 << 20);
+	double_agree(device);
+	for (size_t i = 0; i < SIZES; i++) {
+		verify(&items[i]);
+		CHECK(cuMemFree_v2(items[i].address + 1) == CUDA_ERROR_INVALID_VALUE);
+		CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+		CHECK(cuMemFree_v2(items[i].address) == CUDA_ERROR_INVALID_VALUE);
+		double_agree(device);
+	}
+	/* One empty chunk for small ones is kept, and what the pool keeps. */
+	CHECK(device->swapped <= GG_CHUNK);
+	CHECK(device->resident + device->swapped == pool_kept(device) + GG_CHUNK);
+	CHECK(cuMemAlloc_v2(&base, 0) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemAlloc_v2(NULL, 8) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemFree_v2(0) == CUDA_SUCCESS);
+}
+
+/* A limit, while allocating: older memory goes to the host. */
+static void test_limit(void)
+{
+	struct item items[12];
+	size_t free_bytes, total;
+
+	start();
+	double_limit(48 << 20);
+	for (int i = 0; i < 12; i++) {
+		items[i] = (struct item){ .bytes = 8 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+		CHECK(device->resident <= 48 << 20);
+		double_agree(device);
+	}
+	CHECK(cuMemGetInfo_v2(&free_bytes, &total) == CUDA_SUCCESS && total == 48 << 20 && free_bytes == 0);
+	CHECK(cuDeviceTotalMem_v2(&total, 0) == CUDA_SUCCESS && total == 48 << 20);
+	CHECK(device->swapped == 48 << 20);
+	for (int i = 0; i < 12; i++)
+		verify(&items[i]);
+	double_limit(UINT64_MAX);
+	CHECK(device->swapped == 0);
+	double_agree(device);
+	double_limit(10 << 20);
+	for (int i = 0; i < 12; i++) {
+		verify(&items[i]);
+		CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+	}
+	double_agree(device);
+	CHECK(device->swapped == 0);
+}
+
+/* gmem.swap.max 0 */
+static void test_no_swap(void)
+{
+	CUdeviceptr one, two;
+
+	start();
+	double_swap(false);
+	double_limit(10 << 20);
+	CHECK(cuMemAlloc_v2(&one, 8 << 20) == CUDA_SUCCESS);
+	two = 7;
+	CHECK(cuMemAlloc_v2(&two, 4 << 20) == CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK(two == 7);
+	double_agree(device);
+	CHECK(cuMemAlloc_v2(&two, 2 << 20) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(one) == CUDA_SUCCESS && cuMemFree_v2(two) == CUDA_SUCCESS);
+	double_agree(device);
+}
+
+/* More than the GPU has: FAKE_MEMORY is 64 MiB. What is cached of other sizes makes room. */
+static void test_exhaustion(void)
+{
+	CUdeviceptr address[40];
+	int count = 0;
+
+	start();
+	while (count < 40 && cuMemAlloc_v2(&address[count], 2 << 20) == CUDA_SUCCESS)
+		count++;
+	CHECK(count == 32);
+	double_agree(device);
+	for (int i = 0; i < count; i++)
+		CHECK(cuMemFree_v2(address[i]) == CUDA_SUCCESS);
+	double_agree(device);
+	CHECK(cuMemAlloc_v2(&address[0], 64 << 20) == CUDA_SUCCESS);
+	CHECK(cuMemAlloc_v2(&address[1], 1) == CUDA_ERROR_OUT_OF_MEMORY);
+	double_agree(device);
+	CHECK(cuMemFree_v2(address[0]) == CUDA_SUCCESS);
+	/* From the cache: no call that makes anything. */
+	CHECK(pool_kept(device) == 64 << 20);
+	CHECK(cuMemAlloc_v2(&address[0], 64 << 20) == CUDA_SUCCESS);
+	CHECK(pool_kept(device) == 0);
+	CHECK(cuMemFree_v2(address[0]) == CUDA_SUCCESS);
+	double_agree(device);
+}
+
+/* Any fault, once: errors are fine, lost data and wrong books are not. */
+static void test_faults(void)
+{
+	struct item items[4] = { { .bytes = 20 << 20 }, { .bytes = 5 << 20 }, { .bytes = 3000 }, { .bytes = 2 << 20 } };
+	CUdeviceptr gone = 0;
+
+	start();
+	for (int i = 0; i < 4; i++) {
+		items[i].seed = (uint64_t)i;
+		if (cuMemAlloc_v2(&items[i].address, items[i].bytes) != CUDA_SUCCESS)
+			CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		double_agree(device);
+		fill(&items[i]);
+	}
+	for (int round = 0; round < 3; round++) {
+		double_out(device, round == 1 ? 10 << 20 : 60 << 20);
+		double_agree(device);
+		for (int i = 0; i < 4; i++) {
+			verify(&items[i]);
+			items[i].seed += 10;
+			fill(&items[i]);
+		}
+		double_in(device, UINT64_MAX);
+		double_agree(device);
+		for (int i = 0; i < 4; i++)
+			verify(&items[i]);
+		/* Something comes and goes in between. */
+		if (cuMemAllocAsync(&gone, 6 << 20, NULL) == CUDA_SUCCESS && cuMemFreeAsync(gone, NULL) != CUDA_SUCCESS)
+			CHECK(cuMemFree_v2(gone) == CUDA_SUCCESS);
+		real.cuCtxSynchronize();
+		async_sweep(true);
+		double_agree(device);
+	}
+	double_out(device, 12 << 20);
+	for (int i = 0; i < 4; i++) {
+		verify(&items[i]);
+		if (cuMemFree_v2(items[i].address) != CUDA_SUCCESS)
+			CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+		double_agree(device);
+	}
+	state_enter();
+	pool_trim(device, 0);
+	state_leave();
+	double_agree(device);
+	CHECK(device->resident + device->swapped <= GG_CHUNK + pool_credited(device));
+}
+
+/* "Kernels" that count in memory while it moves: each adds 1 to every word of its buffer. */
+
+const size_t add_one_parameters[] = { sizeof(CUdeviceptr), sizeof(size_t), 0 };
+void add_one(void **parameters);
+void add_one(void **parameters)
+{
+	uint64_t *words = *(uint64_t **)parameters[0];
+	const size_t count = *(size_t *)parameters[1];
+
+	for (size_t i = 0; i < count; i++)
+		words[i]++;
+}
+
+static CUfunction kernel(const char *name)
+{
+	CUmodule module;
+	CUfunction function;
+
+	__typeof__(&cuModuleLoadData) load = (__typeof__(load))plain("cuModuleLoadData");
+	__typeof__(&cuModuleGetFunction) get = (__typeof__(get))plain("cuModuleGetFunction");
+
+	CHECK(load(&module, "") == CUDA_SUCCESS && get(&function, module, name) == CUDA_SUCCESS);
+	return function;
+}
+
+static CUresult launch(CUfunction function, CUstream stream, void **parameters)
+{
+	return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+}
+
+static bool stop; /* atomically */
+
+static void *worker(void *argument)
+{
+	const uintptr_t number = (uintptr_t)argument;
+	CUfunction function;
+	CUstream stream;
+	uint64_t seed = number * 7 + 1;
+
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+	function = kernel("add_one");
+	while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+		CUdeviceptr address;
+		size_t bytes, count, rounds;
+		uint64_t *result;
+
+		seed = seed * UINT64_C(6364136223846793005) + 1;
+		bytes = (seed >> 33) % 3 == 0 ? 8 + (seed >> 40) % 4000 * 8 : (1 + (seed >> 40) % 9) << 20;
+		rounds = 1 + (seed >> 50) % 30;
+		count = bytes / 8;
+		if ((seed >> 45) & 1)
+			CHECK(cuMemAlloc_v2(&address, bytes) == CUDA_SUCCESS);
+		else
+			CHECK(cuMemAllocAsync(&address, bytes, stream) == CUDA_SUCCESS);
+		CHECK(cuMemsetD8Async(address, 0, bytes, stream) == CUDA_SUCCESS);
+		for (size_t i = 0; i < rounds; i++) {
+			void *parameters[] = { &address, &count };
+
+			CHECK(launch(function, stream, parameters) == CUDA_SUCCESS);
+		}
+		result = malloc(bytes);
+		CHECK(cuMemcpyDtoHAsync_v2(result, address, bytes, stream) == CUDA_SUCCESS);
+		CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+		for (size_t i = 0; i < count; i++)
+			CHECK(result[i] == rounds);
+		free(result);
+		if ((seed >> 46) & 1)
+			CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
+		else if (cuMemFreeAsync(address, stream) != CUDA_SUCCESS)
+			CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
+	}
+	return NULL;
+}
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static void test_stress(void)
+{
+	const char *text = getenv("UNIT_SECONDS");
+	const double until = now() + (text ? atof(text) : 3);
+	pthread_t threads[3];
+	struct item still = { .bytes = 30 << 20, .seed = 5 };
+
+	start();
+	CHECK(cuMemAlloc_v2(&still.address, still.bytes) == CUDA_SUCCESS);
+	fill(&still);
+	for (uintptr_t i = 0; i < 3; i++)
+		CHECK(!pthread_create(&threads[i], NULL, worker, (void *)i));
+	while (now() < until) {
+		double_limit((2 + any(60)) << 20);
+		if (!any(4))
+			double_limit(UINT64_MAX);
+		/* Looks from a third thread, at what is being freed too. */
+		for (int i = 0; i < 1000; i++) {
+			CUdeviceptr base;
+			size_t bytes;
+			struct device *found;
+
+			region_touch(still.address + any(100 << 20) - (50 << 20), 1);
+			region_find(still.address + any(100 << 20) - (50 << 20), &base, &bytes, &found);
+		}
+	}
+	__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+	for (int i = 0; i < 3; i++)
+		pthread_join(threads[i], NULL);
+	double_limit(UINT64_MAX);
+	verify(&still);
+	real.cuCtxSynchronize();
+	async_sweep(true);
+	double_agree(device);
+	CHECK(cuMemFree_v2(still.address) == CUDA_SUCCESS);
+	double_agree(device);
+	CHECK(double_reclaims() > 10);
+	printf("%u reclaims\n", double_reclaims());
+}
+
+/* A kernel that does not end until it is told. */
+
+static bool ended; /* atomically */
+void forever(void **parameters);
+void forever(void **parameters)
+{
+	(void)parameters;
+	while (!__atomic_load_n(&ended, __ATOMIC_RELAXED))
+		usleep(1000);
+}
+
+static void test_persistent(void)
+{
+	struct item item = { .bytes = 8 << 20, .seed = 3 };
+	CUstream stream;
+	double before;
+
+	start();
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+	CHECK(launch(kernel("forever"), stream, NULL) == CUDA_SUCCESS);
+	before = now();
+	CHECK(double_out(device, 8 << 20) == 0);
+	CHECK(now() - before < 2);
+	CHECK(double_out(device, 8 << 20) == 0);	/* the one who waits is still at it */
+	double_agree(device);
+	fill(&item);	/* the gate is open */
+	verify(&item);
+	__atomic_store_n(&ended, true, __ATOMIC_RELAXED);
+	CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+	CHECK(double_out(device, 8 << 20) == 8 << 20);
+	double_agree(device);
+	verify(&item);
+	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
+}
+
+/* The GPU is taken away while a copy is under way: it is given up, and nothing of it is touched before it has ended. */
+
+static void *free_it(void *argument)
+{
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(*(CUdeviceptr *)argument) == CUDA_SUCCESS);
+	return NULL;
+}
+
+static void test_stuck(void)
+{
+	struct item items[2] = { { .bytes = 4 << 20, .seed = 1 }, { .bytes = 6 << 20, .seed = 2 } };
+	void (*hold)(bool);
+	pthread_t thread;
+	double before;
+
+	start();
+	hold = (void (*)(bool))plain("fake_memory_hold");
+	for (int round = 0; round < 2; round++) {
+		for (int i = 0; i < 2; i++) {
+			CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+			fill(&items[i]);
+		}
+		if (round)	/* on the way back */
+			CHECK(double_out(device, UINT64_MAX) == 10 << 20);
+		hold(true);
+		before = now();
+		CHECK((round ? double_in(device, UINT64_MAX) : double_out(device, UINT64_MAX)) == 0);
+		CHECK(now() - before < 4);
+		CHECK((round ? double_in(device, UINT64_MAX) : double_out(device, UINT64_MAX)) == 0);
+		for (int i = 0; i < 2; i++) {
+			verify(&items[i]);	/* the gate is open, and all is in its place */
+			items[i].seed += 10;
+			fill(&items[i]);
+		}
+		CHECK(!pthread_create(&thread, NULL, free_it, &items[0].address));
+		usleep(50000);
+		hold(false);
+		pthread_join(thread, NULL);
+		verify(&items[1]);
+		CHECK((round ? double_in(device, UINT64_MAX) : double_out(device, UINT64_MAX)) == 6 << 20);
+		verify(&items[1]);
+		CHECK(cuMemFree_v2(items[1].address) == CUDA_SUCCESS);
+		double_agree(device);
+	}
+}
+
+/* cuMemFreeAsync: not before the stream is there; the same stream has it back at once. */
+static void test_async(void)
+{
+	CUdeviceptr one, two, three;
+	CUstream stream, other;
+	uint64_t value = 0;
+	CUmemoryPool pool;
+	cuuint64_t used;
+
+	start();
+	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+	CHECK(real.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+	CHECK(cuMemAllocAsync(&one, 8 << 20, stream) == CUDA_SUCCESS);
+	CHECK(real.cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
+	CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) == CUDA_SUCCESS && used == 8 << 20);
+	CHECK(launch(kernel("forever"), stream, NULL) == CUDA_SUCCESS);
+	CHECK(cuMemsetD32Async(one, 7, 4, stream) == CUDA_SUCCESS);
+	CHECK(cuMemFreeAsync(one, stream) == CUDA_SUCCESS);
+	CHECK(cuMemFreeAsync(one, stream) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemFree_v2(one) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) == CUDA_SUCCESS && used == 0);
+	/* Another stream must not have it: the fill has not happened. */
+	CHECK(cuMemAllocAsync(&two, 8 << 20, other) == CUDA_SUCCESS && two != one);
+	CHECK(cuMemAllocAsync(&three, 8 << 20, stream) == CUDA_SUCCESS && three == one);
+	CHECK(cuMemsetD32Async(three, 9, 4, stream) == CUDA_SUCCESS);
+	CHECK(cuMemFreeAsync(three, stream) == CUDA_SUCCESS);
+	double_agree(device);
+	__atomic_store_n(&ended, true, __ATOMIC_RELAXED);
+	CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+	CHECK(cuMemFreeAsync(two, other) == CUDA_SUCCESS);
+	CHECK(real.cuStreamSynchronize(other) == CUDA_SUCCESS);
+	async_sweep(false);
+	CUdeviceptr base;
+	CHECK(cuMemGetAddressRange_v2(&base, NULL, one) != CUDA_SUCCESS);
+	CHECK(cuMemGetAddressRange_v2(&base, NULL, two) != CUDA_SUCCESS);
+	CHECK(device->resident == pool_kept(device));
+	double_agree(device);
+	/* cuMemFree may free what was allocated in order of a stream. */
+	CHECK(cuMemAllocAsync(&one, 1000, NULL) == CUDA_SUCCESS);
+	CHECK(cuMemcpyHtoD_v2(one, &value, 8) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(one) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(one) == CUDA_ERROR_INVALID_VALUE);
+	/* What cuMemAlloc gave is not for cuMemFreeAsync. */
+	CHECK(cuMemAlloc_v2(&one, 1000) == CUDA_SUCCESS);
+	CHECK(cuMemFreeAsync(one, NULL) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemFree_v2(one) == CUDA_SUCCESS);
+	double_agree(device);
+}
+
+/* A second context uses the memory of the first, keeps the mover waiting, and takes its own along when it goes. */
+static void test_contexts(void)
+{
+	CUdeviceptr first, second, small;
+	CUcontext other;
+	uint64_t resident;
+	double before;
+
+	start();
+	CHECK(cuMemAlloc_v2(&first, 6 << 20) == CUDA_SUCCESS);
+	CHECK(cuMemsetD8_v2(first, 1, 6 << 20) == CUDA_SUCCESS);
+	resident = device->resident;
+	CHECK(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
+	CHECK(state_current_device() == device);
+	CHECK(cuMemAlloc_v2(&second, 4 << 20) == CUDA_SUCCESS);
+	CHECK(cuMemAlloc_v2(&small, 100) == CUDA_SUCCESS);
+	CHECK(cuMemsetD8_v2(first, 2, 6 << 20) == CUDA_SUCCESS);
+	CHECK(launch(kernel("forever"), NULL, NULL) == CUDA_SUCCESS);
+	before = now();
+	CHECK(double_out(device, 2 << 20) == 0);
+	CHECK(now() - before > 0.2);
+	__atomic_store_n(&ended, true, __ATOMIC_RELAXED);
+	CHECK(real.cuCtxSynchronize() == CUDA_SUCCESS);
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20);
+	double_agree(device);
+	CHECK(cuCtxDestroy_v2(other) == CUDA_SUCCESS);
+	double_agree(device);
+	CHECK(device->resident == 0 && device->swapped == resident);
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(second) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemFree_v2(small) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(double_in(device, UINT64_MAX) == resident);
+	CHECK(cuMemFree_v2(first) == CUDA_SUCCESS);
+	double_agree(device);
+}
+
+/* What is pinned stays, and comes back to be pinned. */
+static void test_pin(void)
+{
+	struct item items[3];
+
+	start();
+	for (int i = 0; i < 3; i++) {
+		items[i] = (struct item){ .bytes = 6 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(double_out(device, UINT64_MAX) == 18 << 20);
+	CHECK(region_pin(items[1].address + 10, 1) == CUDA_SUCCESS);
+	CHECK(place(items[1].address) == CU_MEM_LOCATION_TYPE_DEVICE);
+	CHECK(place(items[1].address + (2 << 20)) == CU_MEM_LOCATION_TYPE_HOST_NUMA);
+	CHECK(region_pinned(device) == GG_CHUNK && device->foreign == GG_CHUNK);
+	double_agree(device);
+	CHECK(double_in(device, UINT64_MAX) == 16 << 20);
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	CHECK(place(items[1].address) == CU_MEM_LOCATION_TYPE_DEVICE);
+	for (int i = 0; i < 3; i++) {
+		verify(&items[i]);
+		CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+	}
+	CHECK(device->foreign == 0 && region_pinned(device) == 0);
+	double_agree(device);
+	CHECK(region_pin(items[1].address, 1) == CUDA_ERROR_INVALID_VALUE);
+}
+
+/* The hot ones stay, and come back first. */
+static void test_heat(void)
+{
+	CUdeviceptr address[8];
+
+	start();
+	for (int i = 0; i < 8; i++)
+		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
+	/* One round forgets that they are new. */
+	CHECK(double_out(device, 2 << 20) == 2 << 20 && double_in(device, 2 << 20) == 2 << 20);
+	for (int i = 0; i < 8; i += 2)
+		region_touch(address[i], 1);
+	region_touch(address[0], 100);
+	CHECK(double_out(device, 6 << 20) == 6 << 20);
+	for (int i = 0; i < 8; i += 2)
+		CHECK(place(address[i]) == CU_MEM_LOCATION_TYPE_DEVICE);
+	CHECK(double_out(device, UINT64_MAX) == 10 << 20);
+	region_touch(address[5], 1);
+	region_touch(address[3] + 12345, 1);
+	CHECK(double_in(device, 4 << 20) == 4 << 20);
+	for (int i = 0; i < 8; i++)
+		CHECK((place(address[i]) == CU_MEM_LOCATION_TYPE_DEVICE) == (i == 5 || i == 3));
+	double_agree(device);
+}
+
+static void test_foreign(void)
+{
+	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	const CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	const CUmemPoolProps pool_props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = prop.location };
+	const CUDA_ARRAY_DESCRIPTOR array_props = { .Width = 1000, .Height = 1000, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
+	CUmemGenericAllocationHandle handle, again;
+	CUdeviceptr address, managed, elastic;
+	CUipcMemHandle ipc;
+	CUmemoryPool pool;
+	CUarray array;
+
+	start();
+	/* As PyTorch's expandable segments do it, but for the handle that goes first. */
+	CHECK(cuMemCreate(&handle, 4 << 20, &prop, 0) == CUDA_SUCCESS);
+	CHECK(device->foreign == 4 << 20 && device->resident == 4 << 20);
+	CHECK(cuMemAddressReserve(&address, 4 << 20, 0, 0, 0) == CUDA_SUCCESS);
+	CHECK(cuMemMap(address, 4 << 20, 0, handle, 0) == CUDA_SUCCESS);
+	CHECK(cuMemSetAccess(address, 4 << 20, &access, 1) == CUDA_SUCCESS);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	CHECK(device->foreign == 4 << 20);
+	CHECK(double_out(device, UINT64_MAX) == 0);
+	CHECK(cuMemRetainAllocationHandle(&again, (void *)address) == CUDA_SUCCESS);
+	CHECK(cuMemUnmap(address, 4 << 20) == CUDA_SUCCESS);
+	CHECK(device->foreign == 4 << 20);
+	double_agree(device);
+	CHECK(cuMemRelease(again) == CUDA_SUCCESS);
+	CHECK(device->foreign == 0 && device->resident == 0);
+	CHECK(cuMemAddressFree(address, 4 << 20) == CUDA_SUCCESS);
+	CHECK(cuMemPoolCreate(&pool, &pool_props) == CUDA_SUCCESS);
+	CHECK(cuMemAllocFromPoolAsync(&address, 3 << 20, pool, NULL) == CUDA_SUCCESS);
+	CHECK(device->foreign == 4 << 20);
+	double_agree(device);
+	CHECK(cuMemFreeAsync(address, NULL) == CUDA_SUCCESS);
+	real.cuCtxSynchronize();
+	CHECK(device->foreign == 0);
+	CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+	CHECK(cuMemAllocManaged(&managed, 3 << 20, CU_MEM_ATTACH_GLOBAL) == CUDA_SUCCESS);
+	CHECK(device->foreign == 4 << 20 && device->resident == 0);
+	CHECK(cuMemFree_v2(managed) == CUDA_SUCCESS);
+	CHECK(device->foreign == 0);
+	CHECK(cuArrayCreate_v2(&array, &array_props) == CUDA_SUCCESS);
+	CHECK(device->foreign == 4 << 20);
+	double_agree(device);
+	CHECK(cuArrayDestroy(array) == CUDA_SUCCESS);
+	CHECK(device->foreign == 0);
+	/* What is ours is to the program an allocation of cuMemAlloc. */
+	CHECK(cuMemAlloc_v2(&elastic, 3 << 20) == CUDA_SUCCESS);
+	CHECK(cuIpcGetMemHandle(&ipc, elastic) == CUDA_ERROR_NOT_SUPPORTED);
+	CHECK(cuMemUnmap(elastic, 4 << 20) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemAddressFree(elastic, 4 << 20) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemRetainAllocationHandle(&again, (void *)elastic) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemFree_v2(elastic) == CUDA_SUCCESS);
+	double_agree(device);
+}
+
+/* What a program asks about an address is the same on the GPU and in the host. */
+static void test_attributes(void)
+{
+	CUpointer_attribute which[] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+					CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_HOST_POINTER };
+	CUdeviceptr large, small, small2, start_address;
+	unsigned long long id[3];
+	unsigned int type;
+	size_t range;
+	void *host = &host;
+	CUcontext of;
+	bool flag;
+	int ordinal;
+	void *data[] = { &type, &ordinal, &range, &host };
+	size_t pitch;
+
+	start();
+	CHECK(cuMemAlloc_v2(&large, 5000000) == CUDA_SUCCESS);
+	CHECK(cuMemAlloc_v2(&small, 1000) == CUDA_SUCCESS && cuMemAlloc_v2(&small2, 1000) == CUDA_SUCCESS);
+	for (int round = 0; round < 2; round++) {
+		type = 0;
+		CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, small + 999) == CUDA_SUCCESS);
+		CHECK(type == CU_MEMORYTYPE_DEVICE);
+		CHECK(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_CONTEXT, large) == CUDA_SUCCESS && of == context);
+		CHECK(cuPointerGetAttribute(&flag, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, large) == CUDA_SUCCESS);
+		CHECK(!flag);
+		CHECK(cuPointerGetAttribute(&start_address, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, small2 + 5) == CUDA_SUCCESS);
+		CHECK(start_address == small2);
+		CHECK(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, large) == CUDA_ERROR_INVALID_VALUE);
+		type = 0;
+		ordinal = 77;
+		host = &host;
+		CHECK(cuPointerGetAttributes(4, which, data, large + 4999999) == CUDA_SUCCESS);
+		CHECK(type == CU_MEMORYTYPE_DEVICE && ordinal == 0 && range == 5000000 && !host);
+		CHECK(cuPointerGetAttribute(&id[0], CU_POINTER_ATTRIBUTE_BUFFER_ID, small) == CUDA_SUCCESS);
+		CHECK(cuPointerGetAttribute(&id[1], CU_POINTER_ATTRIBUTE_BUFFER_ID, small2) == CUDA_SUCCESS);
+		CHECK(cuPointerGetAttribute(&id[2], CU_POINTER_ATTRIBUTE_BUFFER_ID, large) == CUDA_SUCCESS);
+		CHECK(id[0] != id[1] && id[1] != id[2] && id[0] != id[2]);
+		if (!round)
+			CHECK(double_out(device, UINT64_MAX) == 8 << 20);
+	}
+	CHECK(cuMemFree_v2(small) == CUDA_SUCCESS && cuMemAlloc_v2(&small, 1000) == CUDA_SUCCESS);
+	CHECK(cuPointerGetAttribute(&id[2], CU_POINTER_ATTRIBUTE_BUFFER_ID, small) == CUDA_SUCCESS && id[2] != id[0]);
+	CHECK(cuMemAllocPitch_v2(&large, &pitch, 700, 10, 4) == CUDA_SUCCESS && pitch == 1024);
+	CHECK(cuMemAllocPitch_v2(&large, &pitch, 700, 10, 5) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemAllocPitch_v2(&large, &pitch, 700, 0, 4) == CUDA_ERROR_INVALID_VALUE);
+}
+
+/* While a stream is captured nothing can be waited for, nothing moves, and what is freed goes later. */
+static void test_capture(void)
+{
+	CUdeviceptr one, two;
+	CUstream stream;
+	CUgraph graph;
+
+	start();
+	CHECK(cuMemAlloc_v2(&one, 4 << 20) == CUDA_SUCCESS);
+	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+	CHECK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+	CHECK(cuMemAlloc_v2(&two, 4 << 20) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(one) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(one) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(double_out(device, UINT64_MAX) == 0);
+	CHECK(device->resident == 8 << 20);
+	double_agree(device);
+	CHECK(cuMemsetD8Async(two, 1, 100, stream) == CUDA_SUCCESS);
+	CHECK(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(two) == CUDA_SUCCESS);
+	double_agree(device);
+	CHECK(device->resident == pool_kept(device));
+}
+
+/* cuCtxEnablePeerAccess; FAKE_DEVICES is 2. */
+static void test_peers(void)
+{
+	CUdeviceptr before, after;
+	CUcontext other;
+	bool (*accessible)(CUdeviceptr, CUdevice);
+
+	start();
+	accessible = (bool (*)(CUdeviceptr, CUdevice))plain("fake_memory_accessible");
+	CHECK(cuMemAlloc_v2(&before, 6 << 20) == CUDA_SUCCESS);
+	CHECK(double_out(device, 2 << 20) == 2 << 20);
+	other = retain(1);
+	CHECK(real.cuCtxSetCurrent(other) == CUDA_SUCCESS);
+	CHECK(!accessible(before, 1));
+	CHECK(cuCtxEnablePeerAccess(context, 0) == CUDA_SUCCESS);
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(cuMemAlloc_v2(&after, 4 << 20) == CUDA_SUCCESS);
+	for (int i = 0; i < 6; i += 2)
+		CHECK(accessible(before + ((uint64_t)i << 20), 1));
+	CHECK(accessible(after, 1) && accessible(after, 0));
+	CHECK(double_out(device, UINT64_MAX) == 0);
+	CHECK(device->foreign == 10 << 20 && device->swapped == 0);
+	CHECK(cuMemFree_v2(before) == CUDA_SUCCESS && cuMemFree_v2(after) == CUDA_SUCCESS);
+	CHECK(device->foreign == 0);
+}
+
+/* The background: with GGROUP_CUDA_POOL host chunks are made ahead. */
+static void test_ahead(void)
+{
+	const double until = now() + 10;
+	CUdeviceptr address;
+
+	start();
+	CHECK(cuMemAlloc_v2(&address, 40 << 20) == CUDA_SUCCESS);
+	while (pool_host_kept(device) < 22 << 20 && now() < until)
+		usleep(1000);
+	CHECK(pool_host_kept(device) == 22 << 20);	/* of 32 asked for, in whole chunks of each size */
+	CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
+	/* What the GPU keeps for nobody goes after a while. */
+	CHECK(pool_kept(device) == 40 << 20);
+	while (pool_kept(device) && now() < until)
+		usleep(1000);
+	CHECK(pool_kept(device) == 0);
+	while (__atomic_load_n(&device->resident, __ATOMIC_RELAXED) && now() < until)
+		usleep(1000);
+	double_agree(device);
+}
+
+int main(int count, char **arguments)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} tests[] = {
+		{ "basic", test_basic }, { "limit", test_limit }, { "no_swap", test_no_swap },
+		{ "exhaustion", test_exhaustion }, { "faults", test_faults }, { "stress", test_stress },
+		{ "persistent", test_persistent }, { "async", test_async }, { "contexts", test_contexts },
+		{ "pin", test_pin }, { "heat", test_heat }, { "foreign", test_foreign },
+		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
+		{ "ahead", test_ahead }, { "stuck", test_stuck },
+	};
+
+	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)
+		if (!strcmp(tests[i].name, arguments[1])) {
+			tests[i].run();
+			return 0;
+		}
+	return 2;
+}

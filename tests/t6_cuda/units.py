@@ -1,0 +1,47 @@
+"""The unit tests of the memory side, in unit/: the library's own files with a double of daemon.c, in one program."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+from tests.t6_cuda.harness import CUDA_INCLUDE, HERE, OPTIONS, build
+
+SECONDS = 60.0
+
+
+@functools.cache
+def build_unit(sanitize: str = "") -> Path:
+    """Builds the program; the directory of that build."""
+    at = build(sanitize)
+    words = ["make", "-s", "-j2", "-C", str(HERE / "unit"), f"SANITIZE={sanitize}", f"CUDA_INCLUDE={CUDA_INCLUDE}"]
+    made = subprocess.run(words, text=True, capture_output=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return at
+
+
+def attempt(name: str, sanitize: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
+    """Runs one test of unit.c to its end."""
+    at = build_unit(sanitize)
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("GGROUP_", "FAKE_", "CUDA_", "UNIT_"))
+    }
+    environment = {**kept, "LD_LIBRARY_PATH": str(at / "fake"), "GGROUP_CUDA_POOL": "0", **OPTIONS, **extra}
+    words = [str(at / "unit" / "unit"), name]
+    return subprocess.run(words, env=environment, text=True, capture_output=True, timeout=SECONDS)
+
+
+def run_unit(name: str, sanitize: str = "", **extra: str) -> str:
+    """The same, which is to succeed; its output."""
+    done = attempt(name, sanitize, **extra)
+    assert done.returncode == 0, f"{name}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def calls(name: str, log: Path) -> Counter[str]:
+    """How often a test calls each entry point of the driver."""
+    run_unit(name, FAKE_LOG=str(log))
+    return Counter(line.split()[0] for line in log.read_text(encoding="utf-8").splitlines())

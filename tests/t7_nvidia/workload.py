@@ -1,0 +1,87 @@
+"""PyTorch programs that know nothing of ggroupfs: the same work each time, and how long it took.
+
+    workload.py train FILE STEPS     a transformer of about 1 GB with its optimizer, deterministic
+    workload.py infer FILE STEPS     a transformer's forward pass, replayed as one CUDA graph
+
+FILE (tmpfs, 8 bytes a step and 8 more): the number of steps done, then the loss of each as a double (train), or a sum
+over what came out (infer). Prints the median, in microseconds, of a step after the first tenth of them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import statistics
+import struct
+import sys
+import time
+
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic matrix products (PyTorch, "Reproducibility")
+
+import torch
+
+
+def model(layers: int) -> torch.nn.Module:
+    """A stack of transformer blocks, the same each time."""
+    torch.manual_seed(1)
+    layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).cuda()
+
+
+class Train:
+    """Steps of training; 8 layers are 57 million parameters, of 16 bytes with gradient and moments."""
+
+    def __init__(self) -> None:
+        torch.use_deterministic_algorithms(True)
+        self.model = model(8)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4)
+        self.data = torch.randn(16, 8, 256, 768, generator=torch.Generator().manual_seed(2)).cuda()
+
+    def step(self, number: int) -> float:
+        batch = self.data[number % len(self.data)]
+        loss = (self.model(batch) - batch.flip(1)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.item())
+
+
+class Infer:
+    """Forward passes of 8 sequences, as one CUDA graph."""
+
+    def __init__(self) -> None:
+        self.model = model(8).eval().half()
+        self.input = torch.zeros(8, 128, 768, device="cuda", dtype=torch.half)
+        self.data = torch.randn(16, 8, 128, 768, generator=torch.Generator().manual_seed(2)).half().cuda()
+        stream = torch.cuda.Stream()
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for _ in range(3):
+                self.output = self.model(self.input)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(self.graph):
+            self.output = self.model(self.input)
+
+    def step(self, number: int) -> float:
+        self.input.copy_(self.data[number % len(self.data)])
+        self.graph.replay()
+        return float(self.output.float().sum().item())
+
+
+def main() -> None:
+    mode, path, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    with open(path, "r+b") as file:
+        page = mmap.mmap(file.fileno(), 8 * (steps + 1))
+    work = Train() if mode == "train" else Infer()
+    times = []
+    for number in range(steps):
+        start = time.perf_counter()
+        value = work.step(number)
+        times.append(time.perf_counter() - start)
+        struct.pack_into("<d", page, 8 * (number + 1), value)
+        struct.pack_into("<Q", page, 0, number + 1)
+    print(statistics.median(times[steps // 10 :]) * 1e6, flush=True)
+
+
+if __name__ == "__main__":
+    main()
