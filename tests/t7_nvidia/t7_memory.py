@@ -288,7 +288,7 @@ def test_two_programs_over_a_budget(gpu_mount: Mounted, elastic: str) -> None:
     ):
         kept, gives = member(gpu_mount, safe), member(gpu_mount, other)
         assert kept.path.parent.parent == gives.path.parent.parent
-        root = gpu_mount / "slice/0"
+        root = gpu_mount / "gpus/0"
         held = int((root / "gmem.current").read_text())
         write(gives, "gmem.limit.high", int(gives.read("gmem.current")) - 2 * GIB)
         wait_for(lambda: int((root / "gmem.current").read_text()) <= held - 2 * GIB, "the other gives", seconds=10)
