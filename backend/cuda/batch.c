@@ -34,14 +34,6 @@ struct run {
 	size_t bytes;
 };
 
-static uint64_t now_us(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
-}
-
 /* Streams and events of ours in the context that is borrowed. */
 static CUresult prepare(struct device *device)
 {
@@ -74,10 +66,10 @@ static bool idle(struct device *device)
 static CUresult await(CUevent event)
 {
 	const struct timespec moment = { .tv_nsec = LOOK_NS };
-	const uint64_t until = now_us() + COPY_US;
+	const uint64_t until = state_now_us() + COPY_US;
 	CUresult result;
 
-	while ((result = real.cuEventQuery(event)) == CUDA_ERROR_NOT_READY && now_us() < until)
+	while ((result = real.cuEventQuery(event)) == CUDA_ERROR_NOT_READY && state_now_us() < until)
 		nanosleep(&moment, NULL);
 	return result;
 }
@@ -85,10 +77,10 @@ static CUresult await(CUevent event)
 static bool await_streams(struct device *device)
 {
 	const struct timespec moment = { .tv_nsec = LOOK_NS };
-	const uint64_t until = now_us() + COPY_US;
+	const uint64_t until = state_now_us() + COPY_US;
 	bool is_idle;
 
-	while (!(is_idle = idle(device)) && now_us() < until)
+	while (!(is_idle = idle(device)) && state_now_us() < until)
 		nanosleep(&moment, NULL);
 	return is_idle;
 }
@@ -392,9 +384,9 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 		free(batch);
 		return 0;
 	}
-	waited = now_us();
+	waited = state_now_us();
 	borrowed = quiet_wait(mover->quiet, WORK_MS) && state_borrow(device);
-	begun = now_us();
+	begun = state_now_us();
 	waited = begun - waited;
 	if (borrowed) {
 		real.cuThreadExchangeStreamCaptureMode(&mode);
@@ -404,7 +396,7 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 	} else {
 		state_log("device %d: what runs does not end", device->ordinal);
 	}
-	closed = now_us() - begun;
+	closed = state_now_us() - begun;
 	/* The places are right before anybody goes on; memory is freed after. */
 	gate_open();
 	if (!sure)
@@ -414,10 +406,10 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 	moved = settle(device, batch);
 	if (borrowed)
 		state_return(device);
-	mover->busy_us += now_us() - begun;
+	mover->busy_us += state_now_us() - begun;
 	state_log("device %d: %s %llu of %llu MiB, waited %llu us, closed %llu us, %llu us in all", device->ordinal,
 		  in ? "in" : "out", (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
-		  (unsigned long long)waited, (unsigned long long)closed, (unsigned long long)(now_us() - begun));
+		  (unsigned long long)waited, (unsigned long long)closed, (unsigned long long)(state_now_us() - begun));
 	if (moved == bytes && moved && closed) {
 		uint64_t fits = (uint64_t)((double)moved * (double)may_close(waited) / (double)closed);
 

@@ -68,4 +68,15 @@ void *driver_libc_dlsym(void);
 		state_leave();			\
 	} while (0)
 
+/* A wrapper that needs only its way to the driver. */
+#define FORWARD(name, parameters, arguments)		\
+	WRAPPER name parameters				\
+	{						\
+		CUresult result;			\
+							\
+		PASS_INSIDE(name, arguments);		\
+		CALL_REAL(result, name, arguments);	\
+		return result;				\
+	}
+
 #endif

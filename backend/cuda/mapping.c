@@ -11,16 +11,6 @@
 #include "foreign.h"
 #include "region.h"
 
-#define FORWARD(name, parameters, arguments)		\
-	WRAPPER name parameters				\
-	{						\
-		CUresult result;			\
-							\
-		PASS_INSIDE(name, arguments);		\
-		CALL_REAL(result, name, arguments);	\
-		return result;				\
-	}
-
 /* Refuses an address of ours as the driver does one of cuMemAlloc. */
 #define FORWARD_NOT_OURS(name, parameters, arguments, address, refusal)	\
 	WRAPPER name parameters						\

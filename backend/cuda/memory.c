@@ -19,17 +19,6 @@
 /* The pitch of the driver on every GPU so far: CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT's 512. */
 #define PITCH 512
 
-/* Entry points that only need their way to the driver. */
-#define FORWARD(name, parameters, arguments)		\
-	WRAPPER name parameters				\
-	{						\
-		CUresult result;			\
-							\
-		PASS_INSIDE(name, arguments);		\
-		CALL_REAL(result, name, arguments);	\
-		return result;				\
-	}
-
 /*
  * Our calls into the driver while the program may be capturing: allowed, since nothing of them is in a stream of the program
  * (cuThreadExchangeStreamCaptureMode).

@@ -16,14 +16,6 @@
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
 
-static uint64_t now_us(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
-}
-
 CUresult mover_setup(struct device *device)
 {
 	struct mover *mover = calloc(1, sizeof(*mover));
@@ -103,11 +95,11 @@ static uint64_t out(struct device *device, uint64_t bytes)
 
 	if (!count)
 		return 0;
-	start = now_us();
+	start = state_now_us();
 	batch = ready_out(device, picks, count);
 	if (!batch)
 		return 0;
-	device->mover->busy_us += now_us() - start;
+	device->mover->busy_us += state_now_us() - start;
 	return batch_move(device, batch);
 }
 
@@ -123,7 +115,7 @@ uint64_t mover_booked(struct device *device)
 uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 {
 	struct mover *mover = device->mover;
-	const uint64_t start = now_us();
+	const uint64_t start = state_now_us();
 	uint64_t resident[CLASSES], freed = 0, moved = 0, step, busy;
 
 	*usec = 0;
@@ -138,7 +130,7 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	}
 	/* What was let back and never came is in the host already. */
 	moved = pool_credited(device);
-	while (freed + moved < bytes && now_us() - start < CALL_US && batch_reap(device)) {
+	while (freed + moved < bytes && state_now_us() - start < CALL_US && batch_reap(device)) {
 		uint64_t rest = bytes - freed - moved;
 
 		step = out(device, rest < mover->batch_bytes ? rest : mover->batch_bytes);
@@ -208,7 +200,7 @@ static size_t grant(struct device *device, const struct pick *picks, size_t coun
 uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 {
 	struct mover *mover = device->mover;
-	const uint64_t start = now_us();
+	const uint64_t start = state_now_us();
 	struct pick picks[MOST];
 	uint64_t moved = 0, step = 1, busy;
 
@@ -223,7 +215,7 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 		pool_trim(device, 0);
 		state_return(device);
 	}
-	while (moved < bytes && step && now_us() - start < CALL_US && batch_reap(device)) {
+	while (moved < bytes && step && state_now_us() - start < CALL_US && batch_reap(device)) {
 		uint64_t rest = bytes - moved;
 		size_t count = region_pick_in(device, rest < mover->batch_bytes ? rest : mover->batch_bytes, picks, MOST);
 

@@ -43,14 +43,6 @@ struct pool {
 	uint64_t limit;		/* the most to make ahead, or UINT64_MAX */
 };
 
-static uint64_t now_ms(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 CUresult pool_setup(struct device *device)
 {
 	struct pool *pool = calloc(1, sizeof(*pool));
@@ -138,7 +130,7 @@ static bool keep(struct kept **list, struct spare spare)
 
 	if (!kept)
 		return false;
-	*kept = (struct kept){ .next = *list, .spare = spare, .since = now_ms() };
+	*kept = (struct kept){ .next = *list, .spare = spare, .since = state_now_us() / 1000 };
 	*list = kept;
 	return true;
 }
@@ -493,14 +485,14 @@ static void *look_after(void *argument)
 		if (grow(device))
 			continue;
 		if (pool_kept(device) && state_borrow(device)) {
-			trim(device, 0, now_ms() - KEEP_MS);
+			trim(device, 0, state_now_us() / 1000 - KEEP_MS);
 			state_return(device);
 		}
 		pthread_mutex_lock(&pool->lock);
 		if (wanted(pool) != CLASSES) {
 			;	/* meanwhile */
 		} else if (pool->gpu_bytes) {
-			due = now_ms() + KEEP_MS / 2;
+			due = state_now_us() / 1000 + KEEP_MS / 2;
 			until = (struct timespec){ .tv_sec = (time_t)(due / 1000), .tv_nsec = (long)(due % 1000) * 1000000 };
 			pthread_cond_timedwait(&pool->wake, &pool->lock, &until);
 		} else {

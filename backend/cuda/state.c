@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "counters.h"
@@ -37,6 +38,14 @@ static __thread struct {
 	struct device *device;
 	uint64_t epoch;
 } known;
+
+uint64_t state_now_us(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
 
 void state_log(const char *format, ...)
 {

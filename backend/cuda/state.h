@@ -105,6 +105,9 @@ static inline void state_leave(void)
 	state_depth--;
 }
 
+/* CLOCK_MONOTONIC, in microseconds. */
+uint64_t state_now_us(void);
+
 /* One line on stderr, only with GGROUP_CUDA_LOG set in the environment. Never on stdout. */
 void state_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
