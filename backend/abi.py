@@ -11,6 +11,7 @@ from ctypes import c_char, c_int32, c_uint32, c_uint64
 
 from backend import wire
 from backend.records import MAX as MAX
+from backend.records import NOBODY as NOBODY
 from backend.records import PRIORITY_DEFAULT as PRIORITY_DEFAULT
 from backend.records import WEIGHT_DEFAULT as WEIGHT_DEFAULT
 
@@ -63,7 +64,8 @@ SET_FROZEN = 1 << 4
 SET_PRIORITY = 1 << 5
 SET_WEIGHT = 1 << 6
 SET_KEPT = 1 << 7
-SET_OWNER = 1 << 8
+SET_UID = 1 << 8
+SET_GID = 1 << 9
 
 # struct ggroup_note.event
 

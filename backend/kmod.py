@@ -53,8 +53,8 @@ _MASKS = {
     "priority": abi.SET_PRIORITY,
     "weight": abi.SET_WEIGHT,
     "kept": abi.SET_KEPT,
-    "uid": abi.SET_OWNER,
-    "gid": abi.SET_OWNER,
+    "uid": abi.SET_UID,
+    "gid": abi.SET_GID,
 }
 
 _NOTED = {
@@ -230,9 +230,6 @@ class KernelLedger:
         if not changes.keys() <= _MASKS.keys():
             raise fail(errno.EINVAL)
         argument = abi.Set(id=self._id(group))
-        if ("uid" in changes) != ("gid" in changes):  # the kernel sets both together
-            books = self._get(group)
-            changes = {"uid": books.uid, "gid": books.gid} | changes
         for name, value in changes.items():
             argument.mask |= _MASKS[name]
             setattr(argument, name, _word(value, 32 if getattr(abi.Set, name).size == 4 else 64))
@@ -375,7 +372,8 @@ class KernelLedger:
         self._enter(group, found.id)
         books = self._get(group)
         applied = Wanted(bool(books.flags & abi.BOOKS_DETACHED), books.lever_timeslice_us)
-        self._inherited.append(Inherited(group, above, applied, bool(books.flags & abi.BOOKS_DOUBTFUL)))
+        doubtful, joined = bool(books.flags & abi.BOOKS_DOUBTFUL), bool(books.flags & abi.BOOKS_JOINED)
+        self._inherited.append(Inherited(group, above, applied, doubtful, joined))
 
 
 def _word(number: int, bits: int = 64) -> int:

@@ -15,6 +15,7 @@ import attrs
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Inherited, Ledger
+from backend.records import NOBODY
 
 
 @attrs.define(eq=False)
@@ -148,6 +149,9 @@ class Population:
             else:
                 resident = self._reside(group.node, cgroups[group.node], above.keys())
                 resident.gpus.add(group.gpu)
+        for one in inherited:
+            if one.joined and isinstance(one.group.node, Process):
+                self._residents[one.group.node.pid].contexts.add(one.group.gpu)
         for group, parent in above.items():
             slice_ = group.node.parent if isinstance(group.node, Slice) else cgroups[group.node]
             assert slice_ is not None, "a GPU's root is nobody's child"
@@ -162,11 +166,14 @@ class Population:
     def _agree(self, slice_: Slice) -> None:
         """Has the books of all GPUs say of a slice what those of one say: whether it stays, and whose it is."""
         each = [self._ledger.books(Group(gpu, slice_)) for gpu in self._gpus]
-        uid, gid = max((books.uid, books.gid) for books in each)
         kept = self._slices[slice_].kept = any(books.kept for books in each)
+        whole: dict[str, int] = {"kept": kept}
+        for name in ("uid", "gid"):
+            given = {getattr(books, name) for books in each} - {NOBODY}
+            whole |= {name: max(given)} if given else {}
         for gpu, books in zip(self._gpus, each, strict=True):
-            if (books.kept, books.uid, books.gid) != (kept, uid, gid):
-                self._ledger.configure(Group(gpu, slice_), kept=kept, uid=uid, gid=gid)
+            if any(getattr(books, name) != value for name, value in whole.items()):
+                self._ledger.configure(Group(gpu, slice_), **whole)
 
     # Processes
 
@@ -231,7 +238,7 @@ class Population:
             entry.kept = True
 
     def owner(self, slice_: Slice) -> tuple[int, int]:
-        """Uid and gid that a slice was given to, 0 for nobody."""
+        """Uid and gid that a slice was given to, NOBODY for none."""
         books = self._ledger.books(Group(self._gpus[0], slice_))
         return books.uid, books.gid
 

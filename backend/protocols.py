@@ -41,6 +41,8 @@ class Inherited:
     """What the daemon before had made hold, of a process."""
     doubtful: bool
     """Nobody knows what holds: that daemon had begun to change it, and did not come to the end."""
+    joined: bool = False
+    """A process that said by itself that it uses the GPU, and does not say it again."""
 
 
 class Ledger(Protocol):

@@ -9,6 +9,9 @@ import attrs
 MAX = (1 << 63) - 1
 """``max`` in a control file: no limit. The kernel's PAGE_COUNTER_MAX plays the same part in memcg."""
 
+NOBODY = (1 << 32) - 1
+"""Where a uid or gid is told: none. The uid that chown(2) does not take."""
+
 PRIORITY_DEFAULT = 8
 """GVM's default of 0 (first) to 15 (last)."""
 
@@ -117,9 +120,9 @@ class Books:
     """usermemfd: sequence number of the latest record; 0 when there never was one."""
     kept: bool = False
     """A slice that stays when nobody is in it."""
-    uid: int = 0
-    """Who a slice was given to: the owner of what is below it; 0 when nobody."""
-    gid: int = 0
+    uid: int = NOBODY
+    """Who a slice was given to: the owner of what is below it. NOBODY: whoever owns the slice above."""
+    gid: int = NOBODY
     """The group (of users) that goes with it."""
 
 

@@ -18,6 +18,7 @@ import attrs
 from backend.controller import Controller
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice, tgid_of
+from backend.records import NOBODY
 from ggroupfs.controls import CONTROLS, Control
 from ggroupfs.facts import GPU_FACTS, ROOT_FACTS
 
@@ -299,9 +300,9 @@ class Tree:
 
     def _restore(self, slice_: Slice) -> None:
         """A slice that is here from the start belongs to whom the books say that it was given to."""
-        uid, gid = self._population.owner(slice_)
-        if uid or gid:
-            self._ownership[self._slice(slice_).inode] = Ownership(uid or None, gid or None)
+        uid, gid = (None if one == NOBODY else one for one in self._population.owner(slice_))
+        if (uid, gid) != (None, None):
+            self._ownership[self._slice(slice_).inode] = Ownership(uid, gid)
 
     def _slice(self, slice_: Slice) -> Directory:
         """The directory of a slice, made known with those above it."""

@@ -59,8 +59,8 @@ void ggroup_get_books(struct ggroup *group, struct ggroup_books *books)
 	get_levers(group, books);
 }
 
-#define GGROUP_SET_SLICE	(GGROUP_SET_KEPT | GGROUP_SET_OWNER)
-#define GGROUP_SET_ALL		((GGROUP_SET_OWNER << 1) - 1)
+#define GGROUP_SET_SLICE	(GGROUP_SET_KEPT | GGROUP_SET_UID | GGROUP_SET_GID)
+#define GGROUP_SET_ALL		((GGROUP_SET_GID << 1) - 1)
 
 static int check_set(const struct ggroup *group, const struct ggroup_set *set, bool admin)
 {
@@ -72,7 +72,7 @@ static int check_set(const struct ggroup *group, const struct ggroup_set *set, b
 		return -EINVAL;
 	if ((mask & GGROUP_SET_SLICE) && group->kind != GGROUP_KIND_SLICE)
 		return -EINVAL;
-	if ((mask & GGROUP_SET_OWNER) && !admin)
+	if ((mask & (GGROUP_SET_UID | GGROUP_SET_GID)) && !admin)
 		return -EPERM;
 	if (((mask & GGROUP_SET_HIGH) && set->high > GGROUP_MAX) ||
 	    ((mask & GGROUP_SET_LOW) && set->low > GGROUP_MAX) ||
@@ -83,8 +83,8 @@ static int check_set(const struct ggroup *group, const struct ggroup_set *set, b
 	    ((mask & GGROUP_SET_WEIGHT) && (!set->weight || set->weight > GGROUP_WEIGHT_MOST)) ||
 	    ((mask & GGROUP_SET_KEPT) && set->kept > 1))
 		return -ERANGE;
-	if ((mask & GGROUP_SET_OWNER) && (!uid_valid(make_kuid(&init_user_ns, set->uid)) ||
-					  !gid_valid(make_kgid(&init_user_ns, set->gid))))
+	if (((mask & GGROUP_SET_UID) && !uid_valid(make_kuid(&init_user_ns, set->uid))) ||
+	    ((mask & GGROUP_SET_GID) && !gid_valid(make_kgid(&init_user_ns, set->gid))))
 		return -ERANGE;
 	return 0;
 }
@@ -111,10 +111,10 @@ int ggroup_set(struct ggroup *group, const struct ggroup_set *set, bool admin)
 		group->weight = set->weight;
 	if (set->mask & GGROUP_SET_KEPT)
 		group->kept = set->kept;
-	if (set->mask & GGROUP_SET_OWNER) {
+	if (set->mask & GGROUP_SET_UID)
 		group->owner = make_kuid(&init_user_ns, set->uid);
+	if (set->mask & GGROUP_SET_GID)
 		group->gid = make_kgid(&init_user_ns, set->gid);
-	}
 	return 0;
 }
 

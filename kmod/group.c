@@ -113,8 +113,8 @@ static struct ggroup *new_group(struct ggroup_device *device, u32 kind)
 	group->swap_max = GGROUP_MAX;
 	group->priority = GGROUP_PRIORITY_DEFAULT;
 	group->weight = GGROUP_WEIGHT_DEFAULT;
-	group->owner = GLOBAL_ROOT_UID;
-	group->gid = GLOBAL_ROOT_GID;
+	group->owner = INVALID_UID;
+	group->gid = INVALID_GID;
 	ggroup_usermem_init(&group->usermem);
 	ggroup_inbox_init(&group->inbox);
 	ggroup_levers_init(group->levers);
@@ -223,12 +223,13 @@ bool ggroup_owned(const struct ggroup *group)
 	const struct ggroup *level;
 
 	/*
-	 * Root's are nobody's: control of those takes the capability, and a root without it has
-	 * none.
+	 * The next owner above, as with the files of the tree: what was taken back from one further
+	 * up is not his. Control of root's takes the capability, and a root without it has none.
 	 */
 	for (level = group->parent; level; level = level->parent)
-		if (!uid_eq(level->owner, GLOBAL_ROOT_UID) && uid_eq(level->owner, current_euid()))
-			return true;
+		if (uid_valid(level->owner))
+			return !uid_eq(level->owner, GLOBAL_ROOT_UID) &&
+			       uid_eq(level->owner, current_euid());
 	return false;
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from backend.identity import Group, Process
-from backend.records import MAX, PRIORITY_DEFAULT, WEIGHT_DEFAULT, Books
+from backend.records import MAX, NOBODY, PRIORITY_DEFAULT, WEIGHT_DEFAULT, Books
 
 
 def effective_protection(
@@ -46,7 +46,7 @@ class NaiveLedger:
         self.above[group] = above
         self.asked[group] = {"high": high, "low": 0, "swap_max": MAX, "timeslice_us": 0, "frozen": False}
         self.asked[group] |= {"priority": PRIORITY_DEFAULT, "weight": WEIGHT_DEFAULT}
-        self.asked[group] |= {"kept": False, "uid": 0, "gid": 0}
+        self.asked[group] |= {"kept": False, "uid": NOBODY, "gid": NOBODY}
         self.counts[group] = Counter()
 
     def leave(self, group: Group) -> None:

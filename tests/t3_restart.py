@@ -9,7 +9,7 @@ import pytest
 
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Inherited
-from backend.records import MAX, Wanted
+from backend.records import MAX, NOBODY, Wanted
 from backend.soft.account import Account
 from backend.soft.gpu import SoftConfig, SoftGpu
 from backend.soft.ledger import SoftLedger
@@ -129,6 +129,8 @@ async def test_a_slice_is_there_again_if_it_was_kept(spawn: Spawn) -> None:
             await h.operations.mkdir(await h.inode(above), name.encode(), 0o755, h.ctx)
         await h.write("slice/made/1/gmem.limit.high", "1G")
         await chown(h, "slice/made", 1000, 1001)
+        await h.operations.mkdir(await h.inode("slice/made"), b"back", 0o755, h.ctx)
+        await chown(h, "slice/made/back", 0, 0)
         await h.arrive(victim.pid, "/came/by")
         await h.arrive(survivor.pid, "/made/inner")
         h.kill()
@@ -136,7 +138,9 @@ async def test_a_slice_is_there_again_if_it_was_kept(spawn: Spawn) -> None:
     victim.wait()
     async with running(*gpus, ledger=ledger, world=world) as h:
         assert await h.listdir("slice") == ["made"]
-        assert await h.listdir("slice/made") == ["0", "1", "inner"]
+        assert sorted(await h.listdir("slice/made")) == ["0", "1", "back", "inner"]
+        assert await uid_of(h, "slice/made/back") == 0, "taken back from whom the slice above was given to"
+        await h.operations.rmdir(await h.inode("slice/made"), b"back", h.ctx)
         assert await h.read("slice/made/1/gmem.limit.high") == f"{1 << 30}\n"
         assert await uid_of(h, "slice/made") == 1000
         assert (await h.operations.getattr(await h.inode("slice/made"), h.ctx)).st_gid == 1001
@@ -359,4 +363,4 @@ async def test_giving_away_is_in_the_books(spawn: Spawn) -> None:
         assert [(h.ledger.books(group).uid, h.ledger.books(group).gid) for group in groups] == [(1000, 5)] * 2
         await chown(h, "slice", 1000, 100)
         assert await uid_of(h, "slice") == 1000
-        assert h.ledger.books(Group(0, ROOT)).uid == 0
+        assert h.ledger.books(Group(0, ROOT)).uid == NOBODY

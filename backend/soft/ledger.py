@@ -15,7 +15,7 @@ import trio
 from backend.errors import fail
 from backend.identity import ROOT, Group, Slice
 from backend.protocols import Inherited, Target
-from backend.records import MAX, Books, Channel
+from backend.records import MAX, NOBODY, Books, Channel
 from backend.soft import reclaim
 from backend.soft.account import Account
 
@@ -28,8 +28,8 @@ _RANGES = {
     "priority": range(16),
     "weight": range(1, 10001),
     "kept": range(2),
-    "uid": range((1 << 32) - 1),  # the last one is nobody, (uid_t)-1
-    "gid": range((1 << 32) - 1),
+    "uid": range(NOBODY),
+    "gid": range(NOBODY),
 }
 """What can be configured, and to what."""
 

@@ -140,6 +140,8 @@ struct ggroup_id {
 	__u64 id;
 };
 
+#define GGROUP_NOBODY		0xffffffffU	/* a slice that was not given to anybody */
+
 /* struct ggroup_books.flags */
 #define GGROUP_BOOKS_ONLINE	0x1U	/* the GPU has a provider */
 #define GGROUP_BOOKS_JOINED	0x2U	/* the process has a file that joined */
@@ -174,8 +176,8 @@ struct ggroup_books {
 	__u32 priority;
 	__u32 weight;
 	__u32 kept;		/* a slice that stays without anybody in it */
-	__u32 uid;		/* owner of a slice: controls what is below it */
-	__u32 gid;		/* kept for the daemon, means nothing here */
+	__u32 uid;		/* owner of a slice: controls what is below it; GGROUP_NOBODY */
+	__u32 gid;		/* kept for the daemon, means nothing here; GGROUP_NOBODY */
 	__u64 parent;		/* id of the group above, 0 for a root */
 	__u64 lever_timeslice_us;	/* process: acknowledged by the provider; 0 the default */
 	__u64 submitted;	/* process: what it wrote to its page of counters */
@@ -193,7 +195,8 @@ struct ggroup_books {
 #define GGROUP_SET_PRIORITY	0x20ULL
 #define GGROUP_SET_WEIGHT	0x40ULL
 #define GGROUP_SET_KEPT		0x80ULL
-#define GGROUP_SET_OWNER	0x100ULL	/* uid and gid */
+#define GGROUP_SET_UID		0x100ULL
+#define GGROUP_SET_GID		0x200ULL
 
 /* Fields that mask does not name are not looked at. */
 struct ggroup_set {
@@ -207,8 +210,8 @@ struct ggroup_set {
 	__u32 priority;		/* 0..GGROUP_PRIORITY_MOST */
 	__u32 weight;		/* 1..GGROUP_WEIGHT_MOST */
 	__u32 kept;		/* 0, 1 */
-	__u32 uid;
-	__u32 gid;
+	__u32 uid;		/* anybody but GGROUP_NOBODY */
+	__u32 gid;		/* anybody but GGROUP_NOBODY */
 };
 
 struct ggroup_amount {

@@ -172,7 +172,7 @@ class File:
     def set(self, group: int, **values: int) -> None:
         mask = 0
         for name in values:
-            mask |= getattr(abi, f"SET_{ {'uid': 'owner', 'gid': 'owner'}.get(name, name).upper() }")
+            mask |= getattr(abi, f"SET_{name.upper()}")
         ioctl(self.fd, abi.IOC_SET, abi.Set(id=group, mask=mask, **values))
 
     def reset_peak(self, group: int) -> None:

@@ -822,6 +822,23 @@ def test_what_an_owner_may_set(scene: Scene) -> None:
     assert scene.gpu.books(scene.below).kept == 1
 
 
+def test_the_next_owner_above_counts(scene: Scene) -> None:
+    """What was given on, or back to root, is no longer whose the slice above is; not to say whose is to say nothing."""
+    group = scene.gpu.add_slice(scene.gpu.root, fresh_path("/s/t/"), scene.below)
+    owner, other = scene.roles["owner"], scene.roles["other"]
+    assert scene.gpu.books(scene.below).uid == abi.NOBODY
+    assert owner.do(there_set, group, {"high": 1}) == 0
+    scene.gpu.set(scene.below, uid=OTHER)
+    assert scene.gpu.books(scene.below).gid == abi.NOBODY
+    assert (owner.do(there_set, group, {"high": 1}), other.do(there_set, group, {"high": 1})) == (errno.EPERM, 0)
+    scene.gpu.set(scene.below, uid=0)
+    for role in (owner, other):
+        assert role.do(there_set, group, {"high": 1}) == errno.EPERM
+    assert errno_of(scene.gpu.set, scene.below, uid=abi.NOBODY) == errno.ERANGE
+    scene.gpu.set(scene.below, uid=OWNER)
+    scene.gpu.remove(group)
+
+
 def there_set(group: int, values: dict[str, int]) -> int:
     return errno_of(there_file().set, group, **values)
 

@@ -25,7 +25,7 @@ from backend.identity import ROOT, Group, Process, Slice, identify
 from backend.kmod import KernelLedger
 from backend.protocols import Ledger
 from backend.provider import Provided
-from backend.records import MAX, Books, Channel, Wanted
+from backend.records import MAX, NOBODY, Books, Channel, Wanted
 from backend.soft.ledger import SoftLedger
 from backend.wire import Op
 from tests.harness import StubGpu, hang, refuses, until
@@ -179,12 +179,13 @@ def test_a_path_that_is_too_long() -> None:
 
 
 def test_one_half_of_an_owner() -> None:
-    """The kernel knows both together."""
+    """Each is there without the other."""
     slice_ = Group(0, Slice("/a"))
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
         ledger.add(slice_, Group(0, ROOT))
         ledger.configure(slice_, uid=1000)
+        assert (ledger.books(slice_).uid, ledger.books(slice_).gid) == (1000, NOBODY)
         ledger.configure(slice_, gid=100)
         assert (ledger.books(slice_).uid, ledger.books(slice_).gid) == (1000, 100)
 

@@ -145,6 +145,8 @@ def test_slices(tmp_path: Path, spawn: Spawn) -> None:
                 top.mkdir(exist_ok=True)
             (top / "0/gmem.limit.high").write_text("1G")
             os.chown(top, 1000, 100)
+            (top / "back").mkdir()
+            os.chown(top / "back", 0, 0)
             for process in (inside, victim):
                 (mount / process.pid).mkdir()
             assert (mount / "slice" / slice_path(passing)).exists()
@@ -153,6 +155,8 @@ def test_slices(tmp_path: Path, spawn: Spawn) -> None:
         with again(tmp_path) as mount:
             assert (top / "0/gmem.limit.high").read_text() == f"{1 << 30}\n"
             assert (top.stat().st_uid, top.stat().st_gid) == (1000, 100)
+            assert (top / "back").stat().st_uid == 0
+            (top / "back").rmdir()
             assert (top / "0/gmem.limit.high").stat().st_uid == 0
             assert (mount.group(inside.pid) / "compute.freeze").stat().st_uid == 1000
             assert not (mount / "slice" / slice_path(passing)).exists()
@@ -214,6 +218,19 @@ def test_a_program_that_joins_by_itself(tmp_path: Path) -> None:
         program.do(there_join, (mount / "gpus/0/uuid").read_text().strip())
         assert "populated 1" in path.read_text()
     program.end()
+
+
+def test_who_joined_by_itself_is_not_asked_again(tmp_path: Path, spawn: Spawn) -> None:
+    """It said once that it uses the GPU; the next daemon knows of it, and of who did not."""
+    program, other = Remote(), spawn()
+    with killed(tmp_path) as mount:
+        program.do(there_join, (mount / "gpus/0/uuid").read_text().strip())
+        (mount / other.pid).mkdir()
+    with again(tmp_path) as mount:
+        assert "populated 1" in (mount.group(program.pid) / "compute.events").read_text()
+        assert "populated 0" in (mount.group(other.pid) / "compute.events").read_text()
+        program.end()
+        eventually(lambda: not (mount / program.pid).exists(), "it is gone")
 
 
 def test_the_dead_and_the_reborn(tmp_path: Path, spawn: Spawn) -> None:
