@@ -172,6 +172,8 @@ class Footprint:
     """Bytes on the GPU that stay there, whatever the limits say."""
     disputed: int | None = None
     """Bytes that the program charged and the driver does not count. The driver is believed."""
+    exchanged: int | None = None
+    """Bytes that came back from the host in the place of as many that were colder, ever; swapins has none of them."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -179,6 +181,7 @@ class Footprint:
             _total(self.implicit, other.implicit),
             _total(self.unmovable, other.unmovable),
             _total(self.disputed, other.disputed),
+            _total(self.exchanged, other.exchanged),
         )
 
 

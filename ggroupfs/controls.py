@@ -81,6 +81,7 @@ def _gmem_stat(controller: Controller, group: Group) -> str:
             "implicit": footprint.implicit,
             "unmovable": footprint.unmovable,
             "disputed": footprint.disputed,
+            "exchanged_bytes": footprint.exchanged,
         }
     )
 

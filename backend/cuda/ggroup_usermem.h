@@ -25,7 +25,8 @@ struct ggroup_usermem {
 	uint64_t seq;	/* of the record, from 1 */
 };
 
-/* The usermemfd of the calling process on a GPU of the tree that is mounted on `mount`; -1 and errno. Close it with close(2). */
+/* The usermemfd of the calling process on a GPU of the tree that is mounted on `mount`; -1 and errno.
+ * Close it with close(2). */
 static inline int ggroup_usermem_open(const char *mount, int gpu)
 {
 	char path[4096];
@@ -38,8 +39,8 @@ static inline int ggroup_usermem_open(const char *mount, int gpu)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Waits for the latest record: 1 and `record`; 0 after `timeout` ms (-1: never); -1 and errno, ENODEV or ENOTCONN when the
- * tree is gone. */
+/* Waits for the latest record: 1 and `record`; 0 after `timeout` ms (-1: never); -1 and errno, ENODEV or
+ * ENOTCONN when the tree is gone. */
 static inline int ggroup_usermem_wait(int fd, int timeout, struct ggroup_usermem *record)
 {
 	for (;;) {

@@ -17,7 +17,7 @@ import errno
 from backend.errors import fail
 from backend.identity import Process
 from backend.protocols import Host
-from backend.records import Footprint
+from backend.records import MAX, Footprint
 
 TOLERANCE = 16 << 20
 """Bytes by which the driver may count less than was charged without a word about it."""
@@ -44,6 +44,8 @@ class Holding:
         """Bytes in the host that it said it has."""
         self.unmovable = 0
         """Bytes that it reports to have and not to be able to move."""
+        self.exchanged = 0
+        """Bytes that it said came back in the place of others."""
         self.promised = 0
         """Bytes of `charged` that it was not told yet that it may allocate."""
         self.asked = 0
@@ -73,6 +75,7 @@ class Holding:
             implicit=max(0, self._correction),
             unmovable=self.unmovable,
             disputed=max(0, -self._correction),
+            exchanged=self.exchanged,
         )
 
     # What the program says
@@ -131,9 +134,10 @@ class Holding:
         self.swapped += nbytes
         self._correction = max(self._correction, -self.charged)
 
-    def report(self, nbytes: int) -> None:
-        """So much it cannot move."""
+    def report(self, nbytes: int, exchanged: int) -> None:
+        """So much it cannot move, and so much has changed places, ever. Its own word, for people."""
         self.unmovable = min(nbytes, self._capacity)
+        self.exchanged = min(exchanged, MAX)
 
     def ask(self, nbytes: int) -> None:
         """It is asked to move so much, or (less than 0) has answered."""

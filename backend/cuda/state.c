@@ -12,26 +12,25 @@
 #include "counters.h"
 #include "daemon.h"
 #include "driver.h"
+#include "exchange.h"
 #include "gate.h"
 #include "graph.h"
 #include "heat.h"
 #include "stream.h"
 #include "mover.h"
 
-/* The driver shows at most this many GPUs to a process (MIG slices included). */
-#define ORDINALS 64
-
 bool state_ready;
 __thread unsigned int state_depth;
 
 /* Seen by the listening thread as soon as it is made, by the program's threads once it is set up. */
-static struct device *devices[ORDINALS];	/* atomically; never freed */
-static bool set_up[ORDINALS];			/* atomically; written under setup_lock */
+static struct device *devices[GG_ORDINALS];	/* atomically; never freed */
+static bool set_up[GG_ORDINALS];			/* atomically; written under setup_lock */
 static pthread_mutex_t setup_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t ending = PTHREAD_MUTEX_INITIALIZER; /* from state_context_ends to state_context_ended */
 static bool daemon_begun;	/* under setup_lock */
 
-/* Of which device a context is: asked for on every launch, so each thread keeps its last answer, until a context ends. */
+/* Of which device a context is: asked for on every launch, so each thread keeps its last answer, until a
+ * context ends. */
 static uint64_t epoch = 1;	/* atomically */
 static __thread struct {
 	CUcontext context;
@@ -77,7 +76,7 @@ static void in_child(void)
 	setup_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	ending = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	daemon_begun = false;
-	for (int i = 0; i < ORDINALS; i++) {
+	for (int i = 0; i < GG_ORDINALS; i++) {
 		devices[i] = NULL;
 		set_up[i] = false;
 	}
@@ -87,6 +86,7 @@ static void in_child(void)
 	graph_forget();
 	counters_forget();
 	heat_forget();
+	exchange_forget();
 	memory_forget();
 	daemon_forget();
 	state_ready = false;
@@ -204,7 +204,7 @@ static struct device *device_with(CUdevice ordinal, CUcontext context)
 {
 	struct device *device;
 
-	if (ordinal < 0 || ordinal >= ORDINALS)
+	if (ordinal < 0 || ordinal >= GG_ORDINALS)
 		return NULL;
 	if (!__atomic_load_n(&set_up[ordinal], __ATOMIC_ACQUIRE)) {
 		/* Without a context there is nothing to set up in. */
@@ -249,7 +249,7 @@ struct device *state_device(CUdevice ordinal)
 
 void state_devices(void (*visit)(struct device *, void *), void *argument)
 {
-	for (int i = 0; i < ORDINALS; i++) {
+	for (int i = 0; i < GG_ORDINALS; i++) {
 		struct device *device = __atomic_load_n(&devices[i], __ATOMIC_ACQUIRE);
 
 		if (device)
@@ -282,7 +282,7 @@ void state_context_ends(CUcontext context)
 {
 	pthread_mutex_lock(&ending);
 	held = 0;
-	for (int i = 0; i < ORDINALS; i++) {
+	for (int i = 0; i < GG_ORDINALS; i++) {
 		struct device *device = __atomic_load_n(&devices[i], __ATOMIC_ACQUIRE);
 
 		if (!device || __atomic_load_n(&device->primary, __ATOMIC_ACQUIRE) != context)
@@ -294,14 +294,14 @@ void state_context_ends(CUcontext context)
 
 void state_context_forgotten(CUcontext context)
 {
-	for (int i = 0; i < ORDINALS; i++)
+	for (int i = 0; i < GG_ORDINALS; i++)
 		if (held >> i & 1 && devices[i]->primary == context)
 			__atomic_store_n(&devices[i]->primary, NULL, __ATOMIC_RELEASE);
 }
 
 void state_context_ended(bool gone)
 {
-	for (int i = 0; i < ORDINALS; i++) {
+	for (int i = 0; i < GG_ORDINALS; i++) {
 		struct device *device = __atomic_load_n(&devices[i], __ATOMIC_ACQUIRE);
 
 		if (!(held >> i & 1))

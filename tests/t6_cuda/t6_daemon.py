@@ -1,4 +1,4 @@
-"""The library's end of the socket (daemon.c, on its own) against the daemon's (backend/cuda), in real time."""
+"""The library's end of the socket, on its own, against the daemon's (backend/cuda), in real time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from tests.harness import Harness, StubGpu, World, running
 
 HERE = Path(__file__).parent
 CUDA = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
-FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CUDA}"]
+LIBRARY = HERE.parent.parent / "backend" / "cuda"
+INCLUDES = [f"-I{place}" for place in (CUDA, LIBRARY, *(LIBRARY / part for part in ("daemon", "move", "count")))]
+FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *INCLUDES]
 SANITIZERS = {"plain": [], "thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined"]}
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -115,9 +117,9 @@ def binary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if not (CUDA / "cuda.h").exists():
         pytest.fail(f"no cuda.h in {CUDA}: make cuda brings it")
     out = tmp_path_factory.mktemp("daemon") / "daemon_main"
-    subprocess.run(
-        ["gcc", *FLAGS, *SANITIZERS[request.param], HERE / "programs" / "daemon_main.c", "-o", out], check=True
-    )
+    sources = [LIBRARY / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link")]
+    main = HERE / "socket" / "daemon_main.c"
+    subprocess.run(["gcc", *FLAGS, *SANITIZERS[request.param], main, *sources, "-o", out], check=True)
     return out
 
 
@@ -205,9 +207,11 @@ def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
             await program.do("kernels", 17)
             assert "submitted 17\n" in await daemon.h.read(file + "gcgroup.stat")
             await program.do("free", 24)
-            await program.do("report", 100)
+            await program.do("report", 100, 30)
             assert await program.do("limits") == [1, 4096, 3096], "what was freed is told first"
-            assert f"unmovable {100 * MIB}\n" in await daemon.h.read(file + "gmem.stat")
+            stat = await daemon.h.read(file + "gmem.stat")
+            assert f"unmovable {100 * MIB}\n" in stat
+            assert f"exchanged_bytes {30 * MIB}\n" in stat
             look_at_the_thread(program.process.pid)
             assert (await program.do("ticks", 500))[0] <= 2, "it sleeps"
             assert await program.do("wake") == [0]

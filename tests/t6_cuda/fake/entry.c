@@ -37,7 +37,8 @@ FAKE_EXPORT cuGetProcAddress_v2(const char *symbol, void **pointer, int version,
 	if (!symbol || !pointer)
 		return CUDA_ERROR_INVALID_VALUE;
 	*pointer = find(symbol, version, flags, &too_old);
-	/* A driver whose two ways to a function are not the same pointer. What comes back is only compared in the test. */
+	/* A driver whose two ways to a function are not the same pointer. What comes back is only compared
+	 * in the test. */
 	if (*pointer && fake_number("FAKE_ALIASES", 0))
 		*pointer = (char *)*pointer + 1;
 	if (status)

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A double of libcuda.so.1 for tests, on the CPU. Strict: a call that no correct client makes ends the process with a
- * message. What each file has: fake.c misuse, faults, the log; entry.c cuGetProcAddress; context.c devices and contexts;
- * stream.c streams and events; launch.c modules, functions, launches; graph.c graphs and capture; memory.c memory.
+ * A double of libcuda.so.1 for tests, on the CPU. Strict: a call that no correct client makes ends the
+ * process with a message. What each file has: fake.c misuse, faults, the log; entry.c cuGetProcAddress;
+ * context.c devices and contexts; stream.c streams and events; launch.c modules, functions, launches; graph.c
+ * graphs and capture; memory.c memory.
  *
- * Environment:
- *   FAKE_DEVICES=n        GPUs (1)
- *   FAKE_MEMORY=bytes     memory of each (1 GiB)
- *   FAKE_FAIL=name:n[:code][,...]  the nth call of `name` (1 is the first; 0 is every one) answers code (2, out of memory)
- *   FAKE_LOG=path         one line for every call that FAKE(name) begins: "name thread"
- *   FAKE_ALIASES=1       cuGetProcAddress gives other pointers than dlsym, which are only good to look at
- *   FAKE_KERNEL_US=n      each kernel takes at least that long
+ * Environment: FAKE_DEVICES=n        GPUs (1) FAKE_MEMORY=bytes     memory of each (1 GiB)
+ * FAKE_FAIL=name:n[:code][,...]  the nth call of `name` (1 is the first; 0 is every one) answers code (2, out
+ * of memory) FAKE_LOG=path         one line for every call that FAKE(name) begins: "name thread"
+ * FAKE_ALIASES=1       cuGetProcAddress gives other pointers than dlsym, which are only good to look at
+ * FAKE_KERNEL_US=n      each kernel takes at least that long
  *
- * A "kernel" is a C function of the test program, void name(void **parameters), found by its name in cuModuleGetFunction,
- * with its parameters' sizes in `const size_t name_parameters[]`, 0 last (found as name ## _parameters; absent: none).
- * As on a GPU, it gets copies of the parameters, made at launch.
+ * A "kernel" is a C function of the test program, void name(void **parameters), found by its name in
+ * cuModuleGetFunction, with its parameters' sizes in `const size_t name_parameters[]`, 0 last (found as name
+ * ## _parameters; absent: none). As on a GPU, it gets copies of the parameters, made at launch.
  */
 #ifndef FAKE_H
 #define FAKE_H
@@ -50,17 +49,17 @@ CUcontext fake_context(void);
 CUdevice fake_device_of(CUcontext context);
 int fake_devices(void);
 
-/* The stream that `stream` means for this thread in the current context: 0 and 1 the legacy one, 2, and 0 with `per_thread`,
- * the thread's own. Dies for a destroyed one. */
+/* The stream that `stream` means for this thread in the current context: 0 and 1 the legacy one, 2, and 0
+ * with `per_thread`, the thread's own. Dies for a destroyed one. */
 struct fake_stream *fake_stream(CUstream stream, bool per_thread);
 CUcontext fake_stream_context(struct fake_stream *stream);
 
 /*
- * Queues work(argument) behind what the stream has. If it is being captured it becomes a node of the graph instead, and is
- * run, with the same argument, at every launch: so `argument` may be freed by `done` only (called when the work has run, or
- * when the node or its last executable graph is destroyed; may be NULL). An error (CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the
- * legacy stream, while a stream that waits for it is captured) is for the caller to return; `done` was called then.
- * `type` is CU_GRAPH_NODE_TYPE_MEMCPY, _MEMSET, _HOST...
+ * Queues work(argument) behind what the stream has. If it is being captured it becomes a node of the graph
+ * instead, and is run, with the same argument, at every launch: so `argument` may be freed by `done` only
+ * (called when the work has run, or when the node or its last executable graph is destroyed; may be NULL). An
+ * error (CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the legacy stream, while a stream that waits for it is captured)
+ * is for the caller to return; `done` was called then. `type` is CU_GRAPH_NODE_TYPE_MEMCPY, _MEMSET, _HOST...
  */
 CUresult fake_enqueue(struct fake_stream *stream, CUgraphNodeType type, void (*work)(void *), void *argument,
 		      void (*done)(void *));
@@ -69,8 +68,9 @@ bool fake_capturing(struct fake_stream *stream);
 /* Waits until everything queued so far has run. Dies where the stream, or one of the context, is being captured. */
 void fake_drain_stream(struct fake_stream *stream);
 void fake_drain_context(CUcontext context);
-/* An entry point that a capture in global mode (of any thread, or thread-local of this) forbids, unless this thread's mode is
- * relaxed: returns CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidates it; the caller returns that. */
+/* An entry point that a capture in global mode (of any thread, or thread-local of this) forbids, unless
+ * this thread's mode is relaxed: returns CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidates it; the
+ * caller returns that. */
 CUresult fake_unsafe(void);
 
 /* Memory: called by cuCtxDestroy and its like, when nothing is queued any more (memory.c). */

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory: physical memory is a piece of one memfd, addresses are those of this process, mapping is mmap. What is not mapped,
- * or not accessible, faults; a kernel that runs while its memory moves gets SIGSEGV, or loses what it writes.
+ * Memory: physical memory is a piece of one memfd, addresses are those of this process, mapping is mmap. What
+ * is not mapped, or not accessible, faults; a kernel that runs while its memory moves gets SIGSEGV, or loses
+ * what it writes.
  */
 #include "fake.h"
 
@@ -60,8 +61,8 @@ static uint64_t capacity(void)
 	return fake_number("FAKE_MEMORY", UINT64_C(1) << 30);
 }
 
-/* What tests ask: not of the real driver. GPU: physical memory that exists on the device; host: pinned by cuMemCreate;
- * addresses: bytes reserved. */
+/* What tests ask: not of the real driver. GPU: physical memory that exists on the device; host: pinned by
+ * cuMemCreate; addresses: bytes reserved. */
 __attribute__((visibility("default"))) void fake_memory_usage(int device, uint64_t *gpu, uint64_t *host, uint64_t *addresses)
 {
 	pthread_mutex_lock(&lock);
@@ -699,8 +700,8 @@ struct transfer {
 
 static bool held; /* atomically */
 
-/* Asynchronous copies of whole chunks do not end from now on, as if the GPU were taken away; or they do again. Not of the
- * real driver. */
+/* Asynchronous copies of whole chunks do not end from now on, as if the GPU were taken away; or they do
+ * again. Not of the real driver. */
 __attribute__((visibility("default"))) void fake_memory_hold(bool hold)
 {
 	__atomic_store_n(&held, hold, __ATOMIC_RELEASE);

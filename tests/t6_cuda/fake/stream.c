@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Streams and events. Each stream has a thread that runs what is queued, in order. The legacy stream waits for all that
- * was queued before in the blocking streams of its context, and they for it.
+ * Streams and events. Each stream has a thread that runs what is queued, in order. The legacy stream waits
+ * for all that was queued before in the blocking streams of its context, and they for it.
  */
 
 #include "internal.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * count_all CASE: launches kernels in one of the ways there are, says "launched N" once all have run (or, in some cases, at
- * a certain moment), and waits for an answer: the test has looked at the page by then.
+ * count_all CASE: launches kernels in one of the ways there are, says "launched N" once all have run (or, in
+ * some cases, at a certain moment), and waits for an answer: the test has looked at the page by then.
  */
 #include <signal.h>
 #include <sys/wait.h>

@@ -2,8 +2,8 @@
 /* LINK_LIBRARY: gate_all CASE: the gate from the inside; the library is part of this program. */
 #include <sys/wait.h>
 
-#include "../../../backend/cuda/driver.h"
-#include "../../../backend/cuda/gate.h"
+#include "driver.h"
+#include "gate.h"
 #include "common.h"
 
 #define THREADS 4
@@ -54,8 +54,8 @@ static void *hammer(void *argument)
 	return NULL;
 }
 
-/* Launches from several threads while another opens and closes; and a plain variable that only the closer, and only those
- * inside, may touch: a sanitizer sees whether the gate orders them. */
+/* Launches from several threads while another opens and closes; and a plain variable that only the closer,
+ * and only those inside, may touch: a sanitizer sees whether the gate orders them. */
 static int guarded[THREADS];
 
 static void *inside(void *number)

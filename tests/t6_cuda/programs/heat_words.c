@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LINK_LIBRARY: which words among the parameters of a launch are offered as pointers. */
-#include "../../../backend/cuda/driver.h"
-#include "../../../backend/cuda/heat.h"
+#include "driver.h"
+#include "heat.h"
 #include "common.h"
 
 struct view {

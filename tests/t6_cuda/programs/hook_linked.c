@@ -6,7 +6,7 @@
 
 static const struct { const char *name; void *pointer; } bound[] = {
 #define ENTRY(name, ...) { #name, (void *)name },
-#include "../../../backend/cuda/entries.def"
+#include "entries.def"
 };
 
 int main(void)

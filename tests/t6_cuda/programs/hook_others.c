@@ -1,6 +1,7 @@
 /* NO_LINK */
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dlsym means for everything else what it means without us, and nothing is loaded or started for a program without CUDA. */
+/* dlsym means for everything else what it means without us, and nothing is loaded or started for a program
+ * without CUDA. */
 #include <dirent.h>
 #include <dlfcn.h>
 

@@ -1,8 +1,8 @@
 /* NO_LINK: finds libcuda itself, as programs do that use the runtime. */
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hook_ways WAY [VERSION FLAGS]: for each name on stdin, looks it up in one of the ways there are, and says in which file
- * what it found is, and under which name that exports it: "name file symbol", or "name - -".
+ * hook_ways WAY [VERSION FLAGS]: for each name on stdin, looks it up in one of the ways there are, and says
+ * in which file what it found is, and under which name that exports it: "name file symbol", or "name - -".
  */
 #include <dlfcn.h>
 #include <stdint.h>

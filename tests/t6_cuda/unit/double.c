@@ -14,7 +14,7 @@ static unsigned int reclaims;
 static struct device *known;
 
 /* What the thread is to do: one thing at a time. */
-static enum { NOTHING, OUT, IN } order;
+static enum { NOTHING, OUT, IN, EXCHANGE } order;
 static struct device *order_device;
 static uint64_t order_bytes, order_moved;
 static bool taken, running;
@@ -33,7 +33,9 @@ static void *listen_to(void *argument)
 			continue;
 		}
 		pthread_mutex_unlock(&lock);
-		moved = what == OUT ? mover_out(order_device, bytes, &usec) : mover_in(order_device, bytes, &usec);
+		moved = what == OUT ? mover_out(order_device, bytes, &usec) :
+			what == IN  ? mover_in(order_device, bytes, &usec) :
+				      mover_exchange(order_device, bytes);
 		pthread_mutex_lock(&lock);
 		if (what == OUT) {
 			moved = mover_booked(order_device);
@@ -189,9 +191,17 @@ uint64_t double_in(struct device *device, uint64_t bytes)
 	return carry_out(IN, device, bytes);
 }
 
+uint64_t double_exchange(struct device *device, uint64_t bytes)
+{
+	return carry_out(EXCHANGE, device, bytes);
+}
+
 unsigned int double_reclaims(void)
 {
-	return reclaims;
+	pthread_mutex_lock(&lock);
+	unsigned int count = reclaims;
+	pthread_mutex_unlock(&lock);
+	return count;
 }
 
 void double_agree(struct device *device)

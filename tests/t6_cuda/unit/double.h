@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A double of daemon.c without a socket: books with one limit, and a thread in the place of the listening one. Strict: what
- * no correct client does ends the process.
+ * A double of daemon.c without a socket: books with one limit, and a thread in the place of the listening
+ * one. Strict: what no correct client does ends the process.
  */
 #ifndef UNIT_DOUBLE_H
 #define UNIT_DOUBLE_H
@@ -24,13 +24,16 @@
 		}									\
 	} while (0)
 
-/* The limit from now on: what is above is moved out, or what is below in, by the time this returns (as far as it goes). */
+/* The limit from now on: what is above is moved out, or what is below in, by the time this returns (as far
+ * as it goes). */
 void double_limit(uint64_t limit);
 /* Whether anything may be in the host: gmem.swap.max. */
 void double_swap(bool allowed);
 /* RECLAIM and ROOM, outside of any limit; the bytes moved. */
 uint64_t double_out(struct device *device, uint64_t bytes);
 uint64_t double_in(struct device *device, uint64_t bytes);
+/* What exchange.c has the listening thread do. */
+uint64_t double_exchange(struct device *device, uint64_t bytes);
 /* Checks that the books here, those of `device`, and what the driver's double has are the same. */
 void double_agree(struct device *device);
 /* How often mover_out was asked. */

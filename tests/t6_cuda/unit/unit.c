@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "async.h"
+#include "counters.h"
 #include "double.h"
 
 static struct device *device;
@@ -352,8 +353,12 @@ static void test_stress(void)
 	fill(&still);
 	for (uintptr_t i = 0; i < 3; i++)
 		CHECK(!pthread_create(&threads[i], NULL, worker, (void *)i));
-	while (now() < until) {
+	/* On a machine that is busy elsewhere it takes longer to have seen anything. */
+	while (now() < until || double_reclaims() <= 10) {
 		double_limit((2 + any(60)) << 20);
+		region_look(device, any(2));
+		if (any(2))
+			double_exchange(device, (2 + any(20)) << 20);
 		if (!any(4))
 			double_limit(UINT64_MAX);
 		/* Looks from a third thread, at what is being freed too. */
@@ -362,7 +367,9 @@ static void test_stress(void)
 			size_t bytes;
 			struct device *found;
 
-			region_touch(still.address + any(100 << 20) - (50 << 20), 1);
+			region_use_from(still.address + any(100 << 20) - (50 << 20));
+			if (!any(100))
+				region_use(still.address, 10 << 20);
 			region_find(still.address + any(100 << 20) - (50 << 20), &base, &bytes, &found);
 		}
 	}
@@ -417,7 +424,39 @@ static void test_persistent(void)
 	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
 }
 
-/* The GPU is taken away while a copy is under way: it is given up, and nothing of it is touched before it has ended. */
+/* A queue that takes longer than anybody waits for one kernel: it gets done, so it is waited for. */
+
+void slow(void **parameters);
+void slow(void **parameters)
+{
+	(void)parameters;
+	usleep(150000);
+}
+
+static void nobody_sleeps(void)
+{
+}
+
+static void test_queue(void)
+{
+	struct item item = { .bytes = 8 << 20, .seed = 3 };
+
+	start();
+	counters_wake = nobody_sleeps;	/* as with a daemon: what finishes is looked at */
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	for (int i = 0; i < 6; i++) {
+		CHECK(launch(kernel("slow"), NULL, NULL) == CUDA_SUCCESS);
+		usleep(5000);
+	}
+	CHECK(double_out(device, 8 << 20) == 8 << 20);
+	double_agree(device);
+	verify(&item);
+	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
+}
+
+/* The GPU is taken away while a copy is under way: it is given up, and nothing of it is touched before it
+ * has ended. */
 
 static void *free_it(void *argument)
 {
@@ -578,7 +617,18 @@ static void test_pin(void)
 	CHECK(region_pin(items[1].address, 1) == CUDA_ERROR_INVALID_VALUE);
 }
 
-/* The hot ones stay, and come back first. */
+static void use(CUdeviceptr address, int times)
+{
+	while (times--)
+		region_use_from(address);
+}
+
+static bool on_gpu(CUdeviceptr address)
+{
+	return place(address) == CU_MEM_LOCATION_TYPE_DEVICE;
+}
+
+/* The cold ones go first, and the hot ones come back first: by how often, not by whether. */
 static void test_heat(void)
 {
 	CUdeviceptr address[8];
@@ -586,20 +636,93 @@ static void test_heat(void)
 	start();
 	for (int i = 0; i < 8; i++)
 		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
-	/* One round forgets that they are new. */
-	CHECK(double_out(device, 2 << 20) == 2 << 20 && double_in(device, 2 << 20) == 2 << 20);
-	for (int i = 0; i < 8; i += 2)
-		region_touch(address[i], 1);
-	region_touch(address[0], 100);
+	for (int i = 0; i < 8; i++)
+		use(address[i], i % 2 ? 1 : 7);
+	CHECK(!region_look(device, false));	/* too few to tell */
+	use(address[0], 1);
+	CHECK(region_look(device, false));
 	CHECK(double_out(device, 6 << 20) == 6 << 20);
 	for (int i = 0; i < 8; i += 2)
-		CHECK(place(address[i]) == CU_MEM_LOCATION_TYPE_DEVICE);
+		CHECK(on_gpu(address[i]));
 	CHECK(double_out(device, UINT64_MAX) == 10 << 20);
-	region_touch(address[5], 1);
-	region_touch(address[3] + 12345, 1);
+	for (int i = 0; i < 8; i++)
+		use(address[i], i == 3 || i == 5 ? 100 : 1);
+	CHECK(region_look(device, false));
 	CHECK(double_in(device, 4 << 20) == 4 << 20);
 	for (int i = 0; i < 8; i++)
-		CHECK((place(address[i]) == CU_MEM_LOCATION_TYPE_DEVICE) == (i == 5 || i == 3));
+		CHECK(on_gpu(address[i]) == (i == 5 || i == 3));
+	/* Old heat goes by itself. */
+	for (int i = 0; i < 8; i++)
+		CHECK(region_look(device, true));
+	use(address[0], 10);
+	CHECK(region_look(device, true) && double_in(device, 2 << 20) == 2 << 20 && on_gpu(address[0]));
+	double_agree(device);
+}
+
+/* A pointer tells where something begins: it is hot up to where something else does. */
+static void test_heat_in_one(void)
+{
+	CUdeviceptr address;
+
+	start();
+	CHECK(cuMemAlloc_v2(&address, 12 << 20) == CUDA_SUCCESS);
+	use(address + 100, 1);
+	use(address + (4 << 20), 20);	/* pages 2 and 3 */
+	use(address + (8 << 20), 2);
+	CHECK(region_look(device, false));
+	CHECK(double_out(device, 8 << 20) == 8 << 20);
+	for (int i = 0; i < 6; i++)
+		CHECK(on_gpu(address + ((CUdeviceptr)i << 21)) == (i == 2 || i == 3));
+	CHECK(double_in(device, UINT64_MAX) == 8 << 20);
+	/* What ends is known of copies: page 2 is not theirs. */
+	for (int i = 0; i < 20; i++)
+		region_use(address, 4 << 20);
+	CHECK(region_look(device, false) && region_look(device, true) && region_look(device, true));
+	for (int i = 0; i < 9; i++)
+		region_use(address, 4 << 20);
+	CHECK(region_look(device, false));
+	CHECK(double_out(device, 8 << 20) == 8 << 20);
+	CHECK(on_gpu(address) && on_gpu(address + (2 << 20)));
+	/* What was seen to begin long ago begins no longer: all of it is hot by its first page. */
+	for (int i = 0; i < 20; i++)
+		CHECK(region_look(device, true));
+	use(address, 20);
+	CHECK(region_look(device, false));
+	CHECK(region_misplaced(device, UINT64_MAX) == 0);
+	double_agree(device);
+}
+
+/* What is hot in the host comes for what is cold on the GPU, and the books do not notice. */
+static void test_exchange(void)
+{
+	CUdeviceptr address[8];
+
+	start();
+	for (int i = 0; i < 8; i++)
+		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
+	CHECK(double_out(device, 8 << 20) == 8 << 20);
+	CHECK(region_misplaced(device, UINT64_MAX) == 0);	/* nothing is known to be better */
+	for (int i = 0; i < 8; i++)
+		use(address[i], on_gpu(address[i]) ? 6 : 10);
+	CHECK(region_look(device, false) && region_misplaced(device, UINT64_MAX) == 0);	/* not by enough */
+	for (int round = 0; round < 5; round++) {
+		for (int i = 0; i < 8; i++)
+			use(address[i], i % 2 ? 2 : 40);
+		CHECK(region_look(device, false));
+	}
+	double_limit(8 << 20);
+	for (uint64_t rest = region_misplaced(device, UINT64_MAX); rest; rest = region_misplaced(device, UINT64_MAX)) {
+		CHECK(double_exchange(device, 2 << 20) == 2 << 20);
+		CHECK(region_misplaced(device, UINT64_MAX) == rest - (2 << 20));
+		double_agree(device);
+	}
+	for (int i = 0; i < 8; i++)
+		CHECK(on_gpu(address[i]) == !(i % 2));
+	CHECK(device->resident == 8 << 20 && device->swapped == 8 << 20);
+	/* Nobody can come where nothing can go. */
+	for (int i = 0; i < 8; i += 2)
+		CHECK(region_pin(address[i], 1) == CUDA_SUCCESS);
+	CHECK(double_exchange(device, 2 << 20) == 0);
 	double_agree(device);
 }
 
@@ -788,8 +911,8 @@ int main(int count, char **arguments)
 	} tests[] = {
 		{ "basic", test_basic }, { "limit", test_limit }, { "no_swap", test_no_swap },
 		{ "exhaustion", test_exhaustion }, { "faults", test_faults }, { "stress", test_stress },
-		{ "persistent", test_persistent }, { "async", test_async }, { "contexts", test_contexts },
-		{ "pin", test_pin }, { "heat", test_heat }, { "foreign", test_foreign },
+		{ "persistent", test_persistent }, { "queue", test_queue }, { "async", test_async }, { "contexts", test_contexts },
+		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange }, { "foreign", test_foreign },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "ahead", test_ahead }, { "stuck", test_stuck },
 	};

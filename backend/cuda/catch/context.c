@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Contexts that come and go. Much of what we keep is in one: markers, streams of the mover, the
+ * program's allocations. So whoever may be about to destroy one says so first, and afterwards
+ * whether it did.
+ */
+
+#include "counters.h"
+#include "driver.h"
+#include "gate.h"
+#include "heat.h"
+#include "stream.h"
+
+struct ending {
+	CUcontext context;	/* NULL: there is none */
+	CUdevice ordinal;
+	bool entered;
+};
+
+static struct ending begin(CUcontext context)
+{
+	struct ending ending = { .context = context };
+
+	if (context) {
+		state_context_ends(context);
+		heat_code_goes();
+	}
+	/* After the above: the mover may hold the context while it closes the gate. */
+	gate_enter();
+	if (context)
+		counters_context_held(context);
+	state_enter();
+	return ending;
+}
+
+/* Where each device is told of: one may have memory that was allocated in the context. */
+static void tell_memory(struct device *device, void *context)
+{
+	memory_context_gone(device, context);
+}
+
+static void end(const struct ending *ending, bool gone)
+{
+	if (ending->context && gone) {
+		counters_context_gone(ending->context);
+		stream_context_gone(ending->context);
+		state_context_forgotten(ending->context);
+		state_devices(tell_memory, ending->context);
+	} else if (ending->context) {
+		counters_context_stays(ending->context);
+	}
+	state_leave();
+	gate_leave();
+	if (ending->context) {
+		heat_code_gone();
+		state_context_ended(gone);
+	}
+}
+
+/* cuCtxDestroy: the context is destroyed whatever is left in it. */
+#define DESTROY(name)						\
+	WRAPPER name(CUcontext ctx)				\
+	{							\
+		struct ending ending;				\
+		CUresult result;				\
+								\
+		PASS_INSIDE(name, (ctx));			\
+		ending = begin(ctx);				\
+		result = real.name(ctx);			\
+		end(&ending, result == CUDA_SUCCESS);		\
+		return result;					\
+	}
+
+DESTROY(cuCtxDestroy)
+DESTROY(cuCtxDestroy_v2)
+
+static bool active(CUdevice device)
+{
+	unsigned int flags;
+	int is_active = 0;
+
+	return real.cuDevicePrimaryCtxGetState &&
+	       !real.cuDevicePrimaryCtxGetState(device, &flags, &is_active) && is_active;
+}
+
+/* The primary context of a device; NULL: it has none now. */
+static CUcontext primary_of(CUdevice device)
+{
+	CUcontext context = NULL;
+
+	if (!active(device) || real.cuDevicePrimaryCtxRetain(&context, device))
+		return NULL;
+	if (real.cuDevicePrimaryCtxRelease_v2)
+		real.cuDevicePrimaryCtxRelease_v2(device);
+	else
+		real.cuDevicePrimaryCtxRelease(device);
+	return context;
+}
+
+/* Destroyed when it is released as often as it was retained; a reset destroys it at once. */
+#define PRIMARY(name)							\
+	WRAPPER name(CUdevice dev)					\
+	{								\
+		struct ending ending;					\
+		CUcontext context;					\
+		CUresult result;					\
+									\
+		PASS_INSIDE(name, (dev));				\
+		state_enter();						\
+		context = primary_of(dev);				\
+		state_leave();						\
+		ending = begin(context);				\
+		result = real.name(dev);				\
+		end(&ending, context && !active(dev));			\
+		return result;						\
+	}
+
+PRIMARY(cuDevicePrimaryCtxRelease)
+PRIMARY(cuDevicePrimaryCtxRelease_v2)
+PRIMARY(cuDevicePrimaryCtxReset)
+PRIMARY(cuDevicePrimaryCtxReset_v2)
+
+/* The old pair of cuCtxAttach and cuCtxDetach: the last detach destroys. Nothing says which it was
+ * but that the handle is no longer good. */
+WRAPPER cuCtxDetach(CUcontext ctx)
+{
+	struct ending ending;
+	CUresult result;
+	unsigned int version;
+
+	PASS_INSIDE(cuCtxDetach, (ctx));
+	ending = begin(ctx ? ctx : driver_context());
+	result = real.cuCtxDetach(ctx);
+	end(&ending, !result && (!real.cuCtxGetApiVersion ||
+				 real.cuCtxGetApiVersion(ending.context, &version)));
+	return result;
+}
+
+/* A green context is a context too, by cuCtxFromGreenCtx. */
+WRAPPER cuGreenCtxDestroy(CUgreenCtx hCtx)
+{
+	CUcontext context = NULL;
+	struct ending ending;
+	CUresult result;
+
+	PASS_INSIDE(cuGreenCtxDestroy, (hCtx));
+	state_enter();
+	if (!real.cuCtxFromGreenCtx || real.cuCtxFromGreenCtx(&context, hCtx))
+		context = NULL;
+	state_leave();
+	ending = begin(context);
+	result = real.cuGreenCtxDestroy(hCtx);
+	end(&ending, result == CUDA_SUCCESS);
+	return result;
+}
+
+/*
+ * New ones. cuCtxCreate makes its context current: the device is in use from here on, and the
+ * process arrives in the tree before it has allocated anything else. A primary context is set up
+ * lazily; the first allocation or launch finds it.
+ */
+#define CREATE(name, parameters, arguments)	\
+	FORWARD_THEN(name, parameters, arguments, state_current_device())
+
+CREATE(cuCtxCreate, (CUcontext *pctx, unsigned int flags, CUdevice dev), (pctx, flags, dev))
+CREATE(cuCtxCreate_v2, (CUcontext *pctx, unsigned int flags, CUdevice dev), (pctx, flags, dev))
+CREATE(cuCtxCreate_v3,
+       (CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags,
+	CUdevice dev),
+       (pctx, paramsArray, numParams, flags, dev))
+CREATE(cuCtxCreate_v4,
+       (CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev),
+       (pctx, ctxCreateParams, flags, dev))

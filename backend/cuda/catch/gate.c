@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Each thread says in a slot of its own that it is inside, and then looks whether the gate is
+ * closed; who closes says so, and then looks at the slots. One of the two sees the other, if
+ * neither's look is done before its word is out: who closes sees to that for all threads by
+ * membarrier(2), so that entering needs no fence. Where the kernel has no membarrier, or a sandbox
+ * forbids it, entering has one.
+ */
+
+#include "gate.h"
+
+#include <errno.h>
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "state.h"
+
+struct slot {
+	bool inside;		/* atomically */
+	bool taken;		/* under `lock`: a thread has it */
+	unsigned int depth;	/* of that thread alone */
+	struct slot *next;
+} __attribute__((aligned(64)));
+
+static bool closed;		/* atomically; written under `lock` */
+/* Whether entering must fence; set before the first slot is given out. */
+static bool fenced = true;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed;	/* somebody left while it is closed; it opened; a capture ended */
+static struct slot *slots;	/* under `lock`; never freed, used again */
+static int captures;		/* under `lock` */
+static bool closing;		/* under `lock`: somebody has it, from gate_close to gate_open */
+static pthread_key_t key;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static __thread struct slot *mine;
+
+static void word_is_out(bool *flag)
+{
+	/* ThreadSanitizer knows no fences; an exchange is one, on the machines that CUDA runs
+	 * on. */
+	if (fenced)
+		(void)__atomic_exchange_n(flag, __atomic_load_n(flag, __ATOMIC_RELAXED),
+					  __ATOMIC_SEQ_CST);
+	else
+		__atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+static void all_words_are_out(void)
+{
+	if (fenced)
+		return; /* `closed` is written, and `inside` read, with sequential consistency */
+	syscall(__NR_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+}
+
+static void register_barrier(void)
+{
+#ifdef __SANITIZE_THREAD__
+	fenced = true;
+#else
+	fenced = syscall(__NR_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) != 0;
+#endif
+}
+
+/* A thread ended, perhaps cancelled inside. */
+static void thread_ended(void *argument)
+{
+	struct slot *slot = argument;
+
+	pthread_mutex_lock(&lock);
+	__atomic_store_n(&slot->inside, false, __ATOMIC_RELEASE);
+	slot->depth = 0;
+	slot->taken = false;
+	mine = NULL;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+}
+
+static void make_condition(void)
+{
+	pthread_condattr_t attributes;
+
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&changed, &attributes);
+	pthread_condattr_destroy(&attributes);
+}
+
+static void prepare(void)
+{
+	make_condition();
+	pthread_key_create(&key, thread_ended);
+	register_barrier();
+}
+
+/* Its first time inside. */
+static struct slot *join(void)
+{
+	struct slot *slot;
+
+	pthread_once(&once, prepare);
+	pthread_mutex_lock(&lock);
+	for (slot = slots; slot && slot->taken; slot = slot->next)
+		;
+	if (!slot) {
+		slot = aligned_alloc(_Alignof(struct slot), sizeof(*slot));
+		if (!slot)
+			abort(); /* 64 bytes; and no way to keep this thread out */
+		*slot = (struct slot){ .next = slots };
+		slots = slot;
+	}
+	slot->taken = true;
+	pthread_mutex_unlock(&lock);
+	pthread_setspecific(key, slot);
+	mine = slot;
+	return slot;
+}
+
+static void tell(void)
+{
+	pthread_mutex_lock(&lock);
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+}
+
+void gate_enter(void)
+{
+	struct slot *slot = mine ? mine : join();
+
+	if (slot->depth++)
+		return;
+	for (;;) {
+		__atomic_store_n(&slot->inside, true, __ATOMIC_RELEASE);
+		word_is_out(&slot->inside);
+		if (__builtin_expect(!__atomic_load_n(&closed, __ATOMIC_SEQ_CST), 1))
+			return;
+		__atomic_store_n(&slot->inside, false, __ATOMIC_RELEASE);
+		pthread_mutex_lock(&lock);
+		pthread_cond_broadcast(&changed);
+		while (__atomic_load_n(&closed, __ATOMIC_RELAXED))
+			pthread_cond_wait(&changed, &lock);
+		pthread_mutex_unlock(&lock);
+	}
+}
+
+void gate_leave(void)
+{
+	struct slot *slot = mine;
+
+	if (!slot || --slot->depth)
+		return;
+	__atomic_store_n(&slot->inside, false, __ATOMIC_RELEASE);
+	word_is_out(&slot->inside);
+	if (__builtin_expect(__atomic_load_n(&closed, __ATOMIC_SEQ_CST), 0))
+		tell();
+}
+
+/* The caller may be inside itself; it does not wait for itself. */
+static bool empty(void)
+{
+	for (struct slot *slot = slots; slot; slot = slot->next)
+		if (slot != mine && __atomic_load_n(&slot->inside, __ATOMIC_SEQ_CST))
+			return false;
+	return true;
+}
+
+static void set_closed(bool value)
+{
+	__atomic_store_n(&closed, value, __ATOMIC_SEQ_CST);
+	if (value)
+		all_words_are_out();
+	else
+		pthread_cond_broadcast(&changed);
+}
+
+/* False: the time is up. With `lock` held. */
+static bool wait_until(const struct timespec *deadline)
+{
+	return pthread_cond_timedwait(&changed, &lock, deadline) != ETIMEDOUT;
+}
+
+bool gate_close(unsigned int timeout_ms)
+{
+	struct timespec deadline;
+	bool time_left = true, done = false;
+
+	pthread_once(&once, prepare);
+	clock_gettime(CLOCK_MONOTONIC, &deadline);
+	deadline.tv_sec += timeout_ms / 1000;
+	deadline.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+	if (deadline.tv_nsec >= 1000000000) {
+		deadline.tv_nsec -= 1000000000;
+		deadline.tv_sec++;
+	}
+	pthread_mutex_lock(&lock);
+	while (closing && time_left)
+		time_left = wait_until(&deadline);
+	if (closing) {
+		pthread_mutex_unlock(&lock);
+		return false;
+	}
+	closing = true;
+	while (time_left && !done) {
+		/* While a stream is captured the program must get on, so that
+		 * the capture can end. */
+		while (captures && time_left)
+			time_left = wait_until(&deadline);
+		if (captures)
+			break;
+		set_closed(true);
+		while (!empty() && time_left)
+			time_left = wait_until(&deadline);
+		/* Who was still inside may have begun one; now nobody can. */
+		done = empty() && !captures;
+		if (!done)
+			set_closed(false);
+	}
+	if (!done) {
+		closing = false;
+		pthread_cond_broadcast(&changed);
+	}
+	pthread_mutex_unlock(&lock);
+	return done;
+}
+
+void gate_open(void)
+{
+	pthread_mutex_lock(&lock);
+	closing = false;
+	set_closed(false);
+	pthread_mutex_unlock(&lock);
+}
+
+void gate_capture(int change)
+{
+	pthread_once(&once, prepare);
+	pthread_mutex_lock(&lock);
+	captures += change;
+	if (captures < 0)
+		captures = 0;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+}
+
+bool gate_capturing(void)
+{
+	bool any;
+
+	pthread_mutex_lock(&lock);
+	any = captures > 0;
+	pthread_mutex_unlock(&lock);
+	return any;
+}
+
+void gate_forget(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	make_condition();
+	for (struct slot *slot = slots; slot; slot = slot->next) {
+		slot->inside = false;
+		slot->depth = 0;
+		slot->taken = slot == mine;
+	}
+	closed = false;
+	closing = false;
+	captures = 0;
+	/* What was registered is of the parent's memory, by the letter of membarrier(2). */
+	register_barrier();
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Graphs: how many kernels each executable one has, and which memory they touch.
+ *
+ * Kernels are counted when a graph is instantiated, those of child graphs too. What a conditional
+ * node runs is decided on the GPU while it runs: not known here, and not counted; nor is what a
+ * kernel launches itself, graphs among it. Updating an executable graph does not change how many
+ * there are (its topology must stay); disabling a node does.
+ */
+
+#include <stdlib.h>
+
+#include "counters.h"
+#include "driver.h"
+#include "gate.h"
+#include "graph.h"
+#include "heat.h"
+#include "map.h"
+#include "region.h"
+#include "stream.h"
+
+/* An executable graph. */
+struct exec {
+	uint64_t kernels;
+	/* Addresses among the parameters of its kernels, one a chunk, in ascending order. */
+	CUdeviceptr *words;
+	size_t count, most;
+};
+
+static struct map execs;	/* under `lock`; of CUgraphExec to struct exec */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Called for every word of the kernels' parameters: most are no addresses, which only
+ * region_use_from can tell. */
+static void add_word(CUdeviceptr word, void *argument)
+{
+	struct exec *exec = argument;
+	CUdeviceptr *more;
+
+	/* Numbers and sizes: no GPU memory is in the first 16 MiB, nor beyond 57 bits. */
+	if (word < 16 * GG_MIB || word >> 57)
+		return;
+	if (exec->count == exec->most) {
+		more = realloc(exec->words, (exec->most * 2 + 16) * sizeof(*more));
+		if (!more)
+			return;
+		exec->words = more;
+		exec->most = exec->most * 2 + 16;
+	}
+	exec->words[exec->count++] = word;
+}
+
+static int by_address(const void *a, const void *b)
+{
+	CUdeviceptr left = *(const CUdeviceptr *)a, right = *(const CUdeviceptr *)b;
+
+	return (left > right) - (left < right);
+}
+
+static void one_a_chunk(struct exec *exec)
+{
+	size_t kept = 0;
+
+	if (!exec->count)
+		return;
+	qsort(exec->words, exec->count, sizeof(exec->words[0]), by_address);
+	for (size_t i = 0; i < exec->count; i++)
+		if (!kept || exec->words[i] / GG_CHUNK != exec->words[kept - 1] / GG_CHUNK)
+			exec->words[kept++] = exec->words[i];
+	exec->count = kept;
+}
+
+/* CUDA_KERNEL_NODE_PARAMS and its like: a CUkernel may be in the place of a CUfunction. */
+#define FUNCTION_OF(parameters)								\
+	((parameters)->func ? (parameters)->func : (CUfunction)(parameters)->kern)
+
+static void read_kernel(struct exec *exec, CUgraphNode node)
+{
+	CUDA_KERNEL_NODE_PARAMS parameters = { 0 };
+
+	exec->kernels++;
+	if (!real.cuGraphKernelNodeGetParams_v2 ||
+	    real.cuGraphKernelNodeGetParams_v2(node, &parameters))
+		return;
+	heat_words(FUNCTION_OF(&parameters), parameters.kernelParams, parameters.extra, add_word,
+		   exec);
+}
+
+static void read_graph(struct exec *exec, CUgraph graph)
+{
+	CUgraphNode *nodes;
+	size_t count = 0;
+
+	if (real.cuGraphGetNodes(graph, NULL, &count) || !count)
+		return;
+	nodes = calloc(count, sizeof(*nodes));
+	if (!nodes || real.cuGraphGetNodes(graph, nodes, &count))
+		count = 0;
+	for (size_t i = 0; i < count; i++) {
+		CUgraphNodeType type;
+		CUgraph child;
+
+		if (real.cuGraphNodeGetType(nodes[i], &type))
+			continue;
+		if (type == CU_GRAPH_NODE_TYPE_KERNEL)
+			read_kernel(exec, nodes[i]);
+		else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+			 !real.cuGraphChildGraphNodeGetGraph(nodes[i], &child))
+			read_graph(exec, child);
+	}
+	free(nodes);
+}
+
+/* All that is in a graph. */
+static struct exec whole(CUgraph graph)
+{
+	CUstreamCaptureMode mode = driver_enter();
+	struct exec exec = { 0 };
+
+	read_graph(&exec, graph);
+	one_a_chunk(&exec);
+	driver_leave(mode);
+	return exec;
+}
+
+static void free_exec(struct exec *exec)
+{
+	if (exec)
+		free(exec->words);
+	free(exec);
+}
+
+static void learn(CUgraphExec handle, CUgraph graph)
+{
+	struct exec *exec = calloc(1, sizeof(*exec)), *old;
+
+	if (!exec)
+		return;
+	*exec = whole(graph);
+	pthread_mutex_lock(&lock);
+	old = map_take(&execs, handle);
+	if (!map_put(&execs, handle, exec)) {
+		free_exec(exec);
+		state_log("no memory to count the kernels of a graph");
+	}
+	pthread_mutex_unlock(&lock);
+	free_exec(old);
+}
+
+/* The number stays as it was, so that disabled nodes stay disabled; the words
+ * are those of `graph`. */
+static void learn_words(CUgraphExec handle, CUgraph graph)
+{
+	struct exec fresh = whole(graph), *exec;
+
+	pthread_mutex_lock(&lock);
+	exec = map_get(&execs, handle);
+	if (exec) {
+		CUdeviceptr *old = exec->words;
+
+		exec->words = fresh.words;
+		exec->count = fresh.count;
+		exec->most = fresh.most;
+		fresh.words = old;
+	}
+	pthread_mutex_unlock(&lock);
+	free(fresh.words);
+}
+
+/* Words are added; those of the parameters that were replaced stay, as it is not known
+ * whether others share them. */
+static void add_words(CUgraphExec handle, struct exec fresh)
+{
+	struct exec *exec;
+
+	pthread_mutex_lock(&lock);
+	exec = map_get(&execs, handle);
+	for (size_t i = 0; exec && i < fresh.count; i++)
+		add_word(fresh.words[i], exec);
+	if (exec)
+		one_a_chunk(exec);
+	pthread_mutex_unlock(&lock);
+	free(fresh.words);
+}
+
+static void add_kernel(CUgraphExec handle, CUfunction function, void **parameters, void **extra)
+{
+	CUstreamCaptureMode mode = driver_enter();
+	struct exec fresh = { 0 };
+
+	heat_words(function, parameters, extra, add_word, &fresh);
+	driver_leave(mode);
+	add_words(handle, fresh);
+}
+
+/* What a graph has is learnt when it is instantiated, and again where its parameters change. */
+
+#define INSTANTIATE(name, parameters, arguments)						\
+	FORWARD_THEN(name, parameters, arguments, learn(*phGraphExec, hGraph))
+#define WITH_TEXT									\
+	(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode,		\
+	 char *logBuffer, size_t bufferSize)
+#define WITH_PARAMS									\
+	(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams)
+INSTANTIATE(cuGraphInstantiate, WITH_TEXT,
+	    (phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize))
+INSTANTIATE(cuGraphInstantiate_v2, WITH_TEXT,
+	    (phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize))
+INSTANTIATE(cuGraphInstantiateWithFlags,
+	    (CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags),
+	    (phGraphExec, hGraph, flags))
+INSTANTIATE(cuGraphInstantiateWithParams, WITH_PARAMS, (phGraphExec, hGraph, instantiateParams))
+INSTANTIATE(cuGraphInstantiateWithParams_ptsz, WITH_PARAMS,
+	    (phGraphExec, hGraph, instantiateParams))
+
+#define UPDATE(name, parameters, arguments)							\
+	FORWARD_THEN(name, parameters, arguments, learn_words(hGraphExec, hGraph))
+UPDATE(cuGraphExecUpdate,
+       (CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out,
+	CUgraphExecUpdateResult *updateResult_out),
+       (hGraphExec, hGraph, hErrorNode_out, updateResult_out))
+UPDATE(cuGraphExecUpdate_v2,
+       (CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo),
+       (hGraphExec, hGraph, resultInfo))
+
+FORWARD_THEN(cuGraphExecKernelNodeSetParams,
+	     (CUgraphExec hGraphExec, CUgraphNode hNode,
+	      const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams),
+	     (hGraphExec, hNode, nodeParams),
+	     add_kernel(hGraphExec, nodeParams->func, nodeParams->kernelParams, nodeParams->extra))
+FORWARD_THEN(cuGraphExecKernelNodeSetParams_v2,
+	     (CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS *nodeParams),
+	     (hGraphExec, hNode, nodeParams),
+	     add_kernel(hGraphExec, FUNCTION_OF(nodeParams), nodeParams->kernelParams,
+			nodeParams->extra))
+FORWARD_THEN(cuGraphExecNodeSetParams,
+	     (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams),
+	     (hGraphExec, hNode, nodeParams),
+	     if (nodeParams->type == CU_GRAPH_NODE_TYPE_KERNEL)
+		     add_kernel(hGraphExec, FUNCTION_OF(&nodeParams->kernel),
+				nodeParams->kernel.kernelParams, nodeParams->kernel.extra))
+/* Its topology must be that of the node's graph, so the number stays
+ * (cuGraphExecChildGraphNodeSetParams). */
+FORWARD_THEN(cuGraphExecChildGraphNodeSetParams,
+	     (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph),
+	     (hGraphExec, hNode, childGraph), add_words(hGraphExec, whole(childGraph)))
+
+/* A disabled kernel is not run, and not counted. */
+WRAPPER cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled)
+{
+	CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+	unsigned int was = 1;
+	struct exec *exec;
+	CUresult result;
+
+	PASS_INSIDE(cuGraphNodeSetEnabled, (hGraphExec, hNode, isEnabled));
+	state_enter();
+	if (real.cuGraphNodeGetEnabled && hGraphExec && hNode)
+		real.cuGraphNodeGetEnabled(hGraphExec, hNode, &was);
+	result = real.cuGraphNodeSetEnabled(hGraphExec, hNode, isEnabled);
+	if (!result)
+		real.cuGraphNodeGetType(hNode, &type);
+	if (type == CU_GRAPH_NODE_TYPE_KERNEL && !was != !isEnabled) {
+		pthread_mutex_lock(&lock);
+		exec = map_get(&execs, hGraphExec);
+		if (exec)
+			exec->kernels += isEnabled ? 1 : (uint64_t)-1;
+		pthread_mutex_unlock(&lock);
+	}
+	state_leave();
+	return result;
+}
+
+/* How many kernels a launch runs; and says that what they touch is hot. */
+static uint64_t use(CUgraphExec handle)
+{
+	struct exec *exec;
+	uint64_t kernels = 0;
+
+	pthread_mutex_lock(&lock);
+	exec = map_get(&execs, handle);
+	if (exec) {
+		kernels = exec->kernels;
+		for (size_t i = 0; heat_is_wanted() && i < exec->count; i++)
+			region_use_from(exec->words[i]);
+	}
+	pthread_mutex_unlock(&lock);
+	return kernels;
+}
+
+#define LAUNCH_GRAPH(name, per_thread)							\
+	WRAPPER name(CUgraphExec hGraphExec, CUstream hStream)				\
+	{										\
+		struct device *device;							\
+		uint64_t kernels = 0;							\
+		CUresult result;							\
+											\
+		PASS_INSIDE(name, (hGraphExec, hStream));				\
+		device = state_current_device();					\
+		gate_enter();								\
+		if (stream_runs(hStream, per_thread))					\
+			kernels = use(hGraphExec);					\
+		CALL_REAL(result, name, (hGraphExec, hStream));				\
+		if (!result && device)							\
+			counters_launched(device, hStream, per_thread, kernels);	\
+		gate_leave();								\
+		return result;								\
+	}
+
+LAUNCH_GRAPH(cuGraphLaunch, false)
+LAUNCH_GRAPH(cuGraphLaunch_ptsz, true)
+
+WRAPPER cuGraphExecDestroy(CUgraphExec hGraphExec)
+{
+	struct exec *exec;
+
+	PASS_INSIDE(cuGraphExecDestroy, (hGraphExec));
+	/* First: the handle may be another's as soon as it is destroyed. */
+	pthread_mutex_lock(&lock);
+	exec = map_take(&execs, hGraphExec);
+	pthread_mutex_unlock(&lock);
+	free_exec(exec);
+	return real.cuGraphExecDestroy(hGraphExec);
+}
+
+void graph_forget(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	execs = (struct map){ 0 };
+}

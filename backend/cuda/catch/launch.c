@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Launches: through the gate, and counted where they are run, not captured. Graphs are in graph.c.
+ *
+ * cuLaunchHostFunc runs on the CPU and touches no memory of the GPU: it is no launch.
+ */
+
+#include <stdlib.h>
+
+#include "counters.h"
+#include "driver.h"
+#include "gate.h"
+#include "heat.h"
+#include "stream.h"
+
+/* Before the gate: the first use of a device waits for the daemon. */
+static struct device *enter(void)
+{
+	struct device *device = state_current_device();
+
+	gate_enter();
+	return device;
+}
+
+#define LAUNCH(name, parameters, arguments, function, stream, per_thread, values, extra_values)	\
+	WRAPPER name parameters									\
+	{											\
+		struct device *device;								\
+		CUresult result;								\
+		bool runs;									\
+												\
+		PASS_INSIDE(name, arguments);							\
+		device = enter();								\
+		runs = stream_runs(stream, per_thread);						\
+		if (runs && heat_is_wanted())							\
+			heat_launch(function, values, extra_values);				\
+		CALL_REAL(result, name, arguments);						\
+		if (!result && runs && device)							\
+			counters_launched(device, stream, per_thread, 1);			\
+		gate_leave();									\
+		return result;									\
+	}
+
+#define KERNEL											\
+	(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,	\
+	 unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,		\
+	 unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)
+#define KERNEL_ARGUMENTS									\
+	(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes,	\
+	 hStream, kernelParams, extra)
+LAUNCH(cuLaunchKernel, KERNEL, KERNEL_ARGUMENTS, f, hStream, false, kernelParams, extra)
+LAUNCH(cuLaunchKernel_ptsz, KERNEL, KERNEL_ARGUMENTS, f, hStream, true, kernelParams, extra)
+
+#define COOPERATIVE										\
+	(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,	\
+	 unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,		\
+	 unsigned int sharedMemBytes, CUstream hStream, void **kernelParams)
+#define COOPERATIVE_ARGUMENTS									\
+	(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes,	\
+	 hStream, kernelParams)
+LAUNCH(cuLaunchCooperativeKernel, COOPERATIVE, COOPERATIVE_ARGUMENTS, f, hStream, false,
+       kernelParams, NULL)
+LAUNCH(cuLaunchCooperativeKernel_ptsz, COOPERATIVE, COOPERATIVE_ARGUMENTS, f, hStream, true,
+       kernelParams, NULL)
+
+#define EX (const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)
+#define EX_ARGUMENTS (config, f, kernelParams, extra)
+#define EX_STREAM (config ? config->hStream : NULL)
+LAUNCH(cuLaunchKernelEx, EX, EX_ARGUMENTS, f, EX_STREAM, false, kernelParams, extra)
+LAUNCH(cuLaunchKernelEx_ptsz, EX, EX_ARGUMENTS, f, EX_STREAM, true, kernelParams, extra)
+
+/* Those of CUDA 2, still there, always in the legacy stream or a given one; their parameters were
+ * set one by one before. */
+LAUNCH(cuLaunch, (CUfunction f), (f), f, NULL, false, NULL, NULL)
+LAUNCH(cuLaunchGrid, (CUfunction f, int grid_width, int grid_height), (f, grid_width, grid_height),
+       f, NULL, false, NULL, NULL)
+LAUNCH(cuLaunchGridAsync, (CUfunction f, int grid_width, int grid_height, CUstream hStream),
+       (f, grid_width, grid_height, hStream), f, hStream, false, NULL, NULL)
+
+/* One launch a device, each in a stream of its own, whose context need not be the current one. */
+static void count_one(const CUDA_LAUNCH_PARAMS *launch)
+{
+	CUcontext context;
+	struct device *device;
+
+	state_enter();
+	if (!real.cuStreamGetCtx || real.cuStreamGetCtx(launch->hStream, &context) ||
+	    real.cuCtxPushCurrent_v2(context)) {
+		state_leave();
+		return;
+	}
+	device = state_current_device();
+	if (device)
+		counters_launched(device, launch->hStream, false, 1);
+	real.cuCtxPopCurrent_v2(&context);
+	state_leave();
+}
+
+WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList,
+					     unsigned int numDevices, unsigned int flags)
+{
+	CUresult result;
+	bool runs;
+
+	PASS_INSIDE(cuLaunchCooperativeKernelMultiDevice, (launchParamsList, numDevices, flags));
+	enter();
+	/* It cannot be captured (CUDA_ERROR_NOT_SUPPORTED), in none of the streams. */
+	runs = launchParamsList != NULL;
+	for (unsigned int i = 0; runs && heat_is_wanted() && i < numDevices; i++)
+		heat_launch(launchParamsList[i].function, launchParamsList[i].kernelParams, NULL);
+	CALL_REAL(result, cuLaunchCooperativeKernelMultiDevice,
+		  (launchParamsList, numDevices, flags));
+	for (unsigned int i = 0; runs && !result && i < numDevices; i++)
+		count_one(&launchParamsList[i]);
+	gate_leave();
+	return result;
+}
+
+/* What is only gated, from the table. */
+#define MAKE_GATED(name, parameters, arguments)		\
+	WRAPPER name parameters				\
+	{						\
+		CUresult result;			\
+							\
+		PASS_INSIDE(name, arguments);		\
+		gate_enter();				\
+		CALL_REAL(result, name, arguments);	\
+		gate_leave();				\
+		return result;				\
+	}
+#define MAKE_HOOK(...)
+#define MAKE_CONTEXT(...)
+#define MAKE_LAUNCH(...)
+#define MAKE_STREAM(...)
+#define MAKE_GRAPH(...)
+#define MAKE_CODE(...)
+#define MAKE_MEMORY(...)
+#define MAKE_TRANSFER(...)
+#define ENTRY(name, kind, parameters, arguments, since) MAKE_##kind(name, parameters, arguments)
+#include "entries.def"
+#undef ENTRY

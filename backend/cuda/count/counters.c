@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The streams whose kernels are counted, and when to look what they have finished (marker.h).
+ *
+ * Each has a lock, taken on every launch by the thread that launches there: it also keeps the
+ * stream and its context alive for the listening thread, since whoever destroys them takes it
+ * first. All that is given a `struct counted` here has its lock.
+ */
+
+#include "counters.h"
+
+#include <stdlib.h>
+
+#include "driver.h"
+#include "marker.h"
+#include "totals.h"
+
+#define SLOWEST_MS 16		/* between looks at markers, none of which passes */
+
+void (*counters_wake)(void);
+
+static struct counted *all;	/* atomically; prepended under `lock` */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool asleep = true;	/* atomically: the listening thread will not look unless woken */
+static bool quick;		/* atomically: something was launched since the last tick */
+
+/* By the stream's handle: where a thread's last launches went. */
+static __thread struct counted *recent[8];
+
+static struct counted *first(void)
+{
+	return __atomic_load_n(&all, __ATOMIC_ACQUIRE);
+}
+
+static bool is_for(const struct counted *counted, const struct stream_key *key)
+{
+	return counted->live && !counted->gone && stream_same(&counted->key, key);
+}
+
+/* Finds what stands for a stream and locks it; NULL: nothing does. No lock held. */
+static struct counted *find(const struct stream_key *key)
+{
+	for (struct counted *counted = first(); counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		if (is_for(counted, key))
+			return counted;
+		pthread_mutex_unlock(&counted->lock);
+	}
+	return NULL;
+}
+
+/* One that stands for nothing, locked. */
+static struct counted *unused(void)
+{
+	struct counted *counted;
+
+	for (counted = all; counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		if (!counted->live)
+			return counted;
+		pthread_mutex_unlock(&counted->lock);
+	}
+	counted = calloc(1, sizeof(*counted));
+	if (!counted)
+		return NULL;
+	pthread_mutex_init(&counted->lock, NULL);
+	pthread_mutex_lock(&counted->lock);
+	counted->next = all;
+	__atomic_store_n(&all, counted, __ATOMIC_RELEASE);
+	return counted;
+}
+
+static struct counted *find_or_make(struct device *device, const struct stream_key *key)
+{
+	struct counted *counted;
+
+	/* One maker at a time, so that no stream has two. */
+	pthread_mutex_lock(&lock);
+	counted = find(key);
+	if (!counted)
+		counted = unused();
+	if (counted && !counted->live) {
+		counted->live = true;
+		counted->key = *key;
+		counted->device = device;
+		counted->context = key->context;
+		if (!key->context && (!real.cuStreamGetCtx ||
+				      real.cuStreamGetCtx(key->stream, &counted->context)))
+			real.cuCtxGetCurrent(&counted->context);
+		counted->marked = 0;
+	}
+	pthread_mutex_unlock(&lock);
+	return counted;
+}
+
+static struct counted *of_stream(struct device *device, const struct stream_key *key)
+{
+	const uintptr_t handle = (uintptr_t)key->stream;
+	struct counted **slot = &recent[(handle >> 4 ^ handle) % 8];
+
+	if (*slot) {
+		pthread_mutex_lock(&(*slot)->lock);
+		if (is_for(*slot, key))
+			return *slot;
+		pthread_mutex_unlock(&(*slot)->lock);
+	}
+	*slot = find_or_make(device, key);
+	return *slot;
+}
+
+/* Without a lock: the listening thread may hold some, and wakes by itself. */
+static void wake(void)
+{
+	void (*wake_up)(void) = __atomic_load_n(&counters_wake, __ATOMIC_ACQUIRE);
+
+	__atomic_store_n(&quick, true, __ATOMIC_RELAXED);
+	if (wake_up && __atomic_load_n(&asleep, __ATOMIC_SEQ_CST) &&
+	    __atomic_exchange_n(&asleep, false, __ATOMIC_SEQ_CST))
+		wake_up();
+}
+
+void counters_launched(struct device *device, CUstream stream, bool per_thread, uint64_t kernels)
+{
+	struct stream_key key;
+	struct counted *counted;
+
+	if (!kernels)
+		return;
+	if (!__atomic_load_n(&counters_wake, __ATOMIC_ACQUIRE)) {
+		/* No thread, as there is no daemon: nobody would look at markers. */
+		totals_add(device, kernels, kernels);
+		return;
+	}
+	state_enter();
+	key = stream_key(stream, per_thread);
+	counted = of_stream(device, &key);
+	if (!counted) {
+		/* No memory for the books: not to be waited for. */
+		totals_add(device, kernels, kernels);
+		state_leave();
+		return;
+	}
+	totals_add(device, kernels, 0);
+	marker_launched(counted, kernels);
+	pthread_mutex_unlock(&counted->lock);
+	wake();
+	state_leave();
+}
+
+/* Pushes the context of the stream; false: there is none that can be used. */
+static bool enter_context(struct counted *counted)
+{
+	return counted->context && !real.cuCtxPushCurrent_v2(counted->context);
+}
+
+static void leave_context(void)
+{
+	CUcontext context;
+
+	real.cuCtxPopCurrent_v2(&context);
+}
+
+static void mark_from_elsewhere(struct counted *counted)
+{
+	if (!counted->launches || counted->key.thread || counted->captured ||
+	    !enter_context(counted))
+		return;
+	marker_place(counted, state_now_us());
+	leave_context();
+}
+
+void counters_stream_gone(CUstream stream)
+{
+	struct stream_key key = stream_key(stream, false);
+	struct counted *counted = find(&key);
+
+	if (!counted)
+		return;
+	mark_from_elsewhere(counted);
+	marker_finish_unmarked(counted);
+	counted->gone = true;
+	counted->captured = false;
+	pthread_mutex_unlock(&counted->lock);
+	wake();
+}
+
+static void each_of(CUcontext context, void (*visit)(struct counted *))
+{
+	for (struct counted *counted = first(); counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		if (counted->live && counted->context == context)
+			visit(counted);
+		pthread_mutex_unlock(&counted->lock);
+	}
+}
+
+static void hold(struct counted *counted)
+{
+	counted->held = true;
+}
+
+static void unhold(struct counted *counted)
+{
+	counted->held = false;
+}
+
+/* It stands for nothing any more; `destroyed`: the context is. */
+static void retire(struct counted *counted, bool destroyed)
+{
+	marker_drop(counted, destroyed);
+	counted->live = counted->gone = counted->held = counted->captured = false;
+	counted->failures = 0;
+}
+
+static void end(struct counted *counted)
+{
+	marker_finish_all(counted);
+	retire(counted, true);
+}
+
+void counters_context_held(CUcontext context)
+{
+	each_of(context, hold);
+}
+
+void counters_context_gone(CUcontext context)
+{
+	each_of(context, end);
+}
+
+void counters_context_stays(CUcontext context)
+{
+	each_of(context, unhold);
+	wake();
+}
+
+void counters_capture_begins(CUstream stream, bool per_thread)
+{
+	struct stream_key key = stream_key(stream, per_thread);
+
+	for (struct counted *counted = first(); counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		if (counted->live && !counted->gone && !counted->held)
+			mark_from_elsewhere(counted);
+		if (is_for(counted, &key))
+			counted->captured = true;
+		pthread_mutex_unlock(&counted->lock);
+	}
+}
+
+void counters_capture_ended(CUstream stream, bool per_thread)
+{
+	struct stream_key key = stream_key(stream, per_thread);
+	struct counted *counted = find(&key);
+
+	if (!counted)
+		return;
+	counted->captured = false;
+	pthread_mutex_unlock(&counted->lock);
+	wake();
+}
+
+/* True: there is something to come back for. */
+static bool tick(struct counted *counted, bool *passed)
+{
+	bool more = true;
+
+	if (!counted->live)
+		return false;
+	/* Whoever holds or captures it wakes this thread afterwards. */
+	if (counted->held || counted->captured)
+		return false;
+	if (!counted->first && !counted->launches && !counted->gone)
+		return false;
+	if (!enter_context(counted)) {
+		/* A context of which nobody told us that it is gone. */
+		end(counted);
+		return false;
+	}
+	*passed |= marker_look(counted);
+	if (!counted->gone)
+		marker_place_quiet(counted);
+	if (!counted->first && !counted->launches) {
+		more = false;
+		/* A thread's own stream may never be used again, nor be destroyed by a call. */
+		if (counted->gone || counted->key.thread)
+			retire(counted, false);
+	}
+	leave_context();
+	return more;
+}
+
+bool counters_progress(struct device *device)
+{
+	bool passed = false;
+
+	for (struct counted *counted = first(); counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		if (counted->live && counted->device == device && counted->first && !counted->held &&
+		    !counted->captured && enter_context(counted)) {
+			passed |= marker_look(counted);
+			leave_context();
+		}
+		pthread_mutex_unlock(&counted->lock);
+	}
+	return passed;
+}
+
+int counters_tick(void)
+{
+	static __thread bool relaxed;
+	static int wait = 2; /* of the listening thread alone */
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	bool more = false, passed = false;
+
+	state_enter();
+	/* This thread's calls must not end anybody's capture. */
+	if (!relaxed && real.cuThreadExchangeStreamCaptureMode)
+		relaxed = !real.cuThreadExchangeStreamCaptureMode(&mode);
+	/* Before the look: what is launched meanwhile wakes. */
+	__atomic_store_n(&asleep, true, __ATOMIC_SEQ_CST);
+	for (struct counted *counted = first(); counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		more |= tick(counted, &passed);
+		pthread_mutex_unlock(&counted->lock);
+	}
+	state_leave();
+	if (!more)
+		return -1;
+	__atomic_store_n(&asleep, false, __ATOMIC_SEQ_CST);
+	if (__atomic_exchange_n(&quick, false, __ATOMIC_RELAXED) || passed)
+		wait = 2;
+	else if (wait < SLOWEST_MS)
+		wait *= 2;
+	return wait;
+}
+
+void counters_forget(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	all = NULL;
+	asleep = true;
+	for (size_t i = 0; i < sizeof(recent) / sizeof(recent[0]); i++)
+		recent[i] = NULL;
+	marker_forget();
+	totals_forget();
+}

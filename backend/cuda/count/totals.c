@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What was counted is kept here: pages come and go with the daemon, and what
+ * one shows is a copy. */
+
+#include "totals.h"
+
+#include "counters.h"
+
+#define ORDINALS 64
+
+static struct {
+	struct device *device;
+	uint64_t submitted, finished;
+} totals[ORDINALS];			/* under `lock`; by the program's number of the device */
+static struct counters_page *page;	/* under `lock` */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void show(size_t ordinal)
+{
+	struct device *device = totals[ordinal].device;
+	int index = device ? __atomic_load_n(&device->index, __ATOMIC_ACQUIRE) : -1;
+
+	if (!page || index < 0 || index >= GG_DEVICES)
+		return;
+	/* Whoever reads the second finds no more in it than in the first, if he reads it first. */
+	__atomic_store_n(&page->gpu[index].submitted, totals[ordinal].submitted, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].finished, totals[ordinal].finished, __ATOMIC_RELEASE);
+}
+
+void totals_add(struct device *device, uint64_t submitted, uint64_t finished)
+{
+	size_t ordinal = (size_t)device->ordinal;
+
+	pthread_mutex_lock(&lock);
+	totals[ordinal].device = device;
+	totals[ordinal].submitted += submitted;
+	totals[ordinal].finished += finished;
+	show(ordinal);
+	pthread_mutex_unlock(&lock);
+}
+
+void counters_share(struct counters_page *shared)
+{
+	pthread_mutex_lock(&lock);
+	page = shared;
+	for (size_t i = 0; i < ORDINALS; i++)
+		show(i);
+	pthread_mutex_unlock(&lock);
+}
+
+void totals_forget(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	page = NULL;
+	for (size_t i = 0; i < ORDINALS; i++)
+		totals[i].device = NULL, totals[i].submitted = totals[i].finished = 0;
+}

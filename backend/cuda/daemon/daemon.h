@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The other end of the socket: backend/cuda/server.py, by the messages of backend/wire.py.
+ *
+ * One thread listens: it carries out what the daemon asks (RECLAIM, ROOM), hands replies to whoever waits,
+ * and looks after the counters. It sleeps in poll(2). Requests may come from any thread. When the daemon goes
+ * away everything is granted; when one is there again it is told what is resident and what is swapped.
+ */
+#ifndef GGROUP_CUDA_DAEMON_H
+#define GGROUP_CUDA_DAEMON_H
+
+#include "state.h"
+
+/* Starts the thread and connects, if the environment names a daemon (GGROUP_SOCKET). Once a process. */
+void daemon_begin(void);
+/* Tells the daemon of a device; sets device->index, or leaves it -1. */
+void daemon_manage(struct device *device);
+
+/* Charges `bytes`; 0 once every level is under its high, ENOMEM where it is refused. Waits: not inside the gate. */
+int daemon_charge(struct device *device, uint64_t bytes);
+/* They were freed: those on the GPU, those in the host. Does not wait. */
+void daemon_uncharge(struct device *device, uint64_t resident, uint64_t swapped);
+/* Whether `bytes` may come back to the GPU: 0 and booked, or EAGAIN. Called by the listening thread. */
+int daemon_move_in(struct device *device, uint64_t bytes);
+/* What the program is to see as its GPU: the lowest high above it, and what of that is free; false: as the
+ * driver says. */
+bool daemon_limits(struct device *device, uint64_t *total, uint64_t *free);
+/* What cannot be moved changed (device->foreign), or some of it changed places (device->exchanged). */
+void daemon_report(struct device *device);
+
+void daemon_forget(void);	/* in the child of fork(): closes the socket, which is the parent's */
+
+#endif

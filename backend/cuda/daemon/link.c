@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "link.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* Out of the way of programs that use small numbers without asking (dup2). */
+#define OUT_OF_THE_WAY 512
+
+_Static_assert(sizeof(struct message) == 64, "backend/wire.py");
+
+static int adopt(struct descriptor *descriptor, int fd)
+{
+	struct stat status;
+	int high = fcntl(fd, F_DUPFD_CLOEXEC, OUT_OF_THE_WAY);
+
+	if (high >= 0) {
+		close(fd);
+		fd = high;
+	}
+	if (fstat(fd, &status)) {
+		close(fd);
+		return EBADF;
+	}
+	*descriptor = (struct descriptor){ fd, status.st_dev, status.st_ino };
+	return 0;
+}
+
+bool descriptor_ours(const struct descriptor *descriptor)
+{
+	struct stat status;
+
+	return descriptor->fd >= 0 && !fstat(descriptor->fd, &status) &&
+	       status.st_dev == descriptor->device && status.st_ino == descriptor->inode;
+}
+
+void descriptor_drop(struct descriptor *descriptor)
+{
+	if (descriptor_ours(descriptor))
+		close(descriptor->fd);
+	descriptor->fd = -1;
+}
+
+int link_open(struct descriptor *link, const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd;
+
+	if (strlen(path) >= sizeof(address.sun_path))
+		return ENAMETOOLONG;
+	strcpy(address.sun_path, path);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return errno;
+	/* unix(7): a full queue of connections is EAGAIN, and there is no connection that
+	 * goes on being made. */
+	if (connect(fd, (struct sockaddr *)&address, sizeof(address))) {
+		int error = errno;
+
+		close(fd);
+		return error;
+	}
+	return adopt(link, fd);
+}
+
+int link_pipe(struct descriptor ends[2])
+{
+	int fds[2];
+
+	ends[0] = ends[1] = NO_DESCRIPTOR;
+	if (pipe2(fds, O_CLOEXEC | O_NONBLOCK))
+		return errno;
+	if (adopt(&ends[0], fds[0])) {
+		close(fds[1]);
+		return EBADF;
+	}
+	if (adopt(&ends[1], fds[1])) {
+		descriptor_drop(&ends[0]);
+		return EBADF;
+	}
+	return 0;
+}
+
+int link_send(const struct descriptor *link, const struct message *message)
+{
+	ssize_t sent;
+
+	if (!descriptor_ours(link))
+		return EBADF;
+	do
+		sent = send(link->fd, message, sizeof(*message), MSG_DONTWAIT | MSG_NOSIGNAL);
+	while (sent < 0 && errno == EINTR);
+	return sent == sizeof(*message) ? 0 : sent < 0 ? errno : EIO;
+}
+
+int link_receive(const struct descriptor *link, struct message *message, int *fd)
+{
+	struct iovec part = { message, sizeof(*message) };
+	union {
+		char room[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct msghdr header = {
+		.msg_iov = &part, .msg_iovlen = 1,
+		.msg_control = &control, .msg_controllen = sizeof(control),
+	};
+	struct cmsghdr *rights;
+	ssize_t got;
+
+	*fd = -1;
+	if (!descriptor_ours(link))
+		return EBADF;
+	do
+		got = recvmsg(link->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	while (got < 0 && errno == EINTR);
+	if (got < 0)
+		return errno;
+	rights = CMSG_FIRSTHDR(&header);
+	if (rights && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS &&
+	    rights->cmsg_len == CMSG_LEN(sizeof(int)))
+		memcpy(fd, CMSG_DATA(rights), sizeof(int));
+	if (got == sizeof(*message) && !(header.msg_flags & MSG_TRUNC))
+		return 0;
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+	return got ? EPROTO : ECONNRESET;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The messages of backend/wire.py, and the descriptors that they go through.
+ *
+ * A program may close descriptors that it does not know (closefrom(3)) and get the same number for
+ * a file of its own. So each is known by its inode too, and is left alone once it is another's.
+ */
+#ifndef GGROUP_CUDA_LINK_H
+#define GGROUP_CUDA_LINK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct message {
+	uint32_t op;
+	int32_t status;
+	uint64_t seq;
+	uint32_t gpu;
+	uint32_t flags;
+	uint64_t args[5];
+};
+
+enum { WIRE_VERSION = 1 };
+enum op {
+	OP_HELLO = 1,
+	OP_LOCATE = 4,
+	OP_MANAGE,
+	OP_CHARGE,
+	OP_UNCHARGE,
+	OP_MOVE_IN,
+	OP_LIMITS,
+	OP_REPORT,
+	OP_RECLAIM = 20,
+	OP_ROOM = 66,
+};
+#define OP_REPLY (UINT32_C(1) << 31)
+
+struct descriptor {
+	int fd;		/* -1: none */
+	dev_t device;
+	ino_t inode;
+};
+
+#define NO_DESCRIPTOR ((struct descriptor){ .fd = -1 })
+
+/* Whether it is still what it was. */
+bool descriptor_ours(const struct descriptor *descriptor);
+/* Closes it, if it is. */
+void descriptor_drop(struct descriptor *descriptor);
+
+/* A connection to the socket at `path`, not blocking, closed by exec: 0 or an
+ * errno. Never waits. */
+int link_open(struct descriptor *link, const char *path);
+/* A pipe to wake up who sleeps in poll(2); each end on its own. */
+int link_pipe(struct descriptor ends[2]);
+/* 0, EAGAIN, or another errno: the connection is of no use any more. Never waits, and
+ * never raises SIGPIPE. */
+int link_send(const struct descriptor *link, const struct message *message);
+/* The same; `fd` becomes a descriptor that came along, -1 without one. */
+int link_receive(const struct descriptor *link, struct message *message, int *fd);
+
+#endif

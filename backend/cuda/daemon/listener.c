@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The listening thread: what the daemon asks is done there, and memory comes back. */
+#include "listener.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "counters.h"
+#include "exchange.h"
+#include "mover.h"
+#include "session.h"
+
+/* Milliseconds. */
+#define RECONNECT 1000		/* between two tries */
+#define MOVE_BACK 250		/* between two tries to get memory back */
+#define LONGEST 2000		/* sleep */
+
+/* Bytes that come back in one go; then the daemon has a word. */
+#define MOVE_BACK_PIECE (4096 * GG_MIB)
+
+static int64_t sooner(int64_t one, int64_t other)
+{
+	return one < other ? one : other;
+}
+
+/* What the daemon asks */
+
+static void reclaim(const struct message *command)
+{
+	struct message reply = { .op = command->op | OP_REPLY, .seq = command->seq, .gpu = command->gpu };
+	struct managed *managed;
+	uint64_t usec = 0, moved;
+
+	pthread_mutex_lock(&session.lock);
+	managed = session_find_index(command->gpu);
+	pthread_mutex_unlock(&session.lock);
+	if (command->op != OP_RECLAIM || !managed) {
+		reply.status = command->op == OP_RECLAIM ? -ENODEV : -ENOSYS;
+	} else {
+		moved = mover_out(managed->device, command->args[3], &usec);
+		state_log("gpu %d: asked to move %llu MiB, moved %llu MiB in %llu us", managed->device->index,
+			  (unsigned long long)(command->args[3] / GG_MIB), (unsigned long long)(moved / GG_MIB),
+			  (unsigned long long)usec);
+		reply.args[0] = moved;
+		reply.args[1] = usec;
+	}
+	pthread_mutex_lock(&session.lock);
+	if (managed && !reply.status) {
+		/* Less than was moved, where some of it was freed meanwhile. */
+		reply.args[0] = mover_booked(managed->device);
+		managed->resident -= reply.args[0];
+		managed->swapped += reply.args[0];
+		session.next_move = session_now_ms() + MOVE_BACK;
+	}
+	while (!session.broken && session_say(managed, &reply) == EAGAIN) {
+		session.clogged = true;
+		session_sleep(100);
+		session.clogged = false;
+		session_drain();
+	}
+	pthread_mutex_unlock(&session.lock);
+}
+
+/* Does what was asked. The lock is not held. */
+static void work(void)
+{
+	for (;;) {
+		struct message command;
+
+		pthread_mutex_lock(&session.lock);
+		if (!session.command_count || session.broken) {
+			pthread_mutex_unlock(&session.lock);
+			return;
+		}
+		command = session.commands[0];
+		memmove(session.commands, session.commands + 1, (size_t)--session.command_count * sizeof(command));
+		pthread_mutex_unlock(&session.lock);
+		reclaim(&command);
+	}
+}
+
+/* Memory comes back where there is room, or there may be; returns the ms until it is to be tried again. */
+static int64_t move_back(void)
+{
+	bool due, any = false, more = false;
+	int64_t next = LONGEST;
+
+	pthread_mutex_lock(&session.lock);
+	due = session_now_ms() >= session.next_move;
+	for (int i = 0; i < session.managed_count; i++) {
+		struct managed *managed = &session.managed[i];
+		uint64_t want = at_most(managed->swapped, MOVE_BACK_PIECE), moved, usec;
+
+		if (want && (due || managed->room)) {
+			managed->room = 0;
+			pthread_mutex_unlock(&session.lock);
+			moved = mover_in(managed->device, want, &usec);
+			if (moved)
+				state_log("gpu %d: moved %llu MiB back in %llu us", managed->device->index,
+					  (unsigned long long)(moved / GG_MIB), (unsigned long long)usec);
+			pthread_mutex_lock(&session.lock);
+			session.moved_in_us += usec;
+			/* There may be room for more; but what the daemon says meanwhile comes first. */
+			managed->room += moved >= want;
+		}
+		/* Where nothing more comes back, what is hot may come for what is cold. */
+		if (!managed->room) {
+			pthread_mutex_unlock(&session.lock);
+			next = sooner(next, exchange_tick(managed->device));
+			pthread_mutex_lock(&session.lock);
+		}
+		any |= managed->swapped > 0;
+		more |= managed->swapped && managed->room;
+	}
+	if (due)
+		session.next_move = session_now_ms() + MOVE_BACK;
+	if (any)
+		next = sooner(next, session.next_move - session_now_ms());
+	pthread_mutex_unlock(&session.lock);
+	return more ? 0 : next;
+}
+
+/* The connection */
+
+static void lose(void)
+{
+	pthread_mutex_lock(&session.lock);
+	if (session.socket.fd >= 0) {
+		state_log("the daemon is gone");
+		session.lost_at = session_now_ms();
+		descriptor_drop(&session.socket);
+	}
+	session.broken = session.clogged = false;
+	session.command_count = 0;
+	for (int i = 0; i < session.managed_count; i++) {
+		struct managed *managed = &session.managed[i];
+
+		managed->ours = managed->strange = false;
+		managed->freed_resident = managed->freed_swapped = managed->room = 0;
+		managed->tried = true;
+		session_number(managed, -1);
+	}
+	for (struct waiter *waiter = session.waiters; waiter; waiter = waiter->next) {
+		/* Granted: here, so that the next daemon is told of it, whoever wakes up first. */
+		if (waiter->message.op == OP_CHARGE && !waiter->done && !waiter->lost)
+			waiter->managed->resident += waiter->message.args[0];
+		waiter->lost = true;
+	}
+	pthread_cond_broadcast(&session.changed);
+	pthread_mutex_unlock(&session.lock);
+	counters_share(NULL);
+}
+
+static void share(int fd)
+{
+	struct stat status;
+	void *page;
+
+	/* A page that we had before stays mapped: somebody may be about to count on it. */
+	if (!fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct counters_page)) {
+		page = mmap(NULL, sizeof(struct counters_page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		if (page != MAP_FAILED)
+			counters_share(page);
+	}
+	close(fd);
+}
+
+/* Asks something that is not about a device that is managed; the lock is held. */
+static bool greet(struct waiter *waiter, int64_t ms)
+{
+	return session_ask_listening(waiter, ms, work) && !waiter->message.status;
+}
+
+static void manage(struct managed *managed)
+{
+	struct waiter waiter = { .message = { .op = OP_LOCATE } };
+
+	memcpy(waiter.message.args, &managed->device->uuid, sizeof(managed->device->uuid));
+	if (!greet(&waiter, GREETING)) {
+		managed->strange = !session.broken;
+		return;
+	}
+	if (waiter.message.args[0] >= GG_DEVICES) {
+		managed->strange = true;
+		return;
+	}
+	session_number(managed, (int)waiter.message.args[0]);
+	waiter = (struct waiter){ 0 };
+	/* What is freed or granted from here on is told after it. Nobody says anything of the device
+	 * before the answer. */
+	waiter.message = session_about(OP_MANAGE, managed, managed->resident, managed->swapped);
+	managed->freed_resident = managed->freed_swapped = 0;
+	if (!greet(&waiter, ANSWER)) {
+		state_log("gpu %d: not managed, error %d", managed->device->index, -waiter.message.status);
+		session_number(managed, -1);
+		managed->strange = !session.broken;
+		if (waiter.fd >= 0)
+			close(waiter.fd);
+		return;
+	}
+	managed->ours = true;
+	managed->foreign = __atomic_load_n(&managed->device->foreign, __ATOMIC_RELAXED);
+	managed->exchanged = __atomic_load_n(&managed->device->exchanged, __ATOMIC_RELAXED);
+	managed->report = managed->foreign || managed->exchanged;
+	state_log("gpu %d: managed, with %llu MiB", managed->device->index,
+		  (unsigned long long)(managed->resident / GG_MIB));
+	if (waiter.fd >= 0) {
+		pthread_mutex_unlock(&session.lock);
+		share(waiter.fd);
+		pthread_mutex_lock(&session.lock);
+	}
+}
+
+/* Connects where there is no connection, and tells of the devices that it does not know. */
+static void connect_and_manage(void)
+{
+	struct waiter hello = { .message = { .op = OP_HELLO, .args = { WIRE_VERSION } } };
+	int error = 0;
+
+	pthread_mutex_lock(&session.lock);
+	if (session.socket.fd < 0 && session.managed_count && session_now_ms() >= session.next_try) {
+		session.next_try = session_now_ms() + RECONNECT;
+		error = link_open(&session.socket, session.path);
+		if (error)
+			state_log("%s: %s", session.path, strerror(error));
+		else if (!greet(&hello, GREETING))
+			session.broken = true;
+	}
+	for (int i = 0; i < session.managed_count; i++) {
+		struct managed *managed = &session.managed[i];
+
+		if (session.socket.fd >= 0 && !session.broken && !managed->ours && !managed->strange)
+			manage(managed);
+		managed->tried |= session.socket.fd < 0 || managed->ours || managed->strange;
+	}
+	pthread_cond_broadcast(&session.changed);
+	pthread_mutex_unlock(&session.lock);
+}
+
+/* Takes what has come, and sends what could not be sent; gives up a connection that is broken. */
+static void receive(void)
+{
+	bool lost;
+
+	pthread_mutex_lock(&session.lock);
+	if (session.socket.fd >= 0)
+		session_drain();
+	session.clogged = false;
+	for (int i = 0; i < session.managed_count; i++)
+		if (session.managed[i].ours && session_flush(&session.managed[i]) == EAGAIN)
+			session.clogged = true;
+	lost = session.broken;
+	pthread_cond_broadcast(&session.changed);	/* whoever found the socket full tries again */
+	pthread_mutex_unlock(&session.lock);
+	if (lost)
+		lose();
+}
+
+static void *listen_to_it(void *unused)
+{
+	(void)unused;
+	session_listening = true;
+	state_enter();
+	pthread_setname_np(pthread_self(), "ggroup");
+	for (;;) {
+		int64_t next, tick;
+
+		if (!descriptor_ours(&session.pipe[0])) {
+			pthread_mutex_lock(&session.lock);
+			descriptor_drop(&session.pipe[1]);
+			link_pipe(session.pipe);
+			pthread_mutex_unlock(&session.lock);
+		}
+		connect_and_manage();
+		receive();
+		work();
+		next = move_back();
+		tick = counters_tick();
+		if (tick >= 0)
+			next = sooner(next, tick);
+		pthread_mutex_lock(&session.lock);
+		if (session.socket.fd < 0 && session.managed_count)
+			next = sooner(next, session.next_try - session_now_ms());
+		if (!session.broken && !session.command_count)
+			session_sleep(next);
+		pthread_mutex_unlock(&session.lock);
+	}
+	return NULL;
+}
+
+bool listener_start(void)
+{
+	pthread_attr_t attributes;
+	pthread_t thread;
+	sigset_t all, before;
+	bool started;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_attr_init(&attributes);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	started = !pthread_create(&thread, &attributes, listen_to_it, NULL);
+	pthread_attr_destroy(&attributes);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return started;
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "session.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Milliseconds that the listening thread sleeps at most: somebody may have closed what wakes us. */
+#define LONGEST 2000
+
+struct session session = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.changed = PTHREAD_COND_INITIALIZER,
+	.socket = { .fd = -1 },
+	.pipe = { { .fd = -1 }, { .fd = -1 } },
+};
+__thread bool session_listening;
+
+int64_t session_now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * INT64_C(1000) + now.tv_nsec / 1000000;
+}
+
+bool session_wait(int64_t until)
+{
+	struct timespec end = { until / 1000, until % 1000 * 1000000 };
+
+	return pthread_cond_clockwait(&session.changed, &session.lock, CLOCK_MONOTONIC, &end) != ETIMEDOUT;
+}
+
+void session_wake(void)
+{
+	if (descriptor_ours(&session.pipe[1]) && write(session.pipe[1].fd, "", 1) < 0)
+		return;		/* full: it is awake */
+}
+
+struct managed *session_find(const struct device *device)
+{
+	for (int i = 0; i < session.managed_count; i++)
+		if (session.managed[i].device == device)
+			return &session.managed[i];
+	return NULL;
+}
+
+struct managed *session_find_index(uint32_t index)
+{
+	for (int i = 0; i < session.managed_count; i++)
+		if (session.managed[i].ours && session.managed[i].device->index == (int)index)
+			return &session.managed[i];
+	return NULL;
+}
+
+void session_number(struct managed *managed, int index)
+{
+	__atomic_store_n(&managed->device->index, index, __ATOMIC_RELEASE);
+}
+
+/* Sending */
+
+/* 0, or EAGAIN for a socket that is full; whatever else, the connection is given up. */
+static int transmit(const struct message *message)
+{
+	int error = session.broken ? EPIPE : link_send(&session.socket, message);
+
+	if (error == EAGAIN || error == ENOBUFS)
+		return EAGAIN;
+	if (error) {
+		session.broken = true;
+		session_wake();
+	}
+	return error;
+}
+
+struct message session_about(enum op op, const struct managed *managed, uint64_t first, uint64_t second)
+{
+	return (struct message){ .op = op, .gpu = (uint32_t)managed->device->index, .args = { first, second } };
+}
+
+/* What was freed, and could not be told. An event: nobody waits for an answer. */
+int session_flush(struct managed *managed)
+{
+	struct message message;
+	int error;
+
+	if (managed->freed_resident || managed->freed_swapped) {
+		message = session_about(OP_UNCHARGE, managed, managed->freed_resident, managed->freed_swapped);
+		error = transmit(&message);
+		if (error)
+			return error;
+		managed->freed_resident = managed->freed_swapped = 0;
+	}
+	if (managed->report) {
+		message = session_about(OP_REPORT, managed, managed->foreign, managed->exchanged);
+		error = transmit(&message);
+		if (error)
+			return error;
+		managed->report = false;
+	}
+	return 0;
+}
+
+/* What was freed is told first: the limits may have room by that. */
+int session_say(struct managed *managed, const struct message *message)
+{
+	int error = managed ? session_flush(managed) : 0;
+
+	return error ? error : transmit(message);
+}
+
+static void expect(struct waiter *waiter)
+{
+	waiter->message.seq = ++session.last_seq;
+	waiter->fd = -1;
+	waiter->next = session.waiters;
+	session.waiters = waiter;
+}
+
+static void forget(struct waiter *waiter)
+{
+	for (struct waiter **at = &session.waiters; *at; at = &(*at)->next) {
+		if (*at == waiter) {
+			*at = waiter->next;
+			return;
+		}
+	}
+}
+
+bool session_ask(struct waiter *waiter)
+{
+	int64_t until = session_now_ms() + ANSWER;
+	int error;
+
+	expect(waiter);
+	while (!waiter->lost && (error = session_say(waiter->managed, &waiter->message)) == EAGAIN) {
+		session.clogged = true;
+		session_wake();
+		if (!session_wait(until))
+			break;
+	}
+	while (!waiter->done && !waiter->lost && !session.broken)
+		if (!session_wait(until)) {
+			/* Told anew what is there, it will know better. */
+			session.broken = true;
+			session_wake();
+		}
+	forget(waiter);
+	return waiter->done;
+}
+
+/* Receiving */
+
+static void take(const struct message *message, int fd)
+{
+	if (message->op & OP_REPLY) {
+		for (struct waiter *waiter = session.waiters; waiter; waiter = waiter->next) {
+			if (waiter->message.seq == message->seq && !waiter->done) {
+				waiter->message = *message;
+				waiter->fd = fd;
+				fd = -1;
+				waiter->done = true;
+				pthread_cond_broadcast(&session.changed);
+				break;
+			}
+		}
+	} else if (message->op == OP_ROOM) {
+		struct managed *managed = session_find_index(message->gpu);
+
+		if (managed)
+			managed->room = message->args[0];
+	} else if (session.command_count < COMMANDS) {
+		session.commands[session.command_count++] = *message;
+	} else {
+		session.broken = true;
+	}
+	if (fd >= 0)
+		close(fd);
+}
+
+void session_drain(void)
+{
+	struct message message;
+	int error, fd;
+
+	while (!session.broken && !(error = link_receive(&session.socket, &message, &fd)))
+		take(&message, fd);
+	if (!session.broken && error != EAGAIN)
+		session.broken = true;
+}
+
+static int usable(const struct descriptor *descriptor)
+{
+	return descriptor_ours(descriptor) ? descriptor->fd : -1;
+}
+
+void session_sleep(int64_t timeout)
+{
+	struct pollfd fds[2] = {
+		{ .fd = usable(&session.pipe[0]), .events = POLLIN },
+		{ .fd = usable(&session.socket), .events = POLLIN | (session.clogged ? POLLOUT : 0) },
+	};
+	char bytes[64];
+
+	pthread_mutex_unlock(&session.lock);
+	timeout = timeout < 0 ? 0 : timeout > LONGEST ? LONGEST : timeout;
+	/* What somebody does before he wakes us is looked at afterwards: so the pipe is emptied first. */
+	if (poll(fds, 2, (int)timeout) > 0 && fds[0].revents)
+		while (descriptor_ours(&session.pipe[0]) &&
+		       read(session.pipe[0].fd, bytes, sizeof(bytes)) == sizeof(bytes))
+			;
+	pthread_mutex_lock(&session.lock);
+}
+
+bool session_ask_listening(struct waiter *waiter, int64_t ms, void (*work)(void))
+{
+	int64_t until = session_now_ms() + ms, left;
+	bool sent = false;
+
+	expect(waiter);
+	while (!waiter->done && !session.broken) {
+		if (!sent) {
+			int error = session_say(waiter->managed, &waiter->message);
+
+			sent = !error;
+			session.clogged = error == EAGAIN;
+		}
+		left = until - session_now_ms();
+		if (left <= 0)
+			session.broken = true;
+		if (session.broken)
+			break;
+		session_sleep(left);
+		session_drain();
+		if (work && session.command_count) {
+			pthread_mutex_unlock(&session.lock);
+			work();
+			pthread_mutex_lock(&session.lock);
+		}
+	}
+	forget(waiter);
+	return waiter->done;
+}
+

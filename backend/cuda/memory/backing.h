@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is behind a region: reserved addresses, and chunks of the GPU that are mapped there. */
+#ifndef GGROUP_CUDA_BACKING_H
+#define GGROUP_CUDA_BACKING_H
+
+#include "region.h"
+
+/* A region that nobody can find yet, backed, charged, in the current context; all or nothing. Waits in the daemon. */
+CUresult backing_make(struct device *device, size_t bytes, size_t alignment, struct region **made);
+/* Unmaps all of it; false: it is still mapped. */
+bool backing_unmap(const struct region *region);
+/* Gives back what is behind a region that is mapped nowhere, and that nobody can find any more; frees it. */
+void backing_return(struct region *region);
+
+#endif

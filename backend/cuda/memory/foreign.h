@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of the GPU that the driver places and we cannot move: the program's own cuMemCreate, pools
+ * of its own, arrays, everything with GGROUP_CUDA_IPC=1. It is charged, and named in gmem.stat
+ * (device->foreign). Managed memory is named only: where it is, is up to the driver, and more of it
+ * than the GPU has is no error.
+ */
+#ifndef GGROUP_CUDA_FOREIGN_H
+#define GGROUP_CUDA_FOREIGN_H
+
+#include "driver.h"
+
+/* Charges `bytes` that are about to be allocated; CUDA_ERROR_OUT_OF_MEMORY where that is refused.
+ * Waits. NULL: no device of ours, nothing is charged. */
+CUresult foreign_charge(struct device *device, uint64_t bytes);
+/* They were not allocated after all, or are freed. */
+void foreign_uncharge(struct device *device, uint64_t bytes);
+
+/* `key`, an address or a handle, stands for bytes charged before; they are
+ * uncharged by foreign_gone. */
+void foreign_is(struct device *device, uint64_t key, uint64_t bytes, CUcontext context);
+/* The same for managed memory, which is not charged. */
+void foreign_is_managed(struct device *device, uint64_t key, uint64_t bytes, CUcontext context);
+/* False: nothing is known of it. */
+bool foreign_gone(uint64_t key);
+/* What was allocated in `context` went with it. */
+void foreign_context_gone(CUcontext context);
+
+/* The program's own physical memory: it lives while it has a handle or is mapped somewhere. */
+void foreign_created(struct device *device, CUmemGenericAllocationHandle handle, uint64_t bytes);
+void foreign_retained(CUmemGenericAllocationHandle handle, CUdeviceptr mapped_at);
+void foreign_released(CUmemGenericAllocationHandle handle);
+void foreign_mapped(CUdeviceptr address, uint64_t bytes, CUmemGenericAllocationHandle handle);
+void foreign_unmapped(CUdeviceptr address, uint64_t bytes);
+
+/* An allocation of the driver's own, that `key` tells afterwards: charged before, or undone. */
+#define FOREIGN(result, device, bytes, key, name, arguments)					\
+	do {											\
+		(result) = foreign_charge((device), (bytes));					\
+		if ((result) == CUDA_SUCCESS) {							\
+			CALL_REAL(result, name, arguments);					\
+			if ((result) == CUDA_SUCCESS)						\
+				foreign_is((device), (uint64_t)(key), (bytes), driver_context()); \
+			else									\
+				foreign_uncharge((device), (bytes));				\
+		}										\
+	} while (0)
+
+void foreign_forget(void);	/* in the child of fork() */
+
+#endif

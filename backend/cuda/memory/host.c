@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The pinned chunks of the host, each with its window. */
+
+#include "driver.h"
+#include "kept.h"
+
+static void host_destroy(struct device *device, enum chunk_class class, struct spare spare)
+{
+	CUresult unmapped = CUDA_ERROR_UNKNOWN, result = CUDA_ERROR_UNKNOWN;
+
+	for (int try = 0; try < POOL_TRIES && unmapped != CUDA_SUCCESS; try++)
+		CALL_REAL(unmapped, cuMemUnmap, (spare.window, class_bytes[class]));
+	if (unmapped == CUDA_SUCCESS)
+		for (int try = 0; try < POOL_TRIES && result != CUDA_SUCCESS; try++)
+			CALL_REAL(result, cuMemAddressFree, (spare.window, class_bytes[class]));
+	pool_release(device, spare.memory);
+}
+
+CUresult host_make(struct device *device, enum chunk_class class, struct spare *spare)
+{
+	const uint64_t bytes = class_bytes[class];
+	const CUmemAccessDesc access = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->ordinal },
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUresult result, ignored;
+
+	result = pool_make(CU_MEM_LOCATION_TYPE_HOST_NUMA, device->host_node, bytes,
+			   &spare->memory);
+	if (result != CUDA_SUCCESS)
+		return result;
+	CALL_REAL(result, cuMemAddressReserve, (&spare->window, bytes, 0, 0, 0));
+	if (result != CUDA_SUCCESS)
+		goto release;
+	CALL_REAL(result, cuMemMap, (spare->window, bytes, 0, spare->memory, 0));
+	if (result != CUDA_SUCCESS)
+		goto free;
+	CALL_REAL(result, cuMemSetAccess, (spare->window, bytes, &access, 1));
+	if (result == CUDA_SUCCESS)
+		return CUDA_SUCCESS;
+	host_destroy(device, class, *spare);
+	return result;
+free:
+	CALL_REAL(ignored, cuMemAddressFree, (spare->window, bytes));
+	(void)ignored;
+release:
+	pool_release(device, spare->memory);
+	return result;
+}
+
+CUresult pool_host(struct device *device, enum chunk_class class, struct spare *spare)
+{
+	struct pool *pool = device->pool;
+	CUresult result = CUDA_SUCCESS;
+	bool found;
+
+	pthread_mutex_lock(&pool->lock);
+	found = kept_take(&pool->host[class], spare);
+	if (found)
+		pool->host_bytes[class] -= class_bytes[class];
+	pthread_mutex_unlock(&pool->lock);
+	if (!found)
+		result = host_make(device, class, spare);
+	if (result != CUDA_SUCCESS)
+		return result;
+	pthread_mutex_lock(&pool->lock);
+	pool->used[class] += class_bytes[class];
+	if (pool->used[class] > pool->peak[class])
+		pool->peak[class] = pool->used[class];
+	pthread_mutex_unlock(&pool->lock);
+	return CUDA_SUCCESS;
+}
+
+void pool_host_give(struct device *device, enum chunk_class class, struct spare spare)
+{
+	struct pool *pool = device->pool;
+	bool kept = false;
+
+	pthread_mutex_lock(&pool->lock);
+	pool->used[class] -= class_bytes[class];
+	/* As much as was needed at once before may be again. */
+	uint64_t most = pool->goal[class];
+
+	if (pool->peak[class] > most)
+		most = pool->peak[class];
+
+	if (pool->host_bytes[class] + pool->used[class] + class_bytes[class] <= most)
+		kept = kept_put(&pool->host[class], spare);
+	if (kept)
+		pool->host_bytes[class] += class_bytes[class];
+	pthread_mutex_unlock(&pool->lock);
+	if (!kept)
+		host_destroy(device, class, spare);
+}
+
+uint64_t pool_host_kept(struct device *device)
+{
+	uint64_t bytes = 0;
+
+	pthread_mutex_lock(&device->pool->lock);
+	for (int class = 0; class < CLASSES; class++)
+		bytes += device->pool->host_bytes[class];
+	pthread_mutex_unlock(&device->pool->lock);
+	return bytes;
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Allocation: what can be moved comes from region.c, at the driver's terms; what cannot is the
+ * driver's, charged and named.
+ *
+ * cuMemAlloc in a capture is more lenient than the driver's, which refuses it in the strict modes
+ * (cuStreamBeginCapture). What streams allocate and free is in mempool.c.
+ */
+
+#include "memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "async.h"
+#include "daemon.h"
+#include "driver.h"
+#include "foreign.h"
+#include "gate.h"
+#include "mover.h"
+#include "region.h"
+
+/* The pitch of the driver on every GPU so far: CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT's 512. */
+#define PITCH 512
+
+/* With GGROUP_CUDA_IPC=1 nothing moves: legacy IPC (cuIpcGetMemHandle) is for the driver's
+ * own allocations only. */
+static bool by_driver(void)
+{
+	const char *ipc = getenv("GGROUP_CUDA_IPC");
+
+	return ipc && !strcmp(ipc, "1");
+}
+
+bool memory_elastic(const struct device *device)
+{
+	return device && device->elastic && !by_driver();
+}
+
+static CUresult alloc(struct device *device, size_t bytes, CUdeviceptr *address)
+{
+	CUstreamCaptureMode mode = driver_enter();
+	CUresult result;
+
+	mover_context(device, driver_context());
+	async_sweep(false);
+	result = region_alloc(device, bytes, 0, address);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+		async_sweep(true);
+		result = region_alloc(device, bytes, 0, address);
+	}
+	driver_leave(mode);
+	return result;
+}
+
+WRAPPER cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+{
+	struct device *device;
+	CUdeviceptr address;
+	CUresult result;
+
+	PASS_INSIDE(cuMemAlloc_v2, (dptr, bytesize));
+	device = state_current_device();
+	if (!dptr || !bytesize || !device) {	/* the driver knows the error */
+		CALL_REAL(result, cuMemAlloc_v2, (dptr, bytesize));
+		return result;
+	}
+	if (!memory_elastic(device)) {
+		FOREIGN(result, device, bytesize, *dptr, cuMemAlloc_v2, (dptr, bytesize));
+		return result;
+	}
+	result = alloc(device, bytesize, &address);
+	if (result == CUDA_SUCCESS)
+		*dptr = address;
+	return result;
+}
+
+WRAPPER cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
+			   unsigned int ElementSizeBytes)
+{
+	struct device *device;
+	CUdeviceptr address;
+	CUresult result;
+	size_t pitch, bytes;
+
+	PASS_INSIDE(cuMemAllocPitch_v2, (dptr, pPitch, WidthInBytes, Height, ElementSizeBytes));
+	device = state_current_device();
+	pitch = (WidthInBytes + PITCH - 1) & ~(size_t)(PITCH - 1);
+	/* cuMemAllocPitch: ElementSizeBytes may be 4, 8 or 16. */
+	if (!dptr || !pPitch || !WidthInBytes || !Height || !device || pitch < WidthInBytes ||
+	    (ElementSizeBytes != 4 && ElementSizeBytes != 8 && ElementSizeBytes != 16) ||
+	    __builtin_mul_overflow(pitch, Height, &bytes)) {
+		CALL_REAL(result, cuMemAllocPitch_v2,
+			  (dptr, pPitch, WidthInBytes, Height, ElementSizeBytes));
+		return result;
+	}
+	if (!memory_elastic(device)) {
+		FOREIGN(result, device, bytes, *dptr, cuMemAllocPitch_v2,
+			(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes));
+		return result;
+	}
+	result = alloc(device, bytes, &address);
+	if (result == CUDA_SUCCESS) {
+		*dptr = address;
+		*pPitch = pitch;
+	}
+	return result;
+}
+
+WRAPPER cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+{
+	struct device *device;
+	CUresult result;
+
+	PASS_INSIDE(cuMemAllocManaged, (dptr, bytesize, flags));
+	device = state_current_device();
+	CALL_REAL(result, cuMemAllocManaged, (dptr, bytesize, flags));
+	if (result == CUDA_SUCCESS)
+		foreign_is_managed(device, *dptr, bytesize, driver_context());
+	return result;
+}
+
+/* As cuMemFree does: what uses it has ended before it goes. */
+static CUresult free_elastic(const struct region_about *about)
+{
+	CUstreamCaptureMode mode = driver_enter();
+	CUresult result;
+
+	async_sweep(false);
+	if (!async_take(about->start)) {
+		result = CUDA_ERROR_INVALID_VALUE;	/* cuMemFreeAsync was first */
+	} else if (gate_capturing()) {
+		/* A context with a capture cannot be waited for. */
+		result = async_later(about->device, about->start) ?
+			CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	} else {
+		result = mover_drain(about->device);
+		if (result == CUDA_SUCCESS)
+			result = region_free(about->start);
+	}
+	driver_leave(mode);
+	return result;
+}
+
+WRAPPER cuMemFree_v2(CUdeviceptr dptr)
+{
+	struct region_about about;
+	CUresult result;
+
+	PASS_INSIDE(cuMemFree_v2, (dptr));
+	if (region_about(dptr, &about))
+		return about.start == dptr ? free_elastic(&about) : CUDA_ERROR_INVALID_VALUE;
+	CALL_REAL(result, cuMemFree_v2, (dptr));
+	if (result == CUDA_SUCCESS)
+		foreign_gone(dptr);
+	return result;
+}
+
+/* How much there is */
+
+FORWARD(cuMemGetInfo, (unsigned int *free, unsigned int *total), (free, total))
+FORWARD(cuDeviceTotalMem, (unsigned int *bytes, CUdevice dev), (bytes, dev))
+
+WRAPPER cuMemGetInfo_v2(size_t *free, size_t *total)
+{
+	struct device *device;
+	uint64_t limit, left;
+	CUresult result;
+
+	PASS_INSIDE(cuMemGetInfo_v2, (free, total));
+	device = state_current_device();
+	CALL_REAL(result, cuMemGetInfo_v2, (free, total));
+	if (result != CUDA_SUCCESS || !device)
+		return result;
+	if (device->pool) {	/* what is kept for the next allocation is free */
+		uint64_t kept = pool_kept(device);
+
+		if (free && *free + kept > *free)
+			*free += kept;
+	}
+	if (!daemon_limits(device, &limit, &left))
+		return result;
+	if (total && *total > limit)
+		*total = limit;
+	if (free && *free > left)
+		*free = left;
+	return result;
+}
+
+WRAPPER cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
+{
+	struct device *device;
+	uint64_t limit, left;
+	CUresult result;
+
+	PASS_INSIDE(cuDeviceTotalMem_v2, (bytes, dev));
+	CALL_REAL(result, cuDeviceTotalMem_v2, (bytes, dev));
+	device = result == CUDA_SUCCESS ? state_device(dev) : NULL;
+	if (device && daemon_limits(device, &limit, &left) && *bytes > limit)
+		*bytes = limit;
+	return result;
+}
+
+WRAPPER cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
+{
+	struct region_about about;
+	CUresult result;
+
+	PASS_INSIDE(cuMemGetAddressRange_v2, (pbase, psize, dptr));
+	if (!region_about(dptr, &about)) {
+		CALL_REAL(result, cuMemGetAddressRange_v2, (pbase, psize, dptr));
+		return result;
+	}
+	if (pbase)	/* either may be NULL, and is ignored then */
+		*pbase = about.start;
+	if (psize)
+		*psize = about.bytes;
+	return CUDA_SUCCESS;
+}
+
+/* What state.c tells */
+
+void memory_context_gone(struct device *device, CUcontext context)
+{
+	CUstreamCaptureMode mode = driver_enter();
+
+	mover_context_gone(device, context);
+	if (device->regions) {
+		region_context_gone(device, context);
+		async_context_gone(context);
+	}
+	foreign_context_gone(context);
+	driver_leave(mode);
+}
+
+void memory_forget(void)
+{
+	region_forget();
+	async_forget();
+	foreign_forget();
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tree.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/*
+ * From an address to its region, and to how often it was used: two levels over GG_CHUNKs of 49 bits of
+ * addresses, which is what GPUs translate up to Hopper's. Leaves are made by allocations and never freed, so
+ * that region_use needs no lock and nothing that it looks at can go away: it does not look at regions at all.
+ *
+ * A kernel is told where something begins, not how long it is. So uses are counted where a pointer points to,
+ * and when somebody looks, they hold from there to the next page that something else was seen to begin in: a
+ * tensor in a large allocation has its own heat. Where nothing was seen to begin for some looks, nothing
+ * does.
+ */
+#define LEAF_BITS 15
+#define LEAF_PAGES (1 << LEAF_BITS)
+#define CHUNK_BITS 21
+#define ROOT_BITS (49 - LEAF_BITS - CHUNK_BITS)
+/* A view into the middle of something that was used once shall not part it for ever. */
+#define BEGINS_LOOKS 16
+
+struct leaf {
+	struct region *region[LEAF_PAGES];	/* under the lock */
+	uint16_t uses[LEAF_PAGES];		/* since somebody looked; atomically */
+	uint8_t begins[LEAF_PAGES];		/* looks for which something is known to begin here; atomically */
+};
+
+static struct leaf *root[1 << ROOT_BITS];	/* atomically */
+
+static struct leaf *leaf_of(CUdeviceptr address)
+{
+	uint64_t at = address >> (CHUNK_BITS + LEAF_BITS);
+
+	return at < 1 << ROOT_BITS ? __atomic_load_n(&root[at], __ATOMIC_ACQUIRE) : NULL;
+}
+
+static size_t page_of(CUdeviceptr address)
+{
+	return address >> CHUNK_BITS & (LEAF_PAGES - 1);
+}
+
+struct region *pages_region(CUdeviceptr address)
+{
+	struct leaf *leaf = leaf_of(address);
+
+	return leaf ? leaf->region[page_of(address)] : NULL;
+}
+
+bool pages_ready(const struct region *region)
+{
+	const CUdeviceptr end = region->address + region->reserved;
+
+	for (CUdeviceptr at = region->address; at < end; at += GG_CHUNK) {
+		uint64_t index = at >> (CHUNK_BITS + LEAF_BITS);
+
+		if (index >= 1 << ROOT_BITS)
+			return false;
+		if (root[index])
+			continue;
+		struct leaf *leaf = calloc(1, sizeof(*leaf));
+
+		if (!leaf)
+			return false;
+		__atomic_store_n(&root[index], leaf, __ATOMIC_RELEASE);
+	}
+	return true;
+}
+
+void pages_set(const struct region *region, struct region *value)
+{
+	for (CUdeviceptr at = region->address; at < region->address + region->reserved; at += GG_CHUNK) {
+		leaf_of(at)->region[page_of(at)] = value;
+		__atomic_store_n(&leaf_of(at)->uses[page_of(at)], 0, __ATOMIC_RELAXED);
+		__atomic_store_n(&leaf_of(at)->begins[page_of(at)], 0, __ATOMIC_RELAXED);
+	}
+}
+
+bool region_near(CUdeviceptr address)
+{
+	return leaf_of(address) != NULL;
+}
+
+static void use(struct leaf *leaf, CUdeviceptr at)
+{
+	uint16_t *uses = &leaf->uses[page_of(at)];
+	const uint16_t before = __atomic_load_n(uses, __ATOMIC_RELAXED);
+
+	/* One that is lost between two threads is no harm. */
+	if (before < UINT16_MAX)
+		__atomic_store_n(uses, before + 1, __ATOMIC_RELAXED);
+}
+
+void region_use_from(CUdeviceptr address)
+{
+	struct leaf *leaf = leaf_of(address);
+
+	if (leaf)
+		use(leaf, address);
+}
+
+void region_use(CUdeviceptr address, size_t bytes)
+{
+	const CUdeviceptr first = address & ~(GG_CHUNK - 1), last = bytes ? address + bytes - 1 : address;
+	CUdeviceptr at;
+	struct leaf *leaf;
+
+	for (at = first; at <= last && at >= first; at += GG_CHUNK) {
+		leaf = leaf_of(at);
+		if (leaf)
+			use(leaf, at);
+		else	/* on to the next */
+			at |= (UINT64_C(1) << (CHUNK_BITS + LEAF_BITS)) - GG_CHUNK;
+	}
+	leaf = leaf_of(at);
+	if (leaf && !__atomic_load_n(&leaf->begins[page_of(at)], __ATOMIC_RELAXED))
+		__atomic_store_n(&leaf->begins[page_of(at)], BEGINS_LOOKS, __ATOMIC_RELAXED);
+}
+
+uint32_t pages_uses(CUdeviceptr address)
+{
+	return __atomic_load_n(&leaf_of(address)->uses[page_of(address)], __ATOMIC_RELAXED);
+}
+
+uint32_t pages_look(CUdeviceptr address, uint32_t before)
+{
+	struct leaf *leaf = leaf_of(address);
+	uint8_t *begins = &leaf->begins[page_of(address)];
+	uint32_t uses = pages_uses(address);
+
+	if (uses) {
+		uses = __atomic_exchange_n(&leaf->uses[page_of(address)], 0, __ATOMIC_RELAXED);
+		__atomic_store_n(begins, BEGINS_LOOKS, __ATOMIC_RELAXED);
+		return uses;
+	}
+	if (!__atomic_load_n(begins, __ATOMIC_RELAXED))
+		return before;
+	__atomic_sub_fetch(begins, 1, __ATOMIC_RELAXED);
+	return 0;
+}
+
+void pages_forget(void)
+{
+	memset(root, 0, sizeof(root));
+}

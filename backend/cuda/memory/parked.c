@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What streams have freed: when its turn comes to be freed for good, and what cannot be waited for
+ * until no stream is being captured.
+ */
+
+#include "block.h"
+
+#include <stdlib.h>
+
+#include "async.h"
+#include "driver.h"
+#include "gate.h"
+#include "mover.h"
+#include "region.h"
+
+pthread_mutex_t block_lock = PTHREAD_MUTEX_INITIALIZER;
+struct table blocks;
+static struct block *parked;	/* under the lock */
+static size_t count;		/* atomically; written under the lock */
+
+size_t parked_count(void)
+{
+	return __atomic_load_n(&count, __ATOMIC_RELAXED);
+}
+
+struct block *parked_take(bool (*wanted)(const struct block *, const void *), const void *argument)
+{
+	for (struct block **at = &parked; *at; at = &(*at)->next) {
+		struct block *block = *at;
+
+		if (!wanted(block, argument))
+			continue;
+		*at = block->next;
+		block->next = NULL;
+		__atomic_sub_fetch(&count, 1, __ATOMIC_RELAXED);
+		return block;
+	}
+	return NULL;
+}
+
+void parked_put(struct block *block)
+{
+	struct block **at = &parked;
+
+	while (*at)
+		at = &(*at)->next;
+	block->next = NULL;
+	block->parked = true;
+	*at = block;
+	__atomic_add_fetch(&count, 1, __ATOMIC_RELAXED);
+}
+
+/* It is in no list. Frees the memory; the block stays where that fails. */
+static void finish(struct block *block)
+{
+	if (block->event)
+		real.cuEventDestroy_v2(block->event);
+	block->event = NULL;
+	pthread_mutex_lock(&block_lock);
+	table_take(&blocks, block->address);
+	pthread_mutex_unlock(&block_lock);
+	if (region_free(block->address) == CUDA_SUCCESS) {
+		free(block);
+		return;
+	}
+	pthread_mutex_lock(&block_lock);
+	block->later = true;
+	table_put(&blocks, block->address, block);
+	parked_put(block);
+	pthread_mutex_unlock(&block_lock);
+}
+
+static bool is_due(const struct block *block, const void *argument)
+{
+	(void)argument;
+	if (block->later)
+		return false;
+	/* An error is one of the context: nothing runs there any more. */
+	return real.cuEventQuery(block->event) != CUDA_ERROR_NOT_READY;
+}
+
+static bool is_later(const struct block *block, const void *argument)
+{
+	(void)argument;
+	return block->later;
+}
+
+static bool is_any(const struct block *block, const void *argument)
+{
+	(void)block;
+	(void)argument;
+	return true;
+}
+
+static struct block *next(bool (*wanted)(const struct block *, const void *))
+{
+	struct block *block;
+
+	pthread_mutex_lock(&block_lock);
+	block = parked ? parked_take(wanted, NULL) : NULL;
+	pthread_mutex_unlock(&block_lock);
+	return block;
+}
+
+static void put_back(struct block *block)
+{
+	pthread_mutex_lock(&block_lock);
+	parked_put(block);
+	pthread_mutex_unlock(&block_lock);
+}
+
+void async_sweep(bool wait)
+{
+	CUstreamCaptureMode mode;
+	struct block *block;
+	size_t rounds;
+
+	if (!parked_count())
+		return;
+	mode = driver_enter();
+	while ((block = next(is_due)))
+		finish(block);
+	for (rounds = PARKED_MOST; rounds && !gate_capturing() && (block = next(is_later));
+	     rounds--) {
+		if (mover_drain(block->device) == CUDA_SUCCESS) {
+			finish(block);
+			continue;
+		}
+		put_back(block);
+		break;
+	}
+	for (rounds = parked_count(); wait && rounds && (block = next(is_any)); rounds--) {
+		if (block->event)
+			real.cuEventSynchronize(block->event);
+		if (block->event) {
+			finish(block);
+			continue;
+		}
+		put_back(block);
+	}
+	driver_leave(mode);
+}
+
+void async_forget(void)
+{
+	block_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	blocks = (struct table){ 0 };
+	parked = NULL;
+	count = 0;
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The books, and the chunks of the GPU. */
+
+#include "pool.h"
+
+#include "daemon.h"
+#include "driver.h"
+#include "kept.h"
+
+#include <stdlib.h>
+
+const uint64_t class_bytes[CLASSES] = { 64 * GG_MIB, 16 * GG_MIB, 2 * GG_MIB };
+
+/* What the GPU keeps for nobody: at most the larger of these, for at most KEPT_MS. */
+#define KEEP_BYTES (64 * GG_MIB)
+#define KEEP_PART 50		/* 2 % */
+
+CUresult pool_setup(struct device *device)
+{
+	struct pool *pool = calloc(1, sizeof(*pool));
+	const char *limit = getenv("GGROUP_CUDA_POOL");
+	pthread_condattr_t clock;
+
+	if (!pool)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	pthread_mutex_init(&pool->lock, NULL);
+	pthread_condattr_init(&clock);
+	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&pool->wake, &clock);
+	pthread_condattr_destroy(&clock);
+	pool->limit = limit ? strtoull(limit, NULL, 0) * GG_MIB : UINT64_MAX;
+	device->pool = pool;
+	return CUDA_SUCCESS;
+}
+
+/* The books */
+
+void pool_uncharge(struct device *device, uint64_t bytes)
+{
+	if (!bytes)
+		return;
+	__atomic_sub_fetch(&device->resident, bytes, __ATOMIC_RELAXED);
+	daemon_uncharge(device, bytes, 0);
+}
+
+void pool_credit(struct device *device, uint64_t bytes)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	device->pool->credit += bytes;
+	pthread_mutex_unlock(&device->pool->lock);
+}
+
+uint64_t pool_spend(struct device *device, uint64_t bytes)
+{
+	struct pool *pool = device->pool;
+
+	pthread_mutex_lock(&pool->lock);
+	if (bytes > pool->credit)
+		bytes = pool->credit;
+	pool->credit -= bytes;
+	pthread_mutex_unlock(&pool->lock);
+	return bytes;
+}
+
+uint64_t pool_credited(struct device *device)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	uint64_t credit = device->pool->credit;
+	pthread_mutex_unlock(&device->pool->lock);
+	return credit;
+}
+
+void pool_uncharge_swapped(struct device *device, uint64_t bytes)
+{
+	/* What the daemon let back and did not come is in the books as resident. */
+	uint64_t resident = pool_spend(device, bytes);
+
+	if (!bytes)
+		return;
+	__atomic_sub_fetch(&device->resident, resident, __ATOMIC_RELAXED);
+	__atomic_sub_fetch(&device->swapped, bytes - resident, __ATOMIC_RELAXED);
+	daemon_uncharge(device, resident, bytes - resident);
+}
+
+/* Lists, and what is in them */
+
+bool kept_take(struct kept **list, struct spare *spare)
+{
+	struct kept *kept = *list;
+
+	if (!kept)
+		return false;
+	*list = kept->next;
+	*spare = kept->spare;
+	free(kept);
+	return true;
+}
+
+bool kept_put(struct kept **list, struct spare spare)
+{
+	struct kept *kept = malloc(sizeof(*kept));
+
+	if (!kept)
+		return false;
+	*kept = (struct kept){ .next = *list, .spare = spare, .since = state_now_us() / 1000 };
+	*list = kept;
+	return true;
+}
+
+CUresult pool_make(CUmemLocationType type, int id, uint64_t bytes,
+		   CUmemGenericAllocationHandle *memory)
+{
+	CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = { .type = type, .id = id },
+	};
+	CUresult result;
+
+	CALL_REAL(result, cuMemCreate, (memory, bytes, &prop, 0));
+	return result;
+}
+
+/* The GPU */
+
+bool pool_cached(struct device *device, enum chunk_class class,
+		 CUmemGenericAllocationHandle *memory)
+{
+	struct pool *pool = device->pool;
+	struct spare spare;
+	bool found;
+
+	pthread_mutex_lock(&pool->lock);
+	found = kept_take(&pool->gpu[class], &spare);
+	if (found)
+		pool->gpu_bytes -= class_bytes[class];
+	pthread_mutex_unlock(&pool->lock);
+	if (found)
+		*memory = spare.memory;
+	return found;
+}
+
+CUresult pool_create(struct device *device, enum chunk_class class,
+		     CUmemGenericAllocationHandle *memory)
+{
+	const uint64_t bytes = class_bytes[class];
+	CUresult result = pool_make(CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal, bytes, memory);
+
+	/* What is kept of other sizes is in the way. */
+	if (result == CUDA_ERROR_OUT_OF_MEMORY && pool_trim(device, 0))
+		result = pool_make(CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal, bytes, memory);
+	return result;
+}
+
+void pool_release(struct device *device, CUmemGenericAllocationHandle memory)
+{
+	CUresult result = CUDA_ERROR_UNKNOWN;
+
+	for (int try = 0; try < POOL_TRIES && result != CUDA_SUCCESS; try++)
+		CALL_REAL(result, cuMemRelease, (memory));
+	if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED)
+		state_log("device %d: cuMemRelease failed with %d", device->ordinal, result);
+}
+
+void pool_give(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory)
+{
+	struct pool *pool = device->pool;
+	uint64_t resident = __atomic_load_n(&device->resident, __ATOMIC_RELAXED);
+	uint64_t most = resident / KEEP_PART > KEEP_BYTES ? resident / KEEP_PART : KEEP_BYTES;
+	bool kept = false;
+
+	/* While something of this program had to go to the host, what it frees is for that. */
+	if (!__atomic_load_n(&device->swapped, __ATOMIC_RELAXED)) {
+		pthread_mutex_lock(&pool->lock);
+		if (pool->gpu_bytes + class_bytes[class] <= most)
+			kept = kept_put(&pool->gpu[class], (struct spare){ .memory = memory });
+		if (kept) {
+			if (!pool->gpu_bytes)
+				keeper_wake(device);
+			pool->gpu_bytes += class_bytes[class];
+		}
+		pthread_mutex_unlock(&pool->lock);
+	}
+	if (kept)
+		return;
+	pool_release(device, memory);
+	pool_uncharge(device, class_bytes[class]);
+}
+
+/* One that has been kept since `before` (ms) or earlier: the oldest of each list are at its
+ * end. With the lock. */
+static struct kept *oldest(struct pool *pool, uint64_t before, enum chunk_class *class)
+{
+	for (*class = 0; *class < CLASSES; (*class)++) {
+		struct kept **at = &pool->gpu[*class];
+
+		while (*at && (*at)->next)
+			at = &(*at)->next;
+		if (*at && (*at)->since <= before) {
+			struct kept *kept = *at;
+
+			*at = NULL;
+			pool->gpu_bytes -= class_bytes[*class];
+			return kept;
+		}
+	}
+	return NULL;
+}
+
+uint64_t pool_trim_since(struct device *device, uint64_t keep_bytes, uint64_t before)
+{
+	struct pool *pool = device->pool;
+	uint64_t freed = 0;
+
+	for (;;) {
+		enum chunk_class class;
+		struct kept *kept;
+
+		pthread_mutex_lock(&pool->lock);
+		kept = pool->gpu_bytes > keep_bytes ? oldest(pool, before, &class) : NULL;
+		pthread_mutex_unlock(&pool->lock);
+		if (!kept)
+			break;
+		pool_release(device, kept->spare.memory);
+		freed += class_bytes[class];
+		free(kept);
+	}
+	pool_uncharge(device, freed);
+	return freed;
+}
+
+uint64_t pool_trim(struct device *device, uint64_t keep_bytes)
+{
+	return pool_trim_since(device, keep_bytes, UINT64_MAX);
+}
+
+uint64_t pool_kept(struct device *device)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	uint64_t bytes = device->pool->gpu_bytes;
+	pthread_mutex_unlock(&device->pool->lock);
+	return bytes;
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "batch.h"
+
+#include "carry.h"
+#include "counters.h"
+#include "driver.h"
+#include "gate.h"
+#include "quiet.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes that move together: as many as fit into the time for which the gate may be closed, within these. */
+#define BYTES_LEAST (64 * GG_MIB)
+#define BYTES_MOST (4096 * GG_MIB)
+/* That time: 25 ms, or where it took long until nothing ran, so much longer than that that moving is most
+ * of the stall. A program whose kernels take 50 ms is used to waiting for them, and each of them is slower
+ * with more of its memory away. */
+#define CLOSED_US 25000
+#define CLOSED_MOST_US 200000
+#define WAITS_WORTH 3
+/* For how long the gate may be closed for nothing: somebody inside does not leave, or a kernel does not end. */
+#define GATE_MS 50
+#define WORK_MS 300
+/* ... while kernels do end. */
+#define QUEUE_US 2000000
+/* What undoes something is tried so often. */
+#define TRIES 3
+
+struct batch *batch_new(bool in, const struct pick *picks, size_t count)
+{
+	struct batch *batch = calloc(1, sizeof(*batch));
+
+	if (!batch)
+		return NULL;
+	batch->in = in;
+	batch->count = count;
+	for (size_t i = 0; i < count; i++) {
+		const struct region *region = picks[i].region;
+		const struct chunk *chunk = &region->chunk[picks[i].index];
+
+		batch->pick[i] = picks[i];
+		batch->address[i] = region->address + chunk_offset(region, picks[i].index);
+		batch->bytes[i] = chunk_bytes(region, picks[i].index);
+		batch->from[i] = chunk->memory;
+		batch->from_window[i] = chunk->window;
+	}
+	return batch;
+}
+
+enum chunk_class batch_class(const struct batch *batch, size_t i)
+{
+	return chunk_class(batch->pick[i].region, batch->pick[i].index);
+}
+
+void batch_drop_window(struct batch *batch, size_t mapped)
+{
+	CUresult result = mapped ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS, freed = CUDA_ERROR_UNKNOWN;
+
+	if (!batch->window)
+		return;
+	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
+		result = real.cuMemUnmap(batch->window, mapped);
+	for (int try = 0; try < TRIES && freed != CUDA_SUCCESS && result == CUDA_SUCCESS; try++)
+		freed = real.cuMemAddressFree(batch->window, batch->window_bytes);
+	if (freed != CUDA_SUCCESS)
+		state_log("a window stays: errors %d, %d", (int)result, (int)freed);
+	batch->window = 0;
+}
+
+/* Memory of the GPU for a batch on its way in, at a window. False: none of it. With nothing running:
+ * cuMemSetAccess waits for kernels (measured on an H200), and the gate would be open to more of them
+ * meanwhile. */
+static bool make_room(struct device *device, struct batch *batch)
+{
+	const CUmemAccessDesc access = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->ordinal },
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUresult result = CUDA_SUCCESS;
+	size_t made = 0, mapped = 0;
+
+	for (size_t i = 0; i < batch->count; i++)
+		batch->window_bytes += batch->bytes[i];
+	for (; made < batch->count && result == CUDA_SUCCESS; made++)
+		result = pool_create(device, batch_class(batch, made), &batch->to[made].memory);
+	if (result != CUDA_SUCCESS)
+		made--;
+	if (result == CUDA_SUCCESS)
+		result = real.cuMemAddressReserve(&batch->window, batch->window_bytes, 0, 0, 0);
+	if (result != CUDA_SUCCESS)
+		batch->window = 0;
+	for (size_t i = 0; i < batch->count && result == CUDA_SUCCESS; i++) {
+		batch->to[i].window = batch->window + mapped;
+		result = real.cuMemMap(batch->to[i].window, batch->bytes[i], 0, batch->to[i].memory, 0);
+		if (result == CUDA_SUCCESS)
+			mapped += batch->bytes[i];
+	}
+	if (result == CUDA_SUCCESS)
+		result = real.cuMemSetAccess(batch->window, batch->window_bytes, &access, 1);
+	if (result == CUDA_SUCCESS)
+		return true;
+	batch_drop_window(batch, mapped);
+	for (size_t i = 0; i < made; i++)
+		pool_release(device, batch->to[i].memory);
+	memset(batch->to, 0, sizeof(batch->to));
+	return false;
+}
+
+/* The end of a batch: everything is where `moved` says. Returns the bytes that moved. A context is
+ * borrowed, or needs not. */
+static uint64_t settle(struct device *device, struct batch *batch)
+{
+	uint64_t moved = 0;
+
+	if (batch->in)
+		batch_drop_window(batch, batch->window_bytes);
+	for (size_t i = 0; i < batch->count; i++) {
+		const enum chunk_class class = batch_class(batch, i);
+		const struct spare *to = &batch->to[i];
+
+		if (batch->moved[i] && batch->in) {
+			region_moved(&batch->pick[i], CHUNK_DEVICE, to->memory, 0);
+			pool_host_give(device, class, (struct spare){ batch->from[i], batch->from_window[i] });
+		} else if (batch->moved[i]) {
+			region_moved(&batch->pick[i], CHUNK_HOST, to->memory, to->window);
+			pool_release(device, batch->from[i]);
+		} else if (batch->in) {
+			if (to->memory)
+				pool_release(device, to->memory);
+		} else {
+			pool_host_give(device, class, *to);
+		}
+		moved += batch->moved[i] ? batch->bytes[i] : 0;
+	}
+	/* In the books it is on the GPU until mover_booked; once it is let go it may be freed, as that. */
+	if (!batch->in && moved)
+		pool_credit(device, moved);
+	region_put(batch->pick, batch->count);
+	return moved;
+}
+
+bool batch_reap(struct device *device)
+{
+	struct mover *mover = device->mover;
+	struct batch *batch = mover->stuck;
+	uint64_t bytes = 0;
+
+	if (!batch)
+		return true;
+	if (!state_borrow(device))
+		return false;
+	/* In another context than theirs: that one is gone, and they with it. */
+	if (mover->made_in != device->contexts || carry_idle(device)) {
+		for (size_t i = 0; batch->in && i < batch->count; i++)
+			bytes += batch->bytes[i];
+		settle(device, batch);
+		if (bytes)
+			pool_credit(device, bytes);
+		mover->stuck = NULL;
+		free(batch);
+	}
+	state_return(device);
+	return !mover->stuck;
+}
+
+/* What has not moved stays behind, stuck: those that have are settled. */
+static void give_up(struct device *device, struct batch *batch)
+{
+	struct batch *rest = calloc(1, sizeof(*rest));
+	size_t kept = 0, settled = 0;
+
+	if (!rest)
+		abort();	/* nothing may be freed, and nothing kept */
+	*rest = *batch;
+	for (size_t i = 0; i < batch->count; i++) {
+		struct batch *of = batch->moved[i] ? batch : rest;
+		size_t at = batch->moved[i] ? settled++ : kept++;
+
+		of->pick[at] = batch->pick[i];
+		of->address[at] = batch->address[i];
+		of->bytes[at] = batch->bytes[i];
+		of->from[at] = batch->from[i];
+		of->from_window[at] = batch->from_window[i];
+		of->to[at] = batch->to[i];
+		of->moved[at] = batch->moved[i];
+	}
+	batch->count = settled;
+	batch->window = 0;	/* the rest has it */
+	rest->count = kept;
+	device->mover->stuck = rest;
+}
+
+/* Microseconds for which the gate may be closed, after so many until nothing ran. */
+static uint64_t may_close(uint64_t waited)
+{
+	uint64_t worth = waited * WAITS_WORTH;
+
+	return worth < CLOSED_US ? CLOSED_US : worth > CLOSED_MOST_US ? CLOSED_MOST_US : worth;
+}
+
+/* Waits until nothing runs. A program may have a second's worth of kernels in its queue: while those get done it loses
+ * nothing by having the gate closed. */
+static bool nothing_runs(struct device *device)
+{
+	const uint64_t until = state_now_us() + QUEUE_US;
+
+	while (!quiet_wait(device->mover->quiet, WORK_MS))
+		if (!counters_progress(device) || state_now_us() > until)
+			return false;
+	return true;
+}
+
+uint64_t batch_move(struct device *device, struct batch *batch)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	struct mover *mover = device->mover;
+	uint64_t moved = 0, bytes = 0, waited, begun, closed;
+	bool borrowed, sure = true, in = batch->in;
+
+	/* The gate first: who destroys a context is inside, and waits for those who borrow it. */
+	if (!gate_close(GATE_MS)) {
+		state_log("device %d: the gate does not close", device->ordinal);
+		settle(device, batch);
+		free(batch);
+		return 0;
+	}
+	waited = state_now_us();
+	borrowed = nothing_runs(device) && state_borrow(device);
+	begun = state_now_us();
+	waited = begun - waited;
+	if (borrowed) {
+		real.cuThreadExchangeStreamCaptureMode(&mode);
+		if (carry_prepare(device) == CUDA_SUCCESS && (!batch->in || make_room(device, batch)))
+			sure = carry(device, batch);
+		real.cuThreadExchangeStreamCaptureMode(&mode);
+	} else {
+		state_log("device %d: what runs does not end", device->ordinal);
+	}
+	closed = state_now_us() - begun;
+	/* The places are right before anybody goes on; memory is freed after. */
+	gate_open();
+	if (!sure)
+		give_up(device, batch);
+	for (size_t i = 0; i < batch->count; i++)
+		bytes += batch->bytes[i];
+	moved = settle(device, batch);
+	if (borrowed)
+		state_return(device);
+	mover->busy_us += state_now_us() - begun;
+	state_log("device %d: %s %llu of %llu MiB, waited %llu us, closed %llu us, %llu us in all", device->ordinal,
+		  in ? "in" : "out", (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
+		  (unsigned long long)waited, (unsigned long long)closed,
+		  (unsigned long long)(state_now_us() - begun));
+	if (moved == bytes && moved && closed) {
+		uint64_t fits = (uint64_t)((double)moved * (double)may_close(waited) / (double)closed);
+
+		/* Small ones tell little. */
+		if (moved >= mover->batch_bytes / 2 || fits < mover->batch_bytes)
+			mover->batch_bytes = fits < BYTES_LEAST ? BYTES_LEAST : fits > BYTES_MOST ? BYTES_MOST : fits;
+	}
+	free(batch);
+	return moved;
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Which chunks go, and which come back: by how often they were used of late. Among those that are equally
+ * cold a CLOCK's hand goes around, so that each has its turn.
+ */
+#include "tree.h"
+
+#include <stdlib.h>
+
+/* Heat of one use a look of a whole chunk. */
+#define ONE_USE 16
+/* Uses of whatever is used most until a look tells anything: one more or less is then no difference. */
+#define LOOK_USES 8
+/* Heats are told apart by halves of octaves. */
+#define LEVELS 64
+/* What is to come for something else must be at least twice as hot, and hot at all. */
+#define HOTTER 3
+#define HOT (4 * ONE_USE)
+
+/* 0 for none, then 1, 1.5, 2, 3, 4, 6, 8 ...: of two whose levels are three apart one is twice as hot at least. */
+static unsigned int level(uint32_t heat)
+{
+	unsigned int octave;
+
+	if (!heat)
+		return 0;
+	octave = 31 - (unsigned int)__builtin_clz(heat);
+	return 1 + 2 * octave + (octave ? heat >> (octave - 1) & 1 : 0);
+}
+
+/* Calls `visit` for every chunk. With the lock. */
+static void each(struct region_tree *tree, void (*visit)(struct pick *pick, void *), void *argument)
+{
+	struct region *region = tree->ring;
+
+	if (!region)
+		return;
+	do {
+		for (size_t i = 0; i < region->chunks; i++)
+			visit(&(struct pick){ region, i }, argument);
+		region = region->next;
+	} while (region != tree->ring);
+}
+
+static struct chunk *chunk_of(const struct pick *pick)
+{
+	return &pick->region->chunk[pick->index];
+}
+
+static size_t bytes_of(const struct pick *pick)
+{
+	return chunk_bytes(pick->region, pick->index);
+}
+
+/* With the lock. */
+static bool movable(const struct pick *pick, enum chunk_place from)
+{
+	const struct chunk *chunk = chunk_of(pick);
+
+	return !chunk->busy && !pick->region->freeing && chunk->place == from &&
+	       (from == CHUNK_HOST || !chunk->pinned);
+}
+
+/* Bytes that can be moved, by their heat. */
+struct heats {
+	uint64_t bytes[2][LEVELS];	/* of either enum chunk_place */
+};
+
+static void weigh(struct pick *pick, void *argument)
+{
+	struct heats *heats = argument;
+	const struct chunk *chunk = chunk_of(pick);
+
+	if (movable(pick, chunk->place))
+		heats->bytes[chunk->place][level(chunk->heat)] += bytes_of(pick);
+}
+
+static struct heats weigh_all(struct region_tree *tree)
+{
+	struct heats heats = { 0 };
+
+	each(tree, weigh, &heats);
+	return heats;
+}
+
+/* Looking */
+
+bool region_look(struct device *device, bool must)
+{
+	struct region_tree *tree = device->regions;
+	struct region *region;
+	uint64_t heat = 0, chunks = 0;
+	uint32_t most = 0;
+
+	pthread_mutex_lock(&region_lock);
+	region = tree->ring;
+	for (bool more = region && !must; more && most < LOOK_USES; more = (region = region->next) != tree->ring)
+		for (CUdeviceptr at = region->address; at < region->address + region->reserved; at += GG_CHUNK)
+			most = pages_uses(at) > most ? pages_uses(at) : most;
+	must |= most >= LOOK_USES;
+	region = tree->ring;
+	for (bool more = region && must; more; more = (region = region->next) != tree->ring) {
+		CUdeviceptr at = region->address;
+		uint32_t uses = 0;
+
+		for (size_t i = 0; i < region->chunks; i++) {
+			const CUdeviceptr end = at + chunk_bytes(region, i), pages = (end - at) / GG_CHUNK;
+			uint64_t sum = 0;
+
+			for (; at < end; at += GG_CHUNK) {
+				uses = pages_look(at, uses);
+				sum += uses;
+			}
+			region->chunk[i].heat = (uint32_t)(region->chunk[i].heat / 2 + sum * ONE_USE / pages);
+			heat += region->chunk[i].heat;
+			chunks++;
+		}
+	}
+	if (chunks)
+		tree->usual = (uint32_t)(heat / chunks);
+	pthread_mutex_unlock(&region_lock);
+	return must;
+}
+
+size_t region_misplaced(struct device *device, size_t most)
+{
+	unsigned int cold = 0, hot = LEVELS - 1;
+	struct heats heats;
+	size_t bytes = 0;
+
+	pthread_mutex_lock(&region_lock);
+	heats = weigh_all(device->regions);
+	pthread_mutex_unlock(&region_lock);
+	while (bytes < most && hot >= cold + HOTTER && hot >= level(HOT)) {
+		uint64_t *out = &heats.bytes[CHUNK_DEVICE][cold], *in = &heats.bytes[CHUNK_HOST][hot];
+		const uint64_t both = *out < *in ? *out : *in;
+
+		bytes += both;
+		*out -= both;
+		*in -= both;
+		if (!*in)
+			hot--;
+		else
+			cold++;
+	}
+	return bytes < most ? bytes : most;
+}
+
+/* Choosing */
+
+static int by_address(const void *a, const void *b)
+{
+	const struct pick *one = a, *other = b;
+
+	if (one->region != other->region)
+		return one->region->address < other->region->address ? -1 : 1;
+	return one->index < other->index ? -1 : one->index > other->index;
+}
+
+/* What is taken. */
+struct taking {
+	struct pick *picks;
+	size_t count, most;
+	size_t bytes, want;
+	enum chunk_place from;
+	unsigned int at;	/* this level, or */
+	bool colder, hotter;	/* ... all that are colder, or hotter */
+};
+
+static bool full(const struct taking *taking)
+{
+	return taking->count == taking->most || taking->bytes >= taking->want;
+}
+
+static bool take(struct pick *pick, struct taking *taking)
+{
+	const unsigned int at = level(chunk_of(pick)->heat);
+
+	if (full(taking) || !movable(pick, taking->from) ||
+	    !(taking->colder ? at < taking->at : taking->hotter ? at > taking->at : at == taking->at))
+		return false;
+	chunk_of(pick)->busy = true;
+	taking->bytes += bytes_of(pick);
+	taking->picks[taking->count++] = *pick;
+	return true;
+}
+
+static void take_each(struct pick *pick, void *argument)
+{
+	struct taking *taking = argument;
+
+	/* What comes back must not be more than there is room for. */
+	if (taking->bytes + bytes_of(pick) <= taking->want)
+		take(pick, taking);
+}
+
+/* The chunk under the hand, which then goes on; false: there is none at all. With the lock. */
+static bool tick(struct region_tree *tree, struct pick *pick)
+{
+	if (!tree->ring)
+		return false;
+	if (tree->hand >= tree->ring->chunks) {
+		tree->ring = tree->ring->next;
+		tree->hand = 0;
+	}
+	*pick = (struct pick){ tree->ring, tree->hand++ };
+	return true;
+}
+
+static void count_one(struct pick *pick, void *argument)
+{
+	(void)pick;
+	++*(size_t *)argument;
+}
+
+size_t region_pick_out(struct device *device, size_t want, struct pick *picks, size_t most)
+{
+	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE };
+	struct region_tree *tree = device->regions;
+	size_t steps = 0, below = 0;
+	struct heats heats;
+	struct pick pick;
+
+	pthread_mutex_lock(&region_lock);
+	each(tree, count_one, &steps);
+	heats = weigh_all(tree);
+	while (taking.at < LEVELS - 1 && below + heats.bytes[CHUNK_DEVICE][taking.at] < want)
+		below += heats.bytes[CHUNK_DEVICE][taking.at++];
+	/* All that are colder, wherever they are; of the others those that the hand comes to next. */
+	taking.colder = true;
+	for (size_t i = 0; i < steps && tick(tree, &pick); i++)
+		take(&pick, &taking);
+	taking.colder = false;
+	for (size_t i = 0; i < steps && !full(&taking) && tick(tree, &pick); i++)
+		take(&pick, &taking);
+	pthread_mutex_unlock(&region_lock);
+	qsort(picks, taking.count, sizeof(*picks), by_address);
+	return taking.count;
+}
+
+size_t region_pick_in(struct device *device, size_t want, struct pick *picks, size_t most)
+{
+	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_HOST, .at = LEVELS };
+	struct region_tree *tree = device->regions;
+	uint64_t above = 0;
+	struct heats heats;
+
+	pthread_mutex_lock(&region_lock);
+	heats = weigh_all(tree);
+	/* All that is hotter than the coldest that is needed, then of those what fits. */
+	do
+		taking.at--;
+	while (taking.at && (above += heats.bytes[CHUNK_HOST][taking.at]) < want);
+	taking.hotter = true;
+	each(tree, take_each, &taking);
+	taking.hotter = false;
+	each(tree, take_each, &taking);
+	pthread_mutex_unlock(&region_lock);
+	qsort(picks, taking.count, sizeof(*picks), by_address);
+	return taking.count;
+}
+
+size_t region_pick_range(CUdeviceptr address, size_t bytes, struct pick *picks, size_t most)
+{
+	struct region *region;
+	size_t count = 0;
+
+	pthread_mutex_lock(&region_lock);
+	region = pages_region(address);
+	if (region && !region->freeing) {
+		size_t last = chunk_at(region, address - region->address + (bytes ? bytes - 1 : 0));
+
+		for (size_t i = chunk_at(region, address - region->address); i <= last && i < region->chunks; i++) {
+			struct pick pick = { region, i };
+
+			if (count == most || !movable(&pick, CHUNK_HOST))
+				continue;
+			region->chunk[i].busy = true;
+			picks[count++] = pick;
+		}
+	}
+	pthread_mutex_unlock(&region_lock);
+	return count;
+}

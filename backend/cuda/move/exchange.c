@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange.h"
+
+#include <string.h>
+
+#include "daemon.h"
+#include "heat.h"
+#include "mover.h"
+#include "region.h"
+
+/* Microseconds. */
+#define LOOK 250000		/* between two looks */
+#define LOOK_AT_LAST 10000000	/* ... of a program that uses nothing often */
+#define HEATED 60000000		/* for which heat is looked at after all has come back: the next limit may be near */
+#define NEVER 2000		/* ms */
+
+/* At a time: what the daemon asks for comes in between. */
+#define PIECE (256 * GG_MIB)
+/* An exchange holds up the program; so long, in its own duration, it then runs undisturbed. */
+#define REST 3
+
+/* Of a device, by its ordinal. */
+static struct pace {
+	uint64_t looked, next_look;
+	uint64_t next_move;
+	uint64_t last_swapped;
+	bool heated;
+} paces[GG_ORDINALS];
+
+static int64_t ms_until(uint64_t then)
+{
+	const uint64_t now = state_now_us();
+
+	return then > now ? (int64_t)((then - now) / 1000 + 1) : 0;
+}
+
+static void exchange(struct device *device, struct pace *pace, size_t bytes)
+{
+	const uint64_t start = state_now_us();
+	const uint64_t moved = mover_exchange(device, bytes);
+	uint64_t now = state_now_us();
+
+	state_log("device %d: exchanged %llu of %llu MiB in %llu us", device->ordinal,
+		  (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
+		  (unsigned long long)(now - start));
+	/* What does not move now will not move in a moment. */
+	pace->next_move = now + (moved ? (now - start) * REST : LOOK);
+	__atomic_add_fetch(&device->exchanged, moved, __ATOMIC_RELAXED);
+	daemon_report(device);
+}
+
+/* Heat is one for all devices. */
+static void heat(struct pace *pace, bool wanted)
+{
+	bool any = false;
+
+	pace->heated = wanted;
+	for (size_t i = 0; i < GG_ORDINALS; i++)
+		any |= paces[i].heated;
+	heat_want(any);
+}
+
+int64_t exchange_tick(struct device *device)
+{
+	struct pace *pace = &paces[device->ordinal];
+	uint64_t now = state_now_us();
+	size_t bytes;
+
+	if (__atomic_load_n(&device->swapped, __ATOMIC_RELAXED))
+		pace->last_swapped = now;
+	if (!pace->last_swapped || now - pace->last_swapped > HEATED) {
+		heat(pace, false);
+		return NEVER;
+	}
+	heat(pace, true);
+	if (now >= pace->next_look) {
+		if (region_look(device, now - pace->looked > LOOK_AT_LAST))
+			pace->looked = now;
+		pace->next_look = now + LOOK;
+	}
+	bytes = now < pace->next_move ? 0 : region_misplaced(device, PIECE);
+	if (bytes)
+		exchange(device, pace, bytes);
+	else if (now >= pace->next_move)
+		pace->next_move = pace->next_look;
+	return ms_until(pace->next_move < pace->next_look ? pace->next_move : pace->next_look);
+}
+
+void exchange_forget(void)
+{
+	memset(paces, 0, sizeof(paces));
+}

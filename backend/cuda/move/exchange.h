@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is hot and in the host changes places with what is cold and on the GPU, where there is no room for
+ * both.
+ *
+ * A limit that is written takes what nobody had looked at: which of it is used is learnt only from then on
+ * (heat.h), and it changes while a program runs. The books stay as they are: as much comes as goes. Called by
+ * the listening thread.
+ */
+#ifndef GGROUP_CUDA_EXCHANGE_H
+#define GGROUP_CUDA_EXCHANGE_H
+
+#include "state.h"
+
+/* Moves some, if it is time and worth it; returns the milliseconds until it should be called again. */
+int64_t exchange_tick(struct device *device);
+
+void exchange_forget(void);	/* in the child of fork() */
+
+#endif

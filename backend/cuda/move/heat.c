@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The pointers among a kernel's parameters.
+ *
+ * What a function's parameters look like is found on every launch, so that is done without a lock: a table of
+ * pointers, replaced when it is full; what it pointed to is never freed while somebody may read it. A
+ * function that is unloaded may leave its handle to another one, so each answer has the epoch that it was got
+ * in.
+ */
+
+#include "heat.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver.h"
+#include "map.h"
+#include "region.h"
+
+#define WORD sizeof(CUdeviceptr)
+/* A kernel has at most 32764 bytes of parameters (CUDA 12.1). */
+#define MOST_BYTES 32764
+
+struct layout {
+	CUfunction function;
+	uint64_t epoch;		/* atomically */
+	size_t count;
+	struct { uint32_t offset, size; } parameter[];
+};
+
+struct table {
+	size_t size, used;
+	struct layout *layouts[];	/* atomically */
+};
+
+bool heat_wanted;
+
+static struct table *table;	/* atomically; written under `lock` */
+static uint64_t epoch = 1;	/* atomically */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* A CUkernel may be launched as if it were a CUfunction, but has a question of its own. To its library. */
+static struct map kernels;	/* under `lock` */
+static int unloading;		/* under `lock`: while code goes, nothing is learnt */
+
+static size_t start(const struct table *in, CUfunction function)
+{
+	return ((uintptr_t)function * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (in->size - 1);
+}
+
+static struct layout *find(struct table *in, CUfunction function)
+{
+	struct layout *layout;
+
+	if (!in)
+		return NULL;
+	for (size_t i = start(in, function); (layout = __atomic_load_n(&in->layouts[i], __ATOMIC_ACQUIRE));
+	     i = (i + 1) & (in->size - 1))
+		if (layout->function == function)
+			return layout;
+	return NULL;
+}
+
+static CUresult ask(CUfunction function, bool kernel, size_t index, size_t *offset, size_t *size)
+{
+	if (kernel)
+		return real.cuKernelGetParamInfo ?
+			       real.cuKernelGetParamInfo((CUkernel)function, index, offset, size) :
+			       CUDA_ERROR_NOT_SUPPORTED;
+	return real.cuFuncGetParamInfo ? real.cuFuncGetParamInfo(function, index, offset, size) :
+					 CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* Asks the driver. An older one answers nothing: a function without parameters, whose memory is not hot. */
+static struct layout *learn(CUfunction function, bool kernel, uint64_t now)
+{
+	size_t offset, size, most = 16, count = 0;
+	struct layout *layout = malloc(sizeof(*layout) + most * sizeof(layout->parameter[0])), *bigger;
+
+	while (layout && !ask(function, kernel, count, &offset, &size) && offset + size <= MOST_BYTES) {
+		if (count == most) {
+			most *= 2;
+			bigger = realloc(layout, sizeof(*layout) + most * sizeof(layout->parameter[0]));
+			if (!bigger) {
+				free(layout);
+				return NULL;
+			}
+			layout = bigger;
+		}
+		layout->parameter[count].offset = (uint32_t)offset;
+		layout->parameter[count].size = (uint32_t)size;
+		count++;
+	}
+	if (!layout)
+		return NULL;
+	layout->function = function;
+	layout->epoch = now;
+	layout->count = count;
+	return layout;
+}
+
+static void insert(struct table *into, struct layout *layout)
+{
+	size_t i = start(into, layout->function);
+
+	while (into->layouts[i] && into->layouts[i]->function != layout->function)
+		i = (i + 1) & (into->size - 1);
+	if (!into->layouts[i])
+		into->used++;
+	__atomic_store_n(&into->layouts[i], layout, __ATOMIC_RELEASE);
+}
+
+/* The old table stays: somebody may be reading it. All of them together are as large as the last. */
+static bool grow(void)
+{
+	size_t size = table ? table->size * 2 : 256;
+	struct table *bigger = calloc(1, sizeof(*bigger) + size * sizeof(bigger->layouts[0]));
+
+	if (!bigger)
+		return false;
+	bigger->size = size;
+	for (size_t i = 0; table && i < table->size; i++)
+		if (table->layouts[i])
+			insert(bigger, table->layouts[i]);
+	__atomic_store_n(&table, bigger, __ATOMIC_RELEASE);
+	return true;
+}
+
+static bool equal(const struct layout *a, const struct layout *b)
+{
+	return a->count == b->count && !memcmp(a->parameter, b->parameter, a->count * sizeof(a->parameter[0]));
+}
+
+/* With `lock` held. */
+static struct layout *learn_and_keep(CUfunction function)
+{
+	uint64_t now = __atomic_load_n(&epoch, __ATOMIC_ACQUIRE);
+	struct layout *old = find(table, function);
+	struct layout *layout;
+
+	if (old && __atomic_load_n(&old->epoch, __ATOMIC_ACQUIRE) == now)
+		return old;
+	layout = learn(function, map_get(&kernels, function) != NULL, now);
+	if (!layout)
+		return NULL;
+	if (old && equal(old, layout)) {
+		free(layout);
+		__atomic_store_n(&old->epoch, now, __ATOMIC_RELEASE);
+		return old;
+	}
+	if ((!table || table->used * 2 >= table->size) && !grow()) {
+		free(layout);
+		return NULL;
+	}
+	/* The old one is leaked: it may be being read. */
+	insert(table, layout);
+	return layout;
+}
+
+static const struct layout *layout_of(CUfunction function)
+{
+	struct layout *layout = find(__atomic_load_n(&table, __ATOMIC_ACQUIRE), function);
+
+	if (layout && __atomic_load_n(&layout->epoch, __ATOMIC_ACQUIRE) == __atomic_load_n(&epoch, __ATOMIC_ACQUIRE))
+		return layout;
+	pthread_mutex_lock(&lock);
+	layout = unloading ? NULL : learn_and_keep(function);
+	pthread_mutex_unlock(&lock);
+	return layout;
+}
+
+/* Structures too: a pointer lies at a multiple of 8 in them, and they do in the parameters. */
+static void visit_words(const char *bytes, size_t size, size_t first,
+			void (*visit)(CUdeviceptr, void *), void *argument)
+{
+	CUdeviceptr word;
+
+	for (size_t i = first; i + WORD <= size; i += WORD) {
+		memcpy(&word, bytes + i, WORD);
+		if (word)
+			visit(word, argument);
+	}
+}
+
+static void visit_extra(void **extra, void (*visit)(CUdeviceptr, void *), void *argument)
+{
+	const char *buffer = NULL;
+	size_t size = 0;
+
+	for (size_t i = 0; extra[i] != CU_LAUNCH_PARAM_END; i += 2) {
+		if (extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER)
+			buffer = extra[i + 1];
+		else if (extra[i] == CU_LAUNCH_PARAM_BUFFER_SIZE)
+			size = extra[i + 1] ? *(const size_t *)extra[i + 1] : 0;
+		else
+			return; /* the driver refuses it */
+	}
+	if (buffer && size <= MOST_BYTES)
+		visit_words(buffer, size, 0, visit, argument);
+}
+
+void heat_words(CUfunction function, void **parameters, void **extra,
+		void (*visit)(CUdeviceptr, void *), void *argument)
+{
+	const struct layout *layout;
+
+	if (!parameters) {
+		if (extra)
+			visit_extra(extra, visit, argument);
+		return;
+	}
+	layout = function ? layout_of(function) : NULL;
+	for (size_t i = 0; layout && i < layout->count; i++) {
+		size_t size = layout->parameter[i].size;
+		/* The first word of the parameter that is aligned where the kernel will find it. */
+		size_t first = (WORD - layout->parameter[i].offset % WORD) % WORD;
+
+		if (size >= WORD && parameters[i])
+			visit_words(parameters[i], size, first, visit, argument);
+	}
+}
+
+static void use(CUdeviceptr word, void *unused)
+{
+	(void)unused;
+	region_use_from(word);
+}
+
+void heat_want(bool wanted)
+{
+	if (heat_is_wanted() != wanted)
+		__atomic_store_n(&heat_wanted, wanted, __ATOMIC_RELAXED);
+}
+
+void heat_launch(CUfunction function, void **parameters, void **extra)
+{
+	state_enter();
+	heat_words(function, parameters, extra, use, NULL);
+	state_leave();
+}
+
+void heat_touch(CUdeviceptr pointer, size_t bytes)
+{
+	if (heat_is_wanted())
+		region_use(pointer, bytes);
+}
+
+void heat_code_goes(void)
+{
+	pthread_mutex_lock(&lock);
+	unloading++;
+	__atomic_add_fetch(&epoch, 1, __ATOMIC_ACQ_REL);
+	pthread_mutex_unlock(&lock);
+}
+
+void heat_code_gone(void)
+{
+	pthread_mutex_lock(&lock);
+	unloading--;
+	__atomic_add_fetch(&epoch, 1, __ATOMIC_ACQ_REL);
+	pthread_mutex_unlock(&lock);
+}
+
+void heat_forget(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	kernels = (struct map){ 0 };
+	unloading = 0;
+	table = NULL;
+	heat_wanted = false;
+}
+
+/* Which handles are of kernels, not of functions. */
+
+static void note(const CUkernel *handles, size_t count, CUlibrary library)
+{
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < count; i++)
+		if (handles[i])
+			map_put(&kernels, handles[i], library);
+	pthread_mutex_unlock(&lock);
+}
+
+static void forget_library(CUlibrary library)
+{
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < kernels.size; i++)
+		if (kernels.slots[i].value == library)
+			map_take(&kernels, kernels.slots[i].key);
+	pthread_mutex_unlock(&lock);
+}
+
+WRAPPER cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)
+{
+	CUresult result;
+
+	PASS_INSIDE(cuLibraryGetKernel, (pKernel, library, name));
+	CALL_REAL(result, cuLibraryGetKernel, (pKernel, library, name));
+	if (!result)
+		note(pKernel, 1, library);
+	return result;
+}
+
+WRAPPER cuLibraryEnumerateKernels(CUkernel *handles, unsigned int numKernels, CUlibrary lib)
+{
+	CUresult result;
+
+	PASS_INSIDE(cuLibraryEnumerateKernels, (handles, numKernels, lib));
+	/* Fewer may be there: the rest is left as it was, so it is cleared first where it is ours to read. */
+	if (handles)
+		memset(handles, 0, numKernels * sizeof(*handles));
+	CALL_REAL(result, cuLibraryEnumerateKernels, (handles, numKernels, lib));
+	if (!result && handles)
+		note(handles, numKernels, lib);
+	return result;
+}
+
+WRAPPER cuLibraryUnload(CUlibrary library)
+{
+	CUresult result;
+
+	PASS_INSIDE(cuLibraryUnload, (library));
+	heat_code_goes();
+	CALL_REAL(result, cuLibraryUnload, (library));
+	if (!result)
+		forget_library(library);
+	heat_code_gone();
+	return result;
+}
+
+WRAPPER cuModuleUnload(CUmodule hmod)
+{
+	CUresult result;
+
+	PASS_INSIDE(cuModuleUnload, (hmod));
+	heat_code_goes();
+	CALL_REAL(result, cuModuleUnload, (hmod));
+	heat_code_gone();
+	return result;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which memory is hot: the pointers among a kernel's parameters, and the two ends of every copy.
+ *
+ * Looking costs time, so it is done only while memory is in the host, or was of late (exchange.c), and then for every
+ * launch; the layout of a function's parameters (cuFuncGetParamInfo, CUDA 12.4) is asked for once.
+ */
+#ifndef GGROUP_CUDA_HEAT_H
+#define GGROUP_CUDA_HEAT_H
+
+#include "state.h"
+
+extern bool heat_wanted;	/* read without a lock on every launch; atomically */
+static inline bool heat_is_wanted(void)
+{
+	return __atomic_load_n(&heat_wanted, __ATOMIC_RELAXED);
+}
+
+void heat_want(bool wanted);
+
+void heat_launch(CUfunction function, void **parameters, void **extra);
+void heat_touch(CUdeviceptr pointer, size_t bytes);
+
+/* Calls `visit` for every word among the parameters of a launch that may be a pointer. */
+void heat_words(CUfunction function, void **parameters, void **extra,
+		void (*visit)(CUdeviceptr, void *), void *argument);
+
+/* Functions are being unloaded: from the first on nothing is known of any, after the second their handles
+ * may mean others. */
+void heat_code_goes(void);
+void heat_code_gone(void);
+
+void heat_forget(void);	/* in the child of fork() */
+
+#endif

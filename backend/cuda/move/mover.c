@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mover.h"
+
+#include "batch.h"
+#include "daemon.h"
+#include "driver.h"
+#include "quiet.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+/* Bytes that move together at first (batch.c). */
+#define BATCH_FIRST (512 * GG_MIB)
+/* Of one call: the daemon asks again. */
+#define CALL_US 2000000
+#define TRIES 3
+#define MOST BATCH_MOST_CHUNKS
+
+CUresult mover_setup(struct device *device)
+{
+	struct mover *mover = calloc(1, sizeof(*mover));
+
+	if (!mover)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	mover->quiet = quiet_new(device->primary);
+	if (!mover->quiet) {
+		free(mover);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	pthread_mutex_init(&mover->lock, NULL);
+	mover->batch_bytes = BATCH_FIRST;
+	device->mover = mover;
+	return CUDA_SUCCESS;
+}
+
+void mover_context(struct device *device, CUcontext context)
+{
+	/* Nobody has that many; what runs there cannot be waited for. */
+	if (device->mover && context && !quiet_context(device->mover->quiet, context))
+		device->elastic = false;
+}
+
+void mover_context_gone(struct device *device, CUcontext context)
+{
+	if (device->mover)
+		quiet_context_gone(device->mover->quiet, context);
+}
+
+CUresult mover_drain(struct device *device)
+{
+	return quiet_drain(device->mover->quiet);
+}
+
+void mover_reap(struct device *device)
+{
+	/* Whoever has it reaps first, or is about to settle what the caller waits for. */
+	if (pthread_mutex_trylock(&device->mover->lock))
+		return;
+	state_enter();
+	batch_reap(device);
+	state_leave();
+	pthread_mutex_unlock(&device->mover->lock);
+}
+
+/* Out */
+
+/* Chunks of the host for the first of `picks`; the others are let go. NULL: for none. */
+static struct batch *ready_out(struct device *device, const struct pick *picks, size_t count)
+{
+	struct batch *batch = batch_new(false, picks, count);
+	size_t i = 0;
+
+	if (batch && state_borrow(device)) {
+		while (i < count && pool_host(device, batch_class(batch, i), &batch->to[i]) == CUDA_SUCCESS)
+			i++;
+		state_return(device);
+	}
+	if (i < count)
+		region_put(picks + i, count - i);
+	if (batch)
+		batch->count = i;
+	if (batch && !i) {
+		free(batch);
+		batch = NULL;
+	}
+	return batch;
+}
+
+static uint64_t out(struct device *device, uint64_t bytes)
+{
+	struct pick picks[MOST];
+	struct batch *batch;
+	uint64_t start;
+	size_t count = region_pick_out(device, bytes, picks, MOST);
+
+	if (!count)
+		return 0;
+	start = state_now_us();
+	batch = ready_out(device, picks, count);
+	if (!batch)
+		return 0;
+	device->mover->busy_us += state_now_us() - start;
+	return batch_move(device, batch);
+}
+
+uint64_t mover_booked(struct device *device)
+{
+	uint64_t moved = device->pool ? pool_spend(device, UINT64_MAX) : 0;
+
+	__atomic_add_fetch(&device->swapped, moved, __ATOMIC_RELAXED);
+	__atomic_sub_fetch(&device->resident, moved, __ATOMIC_RELAXED);
+	return moved;
+}
+
+uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	struct mover *mover = device->mover;
+	const uint64_t start = state_now_us();
+	uint64_t resident[CLASSES], freed = 0, moved = 0, step, busy;
+
+	*usec = 0;
+	if (!mover)
+		return 0;
+	pthread_mutex_lock(&mover->lock);
+	state_enter();
+	busy = mover->busy_us;
+	if (state_borrow(device)) {
+		freed = pool_trim(device, 0);
+		state_return(device);
+	}
+	/* What was let back and never came is in the host already. */
+	moved = pool_credited(device);
+	while (freed + moved < bytes && state_now_us() - start < CALL_US && batch_reap(device)) {
+		uint64_t rest = bytes - freed - moved;
+
+		step = out(device, rest < mover->batch_bytes ? rest : mover->batch_bytes);
+		if (!step)
+			break;
+		moved += step;
+	}
+	region_classes(device, resident);
+	pool_expect(device, resident, __atomic_load_n(&device->swapped, __ATOMIC_RELAXED) + bytes);
+	state_leave();
+	*usec = mover->busy_us - busy;
+	pthread_mutex_unlock(&mover->lock);
+	return moved;
+}
+
+/* In */
+
+/* Moves the picks in, for which `bytes` are in the books already; what did not move becomes credit. */
+static uint64_t in(struct device *device, const struct pick *picks, size_t count, uint64_t bytes)
+{
+	struct batch *batch = batch_new(true, picks, count);
+	uint64_t moved = 0;
+
+	if (batch) {
+		moved = batch_move(device, batch);
+		/* Of a batch that is stuck the credit comes when it is reaped. */
+		for (size_t i = 0; device->mover->stuck && i < device->mover->stuck->count; i++)
+			bytes -= device->mover->stuck->bytes[i];
+	} else {
+		region_put(picks, count);
+	}
+	if (bytes > moved)
+		pool_credit(device, bytes - moved);
+	return moved;
+}
+
+static uint64_t bytes_of(const struct pick *picks, size_t count)
+{
+	uint64_t bytes = 0;
+
+	for (size_t i = 0; i < count; i++)
+		bytes += chunk_bytes(picks[i].region, picks[i].index);
+	return bytes;
+}
+
+/* How many of the picks may come, 0 for none: the others are let go. */
+static size_t grant(struct device *device, const struct pick *picks, size_t count)
+{
+	while (count) {
+		uint64_t bytes = bytes_of(picks, count), credit = pool_spend(device, bytes), need = bytes - credit;
+		size_t less = count / 2;
+
+		if (!need)
+			return count;
+		if (!daemon_move_in(device, need)) {
+			__atomic_add_fetch(&device->resident, need, __ATOMIC_RELAXED);
+			__atomic_sub_fetch(&device->swapped, need, __ATOMIC_RELAXED);
+			return count;
+		}
+		pool_credit(device, credit);
+		region_put(picks + less, count - less);
+		count = less;
+	}
+	return 0;
+}
+
+uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	struct mover *mover = device->mover;
+	const uint64_t start = state_now_us();
+	struct pick picks[MOST];
+	uint64_t moved = 0, step = 1, busy;
+
+	*usec = 0;
+	if (!mover)
+		return 0;
+	pthread_mutex_lock(&mover->lock);
+	state_enter();
+	busy = mover->busy_us;
+	/* What comes back is charged by itself; what is kept would be charged twice. */
+	if (state_borrow(device)) {
+		pool_trim(device, 0);
+		state_return(device);
+	}
+	while (moved < bytes && step && state_now_us() - start < CALL_US && batch_reap(device)) {
+		uint64_t rest = bytes - moved;
+		size_t count = region_pick_in(device, rest < mover->batch_bytes ? rest : mover->batch_bytes,
+					      picks, MOST);
+
+		count = grant(device, picks, count);
+		step = count ? in(device, picks, count, bytes_of(picks, count)) : 0;
+		moved += step;
+	}
+	state_leave();
+	*usec = mover->busy_us - busy;
+	pthread_mutex_unlock(&mover->lock);
+	return moved;
+}
+
+uint64_t mover_exchange(struct device *device, uint64_t bytes)
+{
+	struct mover *mover = device->mover;
+	struct pick picks[MOST];
+	uint64_t moved = 0, gone;
+	size_t count;
+
+	pthread_mutex_lock(&mover->lock);
+	state_enter();
+	gone = batch_reap(device) ? out(device, bytes) : 0;
+	if (gone) {
+		count = region_pick_in(device, gone, picks, MOST);
+		count = grant(device, picks, count);
+		moved = count ? in(device, picks, count, bytes_of(picks, count)) : 0;
+	}
+	state_leave();
+	pthread_mutex_unlock(&mover->lock);
+	return moved;
+}
+
+CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
+{
+	struct mover *mover = device->mover;
+	struct pick picks[MOST];
+	uint64_t need, credit;
+	size_t count;
+
+	for (int try = 0; try < TRIES * 100; try++) {
+		pthread_mutex_lock(&mover->lock);	/* nothing of it is on its way out then */
+		state_enter();
+		batch_reap(device);
+		count = region_pick_range(address, bytes, picks, MOST);
+		need = bytes_of(picks, count);
+		credit = pool_spend(device, need);
+		if (need && credit == need) {
+			uint64_t moved = in(device, picks, count, need);
+
+			state_leave();
+			pthread_mutex_unlock(&mover->lock);
+			if (!moved)
+				return CUDA_ERROR_NOT_READY;
+			continue;
+		}
+		pool_credit(device, credit);
+		region_put(picks, count);
+		state_leave();
+		pthread_mutex_unlock(&mover->lock);
+		if (!count)
+			return CUDA_SUCCESS;
+		/* Without the lock: it may be this process that has to give for it. */
+		if (daemon_charge(device, need))
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		daemon_uncharge(device, 0, need);
+		__atomic_add_fetch(&device->resident, need, __ATOMIC_RELAXED);
+		__atomic_sub_fetch(&device->swapped, need, __ATOMIC_RELAXED);
+		pool_credit(device, need);
+	}
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Moves chunks between the GPU and the host, at the same address.
+ *
+ * Out: close the gate, wait for what runs, copy on the copy engine, remap, open the gate, free; the copy of
+ * the next chunks overlaps the remap of the last; as much at a time as keeps the gate closed for about 25 ms,
+ * or longer where the program's own kernels are long. In: the reverse, the hottest first. Called by the
+ * listening thread (daemon.c), but mover_fetch.
+ */
+#ifndef GGROUP_CUDA_MOVER_H
+#define GGROUP_CUDA_MOVER_H
+
+#include "state.h"
+
+/*
+ * Moves at least `bytes` out, or what can be; returns the bytes moved, and the microseconds that took, but
+ * those of waiting for the program. First of all the chunks that the pool keeps on the GPU for nobody go:
+ * they are uncharged, count towards `bytes`, and are not in what it returns, for nothing of them is in the
+ * host. What moved is to be booked by mover_booked.
+ */
+uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec);
+/*
+ * What is in the host, but on the GPU by the books: returns the bytes, which are in the host by the books
+ * from now on. They are less than mover_out said where the program has freed some meanwhile, as bytes of the
+ * GPU. To be called with the lock that daemon_uncharge takes, so that what is freed next is in the books
+ * where it is.
+ */
+uint64_t mover_booked(struct device *device);
+/* Moves up to `bytes` in, asking the daemon for room first (daemon_move_in), until that is refused. */
+uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec);
+/*
+ * Has about `bytes` of the hottest in the host and of the coldest on the GPU change places; returns what
+ * came. The books are as before: what went and did not come is credit, as with mover_in.
+ */
+uint64_t mover_exchange(struct device *device, uint64_t bytes);
+/* Brings what is in [address, address + bytes) to the GPU, charged; by a thread of the program, outside the gate. */
+CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes);
+
+/* `context` works on `device`: what runs in it is waited for. Cheap when it is known. */
+void mover_context(struct device *device, CUcontext context);
+void mover_context_gone(struct device *device, CUcontext context);
+/* Waits for all that was submitted to those contexts, in this thread: what cuMemFree does. Not during a capture. */
+CUresult mover_drain(struct device *device);
+/* Looks whether copies that were given up on are done by now, and lets go of their chunks. */
+void mover_reap(struct device *device);
+
+#endif

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* With the library's end of the socket alone: does what a line of standard input says and prints one line.
+ * Memory is a figure here. */
+#include "counters.h"
+#include "daemon.h"
+#include "exchange.h"
+#include "mover.h"
+#include "session.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+__thread unsigned int state_depth;
+void (*counters_wake)(void);
+
+static struct device devices[2];
+static struct counters_page *_Atomic counting;
+static _Atomic uint64_t kernels;
+static _Atomic unsigned int delay_ms, ticks;
+static _Atomic uint64_t pooled;		/* freed by mover_out instead of being moved */
+static _Atomic uint64_t to_book;	/* moved, and not in the books yet */
+static _Atomic uint64_t moved_out, moved_in;
+
+void state_log(const char *format, ...)
+{
+	va_list arguments;
+
+	if (!getenv("GGROUP_CUDA_LOG"))
+		return;
+	va_start(arguments, format);
+	vfprintf(stderr, format, arguments);
+	va_end(arguments);
+	fputc('\n', stderr);
+}
+
+static int number_of(int ordinal)
+{
+	return __atomic_load_n(&devices[ordinal].index, __ATOMIC_ACQUIRE);
+}
+
+static void count(struct counters_page *page)
+{
+	int index = number_of(0);
+
+	if (page && index >= 0)
+		__atomic_store_n(&page->gpu[index].submitted, kernels, __ATOMIC_RELEASE);
+}
+
+void counters_share(struct counters_page *page)
+{
+	counting = page;
+	count(page);
+}
+
+int counters_tick(void)
+{
+	ticks++;
+	return -1;
+}
+
+uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	uint64_t trim = at_most(pooled, bytes);
+
+	usleep(delay_ms * 1000);
+	if (trim) {
+		pooled -= trim;
+		__atomic_sub_fetch(&device->resident, trim, __ATOMIC_SEQ_CST);
+		daemon_uncharge(device, trim, 0);
+	}
+	bytes = at_most(bytes - trim, __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST));
+	to_book += bytes;
+	*usec = 1000;
+	return bytes;
+}
+
+uint64_t mover_booked(struct device *device)
+{
+	uint64_t here = __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST), moved;
+
+	do	/* what was freed since is gone */
+		moved = at_most(here, to_book);
+	while (!__atomic_compare_exchange_n(&device->resident, &here, here - moved, false, __ATOMIC_SEQ_CST,
+					    __ATOMIC_SEQ_CST));
+	to_book = 0;
+	__atomic_add_fetch(&device->swapped, moved, __ATOMIC_SEQ_CST);
+	moved_out += moved;
+	return moved;
+}
+
+uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	uint64_t moved = 0;
+
+	*usec = 0;
+	for (uint64_t step = 64 * GG_MIB; moved < bytes && step >= GG_CHUNK;) {
+		step = at_most(step, bytes - moved);
+		if (daemon_move_in(device, step)) {
+			step /= 2;
+			continue;
+		}
+		__atomic_add_fetch(&device->resident, step, __ATOMIC_SEQ_CST);
+		__atomic_sub_fetch(&device->swapped, step, __ATOMIC_SEQ_CST);
+		moved += step;
+	}
+	moved_in += moved;
+	return moved;
+}
+
+int64_t exchange_tick(struct device *device)
+{
+	(void)device;
+	return 2000;
+}
+
+static void use(struct device *device, int ordinal)
+{
+	static const unsigned char name[16] = { 0x50, 0xf7, 0x99, 0, 0, 0, 0x40, 0, 0x80 };
+
+	memset(device, 0, sizeof(*device));
+	memcpy(&device->uuid, name, sizeof(name));
+	device->uuid.bytes[15] = (char)ordinal;
+	device->ordinal = ordinal;
+	device->index = -1;
+	daemon_begin();
+	daemon_manage(device);
+}
+
+static int charge(uint64_t mib)
+{
+	int error = daemon_charge(&devices[0], mib * GG_MIB);
+
+	if (!error)
+		__atomic_add_fetch(&devices[0].resident, mib * GG_MIB, __ATOMIC_SEQ_CST);
+	return error;
+}
+
+/* Frees what is on the GPU first, as much of it as is there: a move may take it away at any time. */
+static void release(uint64_t bytes)
+{
+	uint64_t here = __atomic_load_n(&devices[0].resident, __ATOMIC_SEQ_CST), take;
+
+	do
+		take = at_most(here, bytes);
+	while (!__atomic_compare_exchange_n(&devices[0].resident, &here, here - take, false, __ATOMIC_SEQ_CST,
+					    __ATOMIC_SEQ_CST));
+	daemon_uncharge(&devices[0], take, 0);
+	if (take < bytes) {
+		__atomic_sub_fetch(&devices[0].swapped, bytes - take, __ATOMIC_SEQ_CST);
+		daemon_uncharge(&devices[0], 0, bytes - take);
+	}
+}
+
+static void *busy(void *argument)
+{
+	unsigned long rounds = (unsigned long)argument, failed = 0;
+	uint64_t total, free;
+
+	for (unsigned long i = 0; i < rounds; i++) {
+		if (charge(2)) {
+			failed++;
+			continue;
+		}
+		if (i % 16 == 0)
+			daemon_limits(&devices[0], &total, &free);
+		__atomic_store_n(&devices[0].foreign, i * GG_MIB, __ATOMIC_RELAXED);
+		daemon_report(&devices[0]);
+		daemon_uncharge(&devices[0], 2 * GG_MIB, 0);
+		__atomic_sub_fetch(&devices[0].resident, 2 * GG_MIB, __ATOMIC_SEQ_CST);
+	}
+	return (void *)failed;
+}
+
+static unsigned long threads(unsigned long count, unsigned long rounds)
+{
+	pthread_t ids[64];
+	unsigned long failed = 0;
+	void *result;
+
+	for (unsigned long i = 0; i < count; i++)
+		pthread_create(&ids[i], NULL, busy, (void *)rounds);
+	for (unsigned long i = 0; i < count; i++) {
+		pthread_join(ids[i], &result);
+		failed += (unsigned long)result;
+	}
+	return failed;
+}
+
+static int in_a_child(uint64_t mib)
+{
+	int status;
+	pid_t child = fork();
+
+	if (!child) {
+		daemon_forget();
+		if (session.running || session.socket.fd >= 0)
+			_exit(90);
+		if (charge(mib))	/* no daemon: granted */
+			_exit(91);
+		use(&devices[0], 0);
+		_exit(number_of(0) ? 92 : charge(mib));
+	}
+	waitpid(child, &status, 0);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+int main(void)
+{
+	char line[256], command[32];
+	unsigned long a, b;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	while (fgets(line, sizeof(line), stdin)) {
+		uint64_t total = 0, free = 0;
+
+		a = b = 0;
+		if (sscanf(line, "%31s %lu %lu", command, &a, &b) < 1)
+			continue;
+		if (!strcmp(command, "use")) {
+			use(&devices[a != 0], (int)a);
+			printf("%d\n", number_of(a != 0));
+		} else if (!strcmp(command, "charge")) {
+			printf("%d\n", charge(a));
+		} else if (!strcmp(command, "free")) {
+			release(a * GG_MIB);
+			puts("0");
+		} else if (!strcmp(command, "limits")) {
+			bool limited = daemon_limits(&devices[0], &total, &free);
+
+			printf("%d %llu %llu\n", limited, (unsigned long long)(total / GG_MIB),
+			       (unsigned long long)(free / GG_MIB));
+		} else if (!strcmp(command, "report")) {
+			devices[0].foreign = a * GG_MIB;
+			devices[0].exchanged = b * GG_MIB;
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "kernels")) {
+			kernels += a;
+			count(counting);
+			puts("0");
+		} else if (!strcmp(command, "status")) {
+			printf("%llu %llu %d\n",
+			       (unsigned long long)(__atomic_load_n(&devices[0].resident, __ATOMIC_SEQ_CST) / GG_MIB),
+			       (unsigned long long)(__atomic_load_n(&devices[0].swapped, __ATOMIC_SEQ_CST) / GG_MIB),
+			       number_of(0));
+		} else if (!strcmp(command, "moves")) {
+			printf("%llu %llu\n", (unsigned long long)(moved_out / GG_MIB),
+			       (unsigned long long)(moved_in / GG_MIB));
+		} else if (!strcmp(command, "delay")) {
+			delay_ms = (unsigned int)a;
+			puts("0");
+		} else if (!strcmp(command, "pool")) {
+			pooled = a * GG_MIB;
+			puts("0");
+		} else if (!strcmp(command, "threads")) {
+			printf("%lu\n", threads(a, b));
+		} else if (!strcmp(command, "closefrom")) {
+			puts(syscall(SYS_close_range, 3U, ~0U, 0) ? "failed" : "0");
+		} else if (!strcmp(command, "take")) {
+			/* A file of the program's own, on the numbers that the library had. */
+			for (int fd = 512; fd < 516; fd++)
+				dup2(1, fd);
+			puts("0");
+		} else if (!strcmp(command, "taken")) {
+			struct stat ours, there;
+			int same = 0;
+
+			fstat(1, &ours);
+			for (int fd = 512; fd < 516; fd++)
+				same += !fstat(fd, &there) && there.st_ino == ours.st_ino;
+			printf("%d\n", same);
+		} else if (!strcmp(command, "fork")) {
+			printf("%d\n", in_a_child(a));
+		} else if (!strcmp(command, "ticks")) {
+			unsigned int before = ticks;
+
+			usleep((unsigned int)a * 1000);
+			printf("%u\n", ticks - before);
+		} else if (!strcmp(command, "wake")) {
+			unsigned int before = ticks;
+
+			counters_wake();
+			while (ticks == before)
+				usleep(1000);
+			puts("0");
+		} else {
+			puts("what?");
+		}
+	}
+	return 0;
+}
