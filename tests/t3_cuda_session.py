@@ -542,6 +542,38 @@ def test_a_stopped_program_is_not_waited_for(drive: Drive) -> None:
     drive(test)
 
 
+def test_a_program_that_is_stopped_while_it_moves_is_let_go_of(drive: Drive) -> None:
+    """Its neighbour does not wait for it, and what it moves once it goes on is booked then."""
+
+    async def test(rig: Rig) -> None:
+        stopped = await rig.program(4 * GIB, "/job")
+        runs = await rig.program(2 * GIB, "/job")
+        for each in (stopped, runs):
+            each.context = 0
+            each.show()
+        go = trio.Event()
+
+        async def stops(request: Message) -> Message:
+            os.kill(stopped.process.pid, signal.SIGSTOP)
+            await go.wait()
+            return await stopped.move(request)
+
+        stopped.obey = stops
+        async with takes(0, 0.2):
+            await rig.h.write("slice/job/0/gmem.limit.high", "5G")
+        assert (runs.swapped, stopped.reclaims) == (1 * GIB, [GIB])
+        async with takes(0, 0.1):
+            assert await runs.alloc(512 * MIB) == 0
+        assert stopped.reclaims == [GIB], "it is not asked again"
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        await until(lambda: not backend.identity.is_stopped(stopped.process.pid), "it goes on")
+        go.set()
+        await trio.sleep(0.1)
+        assert (await rig.stat(stopped.file + "gmem.stat"))["swapped"] == GIB
+
+    drive(test)
+
+
 def test_a_frozen_program_cannot_move(drive: Drive) -> None:
     async def test(rig: Rig) -> None:
         program = await rig.program(4 * GIB)
@@ -699,11 +731,12 @@ def test_the_context_is_counted_and_figures_do_not_flap(drive: Drive) -> None:
         assert await rig.number(program.file + "gmem.current") == program.resident + CONTEXT
         program.context = 700 * MIB  # it loaded more code
         program.show()
-        (await program.ask(Op.REPORT, 200 * MIB)).check()
+        (await program.ask(Op.REPORT, 200 * MIB, 3 * GIB)).check()
         await trio.sleep(LOOKS)
         assert await rig.number(program.file + "gmem.current") == program.resident + 700 * MIB
         stat = await rig.stat(program.file + "gmem.stat")
         assert (stat["implicit"], stat["unmovable"], stat["disputed"]) == (700 * MIB, 200 * MIB, 0)
+        assert stat["exchanged_bytes"] == 3 * GIB
 
     drive(test)
 

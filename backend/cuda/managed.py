@@ -24,6 +24,9 @@ RECLAIM_S = 3.0
 SHORT_S = 0.5
 """Seconds for which a program that moved less than it was asked to is not asked again."""
 
+HALTED_LOOK_S = 0.02
+"""Seconds between two looks whether a program that is waited for was stopped, or frozen."""
+
 
 class Mover(Protocol):
     """Who speaks for a program (:class:`backend.cuda.server.Session`)."""
@@ -131,12 +134,10 @@ class Managed:
     def _stuck(self, program: Program) -> bool:
         """Whether it could not move anything if it wanted to, or has just tried."""
         process = program.holding.process
-        return bool(
-            program.overdue
-            or program.short_until > trio.current_time()
-            or self._frozen(process)
-            or is_stopped(process.pid)
-        )
+        return bool(program.overdue or program.short_until > trio.current_time() or self._halted(process))
+
+    def _halted(self, process: Process) -> bool:
+        return self._frozen(process) or is_stopped(process.pid)
 
     # Moving
 
@@ -155,12 +156,28 @@ class Managed:
                     break
                 piece = min(PIECE, nbytes - moved)
                 before = program.holding.given
-                answered = await program.mover.move_out(program.holding, piece, RECLAIM_S)
+                answered = await self._ask(program, piece)
                 given = program.holding.given - before  # what it could free instead is as good
                 moved += given
                 if answered and given < piece:
                     program.short_until = trio.current_time() + SHORT_S
         return moved
+
+    async def _ask(self, program: Program, nbytes: int) -> bool:
+        """Asks for one piece; whether it answered in time. One that is stopped in the middle of it is let go of: it
+        could keep its neighbours waiting for as long as it likes to be."""
+        answered = False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, program.holding.process, nursery.cancel_scope)
+            answered = await program.mover.move_out(program.holding, nbytes, RECLAIM_S)
+            nursery.cancel_scope.cancel()
+        return answered
+
+    async def _watch(self, process: Process, scope: trio.CancelScope) -> None:
+        while True:
+            if self._halted(process):
+                scope.cancel()
+            await trio.sleep(HALTED_LOOK_S)
 
     def answered(self, holding: Holding) -> None:
         """It answered after all, when nobody waited any more: what it still has too much is asked for again."""
