@@ -20,6 +20,7 @@ collect_ignore_glob = [] if os.path.exists("/dev/nvidiactl") else ["t7_*.py"]
 if not os.path.exists("/dev/nvidia1"):
     collect_ignore_glob.append("t7_two_gpus.py")  # about a machine with several
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 20.0
 CONTEXTS = 8
 FINISHED, LAUNCHED, ERROR, RUNNING, WANT, STOP, IDLE, BEGUN, CREATED = 0, 64, 128, 132, 136, 140, 144, 152, 160
@@ -75,6 +76,19 @@ class Worker:
         assert self.u32(ERROR) == 0
         assert self.finished == self.launched
         self.set(STOP, 0)
+
+
+def built(tmp_path_factory: pytest.TempPathFactory, name: str) -> str:
+    """NAME.cu, built."""
+    path = os.fspath(tmp_path_factory.mktemp("cuda") / name)
+    source = Path(__file__).with_name(f"{name}.cu")
+    subprocess.run(["nvcc", "-O2", "-I", ROOT / "backend" / "cuda", "-o", path, source], check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def elastic(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return built(tmp_path_factory, "elastic")
 
 
 @pytest.fixture(scope="session")

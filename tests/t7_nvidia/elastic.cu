@@ -1,12 +1,21 @@
 // A CUDA program that knows nothing of ggroupfs: allocates memory, works through all of it again and again, and checks
 // every word of it in the end.
 //
-//     elastic FILE MIB [PARTS [managed]]
+//     elastic FILE MIB [PARTS [OPTION...]]
 //
 // FILE (a page on tmpfs): passes done (u64 @0), bytes a second of the last pass (u64 @8), words wrong (u64 @16, all ones until
 // checked), stop (u32 @24, set by the test), error (u32 @28), what cudaMemGetInfo said: total, free (u64 @32, @40); managed
-// only, once running: bytes a second of a prefetch of half of it to the host, and back (u64 @48, @56).
+// only, once running: bytes a second of a prefetch of half of it to the host, and back (u64 @48, @56); nanoseconds of the last
+// pass over what is hot, and of the last one over everything (u64 @64, @72).
 // With parts, each is an allocation of its own; the last half of them is used in every eighth pass only: cold.
+//
+// OPTIONs: `inner`: no part is cold. `managed`: unified memory. A number: of it, at most so many MiB are to be on the GPU, as
+// if the driver had such a limit: before a part is used that is not there, those that were used longest ago are sent to the
+// host (cudaMemPrefetchAsync), and with
+//     faults      it comes by the page faults of the kernel that uses it
+//     prefetch    it is prefetched
+//     advised     nothing comes or goes: what is too much lives in the host, the last parts (the cold ones) first, and
+//                 kernels use it there (cudaMemAdvise), which takes a programmer who knows what is cold
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +28,7 @@
 struct Page {
     volatile uint64_t passes, rate, wrong;
     volatile uint32_t stop, error;
-    volatile uint64_t total, free, prefetch_out, prefetch_in;
+    volatile uint64_t total, free, prefetch_out, prefetch_in, hot_ns, full_ns;
 };
 
 static Page *page;
@@ -56,16 +65,84 @@ static double now() {
     return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
-static uint64_t prefetch(char *memory, size_t bytes, int where) {
-    double start = now();
 #if CUDART_VERSION >= 13000
-    cudaMemLocation location = {where < 0 ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice, where < 0 ? 0 : where};
-    CHECK(cudaMemPrefetchAsync(memory, bytes, location, 0));
+static cudaMemLocation location(int where) {
+    return {where < 0 ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice, where < 0 ? 0 : where};
+}
 #else
-    CHECK(cudaMemPrefetchAsync(memory, bytes, where < 0 ? cudaCpuDeviceId : where));
+static int location(int where) {
+    return where < 0 ? cudaCpuDeviceId : where;
+}
 #endif
+
+// To GPU `where`, or (-1) to the host.
+static void send(const void *memory, size_t bytes, int where) {
+#if CUDART_VERSION >= 13000
+    CHECK(cudaMemPrefetchAsync(memory, bytes, location(where), 0));
+#else
+    CHECK(cudaMemPrefetchAsync(memory, bytes, location(where)));
+#endif
+}
+
+static uint64_t timed_send(const void *memory, size_t bytes, int where) {
+    double start = now();
+    send(memory, bytes, where);
     CHECK(cudaDeviceSynchronize());
     return bytes / (now() - start);
+}
+
+struct Part {
+    uint64_t *words;
+    uint64_t done;     // passes
+    uint64_t last_use; // by `uses`
+    bool resident;     // of parts that are to stay within a budget
+};
+
+static std::vector<Part> parts;
+static size_t part_bytes, budget, resident; // bytes; budget 0: none
+static uint64_t uses;
+static bool prefetches;
+
+// Before a part is used: makes room for it, and where it is to be prefetched, does that.
+static void fetch(Part &part) {
+    part.last_use = ++uses;
+    if (!budget || part.resident)
+        return;
+    while (resident + part_bytes > budget) {
+        Part *oldest = nullptr;
+        for (Part &one : parts)
+            if (one.resident && (!oldest || one.last_use < oldest->last_use))
+                oldest = &one;
+        if (!oldest)
+            break;
+        send(oldest->words, part_bytes, -1);
+        oldest->resident = false;
+        resident -= part_bytes;
+    }
+    if (prefetches)
+        send(part.words, part_bytes, 0);
+    part.resident = true;
+    resident += part_bytes;
+}
+
+// What is too much for the budget lives in the host from now on, the last parts first, and the rest on the GPU.
+static void advise() {
+    const size_t bytes = part_bytes * parts.size(), granule = 2 << 20;
+    size_t excess = bytes > budget ? (bytes - budget + granule - 1) / granule * granule : 0;
+    for (size_t i = parts.size(); i--;) {
+        size_t away = excess < part_bytes ? excess : part_bytes;
+        char *start = (char *)parts[i].words, *end = start + part_bytes;
+        excess -= away;
+        if (away) {
+            CHECK(cudaMemAdvise(end - away, away, cudaMemAdviseSetPreferredLocation, location(-1)));
+            CHECK(cudaMemAdvise(end - away, away, cudaMemAdviseSetAccessedBy, location(0)));
+            send(end - away, away, -1);
+        }
+        if (away < part_bytes)
+            send(start, part_bytes - away, 0);
+    }
+    budget = 0;
+    CHECK(cudaDeviceSynchronize());
 }
 
 int main(int argc, char **argv) {
@@ -73,51 +150,64 @@ int main(int argc, char **argv) {
     page = (Page *)mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     page->wrong = ~0ull;
     const size_t bytes = strtoull(argv[2], nullptr, 10) << 20;
-    const int parts = argc > 3 ? atoi(argv[3]) : 1;
-    const bool managed = argc > 4 && !strcmp(argv[4], "managed");
-    const size_t words = bytes / 8 / parts;
-    std::vector<uint64_t *> memory(parts);
-    std::vector<uint64_t> done(parts);
+    const int count = argc > 3 ? atoi(argv[3]) : 1;
+    bool managed = false, inner = count == 1, advised = false;
+    for (int i = 4; i < argc; i++) {
+        managed |= !strcmp(argv[i], "managed");
+        inner |= !strcmp(argv[i], "inner");
+        advised |= !strcmp(argv[i], "advised");
+        prefetches |= !strcmp(argv[i], "prefetch");
+        if (size_t mib = strtoull(argv[i], nullptr, 10))
+            budget = mib << 20;
+    }
+    const size_t words = bytes / 8 / count;
+    part_bytes = words * 8;
+    parts.resize(count);
     size_t total, left;
     unsigned long long *wrong;
     CHECK(cudaMalloc(&wrong, sizeof *wrong));
     CHECK(cudaMemset(wrong, 0, sizeof *wrong));
-    for (int i = 0; i < parts; i++) {
+    for (Part &part : parts)
         if (managed)
-            CHECK(cudaMallocManaged(&memory[i], words * 8));
-        else
-            CHECK(cudaMalloc(&memory[i], words * 8));
-        fill<<<1024, 256>>>(memory[i], words, i * words);
+            CHECK(cudaMallocManaged(&part.words, part_bytes));
+    if (advised)
+        advise();
+    for (int i = 0; i < count; i++) {
+        if (!managed)
+            CHECK(cudaMalloc(&parts[i].words, part_bytes));
+        fetch(parts[i]);
+        fill<<<1024, 256>>>(parts[i].words, words, i * words);
         CHECK(cudaGetLastError());
     }
     CHECK(cudaDeviceSynchronize());
     CHECK(cudaMemGetInfo(&left, &total));
     page->total = total;
     page->free = left;
-    if (managed && parts == 1) {
-        page->prefetch_out = prefetch((char *)memory[0], bytes / 2, -1);
-        page->prefetch_in = prefetch((char *)memory[0], bytes / 2, 0);
+    if (managed && count == 1) {
+        page->prefetch_out = timed_send(parts[0].words, bytes / 2, -1);
+        page->prefetch_in = timed_send(parts[0].words, bytes / 2, 0);
     }
     for (uint64_t pass = 0; !page->stop; pass++) {
+        const bool all = inner || pass % 8 == 0;
+        const int used = all ? count : count / 2;
         double start = now();
-        size_t used = 0;
-        for (int i = 0; i < parts; i++) {
-            if (parts > 1 && i >= parts / 2 && pass % 8)
-                continue;
-            work<<<1024, 256>>>(memory[i], words);
-            done[i]++;
-            used += words * 8;
+        for (int i = 0; i < used; i++) {
+            fetch(parts[i]);
+            work<<<1024, 256>>>(parts[i].words, words);
+            parts[i].done++;
         }
         CHECK(cudaDeviceSynchronize());
-        page->rate = used / (now() - start);
+        double took = now() - start;
+        page->rate = used * part_bytes / took;
+        (all ? page->full_ns : page->hot_ns) = took * 1e9;
         page->passes = pass + 1;
     }
-    for (int i = 0; i < parts; i++)
-        check<<<1024, 256>>>(memory[i], words, i * words, done[i], wrong);
+    for (int i = 0; i < count; i++)
+        check<<<1024, 256>>>(parts[i].words, words, i * words, parts[i].done, wrong);
     unsigned long long found;
     CHECK(cudaMemcpy(&found, wrong, sizeof found, cudaMemcpyDefault));
     page->wrong = found;
-    for (auto *one : memory)
-        CHECK(cudaFree(one));
+    for (Part &part : parts)
+        CHECK(cudaFree(part.words));
     return found != 0;
 }

@@ -3,8 +3,9 @@
     workload.py train FILE STEPS     a transformer of about 1 GB with its optimizer, deterministic
     workload.py infer FILE STEPS     a transformer's forward pass, replayed as one CUDA graph
 
-FILE (tmpfs, 8 bytes a step and 8 more): the number of steps done, then the loss of each as a double (train), or a sum
-over what came out (infer). Prints the median, in microseconds, of a step after the first tenth of them.
+FILE (tmpfs, 8 bytes a step and 16 more): the number of steps done, a word that is set to have it stop before STEPS,
+then the loss of each step as a double (train), or a sum over what came out (infer). Prints the median, in microseconds,
+of a step after the first tenth of them.
 """
 
 from __future__ import annotations
@@ -71,16 +72,18 @@ class Infer:
 def main() -> None:
     mode, path, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
     with open(path, "r+b") as file:
-        page = mmap.mmap(file.fileno(), 8 * (steps + 1))
+        page = mmap.mmap(file.fileno(), 8 * (steps + 2))
     work = Train() if mode == "train" else Infer()
     times = []
     for number in range(steps):
+        if struct.unpack_from("<Q", page, 8)[0]:
+            break
         start = time.perf_counter()
         value = work.step(number)
         times.append(time.perf_counter() - start)
-        struct.pack_into("<d", page, 8 * (number + 1), value)
+        struct.pack_into("<d", page, 8 * (number + 2), value)
         struct.pack_into("<Q", page, 0, number + 1)
-    print(statistics.median(times[steps // 10 :]) * 1e6, flush=True)
+    print(statistics.median(times[len(times) // 10 :]) * 1e6, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,120 @@
+// A CUDA program that works on its memory all the time in one thread, and in another allocates some more, works on that,
+// holds it and frees it, again and again; it says how long each cudaMalloc took.
+//
+//     alloc FILE HOT_MIB PIECE_MIB PIECES HOLD_MS GAP_MS
+//
+// FILE (16 pages on tmpfs): passes done over what is hot (u64 @0), bytes a second of the last pass (u64 @8), words wrong
+// (u64 @16, all ones until checked), stop (u32 @24, set by the test), error (u32 @28), go (u32 @32, set by the test), idle
+// (u32 @36: nothing is allocated besides what is hot), allocations (u64 @40), nanoseconds of each (u64s @64; the last place is
+// used again once they are full).
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+static const size_t PAGE_BYTES = 65536, TIMES = (PAGE_BYTES - 64) / 8;
+
+struct Page {
+    volatile uint64_t passes, rate, wrong;
+    volatile uint32_t stop, error, go, idle;
+    volatile uint64_t allocations, unused[2];
+    volatile uint64_t times[TIMES];
+};
+static_assert(sizeof(Page) == PAGE_BYTES, "the test reads it");
+
+static Page *page;
+
+#define CHECK(call)                                                                \
+    do {                                                                           \
+        cudaError_t e_ = (call);                                                   \
+        if (e_ != cudaSuccess) {                                                   \
+            fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(e_));            \
+            page->error = e_;                                                      \
+            _exit(1);                                                              \
+        }                                                                          \
+    } while (0)
+
+__global__ void fill(uint64_t *words, size_t count) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+        words[i] = i * 0x9E3779B97F4A7C15ull;
+}
+
+__global__ void work(uint64_t *words, size_t count) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+        words[i] += 1;
+}
+
+__global__ void check(const uint64_t *words, size_t count, uint64_t passes, unsigned long long *wrong) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+        if (words[i] != i * 0x9E3779B97F4A7C15ull + passes)
+            atomicAdd(wrong, 1ull);
+}
+
+static double now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static void allocate(size_t bytes, int count, int hold_ms, int gap_ms, unsigned long long *wrong) {
+    std::vector<uint64_t *> pieces(count);
+    while (!page->stop) {
+        if (!page->go) {
+            page->idle = 1;
+            usleep(1000);
+            continue;
+        }
+        page->idle = 0;
+        for (uint64_t *&piece : pieces) {
+            double start = now();
+            CHECK(cudaMalloc(&piece, bytes));
+            double took = now() - start;
+            uint64_t number = page->allocations;
+            page->times[number < TIMES ? number : TIMES - 1] = took * 1e9;
+            page->allocations = number + 1;
+            fill<<<1024, 256>>>(piece, bytes / 8);
+        }
+        usleep(hold_ms * 1000);
+        for (uint64_t *piece : pieces) {
+            check<<<1024, 256>>>(piece, bytes / 8, 0, wrong);
+            CHECK(cudaFree(piece));
+        }
+        usleep(gap_ms * 1000);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc != 7)
+        return 2;
+    int file = open(argv[1], O_RDWR);
+    page = (Page *)mmap(nullptr, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    page->wrong = ~0ull;
+    const size_t hot_bytes = strtoull(argv[2], nullptr, 10) << 20, words = hot_bytes / 8;
+    const size_t piece_bytes = strtoull(argv[3], nullptr, 10) << 20;
+    uint64_t *hot, pass = 0;
+    unsigned long long *wrong, found;
+    CHECK(cudaMalloc(&wrong, sizeof *wrong));
+    CHECK(cudaMemset(wrong, 0, sizeof *wrong));
+    CHECK(cudaMalloc(&hot, hot_bytes));
+    fill<<<1024, 256>>>(hot, words);
+    CHECK(cudaDeviceSynchronize());
+    std::thread allocator(allocate, piece_bytes, atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), wrong);
+    for (; !page->stop; pass++) {
+        double start = now();
+        work<<<1024, 256>>>(hot, words);
+        CHECK(cudaDeviceSynchronize());
+        page->rate = hot_bytes / (now() - start);
+        page->passes = pass + 1;
+    }
+    allocator.join();
+    check<<<1024, 256>>>(hot, words, pass, wrong);
+    CHECK(cudaMemcpy(&found, wrong, sizeof found, cudaMemcpyDefault));
+    page->wrong = found;
+    CHECK(cudaFree(hot));
+    return found != 0;
+}
