@@ -29,37 +29,7 @@ static_assert(sizeof(Page) == PAGE_BYTES, "the test reads it");
 
 static Page *page;
 
-#define CHECK(call)                                                                \
-    do {                                                                           \
-        cudaError_t e_ = (call);                                                   \
-        if (e_ != cudaSuccess) {                                                   \
-            fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(e_));            \
-            page->error = e_;                                                      \
-            _exit(1);                                                              \
-        }                                                                          \
-    } while (0)
-
-__global__ void fill(uint64_t *words, size_t count) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
-        words[i] = i * 0x9E3779B97F4A7C15ull;
-}
-
-__global__ void work(uint64_t *words, size_t count) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
-        words[i] += 1;
-}
-
-__global__ void check(const uint64_t *words, size_t count, uint64_t passes, unsigned long long *wrong) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
-        if (words[i] != i * 0x9E3779B97F4A7C15ull + passes)
-            atomicAdd(wrong, 1ull);
-}
-
-static double now() {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + t.tv_nsec * 1e-9;
-}
+#include "words.cuh"
 
 static void allocate(size_t bytes, int count, int hold_ms, int gap_ms, unsigned long long *wrong) {
     std::vector<uint64_t *> pieces(count);
@@ -77,11 +47,11 @@ static void allocate(size_t bytes, int count, int hold_ms, int gap_ms, unsigned 
             uint64_t number = page->allocations;
             page->times[number < TIMES ? number : TIMES - 1] = took * 1e9;
             page->allocations = number + 1;
-            fill<<<1024, 256>>>(piece, bytes / 8);
+            fill<<<1024, 256>>>(piece, bytes / 8, 0);
         }
         usleep(hold_ms * 1000);
         for (uint64_t *piece : pieces) {
-            check<<<1024, 256>>>(piece, bytes / 8, 0, wrong);
+            check<<<1024, 256>>>(piece, bytes / 8, 0, 0, wrong);
             CHECK(cudaFree(piece));
         }
         usleep(gap_ms * 1000);
@@ -101,7 +71,7 @@ int main(int argc, char **argv) {
     CHECK(cudaMalloc(&wrong, sizeof *wrong));
     CHECK(cudaMemset(wrong, 0, sizeof *wrong));
     CHECK(cudaMalloc(&hot, hot_bytes));
-    fill<<<1024, 256>>>(hot, words);
+    fill<<<1024, 256>>>(hot, words, 0);
     CHECK(cudaDeviceSynchronize());
     std::thread allocator(allocate, piece_bytes, atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), wrong);
     for (; !page->stop; pass++) {
@@ -112,7 +82,7 @@ int main(int argc, char **argv) {
         page->passes = pass + 1;
     }
     allocator.join();
-    check<<<1024, 256>>>(hot, words, pass, wrong);
+    check<<<1024, 256>>>(hot, words, 0, pass, wrong);
     CHECK(cudaMemcpy(&found, wrong, sizeof found, cudaMemcpyDefault));
     page->wrong = found;
     CHECK(cudaFree(hot));

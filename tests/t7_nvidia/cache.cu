@@ -37,37 +37,7 @@ static std::vector<uint64_t *> cache; // with `mutex`
 static std::mutex mutex;
 static std::atomic<bool> giving; // who works lets the other have the mutex
 
-#define CHECK(call)                                                                \
-    do {                                                                           \
-        cudaError_t e_ = (call);                                                   \
-        if (e_ != cudaSuccess) {                                                   \
-            fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(e_));            \
-            page->error = e_;                                                      \
-            _exit(1);                                                              \
-        }                                                                          \
-    } while (0)
-
-__global__ void fill(uint64_t *words, size_t count) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
-        words[i] = i * 0x9E3779B97F4A7C15ull;
-}
-
-__global__ void work(uint64_t *words, size_t count) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
-        words[i] += 1;
-}
-
-__global__ void check(const uint64_t *words, size_t count, uint64_t passes, unsigned long long *wrong) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
-        if (words[i] != i * 0x9E3779B97F4A7C15ull + passes)
-            atomicAdd(wrong, 1ull);
-}
-
-static double now() {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + t.tv_nsec * 1e-9;
-}
+#include "words.cuh"
 
 static void give_back(uint64_t bytes) {
     double start = now();
@@ -121,10 +91,10 @@ int main(int argc, char **argv) {
     CHECK(cudaMalloc(&wrong, sizeof *wrong));
     CHECK(cudaMemset(wrong, 0, sizeof *wrong));
     CHECK(cudaMalloc(&hot, hot_bytes));
-    fill<<<1024, 256>>>(hot, words);
+    fill<<<1024, 256>>>(hot, words, 0);
     for (uint64_t *&piece : cache) {
         CHECK(cudaMalloc(&piece, PIECE));
-        fill<<<1024, 256>>>(piece, PIECE / 8);
+        fill<<<1024, 256>>>(piece, PIECE / 8, 0);
     }
     CHECK(cudaDeviceSynchronize());
     page->pieces = cache.size();
@@ -136,15 +106,15 @@ int main(int argc, char **argv) {
         double start = now();
         work<<<1024, 256>>>(hot, words);
         if (!cache.empty())
-            check<<<1024, 256>>>(cache[pass % cache.size()], PIECE / 8, 0, wrong);
+            check<<<1024, 256>>>(cache[pass % cache.size()], PIECE / 8, 0, 0, wrong);
         CHECK(cudaDeviceSynchronize());
         page->rate = hot_bytes / (now() - start);
         page->passes = pass + 1;
     }
     watcher.join();
-    check<<<1024, 256>>>(hot, words, pass, wrong);
+    check<<<1024, 256>>>(hot, words, 0, pass, wrong);
     for (uint64_t *piece : cache)
-        check<<<1024, 256>>>(piece, PIECE / 8, 0, wrong);
+        check<<<1024, 256>>>(piece, PIECE / 8, 0, 0, wrong);
     CHECK(cudaMemcpy(&found, wrong, sizeof found, cudaMemcpyDefault));
     page->wrong = found;
     for (uint64_t *piece : cache)

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -38,10 +39,10 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = SECONDS)
 
 
 @attrs.define
-class Worker:
-    """A CUDA program that was not told about ggroupfs (worker.cu)."""
+class Reporting:
+    """A running program, and the page that it reports on."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[Any]
     page: mmap.mmap
 
     @property
@@ -56,6 +57,10 @@ class Worker:
 
     def set(self, offset: int, value: int) -> None:
         struct.pack_into("<I", self.page, offset, value)
+
+
+class Worker(Reporting):
+    """A CUDA program that was not told about ggroupfs (worker.cu)."""
 
     @property
     def finished(self) -> int:

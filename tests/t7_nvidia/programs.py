@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import mmap
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import pynvml
 from ggroupfs.client import Member
 from tests.cgroups import cgroup, slice_path
 from tests.mounted import Mounted
-from tests.t7_nvidia.conftest import wait_for
+from tests.t7_nvidia.conftest import Reporting, wait_for
 
 GIB, MIB = 1 << 30, 1 << 20
 STOP, ERROR = 24, 28
@@ -49,26 +48,11 @@ def nvml_used(pid: int) -> int:
 
 
 @attrs.define
-class Program:
+class Program(Reporting):
     """A running program, and the page that it reports on."""
 
-    process: subprocess.Popen[str]
-    page: mmap.mmap
     log: Path
     """What it, and the library in it, wrote to standard error."""
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def u32(self, offset: int) -> int:
-        return int(struct.unpack_from("<I", self.page, offset)[0])
-
-    def u64(self, offset: int) -> int:
-        return int(struct.unpack_from("<Q", self.page, offset)[0])
-
-    def set(self, offset: int, value: int) -> None:
-        struct.pack_into("<I", self.page, offset, value)
 
     @property
     def passes(self) -> int:
