@@ -163,7 +163,7 @@ void backing_return(struct region *region)
 		if (chunk->pinned)
 			pinned += (int64_t)class_bytes[class];
 		if (chunk->place == CHUNK_DEVICE) {
-			pool_give(device, class, chunk->memory);
+			(chunk->shareable ? pool_drop : pool_give)(device, class, chunk->memory);
 			continue;
 		}
 		pool_host_give(device, class, (struct spare){ chunk->memory, chunk->window });

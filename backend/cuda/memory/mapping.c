@@ -123,16 +123,6 @@ PINNED(cuMulticastBindAddr,
 	unsigned long long flags),
        (mcHandle, mcOffset, memptr, size, flags), memptr, size)
 
-/* Other processes: legacy IPC is not for mapped memory
- * (CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE). */
-NOT_OURS(cuIpcGetMemHandle, (CUipcMemHandle *pHandle, CUdeviceptr dptr), (pHandle, dptr), dptr,
-	 CUDA_ERROR_NOT_SUPPORTED)
-FORWARD(cuIpcOpenMemHandle, (CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags),
-	(pdptr, handle, Flags))
-FORWARD(cuIpcOpenMemHandle_v2, (CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags),
-	(pdptr, handle, Flags))
-FORWARD(cuIpcCloseMemHandle, (CUdeviceptr dptr), (dptr))
-
 /* Other GPUs */
 
 WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
@@ -196,7 +186,6 @@ static bool answer(const struct region_about *about, CUpointer_attribute attribu
 		*(unsigned long long *)data = 1ULL << 62 | about->serial;
 		return true;
 	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
 		memset(data, 0, sizeof(bool));
 		return true;
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
@@ -208,6 +197,7 @@ static bool answer(const struct region_about *about, CUpointer_attribute attribu
 	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
 		*(size_t *)data = about->bytes;
 		return true;
+	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:	/* ipc.h */
 	case CU_POINTER_ATTRIBUTE_MAPPED:
 		*(bool *)data = true;
 		return true;

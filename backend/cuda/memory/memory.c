@@ -16,6 +16,7 @@
 #include "daemon.h"
 #include "driver.h"
 #include "foreign.h"
+#include "ipc.h"
 #include "gate.h"
 #include "mover.h"
 #include "region.h"
@@ -230,6 +231,7 @@ void memory_context_gone(struct device *device, CUcontext context)
 		async_context_gone(context);
 	}
 	foreign_context_gone(context);
+	ipc_context_gone(context);
 	driver_leave(mode);
 }
 
@@ -238,4 +240,5 @@ void memory_forget(void)
 	region_forget();
 	async_forget();
 	foreign_forget();
+	ipc_forget();
 }

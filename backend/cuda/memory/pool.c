@@ -139,6 +139,20 @@ bool pool_cached(struct device *device, enum chunk_class class,
 	return found;
 }
 
+CUresult pool_create_shareable(struct device *device, enum chunk_class class,
+			       CUmemGenericAllocationHandle *memory)
+{
+	const CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->ordinal },
+	};
+	CUresult result;
+
+	CALL_REAL(result, cuMemCreate, (memory, class_bytes[class], &prop, 0));
+	return result;
+}
+
 CUresult pool_create(struct device *device, enum chunk_class class,
 		     CUmemGenericAllocationHandle *memory)
 {
@@ -180,8 +194,12 @@ void pool_give(struct device *device, enum chunk_class class, CUmemGenericAlloca
 		}
 		pthread_mutex_unlock(&pool->lock);
 	}
-	if (kept)
-		return;
+	if (!kept)
+		pool_drop(device, class, memory);
+}
+
+void pool_drop(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory)
+{
 	pool_release(device, memory);
 	pool_uncharge(device, class_bytes[class]);
 }

@@ -35,8 +35,13 @@ bool pool_cached(struct device *device, enum chunk_class class,
 /* Makes one that the caller has had charged. */
 CUresult pool_create(struct device *device, enum chunk_class class,
 		     CUmemGenericAllocationHandle *memory);
+/* ... that other processes can map. */
+CUresult pool_create_shareable(struct device *device, enum chunk_class class,
+			       CUmemGenericAllocationHandle *memory);
 /* Takes back one that is mapped nowhere: keeps it, or frees and uncharges it. */
 void pool_give(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory);
+/* Frees and uncharges one that somebody else may still have mapped: it is not used again. */
+void pool_drop(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory);
 /* Frees one without a change to the books: they say already that it is gone. */
 void pool_release(struct device *device, CUmemGenericAllocationHandle memory);
 /* Frees and uncharges what is kept on the GPU but `keep` bytes; returns the bytes. */

@@ -87,6 +87,7 @@ bool region_about(CUdeviceptr address, struct region_about *about)
 		*about = (struct region_about){
 			.start = region->address, .bytes = region->bytes, .serial = region->serial,
 			.device = region->device, .context = region->context,
+			.region = { region->address, region->reserved, region->serial },
 		};
 		offset = address - region->address;
 		found = !region->small ? offset < region->bytes :
@@ -339,6 +340,13 @@ void region_moved(const struct pick *pick, enum chunk_place place, CUmemGenericA
 	chunk->memory = memory;
 	chunk->place = place;
 	chunk->window = window;
+	pthread_mutex_unlock(&region_lock);
+}
+
+void region_shareable(const struct pick *pick)
+{
+	pthread_mutex_lock(&region_lock);
+	pick->region->chunk[pick->index].shareable = true;
 	pthread_mutex_unlock(&region_lock);
 }
 

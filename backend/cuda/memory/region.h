@@ -19,6 +19,7 @@ struct chunk {
 	uint8_t place;		/* enum chunk_place */
 	bool busy;		/* the mover has it */
 	bool pinned;		/* never moves: mapped by a peer, exported, registered */
+	bool shareable;		/* other processes can map it (ipc.h) */
 };
 
 struct small;
@@ -52,6 +53,11 @@ struct region_about {
 	uint64_t serial;
 	struct device *device;
 	CUcontext context;
+	struct {		/* what holds it: other allocations may be there too */
+		CUdeviceptr address;
+		size_t bytes;
+		uint64_t serial;
+	} region;
 };
 
 /* Memory on `device` in the current context, charged. CUDA_ERROR_OUT_OF_MEMORY where the books or the
@@ -93,6 +99,9 @@ size_t region_access(const struct region *region, CUmemAccessDesc *access);
 size_t region_pick_out(struct device *device, size_t want, struct pick *picks, size_t most);
 size_t region_pick_in(struct device *device, size_t want, struct pick *picks, size_t most);
 size_t region_pick_range(CUdeviceptr address, size_t bytes, struct pick *picks, size_t most);
+/* ... those on the GPU there that other processes can, or cannot, map; in `serial`, if that is not 0. */
+size_t region_pick_shareable(CUdeviceptr address, size_t bytes, uint64_t serial, bool can, struct pick *picks,
+			     size_t most);
 void region_put(const struct pick *picks, size_t count);
 
 /*
@@ -106,6 +115,8 @@ size_t region_misplaced(struct device *device, size_t most);
 /* A chunk that is busy has moved: what is behind it now. */
 void region_moved(const struct pick *pick, enum chunk_place place, CUmemGenericAllocationHandle memory,
 		  CUdeviceptr window);
+/* ... and other processes can map it. */
+void region_shareable(const struct pick *pick);
 /* The bytes on the GPU, by the class of their chunks. */
 void region_classes(struct device *device, uint64_t resident[CLASSES]);
 

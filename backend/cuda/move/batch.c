@@ -83,7 +83,8 @@ static bool make_room(struct device *device, struct batch *batch)
 	for (size_t i = 0; i < batch->count; i++)
 		batch->window_bytes += batch->bytes[i];
 	for (; made < batch->count && result == CUDA_SUCCESS; made++)
-		result = pool_create(device, batch_class(batch, made), &batch->to[made].memory);
+		result = (batch->within ? pool_create_shareable : pool_create)(device, batch_class(batch, made),
+									      &batch->to[made].memory);
 	if (result != CUDA_SUCCESS)
 		made--;
 	if (result == CUDA_SUCCESS)
@@ -121,7 +122,12 @@ static uint64_t settle(struct device *device, struct batch *batch)
 
 		if (batch->moved[i] && batch->in) {
 			region_moved(&batch->pick[i], CHUNK_DEVICE, to->memory, 0);
-			pool_host_give(device, class, (struct spare){ batch->from[i], batch->from_window[i] });
+			if (batch->within) {
+				region_shareable(&batch->pick[i]);
+				pool_release(device, batch->from[i]);
+			} else {
+				pool_host_give(device, class, (struct spare){ batch->from[i], batch->from_window[i] });
+			}
 		} else if (batch->moved[i]) {
 			region_moved(&batch->pick[i], CHUNK_HOST, to->memory, to->window);
 			pool_release(device, batch->from[i]);
@@ -152,7 +158,7 @@ bool batch_reap(struct device *device)
 		return false;
 	/* In another context than theirs: that one is gone, and they with it. */
 	if (mover->made_in != device->contexts || carry_idle(device)) {
-		for (size_t i = 0; batch->in && i < batch->count; i++)
+		for (size_t i = 0; batch->in && !batch->within && i < batch->count; i++)
 			bytes += batch->bytes[i];
 		settle(device, batch);
 		if (bytes)
@@ -199,8 +205,8 @@ static uint64_t may_close(uint64_t waited)
 	return worth < CLOSED_US ? CLOSED_US : worth > CLOSED_MOST_US ? CLOSED_MOST_US : worth;
 }
 
-/* Waits until nothing runs. A program may have a second's worth of kernels in its queue: while those get done it loses
- * nothing by having the gate closed. */
+/* Waits until nothing runs. A program may have a second's worth of kernels in its queue: while those get
+ * done it loses nothing by having the gate closed. */
 static bool nothing_runs(struct device *device)
 {
 	const uint64_t until = state_now_us() + QUEUE_US;

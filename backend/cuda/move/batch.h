@@ -16,6 +16,7 @@
 struct batch {
 	size_t count;
 	bool in;			/* to the GPU */
+	bool within;			/* ... from there: to memory that other processes can map */
 	struct pick pick[BATCH_MOST_CHUNKS];
 	CUdeviceptr address[BATCH_MOST_CHUNKS];
 	size_t bytes[BATCH_MOST_CHUNKS];

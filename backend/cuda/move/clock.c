@@ -260,25 +260,60 @@ size_t region_pick_in(struct device *device, size_t want, struct pick *picks, si
 	return taking.count;
 }
 
+/* Of those in [address, address + bytes) the ones that `wanted` takes. With the lock. */
+static size_t pick_range(CUdeviceptr address, size_t bytes, bool (*wanted)(const struct pick *, bool), bool how,
+			 struct pick *picks, size_t most)
+{
+	struct region *region = pages_region(address);
+	size_t count = 0, last;
+
+	if (!region || region->freeing)
+		return 0;
+	last = chunk_at(region, address - region->address + (bytes ? bytes - 1 : 0));
+	for (size_t i = chunk_at(region, address - region->address); i <= last && i < region->chunks; i++) {
+		struct pick pick = { region, i };
+
+		if (count == most || !wanted(&pick, how))
+			continue;
+		region->chunk[i].busy = true;
+		picks[count++] = pick;
+	}
+	return count;
+}
+
+static bool in_the_host(const struct pick *pick, bool unused)
+{
+	(void)unused;
+	return movable(pick, CHUNK_HOST);
+}
+
+static bool on_gpu(const struct pick *pick, bool shareable)
+{
+	const struct chunk *chunk = chunk_of(pick);
+
+	return !chunk->busy && chunk->place == CHUNK_DEVICE && chunk->shareable == shareable;
+}
+
 size_t region_pick_range(CUdeviceptr address, size_t bytes, struct pick *picks, size_t most)
 {
-	struct region *region;
+	pthread_mutex_lock(&region_lock);
+	size_t count = pick_range(address, bytes, in_the_host, false, picks, most);
+	pthread_mutex_unlock(&region_lock);
+	return count;
+}
+
+size_t region_pick_shareable(CUdeviceptr address, size_t bytes, uint64_t serial, bool can, struct pick *picks,
+			     size_t most)
+{
+	const struct region *region;
 	size_t count = 0;
 
+	if (!region_near(address))
+		return 0;
 	pthread_mutex_lock(&region_lock);
 	region = pages_region(address);
-	if (region && !region->freeing) {
-		size_t last = chunk_at(region, address - region->address + (bytes ? bytes - 1 : 0));
-
-		for (size_t i = chunk_at(region, address - region->address); i <= last && i < region->chunks; i++) {
-			struct pick pick = { region, i };
-
-			if (count == most || !movable(&pick, CHUNK_HOST))
-				continue;
-			region->chunk[i].busy = true;
-			picks[count++] = pick;
-		}
-	}
+	if (region && (!serial || region->serial == serial))
+		count = pick_range(address, bytes, on_gpu, can, picks, most);
 	pthread_mutex_unlock(&region_lock);
 	return count;
 }

@@ -15,6 +15,8 @@
 #define CALL_US 2000000
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
+/* It takes as much memory again while it changes. */
+#define SHARED_AT_ONCE 8
 
 CUresult mover_setup(struct device *device)
 {
@@ -288,4 +290,35 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
 		pool_credit(device, need);
 	}
 	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes)
+{
+	struct mover *mover = device->mover;
+	struct pick picks[SHARED_AT_ONCE];
+	struct batch *batch;
+	bool ready, left = true;
+
+	for (int try = 0; try < TRIES && left; try++) {
+		size_t count = 1;
+
+		while (count) {
+			pthread_mutex_lock(&mover->lock);
+			state_enter();
+			ready = batch_reap(device);
+			count = ready ? region_pick_shareable(address, bytes, 0, false, picks, SHARED_AT_ONCE) : 0;
+			left = !ready || count;
+			batch = count ? batch_new(true, picks, count) : NULL;
+			if (batch) {
+				batch->within = true;
+				count = batch_move(device, batch) ? count : 0;
+			} else if (count) {
+				region_put(picks, count);
+				count = 0;
+			}
+			state_leave();
+			pthread_mutex_unlock(&mover->lock);
+		}
+	}
+	return left ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }

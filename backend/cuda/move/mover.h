@@ -36,6 +36,9 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes);
 /* Brings what is in [address, address + bytes) to the GPU, charged; by a thread of the program, outside the gate. */
 CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes);
 
+/* Has other processes be able to map what is in [address, address + bytes), which is on the GPU; as mover_fetch. */
+CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes);
+
 /* `context` works on `device`: what runs in it is waited for. Cheap when it is known. */
 void mover_context(struct device *device, CUcontext context);
 void mover_context_gone(struct device *device, CUcontext context);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define GRANULE (UINT64_C(2) << 20)
@@ -21,7 +22,9 @@ struct memory {
 	uint64_t magic;
 	uint64_t bytes;
 	CUmemAllocationProp prop;
-	off_t offset;		/* in the memfd */
+	int fd;			/* the memfd: one for all, but for memory that can be exported */
+	off_t offset;		/* in that */
+	bool imported;		/* another process's: it counts there */
 	unsigned int handles, mappings;
 	struct memory *next;	/* all that live */
 };
@@ -208,11 +211,15 @@ static void forget(struct memory *memory)
 
 	if (memory->handles || memory->mappings)
 		return;
-	if (memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+	if (memory->imported)
+		;
+	else if (memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
 		gpu_bytes[memory->prop.location.id] -= memory->bytes;
 	else
 		host_bytes -= memory->bytes;
-	if (fallocate(arena, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes))
+	if (memory->fd != arena)
+		close(memory->fd);
+	else if (fallocate(arena, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes))
 		fake_die("fallocate: %s", strerror(errno));
 	while (*at != memory)
 		at = &(*at)->next;
@@ -242,11 +249,18 @@ FAKE_EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
 
 	if (arena < 0)
 		arena = memfd_create("fake-gpu", MFD_CLOEXEC);
-	*memory = (struct memory){ .magic = MAGIC, .bytes = size, .prop = *prop, .offset = arena_end, .handles = 1,
-				   .next = memories };
-	arena_end += (off_t)size;
-	if (arena < 0 || ftruncate(arena, arena_end))
-		fake_die("memfd: %s", strerror(errno));
+	*memory = (struct memory){ .magic = MAGIC, .bytes = size, .prop = *prop, .handles = 1, .next = memories };
+	if (prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+		memory->fd = memfd_create("fake-gpu-shared", MFD_CLOEXEC);
+		if (memory->fd < 0 || ftruncate(memory->fd, (off_t)size))
+			fake_die("memfd: %s", strerror(errno));
+	} else {
+		memory->fd = arena;
+		memory->offset = arena_end;
+		arena_end += (off_t)size;
+		if (arena < 0 || ftruncate(arena, arena_end))
+			fake_die("memfd: %s", strerror(errno));
+	}
 	memories = memory;
 	*sum += size;
 	pthread_mutex_unlock(&lock);
@@ -266,6 +280,41 @@ FAKE_EXPORT cuMemRelease(CUmemGenericAllocationHandle handle)
 	return CUDA_SUCCESS;
 }
 
+FAKE_EXPORT cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle,
+					 CUmemAllocationHandleType handleType, unsigned long long flags)
+{
+	FAKE(cuMemExportToShareableHandle);
+	pthread_mutex_lock(&lock);
+	struct memory *memory = memory_of(handle, "cuMemExportToShareableHandle");
+
+	if (flags || handleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || memory->fd == arena)
+		fake_die("cuMemExportToShareableHandle: it was not made to be exported");
+	*(int *)shareableHandle = fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle,
+					   CUmemAllocationHandleType shHandleType)
+{
+	FAKE(cuMemImportFromShareableHandle);
+	struct memory *memory = calloc(1, sizeof(*memory));
+	struct stat status;
+
+	if (!memory || shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+	    fstat((int)(intptr_t)osHandle, &status))
+		fake_die("cuMemImportFromShareableHandle: no descriptor");
+	*memory = (struct memory){ .magic = MAGIC, .bytes = (uint64_t)status.st_size, .handles = 1, .imported = true };
+	memory->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	memory->fd = fcntl((int)(intptr_t)osHandle, F_DUPFD_CLOEXEC, 3);
+	pthread_mutex_lock(&lock);
+	memory->next = memories;
+	memories = memory;
+	pthread_mutex_unlock(&lock);
+	*handle = (uintptr_t)memory;
+	return CUDA_SUCCESS;
+}
+
 FAKE_EXPORT cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
 		     unsigned long long flags)
 {
@@ -280,7 +329,7 @@ FAKE_EXPORT cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 		fake_die("cuMemMap(%llx, %zu): not reserved", ptr, size);
 	if (overlaps(mappings, ptr, size))
 		fake_die("cuMemMap(%llx, %zu): something is mapped there", ptr, size);
-	if (mmap((void *)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, arena, memory->offset) == MAP_FAILED)
+	if (mmap((void *)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, memory->offset) == MAP_FAILED)
 		fake_die("mmap: %s", strerror(errno));
 	add(&mappings, ptr, size)->memory = memory;
 	memory->mappings++;

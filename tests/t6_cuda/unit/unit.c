@@ -216,6 +216,7 @@ static void test_faults(void)
 {
 	struct item items[4] = { { .bytes = 20 << 20 }, { .bytes = 5 << 20 }, { .bytes = 3000 }, { .bytes = 2 << 20 } };
 	CUdeviceptr gone = 0;
+	CUipcMemHandle ipc;
 
 	start();
 	for (int i = 0; i < 4; i++) {
@@ -245,6 +246,15 @@ static void test_faults(void)
 		double_agree(device);
 	}
 	double_out(device, 12 << 20);
+	double_exchange(device, 6 << 20);
+	double_agree(device);
+	/* What is exported changes its chunks. */
+	if (cuIpcGetMemHandle(&ipc, items[1].address) != CUDA_SUCCESS) {
+		verify(&items[1]);
+		double_agree(device);
+		CHECK(cuIpcGetMemHandle(&ipc, items[1].address) == CUDA_SUCCESS);
+	}
+	double_agree(device);
 	for (int i = 0; i < 4; i++) {
 		verify(&items[i]);
 		if (cuMemFree_v2(items[i].address) != CUDA_SUCCESS)
@@ -775,7 +785,7 @@ static void test_foreign(void)
 	CHECK(device->foreign == 0);
 	/* What is ours is to the program an allocation of cuMemAlloc. */
 	CHECK(cuMemAlloc_v2(&elastic, 3 << 20) == CUDA_SUCCESS);
-	CHECK(cuIpcGetMemHandle(&ipc, elastic) == CUDA_ERROR_NOT_SUPPORTED);
+	CHECK(cuIpcGetMemHandle(&ipc, elastic) == CUDA_SUCCESS && device->foreign == 4 << 20);
 	CHECK(cuMemUnmap(elastic, 4 << 20) == CUDA_ERROR_INVALID_VALUE);
 	CHECK(cuMemAddressFree(elastic, 4 << 20) == CUDA_ERROR_INVALID_VALUE);
 	CHECK(cuMemRetainAllocationHandle(&again, (void *)elastic) == CUDA_ERROR_INVALID_VALUE);
@@ -808,7 +818,7 @@ static void test_attributes(void)
 		CHECK(type == CU_MEMORYTYPE_DEVICE);
 		CHECK(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_CONTEXT, large) == CUDA_SUCCESS && of == context);
 		CHECK(cuPointerGetAttribute(&flag, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, large) == CUDA_SUCCESS);
-		CHECK(!flag);
+		CHECK(flag);
 		CHECK(cuPointerGetAttribute(&start_address, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, small2 + 5) == CUDA_SUCCESS);
 		CHECK(start_address == small2);
 		CHECK(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, large) == CUDA_ERROR_INVALID_VALUE);

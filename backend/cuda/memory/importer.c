@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Legacy IPC: its entry points, and the side that opens what another process has (ipc.h). */
+#include "ipc.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "driver.h"
+#include "mover.h"
+#include "region.h"
+
+/* Seconds for the other process to answer. */
+#define PATIENCE 5
+
+/* What was opened. */
+struct import {
+	struct import *next;
+	struct ipc_handle handle;
+	CUcontext context;
+	CUdeviceptr address;
+	uint64_t mapped;	/* bytes of it */
+	unsigned int opened;	/* times */
+};
+
+/* Held while one is opened: over calls of the driver, and to the other process. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct import *imports;
+
+/* Exporting */
+
+static CUresult get_handle(CUipcMemHandle *handle, const struct region_about *about)
+{
+	struct ipc_handle ours = {
+		.address = about->region.address, .serial = about->region.serial, .bytes = about->region.bytes,
+		.offset = about->start - about->region.address,
+	};
+	CUresult result = region_pin(about->region.address, about->region.bytes);
+
+	if (result == CUDA_SUCCESS)
+		result = mover_share(about->device, about->region.address, about->region.bytes);
+	if (result != CUDA_SUCCESS)
+		return result;
+	memcpy(ours.magic, IPC_MAGIC, sizeof(ours.magic));
+	ours.token = ipc_serve();
+	if (!ours.token)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	memcpy(handle, &ours, sizeof(*handle));
+	return CUDA_SUCCESS;
+}
+
+WRAPPER cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
+{
+	struct region_about about;
+	CUstreamCaptureMode mode;
+	CUresult result;
+
+	PASS_INSIDE(cuIpcGetMemHandle, (pHandle, dptr));
+	if (!pHandle || !region_about(dptr, &about)) {
+		CALL_REAL(result, cuIpcGetMemHandle, (pHandle, dptr));
+		return result;
+	}
+	mode = driver_enter();
+	result = get_handle(pHandle, &about);
+	driver_leave(mode);
+	return result;
+}
+
+/* Opening */
+
+static bool ask(int socket, const struct ipc_handle *handle)
+{
+	const struct timeval patience = { .tv_sec = PATIENCE };
+	struct sockaddr_un address;
+	socklen_t length = ipc_address(handle->token, &address);
+
+	setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+	return !connect(socket, (struct sockaddr *)&address, length) &&
+	       send(socket, handle, sizeof(*handle), MSG_NOSIGNAL) == sizeof(*handle);
+}
+
+/* The descriptors that came with a message; how many. */
+static size_t receive(int socket, struct ipc_part *part, int *fds)
+{
+	struct iovec vector = { .iov_base = part, .iov_len = sizeof(*part) };
+	union {
+		char room[CMSG_SPACE(IPC_CHUNKS * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct msghdr header = {
+		.msg_iov = &vector, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control),
+	};
+	struct cmsghdr *rights;
+	size_t count = 0;
+
+	memset(part, 0, sizeof(*part));
+	if (recvmsg(socket, &header, MSG_CMSG_CLOEXEC) != sizeof(*part))
+		part->count = 0;
+	rights = CMSG_FIRSTHDR(&header);
+	if (rights && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
+		count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		memcpy(fds, CMSG_DATA(rights), count * sizeof(int));
+	}
+	return count;
+}
+
+/* Maps one chunk behind those that are; false: it cannot be. */
+static bool map_chunk(struct import *import, int fd, uint64_t bytes)
+{
+	CUmemGenericAllocationHandle memory;
+	bool mapped;
+
+	if (!bytes || bytes > import->handle.bytes - import->mapped ||
+	    real.cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fd,
+						CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
+		return false;
+	mapped = real.cuMemMap(import->address + import->mapped, bytes, 0, memory, 0) == CUDA_SUCCESS;
+	real.cuMemRelease(memory);	/* it lives as long as it is mapped */
+	import->mapped += mapped ? bytes : 0;
+	return mapped;
+}
+
+static bool map_all(struct import *import, int socket)
+{
+	struct ipc_part part;
+	int fds[IPC_CHUNKS];
+	bool good;
+
+	do {
+		size_t count = receive(socket, &part, fds);
+
+		good = part.count && count == part.count;
+		for (size_t i = 0; i < count; i++) {
+			good = good && map_chunk(import, fds[i], part.bytes[i]);
+			close(fds[i]);
+		}
+	} while (good && !part.last);
+	return good && import->mapped == import->handle.bytes;
+}
+
+static void drop(struct import *import)
+{
+	if (import->mapped && real.cuMemUnmap(import->address, import->mapped) != CUDA_SUCCESS)
+		state_log("imported memory stays mapped at %llx", import->address);
+	else if (import->address)
+		real.cuMemAddressFree(import->address, import->handle.bytes);
+	free(import);
+}
+
+static struct import *import(const struct ipc_handle *handle, CUcontext context, CUdevice device)
+{
+	const CUmemAccessDesc access = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device },
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	struct import *made = calloc(1, sizeof(*made));
+	int socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	bool good = made && socket_ >= 0 && ask(socket_, handle);
+
+	if (good) {
+		made->handle = *handle;
+		made->context = context;
+		good = real.cuMemAddressReserve(&made->address, handle->bytes, 0, 0, 0) == CUDA_SUCCESS &&
+		       map_all(made, socket_) &&
+		       real.cuMemSetAccess(made->address, handle->bytes, &access, 1) == CUDA_SUCCESS;
+	}
+	if (socket_ >= 0)
+		close(socket_);
+	if (good)
+		return made;
+	if (made)
+		drop(made);
+	return NULL;
+}
+
+/* Opened anew, or once more: "the reference count on the handle is incremented by 1 and the existing device pointer is
+ * returned" (cuIpcOpenMemHandle). */
+static CUresult open_handle(CUdeviceptr *address, const struct ipc_handle *handle)
+{
+	CUcontext context = driver_context();
+	struct import *at;
+	CUdevice device;
+
+	if (!context || real.cuCtxGetDevice(&device))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (ipc_own(handle->token))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (handle->offset >= handle->bytes || handle->bytes % GG_CHUNK)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	for (at = imports; at; at = at->next)
+		if (at->context == context && at->handle.token == handle->token && at->handle.serial == handle->serial)
+			break;
+	if (!at) {
+		at = import(handle, context, device);
+		if (at) {
+			at->next = imports;
+			imports = at;
+		}
+	}
+	if (at) {
+		at->opened++;
+		*address = at->address + handle->offset;
+	}
+	pthread_mutex_unlock(&lock);
+	return at ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* False: it is not one of ours. */
+static bool open_ours(CUdeviceptr *address, const CUipcMemHandle *handle, CUresult *result)
+{
+	struct ipc_handle ours;
+	CUstreamCaptureMode mode;
+
+	memcpy(&ours, handle, sizeof(ours));
+	if (!address || memcmp(ours.magic, IPC_MAGIC, sizeof(ours.magic)))
+		return false;
+	mode = driver_enter();
+	*result = open_handle(address, &ours);
+	driver_leave(mode);
+	return true;
+}
+
+#define OPEN(name)									\
+	WRAPPER name(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)	\
+	{										\
+		CUresult result;							\
+											\
+		PASS_INSIDE(name, (pdptr, handle, Flags));				\
+		if (open_ours(pdptr, &handle, &result))					\
+			return result;							\
+		CALL_REAL(result, name, (pdptr, handle, Flags));			\
+		return result;								\
+	}
+
+OPEN(cuIpcOpenMemHandle)
+OPEN(cuIpcOpenMemHandle_v2)
+
+/* Closing */
+
+static bool holds(const struct import *import, CUdeviceptr address)
+{
+	return address >= import->address && address - import->address < import->handle.bytes;
+}
+
+WRAPPER cuIpcCloseMemHandle(CUdeviceptr dptr)
+{
+	CUstreamCaptureMode mode;
+	struct import **at, *found;
+	CUresult result;
+
+	PASS_INSIDE(cuIpcCloseMemHandle, (dptr));
+	pthread_mutex_lock(&lock);
+	for (at = &imports; *at && !holds(*at, dptr);)
+		at = &(*at)->next;
+	found = *at;
+	if (found && !--found->opened)
+		*at = found->next;
+	pthread_mutex_unlock(&lock);
+	if (!found) {
+		CALL_REAL(result, cuIpcCloseMemHandle, (dptr));
+		return result;
+	}
+	if (found->opened)
+		return CUDA_SUCCESS;
+	/* As the driver does: what is under way there comes to its end first. */
+	mode = driver_enter();
+	real.cuCtxSynchronize();
+	drop(found);
+	driver_leave(mode);
+	return CUDA_SUCCESS;
+}
+
+void ipc_context_gone(CUcontext context)
+{
+	struct import **at = &imports, *gone;
+
+	pthread_mutex_lock(&lock);
+	while ((gone = *at)) {
+		if (gone->context == context) {
+			*at = gone->next;
+			drop(gone);
+		} else {
+			at = &gone->next;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+void ipc_forget(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	imports = NULL;
+	ipc_forget_server();
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+/* ipc: one process exports memory by legacy IPC, and others, which are this program again, open it. */
+
+#include "common.h"
+
+#include <dlfcn.h>
+#include <sys/wait.h>
+
+#define BYTES (20 << 20)
+#define SMALL 4000
+
+KERNEL(add_one, sizeof(CUdeviceptr), sizeof(size_t));
+void add_one(void **parameters)
+{
+	uint64_t *words = *(uint64_t **)parameters[0];
+
+	for (size_t i = 0; i < *(size_t *)parameters[1]; i++)
+		words[i]++;
+}
+
+static uint64_t data[BYTES / 8];
+
+static void expect(CUdeviceptr address, size_t bytes, uint64_t first)
+{
+	DO(cuMemcpyDtoH_v2(data, address, bytes));
+	for (size_t i = 0; i < bytes / 8; i++)
+		CHECK(data[i] == first + i);
+}
+
+static void put(CUdeviceptr address, size_t bytes, uint64_t first)
+{
+	for (size_t i = 0; i < bytes / 8; i++)
+		data[i] = first + i;
+	DO(cuMemcpyHtoD_v2(address, data, bytes));
+}
+
+static void work(CUdeviceptr address, size_t bytes)
+{
+	size_t count = bytes / 8;
+	void *parameters[] = { &address, &count };
+
+	DO(cuLaunchKernel(function("add_one"), 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+	DO(cuCtxSynchronize());
+}
+
+/* The other process: `words` are a handle in hexadecimal digits, what is there ("" for a handle that names nothing any
+ * more), and how much of it. */
+static int other(char **words)
+{
+	const bool gone = !*words[1];
+	const size_t bytes = strtoul(words[2], NULL, 10);
+	CUipcMemHandle handle;
+	CUdeviceptr address, again;
+
+	for (size_t i = 0; i < sizeof(handle); i++) {
+		unsigned int byte;
+
+		CHECK(sscanf(words[0] + 2 * i, "%2x", &byte) == 1);
+		handle.reserved[i] = (char)byte;
+	}
+	start(0);
+	EXPECT(gone ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS, cuIpcOpenMemHandle_v2(&address, handle, 1));
+	if (gone)
+		return 0;
+	expect(address, bytes, strtoul(words[1], NULL, 10));
+	DO(cuIpcOpenMemHandle_v2(&again, handle, 1));
+	CHECK(again == address);
+	DO(cuIpcCloseMemHandle(address));
+	work(address, bytes);	/* it is open still */
+	DO(cuIpcCloseMemHandle(address));
+	DO(cuIpcOpenMemHandle_v2(&address, handle, 1));
+	return 0;	/* and is left open */
+}
+
+static void run_other(const char *self, const CUipcMemHandle *handle, const char *first, size_t bytes)
+{
+	char hex[2 * sizeof(*handle) + 1], size[24];
+	int status;
+	pid_t child;
+
+	for (size_t i = 0; i < sizeof(*handle); i++)
+		snprintf(hex + 2 * i, 3, "%02x", (unsigned char)handle->reserved[i]);
+	snprintf(size, sizeof(size), "%zu", bytes);
+	child = fork();
+	if (!child) {
+		execl(self, self, hex, first, size, NULL);
+		_exit(99);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	void (*usage)(int, uint64_t *, uint64_t *, uint64_t *);
+	uint64_t gpu, before, host, addresses;
+	CUipcMemHandle large_handle, small_handle, same;
+	CUdeviceptr large, small, unused;
+
+	if (argc == 4)
+		return other(argv + 1);
+	start(0);
+	usage = (void (*)(int, uint64_t *, uint64_t *, uint64_t *))dlsym(RTLD_DEFAULT, "fake_memory_usage");
+	CHECK(usage);
+	DO(cuMemAlloc_v2(&unused, SMALL));
+	DO(cuMemAlloc_v2(&small, SMALL));
+	DO(cuMemAlloc_v2(&large, BYTES));
+	put(large, BYTES, 1000);
+	put(small, SMALL, 7);
+	usage(0, &before, &host, &addresses);
+	DO(cuIpcGetMemHandle(&large_handle, large));
+	DO(cuIpcGetMemHandle(&same, large + 100));
+	CHECK(!memcmp(&same, &large_handle, sizeof(same)));
+	DO(cuIpcGetMemHandle(&small_handle, small));
+	usage(0, &gpu, &host, &addresses);
+	CHECK(gpu == before);
+	expect(large, BYTES, 1000);
+	EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuIpcOpenMemHandle_v2(&unused, large_handle, 1));
+	run_other(argv[0], &large_handle, "1000", BYTES);
+	run_other(argv[0], &small_handle, "7", SMALL);
+	expect(large, BYTES, 1001);	/* they have worked on it */
+	expect(small, SMALL, 8);
+	run_other(argv[0], &large_handle, "1001", BYTES);
+	expect(large, BYTES, 1002);
+	DO(cuMemFree_v2(large));
+	usage(0, &gpu, &host, &addresses);
+	CHECK(gpu == before - BYTES);	/* not kept: somebody may have it mapped */
+	run_other(argv[0], &large_handle, "", BYTES);
+	DO(cuMemAlloc_v2(&large, BYTES));
+	run_other(argv[0], &large_handle, "", BYTES);	/* whatever is at that address now */
+	return 0;
+}
