@@ -18,7 +18,7 @@
 #define PATIENCE 2
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t token;		/* under `lock`; 0: nobody was given a handle yet */
+static uint64_t token, secret;	/* under `lock`; 0: nobody was given a handle yet */
 static bool serving;		/* under `lock` */
 
 socklen_t ipc_address(uint64_t of, struct sockaddr_un *address)
@@ -85,6 +85,14 @@ static uint64_t hand_out(int socket, const struct ipc_handle *asked, uint64_t of
 	return bytes;
 }
 
+static bool may_open(const struct ipc_handle *handle)
+{
+	pthread_mutex_lock(&lock);
+	bool may = token == handle->token && secret == handle->secret;
+	pthread_mutex_unlock(&lock);
+	return may;
+}
+
 static void answer(int socket)
 {
 	const struct timeval patience = { .tv_sec = PATIENCE };
@@ -97,7 +105,7 @@ static void answer(int socket)
 	setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
 	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) || (peer.uid && peer.uid != geteuid()))
 		return;
-	if (recv(socket, &asked, sizeof(asked), 0) != sizeof(asked) || !ipc_own(asked.token) || !asked.bytes)
+	if (recv(socket, &asked, sizeof(asked), 0) != sizeof(asked) || !may_open(&asked) || !asked.bytes)
 		return;
 	do {
 		step = hand_out(socket, &asked, offset);
@@ -132,7 +140,8 @@ static bool start(void)
 	socklen_t length;
 	int listener;
 
-	if (!token && getrandom(&token, sizeof(token), 0) != sizeof(token))
+	if (!token && (getrandom(&secret, sizeof(secret), 0) != sizeof(secret) ||
+		       getrandom(&token, sizeof(token), 0) != sizeof(token)))
 		token = 0;
 	listener = token ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) : -1;
 	if (listener < 0)
@@ -153,12 +162,14 @@ static bool start(void)
 	return serving;
 }
 
-uint64_t ipc_serve(void)
+bool ipc_serve(struct ipc_handle *handle)
 {
 	pthread_mutex_lock(&lock);
-	uint64_t ours = serving || start() ? token : 0;
+	bool ready = serving || start();
+	handle->token = token;
+	handle->secret = secret;
 	pthread_mutex_unlock(&lock);
-	return ours;
+	return ready;
 }
 
 bool ipc_own(uint64_t of)
@@ -172,6 +183,6 @@ bool ipc_own(uint64_t of)
 void ipc_forget_server(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	token = 0;	/* the parent's; its socket is its own, and ours a copy that nobody listens at */
+	token = secret = 0;	/* the parent's; its socket is its own, and ours a copy that nobody listens at */
 	serving = false;
 }

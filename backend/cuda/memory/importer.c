@@ -44,8 +44,7 @@ static CUresult get_handle(CUipcMemHandle *handle, const struct region_about *ab
 	if (result != CUDA_SUCCESS)
 		return result;
 	memcpy(ours.magic, IPC_MAGIC, sizeof(ours.magic));
-	ours.token = ipc_serve();
-	if (!ours.token)
+	if (!ipc_serve(&ours))
 		return CUDA_ERROR_NOT_SUPPORTED;
 	memcpy(handle, &ours, sizeof(*handle));
 	return CUDA_SUCCESS;

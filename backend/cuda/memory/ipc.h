@@ -20,12 +20,13 @@
 /* A handle. */
 struct ipc_handle {
 	char magic[8];		/* IPC_MAGIC, without its end */
-	uint64_t token;		/* of the process: names its socket; those alone know it who were given a handle */
+	uint64_t token;		/* of the process: names its socket, and is no secret (/proc/net/unix) */
+	uint64_t secret;	/* ... is one of those who were given a handle */
 	uint64_t address;	/* there, of the region */
 	uint64_t serial;	/* of the region: no later one has it */
 	uint64_t bytes;		/* of all of it */
 	uint64_t offset;	/* of the allocation in it */
-	uint64_t reserved[2];
+	uint64_t reserved;
 };
 
 _Static_assert(sizeof(struct ipc_handle) == sizeof(CUipcMemHandle), "a handle has the driver's size");
@@ -40,8 +41,8 @@ struct ipc_part {
 
 /* The address of the socket of the process with that token, in the abstract namespace (unix(7)); its length. */
 socklen_t ipc_address(uint64_t token, struct sockaddr_un *address);
-/* The token of this process, which answers from now on; 0: it cannot. */
-uint64_t ipc_serve(void);
+/* Has this process answer from now on: its token and secret are in `handle` then. False: it cannot. */
+bool ipc_serve(struct ipc_handle *handle);
 /* Whether it is this process's. */
 bool ipc_own(uint64_t token);
 

@@ -119,6 +119,9 @@ int main(int argc, char **argv)
 	run_other(argv[0], &small_handle, "7", SMALL);
 	expect(large, BYTES, 1001);	/* they have worked on it */
 	expect(small, SMALL, 8);
+	memcpy(&same, &large_handle, sizeof(same));
+	same.reserved[16] ^= 1;	/* who was not given the handle may have read the name of the socket: not the secret */
+	run_other(argv[0], &same, "", BYTES);
 	run_other(argv[0], &large_handle, "1001", BYTES);
 	expect(large, BYTES, 1002);
 	DO(cuMemFree_v2(large));
