@@ -1,0 +1,50 @@
+"""A PyTorch program that knows nothing of ggroupfs: shares a tensor with another process by legacy CUDA IPC.
+
+    share.py
+
+Says "shared" once the other has seen it, waits for a line, has the other change it, and ends well if it sees that.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+COUNT = 64 << 20
+
+
+def other(given: Any, seen: Any, go: Any, done: Any) -> None:
+    tensor = given.get()
+    assert int(tensor.sum()) == COUNT, "what was there"
+    seen.set()
+    go.wait()
+    tensor.add_(1)
+    torch.cuda.synchronize()
+    done.set()
+    given.get()  # the memory is its owner's: it must be there until the owner has looked
+
+
+def main() -> None:
+    context = multiprocessing.get_context("spawn")
+    given, seen, go, done = context.Queue(), context.Event(), context.Event(), context.Event()
+    child = context.Process(target=other, args=(given, seen, go, done))
+    child.start()
+    tensor = torch.ones(COUNT, dtype=torch.int32, device="cuda")
+    given.put(tensor)
+    assert seen.wait(60)
+    print("shared", flush=True)
+    sys.stdin.readline()
+    go.set()
+    assert done.wait(60)
+    assert int(tensor.sum()) == 2 * COUNT, "what the other did"
+    given.put(None)
+    child.join(60)
+    assert child.exitcode == 0
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
