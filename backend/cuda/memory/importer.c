@@ -94,9 +94,13 @@ static size_t receive(int socket, struct ipc_part *part, int *fds)
 	};
 	struct cmsghdr *rights;
 	size_t count = 0;
+	ssize_t got;
 
 	memset(part, 0, sizeof(*part));
-	if (recvmsg(socket, &header, MSG_CMSG_CLOEXEC) != sizeof(*part))
+	got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+	if (got < 0)
+		return 0;
+	if (got != sizeof(*part))
 		part->count = 0;
 	rights = CMSG_FIRSTHDR(&header);
 	if (rights && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
