@@ -17,11 +17,11 @@
  * WHO MAY WHAT. Every user may open the device and join, and from then on act on the group of his
  * own process with the file that he opened: charge, uncharge, swap, usermemfd, counters, GET. The
  * file is bound to the process: in a child that inherited it, or in a process that was handed it,
- * the same calls give EPERM. Who owns a slice controls what is below it, not the slice itself: he
- * may GET, FIND, SET, RESET_PEAK, PLAN, PRESS, RECLAIM and listen to usermemfd. Everything else
- * needs CAP_SYS_ADMIN in the initial user namespace: GPUs, owners, the shape of the tree, figures
- * of others, and levers, since what holds for a process is made of what is asked of all levels
- * above it. What a user can have open is bounded (EMFILE).
+ * the same calls give EPERM. Who owns a slice controls what is below it, as far as nobody else
+ * owns it, and not the slice itself: he may GET, FIND, SET, RESET_PEAK, PLAN, PRESS, RECLAIM and
+ * listen to usermemfd. Everything else needs CAP_SYS_ADMIN in the initial user namespace: GPUs,
+ * owners, the shape of the tree, figures of others, and levers, since what holds for a process is
+ * made of what is asked of all levels above it. What a user can have open is bounded (EMFILE).
  *
  * HOW MUCH. Sizes are bytes, times microseconds. GGROUP_MAX is "no limit", and no group ever
  * holds more. A charge goes to a process and every group above it. Going over a high never fails:
@@ -377,7 +377,7 @@ struct ggroup_message {
 #define GGROUP_IOC_GET		_IOWR(GGROUP_IOC_MAGIC, 8, struct ggroup_books)
 
 /*
- * Control. Owners of a slice above may FIND, SET, RESET_PEAK, PLAN, PRESS and RECLAIM.
+ * Control. The next owner of a slice above may FIND, SET, RESET_PEAK, PLAN, PRESS and RECLAIM.
  *
  * ADD: in root, parent, kind SLICE with path or PROCESS with pid and start; out id. EEXIST, then
  *   ENODEV without parent, EXDEV for a parent on another GPU, EINVAL for one that is a process,
