@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -14,6 +15,8 @@ from tests.mounted import Mounted, mounted, mountpoint
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "logs(*patterns): log lines that this test is about (regular expressions)")
+    # A shell starts what is in its background with SIGINT ignored, which tenants, ended by it, would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

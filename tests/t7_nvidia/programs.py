@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import mmap
 import os
 import subprocess
@@ -23,6 +24,8 @@ from tests.t7_nvidia.conftest import Reporting, wait_for
 GIB, MIB = 1 << 30, 1 << 20
 STOP, ERROR = 24, 28
 """Offsets that elastic.cu, cache.cu and alloc.cu have in common; passes are at 0, words wrong at 16."""
+CYCLE = 8
+"""Passes of elastic.cu, of which one uses everything."""
 
 _numbers = itertools.count()
 
@@ -135,3 +138,14 @@ def rate(run: Program, seconds: float) -> float:
     before, start = run.passes, time.monotonic()
     time.sleep(seconds)
     return (run.passes - before) / (time.monotonic() - start)
+
+
+def cycles(run: Program, seconds: float) -> float:
+    """Passes a second over `seconds` or longer, in whole cycles, from the end of a pass to the end of another."""
+    first = run.passes
+    wait_for(lambda: run.passes > first, "a pass ends", seconds=60)
+    first, start = run.passes, time.monotonic()
+    time.sleep(seconds)
+    last = first + math.ceil(max(1, run.passes - first) / CYCLE) * CYCLE
+    wait_for(lambda: run.passes >= last, "a cycle ends", seconds=60)
+    return (run.passes - first) / (time.monotonic() - start)

@@ -1,4 +1,4 @@
-"""Programs that have less GPU memory than they hold: how fast they are, who gives, and what that costs the others."""
+"""Programs that together hold more GPU memory than they may: who gives, and what that costs the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import attrs
 import pytest
@@ -23,6 +23,7 @@ from tests.t7_nvidia.programs import (
     MIB,
     Program,
     current,
+    cycles,
     held,
     member,
     program,
@@ -31,13 +32,6 @@ from tests.t7_nvidia.programs import (
     slice_of,
     write,
 )
-
-CYCLE = 8
-"""Passes of elastic.cu, of which one uses everything."""
-HOT_NS, FULL_NS = 64, 72
-"""Where elastic.cu says how long its last passes took."""
-SIZE, PARTS = 8192, 64
-"""MiB, and allocations, of the program whose throughput is measured."""
 
 
 @pytest.fixture(scope="session")
@@ -48,115 +42,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def alloc(tmp_path_factory: pytest.TempPathFactory) -> str:
     return built(tmp_path_factory, "alloc")
-
-
-# Throughput with less memory, and next to unified memory
-
-
-def cycles(run: Program, seconds: float) -> float:
-    """Passes a second over `seconds` or longer, in whole cycles, from the end of a pass to the end of another."""
-    first = run.passes
-    wait_for(lambda: run.passes > first, "a pass ends", seconds=60)
-    first, start = run.passes, time.monotonic()
-    time.sleep(seconds)
-    last = first + math.ceil(max(1, run.passes - first) / CYCLE) * CYCLE
-    wait_for(lambda: run.passes >= last, "a cycle ends", seconds=60)
-    return (run.passes - first) / (time.monotonic() - start)
-
-
-def settled(run: Program, seconds: float = 8) -> float:
-    """Passes a second once a second more makes them no faster by 5 %, or after `seconds` at the latest."""
-    end = time.monotonic() + seconds
-    before = [cycles(run, 1)]
-    while time.monotonic() < end:
-        now = cycles(run, 1)
-        before.append(now)
-        if len(before) > 3 and now <= max(before[:-1]) * 1.05:
-            break
-    return cycles(run, 2)
-
-
-def ours(mount: Mounted, elastic: str, percents: Sequence[int], *options: str) -> tuple[dict[int, float], int]:
-    """What is left of the throughput at each percentage of the footprint; and what of that is not its memory."""
-    with program(*run_in(mount), elastic, "PAGE", str(SIZE), str(PARTS), *options) as run:
-        group = member(mount, run)
-        footprint = held(group)
-        full = cycles(run, 2)
-        points = {}
-        for percent in percents:
-            write(group, "gmem.limit.high", footprint * percent // 100)
-            points[percent] = settled(run) / full
-        write(group, "gmem.limit.high", "max")
-        print(f"footprint {footprint >> 20} MiB, full {full:.1f} passes/s")
-        run.finish()
-    return points, footprint - SIZE * MIB
-
-
-def unified(elastic: str, *options: str) -> float:
-    """Passes a second of the program on unified memory."""
-    with program(elastic, "PAGE", str(SIZE), str(PARTS), "managed", *options) as run:
-        wait_for(lambda: run.passes > 0 or run.process.poll() is not None, "it works", seconds=60)
-        assert run.process.poll() is None
-        last = FULL_NS if "inner" in options else HOT_NS
-        end = time.monotonic() + 3
-
-        def enough() -> bool:
-            slow = run.passes > 1 and run.u64(last) > 0.3e9 and time.monotonic() > end
-            return slow or run.passes > CYCLE + 1 or run.process.poll() is not None
-
-        wait_for(enough, "it goes on", seconds=90)
-        assert run.process.poll() is None
-        if run.passes > CYCLE + 1:
-            result = cycles(run, 1)
-        elif "inner" in options:
-            result = 1e9 / run.u64(FULL_NS)
-        else:  # a cycle takes many seconds, and is made of passes like the last ones
-            result = 1e9 * CYCLE / ((CYCLE - 1) * run.u64(HOT_NS) + run.u64(FULL_NS))
-        run.finish()
-    return result
-
-
-def budget(percent: int, besides: int) -> str:
-    """MiB of data that fit where a program has `percent` of its footprint, and needs `besides` for other things."""
-    return str(((SIZE * MIB + besides) * percent // 100 - besides) >> 20)
-
-
-@pytest.mark.timeout(600)
-def test_throughput_curve(gpu_mount: Mounted, elastic: str) -> None:
-    """What is left of it at 90, 70, 50 and 40 % of the footprint, with half of its memory cold.
-
-    Unified memory has no limit of its own; elastic.cu says how it is kept within one, three ways.
-    """
-    percents = (90, 70, 50, 40)
-    points, besides = ours(gpu_mount, elastic, percents)
-    full = unified(elastic)
-    print(f"unified memory, all of it resident: {full:.1f} passes/s")
-    print(f"  %     data      ours    faults  prefetch   advised   of the full rate; besides data {besides >> 20} MiB")
-    table = {}
-    for percent in percents:
-        data = budget(percent, besides)
-        table[percent] = {how: unified(elastic, data, how) / full for how in ("faults", "prefetch", "advised")}
-        rest = " ".join(f"{table[percent][how]:9.4f}" for how in ("faults", "prefetch", "advised"))
-        print(f"{percent:3d} {data:>5} MiB {points[percent]:9.4f} {rest}", flush=True)
-    assert points[70] > 0.02
-    for percent in percents:
-        assert points[percent] >= table[percent]["faults"], f"slower than unified memory at {percent} %"
-
-
-@pytest.mark.timeout(300)
-def test_throughput_where_nothing_is_cold(gpu_mount: Mounted, elastic: str) -> None:
-    """The worst case: everything is used in every pass."""
-    percents = (90, 50)
-    points, besides = ours(gpu_mount, elastic, percents, "inner")
-    full = unified(elastic, "inner")
-    print(f"unified memory, all of it resident: {full:.1f} passes/s")
-    faults = {percent: unified(elastic, budget(percent, besides), "faults", "inner") / full for percent in percents}
-    for percent in percents:
-        print(
-            f"{percent} %: ours {points[percent]:.4f}, unified memory by faults {faults[percent]:.4f} of the full rate"
-        )
-    for percent in percents:
-        assert points[percent] >= faults[percent], f"slower than unified memory at {percent} %"
 
 
 # A budget on a slice

@@ -111,7 +111,7 @@ static CUresult back(struct region *region, size_t alignment)
 
 		if (chunk->memory)
 			continue;
-		result = pool_create(device, chunk_class(region, made), &chunk->memory);
+		result = pool_create(device, chunk_class(region, made), false, &chunk->memory);
 		if (result == CUDA_SUCCESS)
 			missing -= chunk_bytes(region, made);
 		else

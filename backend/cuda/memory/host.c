@@ -25,7 +25,7 @@ CUresult host_make(struct device *device, enum chunk_class class, struct spare *
 	};
 	CUresult result, ignored;
 
-	result = pool_make(CU_MEM_LOCATION_TYPE_HOST_NUMA, device->host_node, bytes,
+	result = pool_make(CU_MEM_LOCATION_TYPE_HOST_NUMA, device->host_node, false, bytes,
 			   &spare->memory);
 	if (result != CUDA_SUCCESS)
 		return result;

@@ -107,11 +107,13 @@ bool kept_put(struct kept **list, struct spare spare)
 	return true;
 }
 
-CUresult pool_make(CUmemLocationType type, int id, uint64_t bytes,
+CUresult pool_make(CUmemLocationType type, int id, bool shareable, uint64_t bytes,
 		   CUmemGenericAllocationHandle *memory)
 {
-	CUmemAllocationProp prop = {
+	const CUmemAllocationProp prop = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes =
+			shareable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE,
 		.location = { .type = type, .id = id },
 	};
 	CUresult result;
@@ -139,29 +141,16 @@ bool pool_cached(struct device *device, enum chunk_class class,
 	return found;
 }
 
-CUresult pool_create_shareable(struct device *device, enum chunk_class class,
-			       CUmemGenericAllocationHandle *memory)
-{
-	const CUmemAllocationProp prop = {
-		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->ordinal },
-	};
-	CUresult result;
-
-	CALL_REAL(result, cuMemCreate, (memory, class_bytes[class], &prop, 0));
-	return result;
-}
-
-CUresult pool_create(struct device *device, enum chunk_class class,
+CUresult pool_create(struct device *device, enum chunk_class class, bool shareable,
 		     CUmemGenericAllocationHandle *memory)
 {
+	const CUmemLocationType type = CU_MEM_LOCATION_TYPE_DEVICE;
 	const uint64_t bytes = class_bytes[class];
-	CUresult result = pool_make(CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal, bytes, memory);
+	CUresult result = pool_make(type, device->ordinal, shareable, bytes, memory);
 
 	/* What is kept of other sizes is in the way. */
 	if (result == CUDA_ERROR_OUT_OF_MEMORY && pool_trim(device, 0))
-		result = pool_make(CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal, bytes, memory);
+		result = pool_make(type, device->ordinal, shareable, bytes, memory);
 	return result;
 }
 

@@ -32,12 +32,9 @@ struct spare {
 /* A chunk of the GPU that is charged already; false: none is kept. No call of the driver. */
 bool pool_cached(struct device *device, enum chunk_class class,
 		 CUmemGenericAllocationHandle *memory);
-/* Makes one that the caller has had charged. */
-CUresult pool_create(struct device *device, enum chunk_class class,
+/* Makes one that the caller has had charged. `shareable`: other processes can map it. */
+CUresult pool_create(struct device *device, enum chunk_class class, bool shareable,
 		     CUmemGenericAllocationHandle *memory);
-/* ... that other processes can map. */
-CUresult pool_create_shareable(struct device *device, enum chunk_class class,
-			       CUmemGenericAllocationHandle *memory);
 /* Takes back one that is mapped nowhere: keeps it, or frees and uncharges it. */
 void pool_give(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory);
 /* Frees and uncharges one that somebody else may still have mapped: it is not used again. */

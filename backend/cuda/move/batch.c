@@ -83,8 +83,7 @@ static bool make_room(struct device *device, struct batch *batch)
 	for (size_t i = 0; i < batch->count; i++)
 		batch->window_bytes += batch->bytes[i];
 	for (; made < batch->count && result == CUDA_SUCCESS; made++)
-		result = (batch->within ? pool_create_shareable : pool_create)(device, batch_class(batch, made),
-									      &batch->to[made].memory);
+		result = pool_create(device, batch_class(batch, made), batch->within, &batch->to[made].memory);
 	if (result != CUDA_SUCCESS)
 		made--;
 	if (result == CUDA_SUCCESS)

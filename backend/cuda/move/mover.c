@@ -64,6 +64,32 @@ void mover_reap(struct device *device)
 	pthread_mutex_unlock(&device->mover->lock);
 }
 
+/* Nothing else moves from here on. What the GPU keeps for nobody goes first: it is the cheapest to give, and what comes
+ * back is charged by itself. Returns the bytes of that; `busy_us` is for `end`. */
+static uint64_t begin(struct device *device, uint64_t *busy_us)
+{
+	uint64_t freed = 0;
+
+	pthread_mutex_lock(&device->mover->lock);
+	state_enter();
+	*busy_us = device->mover->busy_us;
+	if (state_borrow(device)) {
+		freed = pool_trim(device, 0);
+		state_return(device);
+	}
+	return freed;
+}
+
+/* Returns the microseconds that moving took since `begin`. */
+static uint64_t end(struct device *device, uint64_t busy_us)
+{
+	const uint64_t usec = device->mover->busy_us - busy_us;
+
+	state_leave();
+	pthread_mutex_unlock(&device->mover->lock);
+	return usec;
+}
+
 /* Out */
 
 /* Chunks of the host for the first of `picks`; the others are let go. NULL: for none. */
@@ -118,18 +144,12 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 {
 	struct mover *mover = device->mover;
 	const uint64_t start = state_now_us();
-	uint64_t resident[CLASSES], freed = 0, moved = 0, step, busy;
+	uint64_t resident[CLASSES], freed, moved, step, busy_us;
 
 	*usec = 0;
 	if (!mover)
 		return 0;
-	pthread_mutex_lock(&mover->lock);
-	state_enter();
-	busy = mover->busy_us;
-	if (state_borrow(device)) {
-		freed = pool_trim(device, 0);
-		state_return(device);
-	}
+	freed = begin(device, &busy_us);
 	/* What was let back and never came is in the host already. */
 	moved = pool_credited(device);
 	while (freed + moved < bytes && state_now_us() - start < CALL_US && batch_reap(device)) {
@@ -142,9 +162,7 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	}
 	region_classes(device, resident);
 	pool_expect(device, resident, __atomic_load_n(&device->swapped, __ATOMIC_RELAXED) + bytes);
-	state_leave();
-	*usec = mover->busy_us - busy;
-	pthread_mutex_unlock(&mover->lock);
+	*usec = end(device, busy_us);
 	return moved;
 }
 
@@ -204,19 +222,12 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 	struct mover *mover = device->mover;
 	const uint64_t start = state_now_us();
 	struct pick picks[MOST];
-	uint64_t moved = 0, step = 1, busy;
+	uint64_t moved = 0, step = 1, busy_us;
 
 	*usec = 0;
 	if (!mover)
 		return 0;
-	pthread_mutex_lock(&mover->lock);
-	state_enter();
-	busy = mover->busy_us;
-	/* What comes back is charged by itself; what is kept would be charged twice. */
-	if (state_borrow(device)) {
-		pool_trim(device, 0);
-		state_return(device);
-	}
+	begin(device, &busy_us);
 	while (moved < bytes && step && state_now_us() - start < CALL_US && batch_reap(device)) {
 		uint64_t rest = bytes - moved;
 		size_t count = region_pick_in(device, rest < mover->batch_bytes ? rest : mover->batch_bytes,
@@ -226,9 +237,7 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 		step = count ? in(device, picks, count, bytes_of(picks, count)) : 0;
 		moved += step;
 	}
-	state_leave();
-	*usec = mover->busy_us - busy;
-	pthread_mutex_unlock(&mover->lock);
+	*usec = end(device, busy_us);
 	return moved;
 }
 

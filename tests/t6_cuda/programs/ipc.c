@@ -20,6 +20,17 @@ void add_one(void **parameters)
 
 static uint64_t data[BYTES / 8];
 
+/* Bytes of physical memory that exist on the device. */
+static void usage(int device, uint64_t *gpu)
+{
+	void (*ask)(int, uint64_t *, uint64_t *, uint64_t *);
+	uint64_t host, addresses;
+
+	ask = (void (*)(int, uint64_t *, uint64_t *, uint64_t *))dlsym(RTLD_DEFAULT, "fake_memory_usage");
+	CHECK(ask);
+	ask(device, gpu, &host, &addresses);
+}
+
 static void expect(CUdeviceptr address, size_t bytes, uint64_t first)
 {
 	DO(cuMemcpyDtoH_v2(data, address, bytes));
@@ -89,29 +100,47 @@ static void run_other(const char *self, const CUipcMemHandle *handle, const char
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+/* Nothing is left of the GPU but what the library keeps of memory that was freed: that goes for what is exported. */
+static void export_when_full(void)
+{
+	uint64_t gpu, full;
+	CUdeviceptr exported, freed, unused;
+	CUipcMemHandle handle;
+
+	DO(cuMemAlloc_v2(&exported, BYTES));
+	DO(cuMemAlloc_v2(&freed, BYTES));
+	for (size_t bytes = 64 << 20; bytes >= 2 << 20;)
+		if (cuMemAlloc_v2(&unused, bytes) != CUDA_SUCCESS)
+			bytes /= 2;
+	usage(0, &full);
+	DO(cuMemFree_v2(freed));
+	usage(0, &gpu);
+	CHECK(gpu == full);
+	put(exported, BYTES, 1);
+	DO(cuIpcGetMemHandle(&handle, exported));
+	expect(exported, BYTES, 1);
+}
+
 int main(int argc, char **argv)
 {
-	void (*usage)(int, uint64_t *, uint64_t *, uint64_t *);
-	uint64_t gpu, before, host, addresses;
+	uint64_t gpu, before;
 	CUipcMemHandle large_handle, small_handle, same;
 	CUdeviceptr large, small, unused;
 
 	if (argc == 4)
 		return other(argv + 1);
 	start(0);
-	usage = (void (*)(int, uint64_t *, uint64_t *, uint64_t *))dlsym(RTLD_DEFAULT, "fake_memory_usage");
-	CHECK(usage);
 	DO(cuMemAlloc_v2(&unused, SMALL));
 	DO(cuMemAlloc_v2(&small, SMALL));
 	DO(cuMemAlloc_v2(&large, BYTES));
 	put(large, BYTES, 1000);
 	put(small, SMALL, 7);
-	usage(0, &before, &host, &addresses);
+	usage(0, &before);
 	DO(cuIpcGetMemHandle(&large_handle, large));
 	DO(cuIpcGetMemHandle(&same, large + 100));
 	CHECK(!memcmp(&same, &large_handle, sizeof(same)));
 	DO(cuIpcGetMemHandle(&small_handle, small));
-	usage(0, &gpu, &host, &addresses);
+	usage(0, &gpu);
 	CHECK(gpu == before);
 	expect(large, BYTES, 1000);
 	EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuIpcOpenMemHandle_v2(&unused, large_handle, 1));
@@ -125,10 +154,11 @@ int main(int argc, char **argv)
 	run_other(argv[0], &large_handle, "1001", BYTES);
 	expect(large, BYTES, 1002);
 	DO(cuMemFree_v2(large));
-	usage(0, &gpu, &host, &addresses);
+	usage(0, &gpu);
 	CHECK(gpu == before - BYTES);	/* not kept: somebody may have it mapped */
 	run_other(argv[0], &large_handle, "", BYTES);
 	DO(cuMemAlloc_v2(&large, BYTES));
 	run_other(argv[0], &large_handle, "", BYTES);	/* whatever is at that address now */
+	export_when_full();
 	return 0;
 }
