@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import random
 import statistics
+import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
@@ -18,29 +20,37 @@ import pytest
 
 from ggroupfs.client import Member
 from tests.mounted import Mounted
-from tests.t7_nvidia.conftest import ROOT
+from tests.t7_nvidia.conftest import ROOT, wait_for
 from tests.t7_nvidia.programs import Program, current, member, program, run_in, write
 
 STEPS = 200
 RUNS, AT_ONCE = 20, 3
 ENDURANCE_S = float(os.environ.get("GGROUP_ENDURANCE_S", "600"))
-STOP = 8
-"""Where workload.py is told to stop; its losses come after that."""
+STOP, MAY, HEAD, STEP = 8, 16, 24, 16
+"""Offsets in the page of workload.py, and the bytes of each step in it."""
 
 
+@contextlib.contextmanager
 def torch(
-    mount: Mounted | None, mode: str, steps: int = STEPS, *limits: str
-) -> contextlib.AbstractContextManager[Program]:
-    """A PyTorch program, managed or (None) plain."""
-    words = [sys.executable, os.fspath(ROOT / "tests" / "t7_nvidia" / "workload.py"), mode, "PAGE", str(steps)]
-    return program(*(run_in(mount, *limits) if mount else []), *words, size=8 * (steps + 2))
+    mount: Mounted | None, mode: str, steps: int = STEPS, *limits: str, may: int | None = None
+) -> Iterator[Program]:
+    """A PyTorch program, managed or (None) plain; `may` are the steps that it does before it is told to go on."""
+    words = [sys.executable, os.fspath(ROOT / "tests" / "t7_nvidia" / "workload.py"), mode, "PAGE"]
+    with program(*(run_in(mount, *limits) if mount else []), *words, size=HEAD + STEP * steps) as run:
+        run.set(MAY, steps if may is None else may)
+        yield run
+
+
+def seconds_of(run: Program, first: int, last: int) -> list[float]:
+    """How long its steps from `first` to before `last` took."""
+    return [struct.unpack_from("<dd", run.page, HEAD + STEP * step)[1] for step in range(first, last)]
 
 
 def outcome(run: Program, seconds: float = 60) -> tuple[bytes, float]:
-    """What it computed in each step that it did, and its median step in microseconds."""
-    assert run.process.stdout is not None
+    """What it computed in each step that it did, and its median step in microseconds, but for the first tenth."""
     assert run.process.wait(seconds) == 0
-    return bytes(run.page[16 : 16 + 8 * run.passes]), float(run.process.stdout.readline())
+    losses = b"".join(run.page[HEAD + STEP * step : HEAD + STEP * step + 8] for step in range(run.passes))
+    return losses, statistics.median(seconds_of(run, run.passes // 10, run.passes)) * 1e6
 
 
 @attrs.define
@@ -144,17 +154,59 @@ def test_ten_minutes(gpu_mount: Mounted) -> None:
     assert result.moved > result.footprint
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", ["train", "infer"])
-def test_overhead(gpu_mount: Mounted, mode: str) -> None:
-    """At most 2 % for a program without a limit."""
-    plain: list[float] = []
-    managed: list[float] = []
-    steps = 100 if mode == "train" else 2000
-    for _ in range(4):
-        for mount, times in ((None, plain), (gpu_mount, managed)):
-            with torch(mount, mode, steps) as run:
-                times.append(outcome(run)[1])
-    ratio = statistics.median(managed) / statistics.median(plain)
-    print(f"{mode}: {[round(t) for t in plain]} us plain, {[round(t) for t in managed]} us managed: {ratio:.4f}")
-    assert ratio <= 1.02
+def turns(runs: Sequence[Program], rounds: int, turn: int) -> list[list[list[float]]]:
+    """They take turns of that many steps: for each of them, by round, how long its steps took.
+
+    The first turn, and of each turn the first tenth, do not count.
+    """
+    result: list[list[list[float]]] = [[] for _ in runs]
+    for number in range(rounds + 1):
+        end = (number + 1) * turn
+        for run, steps in zip(runs, result, strict=True):
+            run.set(MAY, end)
+            reaches(run, end)
+            if number:
+                steps.append(seconds_of(run, end - turn + max(1, turn // 10), end))
+    for run in runs:
+        assert run.process.wait(60) == 0
+    return result
+
+
+def reaches(run: Program, steps: int) -> None:
+    wait_for(lambda: run.passes >= steps or run.process.poll() is not None, "it has had its turn", seconds=90)
+    assert run.passes >= steps
+
+
+def undisturbed(steps: list[list[float]]) -> float:
+    """What a step takes where nothing else has the CPU: a tenth of them are as fast."""
+    return statistics.quantiles([one for turn in steps for one in turn], n=10)[0]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("mode", "turn"), [("train", 5), ("infer", 200)])
+def test_overhead(gpu_mount: Mounted, mode: str, turn: int) -> None:
+    """At most 2 % for a program without a limit.
+
+    The CPU limits a step of this training (it takes as long to enqueue as to do), and that of a virtual machine is
+    faster and slower by 20 % from one second to the next. So six programs, three of them managed, take turns of a tenth
+    of a second. Compared are steps that nothing disturbed, to some tenths of a percent, and the medians of each round,
+    of which the median is known to 1 or 2 %: with 97 % certainty it is not below the one that is looked at.
+    """
+    rounds = 100
+    with contextlib.ExitStack() as stack:
+        mounts = (None, gpu_mount, gpu_mount, None, None, gpu_mount)
+        runs = [stack.enter_context(torch(mount, mode, (rounds + 1) * turn, may=0)) for mount in mounts]
+        times = turns(runs, rounds, turn)
+    plain = [one for one, mount in zip(times, mounts, strict=True) if mount is None]
+    managed = [one for one, mount in zip(times, mounts, strict=True) if mount is not None]
+    for name, group in (("plain", plain), ("managed", managed)):
+        print(f"{mode}, {name}: undisturbed {' '.join(f'{undisturbed(one) * 1e6:.0f}' for one in group)} us a step")
+    best = sum(map(undisturbed, managed)) / sum(map(undisturbed, plain))
+    ratios = sorted(
+        sum(statistics.median(one[i]) for one in managed) / sum(statistics.median(one[i]) for one in plain)
+        for i in range(rounds)
+    )
+    low, high = ratios[rounds // 2 - math.isqrt(rounds)], ratios[rounds // 2 + math.isqrt(rounds)]
+    print(f"{mode}: {best:.4f} undisturbed; medians {statistics.median(ratios):.4f}, from {low:.4f} to {high:.4f}")
+    assert best <= 1.02
+    assert low <= 1.02

@@ -1,18 +1,17 @@
 """PyTorch programs that know nothing of ggroupfs: the same work each time, and how long it took.
 
-    workload.py train FILE STEPS     a transformer of about 1 GB with its optimizer, deterministic
-    workload.py infer FILE STEPS     a transformer's forward pass, replayed as one CUDA graph
+    workload.py train FILE     a transformer of about 1 GB with its optimizer, deterministic
+    workload.py infer FILE     a transformer's forward pass, replayed as one CUDA graph
 
-FILE (tmpfs, 8 bytes a step and 16 more): the number of steps done, a word that is set to have it stop before STEPS,
-then the loss of each step as a double (train), or a sum over what came out (infer). Prints the median, in microseconds,
-of a step after the first tenth of them.
+FILE (tmpfs) is 24 bytes and 16 for each step: the number of steps done, a word that is set to have it stop before the
+last, the number of steps that it may do so far; then for each step the loss (train) or a sum over what came out
+(infer), and the seconds that it took, both as doubles.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import statistics
 import struct
 import sys
 import time
@@ -20,6 +19,9 @@ import time
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic matrix products (PyTorch, "Reproducibility")
 
 import torch
+
+HEAD, STEP = 24, 16
+"""Bytes of FILE before the first step, and of each."""
 
 
 def model(layers: int) -> torch.nn.Module:
@@ -70,20 +72,19 @@ class Infer:
 
 
 def main() -> None:
-    mode, path, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    mode, path = sys.argv[1:]
     with open(path, "r+b") as file:
-        page = mmap.mmap(file.fileno(), 8 * (steps + 2))
+        page = mmap.mmap(file.fileno(), 0)
     work = Train() if mode == "train" else Infer()
-    times = []
-    for number in range(steps):
-        if struct.unpack_from("<Q", page, 8)[0]:
+    for number in range((len(page) - HEAD) // STEP):
+        while not (stop := struct.unpack_from("<Q", page, 8)[0]) and number >= struct.unpack_from("<Q", page, 16)[0]:
+            time.sleep(0.001)  # it is another's turn
+        if stop:
             break
         start = time.perf_counter()
         value = work.step(number)
-        times.append(time.perf_counter() - start)
-        struct.pack_into("<d", page, 8 * (number + 2), value)
+        struct.pack_into("<dd", page, HEAD + STEP * number, value, time.perf_counter() - start)
         struct.pack_into("<Q", page, 0, number + 1)
-    print(statistics.median(times[len(times) // 10 :]) * 1e6, flush=True)
 
 
 if __name__ == "__main__":
