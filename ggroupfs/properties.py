@@ -1,0 +1,112 @@
+"""What unit files and command lines call the controls: named and spelt as systemd's own properties are.
+
+``GMemHigh=8G`` is to gmem.limit.high what systemd's ``MemoryHigh=8G`` is to memory.high (systemd.resource-control(5)).
+Values are systemd's: sizes with K, M, G, T, P, ``infinity`` and percents (of the GPU's memory), time spans, booleans
+(systemd.syntax(7), systemd.time(7)); empty is the default. What comes out is what is written to the control file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+
+import attrs
+
+Text = Callable[[str, int], str]
+"""(value, bytes of memory that the GPU has) -> what to write. ValueError with the reason, in words."""
+
+SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<suffix>[KMGTP]?)B?")
+PERCENT = re.compile(r"(?P<number>\d+(?:\.\d{1,2})?)%")
+SPAN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>usec|us|µs|msec|ms|sec|s)?")
+US = {"us": 1, "usec": 1, "µs": 1, "ms": 1000, "msec": 1000, None: 1000, "s": 1_000_000, "sec": 1_000_000}
+SWITCH = {
+    **dict.fromkeys(("1", "yes", "y", "true", "t", "on"), "1"),
+    **dict.fromkeys(("0", "no", "n", "false", "f", "off"), "0"),
+}
+"""What systemd takes for a boolean (parse_boolean())."""
+
+
+@attrs.frozen
+class Property:
+    """One property, the same in every file and command."""
+
+    name: str
+    """As in a unit file."""
+    control: str
+    """The control file that it is written to."""
+    text: Text
+    """From one syntax to the other."""
+    default: str
+    """What is written where nothing is asked for."""
+
+
+def _size(value: str, capacity: int) -> str:
+    if value == "infinity":
+        return "max"
+    if match := PERCENT.fullmatch(value):
+        percent = Decimal(match["number"])
+        if percent > 100:
+            raise ValueError("more than 100 %")
+        return str(int(capacity * percent / 100))
+    match = SIZE.fullmatch(value)
+    if match is None:
+        raise ValueError("not a size: bytes, or with K, M, G or T, a percentage, or infinity")
+    nbytes = int(Decimal(match["number"]) * 1024 ** " KMGTP".index(match["suffix"] or " "))
+    if nbytes >= 1 << 64:
+        raise ValueError("too large")
+    return str(nbytes)
+
+
+def _span(value: str, _: int) -> str:
+    us, rest = Decimal(0), value.strip()
+    while rest:
+        match = SPAN.match(rest)
+        if match is None:
+            raise ValueError("not a time span: milliseconds, or with us or ms")
+        us += Decimal(match["number"]) * US[match["unit"]]
+        rest = rest[match.end() :].strip()
+    if not us:
+        raise ValueError("no time at all")
+    return f"{int(us)}us"
+
+
+def _switch(value: str, _: int) -> str:
+    if value.lower() not in SWITCH:
+        raise ValueError("not yes or no")
+    return SWITCH[value.lower()]
+
+
+def _between(low: int, high: int) -> Text:
+    def text(value: str, _: int) -> str:
+        if not (value.isascii() and value.isdigit()) or not low <= int(value) <= high:
+            raise ValueError(f"not a number from {low} to {high}")
+        return value
+
+    return text
+
+
+PROPERTIES = (
+    Property("GMemHigh", "gmem.limit.high", _size, "max"),
+    Property("GMemLow", "gmem.limit.low", _size, "0"),
+    Property("GMemSwapMax", "gmem.swap.max", _size, "max"),
+    Property("ComputeTimeSlice", "compute.timeslice", _span, "default"),
+    Property("ComputePriority", "compute.priority", _between(0, 15), "8"),
+    Property("ComputeWeight", "compute.weight", _between(1, 10000), "100"),
+    Property("ComputeFreeze", "compute.freeze", _switch, "0"),
+)
+"""In the order in which they are applied: what protects and limits memory before what lets a program run."""
+
+BY_NAME = {one.name: one for one in PROPERTIES}
+
+
+def text_of(name: str, value: str, capacity: int) -> tuple[str, str]:
+    """The control file that a property is written to, and what is written there, on a GPU with so much memory.
+
+    A name that is not a property's is the control file's own, its value as it is. ValueError with the reason.
+    """
+    one = BY_NAME.get(name)
+    if one is None:
+        return name, value
+    value = value.strip()
+    return one.control, one.text(value, capacity) if value else one.default

@@ -1,0 +1,75 @@
+"""Level 0: values as systemd spells them, and what they are in the control files."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend.records import PRIORITY_DEFAULT, WEIGHT_DEFAULT
+from ggroupfs.controls import CONTROLS
+from ggroupfs.properties import BY_NAME, PROPERTIES, text_of
+
+GPU = 80 << 30
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("GMemHigh", "8G", str(8 << 30)),
+        ("GMemHigh", " 1.5M ", str(3 << 19)),
+        ("GMemHigh", "512", "512"),
+        ("GMemHigh", "512B", "512"),
+        ("GMemHigh", "infinity", "max"),
+        ("GMemHigh", "", "max"),
+        ("GMemHigh", "25%", str(20 << 30)),
+        ("GMemHigh", "12.5%", str(10 << 30)),
+        ("GMemLow", "1T", str(1 << 40)),
+        ("GMemLow", "", "0"),
+        ("GMemSwapMax", "0", "0"),
+        ("ComputeTimeSlice", "2", "2000us"),
+        ("ComputeTimeSlice", "2ms", "2000us"),
+        ("ComputeTimeSlice", "1ms 500us", "1500us"),
+        ("ComputeTimeSlice", "500usec", "500us"),
+        ("ComputeTimeSlice", "0.5", "500us"),
+        ("ComputePriority", "15", "15"),
+        ("ComputeWeight", "10000", "10000"),
+        ("ComputeFreeze", "Yes", "1"),
+        ("ComputeFreeze", "off", "0"),
+        ("gmem.limit.high", "8G", "8G"),
+    ],
+)
+def test_values(name: str, value: str, text: str) -> None:
+    control, written = text_of(name, value, GPU)
+    assert (control, written) == (BY_NAME[name].control if name in BY_NAME else name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GMemHigh", "8Q"),
+        ("GMemHigh", "-1"),
+        ("GMemHigh", "101%"),
+        ("GMemHigh", "max"),
+        ("GMemHigh", "999999999T"),
+        ("ComputeTimeSlice", "2 hours"),
+        ("ComputeTimeSlice", "0"),
+        ("ComputeTimeSlice", "ms"),
+        ("ComputePriority", "16"),
+        ("ComputePriority", "-1"),
+        ("ComputePriority", "¼"),
+        ("ComputeWeight", "0"),
+        ("ComputeFreeze", "maybe"),
+    ],
+)
+def test_what_makes_no_sense(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        text_of(name, value, GPU)
+
+
+def test_each_is_a_control_that_takes_its_default() -> None:
+    controls = {control.name: control for control in CONTROLS}
+    for one in PROPERTIES:
+        parse = controls[one.control].parse
+        assert parse is not None
+        parse(one.default)
+    assert BY_NAME["ComputePriority"].default == str(PRIORITY_DEFAULT)
+    assert BY_NAME["ComputeWeight"].default == str(WEIGHT_DEFAULT)
