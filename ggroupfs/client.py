@@ -10,17 +10,15 @@ from pathlib import Path
 
 import attrs
 
+from backend.identity import ROOT_PATH
+from ggroupfs.names import unescape
 
-@attrs.frozen
-class Member:
-    """One process on one GPU, as a mounted tree shows it."""
 
-    pid: int
-    """Process id."""
-    gpu: int
-    """Index of the GPU."""
+class Controls:
+    """A directory of control files: of a process, or of a slice, on one GPU."""
+
     path: Path
-    """Its directory of control files."""
+    """Where it is."""
 
     def read(self, name: str) -> str:
         """The content of a control file, without the newline at its end."""
@@ -30,12 +28,36 @@ class Member:
         """The numbers of a flat keyed file."""
         return {key: int(value) for key, value in (line.split() for line in self.read(name).splitlines())}
 
+
+@attrs.frozen
+class Member(Controls):
+    """One process on one GPU, as a mounted tree shows it."""
+
+    pid: int
+    """Process id."""
+    gpu: int
+    """Index of the GPU."""
+    path: Path
+    """Its directory of control files."""
+
     def command(self) -> str:
-        """The name of the program; ``?`` once it is gone."""
+        """The name of the program, which may hold any bytes; ``?`` once it is gone."""
         try:
-            return Path(f"/proc/{self.pid}/comm").read_text().strip()
+            return Path(f"/proc/{self.pid}/comm").read_text(errors="backslashreplace").strip()
         except OSError:
             return "?"
+
+
+@attrs.frozen
+class Branch(Controls):
+    """One slice on one GPU, as a mounted tree shows it."""
+
+    slice: str
+    """Path of its cgroup, ``/`` first."""
+    gpu: int
+    """Index of the GPU."""
+    path: Path
+    """Its directory of control files."""
 
 
 def members(mount: Path) -> Iterator[Member]:
@@ -46,3 +68,16 @@ def members(mount: Path) -> Iterator[Member]:
         with contextlib.suppress(OSError):  # gone since
             for gpu in sorted(int(name) for name in os.listdir(mount / str(pid))):
                 yield Member(pid, gpu, mount / str(pid) / str(gpu))
+
+
+def branches(mount: Path) -> Iterator[Branch]:
+    """Every slice of a tree but the root, on each GPU, those above before those below."""
+    waiting = [(ROOT_PATH, mount / "slice")]
+    while waiting:
+        name, directory = waiting.pop()
+        with contextlib.suppress(OSError):  # gone since
+            for entry in sorted(os.listdir(directory), reverse=True):
+                if entry.isascii() and entry.isdigit():
+                    yield Branch(name, int(entry), directory / entry)
+                else:
+                    waiting.append((f"{name.rstrip('/')}/{unescape(entry)}", directory / entry))

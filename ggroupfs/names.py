@@ -1,0 +1,17 @@
+"""What a cgroup is called in the tree, where a directory of digits is a GPU's."""
+
+from __future__ import annotations
+
+import re
+
+DIGITS = re.compile(r"_*[0-9]+")
+
+
+def escape(component: str) -> str:
+    """A cgroup's name in the tree: one that looks like a GPU index gets an underscore, as systemd escapes."""
+    return f"_{component}" if DIGITS.fullmatch(component) else component
+
+
+def unescape(name: str) -> str:
+    """The cgroup's own name."""
+    return name[1:] if name.startswith("_") and DIGITS.fullmatch(name) else name
