@@ -1,4 +1,4 @@
-"""What a cgroup is called in the tree, where a directory of digits is a GPU's."""
+"""How cgroups are called in the tree: a directory of digits there is a GPU, so one of a cgroup never is."""
 
 from __future__ import annotations
 
