@@ -203,7 +203,9 @@ class TreeCollector(Collector):
         errors = 0
         if self._processes:
             processes = Family("process", ("gpu", "uuid", "pid", "slice", "comm"))
-            errors += sum(_failed(_process, processes, member, uuids) for member in members(self._mount))
+            # The tree has the pids of its daemon. In another pid namespace our /proc is about others.
+            add = _process if os.readlink(self._mount / "self") == str(os.getpid()) else _stranger
+            errors += sum(_failed(add, processes, member, uuids) for member in members(self._mount))
             metrics.extend(processes.metrics())
         slices = Family("slice", ("gpu", "uuid", "slice"))
         errors += sum(_failed(_slice, slices, branch, uuids) for branch in branches(self._mount))
@@ -241,6 +243,11 @@ def _process(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
     # Who it is first: when its files can still be read after that, the pid was its own all the time.
     words = (str(member.pid), cgroup_of(member.pid).path, member.command())
     family.add((str(member.gpu), uuids.get(member.gpu, ""), *words), read(member))
+
+
+def _stranger(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
+    """A process of which nothing is known but its pid elsewhere."""
+    family.add((str(member.gpu), uuids.get(member.gpu, ""), str(member.pid), "", ""), read(member))
 
 
 def _slice(family: Family, branch: Branch, uuids: Mapping[int, str]) -> None:

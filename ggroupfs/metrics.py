@@ -109,6 +109,10 @@ def _serve(collector: TreeCollector, host: str, port: int) -> NoReturn:
     class Server(ThreadingWSGIServer):
         address_family = family
 
+        def handle_error(self, request: object, client_address: object) -> None:
+            if not isinstance(sys.exc_info()[1], OSError):  # who hangs up, or says nothing, is no news
+                super().handle_error(request, client_address)  # type: ignore[arg-type]
+
     with make_server(str(address[0]), port, application, Server, Handler) as server:
         name = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
         print(f"http://{name}:{server.server_port}{PATH}", flush=True)

@@ -15,3 +15,8 @@ def escape(component: str) -> str:
 def unescape(name: str) -> str:
     """The cgroup's own name."""
     return name[1:] if name.startswith("_") and DIGITS.fullmatch(name) else name
+
+
+def slice_directory(path: str) -> str:
+    """Where the cgroup `path` is, seen from the mountpoint."""
+    return "/".join(("slice", *(escape(part) for part in path.split("/") if part)))

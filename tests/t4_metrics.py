@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
+import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import urllib.error
@@ -22,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ggroupfs import collector
 from ggroupfs.client import Controls
 from ggroupfs.collector import TreeCollector
+from ggroupfs.names import slice_directory
 from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import Mounted, Tenant, eventually, mounted, mountpoint
 from tests.t4_command import complaint, ggroupfs, ok
@@ -109,7 +114,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
 def test_a_slice_has_its_own_and_the_sum_over_its_processes_is_no_counter(mount: Mounted) -> None:
     """What falls when a process leaves is a gauge there: as a counter, rate() would take the fall for a restart."""
     with cgroup("ggroupmetrics.slice") as place, standing(mount) as tenant:
-        here = mount / "slice" / slice_path(place) / "0"
+        here = mount / slice_directory(slice_path(place)) / "0"
         enter(tenant.pid, place)
         eventually((here / "compute.events").exists, "its slice appears")
         (here / "gmem.limit.high").write_text("48M")
@@ -200,6 +205,18 @@ def test_over_http(mount: Mounted, address: str, start: str) -> None:
         missing.value.close()
 
 
+def test_a_client_that_hangs_up_is_no_news(mount: Mounted) -> None:
+    """Nothing on standard error, which `served` demands, and the next one is answered."""
+    with served(mount.path, "127.0.0.1:0") as url:
+        host, _, port = url.removeprefix("http://").removesuffix("/metrics").partition(":")
+        for said in (b"", b"GET /met", b"nonsense\r\n\r\n", b"GET /metrics HTTP/1.0\r\n\r\n"):
+            client = socket.create_connection((host, int(port)))
+            client.sendall(said)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close(2) sends a reset
+            client.close()
+        assert one(parsed(get(url)[1]), "ggroup_up") == 1
+
+
 def test_over_http_while_the_tree_comes_and_goes(place: Path) -> None:
     """The exporter outlives the mount, and says what is there."""
     with served(place, "127.0.0.1:0") as url:
@@ -257,6 +274,14 @@ def test_a_port_that_is_taken(mount: Mounted) -> None:
         assert "in use" in complaint("metrics", "--mount", mount.path, "--listen", f"127.0.0.1:{port}", code=1)
 
 
+def promtool(what: str, text: str) -> subprocess.CompletedProcess[str]:
+    """`promtool check WHAT` of a text. It comes with Debian's package prometheus, of which nothing else is needed."""
+    program = shutil.which("promtool", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert program is not None, "promtool is not installed: it is in Debian's package prometheus"
+    words = [program, "check", what, *(["/dev/stdin"] if what == "rules" else [])]
+    return subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+
+
 def test_it_needs_no_rights(mount: Mounted) -> None:
     """Except to traverse the way to the program itself, which a test cannot ask for: so in this process, as nobody."""
     with Tenant(mount, "--gmem", "16M") as tenant:
@@ -272,18 +297,49 @@ def test_it_needs_no_rights(mount: Mounted) -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
+def test_in_another_pid_namespace(mount: Mounted) -> None:
+    """Its own /proc is about other processes: it tells the pids of the tree, and no names of others."""
+    with Tenant(mount, "--gmem", "16M") as tenant:
+        words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-m", "ggroupfs", "metrics"]
+        result = subprocess.run(
+            [*words, "--mount", mount.path], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (result.returncode, result.stderr) == (0, "")
+        found = parsed(result.stdout)
+        assert one(found, "ggroup_process_resident_bytes", pid=tenant.pid, slice="", comm="") == 16 * MIB
+        assert one(found, "ggroup_scrape_errors") == 0
+
+
 def test_promtool_has_nothing_to_say(mount: Mounted) -> None:
     """Names, units and types as Prometheus wants them."""
-    promtool = shutil.which("promtool", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert promtool is not None, "promtool is not installed: it is in Debian's package prometheus"
     with cgroup("ggroupmetrics.slice") as place, Tenant(mount, "--gmem", "16M") as tenant:
         enter(tenant.pid, place)
-        here = mount / "slice" / slice_path(place)
+        here = mount / slice_directory(slice_path(place))
         eventually(here.exists, "its slice appears")
         text = ok("metrics", "--mount", mount.path)
         assert "ggroup_slice_resident_bytes{" in text
-        result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        result = promtool("metrics", text)
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_the_operators_guide_names_metrics_that_there_are(mount: Mounted) -> None:
+    """... and its alert rules are rules, about metrics that there are."""
+    guide = (Path(__file__).resolve().parent.parent / "docs" / "operators.md").read_text()
+    (rules,) = re.findall(r"^```\n(groups:\n.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    result = promtool("rules", rules)
+    assert result.returncode == 0, result
+    assert re.search(r"SUCCESS: [6-9] rules found", result.stdout), result.stdout
+    with cgroup("ggroupmetrics.slice") as place, Tenant(mount, "--gmem", "16M") as tenant:
+        enter(tenant.pid, place)
+        eventually((mount / slice_directory(slice_path(place))).exists, "its slice appears")
+        found = set(told(mount))
+    named = set(re.findall(r"\bggroup_[a-z_]+[a-z]\b", guide)) - {"ggroup_process", "ggroup_slice"}
+    assert "ggroup_up" in named
+    assert named <= found
+    listed = guide.partition("| `ggroup_process_*`, `ggroup_slice_*`")[2].partition("\n\n")[0]
+    cells = " ".join(line.split("|")[1] for line in listed.splitlines()[1:])
+    short = set(re.findall(r"`([a-z][a-z_]+)(?:\{event\})?`", cells))
+    assert {name.removeprefix("ggroup_process_") for name in found if name.startswith("ggroup_process_")} == short
 
 
 # What can go wrong in a scrape
@@ -369,12 +425,14 @@ def test_names_of_any_bytes(mount: Mounted) -> None:
             assert process.stdout.readline() == b"ready\n"
             enter(process.pid, Path(os.fsdecode(os.fsencode(above) + b"/" + name)))
             pids.append(process.pid)
-        tree = os.fsencode(mount / "slice" / slice_path(above))
+        tree = os.fsencode(mount / slice_directory(slice_path(above)))
         eventually(lambda: set(os.listdir(tree)) == {b"0", *names[:-1], b"_7"}, "all slices are there")
         found = told(mount)
         start = f"/{slice_path(above)}"
         shown = [f'{start}/q"uo\\te', f"{start}/\\xfe", f"{start}/\\xff", f"{start}/7"]
         assert {has["slice"] for has, _ in found["ggroup_slice_populated"]} >= {start, *shown}
+        rows = json.loads(ok("show", "--json", "--mount", mount.path))
+        assert set(pids) <= {row["pid"] for row in rows}, "a name stopped it"
         for pid, path in zip(pids, shown, strict=True):
             raw = Path(f"/proc/{pid}/comm").read_bytes()  # the kernel escapes backslashes there
             assert b"\xff{}" in raw
