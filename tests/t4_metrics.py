@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from ggroupfs import collector
-from ggroupfs.client import Controls
+from ggroupfs.client import Branch, Controls
 from ggroupfs.collector import TreeCollector
 from ggroupfs.names import slice_directory
 from tests.cgroups import cgroup, enter, slice_path
@@ -192,6 +192,8 @@ def get(url: str) -> tuple[str, str]:
 @pytest.mark.parametrize(("address", "start"), [("127.0.0.1:0", "http://127.0.0.1:"), ("[::1]:0", "http://[::1]:")])
 def test_over_http(mount: Mounted, address: str, start: str) -> None:
     """Each scrape reads the tree anew."""
+    if "::" in address and not os.path.exists("/proc/net/if_inet6"):
+        pytest.skip("this machine has no IPv6")
     with served(mount.path, address) as url, Tenant(mount, "--gmem", "16M") as tenant:
         assert url.startswith(start)
         assert url.endswith("/metrics")
@@ -385,6 +387,18 @@ def test_a_group_that_cannot_be_read_is_counted(mount: Mounted, monkeypatch: pyt
         found = samples(TreeCollector(mount.path).collect())
         assert one(found, "ggroup_scrape_errors") == 1
         assert {has["pid"] for has, _ in found["ggroup_process_populated"]} == {str(whole.pid)}
+
+
+def test_a_tree_that_goes_while_it_is_read(mount: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found before is not told: half a tree would look like one in which everything stopped."""
+
+    def gone(_: Path) -> Iterator[Branch]:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(collector, "branches", gone)
+    found = samples(TreeCollector(mount.path).collect())
+    assert found["ggroup_up"] == [({}, 0)]
+    assert set(found) == {"ggroup_up", "ggroup_scrape_duration_seconds", "ggroup_scrape_errors"}
 
 
 def test_one_scrape_at_a_time(mount: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
