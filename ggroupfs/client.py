@@ -10,9 +10,6 @@ from pathlib import Path
 
 import attrs
 
-from backend.identity import ROOT_PATH
-from ggroupfs.names import unescape
-
 CONTENT_MOST = 1 << 14
 """Bytes of the longest control file, and more."""
 
@@ -26,23 +23,19 @@ def content(path: str | os.PathLike[str]) -> str:
         os.close(file)
 
 
-class Controls:
-    """A directory of control files: of a process, or of a slice, on one GPU."""
+def flat(text: str) -> dict[str, int]:
+    """The numbers of a flat keyed file."""
+    return {key: int(value) for key, value in (line.split() for line in text.splitlines())}
 
-    path: Path
-    """Where it is."""
 
-    def read(self, name: str) -> str:
-        """The content of a control file, without the newline at its end."""
-        return content(self.path / name)
-
-    def flat(self, name: str) -> dict[str, int]:
-        """The numbers of a flat keyed file."""
-        return {key: int(value) for key, value in (line.split() for line in self.read(name).splitlines())}
+def require_tree(mount: Path) -> None:
+    """FileNotFoundError where there is no tree."""
+    if not (mount / "ggroup.backend").exists():
+        raise FileNotFoundError(errno.ENOENT, "no ggroup tree is mounted there", os.fspath(mount))
 
 
 @attrs.frozen
-class Member(Controls):
+class Member:
     """One process on one GPU, as a mounted tree shows it."""
 
     pid: int
@@ -52,6 +45,14 @@ class Member(Controls):
     path: Path
     """Its directory of control files."""
 
+    def read(self, name: str) -> str:
+        """The content of a control file, without the newline at its end."""
+        return content(self.path / name)
+
+    def flat(self, name: str) -> dict[str, int]:
+        """The numbers of a flat keyed file."""
+        return flat(self.read(name))
+
     def command(self) -> str:
         """The name of the program, which may hold any bytes; ``?`` once it is gone."""
         try:
@@ -60,36 +61,15 @@ class Member(Controls):
             return "?"
 
 
-@attrs.frozen
-class Branch(Controls):
-    """One slice on one GPU, as a mounted tree shows it."""
-
-    slice: str
-    """Path of its cgroup, ``/`` first."""
-    gpu: int
-    """Index of the GPU."""
-    path: Path
-    """Its directory of control files."""
+def numbers(directory: str | os.PathLike[str]) -> list[int]:
+    """The names in a directory that are numbers: pids, or GPUs."""
+    return sorted(int(name) for name in os.listdir(directory) if name.isdigit())
 
 
 def members(mount: Path) -> Iterator[Member]:
     """Every process of a tree, on each of its GPUs. FileNotFoundError where there is no tree."""
-    if not (mount / "ggroup.backend").exists():
-        raise FileNotFoundError(errno.ENOENT, "no ggroup tree is mounted there", os.fspath(mount))
-    for pid in sorted(int(name) for name in os.listdir(mount) if name.isdigit()):
+    require_tree(mount)
+    for pid in numbers(mount):
         with contextlib.suppress(OSError):  # gone since
-            for gpu in sorted(int(name) for name in os.listdir(mount / str(pid))):
+            for gpu in numbers(mount / str(pid)):
                 yield Member(pid, gpu, mount / str(pid) / str(gpu))
-
-
-def branches(mount: Path) -> Iterator[Branch]:
-    """Every slice of a tree but the root, on each GPU, those above before those below."""
-    waiting = [(ROOT_PATH, mount / "slice")]
-    while waiting:
-        name, directory = waiting.pop()
-        with contextlib.suppress(OSError):  # gone since
-            for entry in sorted(os.listdir(directory), reverse=True):
-                if entry.isascii() and entry.isdigit():
-                    yield Branch(name, int(entry), directory / entry)
-                else:
-                    waiting.append((f"{name.rstrip('/')}/{unescape(entry)}", directory / entry))

@@ -6,6 +6,7 @@ count twice. Base units are bytes and seconds; a limit that is ``max`` is +Inf, 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -20,16 +21,30 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from backend.client import facts_of
-from backend.identity import cgroup_of
-from ggroupfs.client import Branch, Controls, Member, branches, members
+from backend.identity import ROOT_PATH, cgroup_of
+from ggroupfs.client import Member, content, flat, members, numbers
+from ggroupfs.names import unescape
 
 PATIENCE_S = 10.0
 """How long a scrape waits for the one before it. Prometheus waits as long for each, by default."""
 
-Group = TypeVar("Group", Member, Branch)
-
 GONE = frozenset((errno.ENOENT, errno.ENODEV, errno.ESRCH))
 """What reading the files of a group gives that is there no more."""
+
+
+@attrs.frozen
+class Branch:
+    """One slice on one GPU, as a mounted tree shows it."""
+
+    slice: str
+    """Path of its cgroup, ``/`` first."""
+    gpu: int
+    """Index of the GPU."""
+    path: Path
+    """Its directory of control files."""
+
+
+Group = TypeVar("Group", Member, Branch)
 
 
 @attrs.frozen
@@ -111,19 +126,32 @@ ROWS = (
 """In the order in which they are shown. ``gmem.events`` comes besides, a label for each event."""
 
 
-def read(group: Controls) -> Reading:
-    """The files of a group. OSError: one of GONE if it ended meanwhile."""
-    timeslice = group.read("compute.timeslice")
+def branches(mount: Path) -> Iterator[Branch]:
+    """Every slice of a tree but the root, on each GPU, those above before those below."""
+    waiting = [(ROOT_PATH, mount / "slice")]
+    while waiting:
+        name, directory = waiting.pop()
+        with contextlib.suppress(OSError):  # gone since
+            for entry in sorted(os.listdir(directory), reverse=True):
+                if entry.isascii() and entry.isdigit():
+                    yield Branch(name, int(entry), directory / entry)
+                else:
+                    waiting.append((f"{name.rstrip('/')}/{unescape(entry)}", directory / entry))
+
+
+def read(group: Path) -> Reading:
+    """The files in the directory of a group. OSError: one of GONE if it ended meanwhile."""
+    timeslice = content(group / "compute.timeslice")
     return Reading(
-        high=_size(group.read("gmem.limit.high")),
-        low=_size(group.read("gmem.limit.low")),
-        swap_max=_size(group.read("gmem.swap.max")),
-        peak=int(group.read("gmem.peak")),
+        high=_size(content(group / "gmem.limit.high")),
+        low=_size(content(group / "gmem.limit.low")),
+        swap_max=_size(content(group / "gmem.swap.max")),
+        peak=int(content(group / "gmem.peak")),
         timeslice=None if timeslice == "default" else float(timeslice) / 1000,
-        memory=group.flat("gmem.stat"),
-        events=group.flat("gmem.events"),
-        state=group.flat("compute.events"),
-        work=group.flat("gcgroup.stat"),
+        memory=flat(content(group / "gmem.stat")),
+        events=flat(content(group / "gmem.events")),
+        state=flat(content(group / "compute.events")),
+        work=flat(content(group / "gcgroup.stat")),
     )
 
 
@@ -218,7 +246,7 @@ class TreeCollector(Collector):
         controls = InfoMetricFamily(
             "ggroup_capability", "What each control does here (ggroup.capabilities).", labels=("control", "verdict")
         )
-        for line in (self._mount / "ggroup.capabilities").read_text().splitlines():
+        for line in content(self._mount / "ggroup.capabilities").splitlines():
             controls.add_metric(line.split(), {})
         yield controls
 
@@ -228,30 +256,30 @@ class TreeCollector(Collector):
         info = InfoMetricFamily("ggroup_gpu", "The GPU.", labels=names)
         capacity = GaugeMetricFamily("ggroup_gpu_capacity_bytes", "Memory of the GPU.", labels=names)
         resident = GaugeMetricFamily("ggroup_gpu_resident_bytes", "Memory of all processes on the GPU.", labels=names)
-        for index in sorted(int(name) for name in os.listdir(self._mount / "gpus") if name.isdigit()):
+        for index in numbers(self._mount / "gpus"):
             gpu = self._mount / "gpus" / str(index)
-            facts = {name: (gpu / name).read_text().strip() for name in ("uuid", "name", "pci")}
+            facts = {name: content(gpu / name) for name in ("uuid", "name", "pci")}
             uuids[index] = facts["uuid"]
             labels = (str(index), facts.pop("uuid"))
             info.add_metric(labels, facts)
-            capacity.add_metric(labels, int((gpu / "gmem.capacity").read_text()))
-            resident.add_metric(labels, int((gpu / "gmem.current").read_text()))
+            capacity.add_metric(labels, int(content(gpu / "gmem.capacity")))
+            resident.add_metric(labels, int(content(gpu / "gmem.current")))
         yield from (info, capacity, resident)
 
 
 def _process(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
     # Who it is first: when its files can still be read after that, the pid was its own all the time.
     words = (str(member.pid), cgroup_of(member.pid).path, member.command())
-    family.add((str(member.gpu), uuids.get(member.gpu, ""), *words), read(member))
+    family.add((str(member.gpu), uuids.get(member.gpu, ""), *words), read(member.path))
 
 
 def _stranger(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
     """A process of which nothing is known but its pid elsewhere."""
-    family.add((str(member.gpu), uuids.get(member.gpu, ""), str(member.pid), "", ""), read(member))
+    family.add((str(member.gpu), uuids.get(member.gpu, ""), str(member.pid), "", ""), read(member.path))
 
 
 def _slice(family: Family, branch: Branch, uuids: Mapping[int, str]) -> None:
-    family.add((str(branch.gpu), uuids.get(branch.gpu, ""), branch.slice), read(branch))
+    family.add((str(branch.gpu), uuids.get(branch.gpu, ""), branch.slice), read(branch.path))
 
 
 def _failed(

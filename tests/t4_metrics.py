@@ -24,8 +24,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from ggroupfs import collector
-from ggroupfs.client import Branch, Controls
-from ggroupfs.collector import TreeCollector
+from ggroupfs.collector import Branch, TreeCollector
 from ggroupfs.names import slice_directory
 from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import Mounted, Tenant, eventually, mounted, mountpoint
@@ -352,20 +351,15 @@ def test_a_process_that_exits_while_it_is_read_is_left_out(mount: Mounted, monke
     with Tenant(mount, "--gmem", "16M") as leaving, Tenant(mount, "--gmem", "16M") as staying:
         path = leaving.group
 
-        class Leaving(Controls):
-            """Its files, of which it leaves half way."""
+        content = collector.content
 
-            def __init__(self) -> None:
-                self.path = path
+        def leave(file: Path) -> str:
+            if file == path / "gmem.stat":  # half way through its files
+                leaving.kill()
+                eventually(lambda: not path.exists(), "it is gone")
+            return content(file)
 
-            def read(self, name: str) -> str:
-                if name == "gmem.stat":
-                    leaving.kill()
-                    eventually(lambda: not path.exists(), "it is gone")
-                return super().read(name)
-
-        read = collector.read
-        monkeypatch.setattr(collector, "read", lambda group: read(Leaving() if group.path == path else group))
+        monkeypatch.setattr(collector, "content", leave)
         found = samples(TreeCollector(mount.path).collect())
         assert leaving._process.returncode == -signal.SIGKILL, "the scrape did not get that far"
         assert {has["pid"] for has, _ in found["ggroup_process_populated"]} == {str(staying.pid)}
@@ -378,8 +372,8 @@ def test_a_group_that_cannot_be_read_is_counted(mount: Mounted, monkeypatch: pyt
     with Tenant(mount, "--gmem", "16M") as broken, Tenant(mount, "--gmem", "16M") as whole:
         read = collector.read
 
-        def fail(group: Controls) -> collector.Reading:
-            if group.path == broken.group:
+        def fail(group: Path) -> collector.Reading:
+            if group == broken.group:
                 raise OSError(errno.EIO, "broken")
             return read(group)
 
