@@ -20,6 +20,7 @@ COMMANDS = {
     "run": ("run", "start a program, with limits from its first allocation on"),
     "show": ("show", "who uses what"),
     "doctor": ("doctor", "what this machine can enforce, and why"),
+    "metrics": ("metrics", "what the tree says, for Prometheus"),
     "tenant": ("tenant", "a program of the software GPU, to try things on"),
     "demo": ("demo", "mount, start tenants on the software GPU, and walk a live tour"),
 }
