@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -71,7 +70,17 @@ class Systemd:
         """OSError where there is no bus, or nobody on it who is systemd."""
         try:
             with trio.fail_after(CONNECT_S):
-                return Bus(await open_dbus_connection(self.address))
+                connection = await open_dbus_connection(self.address)
+                try:
+                    async with connection.router() as router:
+                        reply = await router.send_and_get_reply(message_bus.GetNameOwner(NAME))
+                    if reply.header.message_type is MessageType.error:
+                        raise ConnectionError(f"{NAME} is not on the bus")
+                except BaseException:
+                    with trio.CancelScope(shield=True):
+                        await connection.aclose()
+                    raise
+                return Bus(connection, reply.body[0])
         except Exception as error:  # of jeepney: many kinds, some in groups
             raise ConnectionError(str(_first(error)) or type(error).__name__) from None
 
@@ -79,11 +88,10 @@ class Systemd:
 class Bus:
     """A connection: see :class:`ggroupfs.units.manager.Connection`."""
 
-    def __init__(self, connection: DBusConnection) -> None:
+    def __init__(self, connection: DBusConnection, owner: str) -> None:
         self._connection = connection
-        self._serials = itertools.count(1000)  # the connection has used some itself
         self._calls: dict[int, Call] = {}
-        self._owner = ""  # the unique name of systemd: signals of others are none
+        self._owner = owner  # the unique name of systemd: signals of others are none
         self._lost = False
 
     async def run(self, tell: Callable[[News], None]) -> None:
@@ -127,9 +135,10 @@ class Bus:
 
     async def subscribe(self) -> None:
         try:
-            (self._owner,) = await self._call(message_bus.GetNameOwner(NAME))
             for rule in SIGNALS:
                 await self._call(message_bus.AddMatch(rule))
+            if await self._call(message_bus.GetNameOwner(NAME)) != (self._owner,):
+                raise ConnectionError(f"{NAME} is another")  # since then: nothing told us
             await self._call(new_method_call(MANAGER, "Subscribe"))
         except Refused as error:
             raise ConnectionError(str(error)) from None
@@ -172,7 +181,7 @@ class Bus:
 
     async def _call(self, message: Message) -> tuple[Any, ...]:
         """What a method returns. Refused, or ConnectionError."""
-        serial, call = next(self._serials), Call()
+        serial, call = next(self._connection.outgoing_serial), Call()
         self._calls[serial] = call
         try:
             if not self._lost:
