@@ -22,7 +22,7 @@ from backend.cuda import server as cuda_server
 from backend.soft import server as soft_server
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
-from ggroupfs.mounts import mount_of
+from ggroupfs.mounts import SYSTEMD, mount_of
 from ggroupfs.notify import Notifier
 from ggroupfs.operations import Operations
 from ggroupfs.options import MountOptions
@@ -33,9 +33,6 @@ from ggroupfs.units.manager import Manager
 log = logging.getLogger(__name__)
 
 SOCKETS = Path("/run/ggroupfs")
-
-SYSTEMD = Path("/run/systemd/system")
-"""Is there where systemd is the system manager (sd_booted(3))."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Each of them ends the mount."""
