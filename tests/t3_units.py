@@ -16,8 +16,9 @@ from backend.records import MAX, Books
 from backend.soft.gpu import SoftConfig, SoftGpu
 from backend.soft.ledger import SoftLedger
 from ggroupfs.units import Units
+from ggroupfs.units.active import RECONNECT_S
 from ggroupfs.units.manager import News
-from ggroupfs.units.policy import RECONNECT_S, SETTLE_S
+from ggroupfs.units.policy import SETTLE_S
 from tests.harness import MIB, Harness, StubGpu, World, hang, running, settle, until, virtual
 from tests.t3_controller import Spawn
 from tests.t3_restart import SurvivingLedger
@@ -268,6 +269,19 @@ async def test_mistakes_are_told_once_a_load(
         manager.reload()
         await settle()
         assert len(caplog.records) == 10
+
+
+@pytest.mark.logs(r"/a\.conf:2: GMemHi=: there is no such property$")
+@virtual
+async def test_mistakes_in_slices_d_are_told_once_a_load(
+    tmp_path: Path, manager: FakeManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.conf").write_text("[/x]\nGMemHi=1M\n")
+    async with policy(tmp_path, manager):
+        assert len(caplog.records) == 1
+        manager.reload()
+        await settle()
+        assert len(caplog.records) == 2
 
 
 @virtual

@@ -6,29 +6,25 @@ what is written by hand lasts until the next.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
 
 import attrs
 import trio
 
 from backend.controller import Controller
-from backend.identity import ROOT, Group, Process, Slice, slice_at
+from backend.identity import ROOT, Group, Process, Slice
 from ggroupfs.properties import PROPERTIES
 from ggroupfs.units import files, writer
-from ggroupfs.units.manager import Connection, Manager, News, unit_of
+from ggroupfs.units.active import Active
+from ggroupfs.units.manager import Manager, unit_of
 from ggroupfs.units.settings import Mistake, Settings
 
 log = logging.getLogger(__name__)
 
 SETTLE_S = 2.0
 """Seconds that a program waits for the limits of its slices: a manager that does not answer holds nobody for ever."""
-
-RECONNECT_S, RECONNECT_MOST_S = 0.1, 30.0
-"""Seconds until a lost connection is made again: the first time, and at most, doubled each time."""
 
 
 @attrs.define(eq=False)
@@ -56,6 +52,13 @@ class Load:
     over: trio.Event = attrs.field(factory=trio.Event)
     """There is a newer one."""
 
+    def tell(self, mistakes: Iterable[Mistake]) -> None:
+        """Logs what was not logged yet."""
+        for mistake in mistakes:
+            if mistake not in self.logged:
+                self.logged.add(mistake)
+                log.warning("%s", mistake)
+
 
 @attrs.define(eq=False)
 class Configured:
@@ -69,16 +72,6 @@ class Configured:
     """Of who configures it."""
 
 
-@attrs.define(eq=False)
-class Look:
-    """A look at what a unit does."""
-
-    again: bool = True
-    """Something happened since."""
-    done: trio.Event = attrs.field(factory=trio.Event)
-    """It is over."""
-
-
 class Units:
     """See the module: a :class:`backend.protocols.Policy`, and a watcher of the population."""
 
@@ -89,16 +82,13 @@ class Units:
         self._population = controller.population
         self._directory = directory
         self._manager = manager
+        self._active = Active(manager, controller.population, self) if manager is not None else None
         self._seconds = seconds
-        self._connection: Connection | None = None
         self._load = Load(files.Table())
         self._groups: dict[Group, Configured] = {}
         self._named: set[Slice] = set()  # on which some file set something
-        self._held: dict[str, Slice] = {}  # of units that are active and configured: these stay while nobody is in
-        self._holders: dict[Slice, str] = {}
-        self._looks: dict[str, Look] = {}
         self._jobs: dict[Group, trio.Event] = {}
-        self._read = trio.Event()  # everything, for the first time
+        self._begun = trio.Event()  # everything was read once
         self._nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -110,8 +100,10 @@ class Units:
             try:
                 self._nursery.start_soon(self._begin)
                 with trio.move_on_after(self._seconds):
-                    await self._read.wait()
-                    await self._quiet()
+                    await self._begun.wait()
+                    while waiting := [*self._jobs.values(), *(self._active.looking() if self._active else ())]:
+                        for event in waiting:
+                            await event.wait()
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -150,153 +142,49 @@ class Units:
 
     async def _begin(self) -> None:
         """Everything for the first time, and what comes. Without a manager there is ``slices.d`` only."""
-        connection = None
-        if self._manager is not None:
+        if self._manager is not None and self._active is not None:
             try:
                 connection = await self._manager.connect()
             except OSError as error:
                 log.info("%s: %s: %s only", self._manager.name, error.strerror or error, self._directory)
-                self._manager = None
-        self._controller.facts["units"] = self._manager.name if self._manager is not None else "slices.d"
+                self._active = None
+        self._controller.facts["units"] = self._manager.name if self._manager and self._active else "slices.d"
         self._count(ROOT, named=False)
-        if connection is not None:
-            await self._follow(connection)
+        if self._active is not None:
+            await self._active.run(connection, self._begun)
         else:
-            self._replace(Load(self._load.slices, logged=self._load.logged))
-            self._read.set()
+            self.load_again()
+            self._begun.set()
 
-    async def _follow(self, connection: Connection) -> NoReturn:
-        """Keeps up a connection to the manager. While there is none, what is configured stays."""
-        manager, pause = self._manager, RECONNECT_S
-        assert manager is not None
-        while True:
-            if await self._serve(connection):
-                pause = RECONNECT_S
-            log.warning("%s: connection lost", manager.name)
-            while True:
-                await trio.sleep(pause)
-                pause = min(2 * pause, RECONNECT_MOST_S)
-                try:
-                    connection = await manager.connect()
-                    break
-                except OSError as error:
-                    log.debug("%s: %s", manager.name, error)
-
-    async def _serve(self, connection: Connection) -> bool:
-        """Lives with a connection until it is lost; whether it was of any use."""
-        async with trio.open_nursery() as nursery:
-
-            async def listen() -> None:
-                await connection.run(self._told)
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(listen)
-            try:
-                await connection.subscribe()
-                self._connection = connection
-                first = not self._read.is_set()
-                await self._load_all(Load(self._load.slices, logged=self._load.logged) if first else None)
-                self._read.set()
-            except ConnectionError as error:
-                log.debug("not to be used: %s", error)
-                nursery.cancel_scope.cancel()
-        used, self._connection = self._connection is not None, None
-        return used
-
-    def _told(self, news: News) -> None:
-        """The manager says that something happened."""
-        if news.unit is None:
-            self._nursery.start_soon(self._load_again)
-        else:
-            if news.loaded:
-                self._load.units.pop(news.unit, None)
-            self._look(news.unit)
-
-    async def _load_again(self) -> None:
-        with contextlib.suppress(ConnectionError):  # there is another load once there is another connection
-            await self._load_all(None)
-
-    async def _load_all(self, load: Load | None) -> None:
-        """A new load, and a look at every unit that may have a part in it."""
-        self._replace(load or self._directory_load())
-        for unit in {*self._held, *await self._connected().active()}:
-            self._look(unit)
-
-    def _directory_load(self) -> Load:
-        load = Load(files.of_directory(self._directory))
-        self._tell(load, load.slices.mistakes)
-        return load
-
-    def _replace(self, load: Load) -> None:
-        """From now on this one counts, for everybody who is there."""
-        former, self._load = self._load, load
+    def load_again(self) -> None:
+        """From now on what is in the files now counts, for everybody who is there."""
+        former, self._load = self._load, self._directory_load()
         former.over.set()
         for slice_ in self._population.slices():
-            for gpu in self._controller.gpus:
-                self._later(Group(gpu, slice_))
+            self.configure(slice_)
 
-    def _tell(self, load: Load, mistakes: Iterable[Mistake]) -> None:
-        for mistake in mistakes:
-            if mistake not in load.logged:
-                load.logged.add(mistake)
-                log.warning("%s", mistake)
+    def drop(self, unit: str) -> None:
+        """A unit was loaded or unloaded: its files are read again when they are needed."""
+        self._load.units.pop(unit, None)
 
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            raise ConnectionError("not connected")
-        return self._connection
+    def _directory_load(self) -> Load:
+        """A load of which only ``slices.d`` is read."""
+        load = Load(files.of_directory(self._directory))
+        if not self._begun.is_set():
+            load.logged = self._load.logged  # all of that is one load, to who reads the log
+        load.tell(load.slices.mistakes)
+        return load
 
-    async def _quiet(self) -> None:
-        """Returns once nothing is under way."""
-        while waiting := [*self._jobs.values(), *(look.done for look in self._looks.values())]:
-            for event in waiting:
-                await event.wait()
-
-    # Units that are active and configured are in the tree, whether or not somebody is in them
-
-    def _look(self, unit: str) -> None:
-        """Has a look at a unit soon, once however often it is asked for."""
-        if unit in self._looks:
-            self._looks[unit].again = True
-            return
-        reading = self._load.units.get(unit)
-        if reading is None or reading.settings is None or reading.settings or unit in self._held:
-            self._looks[unit] = look = Look()
-            self._nursery.start_soon(self._look_at, unit, look)
-
-    async def _look_at(self, unit: str, look: Look) -> None:
-        while look.again:
-            look.again = False
-            try:
-                await self._look_once(unit)
-            except ConnectionError:
-                pass  # the next load looks at all of them
-            except Exception:
-                log.exception("%s: not looked at", unit)
-        del self._looks[unit]
-        look.done.set()
-
-    async def _look_once(self, unit: str) -> None:
-        state = await self._connected().state(unit)
-        settings = await self._unit(self._load, unit) if state.active else Settings()
-        if settings is None:
-            return
-        slice_ = slice_at(state.cgroup) if state.cgroup else None
-        former = self._held.get(unit)
-        if not settings or slice_ is None or slice_ == ROOT:
-            if settings and slice_ == ROOT:
-                self._tell(self._load, [one.mistake("the root has no limits") for one in settings.values.values()])
-            slice_ = None
-        if former is not None and former != slice_:
-            del self._held[unit], self._holders[former]
-            self._population.let_go(former)
-        if slice_ is not None:
-            self._held[unit], self._holders[slice_] = slice_, unit
-            self._population.hold(slice_)
-            for gpu in self._controller.gpus:
-                self._later(Group(gpu, slice_))
+    def tell(self, mistakes: Iterable[Mistake]) -> None:
+        """Something does not act."""
+        self._load.tell(mistakes)
 
     # Configuring groups
+
+    def configure(self, slice_: Slice) -> None:
+        """Has a slice, and every one above it, configured on every GPU soon."""
+        for gpu in self._controller.gpus:
+            self._later(Group(gpu, slice_))
 
     def _is_configured(self, group: Group) -> bool:
         state = self._groups.get(group)
@@ -325,9 +213,9 @@ class Units:
         assert isinstance(group.node, Slice)
         levels = _levels(group.node)
         for level in levels:
-            self._reading(load, level)  # all at once
+            self._reading(load, unit_of(level))  # all at once
         for level in levels:
-            reading = self._reading(load, level)
+            reading = self._reading(load, unit_of(level))
             await reading.done.wait()
             if reading.settings is None:
                 await load.over.wait()  # which comes with the next connection
@@ -337,36 +225,37 @@ class Units:
             await self._configure(load, Group(group.gpu, level), reading.settings)
         return load is self._load
 
-    def _reading(self, load: Load, slice_: Slice) -> Reading:
-        """The files of the unit that a cgroup is."""
-        unit = unit_of(slice_) if self._manager is not None else None
-        if unit is None:
+    def is_plain(self, unit: str) -> bool:
+        """Whether a unit is known to ask for nothing."""
+        reading = self._load.units.get(unit)
+        return reading is not None and reading.settings is not None and not reading.settings
+
+    async def unit(self, unit: str) -> Settings | None:
+        """What the files of a unit ask for, None where they cannot be read now."""
+        reading = self._reading(self._load, unit)
+        await reading.done.wait()
+        return reading.settings
+
+    def _reading(self, load: Load, unit: str | None) -> Reading:
+        """The files of a unit, read once a load."""
+        if unit is None or self._active is None:
             return NO_UNIT
         reading = load.units.get(unit)
         if reading is None:
             reading = load.units[unit] = Reading()
-            self._nursery.start_soon(self._read_unit, load, unit, reading)
+            self._nursery.start_soon(self._read_unit, self._active, load, unit, reading)
         return reading
 
-    async def _unit(self, load: Load, unit: str) -> Settings | None:
-        """What the files of a unit ask for, None where they cannot be read now."""
-        reading = load.units.get(unit)
-        if reading is None:
-            reading = load.units[unit] = Reading()
-            await self._read_unit(load, unit, reading)
-        await reading.done.wait()
-        return reading.settings
-
-    async def _read_unit(self, load: Load, unit: str, reading: Reading) -> None:
+    async def _read_unit(self, active: Active, load: Load, unit: str, reading: Reading) -> None:
         try:
-            paths = await self._connected().files(unit)
+            paths = await active.files(unit)
         except ConnectionError:
             if load.units.get(unit) is reading:
                 del load.units[unit]
         else:
             reading.settings, mistakes = files.of_unit(paths)
             gpus = [gpu.info for gpu in self._controller.gpus.values()]
-            self._tell(load, [*mistakes, *reading.settings.unknown(gpus)])
+            load.tell([*mistakes, *reading.settings.unknown(gpus)])
         finally:
             reading.done.set()
 
@@ -383,23 +272,26 @@ class Units:
                 return
             info = self._controller.gpus[group.gpu].info
             by_path = load.slices.of(slice_)
-            self._tell(load, by_path.unknown(gpu.info for gpu in self._controller.gpus.values()))
+            load.tell(by_path.unknown(gpu.info for gpu in self._controller.gpus.values()))
             asked = {**by_path.on(info), **by_unit.on(info)}
             wanted = {one.name: asked[one.name] for one in PROPERTIES if one.name in asked}
             dropped = state.named - wanted.keys()
             if wanted or dropped:
-                kept = entry.kept and slice_ not in self._holders
+                kept = entry.kept and not self._is_held(slice_)
                 try:
                     written, mistakes = await writer.write(self._controller, group, wanted, dropped)
                 except OSError:
                     return  # the slice is gone
                 finally:
-                    if not kept and slice_ not in self._holders:
+                    if not kept and not self._is_held(slice_):
                         self._population.let_go(slice_)  # to write on it has it stay, and nobody asked for that
-                self._tell(load, mistakes)
+                load.tell(mistakes)
                 state.named = written | state.named & wanted.keys()
                 self._count(slice_, named=any(self._is_named(Group(gpu, slice_)) for gpu in self._controller.gpus))
             state.load = load
+
+    def _is_held(self, slice_: Slice) -> bool:
+        return self._active is not None and self._active.holds(slice_)
 
     def _is_named(self, group: Group) -> bool:
         state = self._groups.get(group)
