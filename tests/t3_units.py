@@ -369,15 +369,19 @@ async def test_what_an_operator_made_stays_his(tmp_path: Path, manager: FakeMana
 
 
 @virtual
-async def test_a_unit_that_is_loaded_again_is_read_again(tmp_path: Path, manager: FakeManager) -> None:
+async def test_a_unit_that_is_loaded_again_is_read_again(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
+    """Also where somebody kept its slice in the tree meanwhile."""
     manager.unit("/x.service", "GMemHigh=8M")
+    manager.unit("/y.service", "GMemHigh=8M")
     async with policy(tmp_path, manager) as h:
-        manager.stop("x.service")
-        await settle()
-        manager.unit("/x.service", "GMemHigh=4M")
-        manager.tell(News("x.service", loaded=True))
-        await settle()
-        assert books(h, "/x.service").high == 4 * MIB
+        await h.arrive(spawn().pid, "/y.service")
+        for name in ("x.service", "y.service"):
+            manager.stop(name)
+            await settle()
+            manager.unit(f"/{name}", "GMemHigh=4M")
+            manager.tell(News(name, loaded=True))
+            await settle()
+            assert books(h, f"/{name}").high == 4 * MIB
 
 
 @virtual

@@ -66,6 +66,8 @@ class Configured:
 
     load: Load | None = None
     """The load that configured it last."""
+    reading: Reading | None = None
+    """The files of the unit, as they were then: a unit may be loaded again by itself."""
     named: set[str] = attrs.field(factory=set)
     """Properties that it wrote."""
     turn: trio.Lock = attrs.field(factory=trio.Lock)
@@ -188,7 +190,11 @@ class Units:
 
     def _is_configured(self, group: Group) -> bool:
         state = self._groups.get(group)
-        return state is not None and state.load is self._load
+        if state is None or state.load is not self._load:
+            return False
+        assert isinstance(group.node, Slice)
+        unit = unit_of(group.node) if self._active is not None else None
+        return state.reading is (NO_UNIT if unit is None else self._load.units.get(unit))
 
     def _later(self, group: Group) -> trio.Event:
         """Has a slice, and every one above it, configured on a GPU soon; what is returned is set when that is done."""
@@ -221,8 +227,7 @@ class Units:
                 await load.over.wait()  # which comes with the next connection
             if load is not self._load:
                 return False
-            assert reading.settings is not None
-            await self._configure(load, Group(group.gpu, level), reading.settings)
+            await self._configure(load, reading, Group(group.gpu, level))
         return load is self._load
 
     def is_plain(self, unit: str) -> bool:
@@ -259,7 +264,7 @@ class Units:
         finally:
             reading.done.set()
 
-    async def _configure(self, load: Load, group: Group, by_unit: Settings) -> None:
+    async def _configure(self, load: Load, reading: Reading, group: Group) -> None:
         """Writes what is asked for on one group, and back to its default what was and is not any more."""
         slice_ = group.node
         assert isinstance(slice_, Slice)
@@ -268,10 +273,10 @@ class Units:
             return
         state = self._groups.setdefault(group, Configured())
         async with state.turn:
-            if state.load is load:
+            if state.load is load and state.reading is reading:
                 return
             info = self._controller.gpus[group.gpu].info
-            by_path = load.slices.of(slice_)
+            by_path, by_unit = load.slices.of(slice_), reading.settings or Settings()
             load.tell(by_path.unknown(gpu.info for gpu in self._controller.gpus.values()))
             asked = {**by_path.on(info), **by_unit.on(info)}
             wanted = {one.name: asked[one.name] for one in PROPERTIES if one.name in asked}
@@ -288,7 +293,7 @@ class Units:
                 load.tell(mistakes)
                 state.named = written | state.named & wanted.keys()
                 self._count(slice_, named=any(self._is_named(Group(gpu, slice_)) for gpu in self._controller.gpus))
-            state.load = load
+            state.load, state.reading = load, reading
 
     def _is_held(self, slice_: Slice) -> bool:
         return self._active is not None and self._active.holds(slice_)
