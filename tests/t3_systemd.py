@@ -98,6 +98,19 @@ async def test_units_of_the_bus(tmp_path: Path, spawn: Spawn) -> None:
 
 
 @real
+async def test_two_hundred_services(tmp_path: Path) -> None:
+    """Their calls are under way together: none waits for the answers to another's."""
+    names = [f"s{number}.service" for number in range(1, 201)]
+    units = {name: unit(tmp_path, name, f"/all.slice/{name}", f"GMemHigh={name[1:-8]}M") for name in names}
+    with bus(tmp_path) as address:
+        async with serving(address, units) as systemd, policy(tmp_path, address) as h:
+            await until(lambda: [high(h, f"/all.slice/{name}") for name in names] == list(range(1, 201)), "all limits")
+            asked = [body[0] for member, body in systemd.calls if member == "GetUnit"]
+            assert set(asked[:200]) == set(names), "each was asked for before any was twice"
+            assert len(asked) == 401, "for its state and for its files; and the slice above"
+
+
+@real
 async def test_signals_of_others_are_none(tmp_path: Path) -> None:
     """Anybody on the bus may send one to us."""
     units = {"a.slice": unit(tmp_path, "a.slice", "/a.slice", "GMemHigh=8M")}

@@ -152,6 +152,33 @@ async def test_a_manager_that_does_not_answer_holds_nobody_for_ever(
 
 
 @virtual
+async def test_who_dies_while_it_waits(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
+    """Nothing of it is left, and who comes to the same place next has its limits."""
+    async with policy(tmp_path, manager) as h:
+        before = h.leftovers()
+        manager.unit("/x.service", "GMemHigh=8M", active=False)
+        released, process = manager.hold(), spawn()
+        ended: list[int] = []
+
+        async def program() -> None:
+            try:
+                await h.arrive(process.pid, "/x.service")
+            except ProcessLookupError:
+                ended.append(process.pid)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(program)
+            await until(lambda: ("files", "x.service") in manager.calls, "it is asked")
+            process.kill()
+            await until(lambda: not here(h, "/x.service"), "it is gone")
+            released.set()
+        assert ended == [process.pid]
+        assert h.leftovers() == before
+        await h.arrive(spawn().pid, "/x.service")
+        assert books(h, "/x.service").high == 8 * MIB
+
+
+@virtual
 async def test_two_hundred_services_at_once(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
     """All of them are limited, each is read once, and the slice above all of them, too."""
     async with policy(tmp_path, manager, StubGpu()) as h:
@@ -295,10 +322,14 @@ async def test_one_limit_is_not_in_the_way_of_another(tmp_path: Path, manager: F
         await until(lambda: books(h, "/x.slice").swap == 8 * MIB, "it is under the limit")
 
 
-@pytest.mark.logs(r"/-\.slice:2: GMemHigh=: the root has no limits")
+@pytest.mark.logs(
+    r"/-\.slice:2: GMemHigh=: the root has no limits$",
+    r"/x\.slice:2: GMemHigh=: /docker/x\.slice is not where units are$",
+)
 @virtual
 async def test_the_root_has_no_limits(tmp_path: Path, manager: FakeManager) -> None:
     manager.unit("/-.slice", "GMemHigh=8M")
+    manager.unit("/docker/x.slice", "GMemHigh=8M")
     manager.units["-.slice"].cgroup = "/"
     async with policy(tmp_path, manager) as h:
         assert await h.listdir("slice") == []

@@ -13,7 +13,7 @@ import trio
 
 from backend.identity import ROOT, Slice, slice_at
 from backend.population import Population
-from ggroupfs.units.manager import Connection, Manager, News
+from ggroupfs.units.manager import Connection, Manager, News, unit_of
 from ggroupfs.units.settings import Mistake, Settings
 
 log = logging.getLogger(__name__)
@@ -174,9 +174,11 @@ class Active:
             return
         slice_ = slice_at(state.cgroup) if state.cgroup else None
         former = self._held.get(unit)
-        if not settings or slice_ is None or slice_ == ROOT:
-            if settings and slice_ == ROOT:
-                self._reader.tell([one.mistake("the root has no limits") for one in settings.values.values()])
+        if slice_ is not None and unit_of(slice_) != unit:
+            reason = "the root has no limits" if slice_ == ROOT else f"{slice_.path} is not where units are"
+            self._reader.tell([one.mistake(reason) for one in settings.values.values()])
+            slice_ = None
+        if not settings:
             slice_ = None
         if former is not None and former != slice_:
             del self._held[unit], self._holders[former]

@@ -138,6 +138,7 @@ class Units:
         """Watcher: one that comes back is another."""
         for gpu in self._controller.gpus:
             self._groups.pop(Group(gpu, slice_), None)
+            self._jobs.pop(Group(gpu, slice_), None)
         self._count(slice_, named=False)
 
     # Loads
@@ -211,7 +212,8 @@ class Units:
         except Exception:
             log.exception("GPU %d: %s: not configured", group.gpu, group.node)
         finally:
-            del self._jobs[group]
+            if self._jobs.get(group) is done:
+                del self._jobs[group]
             done.set()
 
     async def _configure_levels(self, load: Load, group: Group) -> bool:

@@ -29,6 +29,12 @@ PROPERTIES = "org.freedesktop.DBus.Properties"
 CONNECT_S = 2.0
 """Seconds that a bus has to take us in."""
 
+CALLS = 64
+"""Calls under way at the same time: a bus refuses more than it has room for, 128 by default (dbus-daemon(1))."""
+
+GONE = (f"{NAME}.NoSuchUnit", "org.freedesktop.DBus.Error.UnknownObject", "org.freedesktop.DBus.Error.UnknownInterface")
+"""What is said of a unit that is not, or no longer, loaded."""
+
 IDLE = frozenset(("inactive", "failed"))
 """ActiveState of a unit that does nothing."""
 
@@ -44,7 +50,11 @@ LOST = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Refused(Exception):
-    """The other end answers with an error."""
+    """The other end answers with an error, by this name and in these words."""
+
+    def __init__(self, name: str, words: str) -> None:
+        super().__init__(f"{name}: {words}")
+        self.name = name
 
 
 @attrs.define(eq=False)
@@ -91,6 +101,7 @@ class Bus:
     def __init__(self, connection: DBusConnection, owner: str) -> None:
         self._connection = connection
         self._calls: dict[int, Call] = {}
+        self._room = trio.CapacityLimiter(CALLS)
         self._owner = owner  # the unique name of systemd: signals of others are none
         self._lost = False
 
@@ -156,7 +167,7 @@ class Bus:
             fragment = await self._get(place, UNIT, "FragmentPath")
             drop_ins = await self._get(place, UNIT, "DropInPaths")
         except Refused as error:
-            log.debug("%s: %s", unit, error)
+            _note(unit, error)
             return []
         return [Path(path) for path in (fragment, *drop_ins) if path]
 
@@ -167,7 +178,7 @@ class Bus:
             kind = unit.rpartition(".")[2].capitalize()
             return State(active not in IDLE, await self._get(place, f"{NAME}.{kind}", "ControlGroup"))
         except Refused as error:
-            log.debug("%s: %s", unit, error)
+            _note(unit, error)
             return State(False, "")
 
     async def _place(self, unit: str) -> str:
@@ -181,6 +192,10 @@ class Bus:
 
     async def _call(self, message: Message) -> tuple[Any, ...]:
         """What a method returns. Refused, or ConnectionError."""
+        async with self._room:
+            return await self._call_now(message)
+
+    async def _call_now(self, message: Message) -> tuple[Any, ...]:
         serial, call = next(self._connection.outgoing_serial), Call()
         self._calls[serial] = call
         try:
@@ -195,8 +210,13 @@ class Bus:
             raise ConnectionError("the bus is gone")
         if call.reply.header.message_type is MessageType.error:
             words = call.reply.body[0] if call.reply.body else ""
-            raise Refused(f"{call.reply.header.fields.get(HeaderFields.error_name)}: {words}")
+            raise Refused(call.reply.header.fields.get(HeaderFields.error_name, ""), words)
         return tuple(call.reply.body)
+
+
+def _note(unit: str, error: Refused) -> None:
+    """A unit that is not loaded asks for nothing; anything else somebody should know of."""
+    log.log(logging.DEBUG if error.name in GONE else logging.WARNING, "%s: %s", unit, error)
 
 
 def name_at(path: str) -> str:
