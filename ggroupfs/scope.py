@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from ggroupfs import mounts
 
@@ -23,7 +24,7 @@ def enter(slice_: str, command: Sequence[str], address: str = "SYSTEM") -> None:
         _enter(slice_, command, address)
     except ImportError as error:
         raise RuntimeError(f"run: --slice {slice_}: systemd cannot be asked: {error}") from None
-    except (OSError, KeyError) as error:
+    except (OSError, LookupError, ValueError) as error:  # jeepney has no error of its own that they all are
         raise RuntimeError(f"run: --slice {slice_}: systemd: {error}") from None
 
 
@@ -59,3 +60,5 @@ def _enter(slice_: str, command: Sequence[str], address: str) -> None:
                     break
     if result != "done":
         raise RuntimeError(f"run: --slice {slice_}: {unit}: {result}")
+    if not Path("/proc/self/cgroup").read_text().count(f"/{unit}\n"):
+        raise RuntimeError(f"run: --slice {slice_}: {unit}: this process is not in it")

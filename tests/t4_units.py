@@ -82,6 +82,16 @@ def test_a_tenant_that_is_moved_is_limited_soon(place: Path, slices_d: Path) -> 
             eventually(lambda: tenant.number("gmem.current") == 16 * MIB, "it is limited")
 
 
+def test_without_jeepney_or_a_bus(place: Path, slices_d: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no systemd, in silence."""
+    with mounted(place, f"bus=unix:path={tmp_path}/none", f"slices.d={slices_d}") as mount:
+        assert facts(mount)["units"] == "slices.d"
+    (tmp_path / "jeepney.py").write_text("raise ImportError('not here')\n")
+    monkeypatch.setenv("PYTHONPATH", os.fspath(tmp_path))
+    with mounted(place, f"bus=unix:path={tmp_path}/none", f"slices.d={slices_d}") as mount:
+        assert facts(mount)["units"] == "slices.d"
+
+
 def test_none(place: Path, slices_d: Path) -> None:
     (slices_d / "a.conf").write_text("nonsense\n")
     with mounted(place, f"slices.d={slices_d}", "units=no") as mount:
@@ -201,6 +211,11 @@ def test_run_in_a_slice_is_a_scope_of_systemd(place: Path, tmp_path: Path) -> No
             assert process.returncode == 1
             assert err.startswith("ggroupfs: run: --slice batch.slice: ggroupfs-run-")
             assert err.endswith(".scope: failed\n")
+            systemd.systemd.start = lambda name, properties: "done"
+            with command(mount, address, "--slice=batch.slice", "--", "true") as process:
+                _, err = process.communicate(timeout=SECONDS)
+            assert process.returncode == 1
+            assert err.endswith(".scope: this process is not in it\n")
             with command(mount, f"unix:path={tmp_path}/none", "--slice=batch.slice", "--", "true") as process:
                 _, err = process.communicate(timeout=SECONDS)
             assert process.returncode == 1
