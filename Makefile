@@ -20,7 +20,7 @@ PYTEST := $(PY) -m pytest
 SYSTEM_PYTHON := /usr/bin/python3
 
 APT := python3 python3-venv python3-dev gcc libc6-dev pkg-config libfuse3-dev fuse3
-APT_TEST := shellcheck inotify-tools util-linux mandoc
+APT_TEST := shellcheck inotify-tools util-linux mandoc dbus-daemon
 APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source-6.1 xz-utils sparse kmod qemu-system-x86 iproute2
 APT_KMOD_DEBUG := flex bison bc libelf-dev libssl-dev
 

@@ -19,7 +19,7 @@ from backend.follower import Follower
 from backend.identity import ROOT, Group, Process, Slice, cgroup_of, identify
 from backend.offers import Offers
 from backend.population import Population, Resident
-from backend.protocols import Gpu, Ledger
+from backend.protocols import Gpu, Ledger, Policy
 from backend.reclaimer import Reclaimer
 from backend.records import Activity, Books, Capability, Channel, Footprint
 
@@ -51,6 +51,8 @@ class Controller:
         self.listeners: list[Callable[[Group, Channel], None]] = []
         self.facts: dict[str, str] = {"ledger": ledger.name}
         """Shown in ``ggroup.backend``."""
+        self.policy: Policy | None = None
+        """Who knows what slices are to have, before a program in them may go on."""
         self._seconds = seconds
         self._turns: dict[Group, trio.Lock] = {}
         self._exits = ExitWatch(self._exited)
@@ -282,6 +284,9 @@ class Controller:
 
     async def arrive(self, process: Process, gpu: int) -> None:
         resident = self._admit(process, {gpu})
+        if self.policy is not None:
+            await self.policy.settle(resident.slice, gpu)
+            resident = self._admit(process, {gpu})  # ProcessLookupError for one that died meanwhile
         group = Group(gpu, process)
         if gpu not in resident.contexts:
             resident.contexts.add(gpu)

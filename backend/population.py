@@ -237,6 +237,20 @@ class Population:
                 self._ledger.configure(Group(gpu, slice_), kept=True)
             entry.kept = True
 
+    def hold(self, slice_: Slice) -> None:
+        """A slice is there, with those above it, until :meth:`let_go` or rmdir."""
+        self._enter(slice_)
+        self.keep(slice_)
+
+    def let_go(self, slice_: Slice) -> None:
+        """A slice stays only as long as something is below it."""
+        entry = self._slices.get(slice_)
+        if entry is not None and entry.kept and slice_ != ROOT:
+            for gpu in self._gpus:
+                self._ledger.configure(Group(gpu, slice_), kept=False)
+            entry.kept = False
+            self._prune(slice_)
+
     def owner(self, slice_: Slice) -> tuple[int, int]:
         """Uid and gid that a slice was given to, NOBODY for none."""
         books = self._ledger.books(Group(self._gpus[0], slice_))

@@ -1,8 +1,9 @@
-"""The three seams of the backend. Every ledger works with every GPU; they meet only in the Controller.
+"""The seams of the backend. Every ledger works with every GPU; they meet only in the Controller.
 
 - :class:`Ledger` keeps the books: limits, hierarchical charge, protection, events, the wanted compute state.
 - :class:`Gpu` is the hardware: who runs there, how much memory they hold, and the levers.
 - :class:`Host` is what a Gpu may ask of the Controller.
+- :class:`Policy` is what the Controller asks before it lets a program go on: somebody may have limits for its slice.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol
 import attrs
 import trio
 
-from backend.identity import Group, Process
+from backend.identity import Group, Process, Slice
 from backend.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Wanted
 
 
@@ -161,6 +162,13 @@ class Host(Protocol):
 
     def settle(self, process: Process, gpu: int) -> None:
         """What the process holds has changed: every level above it is to be back under its high, soon."""
+
+
+class Policy(Protocol):
+    """Who configures slices by himself, with the calls that writers of files end in."""
+
+    async def settle(self, slice_: Slice, gpu: int) -> None:
+        """Returns once a slice, and every one above it, has what it is to have on a GPU; in any case soon."""
 
 
 class Gpu(Protocol):

@@ -22,11 +22,13 @@ from backend.cuda import server as cuda_server
 from backend.soft import server as soft_server
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
-from ggroupfs.mounts import mount_of
+from ggroupfs.mounts import SYSTEMD, mount_of
 from ggroupfs.notify import Notifier
 from ggroupfs.operations import Operations
 from ggroupfs.options import MountOptions
 from ggroupfs.tree import Tree
+from ggroupfs.units import Units
+from ggroupfs.units.manager import Manager
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,10 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(_until_signal, signals, messenger, nursery.cancel_scope)
         await nursery.start(controller.run)
+        if options.units:  # before any program can come in
+            await nursery.start(Units(controller, options.slices_d, _manager(options)).run)
+        else:
+            controller.facts["units"] = "no"
         if backend.soft:
             nursery.start_soon(soft_server.serve, listener, backend.soft)
         else:
@@ -116,6 +122,18 @@ async def _controller(options: MountOptions, mountpoint: str) -> tuple[Controlle
     except OSError as error:
         backend.ledger.close()
         raise MountError(error.strerror) from None
+
+
+def _manager(options: MountOptions) -> Manager | None:
+    """Who knows the units of this machine."""
+    if options.bus is None and not SYSTEMD.is_dir():
+        return None
+    try:
+        from ggroupfs.units.systemd import Systemd  # needs jeepney, which only this needs
+    except ImportError as error:
+        log.info("units of systemd are not read: %s", error)
+        return None
+    return Systemd(options.bus or "SYSTEM")
 
 
 def _close(controller: Controller) -> None:

@@ -1,10 +1,13 @@
-"""Where trees are mounted."""
+"""Where trees are mounted, and what else of this machine is somewhere."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 DEFAULT_MOUNTPOINT = Path("/run/ggroup")
+
+SYSTEMD = Path("/run/systemd/system")
+"""Is there where systemd is the system manager (sd_booted(3))."""
 
 
 def mount_of(mountpoint: str) -> tuple[str, str] | None:

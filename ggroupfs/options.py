@@ -12,6 +12,7 @@ from backend.choose import GPUS, LEDGERS, Choice
 from backend.controller import DEADLINE_S
 from ggroupfs import values
 from ggroupfs.errors import UsageError
+from ggroupfs.units.files import SLICES_D
 
 IGNORED = frozenset(
     (
@@ -41,6 +42,12 @@ class MountOptions:
     """Where programs of the GPUs connect; by default under /run/ggroupfs, by the mount's device number."""
     deadline: float = DEADLINE_S
     """Seconds that the hardware has to answer a write."""
+    units: bool = True
+    """Whether files configure slices."""
+    slices_d: Path = SLICES_D
+    """Where those are of cgroups that are no units."""
+    bus: str | None = None
+    """Address of the bus that systemd is on; None: the system bus, where systemd runs the machine."""
     fuse: frozenset[str] = frozenset()
     """Options for libfuse."""
 
@@ -77,6 +84,12 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         return attrs.evolve(options, socket=Path(_something(value)))
     elif key == "deadline":
         return attrs.evolve(options, deadline=_seconds(value))
+    elif key == "units":
+        return attrs.evolve(options, units=_one_of(("auto", "no"), value) == "auto")
+    elif key == "slices.d":
+        return attrs.evolve(options, slices_d=Path(_something(value)))
+    elif key == "bus":
+        return attrs.evolve(options, bus=_something(value))
     elif key == "soft.gpus":
         return attrs.evolve(options, choice=attrs.evolve(choice, soft_gpus=values.integer(value, 1, 16)))
     elif key == "soft.gmem":

@@ -16,8 +16,11 @@ from pathlib import Path
 import attrs
 
 from backend.client import facts_of
+from backend.records import MAX
+from ggroupfs import scope
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, cgroup2
+from ggroupfs.properties import BY_NAME, text_of
 
 LIBRARY = "libggroup-cuda.so"
 HERE = Path(__file__).resolve().parent.parent
@@ -29,20 +32,21 @@ PLACES = (HERE / "backend" / "cuda" / LIBRARY, HERE / "build" / "cuda" / LIBRARY
 class Setting:
     """A `-p KEY=VALUE`."""
 
-    control: str
-    """The control file."""
+    name: str
+    """A property, or a control file."""
     value: str
-    """What is written there."""
+    """As it was given."""
+
+    def __str__(self) -> str:
+        return f"-p {self.name}={self.value}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
     parser.usage = "ggroupfs run [--mount M] [-p KEY=VALUE ...] [--slice NAME] [--gpu N] -- COMMAND..."
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
-    parser.add_argument(
-        "-p", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="gmem.limit.high=8G"
-    )
-    parser.add_argument("--slice", default=None, metavar="NAME", help="cgroup to move to first; made if it is missing")
+    parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="GMemHigh=8G")
+    parser.add_argument("--slice", default=None, metavar="NAME", help="slice or cgroup to move to first")
     parser.add_argument("--gpu", type=int, default=None, metavar="N", help="the only GPU that -p is for")
 
 
@@ -63,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     program = shutil.which(command[0])
     if program is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-    if arguments.slice is not None:
+    if arguments.slice is not None and scope.is_for(arguments.slice):
+        scope.enter(arguments.slice, command)
+    elif arguments.slice is not None:
         enter(arguments.slice)
     if settings:
         apply(mount, settings, arguments.gpu)
@@ -76,10 +82,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _setting(word: str) -> Setting:
-    control, equals, value = word.partition("=")
-    if not (control and equals and value) or "/" in control:
+    name, equals, value = word.partition("=")
+    if not (name and equals and (value or name in BY_NAME)) or "/" in name:
         raise UsageError(f"run: -p {word}: not KEY=VALUE")
-    return Setting(control, value)
+    try:
+        text_of(name, value, MAX)
+    except ValueError as error:
+        raise UsageError(f"run: -p {word}: {error}") from None
+    return Setting(name, value)
 
 
 def library() -> Path:
@@ -108,14 +118,16 @@ def apply(mount: Path, settings: list[Setting], gpu: int | None) -> None:
         group = own / str(number)
         if not group.is_dir():
             raise RuntimeError(f"run: there is no GPU {number}")
+        capacity = int((mount / "gpus" / str(number) / "gmem.capacity").read_text())
         for setting in settings:
-            path = group / setting.control
+            control, text = text_of(setting.name, setting.value, capacity)
+            path = group / control
             try:
-                path.write_text(f"{setting.value}\n")
+                path.write_text(f"{text}\n")
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.EACCES) and not path.exists():
-                    raise UsageError(f"run: -p {setting.control}: there is no such control") from None
-                raise RuntimeError(f"run: -p {setting.control}={setting.value}: {error.strerror}") from None
+                    raise UsageError(f"run: -p {setting.name}: there is no such control") from None
+                raise RuntimeError(f"run: {setting}: {error.strerror}") from None
 
 
 def enter(name: str) -> None:

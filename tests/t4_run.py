@@ -56,6 +56,13 @@ def test_several_settings_and_what_the_program_prints(mount: Mounted) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{4 * MIB}\nmax\n4\n", "")
 
 
+def test_properties_are_spelt_as_in_unit_files(mount: Mounted) -> None:
+    words = ["-p", "GMemHigh=25%", "-p", "GMemLow=4M", "-p", "GMemSwapMax=infinity", "-p", "ComputeTimeSlice=1ms 500us"]
+    names = "gmem.limit.high gmem.limit.low gmem.swap.max compute.timeslice"
+    result = run(mount.path, *words, "-p", "GMemLow=", "--", "sh", "-c", f"cd {mount.path}/$$/0 && cat {names}")
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{4096 * MIB}\n0\nmax\n1.5\n", "")
+
+
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
 def test_the_exit_code_is_the_commands(mount: Mounted, code: int) -> None:
     assert run(mount.path, "--", "sh", "-c", f"exit {code}").returncode == code
@@ -92,6 +99,9 @@ def test_errors_are_one_line(mount: Mounted, tmp_path: Path) -> None:
     assert "Operation not supported" in complaint(*m, "-p", "compute.weight=5", "--", "true", code=1)
     assert complaint(*m, "--", "no-such-program", code=1) == "no-such-program: No such file or directory"
     assert complaint(*m, "--gpu", "9", "-p", "gmem.limit.high=1G", "--", "true", code=1) == "run: there is no GPU 9"
+    assert complaint(*m, "-p", "GMemHigh=lots", "--", "true", code=2).startswith("run: -p GMemHigh=lots: not a size")
+    assert "Operation not supported" in complaint(*m, "-p", "ComputeWeight=5", "--", "true", code=1)
+    assert "no such control" in complaint(*m, "-p", "GMemHi=1", "--", "true", code=2)
     assert "no name of a cgroup" in complaint(*m, "--slice", "../x", "--", "true", code=2)
     nowhere = complaint("run", "--mount", tmp_path, "--", "true", code=1)
     assert nowhere == f"{tmp_path}/ggroup.backend: No such file or directory"

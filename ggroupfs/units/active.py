@@ -1,0 +1,189 @@
+"""Which units are active: these are in the tree with their limits, whether or not somebody is in them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+import trio
+
+from backend.identity import ROOT, Slice, slice_at
+from backend.population import Population
+from ggroupfs.units.manager import Connection, Manager, News, unit_of
+from ggroupfs.units.settings import Mistake, Settings
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S, RECONNECT_MOST_S = 0.1, 30.0
+"""Seconds until a lost connection is made again: the first time, and at most, doubled each time."""
+
+
+class Reader(Protocol):
+    """Who reads the files of units and configures their slices."""
+
+    def load_again(self) -> None:
+        """Everything may say something else now."""
+
+    def drop(self, unit: str) -> None:
+        """The files of a unit may."""
+
+    def is_plain(self, unit: str) -> bool:
+        """Whether a unit is known to ask for nothing."""
+
+    async def unit(self, unit: str) -> Settings | None:
+        """What the files of a unit ask for, None where they cannot be read now."""
+
+    def configure(self, slice_: Slice) -> None:
+        """Has a slice configured soon."""
+
+    def tell(self, mistakes: Iterable[Mistake]) -> None:
+        """Something does not act."""
+
+
+@attrs.define(eq=False)
+class Look:
+    """A look at what a unit does."""
+
+    again: bool = True
+    """Something happened since."""
+    done: trio.Event = attrs.field(factory=trio.Event)
+    """It is over."""
+
+
+class Active:
+    """A connection to a manager, kept up, and what is held in the tree by what it says."""
+
+    def __init__(self, manager: Manager, population: Population, reader: Reader) -> None:
+        self._manager = manager
+        self._population = population
+        self._reader = reader
+        self._connection: Connection | None = None
+        self._held: dict[str, Slice] = {}  # by unit
+        self._holders: dict[Slice, str] = {}
+        self._looks: dict[str, Look] = {}
+        self._nursery: trio.Nursery
+
+    def holds(self, slice_: Slice) -> bool:
+        """Whether a slice is that of a unit that is active and configured."""
+        return slice_ in self._holders
+
+    def looking(self) -> list[trio.Event]:
+        """Set when what is looked at now has been."""
+        return [look.done for look in self._looks.values()]
+
+    async def files(self, unit: str) -> Sequence[Path]:
+        """The files of a unit, in the order in which they count. ConnectionError."""
+        return await self._connected().files(unit)
+
+    async def run(self, connection: Connection, begun: trio.Event) -> None:
+        """Keeps a connection up until cancelled. While there is none, what is configured stays.
+
+        Sets `begun` once every unit that is active is looked at.
+        """
+        async with trio.open_nursery() as self._nursery:
+            await self._keep_up(connection, begun)
+
+    async def _keep_up(self, connection: Connection, begun: trio.Event) -> None:
+        manager, pause = self._manager, RECONNECT_S
+        while True:
+            if await self._serve(connection, begun):
+                pause = RECONNECT_S
+            log.warning("%s: connection lost", manager.name)
+            while True:
+                await trio.sleep(pause)
+                pause = min(2 * pause, RECONNECT_MOST_S)
+                try:
+                    connection = await manager.connect()
+                    break
+                except OSError as error:
+                    log.debug("%s: %s", manager.name, error)
+
+    async def _serve(self, connection: Connection, begun: trio.Event) -> bool:
+        """Lives with a connection until it is lost; whether it was of any use."""
+        async with trio.open_nursery() as nursery:
+
+            async def listen() -> None:
+                await connection.run(self._told)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(listen)
+            try:
+                await connection.subscribe()
+                self._connection = connection
+                await self._load()
+                begun.set()
+            except ConnectionError as error:
+                log.debug("not to be used: %s", error)
+                nursery.cancel_scope.cancel()
+        used, self._connection = self._connection is not None, None
+        return used
+
+    def _told(self, news: News) -> None:
+        """The manager says that something happened."""
+        if news.unit is None:
+            self._nursery.start_soon(self._load_again)
+        else:
+            if news.loaded:
+                self._reader.drop(news.unit)
+            self._look(news.unit)
+
+    async def _load_again(self) -> None:
+        with contextlib.suppress(ConnectionError):  # there is another load once there is another connection
+            await self._load()
+
+    async def _load(self) -> None:
+        """Reads everything again, and looks at every unit that may have a part in it."""
+        self._reader.load_again()
+        for unit in {*self._held, *await self._connected().active()}:
+            self._look(unit)
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise ConnectionError("not connected")
+        return self._connection
+
+    def _look(self, unit: str) -> None:
+        """Has a look at a unit soon, once however often it is asked for."""
+        if unit in self._looks:
+            self._looks[unit].again = True
+            return
+        if unit in self._held or not self._reader.is_plain(unit):
+            self._looks[unit] = look = Look()
+            self._nursery.start_soon(self._look_at, unit, look)
+
+    async def _look_at(self, unit: str, look: Look) -> None:
+        while look.again:
+            look.again = False
+            try:
+                await self._look_once(unit)
+            except ConnectionError:
+                pass  # the next load looks at all of them
+            except Exception:
+                log.exception("%s: not looked at", unit)
+        del self._looks[unit]
+        look.done.set()
+
+    async def _look_once(self, unit: str) -> None:
+        state = await self._connected().state(unit)
+        settings = await self._reader.unit(unit) if state.active else Settings()
+        if settings is None:
+            return
+        slice_ = slice_at(state.cgroup) if state.cgroup else None
+        former = self._held.get(unit)
+        if slice_ is not None and unit_of(slice_) != unit:
+            reason = "the root has no limits" if slice_ == ROOT else f"{slice_.path} is not where units are"
+            self._reader.tell([one.mistake(reason) for one in settings.values.values()])
+            slice_ = None
+        if not settings:
+            slice_ = None
+        if former is not None and former != slice_:
+            del self._held[unit], self._holders[former]
+            self._population.let_go(former)
+        if slice_ is not None:
+            self._held[unit], self._holders[slice_] = slice_, unit
+            self._population.hold(slice_)
+            self._reader.configure(slice_)

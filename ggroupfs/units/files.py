@@ -1,0 +1,74 @@
+"""The files themselves: those of a unit, and ``slices.d`` for cgroups that are no units."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+from backend.identity import ROOT, Slice, slice_at
+from ggroupfs.units.settings import Mistake, Settings, merge
+from ggroupfs.units.unitfile import Assignment, Place, assignments
+
+SECTION = "X-GGroup"
+"""Of unit files: systemd ignores what begins with X-."""
+
+SLICES_D = Path("/etc/ggroupfs/slices.d")
+
+
+@attrs.frozen
+class Table:
+    """What a ``slices.d`` says."""
+
+    assignments: Sequence[tuple[tuple[str, ...], Assignment]] = ()
+    """The components of a path, which may be patterns, and what is said of the cgroups that they match; in order."""
+    mistakes: Sequence[Mistake] = ()
+    """What does not act."""
+
+    def of(self, slice_: Slice) -> Settings:
+        """What is asked for a cgroup."""
+        parts = slice_.path.split("/")[1:]
+        settings, _ = merge(one for pattern, one in self.assignments if _matches(pattern, parts))
+        return settings
+
+
+def of_unit(paths: Iterable[Path]) -> tuple[Settings, Sequence[Mistake]]:
+    """What the files of a unit ask for, the fragment first, then the drop-ins in systemd's order."""
+    found: list[Assignment] = []
+    mistakes: list[Mistake] = []
+    for path in paths:
+        found += [one for one in _read(path, mistakes) if one.section == SECTION]
+    settings, more = merge(found)
+    return settings, [*mistakes, *more]
+
+
+def of_directory(directory: Path) -> Table:
+    """What ``*.conf`` in a directory say, in the order of their names; nothing where there is no directory."""
+    found: list[tuple[tuple[str, ...], Assignment]] = []
+    mistakes: list[Mistake] = []
+    for path in sorted(directory.glob("*.conf")):
+        for one in _read(path, mistakes):
+            slice_ = slice_at(one.section) if one.section.startswith("/") else None
+            if slice_ is None or slice_ == ROOT:
+                where = f"[{one.section}] is not the path of a cgroup" if one.section else "before the first section"
+                mistakes.append(Mistake(one.place, one.key, where))
+            else:
+                found.append((tuple(slice_.path.split("/")[1:]), one))
+    _, more = merge(one for _, one in found)
+    return Table(found, [*mistakes, *more])
+
+
+def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
+    return len(pattern) == len(parts) and all(map(fnmatch.fnmatchcase, parts, pattern))
+
+
+def _read(path: Path, mistakes: list[Mistake]) -> Iterator[Assignment]:
+    """The assignments of a file; one that cannot be read is a mistake."""
+    try:
+        text = path.read_text("utf-8", "backslashreplace")
+    except OSError as error:
+        mistakes.append(Mistake(Place(path, 0), "", error.strerror or str(error)))
+        return
+    yield from assignments(text, path)

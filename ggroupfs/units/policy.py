@@ -1,0 +1,330 @@
+"""Units: what files ask for holds for a cgroup before a program in it gets its first byte of a GPU.
+
+Everything that was read is a :class:`Load`; a reload is another one. Each group is configured once by each load, so
+what is written by hand lasts until the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+import trio
+
+from backend.controller import Controller
+from backend.identity import ROOT, Group, Process, Slice
+from ggroupfs.properties import PROPERTIES
+from ggroupfs.units import files, writer
+from ggroupfs.units.active import Active
+from ggroupfs.units.manager import Manager, unit_of
+from ggroupfs.units.settings import Mistake, Settings
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 2.0
+"""Seconds that a program waits for the limits of its slices: a manager that does not answer holds nobody for ever."""
+
+
+@attrs.define(eq=False)
+class Reading:
+    """The files of a unit, which somebody may still be reading."""
+
+    done: trio.Event = attrs.field(factory=trio.Event)
+    """They were read, or cannot be."""
+    settings: Settings | None = None
+    """What they ask for; None before `done`, and after it if the connection was lost."""
+
+
+@attrs.define(eq=False)
+class Load:
+    """What was read since everything was last read again."""
+
+    slices: files.Table
+    """Of ``slices.d``."""
+    units: dict[str, Reading] = attrs.field(factory=dict)
+    """By the name of the unit."""
+    logged: set[Mistake] = attrs.field(factory=set)
+    """Mistakes that were told of: once is enough."""
+    slow: bool = False
+    """Somebody went on without what it asks for: this is told once, too."""
+    over: trio.Event = attrs.field(factory=trio.Event)
+    """There is a newer one."""
+
+    def tell(self, mistakes: Iterable[Mistake]) -> None:
+        """Logs what was not logged yet."""
+        for mistake in mistakes:
+            if mistake not in self.logged:
+                self.logged.add(mistake)
+                log.warning("%s", mistake)
+
+
+@attrs.define(eq=False)
+class Configured:
+    """What files did to one group."""
+
+    load: Load | None = None
+    """The load that configured it last."""
+    reading: Reading | None = None
+    """The files of the unit, as they were then: a unit may be loaded again by itself."""
+    named: set[str] = attrs.field(factory=set)
+    """Properties that it wrote."""
+    turn: trio.Lock = attrs.field(factory=trio.Lock)
+    """Of who configures it."""
+
+
+class Units:
+    """See the module: a :class:`backend.protocols.Policy`, and a watcher of the population."""
+
+    def __init__(
+        self, controller: Controller, directory: Path, manager: Manager | None, *, seconds: float = SETTLE_S
+    ) -> None:
+        self._controller = controller
+        self._population = controller.population
+        self._directory = directory
+        self._manager = manager
+        self._active = Active(manager, controller.population, self) if manager is not None else None
+        self._seconds = seconds
+        self._load = Load(files.Table())
+        self._groups: dict[Group, Configured] = {}
+        self._named: set[Slice] = set()  # on which some file set something
+        self._jobs: dict[Group, trio.Event] = {}
+        self._begun = trio.Event()  # everything was read once
+        self._nursery: trio.Nursery
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follows files and units until cancelled; started once what is there has what it is to have, or soon."""
+        async with trio.open_nursery() as self._nursery:
+            self._load = self._directory_load()
+            self._population.watchers.append(self)
+            self._controller.policy = self
+            try:
+                self._nursery.start_soon(self._begin)
+                with trio.move_on_after(self._seconds):
+                    await self._begun.wait()
+                    while waiting := [*self._jobs.values(), *(self._active.looking() if self._active else ())]:
+                        for event in waiting:
+                            await event.wait()
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._controller.policy = None
+                self._population.watchers.remove(self)
+
+    # What the Controller asks
+
+    async def settle(self, slice_: Slice, gpu: int) -> None:
+        if all(self._is_configured(Group(gpu, level)) for level in _levels(slice_)):
+            return
+        load = self._load
+        with trio.move_on_after(self._seconds) as scope:
+            await self._later(Group(gpu, slice_)).wait()
+        if scope.cancelled_caught and not load.slow:
+            load.slow = True
+            log.warning("%s: not configured within %g s: programs go on, limits come later", slice_.path, self._seconds)
+
+    def process_gone(self, process: Process) -> None:
+        """Watcher: nothing to do."""
+
+    def process_moved(self, process: Process) -> None:
+        """Watcher: what is asked for where it is now is to hold soon."""
+        resident = self._population.resident(process)
+        if resident is not None:
+            for gpu in resident.gpus:
+                self._later(Group(gpu, resident.slice))
+
+    def slice_gone(self, slice_: Slice) -> None:
+        """Watcher: one that comes back is another."""
+        for gpu in self._controller.gpus:
+            self._groups.pop(Group(gpu, slice_), None)
+            self._jobs.pop(Group(gpu, slice_), None)
+        self._count(slice_, named=False)
+
+    # Loads
+
+    async def _begin(self) -> None:
+        """Everything for the first time, and what comes. Without a manager there is ``slices.d`` only."""
+        if self._manager is not None and self._active is not None:
+            try:
+                connection = await self._manager.connect()
+            except OSError as error:
+                log.info("%s: %s: %s only", self._manager.name, error.strerror or error, self._directory)
+                self._active = None
+        self._controller.facts["units"] = self._manager.name if self._manager and self._active else "slices.d"
+        self._count(ROOT, named=False)
+        if self._active is not None:
+            await self._active.run(connection, self._begun)
+        else:
+            self.load_again()
+            self._begun.set()
+
+    def load_again(self) -> None:
+        """From now on what is in the files now counts, for everybody who is there."""
+        former, self._load = self._load, self._directory_load()
+        former.over.set()
+        for slice_ in self._population.slices():
+            self.configure(slice_)
+
+    def drop(self, unit: str) -> None:
+        """A unit was loaded or unloaded: its files are read again when they are needed."""
+        self._load.units.pop(unit, None)
+
+    def _directory_load(self) -> Load:
+        """A load of which only ``slices.d`` is read."""
+        load = Load(files.of_directory(self._directory))
+        if not self._begun.is_set():
+            load.logged = self._load.logged  # all of that is one load, to who reads the log
+        load.tell(load.slices.mistakes)
+        return load
+
+    def tell(self, mistakes: Iterable[Mistake]) -> None:
+        """Something does not act."""
+        self._load.tell(mistakes)
+
+    # Configuring groups
+
+    def configure(self, slice_: Slice) -> None:
+        """Has a slice, and every one above it, configured on every GPU soon."""
+        for gpu in self._controller.gpus:
+            self._later(Group(gpu, slice_))
+
+    def _is_configured(self, group: Group) -> bool:
+        state = self._groups.get(group)
+        if state is None or state.load is not self._load:
+            return False
+        assert isinstance(group.node, Slice)
+        unit = unit_of(group.node) if self._active is not None else None
+        return state.reading is (NO_UNIT if unit is None else self._load.units.get(unit))
+
+    def _later(self, group: Group) -> trio.Event:
+        """Has a slice, and every one above it, configured on a GPU soon; what is returned is set when that is done."""
+        done = self._jobs.get(group)
+        if done is None:
+            done = self._jobs[group] = trio.Event()
+            self._nursery.start_soon(self._configure_path, group, done)
+        return done
+
+    async def _configure_path(self, group: Group, done: trio.Event) -> None:
+        try:
+            while not await self._configure_levels(self._load, group):
+                pass
+        except Exception:
+            log.exception("GPU %d: %s: not configured", group.gpu, group.node)
+        finally:
+            if self._jobs.get(group) is done:
+                del self._jobs[group]
+            done.set()
+
+    async def _configure_levels(self, load: Load, group: Group) -> bool:
+        """Whether it was done, by the load that counts now."""
+        assert isinstance(group.node, Slice)
+        levels = _levels(group.node)
+        for level in levels:
+            self._reading(load, unit_of(level))  # all at once
+        for level in levels:
+            reading = self._reading(load, unit_of(level))
+            await reading.done.wait()
+            if reading.settings is None:
+                await load.over.wait()  # which comes with the next connection
+            if load is not self._load:
+                return False
+            await self._configure(load, reading, Group(group.gpu, level))
+        return load is self._load
+
+    def is_plain(self, unit: str) -> bool:
+        """Whether a unit is known to ask for nothing."""
+        reading = self._load.units.get(unit)
+        return reading is not None and reading.settings is not None and not reading.settings
+
+    async def unit(self, unit: str) -> Settings | None:
+        """What the files of a unit ask for, None where they cannot be read now."""
+        reading = self._reading(self._load, unit)
+        await reading.done.wait()
+        return reading.settings
+
+    def _reading(self, load: Load, unit: str | None) -> Reading:
+        """The files of a unit, read once a load."""
+        if unit is None or self._active is None:
+            return NO_UNIT
+        reading = load.units.get(unit)
+        if reading is None:
+            reading = load.units[unit] = Reading()
+            self._nursery.start_soon(self._read_unit, self._active, load, unit, reading)
+        return reading
+
+    async def _read_unit(self, active: Active, load: Load, unit: str, reading: Reading) -> None:
+        try:
+            paths = await active.files(unit)
+        except ConnectionError:
+            if load.units.get(unit) is reading:
+                del load.units[unit]
+        else:
+            reading.settings, mistakes = files.of_unit(paths)
+            gpus = [gpu.info for gpu in self._controller.gpus.values()]
+            load.tell([*mistakes, *reading.settings.unknown(gpus)])
+        finally:
+            reading.done.set()
+
+    async def _configure(self, load: Load, reading: Reading, group: Group) -> None:
+        """Writes what is asked for on one group, and back to its default what was and is not any more."""
+        slice_ = group.node
+        assert isinstance(slice_, Slice)
+        entry = self._population.slice_entry(slice_)
+        if entry is None:
+            return
+        state = self._groups.setdefault(group, Configured())
+        async with state.turn:
+            if state.load is load and state.reading is reading:
+                return
+            info = self._controller.gpus[group.gpu].info
+            by_path, by_unit = load.slices.of(slice_), reading.settings or Settings()
+            load.tell(by_path.unknown(gpu.info for gpu in self._controller.gpus.values()))
+            asked = {**by_path.on(info), **by_unit.on(info)}
+            wanted = {one.name: asked[one.name] for one in PROPERTIES if one.name in asked}
+            dropped = state.named - wanted.keys()
+            if wanted or dropped:
+                kept = entry.kept and not self._is_held(slice_)
+                try:
+                    written, mistakes = await writer.write(self._controller, group, wanted, dropped)
+                except OSError:
+                    return  # the slice is gone
+                finally:
+                    if not kept and not self._is_held(slice_):
+                        self._population.let_go(slice_)  # to write on it has it stay, and nobody asked for that
+                load.tell(mistakes)
+                state.named = written | state.named & wanted.keys()
+                self._count(slice_, named=any(self._is_named(Group(gpu, slice_)) for gpu in self._controller.gpus))
+            state.load, state.reading = load, reading
+
+    def _is_held(self, slice_: Slice) -> bool:
+        return self._active is not None and self._active.holds(slice_)
+
+    def _is_named(self, group: Group) -> bool:
+        state = self._groups.get(group)
+        return state is not None and bool(state.named)
+
+    def _count(self, slice_: Slice, *, named: bool) -> None:
+        """How many slices have something from files."""
+        (self._named.add if named else self._named.discard)(slice_)
+        self._controller.facts["units.configured"] = str(len(self._named))
+
+
+def _levels(slice_: Slice) -> list[Slice]:
+    """A slice and those above it, but for the root, which comes first."""
+    levels: list[Slice] = []
+    level: Slice | None = slice_
+    while level is not None and level != ROOT:
+        levels.append(level)
+        level = level.parent
+    return levels[::-1]
+
+
+def _read_already() -> Reading:
+    reading = Reading(settings=Settings())
+    reading.done.set()
+    return reading
+
+
+NO_UNIT = _read_already()
+"""Of a cgroup that is no unit."""

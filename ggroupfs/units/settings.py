@@ -1,0 +1,114 @@
+"""What files ask for a cgroup: assignments checked, merged, and chosen by GPU. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from backend.records import MAX, GpuInfo
+from ggroupfs.properties import BY_NAME, PROPERTIES, text_of
+from ggroupfs.units.unitfile import Assignment, Place
+
+GPUS = "GPUs"
+"""The key that says which GPUs the others are for."""
+
+ALL = "all"
+GPU = re.compile(r"\d+|GPU-[0-9A-Za-z-]+", re.ASCII)
+
+
+@attrs.frozen
+class Mistake:
+    """Something in a file that does not act, and why."""
+
+    place: Place
+    """Where it stands."""
+    key: str
+    """Of which assignment; empty for the whole file."""
+    reason: str
+    """In words."""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.key}=: {self.reason}" if self.key else f"{self.place.file}: {self.reason}"
+
+
+@attrs.frozen
+class Setting:
+    """One property that is asked for."""
+
+    name: str
+    """The property."""
+    value: str
+    """As it stands in the file; empty for the default."""
+    place: Place
+    """Where it stands."""
+
+    def mistake(self, reason: str) -> Mistake:
+        """It does not act."""
+        return Mistake(self.place, self.name, reason)
+
+
+@attrs.frozen
+class Settings:
+    """Everything that the files of one cgroup say together."""
+
+    values: Mapping[str, Setting] = attrs.field(factory=dict)
+    """By property, in the order in which they are applied."""
+    gpus: frozenset[str] = frozenset()
+    """Indices and UUIDs of the GPUs that they are for; empty for all."""
+    chosen: Setting | None = None
+    """Where those GPUs are named."""
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def on(self, gpu: GpuInfo) -> Mapping[str, Setting]:
+        """The properties asked for on a GPU."""
+        return self.values if not self.gpus or self.gpus & {str(gpu.index), gpu.uuid} else {}
+
+    def unknown(self, gpus: Iterable[GpuInfo]) -> Sequence[Mistake]:
+        """GPUs that are named and are none of these."""
+        there = {name for gpu in gpus for name in (str(gpu.index), gpu.uuid)}
+        if self.chosen is None:
+            return []
+        return [self.chosen.mistake(f"there is no GPU {name}") for name in sorted(self.gpus - there)]
+
+
+def merge(assignments: Iterable[Assignment]) -> tuple[Settings, Sequence[Mistake]]:
+    """What assignments of one or more sections come to: the last one of a key that has sense counts.
+
+    As systemd does it, one that has none is as if it were not there.
+    """
+    found: dict[str, Setting] = {}
+    mistakes: list[Mistake] = []
+    gpus: frozenset[str] = frozenset()
+    chosen: Setting | None = None
+    for one in assignments:
+        setting = Setting(one.key, one.value or "", one.place)
+        try:
+            if one.value is None:
+                raise ValueError("not KEY=VALUE")
+            if one.key == GPUS:
+                gpus, chosen = _gpus(one.value), setting
+            elif one.key in BY_NAME:
+                text_of(one.key, one.value, MAX)
+                found[one.key] = setting
+            else:
+                raise ValueError("there is no such property")
+        except ValueError as error:
+            mistakes.append(setting.mistake(str(error)))
+    values = {each.name: found[each.name] for each in PROPERTIES if each.name in found}
+    return Settings(values, gpus, chosen), mistakes
+
+
+def _gpus(value: str) -> frozenset[str]:
+    words = value.replace(",", " ").split()
+    if ALL in words or not words:
+        if len(words) > 1:
+            raise ValueError(f"{ALL}, or some GPUs, not both")
+        return frozenset()
+    for word in words:
+        if not GPU.fullmatch(word):
+            raise ValueError(f"{word}: not the index or UUID of a GPU")
+    return frozenset(str(int(word)) if word.isdigit() else word for word in words)

@@ -1,0 +1,56 @@
+"""Writes settings on a group, by the table that files are written by: what they refuse is refused here."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping
+
+from backend.controller import Controller
+from backend.identity import Group
+from ggroupfs.controls import CONTROLS
+from ggroupfs.properties import BY_NAME, text_of
+from ggroupfs.units.settings import Mistake, Setting
+
+BY_CONTROL = {control.name: control for control in CONTROLS}
+
+
+async def write(
+    controller: Controller, group: Group, wanted: Mapping[str, Setting], dropped: Iterable[str]
+) -> tuple[set[str], list[Mistake]]:
+    """Writes what is wanted, and the default of properties that no file names any more.
+
+    Returns the properties that were written, and what was refused. OSError(ENODEV) when the group is gone.
+    """
+    written: set[str] = set()
+    for name in dropped:
+        await _write_one(controller, group, name, "")
+    refused: dict[str, OSError] = {}
+    # Twice, since one limit may be in the way of another: a high that swap.max has no room for, yet.
+    for names in (list(wanted), refused):
+        for name in list(names):
+            if error := await _write_one(controller, group, name, wanted[name].value):
+                refused[name] = error
+            else:
+                refused.pop(name, None)
+                written.add(name)
+    return written, [wanted[name].mistake(_words(group, error)) for name, error in refused.items()]
+
+
+async def _write_one(controller: Controller, group: Group, name: str, value: str) -> OSError | None:
+    """What kept it from being written."""
+    capacity = controller.gpus[group.gpu].info.capacity
+    control, text = text_of(name, value, capacity)
+    row = BY_CONTROL[control]
+    assert row.parse is not None
+    assert row.apply is not None, f"{BY_NAME[name]} is a file that can be written"
+    try:
+        await row.apply(controller, group, row.parse(text))
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            raise
+        return error
+    return None
+
+
+def _words(group: Group, error: OSError) -> str:
+    return f"GPU {group.gpu}: {error.strerror}"

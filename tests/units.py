@@ -1,0 +1,146 @@
+"""A manager of units in this process, which does as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+import trio
+
+from ggroupfs.units.manager import News, State
+
+
+@attrs.define
+class Unit:
+    """A unit that is loaded."""
+
+    files: Sequence[Path]
+    """Fragment and drop-ins."""
+    cgroup: str
+    """Where it is, once it is active."""
+    active: bool = True
+    """Whether it was started."""
+
+
+class FakeManager:
+    """See :class:`ggroupfs.units.manager.Manager`."""
+
+    name = "systemd"
+
+    def __init__(self, directory: Path) -> None:
+        self.units: dict[str, Unit] = {}
+        """What is loaded."""
+        self.calls: list[tuple[str, str]] = []
+        """Every call and what it was for."""
+        self.answers = trio.Event()
+        """Set while it answers calls for files."""
+        self.answers.set()
+        self.refuses = False
+        """Nobody is taken in."""
+        self.connected = 0
+        """How often somebody was."""
+        self._directory = directory
+        self._connection: FakeConnection | None = None
+
+    # What a test does
+
+    def unit(self, cgroup: str, *lines: str, active: bool = True) -> Path:
+        """Loads a unit with a section, named as its cgroup; returns its file."""
+        name = cgroup.rpartition("/")[2]
+        path = self._directory / name
+        path.write_text("\n".join(["[X-GGroup]", *lines, ""]) if lines else "[Unit]\n")
+        self.units[name] = Unit([path], cgroup, active)
+        return path
+
+    def start(self, *names: str) -> None:
+        """Units are started."""
+        for name in names:
+            self.units[name].active = True
+            self.tell(News(name))
+
+    def stop(self, name: str) -> None:
+        """A unit is stopped, and dropped."""
+        del self.units[name]
+        self.tell(News(name, loaded=True))
+
+    def reload(self) -> None:
+        """daemon-reload."""
+        self.tell(News(None))
+
+    def lose(self) -> None:
+        """The bus is gone."""
+        assert self._connection is not None
+        self._connection.lost.set()
+        self._connection = None
+
+    def hold(self) -> trio.Event:
+        """From now on files are not told, until what is returned is set."""
+        self.answers = trio.Event()
+        return self.answers
+
+    def tell(self, news: News) -> None:
+        assert self._connection is not None
+        assert self._connection.tell is not None
+        self._connection.tell(news)
+
+    # What is asked of it
+
+    async def connect(self) -> FakeConnection:
+        await trio.lowlevel.checkpoint()
+        if self.refuses:
+            raise ConnectionRefusedError("nobody there")
+        self.connected += 1
+        self._connection = FakeConnection(self)
+        return self._connection
+
+
+class FakeConnection:
+    """See :class:`ggroupfs.units.manager.Connection`."""
+
+    def __init__(self, manager: FakeManager) -> None:
+        self.lost = trio.Event()
+        """It is over."""
+        self.tell: Callable[[News], None] | None = None
+        """Who is told."""
+        self._manager = manager
+
+    async def run(self, tell: Callable[[News], None]) -> None:
+        self.tell = tell
+        await self.lost.wait()
+
+    async def subscribe(self) -> None:
+        await self._called("subscribe")
+
+    async def active(self) -> Sequence[str]:
+        await self._called("active")
+        return [name for name, unit in self._manager.units.items() if unit.active]
+
+    async def files(self, unit: str) -> Sequence[Path]:
+        await self._called("files", unit)
+        await self._until(self._manager.answers)
+        return self._manager.units[unit].files if unit in self._manager.units else []
+
+    async def state(self, unit: str) -> State:
+        await self._called("state", unit)
+        found = self._manager.units.get(unit)
+        return State(found.active, found.cgroup if found.active else "") if found is not None else State(False, "")
+
+    async def _called(self, name: str, unit: str = "") -> None:
+        await trio.lowlevel.checkpoint()
+        if self.lost.is_set():
+            raise ConnectionError("lost")
+        self._manager.calls.append((name, unit))
+
+    async def _until(self, event: trio.Event) -> None:
+        """Waits for an answer, or the end."""
+        async with trio.open_nursery() as nursery:
+
+            async def watch(other: trio.Event) -> None:
+                await other.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch, self.lost)
+            nursery.start_soon(watch, event)
+        if not event.is_set():
+            raise ConnectionError("lost")
