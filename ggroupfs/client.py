@@ -10,6 +10,29 @@ from pathlib import Path
 
 import attrs
 
+CONTENT_MOST = 1 << 14
+"""Bytes of the longest control file, and more."""
+
+
+def content(path: str | os.PathLike[str]) -> str:
+    """What a control file says, in one read(2): another one, to see the end, is a request more to the daemon."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, CONTENT_MOST).decode().rstrip("\n")
+    finally:
+        os.close(file)
+
+
+def flat(text: str) -> dict[str, int]:
+    """The numbers of a flat keyed file."""
+    return {key: int(value) for key, value in (line.split() for line in text.splitlines())}
+
+
+def require_tree(mount: Path) -> None:
+    """FileNotFoundError where there is no tree."""
+    if not (mount / "ggroup.backend").exists():
+        raise FileNotFoundError(errno.ENOENT, "no ggroup tree is mounted there", os.fspath(mount))
+
 
 @attrs.frozen
 class Member:
@@ -24,11 +47,11 @@ class Member:
 
     def read(self, name: str) -> str:
         """The content of a control file, without the newline at its end."""
-        return (self.path / name).read_text().rstrip("\n")
+        return content(self.path / name)
 
     def flat(self, name: str) -> dict[str, int]:
         """The numbers of a flat keyed file."""
-        return {key: int(value) for key, value in (line.split() for line in self.read(name).splitlines())}
+        return flat(self.read(name))
 
     def command(self) -> str:
         """The name of the program; ``?`` once it is gone."""
@@ -38,11 +61,15 @@ class Member:
             return "?"
 
 
+def numbers(directory: str | os.PathLike[str]) -> list[int]:
+    """The names in a directory that are numbers: pids, or GPUs."""
+    return sorted(int(name) for name in os.listdir(directory) if name.isdigit())
+
+
 def members(mount: Path) -> Iterator[Member]:
     """Every process of a tree, on each of its GPUs. FileNotFoundError where there is no tree."""
-    if not (mount / "ggroup.backend").exists():
-        raise FileNotFoundError(errno.ENOENT, "no ggroup tree is mounted there", os.fspath(mount))
-    for pid in sorted(int(name) for name in os.listdir(mount) if name.isdigit()):
+    require_tree(mount)
+    for pid in numbers(mount):
         with contextlib.suppress(OSError):  # gone since
-            for gpu in sorted(int(name) for name in os.listdir(mount / str(pid))):
+            for gpu in numbers(mount / str(pid)):
                 yield Member(pid, gpu, mount / str(pid) / str(gpu))

@@ -8,7 +8,6 @@ for their files, and a number is never used again for something else.
 from __future__ import annotations
 
 import errno
-import re
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from backend.identity import ROOT, Group, Process, Slice, tgid_of
 from backend.records import NOBODY
 from ggroupfs.controls import CONTROLS, Control
 from ggroupfs.facts import GPU_FACTS, ROOT_FACTS
+from ggroupfs.names import DIGITS, escape, unescape
 
 SLOT_BITS = 6
 DIRECTORY_SLOT = 1
@@ -32,8 +32,6 @@ SELF_INODE = ROOT_INODE | ((1 << SLOT_BITS) - 1)
 
 FILE_SIZE = 4096
 """st_size of every file, as sysfs has it: with 0, sendfile(2) and so shutil.copyfile() read nothing."""
-
-DIGITS = re.compile(r"_*[0-9]+")
 
 
 @attrs.frozen
@@ -91,16 +89,6 @@ class Directory:
     def file_inode(self, control: Control) -> int:
         """The inode number of one of its files."""
         return self.number << SLOT_BITS | FIRST_FILE_SLOT + self.files.index(control)
-
-
-def escape(component: str) -> str:
-    """A cgroup's name in the tree: one that looks like a GPU index gets an underscore, as systemd escapes."""
-    return f"_{component}" if DIGITS.fullmatch(component) else component
-
-
-def unescape(name: str) -> str:
-    """The cgroup's own name."""
-    return name[1:] if name.startswith("_") and DIGITS.fullmatch(name) else name
 
 
 class Tree:
