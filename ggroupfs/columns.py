@@ -43,6 +43,11 @@ def timeslice(ms: float) -> str:
     return f"{ms:g} ms" if ms else "default"
 
 
+def readable(name: str) -> str:
+    """A name that somebody else chose, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
 @attrs.frozen
 class Column:
     """A column of a table, and what it needs to be read."""
@@ -59,7 +64,7 @@ class Column:
     """The figure that it is made of, if it is one."""
     number: bool = True
     """Whether it stands at the right."""
-    width: int = 8
+    width: int = 7
     """Where the width cannot follow what is in it, on a screen that changes."""
 
     def cell(self, node: Node) -> str:
@@ -73,13 +78,13 @@ class Column:
 
 
 def _figure(
-    name: str, text: Callable[[Any], str], *, field: str | None = None, heading: str | None = None, width: int = 8
+    name: str, text: Callable[[Any], str], *, field: str | None = None, heading: str | None = None, width: int = 7
 ) -> Column:
     source = field or name
     return Column(name, heading or name.upper(), lambda node: getattr(node.figures, source), text, source, width=width)
 
 
-def _rate(name: str, heading: str, text: Callable[[Any], str], width: int = 8) -> Column:
+def _rate(name: str, heading: str, text: Callable[[Any], str], width: int = 7) -> Column:
     return Column(name, heading, lambda node: getattr(node.rates, name), text, width=width)
 
 
@@ -87,7 +92,7 @@ def _of_process(name: str, *, number: bool) -> Column:
     def value(node: Node) -> Any:
         return getattr(node.use, name) if isinstance(node.use, ProcessUse) else None
 
-    return Column(name, name.upper(), value, str, number=number)
+    return Column(name, name.upper(), value, lambda value: readable(str(value)), number=number)
 
 
 PID = _of_process("pid", number=True)
@@ -100,7 +105,7 @@ SWAP = _figure("swap", human)
 TIMESLICE = _figure("timeslice", timeslice, width=9)
 FROZEN = attrs.evolve(_figure("frozen", lambda frozen: "frozen" if frozen else NOT_TOLD, width=6), number=False)
 FINISHED = _figure("finished", str)
-SHARE = _rate("share", "SHARE", percent, 6)
+SHARE = _rate("share", "SHARE", percent, 5)
 KERNELS = _rate("kernels", "KERN/S", lambda rate: f"{rate:.0f}")
 SWAPIN = _rate("swapin", "IN MB/S", speed)
 SWAPOUT = _rate("swapout", "OUT MB/S", speed, 9)
@@ -152,7 +157,7 @@ def tree(lines: Iterable[Line], columns: Sequence[Column]) -> str:
 
 def label(line: Line) -> str:
     """What a line of an outline is called: of a GPU with the memory that it has, of what is folded with how many."""
-    use, text = line.node.use, line.prefix + line.node.label
+    use, text = line.node.use, line.prefix + readable(line.node.label)
     if isinstance(use, GpuUse):
         text += f", {human(use.capacity)}"
     return f"{text} [+{len(line.node.children)}]" if line.folded else text

@@ -39,12 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand: all is understood before anything is written, in the order in which it was said."""
-    settings = [split(word) for word in arguments.settings]
     mount = Path(os.path.abspath(arguments.mount))
     require_tree(mount)
-    groups = groups_of(mount, arguments.path, arguments.gpu)
-    for write in [understood(mount, group, *setting) for setting in settings for group in groups]:
-        apply(mount, write)
+    try:
+        settings = [split(word) for word in arguments.settings]
+        groups = groups_of(mount, arguments.path, arguments.gpu)
+        for write in [understood(mount, group, *setting) for setting in settings for group in groups]:
+            apply(mount, write)
+    except (RuntimeError, UsageError) as error:
+        raise type(error)(f"set: {error}") from None
     return 0
 
 
@@ -52,7 +55,7 @@ def split(word: str) -> tuple[str, str]:
     """A ``KEY=VALUE``. An empty value is the default of a property. UsageError."""
     key, equals, value = word.partition("=")
     if not (key and equals) or "/" in key:
-        raise UsageError(f"set: {word}: not KEY=VALUE")
+        raise UsageError(f"{word}: not KEY=VALUE")
     return key, value.strip()
 
 
@@ -62,14 +65,14 @@ def groups_of(mount: Path, word: str, gpu: int | None) -> Sequence[Path]:
     if gpu is None:
         gpu = named
     elif named not in (None, gpu):
-        raise UsageError(f"set: {word} is on GPU {named}, not on {gpu}")
+        raise UsageError(f"{word} is on GPU {named}, not on {gpu}")
     try:
         gpus: Iterable[int] = numbers(directory)
     except OSError as error:
-        raise RuntimeError(f"set: {word}: {meaning(error)}") from None
+        raise RuntimeError(f"{word}: {meaning(error)}") from None
     found = [directory / str(number) for number in gpus if gpu in (None, number)]
     if not found:
-        raise RuntimeError(f"set: {word} " + ("has no control files" if gpu is None else f"is not on a GPU {gpu}"))
+        raise RuntimeError(f"{word} " + ("has no control files" if gpu is None else f"is not on a GPU {gpu}"))
     return found
 
 
@@ -82,12 +85,12 @@ def directory_of(mount: Path, word: str) -> tuple[Path, int | None]:
     if inside is not None:
         process_or_slice, last = inside.parts[0].isdigit() or inside.parts[0] == "slice", inside.parts[-1]
         if not process_or_slice:
-            raise UsageError(f"set: {word} is no process and no slice")
+            raise UsageError(f"{word} is no process and no slice")
         if len(inside.parts) > 1 and last.isdigit():
             return mount / inside.parent, int(last)
         return mount / inside, None
     if not parts or any(part in (".", "..") for part in parts):
-        raise UsageError(f"set: {word!r} is no pid, no cgroup and no directory of {mount}")
+        raise UsageError(f"{word!r} is no pid, no cgroup and no directory of {mount}")
     return mount / slice_directory(word), None
 
 
@@ -105,9 +108,9 @@ def understood(mount: Path, group: Path, key: str, value: str) -> Write:
     try:
         control, text = text_of(key, value, int(content(mount / "gpus" / group.name / "gmem.capacity")))
     except ValueError as error:
-        raise UsageError(f"set: {key}={value}: {error}") from None
+        raise UsageError(f"{key}={value}: {error}") from None
     if group.is_dir() and not (group / control).exists():
-        raise UsageError(f"set: {key}: there is no such control")
+        raise UsageError(f"{key}: there is no such control")
     return Write(group, control, text)
 
 
@@ -117,4 +120,4 @@ def apply(mount: Path, write: Write) -> None:
         (write.group / write.control).write_text(f"{write.text}\n")
     except OSError as error:
         where = f"{write.group.parent.relative_to(mount)} on GPU {write.group.name}"
-        raise RuntimeError(f"set: {where}: {write.control}={write.text}: {meaning(error)}") from None
+        raise RuntimeError(f"{where}: {write.control}={write.text}: {meaning(error)}") from None

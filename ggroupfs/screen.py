@@ -1,0 +1,414 @@
+"""The screen of ``ggroupfs top``. Two threads beside it read the tree and write to it: no answer of a slow tree, nor
+of one that is dead, ever holds up a key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.cells import set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widgets import Input, Static
+
+from ggroupfs import columns
+from ggroupfs.actions import ASKED, Action, freeze
+from ggroupfs.errors import UsageError
+from ggroupfs.outline import Line, lines
+from ggroupfs.snapshot import GpuUse
+from ggroupfs.top import Frame, gauges, look, summary
+
+# Told apart by everybody (Okabe and Ito), and nothing is told by its colour alone.
+BLUE, ORANGE, GREY = Style(color="#56b4e9"), Style(color="#e69f00", bold=True), Style(color="#8a8a8a")
+
+BASE_LEAST_S = 0.5
+"""Rates are over that long at least: a write has the tree read at once, and two passes may be close together."""
+
+KEYS = "f freeze  l limit  t timeslice  / filter  v flat  m s p k w sort  ? help  q quit"
+
+HELP = """\
+ up down pgup pgdn home end   choose a line
+ enter, left, right           fold what is in it, and unfold
+
+ f   freeze, or thaw
+ l   limit of memory on the GPU: 8G, 50%, max
+ t   timeslice: 2ms, 500us, default
+
+ m s p k w   sort by memory, share, pid, kernels, swap
+ v   processes alone, or in their slices
+ /   only names with some text in them; esc: all again
+ q   quit
+
+ - is what this machine does not tell. A wider terminal has
+ more columns: memory moved in and out, in MB/s.
+
+ esc closes this."""
+
+
+class Outline(ScrollView, can_focus=True):
+    """The lines. Only those that are seen are ever made into text: ten thousand cost what twenty do."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)"),
+        Binding("down", "move(1)"),
+        Binding("pageup", "page(-1)"),
+        Binding("pagedown", "page(1)"),
+        Binding("home", "edge(0)"),
+        Binding("end", "edge(1)"),
+        Binding("enter,space", "fold"),
+        Binding("left", "fold(True)"),
+        Binding("right", "fold(False)"),
+    ]
+
+    class Resized(Message):
+        """Other columns fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: Sequence[Line] = ()
+        """What there is."""
+        self.at = 0
+        """Which of them is chosen."""
+        self.folded: set[str] = set()
+        """Keys of the nodes whose inside is not shown."""
+        self.on_fold: Callable[[], None] = lambda: None
+        """Called when `folded` has changed."""
+
+    @property
+    def chosen(self) -> Line | None:
+        """The line that the keys act on."""
+        return self.lines[self.at] if self.at < len(self.lines) else None
+
+    @property
+    def columns(self) -> Sequence[columns.Column]:
+        """Those that there is room for."""
+        return columns.fitting(self.scrollable_content_region.width)
+
+    def show(self, found: Sequence[Line]) -> None:
+        """Other lines; what was chosen stays so, wherever it is now."""
+        before = self.chosen.node.key if self.chosen else None
+        self.lines = found
+        places = (place for place, line in enumerate(found) if line.node.key == before)
+        self.at = next(places, min(self.at, max(len(found) - 1, 0)))
+        self.virtual_size = Size(self.scrollable_content_region.width, len(found))
+        self._reveal()
+
+    def headings(self) -> str:
+        """What is above the lines."""
+        return self._row("", [column.heading for column in self.columns])
+
+    def render_line(self, y: int) -> Strip:
+        """One line of what is seen."""
+        place, width = y + self.scroll_offset.y, self.scrollable_content_region.width
+        if place >= len(self.lines):
+            return Strip.blank(width, self.rich_style)
+        line = self.lines[place]
+        text = self._row(columns.label(line), [column.cell(line.node) for column in self.columns])
+        style = self.rich_style
+        if isinstance(line.node.use, GpuUse):
+            style += Style(bold=True)
+        elif line.node.figures.frozen:
+            style += BLUE
+        if place == self.at:
+            style += Style(reverse=True)
+        return Strip([Segment(text, style)], width)
+
+    def _row(self, label: str, cells: Sequence[str]) -> str:
+        """Names to the left, cut where they are too long, and the cells beside."""
+        beside = "".join(
+            " " + column.aligned(cell, column.width)[: max(column.width, len(cell))]
+            for column, cell in zip(self.columns, cells, strict=True)
+        )
+        width = self.scrollable_content_region.width
+        room = max(width - len(beside), 0)
+        if len(label) > room > 0:
+            label = set_cell_size(label, room - 1) + "…"
+        return set_cell_size(set_cell_size(label, room) + beside, width)
+
+    def on_resize(self, _: events.Resize) -> None:
+        """Another size has room for other columns."""
+        self.virtual_size = Size(self.scrollable_content_region.width, len(self.lines))
+        self._reveal()
+        self.post_message(self.Resized())
+
+    def on_click(self, event: events.Click) -> None:
+        """Chooses what is pointed at."""
+        self._choose(event.y + self.scroll_offset.y)
+
+    def action_move(self, by: int) -> None:
+        """Up and down."""
+        self._choose(self.at + by)
+
+    def action_page(self, by: int) -> None:
+        """As far as is seen at once."""
+        self._choose(self.at + by * max(self.scrollable_content_region.height - 1, 1))
+
+    def action_edge(self, end: int) -> None:
+        """The first, the last."""
+        self._choose(len(self.lines) if end else 0)
+
+    def action_fold(self, fold: bool | None = None) -> None:
+        """Hides what is in the node that is chosen, or shows it."""
+        if self.chosen is None or not self.chosen.node.children:
+            return
+        key = self.chosen.node.key
+        if fold is None:
+            fold = key not in self.folded
+        (self.folded.add if fold else self.folded.discard)(key)
+        self.on_fold()
+
+    def _choose(self, place: int) -> None:
+        self.at = min(max(place, 0), max(len(self.lines) - 1, 0))
+        self._reveal()
+
+    def _reveal(self) -> None:
+        width = self.scrollable_content_region.width
+        self.scroll_to_region(Region(0, self.at, width, 1), animate=False, force=True)
+        self.refresh()
+
+
+class Help(ModalScreen[None]):
+    """What the keys do."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter", "dismiss")]
+    CSS = """
+    Help { align: center middle; }
+    Help > Static { width: 66; height: auto; border: round #56b4e9; background: $background; }
+    """
+
+    def compose(self) -> ComposeResult:
+        """One box."""
+        yield Static(HELP, markup=False)
+
+
+class Top(App[int]):
+    """The program. Everything that it shows comes from a Frame, everything that it does is in actions."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { background: $background; }
+    #summary { height: auto; max-height: 40%; overflow-y: auto; padding: 0; }
+    #headings { height: 1; margin-top: 1; text-style: bold; }
+    Outline { height: 1fr; overflow-x: hidden; overflow-y: scroll; scrollbar-size-vertical: 1; }
+    #message { height: auto; max-height: 4; }
+    Input { height: 1; border: none; padding: 0; display: none; }
+    Input:focus { border: none; }
+    #keys { height: 1; color: #8a8a8a; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "leave"),
+        Binding("ctrl+c", "leave", priority=True),
+        Binding("f", "freeze"),
+        Binding("l", "ask('limit')"),
+        Binding("t", "ask('timeslice')"),
+        Binding("slash", "ask('filter')"),
+        Binding("m", "sort('memory')"),
+        Binding("s", "sort('share')"),
+        Binding("p", "sort('pid')"),
+        Binding("k", "sort('kernels')"),
+        Binding("w", "sort('swap')"),
+        Binding("v", "flat"),
+        Binding("question_mark,h", "help"),
+        Binding("escape", "cancel", priority=True),
+    ]
+
+    def __init__(self, mount: Path, delay: float) -> None:
+        super().__init__()
+        self._mount, self._delay = mount, delay
+        self._frame: Frame | None = None
+        self._order, self._pattern, self._flat = "memory", "", False
+        self._asking = ""
+        self._target = ""
+        self._wake, self._ended, self._lost = threading.Event(), False, False
+        self._outline = Outline()
+        self._outline.on_fold = self._redraw
+
+    def compose(self) -> ComposeResult:
+        """From top to bottom."""
+        with Vertical():
+            yield Static(id="summary", markup=False)
+            yield Static(id="headings", markup=False)
+            yield self._outline
+            yield Static(id="message", markup=False)
+            yield Input(select_on_focus=False)
+            yield Static(KEYS, id="keys", markup=False)
+
+    def on_mount(self) -> None:
+        """Begins to read. Whoever ends us gets the terminal back as it was."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with contextlib.suppress(ValueError):  # not the main thread: somebody else's program, a test
+                asyncio.get_running_loop().add_signal_handler(number, self.action_leave)
+        self._outline.focus()
+        threading.Thread(target=self._read, name="ggroupfs-top-reader", daemon=True).start()
+
+    # Reading and writing, each on a thread of its own
+
+    def _read(self) -> None:
+        """Never more than half of the time: a large tree is read less often rather than its daemon kept busy."""
+        base, passed = None, self._delay
+        while not self._ended:
+            try:
+                frame = look(self._mount, base)
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                self._tell(self._missed, f"{self._mount}: {reason}")
+            else:
+                if base is None or frame.snapshot.at - base.at >= BASE_LEAST_S:
+                    base = frame.snapshot
+                passed = frame.snapshot.took
+                self._tell(self._arrived, frame)
+            self._wake.wait(max(self._delay, passed))
+            self._wake.clear()
+
+    def _do(self, action: Action, directory: str, value: str = "") -> None:
+        """A write returns once it holds, which may take its time."""
+
+        def act() -> None:
+            try:
+                words, failed = action(self._mount, directory, value), False
+            except (OSError, RuntimeError, UsageError) as error:
+                words, failed = str(error), True
+            self._tell(self._say, words, failed)
+            self._wake.set()
+
+        threading.Thread(target=act, name="ggroupfs-top-writer", daemon=True).start()
+
+    def _tell(self, what: Callable[..., Any], *words: Any) -> None:
+        with contextlib.suppress(RuntimeError, asyncio.CancelledError):  # it has ended since
+            self.call_from_thread(what, *words)
+
+    # Showing
+
+    def _missed(self, reason: str) -> None:
+        """What was read last stays, with the reason why it is old."""
+        self._lost = True
+        self._say(reason, True)
+
+    def _arrived(self, frame: Frame) -> None:
+        self._frame = frame
+        if self._lost:
+            self._lost = False
+            self._say("")
+        self._redraw()
+
+    def _redraw(self) -> None:
+        """All of it, from what is known. Textual sends the terminal what differs."""
+        frame = self._frame
+        if frame is None:
+            return
+        self._outline.show(lines(frame.gpus, self._order, self._outline.folded, self._pattern, flat=self._flat))
+        words = f"ggroupfs top on {self._mount}: {summary(frame)}, by {self._order}"
+        if self._pattern:
+            words += f", with {self._pattern!r}"
+        if frame.snapshot.took > self._delay:
+            words += f", read in {frame.snapshot.took:.1f} s"
+        bars = Text("\n".join(gauges(gpu, self.size.width) for gpu in frame.gpus))
+        bars.highlight_regex("[█▏▎▍▌▋▊▉]+", BLUE)
+        bars.highlight_regex("░+", GREY)
+        self.query_one("#summary", Static).update(Text(words + "\n", no_wrap=True).append_text(bars))
+        self.query_one("#headings", Static).update(Text(self._outline.headings(), no_wrap=True))
+
+    def on_outline_resized(self, _: Outline.Resized) -> None:
+        """Bars and headings are as wide as the lines."""
+        self._redraw()
+
+    def _say(self, words: str, failed: bool = False) -> None:
+        """The line at the bottom; an error has a mark beside its colour."""
+        text = Text(f"! {words}", ORANGE) if failed else Text(words)
+        self.query_one("#message", Static).update(text)
+
+    # Keys
+
+    def action_leave(self) -> None:
+        """The end."""
+        self._ended = True
+        self._wake.set()
+        self.exit(0)
+
+    def action_sort(self, order: str) -> None:
+        """Another order."""
+        self._order = order
+        self._redraw()
+
+    def action_flat(self) -> None:
+        """Processes alone, or in their slices."""
+        self._flat = not self._flat
+        self._redraw()
+
+    def action_help(self) -> None:
+        """What the keys do."""
+        self.push_screen(Help())
+
+    def action_freeze(self) -> None:
+        """Freezes or thaws what is chosen."""
+        directory = self._chosen()
+        if directory is not None:
+            self._do(freeze, directory)
+
+    def action_ask(self, what: str) -> None:
+        """Opens the line in which a value is typed. It is for what is chosen now, whatever moves there meanwhile."""
+        box = self.query_one(Input)
+        if what == "filter":
+            box.value, box.placeholder = self._pattern, "text in the name of a process or slice"
+        else:
+            directory = self._chosen()
+            if directory is None:
+                return
+            self._target = directory
+            box.value, box.placeholder = "", f"{directory}: {ASKED[what][0]}"
+        self._asking = what
+        self._say("")
+        box.display = True
+        self.screen.set_focus(box)  # at once: focus() would come after the next keys
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """A filter acts while it is typed."""
+        if self._asking == "filter":
+            self._pattern = event.value
+            self._redraw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Does what was asked for."""
+        what, value = self._asking, event.value.strip()
+        self._close()
+        if what in ASKED and value:
+            self._do(ASKED[what][1], self._target, value)
+
+    def action_cancel(self) -> None:
+        """Closes whatever is open; nothing was: shows everything again."""
+        if isinstance(self.screen, Help):
+            self.pop_screen()
+            return
+        if self._asking in ("", "filter"):
+            self._pattern = ""
+        self._close()
+        self._say("")
+        self._redraw()
+
+    def _close(self) -> None:
+        self._asking = ""
+        self.query_one(Input).display = False
+        self.screen.set_focus(self._outline)
+
+    def _chosen(self) -> str | None:
+        """Directory of the process or slice that is chosen; None, and says so, for a GPU."""
+        line = self._outline.chosen
+        if line is None or isinstance(line.node.use, GpuUse):
+            self._say("a GPU has no control files: choose a process or a slice", True)
+            return None
+        return line.node.key
