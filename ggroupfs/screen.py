@@ -24,7 +24,7 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
-from textual.widgets import Input, Static
+from textual.widgets import Static
 
 from ggroupfs import columns
 from ggroupfs.actions import ASKED, Action, freeze
@@ -63,18 +63,6 @@ HELP = """\
 class Outline(ScrollView, can_focus=True):
     """The lines. Only those that are seen are ever made into text: ten thousand cost what twenty do."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1)"),
-        Binding("down", "move(1)"),
-        Binding("pageup", "page(-1)"),
-        Binding("pagedown", "page(1)"),
-        Binding("home", "edge(0)"),
-        Binding("end", "edge(1)"),
-        Binding("enter,space", "fold"),
-        Binding("left", "fold(True)"),
-        Binding("right", "fold(False)"),
-    ]
-
     class Resized(Message):
         """Other columns fit."""
 
@@ -86,8 +74,6 @@ class Outline(ScrollView, can_focus=True):
         """Which of them is chosen."""
         self.folded: set[str] = set()
         """Keys of the nodes whose inside is not shown."""
-        self.on_fold: Callable[[], None] = lambda: None
-        """Called when `folded` has changed."""
 
     @property
     def chosen(self) -> Line | None:
@@ -150,27 +136,26 @@ class Outline(ScrollView, can_focus=True):
         """Chooses what is pointed at."""
         self._choose(event.y + self.scroll_offset.y)
 
-    def action_move(self, by: int) -> None:
+    def move(self, by: int) -> None:
         """Up and down."""
         self._choose(self.at + by)
 
-    def action_page(self, by: int) -> None:
+    def page(self, by: int) -> None:
         """As far as is seen at once."""
         self._choose(self.at + by * max(self.scrollable_content_region.height - 1, 1))
 
-    def action_edge(self, end: int) -> None:
+    def edge(self, end: bool) -> None:
         """The first, the last."""
         self._choose(len(self.lines) if end else 0)
 
-    def action_fold(self, fold: bool | None = None) -> None:
-        """Hides what is in the node that is chosen, or shows it."""
+    def fold(self, fold: bool | None) -> None:
+        """Hides what is in the node that is chosen, or shows it; None: the other of both."""
         if self.chosen is None or not self.chosen.node.children:
             return
         key = self.chosen.node.key
         if fold is None:
             fold = key not in self.folded
         (self.folded.add if fold else self.folded.discard)(key)
-        self.on_fold()
 
     def _choose(self, place: int) -> None:
         self.at = min(max(place, 0), max(len(self.lines) - 1, 0))
@@ -185,7 +170,6 @@ class Outline(ScrollView, can_focus=True):
 class Help(ModalScreen[None]):
     """What the keys do."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter", "dismiss")]
     CSS = """
     Help { align: center middle; }
     Help > Static { width: 66; height: auto; border: round #56b4e9; background: $background; }
@@ -202,29 +186,43 @@ class Top(App[int]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { background: $background; }
+    #summary, #headings { text-wrap: nowrap; text-overflow: ellipsis; }
     #summary { height: auto; max-height: 40%; overflow-y: auto; padding: 0; }
     #headings { height: 1; margin-top: 1; text-style: bold; }
     Outline { height: 1fr; overflow-x: hidden; overflow-y: scroll; scrollbar-size-vertical: 1; }
     #message { height: auto; max-height: 4; }
-    Input { height: 1; border: none; padding: 0; display: none; }
-    Input:focus { border: none; }
+    #prompt { height: 1; display: none; text-wrap: nowrap; }
     #keys { height: 1; color: #8a8a8a; }
     """
+    # All at once, in the order in which they come ("priority"): else what is typed before a line has opened would be
+    # commands, and a command would be for the line that was chosen before the arrow keys ahead of it.
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "leave"),
-        Binding("ctrl+c", "leave", priority=True),
-        Binding("f", "freeze"),
-        Binding("l", "ask('limit')"),
-        Binding("t", "ask('timeslice')"),
-        Binding("slash", "ask('filter')"),
-        Binding("m", "sort('memory')"),
-        Binding("s", "sort('share')"),
-        Binding("p", "sort('pid')"),
-        Binding("k", "sort('kernels')"),
-        Binding("w", "sort('swap')"),
-        Binding("v", "flat"),
-        Binding("question_mark,h", "help"),
-        Binding("escape", "cancel", priority=True),
+        Binding(key, action, priority=True)
+        for key, action in {
+            "q": "leave",
+            "ctrl+c": "leave",
+            "up": "move(-1)",
+            "down": "move(1)",
+            "pageup": "page(-1)",
+            "pagedown": "page(1)",
+            "home": "edge(False)",
+            "end": "edge(True)",
+            "enter,space": "fold(None)",
+            "left": "fold(True)",
+            "right": "fold(False)",
+            "f": "freeze",
+            "l": "ask('limit')",
+            "t": "ask('timeslice')",
+            "slash": "ask('filter')",
+            "m": "sort('memory')",
+            "s": "sort('share')",
+            "p": "sort('pid')",
+            "k": "sort('kernels')",
+            "w": "sort('swap')",
+            "v": "flat",
+            "question_mark,h": "help",
+            "escape": "cancel",
+        }.items()
     ]
 
     def __init__(self, mount: Path, delay: float) -> None:
@@ -232,11 +230,9 @@ class Top(App[int]):
         self._mount, self._delay = mount, delay
         self._frame: Frame | None = None
         self._order, self._pattern, self._flat = "memory", "", False
-        self._asking = ""
-        self._target = ""
+        self._asking, self._target, self._typed = "", "", ""
         self._wake, self._ended, self._lost = threading.Event(), False, False
         self._outline = Outline()
-        self._outline.on_fold = self._redraw
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
@@ -245,7 +241,7 @@ class Top(App[int]):
             yield Static(id="headings", markup=False)
             yield self._outline
             yield Static(id="message", markup=False)
-            yield Input(select_on_focus=False)
+            yield Static(id="prompt", markup=False)
             yield Static(KEYS, id="keys", markup=False)
 
     def on_mount(self) -> None:
@@ -312,11 +308,12 @@ class Top(App[int]):
         if frame is None:
             return
         self._outline.show(lines(frame.gpus, self._order, self._outline.folded, self._pattern, flat=self._flat))
-        words = f"ggroupfs top on {self._mount}: {summary(frame)}, by {self._order}"
+        words = f"ggroupfs top: {summary(frame)}, by {self._order}"
         if self._pattern:
             words += f", with {self._pattern!r}"
         if frame.snapshot.took > self._delay:
             words += f", read in {frame.snapshot.took:.1f} s"
+        words += f", on {self._mount}"
         bars = Text("\n".join(gauges(gpu, self.size.width) for gpu in frame.gpus))
         bars.highlight_regex("[█▏▎▍▌▋▊▉]+", BLUE)
         bars.highlight_regex("░+", GREY)
@@ -333,6 +330,66 @@ class Top(App[int]):
         self.query_one("#message", Static).update(text)
 
     # Keys
+
+    async def on_event(self, event: events.Event) -> None:
+        """What is typed while a line is open goes there; not by way of a widget, whose queue others would overtake."""
+        if self._asking and isinstance(event, events.Key):
+            self._type(event)
+        elif self._asking and isinstance(event, events.Paste):
+            self._typed += "".join(letter for letter in event.text if letter.isprintable())
+            self._prompt()
+        else:
+            await super().on_event(event)
+
+    def _type(self, event: events.Key) -> None:
+        if event.key == "enter":
+            self._submit()
+            return
+        if event.key in ("escape", "ctrl+c"):
+            self.action_cancel()
+            return
+        if event.key in ("backspace", "ctrl+h"):
+            self._typed = self._typed[:-1]
+        elif event.key == "ctrl+u":
+            self._typed = ""
+        elif event.is_printable and event.character:
+            self._typed += event.character
+        self._prompt()
+
+    def _prompt(self) -> None:
+        """The line in which a value is typed; a filter acts meanwhile."""
+        line = self.query_one("#prompt", Static)
+        line.display = bool(self._asking)
+        if not self._asking:
+            return
+        if self._asking == "filter":
+            self._pattern = self._typed
+            self._redraw()
+            words = "text in the name of a process or slice"
+        else:
+            words = f"{self._target}: {ASKED[self._asking][0]}"
+        line.update(Text.assemble((words, GREY), f" > {self._typed}", ("_", Style(blink=True))))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """While the help is open there is nothing to do but close it."""
+        return action in ("cancel", "leave") or not isinstance(self.screen, Help)
+
+    def action_move(self, by: int) -> None:
+        """Up and down."""
+        self._outline.move(by)
+
+    def action_page(self, by: int) -> None:
+        """As far as is seen at once."""
+        self._outline.page(by)
+
+    def action_edge(self, end: bool) -> None:
+        """The first, the last."""
+        self._outline.edge(end)
+
+    def action_fold(self, fold: bool | None) -> None:
+        """Hides what is in the node that is chosen, or shows it."""
+        self._outline.fold(fold)
+        self._redraw()
 
     def action_leave(self) -> None:
         """The end."""
@@ -362,29 +419,20 @@ class Top(App[int]):
 
     def action_ask(self, what: str) -> None:
         """Opens the line in which a value is typed. It is for what is chosen now, whatever moves there meanwhile."""
-        box = self.query_one(Input)
         if what == "filter":
-            box.value, box.placeholder = self._pattern, "text in the name of a process or slice"
+            self._typed = self._pattern
         else:
             directory = self._chosen()
             if directory is None:
                 return
-            self._target = directory
-            box.value, box.placeholder = "", f"{directory}: {ASKED[what][0]}"
+            self._target, self._typed = directory, ""
         self._asking = what
         self._say("")
-        box.display = True
-        self.screen.set_focus(box)  # at once: focus() would come after the next keys
+        self._prompt()
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """A filter acts while it is typed."""
-        if self._asking == "filter":
-            self._pattern = event.value
-            self._redraw()
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
+    def _submit(self) -> None:
         """Does what was asked for."""
-        what, value = self._asking, event.value.strip()
+        what, value = self._asking, self._typed.strip()
         self._close()
         if what in ASKED and value:
             self._do(ASKED[what][1], self._target, value)
@@ -402,8 +450,7 @@ class Top(App[int]):
 
     def _close(self) -> None:
         self._asking = ""
-        self.query_one(Input).display = False
-        self.screen.set_focus(self._outline)
+        self._prompt()
 
     def _chosen(self) -> str | None:
         """Directory of the process or slice that is chosen; None, and says so, for a GPU."""
