@@ -262,7 +262,7 @@ class Top(App[int]):
                 frame = look(self._mount, base)
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                self._tell(self._missed, f"{self._mount}: {reason}")
+                self._tell(self._missed, f"{reason}: {self._mount}")
             else:
                 if base is None or frame.snapshot.at - base.at >= BASE_LEAST_S:
                     base = frame.snapshot
@@ -285,8 +285,9 @@ class Top(App[int]):
         threading.Thread(target=act, name="ggroupfs-top-writer", daemon=True).start()
 
     def _tell(self, what: Callable[..., Any], *words: Any) -> None:
-        with contextlib.suppress(RuntimeError, asyncio.CancelledError):  # it has ended since
-            self.call_from_thread(what, *words)
+        with contextlib.suppress(RuntimeError, asyncio.CancelledError):  # it ends just now
+            if not self._ended:
+                self.call_from_thread(what, *words)
 
     # Showing
 

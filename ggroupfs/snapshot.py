@@ -1,7 +1,8 @@
 """One pass over a mounted tree, into records: its GPUs, slices and processes, with the figures that were asked for.
 
 An open of a control file is four requests to the daemon, so only the files are read that are needed, and what several
-of them tell is read once. What a machine cannot tell is None, and so is what nobody asked for; never 0.
+of them tell is read once. What a machine cannot tell is None, never 0, and so is what is only in files that were not
+needed.
 """
 
 from __future__ import annotations
