@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -87,12 +87,14 @@ class Outline(ScrollView, can_focus=True):
 
     def show(self, found: Sequence[Line]) -> None:
         """Other lines; what was chosen stays so, wherever it is now."""
-        before = self.chosen.node.key if self.chosen else None
+        at, before = self.at, self.chosen.node.key if self.chosen else None
         self.lines = found
         places = (place for place, line in enumerate(found) if line.node.key == before)
         self.at = next(places, min(self.at, max(len(found) - 1, 0)))
         self.virtual_size = Size(self.scrollable_content_region.width, len(found))
-        self._reveal()
+        if self.at != at:  # else it is where the wheel may have left it
+            self._reveal()
+        self.refresh()
 
     def headings(self) -> str:
         """What is above the lines."""
@@ -117,12 +119,11 @@ class Outline(ScrollView, can_focus=True):
     def _row(self, label: str, cells: Sequence[str]) -> str:
         """Names to the left, cut where they are too long, and the cells beside."""
         beside = "".join(
-            " " + column.aligned(cell, column.width)[: max(column.width, len(cell))]
-            for column, cell in zip(self.columns, cells, strict=True)
+            " " + column.aligned(cell, column.width) for column, cell in zip(self.columns, cells, strict=True)
         )
         width = self.scrollable_content_region.width
         room = max(width - len(beside), 0)
-        if len(label) > room > 0:
+        if cell_len(label) > room > 0:
             label = set_cell_size(label, room - 1) + "…"
         return set_cell_size(set_cell_size(label, room) + beside, width)
 
@@ -250,6 +251,7 @@ class Top(App[int]):
             with contextlib.suppress(ValueError):  # not the main thread: somebody else's program, a test
                 asyncio.get_running_loop().add_signal_handler(number, self.action_leave)
         self._outline.focus()
+        self._missed(f"reading {self._mount} ...", False)
         threading.Thread(target=self._read, name="ggroupfs-top-reader", daemon=True).start()
 
     # Reading and writing, each on a thread of its own
@@ -291,10 +293,10 @@ class Top(App[int]):
 
     # Showing
 
-    def _missed(self, reason: str) -> None:
-        """What was read last stays, with the reason why it is old."""
+    def _missed(self, reason: str, failed: bool = True) -> None:
+        """What was read last stays, with the reason why it is old, until something newer comes."""
         self._lost = True
-        self._say(reason, True)
+        self._say(reason, failed)
 
     def _arrived(self, frame: Frame) -> None:
         self._frame = frame
