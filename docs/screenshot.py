@@ -41,7 +41,7 @@ main(sys.argv[2:])
 
 
 @contextlib.contextmanager
-def tenant(pid: int, name: str, place: Path | None, *options: str) -> Iterator[None]:
+def tenant(pid: int, name: str, place: Path, *options: str) -> Iterator[None]:
     """A program with that pid, in a cgroup, that has its memory."""
     Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
     words = [sys.executable, "-c", PROGRAM, name, "tenant", "--report", "0.2", *options]
@@ -49,8 +49,7 @@ def tenant(pid: int, name: str, place: Path | None, *options: str) -> Iterator[N
     if process.pid != pid:
         raise RuntimeError(f"the pid is {process.pid}, not {pid}")
     try:
-        if place is not None:
-            enter(pid, place)
+        enter(pid, place)
         assert process.stdout is not None
         process.stdout.readline()
         yield
@@ -92,10 +91,11 @@ def main() -> None:
         tree = stack.enter_context(mounted(DEFAULT_MOUNTPOINT, "soft.gpus=2"))
         batch = stack.enter_context(cgroup("batch.slice"))
         web = stack.enter_context(cgroup("web.slice"))
+        lab = stack.enter_context(cgroup("lab.slice"))
         stack.enter_context(tenant(4242, "train", batch, "--gmem", "9G", "--kernel", "4ms"))
         stack.enter_context(tenant(4243, "evaluate", batch, "--gmem", "3G"))
         stack.enter_context(tenant(4310, "serve", web, "--gmem", "1536M", "--kernel", "1ms"))
-        stack.enter_context(tenant(4377, "notebook", None, "--gmem", "700M", "--gpu", "1", "--depth", "1"))
+        stack.enter_context(tenant(4377, "notebook", lab, "--gmem", "700M", "--gpu", "1", "--depth", "1"))
         (tree / "4242/0/gmem.limit.high").write_text("8G\n")
         (tree / "4310/0/compute.timeslice").write_text("4\n")
         svg = asyncio.run(picture())

@@ -31,14 +31,14 @@ UNKNOWN = Rates()
 
 def between(before: Snapshot | None, after: Snapshot) -> Mapping[str, Rates]:
     """Of each process in `after`, by its directory. One that was not there before is left out."""
-    if before is None or after.at <= before.at:
+    if before is None:
         return {}
     then = {process.directory: process for process in before.processes}
     found = {}
     for process in after.processes:
         old = then.get(process.directory)
-        if old is not None and old.start == process.start:
-            found[process.directory] = _rates(old, process, after.at - before.at)
+        if old is not None and old.start == process.start and process.at > old.at:
+            found[process.directory] = _rates(old, process, process.at - old.at)
     return found
 
 

@@ -132,6 +132,8 @@ class ProcessUse:
     """Index of the GPU."""
     figures: Figures
     """What its control files say."""
+    at: float = 0.0
+    """time.monotonic() when they were read: a pass takes its time."""
 
     @property
     def directory(self) -> str:
@@ -266,9 +268,10 @@ def _slices(mount: Path, files: Iterable[str]) -> Iterator[SliceUse]:
 def _processes(mount: Path, files: Iterable[str]) -> Iterator[ProcessUse]:
     for member in members(mount):
         with contextlib.suppress(OSError):  # it exited while we read
+            began = time.monotonic()
             figures = figures_of(os.fspath(member.path), files)
-            pid = member.pid
-            yield ProcessUse(pid, start_time(pid), member.command(), cgroup_of(pid).path, member.gpu, figures)
+            at, pid = (began + time.monotonic()) / 2, member.pid
+            yield ProcessUse(pid, start_time(pid), member.command(), cgroup_of(pid).path, member.gpu, figures, at)
 
 
 def figures_of(directory: str, files: Iterable[str]) -> Figures:

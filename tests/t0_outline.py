@@ -6,6 +6,7 @@ import errno
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import attrs
 import pytest
 
 from backend.records import MAX
@@ -38,7 +39,8 @@ def process(pid: int, slice_: str = "/", gpu: int = 0, start: int = 1, **figures
 
 
 def snapshot(*processes: ProcessUse, slices: Collection[SliceUse] = (), gpus: int = 1, at: float = 0.0) -> Snapshot:
-    return Snapshot(at, 0.1, tuple(gpu(index) for index in range(gpus)), tuple(slices), processes)
+    every = tuple(attrs.evolve(one, at=at) for one in processes)
+    return Snapshot(at, 0.1, tuple(gpu(index) for index in range(gpus)), tuple(slices), every)
 
 
 def slices(*paths: str, gpus: int = 1, **figures: Any) -> list[SliceUse]:

@@ -172,7 +172,9 @@ def test_a_pass_reads_everything_there_is(tree: Path) -> None:
     )
     pid = os.getpid()
     command = Path("/proc/self/comm").read_text().strip()
-    assert taken.processes == (ProcessUse(pid, start_time(pid), command, cgroup_of(pid).path, 0, figures),)
+    (alone,) = taken.processes
+    assert alone == ProcessUse(pid, start_time(pid), command, cgroup_of(pid).path, 0, figures, alone.at)
+    assert taken.at - taken.took < alone.at < taken.at + taken.took
     assert [(one.path, one.directory) for one in taken.slices] == [
         ("/a.slice", "slice/a.slice/0"),
         ("/a.slice/0", "slice/a.slice/_0/0"),

@@ -52,13 +52,15 @@ def screen(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> Iterator[Terminal]
 
 
 def normal(screen: Terminal, mount: Mounted, *tenants: Tenant) -> list[str]:
-    """The screen without what is different each time, and without blank lines."""
+    """The screen without what is different each time, blank lines, and the slices that the tests themselves run in."""
+    own = cgroup_of(os.getpid()).path.split("/")
     text = screen.text.replace(os.fspath(mount.path), "MOUNT")
     for name, tenant in zip(("ONE", "TWO"), tenants, strict=True):
         text = text.replace(f"{tenant.pid} python", f"{name} python")
     text = re.sub(r"\d+%( +)\d+", r"SHARE\1RATE", text)
     text = re.sub(r"busy [█▏▎▍▌▋▊▉░]+ +\d+%", "busy BAR SHARE", text)
-    return [re.sub(" +", " ", line) for line in text.splitlines() if line.strip()]
+    lines = [re.sub("^[│├└─ ]+", "", re.sub(" +", " ", line)) for line in text.splitlines()]
+    return [line for line in lines if line and line.split()[0] not in own]
 
 
 def below(screen: Terminal, first: Tenant, second: Tenant) -> Callable[[], bool]:
@@ -101,14 +103,15 @@ def test_the_screen(screen: Terminal, mount: Mounted, tenants: tuple[Tenant, Ten
     assert normal(screen, mount, *tenants) == [
         "ggroupfs top: 2 processes, by memory, on MOUNT",
         "GPU 0 mem ▎░░░░░░░░░░░░░░░░░░░ 192.0M/16.0G busy BAR SHARE",
-        " CURRENT HIGH SWAP SHARE KERN/S TIMESLICE FROZEN",
+        "CURRENT HIGH SWAP SHARE KERN/S TIMESLICE FROZEN",
         "GPU 0 ggroupfs software… 192.0M - 0 SHARE RATE - -",
-        "├─TWO python 128.0M max 0 SHARE RATE 2.048 ms -",
-        "└─ONE python 64.0M max 0 SHARE RATE 2.048 ms -",
+        "TWO python 128.0M max 0 SHARE RATE 2.048 ms -",
+        "ONE python 64.0M max 0 SHARE RATE 2.048 ms -",
         "f freeze l limit t timeslice / filter v flat m s p k w sort ? help q quit",
     ]
     heading = screen.line("CURRENT")
     row = screen.line(f"{tenants[1].pid} ")
+    assert re.search(f"[├└]─{tenants[1].pid} python", row)
     assert heading.index("CURRENT") + len("CURRENT") == row.index("128.0M") + len("128.0M")
     assert heading.index("HIGH") + len("HIGH") == row.index("max") + len("max")
 
@@ -174,21 +177,21 @@ def test_filter(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
 
 def test_slices_fold(mount: Mounted) -> None:
     with (
-        cgroup("ggrouptest.slice") as path,
+        cgroup("fold.slice") as path,
         Tenant(mount, "--gmem", "64M") as tenant,
-        top(mount.path) as screen,
+        top(mount.path, columns=160) as screen,
     ):
         enter(tenant.pid, path)
         here = mount / "slice" / slice_path(path) / "0"
         eventually(lambda: (here / "gmem.current").read_text() == f"{64 * MIB}\n", "it is in its slice")
-        screen.until(lambda: "64.0M" in screen.line("─ggrouptest.slice"), "the slice")
-        assert screen.text.index("ggrouptest.slice") < screen.text.index(f"└─{tenant.pid} python")
+        screen.until(lambda: "64.0M" in screen.line("─fold.slice"), "the slice")
+        assert screen.text.index("fold.slice") < screen.text.index(f"└─{tenant.pid} python")
         screen.press(END)
         screen.until(lambda: f"{tenant.pid} " in chosen(screen), "the last line is chosen")
         screen.press("\x1b[A")
-        screen.until(lambda: "ggrouptest.slice" in chosen(screen), "the slice is chosen")
+        screen.until(lambda: "fold.slice" in chosen(screen), "the slice is chosen")
         screen.press(LEFT)
-        screen.shows("ggrouptest.slice [+1]")
+        screen.shows("fold.slice [+1]")
         assert f"{tenant.pid} python" not in screen.text
         screen.press("f")
         screen.shows(f"/{slice_path(path)} is frozen")
@@ -200,7 +203,7 @@ def test_slices_fold(mount: Mounted) -> None:
         screen.press("f")
         screen.shows(f"{tenant.pid} is thawed, but a slice above it is frozen")
         screen.press("v")
-        screen.until(lambda: "ggrouptest.slice" not in screen.text, "no slices")
+        screen.until(lambda: "fold.slice" not in screen.text, "no slices")
         assert f"{tenant.pid} python" in screen.text
 
     def gone() -> bool:
@@ -372,7 +375,7 @@ def test_once(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
             *("CURRENT", "HIGH", "SWAP", "SHARE", "KERN/S", "TIMESLICE", "FROZEN", "IN", "MB/S", "OUT", "MB/S")
         ]
         row = next(line for line in lines if f"{small.pid} " in line)
-        assert re.split(" {2,}", row) == [
+        assert re.split(" {2,}", row.strip(" │")) == [
             f"└─{small.pid} python", "64.0M", "max", "0", "0%", "0", "2.048 ms", "frozen", "0.0", "0.0"
         ]  # fmt: skip
         (share,) = re.findall(r"(\d+)%", next(line for line in lines if f"{large.pid} " in line))
