@@ -29,8 +29,8 @@ def limit(nbytes: int) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of the whole."""
-    return f"{share * 100:.0f}%"
+    """A share of the whole. More than that is the noise of two clocks, the GPU's and ours."""
+    return f"{min(share, 1.0) * 100:.0f}%"
 
 
 def speed(rate: float) -> str:

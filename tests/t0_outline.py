@@ -233,6 +233,7 @@ def test_ten_thousand() -> None:
         (columns.limit(1536), "1.5K"),
         (columns.percent(0.004), "0%"),
         (columns.percent(1.0), "100%"),
+        (columns.percent(1.04), "100%"),
         (columns.speed(1_550_000), "1.6"),
         (columns.speed(123_400_000), "123"),
         (columns.timeslice(0), "default"),
