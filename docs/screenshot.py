@@ -18,9 +18,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, os.fspath(HERE.parent))
 
+from ggroupfs.listing import Listing  # noqa: E402
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT  # noqa: E402
 from ggroupfs.outline import Node  # noqa: E402
-from ggroupfs.screen import Outline, Top  # noqa: E402
+from ggroupfs.screen import Top  # noqa: E402
 from tests.cgroups import cgroup, enter  # noqa: E402
 from tests.mounted import mounted  # noqa: E402
 
@@ -63,14 +64,14 @@ async def picture() -> str:
     app = Top(DEFAULT_MOUNTPOINT, 1.0)
 
     async with app.run_test(size=SIZE) as pilot, asyncio.timeout(SECONDS):
-        outline = app.query_one(Outline)
+        listing = app.query_one(Listing)
 
         async def until(condition: Callable[[dict[str, Node]], object]) -> None:
-            while not condition({line.node.label: line.node for line in outline.lines}):
+            while not condition({line.node.label: line.node for line in listing.lines}):
                 await pilot.pause(0.05)
 
         await until(lambda nodes: "4243 evaluate" in nodes)
-        while outline.chosen is None or outline.chosen.node.label != "4243 evaluate":
+        while listing.chosen is None or listing.chosen.node.label != "4243 evaluate":
             await pilot.press("down")
         await pilot.press("f")
         # Frozen, and the GPU busy with the others for all of the time that the rates are over.

@@ -7,29 +7,23 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rich.cells import cell_len, set_cell_size
-from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.geometry import Region, Size
-from textual.message import Message
 from textual.screen import ModalScreen
-from textual.scroll_view import ScrollView
-from textual.strip import Strip
 from textual.widgets import Static
 
-from ggroupfs import columns
 from ggroupfs.actions import ASKED, Action, freeze
 from ggroupfs.errors import UsageError
-from ggroupfs.outline import Line, lines
+from ggroupfs.listing import Listing
+from ggroupfs.outline import lines
 from ggroupfs.snapshot import GpuUse
 from ggroupfs.top import Frame, gauges, look, summary
 
@@ -60,114 +54,6 @@ HELP = """\
  esc closes this."""
 
 
-class Outline(ScrollView, can_focus=True):
-    """The lines. Only those that are seen are ever made into text: ten thousand cost what twenty do."""
-
-    class Resized(Message):
-        """Other columns fit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: Sequence[Line] = ()
-        """What there is."""
-        self.at = 0
-        """Which of them is chosen."""
-        self.folded: set[str] = set()
-        """Keys of the nodes whose inside is not shown."""
-
-    @property
-    def chosen(self) -> Line | None:
-        """The line that the keys act on."""
-        return self.lines[self.at] if self.at < len(self.lines) else None
-
-    @property
-    def columns(self) -> Sequence[columns.Column]:
-        """Those that there is room for."""
-        return columns.fitting(self.scrollable_content_region.width)
-
-    def show(self, found: Sequence[Line]) -> None:
-        """Other lines; what was chosen stays so, wherever it is now."""
-        at, before = self.at, self.chosen.node.key if self.chosen else None
-        self.lines = found
-        places = (place for place, line in enumerate(found) if line.node.key == before)
-        self.at = next(places, min(self.at, max(len(found) - 1, 0)))
-        self.virtual_size = Size(self.scrollable_content_region.width, len(found))
-        if self.at != at:  # else it is where the wheel may have left it
-            self._reveal()
-        self.refresh()
-
-    def headings(self) -> str:
-        """What is above the lines."""
-        return self._row("", [column.heading for column in self.columns])
-
-    def render_line(self, y: int) -> Strip:
-        """One line of what is seen."""
-        place, width = y + self.scroll_offset.y, self.scrollable_content_region.width
-        if place >= len(self.lines):
-            return Strip.blank(width, self.rich_style)
-        line = self.lines[place]
-        text = self._row(columns.label(line), [column.cell(line.node) for column in self.columns])
-        style = self.rich_style
-        if isinstance(line.node.use, GpuUse):
-            style += Style(bold=True)
-        elif line.node.figures.frozen:
-            style += BLUE
-        if place == self.at:
-            style += Style(reverse=True)
-        return Strip([Segment(text, style)], width)
-
-    def _row(self, label: str, cells: Sequence[str]) -> str:
-        """Names to the left, cut where they are too long, and the cells beside."""
-        beside = "".join(
-            " " + column.aligned(cell, column.width) for column, cell in zip(self.columns, cells, strict=True)
-        )
-        width = self.scrollable_content_region.width
-        room = max(width - len(beside), 0)
-        if cell_len(label) > room > 0:
-            label = set_cell_size(label, room - 1) + "…"
-        return set_cell_size(set_cell_size(label, room) + beside, width)
-
-    def on_resize(self, _: events.Resize) -> None:
-        """Another size has room for other columns."""
-        self.virtual_size = Size(self.scrollable_content_region.width, len(self.lines))
-        self._reveal()
-        self.post_message(self.Resized())
-
-    def on_click(self, event: events.Click) -> None:
-        """Chooses what is pointed at."""
-        self._choose(event.y + self.scroll_offset.y)
-
-    def move(self, by: int) -> None:
-        """Up and down."""
-        self._choose(self.at + by)
-
-    def page(self, by: int) -> None:
-        """As far as is seen at once."""
-        self._choose(self.at + by * max(self.scrollable_content_region.height - 1, 1))
-
-    def edge(self, end: bool) -> None:
-        """The first, the last."""
-        self._choose(len(self.lines) if end else 0)
-
-    def fold(self, fold: bool | None) -> None:
-        """Hides what is in the node that is chosen, or shows it; None: the other of both."""
-        if self.chosen is None or not self.chosen.node.children:
-            return
-        key = self.chosen.node.key
-        if fold is None:
-            fold = key not in self.folded
-        (self.folded.add if fold else self.folded.discard)(key)
-
-    def _choose(self, place: int) -> None:
-        self.at = min(max(place, 0), max(len(self.lines) - 1, 0))
-        self._reveal()
-
-    def _reveal(self) -> None:
-        width = self.scrollable_content_region.width
-        self.scroll_to_region(Region(0, self.at, width, 1), animate=False, force=True)
-        self.refresh()
-
-
 class Help(ModalScreen[None]):
     """What the keys do."""
 
@@ -190,7 +76,7 @@ class Top(App[int]):
     #summary, #headings { text-wrap: nowrap; text-overflow: ellipsis; }
     #summary { height: auto; max-height: 40%; overflow-y: auto; padding: 0; }
     #headings { height: 1; margin-top: 1; text-style: bold; }
-    Outline { height: 1fr; overflow-x: hidden; overflow-y: scroll; scrollbar-size-vertical: 1; }
+    Listing { height: 1fr; overflow-x: hidden; overflow-y: scroll; scrollbar-size-vertical: 1; }
     #message { height: auto; max-height: 4; }
     #prompt { height: 1; display: none; text-wrap: nowrap; }
     #keys { height: 1; color: #8a8a8a; }
@@ -233,14 +119,14 @@ class Top(App[int]):
         self._order, self._pattern, self._flat = "memory", "", False
         self._asking, self._target, self._typed = "", "", ""
         self._wake, self._ended, self._lost = threading.Event(), False, False
-        self._outline = Outline()
+        self._listing = Listing()
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
         with Vertical():
             yield Static(id="summary", markup=False)
             yield Static(id="headings", markup=False)
-            yield self._outline
+            yield self._listing
             yield Static(id="message", markup=False)
             yield Static(id="prompt", markup=False)
             yield Static(KEYS, id="keys", markup=False)
@@ -250,7 +136,7 @@ class Top(App[int]):
         for number in (signal.SIGTERM, signal.SIGHUP):
             with contextlib.suppress(ValueError):  # not the main thread: somebody else's program, a test
                 asyncio.get_running_loop().add_signal_handler(number, self.action_leave)
-        self._outline.focus()
+        self._listing.focus()
         self._missed(f"reading {self._mount} ...", False)
         threading.Thread(target=self._read, name="ggroupfs-top-reader", daemon=True).start()
 
@@ -310,7 +196,7 @@ class Top(App[int]):
         frame = self._frame
         if frame is None:
             return
-        self._outline.show(lines(frame.gpus, self._order, self._outline.folded, self._pattern, flat=self._flat))
+        self._listing.show(lines(frame.gpus, self._order, self._listing.folded, self._pattern, flat=self._flat))
         words = f"ggroupfs top: {summary(frame)}, by {self._order}"
         if self._pattern:
             words += f", with {self._pattern!r}"
@@ -321,9 +207,9 @@ class Top(App[int]):
         bars.highlight_regex("[█▏▎▍▌▋▊▉]+", BLUE)
         bars.highlight_regex("░+", GREY)
         self.query_one("#summary", Static).update(Text(words + "\n", no_wrap=True).append_text(bars))
-        self.query_one("#headings", Static).update(Text(self._outline.headings(), no_wrap=True))
+        self.query_one("#headings", Static).update(Text(self._listing.headings(), no_wrap=True))
 
-    def on_outline_resized(self, _: Outline.Resized) -> None:
+    def on_listing_resized(self, _: Listing.Resized) -> None:
         """Bars and headings are as wide as the lines."""
         self._redraw()
 
@@ -379,19 +265,19 @@ class Top(App[int]):
 
     def action_move(self, by: int) -> None:
         """Up and down."""
-        self._outline.move(by)
+        self._listing.move(by)
 
     def action_page(self, by: int) -> None:
         """As far as is seen at once."""
-        self._outline.page(by)
+        self._listing.page(by)
 
     def action_edge(self, end: bool) -> None:
         """The first, the last."""
-        self._outline.edge(end)
+        self._listing.edge(end)
 
     def action_fold(self, fold: bool | None) -> None:
         """Hides what is in the node that is chosen, or shows it."""
-        self._outline.fold(fold)
+        self._listing.fold(fold)
         self._redraw()
 
     def action_leave(self) -> None:
@@ -457,7 +343,7 @@ class Top(App[int]):
 
     def _chosen(self) -> str | None:
         """Directory of the process or slice that is chosen; None, and says so, for a GPU."""
-        line = self._outline.chosen
+        line = self._listing.chosen
         if line is None or isinstance(line.node.use, GpuUse):
             self._say("a GPU has no control files: choose a process or a slice", True)
             return None

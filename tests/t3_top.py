@@ -13,10 +13,11 @@ from textual.pilot import Pilot
 
 from backend.identity import cgroup_of, start_time
 from backend.records import MAX
-from ggroupfs import screen, snapshot
+from ggroupfs import columns, screen, snapshot
 from ggroupfs.columns import label
+from ggroupfs.listing import Listing
 from ggroupfs.outline import build
-from ggroupfs.screen import Outline, Top
+from ggroupfs.screen import Top
 from ggroupfs.snapshot import Figures, GpuUse, ProcessUse, Snapshot, take
 from ggroupfs.top import Frame
 
@@ -47,13 +48,13 @@ def test_ten_thousand_processes_cost_what_is_seen_of_them(monkeypatch: pytest.Mo
 
     told = frame(10_000)
     monkeypatch.setattr(screen, "look", lambda *_: told)
-    monkeypatch.setattr(screen.columns, "label", counting)
+    monkeypatch.setattr(columns, "label", counting)
 
     async def scenario() -> None:
         app = Top(Path("/nowhere"), 3600.0)
         async with app.run_test(size=(80, 24)) as pilot:
-            outline = app.query_one(Outline)
-            await until(pilot, lambda: len(outline.lines) == 10_001)
+            listing = app.query_one(Listing)
+            await until(pilot, lambda: len(listing.lines) == 10_001)
             await until(pilot, lambda: any("10000 busy" in text for text in made))
             for key in ("end", "pageup", "home", "pagedown"):
                 made.clear()
@@ -72,14 +73,14 @@ def test_what_is_chosen_stays_chosen_wherever_it_moves(monkeypatch: pytest.Monke
     async def scenario() -> None:
         app = Top(Path("/nowhere"), 3600.0)
         async with app.run_test(size=(80, 24)) as pilot:
-            outline = app.query_one(Outline)
-            await until(pilot, lambda: len(outline.lines) == 31)
+            listing = app.query_one(Listing)
+            await until(pilot, lambda: len(listing.lines) == 31)
             await pilot.press("down")
-            assert outline.chosen is not None
-            assert (outline.at, outline.chosen.node.key) == (1, "30/0")
+            assert listing.chosen is not None
+            assert (listing.at, listing.chosen.node.key) == (1, "30/0")
             await pilot.press("p")
-            assert (outline.at, outline.chosen.node.key) == (30, "30/0")
-            assert outline.scroll_offset.y + outline.size.height > 30, "it is still seen"
+            assert (listing.at, listing.chosen.node.key) == (30, "30/0")
+            assert listing.scroll_offset.y + listing.size.height > 30, "it is still seen"
 
     asyncio.run(scenario())
 
