@@ -65,8 +65,9 @@ class Op(enum.IntEnum):
     LIMITS = 9
     """() -> (lowest high above the sender or 2^64-1, bytes free under all of them, its swapped bytes)"""
     REPORT = 10
-    """(bytes, bytes ever) -> (): as much of what the sender holds on `gpu` cannot be moved, and as much has changed
-    places with what was colder. As an event it is not answered."""
+    """(bytes, bytes ever, bytes) -> (): as much of what the sender holds on `gpu` cannot be moved, as much has changed
+    places with what was colder, and as much is about to and may be off the GPU meanwhile. As an event it is not
+    answered."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17

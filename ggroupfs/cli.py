@@ -22,6 +22,7 @@ COMMANDS = {
     "top": ("top", "who uses what, live"),
     "set": ("set", "limits of a process or a slice, by name"),
     "doctor": ("doctor", "what this machine can enforce, and why"),
+    "metrics": ("metrics", "what the tree says, for Prometheus"),
     "tenant": ("tenant", "a program of the software GPU, to try things on"),
     "demo": ("demo", "mount, start tenants on the software GPU, and walk a live tour"),
 }

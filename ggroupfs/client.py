@@ -54,9 +54,9 @@ class Member:
         return flat(self.read(name))
 
     def command(self) -> str:
-        """The name of the program; ``?`` once it is gone."""
+        """The name of the program, which may hold any bytes; ``?`` once it is gone."""
         try:
-            return Path(f"/proc/{self.pid}/comm").read_text().strip()
+            return Path(f"/proc/{self.pid}/comm").read_text(errors="backslashreplace").strip()
         except OSError:
             return "?"
 

@@ -741,6 +741,37 @@ def test_the_context_is_counted_and_figures_do_not_flap(drive: Drive) -> None:
     drive(test)
 
 
+def test_what_changes_places_leaves_no_room(drive: Drive) -> None:
+    """Cold memory goes out and hot memory comes in for it. In between the driver counts less: nobody may have that."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(3 * GIB)
+        await trio.sleep(LOOKS)
+        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB + CONTEXT)
+        await trio.sleep(LOOKS)
+        current = await rig.number(program.file + "gmem.current")
+        program.rooms.clear()
+        for done in range(1, 4):
+            (await program.ask(Op.REPORT, 0, (done - 1) * 256 * MIB, 256 * MIB)).check()
+            program.lag = program.resident + CONTEXT - 256 * MIB
+            program.show()
+            await trio.sleep(LOOKS)
+            assert await rig.number(program.file + "gmem.current") == current
+            assert (await program.ask(Op.MOVE_IN, 2 * MIB, 0)).status == -errno.EAGAIN
+            program.lag = None
+            program.show()
+            (await program.ask(Op.REPORT, 0, done * 256 * MIB, 0)).check()
+        await trio.sleep(LOOKS)
+        assert await rig.number(program.file + "gmem.current") == current
+        assert program.rooms == []
+        program.context -= 100 * MIB  # but this is
+        program.show()
+        await trio.sleep(LOOKS)
+        assert await rig.number(program.file + "gmem.current") == current - 100 * MIB
+
+    drive(test)
+
+
 def test_implicit_memory_counts_towards_the_limit(drive: Drive) -> None:
     """What grows past the library pushes out what can be moved, without anybody writing or allocating."""
 

@@ -50,6 +50,8 @@ class Holding:
         """Bytes of `charged` that it was not told yet that it may allocate."""
         self.asked = 0
         """Bytes of `charged` that it was asked to move, and did not say yet that it did."""
+        self.away = 0
+        """Bytes of `charged` that may be off the GPU for a moment: hot memory takes the place of cold."""
         self.given = 0
         """Bytes that left the GPU, freed or moved, since it speaks."""
         self.closed = False
@@ -134,10 +136,13 @@ class Holding:
         self.swapped += nbytes
         self._correction = max(self._correction, -self.charged)
 
-    def report(self, nbytes: int, exchanged: int) -> None:
-        """So much it cannot move, and so much has changed places, ever. Its own word, for people."""
+    def report(self, nbytes: int, exchanged: int, away: int) -> None:
+        """So much it cannot move, and so much has changed places, ever: its own word, for people. So much may be off
+        the GPU from now on, until it says otherwise: the driver counts less then, and nothing has become free."""
         self.unmovable = min(nbytes, self._capacity)
         self.exchanged = min(exchanged, MAX)
+        self.away = min(away, self._capacity)
+        self._mark()
 
     def ask(self, nbytes: int) -> None:
         """It is asked to move so much, or (less than 0) has answered."""
@@ -158,7 +163,7 @@ class Holding:
                 self._correction = max(correction, -self.charged)
                 self._host.observe(self.process, self.gpu, self.charged + self._correction)
         self._least = self._most = self.charged
-        self._mark()
+        self._mark()  # what is promised, asked for or away may not be there
 
     # The end
 
@@ -175,5 +180,5 @@ class Holding:
         self._mark()
 
     def _mark(self) -> None:
-        self._least = min(self._least, self.charged - self.promised - self.asked)
+        self._least = min(self._least, self.charged - self.promised - self.asked - self.away)
         self._most = max(self._most, self.charged)

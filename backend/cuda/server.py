@@ -165,7 +165,7 @@ class Session:
                 self._holding(request.gpu)
                 return self._gpus[request.gpu].limits(self.process)
             case Op.REPORT:
-                self._holding(request.gpu).report(args[0], args[1])
+                self._holding(request.gpu).report(*args[:3])
             case _:
                 raise fail(errno.ENOSYS)
         return ()

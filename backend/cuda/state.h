@@ -46,6 +46,7 @@ struct device {
 	/* Bytes that cannot be moved, by reason; in gmem.stat. */
 	uint64_t foreign;	/* the program's own cuMemCreate, native pools, arrays, managed memory */
 	uint64_t exchanged;	/* bytes that came back in the place of others, ever (exchange.c) */
+	uint64_t away;		/* bytes in `resident` that may be off the GPU just now: they change places */
 };
 
 /* The device of the current context, or of `ordinal`; set up on first use. NULL: not one that we manage. */

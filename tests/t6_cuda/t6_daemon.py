@@ -100,6 +100,10 @@ class Daemon:
         books = self.h.ledger.books(Group(0, program.process))
         return books.current // MIB, books.swap // MIB
 
+    def away(self, program: Program) -> int:
+        """Bytes that it said may be off the GPU for a moment."""
+        return self.gpu.managed._programs[program.process].holding.away
+
 
 @contextlib.asynccontextmanager
 async def serving(path: Path) -> AsyncIterator[Daemon]:
@@ -212,6 +216,10 @@ def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
             stat = await daemon.h.read(file + "gmem.stat")
             assert f"unmovable {100 * MIB}\n" in stat
             assert f"exchanged_bytes {30 * MIB}\n" in stat
+            assert daemon.away(program) == 0
+            await program.do("report", 100, 30, 64)
+            assert await program.do("limits") == [1, 4096, 3096]
+            assert daemon.away(program) == 64 * MIB
             look_at_the_thread(program.process.pid)
             assert (await program.do("ticks", 500))[0] <= 2, "it sleeps"
             assert await program.do("wake") == [0]

@@ -95,6 +95,7 @@ int session_flush(struct managed *managed)
 	}
 	if (managed->report) {
 		message = session_about(OP_REPORT, managed, managed->foreign, managed->exchanged);
+		message.args[2] = managed->away;
 		error = transmit(&message);
 		if (error)
 			return error;

@@ -37,8 +37,13 @@ static int64_t ms_until(uint64_t then)
 static void exchange(struct device *device, struct pace *pace, size_t bytes)
 {
 	const uint64_t start = state_now_us();
-	const uint64_t moved = mover_exchange(device, bytes);
-	uint64_t now = state_now_us();
+	uint64_t moved, now;
+
+	/* The daemon hears of it before: else it would take what the driver counts less for room. */
+	__atomic_store_n(&device->away, bytes, __ATOMIC_RELAXED);
+	daemon_report(device);
+	moved = mover_exchange(device, bytes);
+	now = state_now_us();
 
 	state_log("device %d: exchanged %llu of %llu MiB in %llu us", device->ordinal,
 		  (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
@@ -46,6 +51,7 @@ static void exchange(struct device *device, struct pace *pace, size_t bytes)
 	/* What does not move now will not move in a moment. */
 	pace->next_move = now + (moved ? (now - start) * REST : LOOK);
 	__atomic_add_fetch(&device->exchanged, moved, __ATOMIC_RELAXED);
+	__atomic_store_n(&device->away, 0, __ATOMIC_RELAXED);
 	daemon_report(device);
 }
 

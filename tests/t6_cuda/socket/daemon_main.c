@@ -213,14 +213,14 @@ static int in_a_child(uint64_t mib)
 int main(void)
 {
 	char line[256], command[32];
-	unsigned long a, b;
+	unsigned long a, b, c;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	while (fgets(line, sizeof(line), stdin)) {
 		uint64_t total = 0, free = 0;
 
-		a = b = 0;
-		if (sscanf(line, "%31s %lu %lu", command, &a, &b) < 1)
+		a = b = c = 0;
+		if (sscanf(line, "%31s %lu %lu %lu", command, &a, &b, &c) < 1)
 			continue;
 		if (!strcmp(command, "use")) {
 			use(&devices[a != 0], (int)a);
@@ -238,6 +238,7 @@ int main(void)
 		} else if (!strcmp(command, "report")) {
 			devices[0].foreign = a * GG_MIB;
 			devices[0].exchanged = b * GG_MIB;
+			devices[0].away = c * GG_MIB;
 			daemon_report(&devices[0]);
 			puts("0");
 		} else if (!strcmp(command, "kernels")) {

@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "daemon.h"
+#include "exchange.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -14,10 +15,11 @@ static unsigned int reclaims;
 static struct device *known;
 
 /* What the thread is to do: one thing at a time. */
-static enum { NOTHING, OUT, IN, EXCHANGE } order;
+static enum { NOTHING, OUT, IN, EXCHANGE, TICK } order;
 static struct device *order_device;
 static uint64_t order_bytes, order_moved;
 static bool taken, running;
+static uint64_t away;	/* atomically: what was said of it last, but that it is back */
 
 static void *listen_to(void *argument)
 {
@@ -35,7 +37,8 @@ static void *listen_to(void *argument)
 		pthread_mutex_unlock(&lock);
 		moved = what == OUT ? mover_out(order_device, bytes, &usec) :
 			what == IN  ? mover_in(order_device, bytes, &usec) :
-				      mover_exchange(order_device, bytes);
+			what == TICK ? (uint64_t)exchange_tick(order_device) :
+				       mover_exchange(order_device, bytes);
 		pthread_mutex_lock(&lock);
 		if (what == OUT) {
 			moved = mover_booked(order_device);
@@ -155,7 +158,12 @@ bool daemon_limits(struct device *device, uint64_t *total, uint64_t *left)
 
 void daemon_report(struct device *device)
 {
-	(void)device;
+	if (device->away) {
+		/* Said before it is. */
+		CHECK(device->away <= device->resident);
+		double_agree(device);
+		__atomic_store_n(&away, device->away, __ATOMIC_RELAXED);
+	}
 }
 
 void daemon_forget(void)
@@ -194,6 +202,16 @@ uint64_t double_in(struct device *device, uint64_t bytes)
 uint64_t double_exchange(struct device *device, uint64_t bytes)
 {
 	return carry_out(EXCHANGE, device, bytes);
+}
+
+void double_tick(struct device *device)
+{
+	carry_out(TICK, device, 0);
+}
+
+uint64_t double_away(void)
+{
+	return __atomic_load_n(&away, __ATOMIC_RELAXED);
 }
 
 unsigned int double_reclaims(void)

@@ -702,6 +702,16 @@ static void test_heat_in_one(void)
 	double_agree(device);
 }
 
+/* Makes every other one hot. */
+static void heat_every_other(const CUdeviceptr address[8])
+{
+	for (int round = 0; round < 5; round++) {
+		for (int i = 0; i < 8; i++)
+			use(address[i], i % 2 ? 2 : 40);
+		CHECK(region_look(device, false));
+	}
+}
+
 /* What is hot in the host comes for what is cold on the GPU, and the books do not notice. */
 static void test_exchange(void)
 {
@@ -715,11 +725,7 @@ static void test_exchange(void)
 	for (int i = 0; i < 8; i++)
 		use(address[i], on_gpu(address[i]) ? 6 : 10);
 	CHECK(region_look(device, false) && region_misplaced(device, UINT64_MAX) == 0);	/* not by enough */
-	for (int round = 0; round < 5; round++) {
-		for (int i = 0; i < 8; i++)
-			use(address[i], i % 2 ? 2 : 40);
-		CHECK(region_look(device, false));
-	}
+	heat_every_other(address);
 	double_limit(8 << 20);
 	for (uint64_t rest = region_misplaced(device, UINT64_MAX); rest; rest = region_misplaced(device, UINT64_MAX)) {
 		CHECK(double_exchange(device, 2 << 20) == 2 << 20);
@@ -733,6 +739,28 @@ static void test_exchange(void)
 	for (int i = 0; i < 8; i += 2)
 		CHECK(region_pin(address[i], 1) == CUDA_SUCCESS);
 	CHECK(double_exchange(device, 2 << 20) == 0);
+	double_agree(device);
+}
+
+/* ... by itself, and the daemon is told before that memory may be off the GPU: it sees what the driver counts. */
+static void test_exchange_by_itself(void)
+{
+	CUdeviceptr address[8];
+
+	start();
+	for (int i = 0; i < 8; i++)
+		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
+	CHECK(double_out(device, 8 << 20) == 8 << 20);
+	double_tick(device);
+	CHECK(double_away() == 0 && device->exchanged == 0);	/* nothing is known to be better */
+	heat_every_other(address);
+	double_limit(8 << 20);
+	const uint64_t misplaced = region_misplaced(device, UINT64_MAX);
+
+	CHECK(misplaced);
+	for (time_t end = time(NULL) + 20; !device->exchanged && time(NULL) < end; usleep(1000))
+		double_tick(device);	/* it takes its time between two looks */
+	CHECK(double_away() == misplaced && device->exchanged == misplaced && device->away == 0);
 	double_agree(device);
 }
 
@@ -922,7 +950,8 @@ int main(int count, char **arguments)
 		{ "basic", test_basic }, { "limit", test_limit }, { "no_swap", test_no_swap },
 		{ "exhaustion", test_exhaustion }, { "faults", test_faults }, { "stress", test_stress },
 		{ "persistent", test_persistent }, { "queue", test_queue }, { "async", test_async }, { "contexts", test_contexts },
-		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange }, { "foreign", test_foreign },
+		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
+		{ "exchange_by_itself", test_exchange_by_itself }, { "foreign", test_foreign },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "ahead", test_ahead }, { "stuck", test_stuck },
 	};

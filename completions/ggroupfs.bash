@@ -1,0 +1,152 @@
+# Completion of ggroupfs for bash: source it, or install it as .../bash-completion/completions/ggroupfs.
+# shellcheck shell=bash
+#
+# What is offered for each command is a table, which tests/t0_completions.py holds against the command itself.
+
+_ggroupfs_commands="mount umount run show top set doctor metrics tenant demo"
+
+declare -A _ggroupfs_options=(
+    [mount]="-f --foreground --gpu --ledger -o"
+    [umount]=""
+    [run]="--mount -p --slice --gpu"
+    [show]="--json --mount"
+    [top]="-d --delay --once --json --mount"
+    [set]="--gpu --mount"
+    [doctor]="--json"
+    [metrics]="--mount --no-processes --listen --textfile"
+    [tenant]="--mount --gpu --gmem --kernel --contexts --depth --touch --report --seconds"
+    [demo]="--mount --gpu"
+)
+
+_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= soft.gpus= soft.gmem= soft.switch=
+    ro debug auto_unmount"
+
+_ggroupfs_settings="gmem.limit.high= gmem.limit.low= gmem.peak= gmem.swap.max= gmem.reclaim= compute.timeslice=
+    compute.freeze= compute.priority= compute.weight= compute.migrate=
+    GMemHigh= GMemLow= GMemSwapMax= ComputeTimeSlice= ComputePriority= ComputeWeight= ComputeFreeze="
+
+# The words to choose from, of which those that begin with the current one are offered. Bash sees "a=b" as three words
+# and replaces the last of them only, so what is before it is cut off.
+_ggroupfs_offer() {
+    local whole=$1 word
+    shift
+    for word in "$@"; do
+        [[ $word == "$whole"* ]] || continue
+        [[ $word == *= || $word == */ ]] && compopt -o nospace 2>/dev/null
+        case $whole in
+            *=*) [[ $COMP_WORDBREAKS == *=* ]] && word=${word#"${whole%"${whole##*=}"}"} ;;
+        esac
+        COMPREPLY+=("$word")
+    done
+}
+
+# One option of a comma-separated list: the list before it stays.
+_ggroupfs_offer_in_list() {
+    local whole=$1 before=
+    [[ $whole == *,* ]] && before=${whole%,*},
+    local -a words=()
+    local word
+    for word in $_ggroupfs_mount_options; do
+        words+=("$before$word")
+    done
+    for word in auto soft nvidia; do words+=("${before}gpu=$word"); done
+    for word in auto soft kmod; do words+=("${before}ledger=$word"); done
+    _ggroupfs_offer "$whole" "${words[@]}"
+}
+
+_ggroupfs_settings_of() {
+    local -a words=()
+    read -ra words -d '' <<<"$_ggroupfs_settings"
+    _ggroupfs_offer "$1" "${words[@]}" compute.freeze=0 compute.freeze=1 ComputeFreeze=yes ComputeFreeze=no \
+        gmem.limit.high=max gmem.swap.max=max compute.timeslice=default GMemHigh=infinity GMemSwapMax=infinity
+}
+
+# What `set` is for: processes of the tree by pid, and slices by path.
+_ggroupfs_groups() {
+    local mount=$1 whole=$2 path
+    local -a words=()
+    for path in "$mount"/[0-9]*/; do
+        [[ -d $path ]] && path=${path%/} && words+=("${path##*/}")
+    done
+    for path in "$mount/slice/$whole"*/; do
+        path=${path#"$mount/slice/"} path=${path%/}
+        [[ -d $mount/slice/$path && ! $path =~ (^|/)[0-9]+$ ]] || continue
+        words+=("$path")
+        compgen -G "$mount/slice/$path/*[!0-9]*/" >/dev/null && words+=("$path/") # there are slices in it
+    done
+    _ggroupfs_offer "$whole" "${words[@]}"
+}
+
+_ggroupfs_files() {
+    compopt -o filenames 2>/dev/null
+    mapfile -t COMPREPLY < <(compgen "$1" -- "$2")
+}
+
+_ggroupfs() {
+    COMPREPLY=()
+    local IFS=$' \t\n' line=${COMP_LINE:0:COMP_POINT}
+    local -a words=()
+    read -ra words <<<"$line"
+    [[ $line == *[[:space:]] ]] && words+=("")
+    local last=$((${#words[@]} - 1)) command="" mount=/run/ggroup index
+    local whole=${words[last]} previous=${words[last - 1]}
+
+    for ((index = 1; index < last; index++)); do
+        case ${words[index]} in
+            --mount) mount=${words[index + 1]} ;;
+            --mount=*) mount=${words[index]#--mount=} ;;
+            --)
+                if [[ $command == run ]]; then
+                    if ((index == last - 1)); then _ggroupfs_files -c "$whole"; else _ggroupfs_files -f "$whole"; fi
+                    return
+                fi
+                ;;
+            -*) ;;
+            *) [[ -z $command ]] && command=${words[index]} ;;
+        esac
+    done
+    mount=${mount%/}
+
+    if [[ -z $command ]]; then
+        # shellcheck disable=SC2086 # words
+        _ggroupfs_offer "$whole" $_ggroupfs_commands -v --verbose -h --help
+        return
+    fi
+    case $command,$previous in
+        mount,-o) _ggroupfs_offer_in_list "$whole" ;;
+        mount,--gpu | demo,--gpu) _ggroupfs_offer "$whole" auto soft nvidia ;;
+        mount,--ledger) _ggroupfs_offer "$whole" auto soft kmod ;;
+        run,-p) _ggroupfs_settings_of "$whole" ;;
+        *,--gpu)
+            local -a gpus=()
+            for index in "$mount"/gpus/[0-9]*; do [[ -d $index ]] && gpus+=("${index##*/}"); done
+            _ggroupfs_offer "$whole" "${gpus[@]}"
+            ;;
+        *,--mount) _ggroupfs_files -d "$whole" ;;
+        metrics,--textfile) _ggroupfs_files -f "$whole" ;;
+        metrics,--listen) _ggroupfs_offer "$whole" 127.0.0.1:9740 '[::1]:9740' ;;
+        run,--slice) ;;
+        tenant,-* | top,-d | top,--delay) ;;
+        *)
+            if [[ $whole == -* ]]; then
+                # shellcheck disable=SC2086 # words
+                _ggroupfs_offer "$whole" ${_ggroupfs_options[$command]} -h --help
+                [[ $command == run ]] && _ggroupfs_offer "$whole" --
+            elif [[ $command == set ]]; then
+                _ggroupfs_settings_of "$whole"
+                _ggroupfs_groups "$mount" "$whole"
+            elif [[ $command == mount ]]; then
+                _ggroupfs_files -d "$whole"
+            elif [[ $command == umount ]]; then
+                local -a places=()
+                local place kind
+                while read -r _ place kind _; do
+                    [[ $kind == fuse.ggroupfs ]] && places+=("$place")
+                done </proc/self/mounts
+                _ggroupfs_offer "$whole" "${places[@]}"
+            fi
+            ;;
+    esac
+}
+
+complete -F _ggroupfs ggroupfs

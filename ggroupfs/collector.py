@@ -1,0 +1,293 @@
+"""What a mounted tree says, as Prometheus metrics: one table, and a collector that reads the tree as any program does.
+
+Processes and slices have metrics of different names: a slice counts what its processes do, so a sum over both would
+count twice. Base units are bytes and seconds; a limit that is ``max`` is +Inf, so that a ratio to it is 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from backend.client import facts_of
+from backend.identity import ROOT_PATH, cgroup_of
+from ggroupfs.client import Member, content, flat, members, numbers
+from ggroupfs.names import unescape
+
+PATIENCE_S = 10.0
+"""How long a scrape waits for the one before it. Prometheus waits as long for each, by default."""
+
+GONE = frozenset((errno.ENOENT, errno.ENODEV, errno.ESRCH))
+"""What reading the files of a group gives that is there no more."""
+
+
+@attrs.frozen
+class Branch:
+    """One slice on one GPU, as a mounted tree shows it."""
+
+    slice: str
+    """Path of its cgroup, ``/`` first."""
+    gpu: int
+    """Index of the GPU."""
+    path: Path
+    """Its directory of control files."""
+
+
+Group = TypeVar("Group", Member, Branch)
+
+
+@attrs.frozen
+class Reading:
+    """The files of one group, read one after the other."""
+
+    high: float
+    """gmem.limit.high, bytes; infinity for ``max``."""
+    low: float
+    """gmem.limit.low, the same."""
+    swap_max: float
+    """gmem.swap.max, the same."""
+    peak: float
+    """gmem.peak, bytes."""
+    timeslice: float | None
+    """compute.timeslice, seconds; None for the default of a slice."""
+    memory: Mapping[str, int]
+    """gmem.stat."""
+    events: Mapping[str, int]
+    """gmem.events."""
+    state: Mapping[str, int]
+    """compute.events."""
+    work: Mapping[str, int]
+    """gcgroup.stat."""
+
+
+@attrs.frozen
+class Row:
+    """One metric of every group."""
+
+    name: str
+    """Without ``ggroup_process_`` or ``ggroup_slice_`` before it, and without ``_total`` behind."""
+    words: str
+    """What it is."""
+    value: Callable[[Reading], float | None]
+    """Its value; None where the machine cannot tell."""
+    counter: bool = False
+    """Whether it only grows."""
+    members: bool = False
+    """Whether a slice has the sum over those in it now: that falls when one leaves, and is no counter there."""
+
+
+def _memory(key: str) -> Callable[[Reading], float | None]:
+    return lambda reading: reading.memory.get(key)
+
+
+def _work(key: str) -> Callable[[Reading], float | None]:
+    return lambda reading: reading.work.get(key)
+
+
+def _us(value: int | None) -> float | None:
+    return None if value is None else value / 1e6
+
+
+ROWS = (
+    Row("resident_bytes", "Memory on the GPU (gmem.current).", _memory("resident")),
+    Row("swap_bytes", "GPU memory that is in the host (gmem.swap.current).", _memory("swapped")),
+    Row("peak_bytes", "Highest memory on the GPU since it was reset (gmem.peak).", lambda r: r.peak),
+    Row(
+        "limit_high_bytes", "Limit of memory on the GPU (gmem.limit.high), +Inf for max.", lambda reading: reading.high
+    ),
+    Row("limit_low_bytes", "Protected memory (gmem.limit.low), +Inf for max.", lambda r: r.low),
+    Row("swap_max_bytes", "Limit of memory in the host (gmem.swap.max), +Inf for max.", lambda r: r.swap_max),
+    Row("swapin_bytes", "Bytes moved back to the GPU.", _memory("swapin_bytes"), counter=True),
+    Row("swapout_bytes", "Bytes moved to the host.", _memory("swapout_bytes"), counter=True),
+    Row("exchanged_bytes", "Bytes that changed places with colder ones.", _memory("exchanged_bytes"), counter=True),
+    Row("move_seconds", "Time that moves took.", lambda r: _us(r.memory.get("move_usec")), counter=True),
+    Row("implicit_bytes", "Memory that the driver counts and nobody charged.", _memory("implicit")),
+    Row("unmovable_bytes", "Memory that stays on the GPU whatever the limits say.", _memory("unmovable")),
+    Row("disputed_bytes", "Memory that was charged and the driver does not count.", _memory("disputed")),
+    Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", lambda r: r.timeslice),
+    Row("frozen", "Whether nothing of it can run (compute.events).", lambda r: r.state.get("frozen")),
+    Row("populated", "Whether it has a context on the GPU (compute.events).", lambda r: r.state.get("populated")),
+    Row("kernels_submitted", "Kernels submitted.", _work("submitted"), counter=True, members=True),
+    Row("kernels_finished", "Kernels finished.", _work("finished"), counter=True, members=True),
+    Row("gpu_seconds", "Time on the engine.", lambda r: _us(r.work.get("gpu_usec")), counter=True, members=True),
+    Row("managed", "Whether its memory can be moved (gcgroup.stat).", _work("managed")),
+)
+"""In the order in which they are shown. ``gmem.events`` comes besides, a label for each event."""
+
+
+def branches(mount: Path) -> Iterator[Branch]:
+    """Every slice of a tree but the root, on each GPU, those above before those below."""
+    waiting = [(ROOT_PATH, mount / "slice")]
+    while waiting:
+        name, directory = waiting.pop()
+        with contextlib.suppress(OSError):  # gone since
+            for entry in sorted(os.listdir(directory), reverse=True):
+                if entry.isascii() and entry.isdigit():
+                    yield Branch(name, int(entry), directory / entry)
+                else:
+                    waiting.append((f"{name.rstrip('/')}/{unescape(entry)}", directory / entry))
+
+
+def read(group: Path) -> Reading:
+    """The files in the directory of a group. OSError: one of GONE if it ended meanwhile."""
+    timeslice = content(group / "compute.timeslice")
+    return Reading(
+        high=_size(content(group / "gmem.limit.high")),
+        low=_size(content(group / "gmem.limit.low")),
+        swap_max=_size(content(group / "gmem.swap.max")),
+        peak=int(content(group / "gmem.peak")),
+        timeslice=None if timeslice == "default" else float(timeslice) / 1000,
+        memory=flat(content(group / "gmem.stat")),
+        events=flat(content(group / "gmem.events")),
+        state=flat(content(group / "compute.events")),
+        work=flat(content(group / "gcgroup.stat")),
+    )
+
+
+def _size(text: str) -> float:
+    return math.inf if text == "max" else int(text)
+
+
+def label(text: str) -> str:
+    """A name that holds any bytes, as Prometheus takes it: UTF-8, what is none spelt ``\\xff``."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+class Family:
+    """The metrics of one kind of group: those of ROWS, and its events."""
+
+    def __init__(self, kind: str, labels: Iterable[str]) -> None:
+        self._names = tuple(labels)
+        self._rows = [(row, self._metric(kind, row)) for row in ROWS]
+        self._events = CounterMetricFamily(
+            f"ggroup_{kind}_events", "What happened to it (gmem.events).", labels=(*self._names, "event")
+        )
+
+    def _metric(self, kind: str, row: Row) -> CounterMetricFamily | GaugeMetricFamily:
+        if row.counter and not (row.members and kind == "slice"):
+            return CounterMetricFamily(f"ggroup_{kind}_{row.name}", row.words, labels=self._names)
+        words = f"{row.words} Sum over its processes now." if row.members and kind == "slice" else row.words
+        return GaugeMetricFamily(f"ggroup_{kind}_{row.name}", words, labels=self._names)
+
+    def add(self, labels: Iterable[str], reading: Reading) -> None:
+        """One more group."""
+        values = [label(text) for text in labels]
+        for row, metric in self._rows:
+            if (value := row.value(reading)) is not None:
+                metric.add_metric(values, value)
+        for event, count in reading.events.items():
+            self._events.add_metric([*values, event], count)
+
+    def metrics(self) -> Iterator[Metric]:
+        """All of them that have something to say."""
+        for metric in (*(metric for _, metric in self._rows), self._events):
+            if metric.samples:
+                yield metric
+
+
+class TreeCollector(Collector):
+    """Reads the tree anew for each scrape; one at a time, so that impatient scrapers do not add up on the daemon."""
+
+    def __init__(self, mount: Path, *, processes: bool = True) -> None:
+        self._mount, self._processes = mount, processes
+        self._turn = threading.Lock()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric. Where no tree answers, ``ggroup_up`` is 0 and nothing else is told."""
+        began = time.monotonic()
+        metrics: list[Metric] = []
+        errors = 0
+        up = self._turn.acquire(timeout=PATIENCE_S)
+        if up:
+            try:
+                errors = self._scrape(metrics)
+            except OSError:
+                metrics, up = [], False
+            finally:
+                self._turn.release()
+        yield GaugeMetricFamily("ggroup_up", "Whether the tree answers.", value=int(up))
+        yield GaugeMetricFamily(
+            "ggroup_scrape_duration_seconds", "Time that this scrape took.", value=time.monotonic() - began
+        )
+        yield GaugeMetricFamily("ggroup_scrape_errors", "Groups that this scrape could not read.", value=errors)
+        yield from metrics
+
+    def _scrape(self, metrics: list[Metric]) -> int:
+        """Reads everything; how many groups could not be read. OSError where there is no tree."""
+        metrics.extend(self._facts())
+        uuids: dict[int, str] = {}
+        metrics.extend(self._gpus(uuids))
+        errors = 0
+        if self._processes:
+            processes = Family("process", ("gpu", "uuid", "pid", "slice", "comm"))
+            # The tree has the pids of its daemon. In another pid namespace our /proc is about others.
+            add = _process if os.readlink(self._mount / "self") == str(os.getpid()) else _stranger
+            errors += sum(_failed(add, processes, member, uuids) for member in members(self._mount))
+            metrics.extend(processes.metrics())
+        slices = Family("slice", ("gpu", "uuid", "slice"))
+        errors += sum(_failed(_slice, slices, branch, uuids) for branch in branches(self._mount))
+        metrics.extend(slices.metrics())
+        return errors
+
+    def _facts(self) -> Iterator[Metric]:
+        facts = {"backend" if key == "gpu" else key: label(value) for key, value in facts_of(self._mount).items()}
+        yield InfoMetricFamily("ggroup", "What serves the tree (ggroup.backend).", value=facts)
+        controls = InfoMetricFamily(
+            "ggroup_capability", "What each control does here (ggroup.capabilities).", labels=("control", "verdict")
+        )
+        for line in content(self._mount / "ggroup.capabilities").splitlines():
+            controls.add_metric(line.split(), {})
+        yield controls
+
+    def _gpus(self, uuids: dict[int, str]) -> Iterator[Metric]:
+        """Those of the GPUs, whose names are put into `uuids`."""
+        names = ("gpu", "uuid")
+        info = InfoMetricFamily("ggroup_gpu", "The GPU.", labels=names)
+        capacity = GaugeMetricFamily("ggroup_gpu_capacity_bytes", "Memory of the GPU.", labels=names)
+        resident = GaugeMetricFamily("ggroup_gpu_resident_bytes", "Memory of all processes on the GPU.", labels=names)
+        for index in numbers(self._mount / "gpus"):
+            gpu = self._mount / "gpus" / str(index)
+            facts = {name: content(gpu / name) for name in ("uuid", "name", "pci")}
+            uuids[index] = facts["uuid"]
+            labels = (str(index), facts.pop("uuid"))
+            info.add_metric(labels, facts)
+            capacity.add_metric(labels, int(content(gpu / "gmem.capacity")))
+            resident.add_metric(labels, int(content(gpu / "gmem.current")))
+        yield from (info, capacity, resident)
+
+
+def _process(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
+    # Who it is first: when its files can still be read after that, the pid was its own all the time.
+    words = (str(member.pid), cgroup_of(member.pid).path, member.command())
+    family.add((str(member.gpu), uuids.get(member.gpu, ""), *words), read(member.path))
+
+
+def _stranger(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
+    """A process of which nothing is known but its pid elsewhere."""
+    family.add((str(member.gpu), uuids.get(member.gpu, ""), str(member.pid), "", ""), read(member.path))
+
+
+def _slice(family: Family, branch: Branch, uuids: Mapping[int, str]) -> None:
+    family.add((str(branch.gpu), uuids.get(branch.gpu, ""), branch.slice), read(branch.path))
+
+
+def _failed(
+    add: Callable[[Family, Group, Mapping[int, str]], None], family: Family, group: Group, uuids: Mapping[int, str]
+) -> bool:
+    """Whether a group could not be added. One that ended while it was read is left out, and is no failure."""
+    try:
+        add(family, group, uuids)
+    except OSError as error:
+        return error.errno not in GONE
+    return False

@@ -1,0 +1,33 @@
+"""What the command line knows, asked of the code itself, for tests of what else has to know it."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+
+from ggroupfs import cli, options
+
+
+def subcommands() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each subcommand."""
+    (action,) = (a for a in cli._parser(tuple(cli.COMMANDS))._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+def flags(parser: argparse.ArgumentParser) -> set[str]:
+    """Its options, but those that nobody is told of."""
+    return {flag for a in parser._actions if a.help != argparse.SUPPRESS for flag in a.option_strings}
+
+
+def mount_options() -> set[str]:
+    """The names that mean something after `mount -o`: those that ggroupfs.options compares a key with, and so on."""
+    compared = (node for node in ast.walk(ast.parse(inspect.getsource(options))) if isinstance(node, ast.Compare))
+    named = {
+        node.comparators[0].value
+        for node in compared
+        if isinstance(node.left, ast.Name) and node.left.id == "key" and isinstance(node.comparators[0], ast.Constant)
+    }
+    assert {"gpu", "nopoll", "soft.gmem"} <= named, "options.py is written another way: this has to be, too"
+    ours = {name.removeprefix("no") for name in named if name.startswith("no")} & options.IGNORED
+    return {str(name) for name in named} | ours | options.PASSED
