@@ -33,6 +33,9 @@ BLUE, ORANGE, GREY = Style(color="#56b4e9"), Style(color="#e69f00", bold=True), 
 BASE_LEAST_S = 0.5
 """Rates are over that long at least: a write has the tree read at once, and two passes may be close together."""
 
+NOTICED_S = 1.0
+"""A look that takes longer, and longer than it is to, is said to."""
+
 KEYS = "f freeze  l limit  t timeslice  / filter  v flat  m s p k w sort  ? help  q quit"
 
 HELP = """\
@@ -200,7 +203,7 @@ class Top(App[int]):
         words = f"ggroupfs top: {summary(frame)}, by {self._order}"
         if self._pattern:
             words += f", with {self._pattern!r}"
-        if frame.snapshot.took > self._delay:
+        if frame.snapshot.took > max(self._delay, NOTICED_S):
             words += f", read in {frame.snapshot.took:.1f} s"
         words += f", on {self._mount}"
         bars = Text("\n".join(gauges(gpu, self.size.width) for gpu in frame.gpus))
