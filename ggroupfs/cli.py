@@ -19,6 +19,8 @@ COMMANDS = {
     "umount": ("umount", "thaw everything and unmount"),
     "run": ("run", "start a program, with limits from its first allocation on"),
     "show": ("show", "who uses what"),
+    "top": ("top", "who uses what, live"),
+    "set": ("set", "limits of a process or a slice, by name"),
     "doctor": ("doctor", "what this machine can enforce, and why"),
     "metrics": ("metrics", "what the tree says, for Prometheus"),
     "tenant": ("tenant", "a program of the software GPU, to try things on"),

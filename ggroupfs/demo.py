@@ -83,7 +83,7 @@ def _works(mount: Path, pid: int) -> bool:
 def _tour(mount: Path, *, soft: bool) -> None:
     """What the files do, on whatever processes there are."""
     found = list(members(mount))
-    print(show.table(list(show.collect(mount))) + "\n")
+    print(show.table(mount) + "\n")
     if len(found) < 2:
         print("No two processes use a GPU: start some, and they will have directories here.")
         return
@@ -104,7 +104,7 @@ def _tour(mount: Path, *, soft: bool) -> None:
         _echo(member, "compute.timeslice", "default")
     if soft:
         _echo(first, "gmem.limit.high", "max")
-    print(show.table(list(show.collect(mount))))
+    print(show.table(mount))
 
 
 def _cat(path: Path) -> None:

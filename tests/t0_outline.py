@@ -1,0 +1,308 @@
+"""Level 0: snapshots as outlines, what happened between two of them, and how it is told."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import attrs
+import pytest
+
+from backend.records import MAX
+from ggroupfs import columns
+from ggroupfs.names import slice_directory
+from ggroupfs.outline import ORDERS, Node, build, lines
+from ggroupfs.rates import COUNTERS, UNKNOWN, Rates, between, total
+from ggroupfs.refusals import MEANINGS, meaning
+from ggroupfs.snapshot import (
+    EVERYTHING,
+    SOURCES,
+    Figures,
+    GpuUse,
+    ProcessUse,
+    SliceUse,
+    Snapshot,
+    files_for,
+)
+from ggroupfs.top import FIELDS, Frame, as_json, gauges, plain, summary
+
+GIB = 1 << 30
+
+
+def gpu(index: int = 0) -> GpuUse:
+    return GpuUse(index, f"GPU-{index}", "a GPU", 16 * GIB, 4 * GIB)
+
+
+def process(pid: int, slice_: str = "/", gpu: int = 0, start: int = 1, **figures: Any) -> ProcessUse:
+    return ProcessUse(pid, start, f"name{pid}", slice_, gpu, Figures(**figures))
+
+
+def snapshot(*processes: ProcessUse, slices: Collection[SliceUse] = (), gpus: int = 1, at: float = 0.0) -> Snapshot:
+    every = tuple(attrs.evolve(one, at=at) for one in processes)
+    return Snapshot(at, 0.1, tuple(gpu(index) for index in range(gpus)), tuple(slices), every)
+
+
+def slices(*paths: str, gpus: int = 1, **figures: Any) -> list[SliceUse]:
+    return [SliceUse(path, index, Figures(**figures)) for path in paths for index in range(gpus)]
+
+
+def drawn(nodes: tuple[Node, ...], *words: Any, **more: Any) -> list[str]:
+    return [line.prefix + line.node.label + (" +" if line.folded else "") for line in lines(nodes, *words, **more)]
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("fields", "files"),
+    [
+        ((), ()),
+        (("current",), ("gmem.current",)),
+        (("current", "swap"), ("gmem.stat",)),
+        (("swap", "swapin_bytes", "current"), ("gmem.stat",)),
+        (("high", "current"), ("gmem.current", "gmem.limit.high")),
+        (("finished", "gpu_usec", "frozen"), ("gcgroup.stat", "compute.events")),
+    ],
+)
+def test_no_more_files_than_needed(fields: tuple[str, ...], files: tuple[str, ...]) -> None:
+    assert files_for(fields) == files
+
+
+def test_every_figure_is_in_a_file() -> None:
+    assert set(files_for(EVERYTHING)) <= SOURCES.keys()
+    assert frozenset[str]().union(*(source.fields for source in SOURCES.values())) == EVERYTHING
+    with pytest.raises(KeyError, match="no control file tells colour"):
+        files_for({"colour", "current"})
+
+
+def test_a_frame_of_top_costs_five_opens_an_entry() -> None:
+    assert len(files_for(FIELDS)) == 5
+
+
+def test_names_of_cgroups_in_the_tree() -> None:
+    assert slice_directory("/") == "slice"
+    assert slice_directory("/a.slice/0/_7") == "slice/a.slice/_0/__7"
+    assert slice_directory("a.slice/") == "slice/a.slice"
+
+
+# Rates
+
+
+def test_rates_are_over_the_time_between_two_passes() -> None:
+    before = snapshot(process(1, finished=10, gpu_usec=1_000_000, swapin_bytes=0, swapout_bytes=500), at=1.0)
+    after = snapshot(process(1, finished=30, gpu_usec=2_000_000, swapin_bytes=8, swapout_bytes=500), at=5.0)
+    assert between(before, after) == {"1/0": Rates(5.0, 0.25, 2.0, 0.0)}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        None,
+        snapshot(process(2, finished=1), at=1.0),
+        snapshot(process(1, start=2, finished=1), at=1.0),
+        snapshot(process(1, gpu=1, finished=1), at=1.0),
+        snapshot(process(1, finished=1), at=2.0),
+    ],
+    ids=["first pass", "another pid", "the pid of one that is gone", "another GPU", "no time between"],
+)
+def test_no_rates_for_who_was_not_there(before: Snapshot | None) -> None:
+    assert between(before, snapshot(process(1, finished=2), at=2.0)) == {}
+
+
+def test_what_is_not_told_has_no_rate_and_neither_has_a_counter_that_went_back() -> None:
+    before, after = snapshot(process(1, finished=5), at=0.0), snapshot(process(1, finished=4), at=1.0)
+    assert between(before, after) == {"1/0": UNKNOWN}
+
+
+def test_the_rates_of_several_are_the_sum_of_what_is_known() -> None:
+    assert total([]) == UNKNOWN
+    assert total([UNKNOWN, UNKNOWN]) == UNKNOWN
+    assert total([Rates(1.0, 0.5), UNKNOWN, Rates(2.0, None, 3.0)]) == Rates(3.0, 0.5, 3.0, None)
+    assert set(COUNTERS) <= FIELDS
+
+
+# Outlines
+
+
+def test_an_outline_has_processes_in_their_slices() -> None:
+    taken = snapshot(
+        process(3, "/b"), process(2, "/a/x"), process(1), process(10, "/a"), slices=slices("/a", "/a/x", "/b")
+    )
+    assert drawn(build(taken, {}), "pid") == [
+        "GPU 0 a GPU",
+        "├─a",
+        "│ ├─x",
+        "│ │ └─2 name2",
+        "│ └─10 name10",
+        "├─b",
+        "│ └─3 name3",
+        "└─1 name1",
+    ]
+
+
+def test_a_slice_is_on_the_gpus_where_it_matters() -> None:
+    taken = snapshot(
+        process(1, "/used", gpu=1),
+        slices=[
+            *slices("/used", "/made", gpus=2),
+            SliceUse("/limited", 0, Figures(high=GIB)),
+            SliceUse("/limited", 1, Figures(high=MAX)),
+        ],
+        gpus=2,
+    )
+    first, second = build(taken, {})
+    assert drawn((first,), "pid") == ["GPU 0 a GPU", "├─limited", "└─made"]
+    assert drawn((second,), "pid") == ["GPU 1 a GPU", "├─limited", "├─made", "└─used", "  └─1 name1"]
+    elsewhere = snapshot(process(1, "/used", gpu=1), slices=slices("/used", gpus=2), gpus=2)
+    assert drawn(build(elsewhere, {})[:1], "pid") == ["GPU 0 a GPU"]
+
+
+def test_a_process_whose_slice_was_not_seen_yet_is_in_the_one_above() -> None:
+    taken = snapshot(process(1, "/a/new/er"), process(2, "/gone"), slices=slices("/a"))
+    assert drawn(build(taken, {}), "pid") == ["GPU 0 a GPU", "├─a", "│ └─1 name1", "└─2 name2"]
+
+
+def test_rates_add_up_on_the_way_to_the_gpu() -> None:
+    taken = snapshot(process(1, "/a"), process(2, "/a"), process(3), slices=slices("/a"))
+    (node,) = build(taken, {"1/0": Rates(share=0.25), "2/0": Rates(share=0.5), "3/0": Rates(share=0.125)})
+    assert {line.node.key: line.node.rates.share for line in lines((node,), "pid")} == {
+        "gpus/0": 0.875,
+        "slice/a/0": 0.75,
+        "1/0": 0.25,
+        "2/0": 0.5,
+        "3/0": 0.125,
+    }
+
+
+@pytest.mark.parametrize(
+    ("order", "pids"),
+    [("pid", [1, 2, 3, 4]), ("memory", [3, 1, 4, 2]), ("share", [4, 1, 2, 3]), ("swap", [2, 1, 3, 4])],
+)
+def test_orders(order: str, pids: list[int]) -> None:
+    """The largest first; what is not known comes last, and what is equal is in the order of pids."""
+    taken = snapshot(
+        process(4, current=5),
+        process(2, swap=1),
+        process(3, current=9),
+        process(1, current=5),
+    )
+    found = build(taken, {"4/0": Rates(share=0.5), "1/0": Rates(share=0.25)})
+    assert [line.node.use.pid for line in lines(found, order)[1:]] == pids  # type: ignore[union-attr]
+    assert [line.node.use.pid for line in lines(found, order, flat=True)] == pids  # type: ignore[union-attr]
+
+
+def test_what_is_folded_is_not_shown() -> None:
+    found = build(snapshot(process(1, "/a"), process(2), slices=slices("/a")), {})
+    assert drawn(found, "pid", {"slice/a/0"}) == ["GPU 0 a GPU", "├─a +", "└─2 name2"]
+    assert drawn(found, "pid", {"gpus/0"}) == ["GPU 0 a GPU +"]
+    assert drawn(found, "pid", {"2/0", "slice/gone/0"})[-1] == "└─2 name2", "it has nothing to fold"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left"),
+    [
+        ("NAME12", ["GPU 0 a GPU", "└─b.slice", "  └─12 name12"]),
+        ("b.sl", ["GPU 0 a GPU", "└─b.slice", "  ├─12 name12", "  └─13 name13"]),
+        ("GPU", ["GPU 0 a GPU"]),
+    ],
+)
+def test_a_filter_keeps_what_matches_with_what_is_above_and_below(pattern: str, left: list[str]) -> None:
+    found = build(snapshot(process(12, "/b.slice"), process(13, "/b.slice"), process(1), slices=slices("/b.slice")), {})
+    assert drawn(found, "pid", (), pattern) == left
+
+
+def test_ten_thousand() -> None:
+    every = [process(pid, f"/s{pid % 100}", current=pid) for pid in range(1, 10_001)]
+    found = build(snapshot(*every, slices=slices(*(f"/s{number}" for number in range(100)))), {})
+    for order in ORDERS:
+        assert len(lines(found, order)) == 1 + 100 + 10_000
+
+
+# Telling
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (columns.human(0), "0"),
+        (columns.human(1023), "1023"),
+        (columns.human(512 << 20), "512.0M"),
+        (columns.human(5 << 50), "5120.0T"),
+        (columns.limit(MAX), "max"),
+        (columns.limit(1536), "1.5K"),
+        (columns.percent(0.004), "0%"),
+        (columns.percent(1.0), "100%"),
+        (columns.percent(1.04), "100%"),
+        (columns.speed(1_550_000), "1.6"),
+        (columns.speed(123_400_000), "123"),
+        (columns.timeslice(0), "default"),
+        (columns.timeslice(2.048), "2.048 ms"),
+        (columns.bar(0, 4), "░░░░"),
+        (columns.bar(1 / 32, 4), "▏░░░"),
+        (columns.bar(0.5, 4), "██░░"),
+        (columns.bar(7, 4), "████"),
+        (columns.readable("a\x1b[2Jü"), "a?[2Jü"),
+        (columns.printable("└─█▌░ü", "utf-8"), "└─█▌░ü"),
+        (columns.printable("└─█▌░ü", "ascii"), "`-##.?"),
+        (columns.printable("├│", None), "||"),
+    ],
+)
+def test_text(text: str, told: str) -> None:
+    assert text == told
+
+
+def test_what_is_not_told_is_a_dash_and_null_never_a_number() -> None:
+    (node,) = build(snapshot(process(1)), {})
+    (alone,) = node.children
+    assert {column.cell(alone) for column in columns.WATCHED} == {columns.NOT_TOLD}
+    assert set(columns.as_json(alone, columns.WATCHED).values()) == {None}
+
+
+def test_a_table_is_aligned() -> None:
+    every = (process(1, current=5, high=MAX), process(22_222, "/a.slice", current=3 * GIB, high=4 * GIB, frozen=True))
+    nodes = [line.node for line in lines(build(snapshot(*every), {}), "pid", flat=True)]
+    assert columns.table(nodes).splitlines() == [
+        "  PID  GPU  COMMAND    SLICE     CURRENT  HIGH  SWAP  TIMESLICE  FROZEN  FINISHED",
+        "    1    0  name1      /               5   max     -          -  -              -",
+        "22222    0  name22222  /a.slice     3.0G  4.0G     -          -  frozen         -",
+    ]
+
+
+@pytest.mark.parametrize("width", range(10, 200, 7))
+def test_only_columns_that_fit(width: int) -> None:
+    found = columns.fitting(width)
+    assert list(found) == list(columns.WATCHED[: len(found)])
+    assert not found or sum(column.width + 1 for column in found) + columns.LABEL_LEAST <= width
+    if len(found) < len(columns.WATCHED):
+        more = columns.WATCHED[: len(found) + 1]
+        assert sum(column.width + 1 for column in more) + columns.LABEL_LEAST > width
+
+
+def test_a_terminal_of_80_characters_has_what_matters() -> None:
+    assert columns.FROZEN in columns.fitting(79)
+
+
+def test_a_frame() -> None:
+    taken = snapshot(process(1, current=4 * GIB, frozen=True), process(1, gpu=1, current=0), gpus=2)
+    frame = Frame(taken, None, build(taken, {"1/0": Rates(share=0.5)}))
+    assert summary(frame) == "1 process, 1 frozen"
+    assert gauges(frame.gpus[0], 60) == "GPU 0   mem ██▌░░░░░░░ 4.0G/16.0G      busy █████░░░░░  50%"
+    assert gauges(frame.gpus[1], 60) == "GPU 1   mem ██▌░░░░░░░ 4.0G/16.0G      busy               -"
+    assert plain(frame).splitlines()[4].split()[:3] == ["CURRENT", "HIGH", "SWAP"]
+    told: Mapping[str, Any] = as_json(frame)
+    assert (told["seconds"], told["slices"]) == (None, [])
+    assert [one["share"] for one in told["processes"]] == [0.5, None]
+    assert "high" not in told["gpus"][0], "a GPU has no limit"
+
+
+# Refusals
+
+
+def test_every_errno_of_a_write_has_its_meaning() -> None:
+    """Those that docs/semantics.md lists for writes."""
+    for number in ("EINVAL", "ERANGE", "E2BIG", "EACCES", "EBUSY", "EAGAIN", "ENODEV", "EOPNOTSUPP", "ETIMEDOUT"):
+        assert getattr(errno, number) in MEANINGS
+        error = OSError(getattr(errno, number), "so it is called")
+        assert meaning(error) == f"so it is called ({number}): {MEANINGS[error.errno]}"
+    assert meaning(OSError(errno.EIO, "Input/output error")) == "Input/output error (EIO)"
