@@ -18,8 +18,8 @@ declare -A _ggroupfs_options=(
     [demo]="--mount --gpu"
 )
 
-_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= soft.gpus= soft.gmem= soft.switch=
-    ro debug auto_unmount"
+_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= units= slices.d= bus=
+    soft.gpus= soft.gmem= soft.switch= ro debug auto_unmount"
 
 _ggroupfs_settings="gmem.limit.high= gmem.limit.low= gmem.peak= gmem.swap.max= gmem.reclaim= compute.timeslice=
     compute.freeze= compute.priority= compute.weight= compute.migrate=
@@ -51,6 +51,7 @@ _ggroupfs_offer_in_list() {
     done
     for word in auto soft nvidia; do words+=("${before}gpu=$word"); done
     for word in auto soft kmod; do words+=("${before}ledger=$word"); done
+    for word in auto no; do words+=("${before}units=$word"); done
     _ggroupfs_offer "$whole" "${words[@]}"
 }
 
