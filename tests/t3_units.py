@@ -18,7 +18,7 @@ from backend.soft.ledger import SoftLedger
 from ggroupfs.units import Units
 from ggroupfs.units.active import RECONNECT_S
 from ggroupfs.units.manager import News
-from ggroupfs.units.policy import SETTLE_S
+from ggroupfs.units.policy import SETTLE_MOST_S, SETTLE_S
 from tests.harness import MIB, Harness, StubGpu, World, hang, running, settle, until, virtual
 from tests.t3_controller import Spawn
 from tests.t3_restart import SurvivingLedger
@@ -149,6 +149,43 @@ async def test_a_manager_that_does_not_answer_holds_nobody_for_ever(
         released.set()
         await settle()
         assert books(h, "/a.slice").high == 8 * MIB
+
+
+@virtual
+async def test_a_manager_that_is_busy_is_waited_for(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
+    """As when many services start at once, and it answers one after the other."""
+    async with policy(tmp_path, manager) as h:
+        manager.seconds = 0.5
+        for number in range(12):
+            manager.unit(f"/{number}.service", f"GMemHigh={number + 1}M", active=False)
+        began = trio.current_time()
+
+        async def program(number: int) -> None:
+            await h.arrive(spawn().pid, f"/{number}.service")
+            assert books(h, f"/{number}.service").high == (number + 1) * MIB
+
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(program, number)
+        assert trio.current_time() - began == pytest.approx(12 * 0.5, abs=0.1)
+
+
+@pytest.mark.logs(r"^/last\.service: not configured within 10 s: programs go on, limits come later$")
+@virtual
+async def test_a_manager_that_is_too_busy_is_not(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
+    async with policy(tmp_path, manager) as h:
+        manager.seconds = 1.5
+        names = [*(f"{number}.service" for number in range(8)), "last.service"]
+        for name in names:
+            manager.unit(f"/{name}", "GMemHigh=1M", active=False)
+        manager.start(*names[:-1])
+        await until(lambda: len([call for call in manager.calls if call[0] == "files"]) == 8, "it is busy")
+        began = trio.current_time()
+        await h.arrive(spawn().pid, "/last.service")
+        assert trio.current_time() - began == pytest.approx(SETTLE_MOST_S, abs=0.01)
+        assert books(h, "/last.service").high == MAX
+        await trio.sleep(9 * 1.5)
+        assert books(h, "/last.service").high == MIB
 
 
 @virtual

@@ -36,6 +36,10 @@ class FakeManager:
         self.answers = trio.Event()
         """Set while it answers calls for files."""
         self.answers.set()
+        self.seconds = 0.0
+        """How long it takes for the files of a unit, of one after the other."""
+        self.turn = trio.Lock()
+        """Who has its ear."""
         self.refuses = False
         """Nobody is taken in."""
         self.connected = 0
@@ -119,6 +123,8 @@ class FakeConnection:
     async def files(self, unit: str) -> Sequence[Path]:
         await self._called("files", unit)
         await self._until(self._manager.answers)
+        async with self._manager.turn:
+            await trio.sleep(self._manager.seconds)
         return self._manager.units[unit].files if unit in self._manager.units else []
 
     async def state(self, unit: str) -> State:

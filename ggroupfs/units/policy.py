@@ -24,7 +24,12 @@ from ggroupfs.units.settings import Mistake, Settings
 log = logging.getLogger(__name__)
 
 SETTLE_S = 2.0
-"""Seconds that a program waits for the limits of its slices: a manager that does not answer holds nobody for ever."""
+"""Seconds without a word about anything for which a program waits for the limits of its slices: a manager that does
+not answer holds nobody for ever."""
+
+SETTLE_MOST_S = 10.0
+"""... and in all, where there are words: when 200 services start at once the last waits for what is asked for them all.
+The library in a CUDA program waits 15 s for its welcome (ANSWER, backend/cuda/daemon/session.h)."""
 
 
 @attrs.define(eq=False)
@@ -91,6 +96,7 @@ class Units:
         self._named: set[Slice] = set()  # on which some file set something
         self._jobs: dict[Group, trio.Event] = {}
         self._begun = trio.Event()  # everything was read once
+        self._progress = 0  # units that were read, and groups that were configured
         self._nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -117,12 +123,17 @@ class Units:
     async def settle(self, slice_: Slice, gpu: int) -> None:
         if all(self._is_configured(Group(gpu, level)) for level in _levels(slice_)):
             return
-        load = self._load
-        with trio.move_on_after(self._seconds) as scope:
-            await self._later(Group(gpu, slice_)).wait()
-        if scope.cancelled_caught and not load.slow:
+        load, began = self._load, trio.current_time()
+        job, progress = self._later(Group(gpu, slice_)), -1
+        with trio.move_on_after(SETTLE_MOST_S):
+            while not job.is_set() and progress != self._progress:
+                progress = self._progress
+                with trio.move_on_after(self._seconds):
+                    await job.wait()
+        if not job.is_set() and not load.slow:
             load.slow = True
-            log.warning("%s: not configured within %g s: programs go on, limits come later", slice_.path, self._seconds)
+            seconds = round(trio.current_time() - began)
+            log.warning("%s: not configured within %d s: programs go on, limits come later", slice_.path, seconds)
 
     def process_gone(self, process: Process) -> None:
         """Watcher: nothing to do."""
@@ -264,6 +275,7 @@ class Units:
             gpus = [gpu.info for gpu in self._controller.gpus.values()]
             load.tell([*mistakes, *reading.settings.unknown(gpus)])
         finally:
+            self._progress += 1
             reading.done.set()
 
     async def _configure(self, load: Load, reading: Reading, group: Group) -> None:
@@ -296,6 +308,7 @@ class Units:
                 state.named = written | state.named & wanted.keys()
                 self._count(slice_, named=any(self._is_named(Group(gpu, slice_)) for gpu in self._controller.gpus))
             state.load, state.reading = load, reading
+            self._progress += 1
 
     def _is_held(self, slice_: Slice) -> bool:
         return self._active is not None and self._active.holds(slice_)
