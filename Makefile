@@ -23,9 +23,10 @@ APT := python3 python3-venv python3-dev gcc libc6-dev pkg-config libfuse3-dev fu
 APT_TEST := shellcheck inotify-tools util-linux mandoc
 APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source-6.1 xz-utils sparse kmod qemu-system-x86 iproute2
 APT_KMOD_DEBUG := flex bison bc libelf-dev libssl-dev
+APT_DEB := dpkg-dev lintian
 
 SOURCES := ggroupfs backend tests
-SHELL_SCRIPTS := .ci/run tests/vm/guest.sh
+SHELL_SCRIPTS := .ci/run tests/vm/guest.sh packaging/tree.sh $(wildcard packaging/debian/*rm packaging/debian/*inst)
 
 .PHONY: all build build-test run test check test-unit test-gpu bench-files clean
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
@@ -80,6 +81,7 @@ test-unit: build-test cuda
 
 include tests/vm/kmod.mk
 include backend/cuda/cuda.mk
+include packaging/package.mk
 
 test-gpu: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
