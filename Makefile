@@ -24,9 +24,11 @@ APT_TEST := shellcheck inotify-tools util-linux mandoc
 APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source-6.1 xz-utils sparse kmod qemu-system-x86 iproute2
 APT_KMOD_DEBUG := flex bison bc libelf-dev libssl-dev
 APT_DEB := dpkg-dev lintian
+APT_SYSTEMD := mmdebstrap e2fsprogs libc6-dev
 
 SOURCES := ggroupfs backend tests
-SHELL_SCRIPTS := .ci/run tests/vm/guest.sh packaging/tree.sh $(wildcard packaging/debian/*rm packaging/debian/*inst)
+SHELL_SCRIPTS := .ci/run tests/vm/guest.sh packaging/tree.sh tests/t8_systemd/disk.sh tests/t8_systemd/again.sh \
+	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
 .PHONY: all build build-test run test check test-unit test-gpu bench-files clean
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
@@ -77,11 +79,12 @@ check: build-test
 
 test-unit: build-test cuda
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
-	$(PYTEST) tests --ignore tests/t7_nvidia --ignore tests/t5_module
+	$(PYTEST) tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd
 
 include tests/vm/kmod.mk
 include backend/cuda/cuda.mk
 include packaging/package.mk
+include tests/t8_systemd/systemd.mk
 
 test-gpu: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }

@@ -55,8 +55,6 @@ stage: build/dependencies/.made cuda
 	install -D -m 644 systemd/sysusers.conf $(STAGE)$(PREFIX)/lib/sysusers.d/ggroupfs.conf
 	install -D -m 644 systemd/tmpfiles.conf $(STAGE)$(PREFIX)/lib/tmpfiles.d/ggroupfs.conf
 	install -D -m 644 systemd/default $(STAGE)/etc/default/ggroupfs
-	install -D -m 644 kmod/60-ggroup.rules $(STAGE)$(PREFIX)/lib/udev/rules.d/60-ggroup.rules
-	install -D -m 644 kmod/ggroup.conf $(STAGE)$(PREFIX)/lib/modules-load.d/ggroup.conf
 	install -D -m 644 backend/cuda/ggroup_usermem.h $(STAGE)$(PREFIX)/include/ggroup_usermem.h
 	for page in docs/man/*.[1-8]; do \
 		install -D -m 644 $$page $(STAGE)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
