@@ -7,7 +7,10 @@
 #   make test-kmod-mounts   the other tests of mounts there too, with the kernel's ledger; a quarter of an hour
 #   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
+#   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; six minutes
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch
+#   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
+#   make deb          a Debian package, in build/deb
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench-files  what one file access costs, against a C server
 #
@@ -68,7 +71,7 @@ run: build cuda
 	@[ "$$(id -u)" = 0 ] || { echo "make run: only root may mount a tree that acts on every process" >&2; exit 1; }
 	$(PY) -m ggroupfs demo --mount $(MOUNT)
 
-test: check test-unit test-kmod
+test: check test-unit test-kmod test-systemd
 
 check: build-test
 	$(VENV)/bin/ruff check $(SOURCES)

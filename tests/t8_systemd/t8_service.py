@@ -15,8 +15,6 @@ def test_services_and_slices_are_in_the_tree(guest: Guest) -> None:
         until_holds(guest, one, 64 * MIB)
         until_holds(guest, two, 32 * MIB)
         until_holds(guest, f"{SLICES}/gpu.slice/0", 96 * MIB)
-        guest.ok(f"echo 16M >{two}/gmem.limit.high")
-        assert guest.ok(f"cat {two}/gmem.current {two}/gmem.swap.current").split() == [str(16 * MIB)] * 2
     guest.until(f"! test -e {SLICES}/gpu.slice", "the slice is gone")
 
 
@@ -94,7 +92,7 @@ def test_mount_8(guest: Guest) -> None:
     guest.ok("mount -t fuse.ggroupfs none /run/ggroup -o soft.gmem=64M")
     assert guest.ok("cat /run/ggroup/gpus/0/gmem.capacity") == f"{64 * MIB}\n"
     guest.ok("umount /run/ggroup")
-    guest.until("! pgrep -f 'ggroupfs mount'", "the daemon has ended")
+    guest.until("! pgrep -f 'ggroupfs moun[t]'", "the daemon has ended")
 
 
 def test_a_line_of_fstab(guest: Guest) -> None:
