@@ -7,9 +7,13 @@
 #   make test-kmod-mounts   the other tests of mounts there too, with the kernel's ledger; a quarter of an hour
 #   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
+#   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; six minutes
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch
+#   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
+#   make deb          a Debian package, in build/deb
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench-files  what one file access costs, against a C server
+#   make screenshot   the picture of `ggroupfs top` in the README
 #
 # On a host without network, PY=python3 takes a Python that has the requirements already.
 
@@ -20,14 +24,17 @@ PYTEST := $(PY) -m pytest
 SYSTEM_PYTHON := /usr/bin/python3
 
 APT := python3 python3-venv python3-dev gcc libc6-dev pkg-config libfuse3-dev fuse3
-APT_TEST := shellcheck inotify-tools util-linux mandoc dbus-daemon
+APT_TEST := shellcheck inotify-tools util-linux mandoc dbus-daemon zsh
 APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source-6.1 xz-utils sparse kmod qemu-system-x86 iproute2
 APT_KMOD_DEBUG := flex bison bc libelf-dev libssl-dev
+APT_DEB := dpkg-dev lintian
+APT_SYSTEMD := mmdebstrap e2fsprogs libc6-dev
 
 SOURCES := ggroupfs backend tests
-SHELL_SCRIPTS := .ci/run tests/vm/guest.sh
+SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh packaging/tree.sh tests/t8_systemd/disk.sh tests/t8_systemd/again.sh \
+	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
-.PHONY: all build build-test run test check test-unit test-gpu bench-files clean
+.PHONY: all build build-test run test check test-unit test-gpu bench-files screenshot clean
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
 all: build
@@ -52,10 +59,18 @@ $(VENV)/.built: pyproject.toml
 	$(VENV)/bin/pip install -q --disable-pip-version-check -e .
 	touch $@
 
-$(VENV)/.built-test: $(VENV)/.built
+$(VENV)/.built-test: $(VENV)/.built $(VENV)/bin/promtool
 	$(call apt_install,$(APT_TEST))
 	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test]'
 	touch $@
+
+# What judges metrics. Of its package this program alone: the rest would start a server.
+$(VENV)/bin/promtool: $(VENV)/.built
+	cd $(VENV) && { apt-get download -q prometheus || { apt-get update -q && apt-get download -q prometheus; }; }
+	dpkg-deb --fsys-tarfile $(VENV)/prometheus_*.deb | tar -xO ./usr/bin/promtool >$@.new
+	rm $(VENV)/prometheus_*.deb
+	chmod +x $@.new
+	mv $@.new $@
 else
 build build-test:
 	@$(PY) -c 'import pyfuse3, trio, attrs, pynvml' || { echo "make: $(PY) lacks the modules named above" >&2; exit 1; }
@@ -65,21 +80,23 @@ run: build cuda
 	@[ "$$(id -u)" = 0 ] || { echo "make run: only root may mount a tree that acts on every process" >&2; exit 1; }
 	$(PY) -m ggroupfs demo --mount $(MOUNT)
 
-test: check test-unit test-kmod
+test: check test-unit test-kmod test-systemd
 
 check: build-test
 	$(VENV)/bin/ruff check $(SOURCES)
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/mypy
 	shellcheck $(SHELL_SCRIPTS)
-	mandoc -T lint -W warning docs/man/*.8
+	mandoc -T lint -W warning docs/man/*.[58]
 
 test-unit: build-test cuda
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
-	$(PYTEST) tests --ignore tests/t7_nvidia --ignore tests/t5_module
+	$(PYTEST) tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd
 
 include tests/vm/kmod.mk
 include backend/cuda/cuda.mk
+include packaging/package.mk
+include tests/t8_systemd/systemd.mk
 
 test-gpu: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
@@ -87,6 +104,9 @@ test-gpu: build-test cuda
 
 bench-files: build-test
 	$(PY) tests/bench/files.py
+
+screenshot: build-test
+	$(PY) docs/screenshot.py
 
 clean:
 	rm -rf $(VENV) build ./*.egg-info

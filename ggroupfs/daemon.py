@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from backend import choose
+from backend import choose, interpreter
 from ggroupfs import mount as mounting
 from ggroupfs import options
 from ggroupfs.errors import UsageError
@@ -73,6 +73,7 @@ def _start(parsed: MountOptions, arguments: argparse.Namespace) -> int:
         text=True,
         start_new_session=True,
         cwd="/",
+        env=interpreter.environment(),
     )
     assert child.stdout is not None
     assert child.stderr is not None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from backend import interpreter
 from ggroupfs import daemon, show
 from ggroupfs.client import Member, members
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
@@ -66,6 +67,7 @@ def _tenant(mount: Path, gmem: str, kernel: str) -> Iterator[None]:
     process = subprocess.Popen(
         [sys.executable, "-m", "ggroupfs", "tenant", "--mount", mount, "--gmem", gmem, "--kernel", kernel],
         stdout=subprocess.DEVNULL,
+        env=interpreter.environment(),
     )
     try:
         while process.poll() is None and not _works(mount, process.pid):

@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from backend.choose import Backend
 from backend.controller import Controller
 from backend.cuda import server as cuda_server
 from backend.soft import server as soft_server
+from ggroupfs import watchdog
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
 from ggroupfs.mounts import SYSTEMD, mount_of
@@ -97,7 +97,9 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         await trio.to_thread.run_sync(os.stat, f"{mountpoint}/ggroup.backend", abandon_on_cancel=True)
         gc.collect()
         gc.freeze()  # what lives as long as the mount need not be looked through again
-        _notify_systemd("READY=1")
+        if (seconds := watchdog.period(os.environ)) is not None:
+            nursery.start_soon(watchdog.feed, Path(mountpoint, "ggroup.backend"), seconds)
+        watchdog.notify("READY=1", f"STATUS={_status(controller, mountpoint)}")
         ready()
     log.debug("unmounted %s", mountpoint)
 
@@ -150,6 +152,7 @@ async def _until_signal(signals: AsyncIterator[int], messenger: Messenger, scope
     """Ends the mount at the first signal."""
     async for number in signals:
         log.debug("signal %d: unmounting", number)
+        watchdog.notify("STOPPING=1", "STATUS=Thawing and unmounting")
         # First of all, while the tree still answers: a message under way may wait for an answer of ours.
         await trio.to_thread.run_sync(messenger.end)
         scope.cancel()
@@ -175,13 +178,10 @@ def _device(mountpoint: str) -> str:
     return found[0] if found is not None else str(os.getpid())
 
 
-def _notify_systemd(state: str) -> None:
-    """sd_notify(3), where systemd started us."""
-    path = os.environ.get("NOTIFY_SOCKET")
-    if path:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.connect("\0" + path[1:] if path.startswith("@") else path)
-            sender.sendall(state.encode())
+def _status(controller: Controller, mountpoint: str) -> str:
+    """A line for who asks systemd how we are."""
+    number, facts = len(controller.gpus), controller.facts
+    return f"{mountpoint}: {number} {facts['gpu']} GPU{'' if number == 1 else 's'}, ledger {facts['ledger']}"
 
 
 def _first(group: BaseExceptionGroup[MountError]) -> MountError:

@@ -21,6 +21,7 @@ from typing import Protocol
 import attrs
 import trio
 
+from backend import interpreter
 from backend.identity import Process, identify
 from backend.nvidia import probe
 from backend.records import Capability, GpuInfo
@@ -85,10 +86,9 @@ class Child:
         try:
             os.ftruncate(self._fd, probe.PAGE)
             self._page = mmap.mmap(self._fd, probe.PAGE)
-            path = os.pathsep.join(entry for entry in sys.path if entry)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", probe.__name__, str(self._fd), str(KERNEL_US)],
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid, "PYTHONPATH": path},
+                env=interpreter.environment() | {"CUDA_VISIBLE_DEVICES": uuid},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

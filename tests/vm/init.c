@@ -1,11 +1,12 @@
 // The first program of the virtual machine, alone in its initramfs: loads the modules that the root filesystem takes,
-// mounts the host's root read-only with a tmpfs on top, and goes on there with the program that it was given.
+// mounts the host's root read-only with a tmpfs on top, or a disk, and goes on there with the program that it was given.
 
 #define _GNU_SOURCE
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -31,8 +32,27 @@ static void attach(const char *type, const char *path, unsigned long flags, cons
 		err(1, "%s on %s", type, path);
 }
 
+static void host_as_root(void)
+{
+	// Nobody writes below while this machine lives, so what was read once is cached.
+	attach("9p", "/host", MS_RDONLY, "trans=virtio,version=9p2000.L,cache=loose,msize=512000");
+	attach("tmpfs", "/above", 0, "size=75%");
+	if (mkdir("/above/upper", 0755) || mkdir("/above/work", 0755))
+		err(1, "/above");
+	attach("overlay", "/root", 0, "lowerdir=/host,upperdir=/above/upper,workdir=/above/work");
+}
+
+static void disk_as_root(const char *disk)
+{
+	mkdir("/root", 0755);
+	if (mount(disk, "/root", "ext4", 0, ""))
+		err(1, "%s", disk);
+}
+
 int main(int argc, char **argv)
 {
+	// A parameter of the kernel that it knows nothing of comes as a variable.
+	const char *disk = getenv("DISK");
 	char line[256];
 	FILE *modules = fopen(MODULES, "re");
 
@@ -40,12 +60,11 @@ int main(int argc, char **argv)
 		line[strcspn(line, "\n")] = 0;
 		load(line);
 	}
-	// Nobody writes below while this machine lives, so what was read once is cached.
-	attach("9p", "/host", MS_RDONLY, "trans=virtio,version=9p2000.L,cache=loose,msize=512000");
-	attach("tmpfs", "/above", 0, "size=75%");
-	if (mkdir("/above/upper", 0755) || mkdir("/above/work", 0755))
-		err(1, "/above");
-	attach("overlay", "/root", 0, "lowerdir=/host,upperdir=/above/upper,workdir=/above/work");
+	attach("devtmpfs", "/dev", 0, "mode=755");
+	if (disk)
+		disk_as_root(disk);
+	else
+		host_as_root();
 	attach("devtmpfs", "/root/dev", 0, "mode=755");
 	if (chdir("/root") || mount(".", "/", NULL, MS_MOVE, NULL) || chroot(".") || chdir("/"))
 		err(1, "/root");

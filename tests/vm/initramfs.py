@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 WANTED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
 """Modules, where they are not in the kernel itself: the ports to the host, and the root filesystem."""
+DISK = ("virtio_pci", "virtio_console", "virtio_blk", "ext4", "crc32c_generic", "9pnet_virtio", "9p", "fuse", "autofs4")
+"""The same of a machine with a disk, which has no modules on it: so what runs there takes is here, too."""
 
 
-def write(path: Path, modules: Path | None) -> None:
+def write(path: Path, modules: Path | None, wanted: Sequence[str] = WANTED) -> None:
     """An initramfs for the kernel whose modules are in the directory `modules` (none: it needs none)."""
     program = path.with_name("init")
     source = Path(__file__).with_name("init.c")
     subprocess.run(["cc", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True)
     files = {"init": program.read_bytes()}
     if modules is not None:
-        needed = closure(modules)
+        needed = closure(modules, wanted)
         files |= {os.path.basename(name): (modules / name).read_bytes() for name in needed}
         files["modules"] = "".join(f"/{os.path.basename(name)}\n" for name in needed).encode()
     device = _entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1))
@@ -27,8 +30,8 @@ def write(path: Path, modules: Path | None) -> None:
     path.write_bytes(b"".join([*members, _entry("TRAILER!!!", 0)]))
 
 
-def closure(modules: Path) -> list[str]:
-    """The files of what is WANTED and all that it needs, in the order of loading (modules.dep(5))."""
+def closure(modules: Path, wanted: Sequence[str]) -> list[str]:
+    """The files of what is wanted and all that it needs, in the order of loading (modules.dep(5))."""
     needs = {}
     for line in (modules / "modules.dep").read_text().splitlines():
         name, _, others = line.partition(":")
@@ -36,11 +39,11 @@ def closure(modules: Path) -> list[str]:
     files = {Path(name).stem.replace("-", "_"): name for name in needs}
     built_in = {Path(line).stem.replace("-", "_") for line in (modules / "modules.builtin").read_text().split()}
     order: list[str] = []
-    for wanted in WANTED:
-        if wanted in built_in:
+    for one in wanted:
+        if one in built_in:
             continue
         # Each line has the deepest need last.
-        for name in (*reversed(needs[files[wanted]]), files[wanted]):
+        for name in (*reversed(needs[files[one]]), files[one]):
             if name not in order:
                 order.append(name)
     return order

@@ -117,6 +117,7 @@ kmod-debug-hazards:
 kmod-install:
 	install -D -m 644 kmod/60-ggroup.rules $(DESTDIR)/usr/lib/udev/rules.d/60-ggroup.rules
 	install -D -m 644 kmod/ggroup.conf $(DESTDIR)/usr/lib/modules-load.d/ggroup.conf
+	install -D -m 644 systemd/kmod.conf $(DESTDIR)/usr/lib/systemd/system/ggroupfs.service.d/kmod.conf
 	install -d $(DESTDIR)/usr/src/ggroup-0.1.0/uapi
 	install -m 644 $(filter-out kmod/uapi/%,$(KMOD_SOURCES)) kmod/Makefile kmod/dkms.conf kmod/LICENSE $(DESTDIR)/usr/src/ggroup-0.1.0
 	install -m 644 kmod/uapi/ggroup.h $(DESTDIR)/usr/src/ggroup-0.1.0/uapi

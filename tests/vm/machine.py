@@ -141,12 +141,17 @@ def _session(machine: Machine) -> str:
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in fields.items())
 
 
-def _qemu(machine: Machine, directory: Path, output: int) -> list[str]:
-    thread = "single" if machine.cpus == 1 else "multi"
-    line = [*LINE, "--", "/bin/bash", os.fspath(GUEST), os.fspath(directory / "session")]
+def computer(cpus: int, memory: str) -> list[str]:
+    """The words for an emulated one without any device."""
+    thread = "single" if cpus == 1 else "multi"
     words = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
     words += ["-machine", "q35", "-cpu", "max,la57=off", "-accel", f"tcg,thread={thread},tb-size=512"]
-    words += ["-smp", f"{machine.cpus}", "-m", machine.memory]
+    return [*words, "-smp", f"{cpus}", "-m", memory]
+
+
+def _qemu(machine: Machine, directory: Path, output: int) -> list[str]:
+    line = [*LINE, "--", "/bin/bash", os.fspath(GUEST), os.fspath(directory / "session")]
+    words = computer(machine.cpus, machine.memory)
     words += ["-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"]
     # The transport has one name for all of its mounts: what the kernel calls the type.
     words += ["-device", "virtio-9p-pci,fsdev=root,mount_tag=9p"]

@@ -1,0 +1,55 @@
+"""What systemd is told of the daemon (sd_notify(3)), and its watchdog, fed only while the tree itself answers.
+
+A daemon that runs is not yet a tree that works: so what is fed is fed after a read *through the mount*, as any program
+reads, which takes the kernel, the connection to it and the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import trio
+
+log = logging.getLogger(__name__)
+
+
+def notify(*assignments: str) -> None:
+    """Tells systemd, where it started us: READY=1, STOPPING=1, STATUS=..., WATCHDOG=1."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.connect("\0" + path[1:] if path.startswith("@") else path)
+            sender.sendall("\n".join(assignments).encode())
+
+
+def period(environment: Mapping[str, str]) -> float | None:
+    """Seconds after which systemd takes us for dead; None if it does not look (sd_watchdog_enabled(3))."""
+    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None  # meant for who started us
+    try:
+        microseconds = int(environment.get("WATCHDOG_USEC", ""))
+    except ValueError:
+        return None
+    return microseconds / 1e6 if microseconds > 0 else None
+
+
+async def feed(path: Path, seconds: float) -> None:
+    """Reads the file every half of `seconds`, and feeds the watchdog if that worked in as long. Until cancelled."""
+    beat = seconds / 2
+    while True:
+        began = trio.current_time()
+        try:
+            with trio.fail_after(beat):
+                # A read that hangs is left behind. Not many: soon nobody is there to read any more.
+                await trio.to_thread.run_sync(path.read_bytes, abandon_on_cancel=True)
+        except (OSError, trio.TooSlowError) as error:
+            why = str(error) if isinstance(error, OSError) else f"no answer within {beat:g} s"
+            log.warning("%s: %s: the watchdog is not fed", path, why)
+            notify(f"STATUS={path} does not answer")
+        else:
+            notify("WATCHDOG=1")
+        await trio.sleep_until(began + beat)

@@ -1,0 +1,107 @@
+# What is installed where, and the Debian package of it. Included by the Makefile at the top; all runs there.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+ARCHITECTURE = $(shell dpkg --print-architecture)
+
+LIB := $(PREFIX)/lib/ggroupfs
+# mount(8) looks for helpers here and nowhere else.
+MOUNT_HELPERS := /usr/sbin
+# Where zsh looks: what a package brings is elsewhere on Debian.
+ZSH := $(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
+# What `make install` did; `make uninstall` undoes it. A package needs none.
+RECORD := $(LIB)/installed
+
+STAGE := build/stage$(subst /,-,$(PREFIX))
+UNITS := systemd/ggroupfs.service systemd/ggroupfs-metrics.service systemd/run-ggroup.mount
+PYTHON_SOURCES := $(shell find ggroupfs backend -name '*.py')
+
+.PHONY: install uninstall deb stage
+
+# For the Python that the command has: some of them are compiled.
+build/dependencies/.made: pyproject.toml | build
+	rm -rf $(@D)
+	mkdir -p $(@D)
+	$(SYSTEM_PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+		>build/dependencies.txt
+	$(PY) -m pip install -q --disable-pip-version-check --no-compile --no-warn-script-location \
+		--target $(@D) -r build/dependencies.txt
+	@# Commands of theirs, and headers and C sources that nothing compiles any more.
+	rm -rf $(@D)/bin $(@D)/include $(@D)/share
+	find $(@D) \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.c' -o -name '*.h' \) -delete
+	@# Tests and demonstrations of theirs.
+	rm -rf $(@D)/*/_tests $(@D)/*/*/_tests $(@D)/trio/_tools $(@D)/textual/demo $(@D)/*.dist-info/direct_url.json
+	find $(@D) -name '*.so' -exec strip --strip-unneeded {} +
+	touch $@
+
+# The whole tree as it is to be, below one directory.
+stage: build/dependencies/.made cuda
+	rm -rf $(STAGE)
+	install -d $(STAGE)$(LIB) $(STAGE)/etc/ggroupfs/slices.d $(STAGE)$(MOUNT_HELPERS)
+	cp -r build/dependencies/. $(STAGE)$(LIB)
+	rm $(STAGE)$(LIB)/.made
+	for file in $(PYTHON_SOURCES); do install -D -m 644 $$file $(STAGE)$(LIB)/$$file; done
+	install -s -m 644 build/cuda/libggroup-cuda.so $(STAGE)$(LIB)/backend/cuda/libggroup-cuda.so
+	@# Compiled now, and believed without a look at the source, so that nothing is ever written there.
+	$(SYSTEM_PYTHON) -m compileall -q -s $(STAGE) --invalidation-mode unchecked-hash $(STAGE)$(LIB)
+	install -d $(STAGE)$(PREFIX)/bin
+	sed 's|@LIB@|$(LIB)|' packaging/ggroupfs.in >$(STAGE)$(PREFIX)/bin/ggroupfs
+	chmod 755 $(STAGE)$(PREFIX)/bin/ggroupfs
+	ln -s -r $(STAGE)$(PREFIX)/bin/ggroupfs $(STAGE)$(MOUNT_HELPERS)/mount.fuse.ggroupfs
+	install -d $(STAGE)$(PREFIX)/lib/systemd/system
+	for unit in $(UNITS); do \
+		sed 's|/usr/bin/|$(PREFIX)/bin/|' $$unit >$(STAGE)$(PREFIX)/lib/systemd/system/$${unit#systemd/}; done
+	install -D -m 644 systemd/sysusers.conf $(STAGE)$(PREFIX)/lib/sysusers.d/ggroupfs.conf
+	install -D -m 644 systemd/tmpfiles.conf $(STAGE)$(PREFIX)/lib/tmpfiles.d/ggroupfs.conf
+	install -D -m 644 systemd/default $(STAGE)/etc/default/ggroupfs
+	install -D -m 644 backend/cuda/ggroup_usermem.h $(STAGE)$(PREFIX)/include/ggroup_usermem.h
+	for page in docs/man/*.[1-8]; do \
+		install -D -m 644 $$page $(STAGE)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
+	gzip -9n $(STAGE)$(PREFIX)/share/man/man*/*
+	ln -s ggroupfs.8.gz $(STAGE)$(PREFIX)/share/man/man8/mount.fuse.ggroupfs.8.gz
+	[ ! -e completions/ggroupfs.bash ] || install -D -m 644 completions/ggroupfs.bash \
+		$(STAGE)$(PREFIX)/share/bash-completion/completions/ggroupfs
+	[ ! -e completions/_ggroupfs ] || install -D -m 644 completions/_ggroupfs $(STAGE)$(ZSH)/_ggroupfs
+
+install: stage
+	packaging/tree.sh install $(STAGE) "$(DESTDIR)" $(RECORD)
+
+uninstall:
+	packaging/tree.sh uninstall "$(DESTDIR)" $(RECORD)
+
+# The package. By hand rather than by debhelper: it brings what is staged and nothing that would have to be found out,
+# and no build needs a hundred packages for it.
+DEB_VERSION ?= $(VERSION)
+DEB = build/deb/ggroupfs_$(DEB_VERSION)_$(ARCHITECTURE).deb
+DEB_ROOT := build/deb/root
+DEB_DATE = $(shell date -R -d "@$$(git log -1 --format=%ct 2>/dev/null || date +%s)")
+DEB_SCRIPTS := postinst prerm postrm
+
+deb:
+	$(call apt_install,$(APT_DEB))
+	$(MAKE) -s stage PREFIX=/usr
+	rm -rf build/deb
+	mkdir -p build/deb/debian
+	cp -r build/stage-usr $(DEB_ROOT)
+	install -D -m 644 packaging/debian/copyright $(DEB_ROOT)/usr/share/doc/ggroupfs/copyright
+	install -D -m 644 packaging/debian/lintian-overrides $(DEB_ROOT)/usr/share/lintian/overrides/ggroupfs
+	install -d $(DEB_ROOT)/DEBIAN
+	install -m 755 $(DEB_SCRIPTS:%=packaging/debian/%) $(DEB_ROOT)/DEBIAN
+	install -m 644 packaging/debian/conffiles $(DEB_ROOT)/DEBIAN
+	@# What the compiled parts are linked with: dpkg-shlibdeps wants a source package around it.
+	printf 'Source: ggroupfs\n\nPackage: ggroupfs\nArchitecture: any\n' >build/deb/debian/control
+	cd build/deb && dpkg-shlibdeps -O --ignore-missing-info \
+		$$(find root -name '*.so' -printf '-e%p ') >depends 2>/dev/null
+	sed -e 's/@VERSION@/$(DEB_VERSION)/' -e 's/@DATE@/$(DEB_DATE)/' packaging/debian/changelog.in \
+		| gzip -9n >$(DEB_ROOT)/usr/share/doc/ggroupfs/changelog.gz
+	cd $(DEB_ROOT) && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums
+	sed -e 's/@VERSION@/$(DEB_VERSION)/' -e 's/@ARCHITECTURE@/$(ARCHITECTURE)/' \
+		-e "s/@SIZE@/$$(du -sk --exclude=DEBIAN $(DEB_ROOT) | cut -f 1)/" \
+		-e "s/@DEPENDS@/$$(sed -n 's/^shlibs:Depends=//p' build/deb/depends)/" \
+		-e "s/@PYTHON@/$$($(SYSTEM_PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/" \
+		-e "s/@NEXT_PYTHON@/$$($(SYSTEM_PYTHON) -c 'import sys; print("%d.%d" % (sys.version_info[0], sys.version_info[1] + 1))')/" \
+		packaging/debian/control.in >$(DEB_ROOT)/DEBIAN/control
+	dpkg-deb --root-owner-group -Zgzip --build $(DEB_ROOT) $(DEB)
+	rm -r $(DEB_ROOT)
+	lintian --fail-on error $(DEB)

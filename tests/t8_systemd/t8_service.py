@@ -1,0 +1,118 @@
+"""The service and the mount units, when all goes well and when it does not."""
+
+from __future__ import annotations
+
+from tests.t8_systemd.units import MIB, SLICES, daemon, holding, until_holds, until_mounted_again
+from tests.vm.guest import Guest
+
+
+def test_services_and_slices_are_in_the_tree(guest: Guest) -> None:
+    """Each at the path of its cgroup; a slice has the sum. They go as they end."""
+    with (
+        holding(guest, "one", 64 * MIB, slice_="gpu.slice") as one,
+        holding(guest, "two", 32 * MIB, slice_="gpu.slice") as two,
+    ):
+        until_holds(guest, one, 64 * MIB)
+        until_holds(guest, two, 32 * MIB)
+        until_holds(guest, f"{SLICES}/gpu.slice/0", 96 * MIB)
+    guest.until(f"! test -e {SLICES}/gpu.slice", "the slice is gone")
+
+
+def test_a_process_that_moves_takes_its_memory_along(guest: Guest) -> None:
+    with (
+        holding(guest, "from", 64 * MIB, slice_="a.slice") as old,
+        holding(guest, "to", 32 * MIB, slice_="b.slice") as new,
+    ):
+        until_holds(guest, old, 64 * MIB)
+        until_holds(guest, new, 32 * MIB)
+        guest.ok("systemctl show -P MainPID from >/sys/fs/cgroup/b.slice/to.service/cgroup.procs")
+        until_holds(guest, new, 96 * MIB)
+        guest.until(f"! test -e {SLICES}/a.slice", "nobody is in the old one")
+
+
+def test_a_daemon_that_is_killed_comes_back(guest: Guest) -> None:
+    """With the mount, and the control files of the programs, which come back themselves as the software GPU went."""
+    with holding(guest, "survivor", 64 * MIB) as place:
+        until_holds(guest, place, 64 * MIB)
+        dead = daemon(guest)
+        guest.ok("systemctl kill -s KILL ggroupfs")
+        until_mounted_again(guest, dead)
+        until_holds(guest, place, 64 * MIB)
+        guest.ok(f"echo 32M >{place}/gmem.limit.high")
+        until_holds(guest, place, 32 * MIB)
+    assert guest.ok("findmnt -n -o TARGET /run/ggroup").split() == ["/run/ggroup"]
+    assert guest.ok("ls /run/ggroupfs").count(".sock") == 1
+
+
+def test_a_daemon_that_hangs_is_found_by_the_watchdog(guest: Guest) -> None:
+    """Stopped, so that it is there and says nothing. systemd ends it with SIGKILL and starts another."""
+    stopped = daemon(guest)
+    guest.ok(f"kill -STOP {stopped}")
+    until_mounted_again(guest, stopped)
+    said = guest.ok(f"journalctl -q --no-pager _PID=1 -u ggroupfs -g 'Watchdog timeout|Killing process {stopped} '")
+    assert "Watchdog timeout (limit 30s)" in said
+    assert "with signal SIGKILL" in said
+
+
+def test_a_tree_whose_mount_is_gone_is_found_by_the_watchdog(guest: Guest) -> None:
+    """The daemon runs, and what it answers nobody can ask: a file that is open keeps it from seeing that."""
+    forgotten = daemon(guest)
+    guest.ok("systemd-run -q --unit=keeps -p StandardInput=file:/run/ggroup/ggroup.backend sleep 600")
+    try:
+        guest.ok("umount --lazy /run/ggroup")
+        until_mounted_again(guest, forgotten)
+    finally:
+        guest.ok("systemctl stop keeps")
+    assert "the watchdog is not fed" in guest.ok(f"journalctl -q --no-pager _PID={forgotten}")
+
+
+def test_stop_unmounts(guest: Guest) -> None:
+    """And lets everybody go; start mounts again."""
+    with holding(guest, "frozen", 16 * MIB) as place:
+        until_holds(guest, place, 16 * MIB)
+        guest.ok(f"echo 1 >{place}/compute.freeze")
+        guest.ok("systemctl stop ggroupfs")
+        assert guest.ok("systemctl show -P Result ggroupfs") == "success\n"
+        assert guest.run("findmnt /run/ggroup").code == 1
+        assert guest.ok("ls -A /run/ggroup /run/ggroupfs").split() == ["/run/ggroup:", "/run/ggroupfs:"]
+        guest.ok("systemctl start ggroupfs")
+        until_holds(guest, place, 16 * MIB)
+        assert guest.ok(f"cat {place}/compute.freeze") == "0\n"
+
+
+def test_options_of_the_mount(guest: Guest) -> None:
+    """/etc/default/ggroupfs, and a line for who asks how the service is."""
+    guest.ok("sed -i 's/^OPTIONS=.*/OPTIONS=-o soft.gpus=2/' /etc/default/ggroupfs && systemctl restart ggroupfs")
+    assert guest.ok("systemctl show -P StatusText ggroupfs") == "/run/ggroup: 2 soft GPUs, ledger soft\n"
+    guest.ok("sed -i 's/^OPTIONS=.*/OPTIONS=/' /etc/default/ggroupfs && systemctl restart ggroupfs")
+
+
+def test_mount_8(guest: Guest) -> None:
+    guest.ok("systemctl stop ggroupfs")
+    guest.ok("mount -t fuse.ggroupfs none /run/ggroup -o soft.gmem=64M")
+    assert guest.ok("cat /run/ggroup/gpus/0/gmem.capacity") == f"{64 * MIB}\n"
+    guest.ok("umount /run/ggroup")
+    guest.until("! pgrep -f 'ggroupfs moun[t]'", "the daemon has ended")
+
+
+def test_a_line_of_fstab(guest: Guest) -> None:
+    """As the README has it: systemd makes a unit of it, which goes before the one of the package."""
+    guest.ok("systemctl stop ggroupfs")
+    guest.ok("echo 'none /run/ggroup fuse.ggroupfs nofail,x-mount.mkdir,soft.gmem=96M 0 0' >>/etc/fstab")
+    guest.ok("rmdir /run/ggroup && systemctl daemon-reload && systemctl start run-ggroup.mount")
+    assert guest.ok("systemctl show -P FragmentPath run-ggroup.mount") == "/run/systemd/generator/run-ggroup.mount\n"
+    assert guest.ok("cat /run/ggroup/gpus/0/gmem.capacity") == f"{96 * MIB}\n"
+    guest.ok("systemctl stop run-ggroup.mount")
+    assert guest.run("findmnt /run/ggroup").code == 1
+    guest.ok("sed -i '/ggroupfs/d' /etc/fstab && systemctl daemon-reload")
+
+
+def test_the_mount_unit(guest: Guest) -> None:
+    """The same, of the package, instead of the service."""
+    guest.ok("systemctl stop ggroupfs && systemctl start run-ggroup.mount")
+    assert guest.ok("systemctl show -P FragmentPath run-ggroup.mount").endswith("/systemd/system/run-ggroup.mount\n")
+    with holding(guest, "inside", 16 * MIB) as place:
+        until_holds(guest, place, 16 * MIB)
+    assert "ggroupfs mount" in guest.ok("systemctl status --no-pager run-ggroup.mount")
+    guest.ok("systemctl stop run-ggroup.mount")
+    assert guest.run("findmnt /run/ggroup").code == 1

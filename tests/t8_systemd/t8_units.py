@@ -1,0 +1,123 @@
+"""[X-GGroup] in unit files, by a real systemd: who gets which limits, and since when."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from tests.t8_systemd.units import MIB, SLICES, until_holds
+from tests.vm.guest import Guest
+
+UNITS = "/etc/systemd/system"
+CROWD = 200
+
+
+def service(nbytes: int, section: str, more: str = "") -> str:
+    """The text of a service whose program holds as much."""
+    return f"[Service]\nExecStart=/mnt/holder {nbytes}\n{more}\n[X-GGroup]\n{section}\n"
+
+
+@contextlib.contextmanager
+def unit(guest: Guest, name: str, text: str) -> Iterator[None]:
+    """A unit file that systemd has read, and that is gone afterwards, with all drop-ins and whoever ran by it."""
+    guest.write(f"{UNITS}/{name}", text)
+    guest.ok("systemctl daemon-reload")
+    try:
+        yield
+    finally:
+        guest.run(f"systemctl stop '{name.replace('@', '@*')}'")
+        guest.ok(f"rm -r {UNITS}/{name}*; systemctl daemon-reload")
+
+
+def start(guest: Guest, name: str) -> str:
+    """Starts it; its place in the tree."""
+    guest.ok(f"systemctl start {name}")
+    return f"{SLICES}/system.slice/{name}/0"
+
+
+def test_a_limit_holds_before_the_first_allocation_is_done(guest: Guest) -> None:
+    """And what this GPU does not have is logged, with file and line, and keeps nothing else from being done."""
+    text = service(1024 * MIB, "GMemHigh=512M\nComputePriority=12")
+    with unit(guest, "limited.service", text):
+        place = start(guest, "limited.service")
+        until_holds(guest, place, 512 * MIB)
+        until_holds(guest, place, 512 * MIB, "gmem.swap.current")
+        assert guest.ok(f"cat {place}/gmem.peak {place}/gmem.limit.high").split() == [str(512 * MIB)] * 2
+        line = text.splitlines().index("ComputePriority=12") + 1
+        said = f"journalctl -q --no-pager -u ggroupfs -g '{UNITS}/limited.service:{line}: .*ComputePriority'"
+        guest.until(said, "the mistake is logged")
+
+
+def test_a_mistake_is_logged_where_it_stands_and_the_rest_applies(guest: Guest) -> None:
+    text = service(64 * MIB, "GMemHigh=lots\nGMemSwapMax=48M\nNonsense=1\nComputeTimeSlice=1ms")
+    with unit(guest, "mistaken.service", text):
+        place = start(guest, "mistaken.service")
+        until_holds(guest, place, 64 * MIB)
+        assert guest.ok(f"cat {place}/gmem.limit.high {place}/gmem.swap.max").split() == ["max", str(48 * MIB)]
+        for key in ("GMemHigh=lots", "Nonsense=1"):
+            line = text.splitlines().index(key) + 1
+            said = f"journalctl -q --no-pager -u ggroupfs -g '{UNITS}/mistaken.service:{line}: '"
+            guest.until(said, f"{key} is logged")
+
+
+def test_a_drop_in_wins(guest: Guest) -> None:
+    with unit(guest, "dropped.service", service(64 * MIB, "GMemHigh=48M\nGMemSwapMax=1G")):
+        guest.write(f"{UNITS}/dropped.service.d/more.conf", "[X-GGroup]\nGMemHigh=32M\n")
+        guest.ok("systemctl daemon-reload")
+        place = start(guest, "dropped.service")
+        until_holds(guest, place, 32 * MIB)
+        assert guest.ok(f"cat {place}/gmem.peak {place}/gmem.swap.max").split() == [str(32 * MIB), str(1024 * MIB)]
+
+
+def test_what_is_written_at_run_time_lasts_until_daemon_reload(guest: Guest) -> None:
+    """Then the files are read again, with what is new in them."""
+    with unit(guest, "reloaded.service", service(64 * MIB, "GMemHigh=32M")):
+        place = start(guest, "reloaded.service")
+        until_holds(guest, place, 32 * MIB)
+        guest.ok(f"echo 16M >{place}/gmem.limit.high")
+        until_holds(guest, place, 16 * MIB)
+        guest.ok("systemctl daemon-reload")
+        until_holds(guest, place, 32 * MIB, "gmem.limit.high")
+        guest.ok(f"sed -i s/=32M/=48M/ {UNITS}/reloaded.service && systemctl daemon-reload")
+        until_holds(guest, place, 48 * MIB, "gmem.limit.high")
+
+
+def test_a_process_that_moves_has_the_limits_of_where_it_is(guest: Guest) -> None:
+    with (
+        unit(guest, "wide.service", service(64 * MIB, "GMemHigh=64M")),
+        unit(guest, "narrow.service", service(2 * MIB, "GMemHigh=16M")),
+    ):
+        wide, narrow = start(guest, "wide.service"), start(guest, "narrow.service")
+        until_holds(guest, wide, 64 * MIB)
+        until_holds(guest, narrow, 2 * MIB)
+        guest.ok("systemctl show -P MainPID wide >/sys/fs/cgroup/system.slice/narrow.service/cgroup.procs")
+        until_holds(guest, narrow, 16 * MIB)
+
+
+def test_a_slice_limits_all_that_is_in_it(guest: Guest) -> None:
+    """200 services at once, three slices deep, of which the one in the middle is the tight one."""
+    levels = {"deep.slice": "1G", "deep-er.slice": "128M", "deep-er-still.slice": "512M"}
+    with contextlib.ExitStack() as stack:
+        for name, high in levels.items():
+            stack.enter_context(unit(guest, name, f"[Slice]\n\n[X-GGroup]\nGMemHigh={high}\n"))
+        text = service(2 * MIB, "GMemHigh=1G", "Slice=deep-er-still.slice")
+        stack.enter_context(unit(guest, "inner@.service", text))
+        guest.ok(f"systemctl start $(seq -f 'inner@%g.service' {CROWD})", 400)
+        middle = f"{SLICES}/deep.slice/deep-er.slice"
+        guest.until(
+            f"test $(($(cat {middle}/0/gmem.current) + $(cat {middle}/0/gmem.swap.current))) = {CROWD * 2 * MIB}",
+            "everybody has his memory",
+            300,
+        )
+        assert int(guest.ok(f"cat {middle}/0/gmem.peak")) <= 128 * MIB
+        assert guest.ok(f"cat {middle}/0/gmem.current") == f"{128 * MIB}\n"
+
+
+def test_a_crowd_that_starts_at_once(guest: Guest) -> None:
+    """200 services, each with its own limit, from its first allocation on."""
+    with unit(guest, "crowd@.service", service(4 * MIB, "GMemHigh=2M")):
+        guest.ok(f"systemctl start $(seq -f 'crowd@%g.service' {CROWD})", 400)
+        # systemd puts instances into a slice of their template's.
+        places = f"{SLICES}/system.slice/system-crowd.slice/crowd@*.service/0"
+        guest.until(f"test $(cat {places}/gmem.swap.current | grep -cx {2 * MIB}) = {CROWD}", "all are limited", 300)
+        assert guest.ok(f"cat {places}/gmem.peak | sort -u") == f"{2 * MIB}\n"

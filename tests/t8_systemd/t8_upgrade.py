@@ -1,0 +1,48 @@
+"""The end of the package: another version over it, removal and purge. These tests come last, in this order."""
+
+from __future__ import annotations
+
+from tests.t8_systemd.conftest import FILES
+from tests.t8_systemd.units import MIB, daemon, holding, until_holds
+from tests.vm.guest import Guest
+
+
+def test_an_upgrade_mounts_again(guest: Guest) -> None:
+    """By a daemon of the new version, with the options that the administrator wrote."""
+    guest.ok("sed -i 's/^OPTIONS=.*/OPTIONS=-o soft.gmem=1G/' /etc/default/ggroupfs")
+    guest.ok("touch /etc/ggroupfs/slices.d/mine.conf")
+    old = daemon(guest)
+    with holding(guest, "during", 16 * MIB) as place:
+        until_holds(guest, place, 16 * MIB)
+        guest.ok("dpkg -i /mnt/ggroupfs-next.deb", 300)
+        assert guest.ok("dpkg-query -W -f '${Version} ${Status}' ggroupfs").endswith("+next install ok installed")
+        assert guest.ok("systemctl is-active ggroupfs") == "active\n"
+        assert daemon(guest) != old
+        assert guest.ok("cat /run/ggroup/gpus/0/gmem.capacity") == f"{1024 * MIB}\n"
+        until_holds(guest, place, 16 * MIB)
+    assert guest.run("test -e /etc/ggroupfs/slices.d/mine.conf").code == 0
+
+
+def test_removal_unmounts_and_leaves_only_configuration(guest: Guest) -> None:
+    pid = daemon(guest)
+    guest.ok("dpkg -r ggroupfs", 300)
+    assert guest.run("findmnt /run/ggroup").code == 1
+    assert guest.run(f"test -e /proc/{pid}").code == 1
+    assert guest.run("test -e /run/ggroup || test -e /run/ggroupfs").code == 1
+    left = guest.ok("find /etc /usr -name '*ggroup*'").split()
+    assert [path for path in left if path.startswith("/usr/")] == []
+    assert {"/etc/default/ggroupfs", "/etc/ggroupfs"} <= set(left)
+
+
+def test_purge_leaves_nothing(machine: Guest) -> None:
+    """But the user ggroup, as Debian has it of every user that a package makes."""
+    machine.ok("dpkg -P ggroupfs", 300)
+    machine.ok(f"{FILES} >/root/after")
+    new = machine.ok("comm -13 /root/before /root/after").split("\n")[:-1]
+    # The backups of the files in which that user is.
+    backups = {"/etc/.pwd.lock", "/etc/passwd-", "/etc/group-", "/etc/shadow-", "/etc/gshadow-"}
+    assert set(new) - backups == set()
+    assert machine.ok("comm -23 /root/before /root/after") == ""
+    for what in ("list-units --all --plain", "list-unit-files"):
+        done = machine.run(f"systemctl {what} --no-legend '*ggroup*'")
+        assert (done.out, done.err) == ("", "")

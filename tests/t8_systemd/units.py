@@ -1,0 +1,41 @@
+"""Units that hold memory of the software GPU, started and ended in the guest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from tests.vm.guest import Guest
+
+MIB = 1 << 20
+SLICES = "/run/ggroup/slice"
+
+
+@contextlib.contextmanager
+def holding(guest: Guest, name: str, nbytes: int, *properties: str, slice_: str = "system.slice") -> Iterator[str]:
+    """A service of that name whose program holds as much; its place in the tree. It comes back when it fails."""
+    words = [f"-p {word}" for word in (*properties, "Restart=always", "RestartSec=1s", "StartLimitIntervalSec=0")]
+    guest.ok(f"systemd-run -q --unit={name} --slice={slice_} {' '.join(words)} /mnt/holder {nbytes}")
+    try:
+        yield f"{SLICES}/{slice_}/{name}.service/0"
+    finally:
+        guest.ok(f"systemctl stop {name}.service")
+
+
+def until_holds(guest: Guest, place: str, nbytes: int, name: str = "gmem.current") -> None:
+    """Waits until a file of the tree has that number."""
+    guest.until(f"test $(cat {place}/{name}) = {nbytes}", f"{place}/{name} is {nbytes}")
+
+
+def daemon(guest: Guest) -> int:
+    """Pid of the main process of the service."""
+    return int(guest.ok("systemctl show -P MainPID ggroupfs"))
+
+
+def until_mounted_again(guest: Guest, dead: int) -> None:
+    """Waits until the service serves a tree again, by another process."""
+    guest.until(
+        f'test "$(systemctl is-active ggroupfs)" = active && ! grep -qx "pid {dead}" /run/ggroup/ggroup.backend'
+        " && grep -q '^pid ' /run/ggroup/ggroup.backend",
+        "the tree is back",
+    )
