@@ -3,7 +3,7 @@
 set -eu
 
 suite=$1 packages=$2 root=$3 image=$4
-# mount(8) in the guest has no other words for it, and no file of ours is to be one of the package's.
+# The other end of tests/vm/guest.py.
 here=$(dirname "$0")/../vm
 
 rm -rf "$root" "$image"

@@ -59,8 +59,6 @@ class Guest:
             self._agent.sendall(json.dumps({"command": command, "seconds": seconds}).encode() + b"\n")
             line = self._stream.readline()
         except OSError as error:
-            line = ""
-            self._process.poll()
             raise AssertionError(f"{command}: {error}; {self._end()}") from None
         if not line:
             raise AssertionError(f"{command}: the machine has ended; {self._end()}")
