@@ -59,10 +59,8 @@ stage: build/dependencies/.made cuda
 	for page in docs/man/*.[1-8]; do \
 		install -D -m 644 $$page $(STAGE)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
 	gzip -9n $(STAGE)$(PREFIX)/share/man/man*/*
-	ln -s ggroupfs.8.gz $(STAGE)$(PREFIX)/share/man/man8/mount.fuse.ggroupfs.8.gz
-	[ ! -e completions/ggroupfs.bash ] || install -D -m 644 completions/ggroupfs.bash \
-		$(STAGE)$(PREFIX)/share/bash-completion/completions/ggroupfs
-	[ ! -e completions/_ggroupfs ] || install -D -m 644 completions/_ggroupfs $(STAGE)$(ZSH)/_ggroupfs
+	install -D -m 644 completions/ggroupfs.bash $(STAGE)$(PREFIX)/share/bash-completion/completions/ggroupfs
+	install -D -m 644 completions/_ggroupfs $(STAGE)$(ZSH)/_ggroupfs
 
 install: stage
 	packaging/tree.sh install $(STAGE) "$(DESTDIR)" $(RECORD)

@@ -21,10 +21,6 @@ systemd-share: $(SYSTEMD)/root.ext4 deb
 	tests/t8_systemd/again.sh $(SYSTEMD)/share/ggroupfs.deb $(SYSTEMD)/share/ggroupfs-next.deb $(DEB_VERSION)+next
 	cc -static -O1 -std=gnu11 -Wall -Wextra -Werror -o $(SYSTEMD)/share/holder tests/t8_systemd/holder.c
 
-# What [X-GGroup] in unit files does is tested where it is read.
-READS_UNITS := $(wildcard ggroupfs/units)
-
 test-systemd: build-test systemd-share
 	@[ "$$(id -u)" = 0 ] || { echo "make test-systemd: a disk is made as root" >&2; exit 1; }
-	GGROUP_GUEST=$(CURDIR)/$(SYSTEMD) $(PYTEST) --timeout 600 --durations 5 tests/t8_systemd \
-		$(if $(READS_UNITS),,--ignore tests/t8_systemd/t8_units.py)
+	GGROUP_GUEST=$(CURDIR)/$(SYSTEMD) $(PYTEST) --timeout 600 --durations 5 tests/t8_systemd
