@@ -105,6 +105,8 @@ class FakeConnection:
     def __init__(self, manager: FakeManager) -> None:
         self.lost = trio.Event()
         """It is over."""
+        self.answered = 0
+        """Calls for files that were answered."""
         self.tell: Callable[[News], None] | None = None
         """Who is told."""
         self._manager = manager
@@ -125,6 +127,7 @@ class FakeConnection:
         await self._until(self._manager.answers)
         async with self._manager.turn:
             await trio.sleep(self._manager.seconds)
+        self.answered += 1
         return self._manager.units[unit].files if unit in self._manager.units else []
 
     async def state(self, unit: str) -> State:

@@ -75,6 +75,11 @@ class Active:
         """Set when what is looked at now has been."""
         return [look.done for look in self._looks.values()]
 
+    @property
+    def answered(self) -> int:
+        """Calls that the manager has answered, of this connection."""
+        return self._connection.answered if self._connection is not None else 0
+
     async def files(self, unit: str) -> Sequence[Path]:
         """The files of a unit, in the order in which they count. ConnectionError."""
         return await self._connected().files(unit)

@@ -41,6 +41,9 @@ class News:
 class Connection(Protocol):
     """A way to a manager. Calls may run at the same time; ConnectionError once it is lost."""
 
+    answered: int
+    """Calls that it has answered."""
+
     async def run(self, tell: Callable[[News], None]) -> None:
         """Serves the calls, and tells what happens, in its order. Returns once the connection is lost."""
 

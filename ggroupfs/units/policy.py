@@ -23,7 +23,7 @@ from ggroupfs.units.settings import Mistake, Settings
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 2.0
+SETTLE_S = 5.0
 """Seconds without a word about anything for which a program waits for the limits of its slices: a manager that does
 not answer holds nobody for ever."""
 
@@ -96,7 +96,7 @@ class Units:
         self._named: set[Slice] = set()  # on which some file set something
         self._jobs: dict[Group, trio.Event] = {}
         self._begun = trio.Event()  # everything was read once
-        self._progress = 0  # units that were read, and groups that were configured
+        self._configurations = 0  # of groups, until now
         self._nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -124,16 +124,21 @@ class Units:
         if all(self._is_configured(Group(gpu, level)) for level in _levels(slice_)):
             return
         load, began = self._load, trio.current_time()
-        job, progress = self._later(Group(gpu, slice_)), -1
+        job, before = self._later(Group(gpu, slice_)), (-1, -1)
         with trio.move_on_after(SETTLE_MOST_S):
-            while not job.is_set() and progress != self._progress:
-                progress = self._progress
+            while not job.is_set() and before != (progress := self._progress):
+                before = progress
                 with trio.move_on_after(self._seconds):
                     await job.wait()
         if not job.is_set() and not load.slow:
             load.slow = True
             seconds = round(trio.current_time() - began)
             log.warning("%s: not configured within %d s: programs go on, limits come later", slice_.path, seconds)
+
+    @property
+    def _progress(self) -> tuple[int, int]:
+        """Is another while something gets done."""
+        return self._configurations, self._active.answered if self._active is not None else 0
 
     def process_gone(self, process: Process) -> None:
         """Watcher: nothing to do."""
@@ -275,7 +280,6 @@ class Units:
             gpus = [gpu.info for gpu in self._controller.gpus.values()]
             load.tell([*mistakes, *reading.settings.unknown(gpus)])
         finally:
-            self._progress += 1
             reading.done.set()
 
     async def _configure(self, load: Load, reading: Reading, group: Group) -> None:
@@ -308,7 +312,7 @@ class Units:
                 state.named = written | state.named & wanted.keys()
                 self._count(slice_, named=any(self._is_named(Group(gpu, slice_)) for gpu in self._controller.gpus))
             state.load, state.reading = load, reading
-            self._progress += 1
+            self._configurations += 1
 
     def _is_held(self, slice_: Slice) -> bool:
         return self._active is not None and self._active.holds(slice_)

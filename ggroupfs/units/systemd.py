@@ -99,6 +99,7 @@ class Bus:
     """A connection: see :class:`ggroupfs.units.manager.Connection`."""
 
     def __init__(self, connection: DBusConnection, owner: str) -> None:
+        self.answered = 0
         self._connection = connection
         self._calls: dict[int, Call] = {}
         self._room = trio.CapacityLimiter(CALLS)
@@ -111,6 +112,7 @@ class Bus:
                 message = await self._connection.receive()
                 call = self._calls.pop(message.header.fields.get(HeaderFields.reply_serial, -1), None)
                 if call is not None:
+                    self.answered += 1
                     call.reply = message
                     call.answered.set()
                 elif message.header.message_type is MessageType.signal:
