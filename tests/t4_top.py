@@ -76,23 +76,23 @@ def below(screen: Terminal, first: Tenant, second: Tenant) -> Callable[[], bool]
 def choose(screen: Terminal, tenant: Tenant) -> None:
     """Moves to its line, which is then the one that is reversed."""
     screen.press(HOME)
-    for _ in range(screen.screen.lines):
-        if chosen(screen).split()[:1] == [f"└─{tenant.pid}"] or f"─{tenant.pid} " in chosen(screen):
-            return
+    screen.until(lambda: chosen(screen) == "GPU 0", "the first line is chosen")
+    while chosen(screen) != str(tenant.pid):
         before = chosen(screen)
         screen.press(DOWN)
         screen.until(lambda before=before: chosen(screen) not in ("", before), "another line is chosen")
-    raise AssertionError(f"no line of {tenant.pid}\n{screen.text}")
 
 
 def chosen(screen: Terminal) -> str:
-    """The line that is shown reversed."""
+    """What the line that is shown reversed is of: not its figures, which change under way."""
     found = [
-        screen.screen.display[row]
+        screen.screen.display[row].lstrip("│├└─ ").split()
         for row in range(screen.screen.lines)
         if screen.screen.buffer[row][0].reverse and screen.screen.buffer[row][10].reverse
     ]
-    return found[0] if len(found) == 1 else ""
+    if len(found) != 1 or not found[0]:
+        return ""
+    return " ".join(found[0][: 2 if found[0][0] == "GPU" else 1])
 
 
 # Looking
@@ -187,9 +187,9 @@ def test_slices_fold(mount: Mounted) -> None:
         screen.until(lambda: "64.0M" in screen.line("─fold.slice"), "the slice")
         assert screen.text.index("fold.slice") < screen.text.index(f"└─{tenant.pid} python")
         screen.press(END)
-        screen.until(lambda: f"{tenant.pid} " in chosen(screen), "the last line is chosen")
+        screen.until(lambda: chosen(screen) == str(tenant.pid), "the last line is chosen")
         screen.press("\x1b[A")
-        screen.until(lambda: "fold.slice" in chosen(screen), "the slice is chosen")
+        screen.until(lambda: chosen(screen) == "fold.slice", "the slice is chosen")
         screen.press(LEFT)
         screen.shows("fold.slice [+1]")
         assert f"{tenant.pid} python" not in screen.text
