@@ -11,6 +11,7 @@
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
+#include "arrival.h"
 #include "charge.h"
 #include "control.h"
 #include "group.h"

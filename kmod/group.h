@@ -15,7 +15,7 @@
 #include "counters.h"
 #include "device.h"
 #include "event.h"
-#include "provider.h"
+#include "lever.h"
 #include "uapi/ggroup.h"
 #include "usermem.h"
 

@@ -13,7 +13,7 @@
 #include <linux/types.h>
 #include <linux/wait.h>
 
-struct ggroup;
+struct completion;
 struct ggroup_device;
 struct ggroup_file;
 
@@ -24,45 +24,17 @@ enum ggroup_lever_kind {
 	GGROUP_LEVERS
 };
 
+#define GGROUP_ARRIVAL		GGROUP_LEVERS	/* what order.kind says of an arrival */
+
 /**
  * struct ggroup_order - what waits for the provider to read it: the command to a lever, or an
  * arrival
  * @node: on the queue
- * @kind: a GGROUP_LEVER_*, or GGROUP_LEVERS for an arrival
+ * @kind: a GGROUP_LEVER_*, or GGROUP_ARRIVAL
  */
 struct ggroup_order {
 	struct list_head node;
 	u8 kind;
-};
-
-/**
- * struct ggroup_lever - one lever of one process. All under the lock of the device's queue
- * @order: on the queue while there is something to command, and no command in flight
- * @asking: whoever asked for what was not read yet, in the order in which they did
- * @awaiting: whoever asked for what is in flight
- * @held: what holds now: acknowledged, and not said to be released since
- * @settled: last acknowledged, by any provider: what the next one is told
- * @sent: what the command in flight says
- * @flight: number of the command in flight, which was read and not answered; 0 for none
- * @owed: this provider has not been told @settled yet
- * @doubtful: it was told to move, and failed, or the provider went without an answer
- *
- * What is commanded is what the last one asking asked for (RECLAIM: the first, and for himself
- * alone), so a command that was not read yet is replaced by a later one, and is there again if that
- * is given up. A command that failed, or that nobody waits for any more before it was read, leaves
- * no trace: who asked was told, and a process must not be frozen by it later. One in flight cannot
- * be taken back, so its answer counts even when it comes too late for who asked.
- */
-struct ggroup_lever {
-	struct ggroup_order order;
-	struct list_head asking;
-	struct list_head awaiting;
-	u64 held;
-	u64 settled;
-	u64 sent;
-	u64 flight;
-	bool owed;
-	bool doubtful;
 };
 
 /**
@@ -92,7 +64,11 @@ struct ggroup_queue {
 };
 
 void ggroup_queue_init(struct ggroup_queue *queue);
-void ggroup_levers_init(struct ggroup_lever *levers);
+
+/* How long to wait for an answer, in jiffies. -EINVAL for more than GGROUP_TIMEOUT_MS_MOST. */
+int ggroup_patience(u32 timeout_ms, unsigned long *timeout);
+/* Waits for an answer. -EINTR, -ETIMEDOUT; it may come in the moment after. */
+int ggroup_await(struct completion *done, unsigned long timeout);
 
 /*
  * A provider registers on @file: false where there is one. Then every lever that is not as it was
@@ -104,25 +80,6 @@ bool ggroup_provider_come(struct ggroup_device *device, const struct ggroup_file
  * everything, nothing is held and nothing is in doubt. With the device's lock held for writing.
  */
 void ggroup_provider_go(struct ggroup_device *device, bool released);
-
-/*
- * Has a lever of a process moved, and waits for the answer. No lock may be held. See the ABI for
- * errors; -ESRCH for a process that exited. @result is only written on success, and may be NULL.
- */
-int ggroup_command(struct ggroup *group, enum ggroup_lever_kind kind, u64 value, u32 timeout_ms,
-		   u64 *result);
-/*
- * Has a group made for the caller's process, and waits for it. No lock may be held that the
- * provider needs.
- */
-int ggroup_arrive(struct ggroup_device *device, u32 timeout_ms);
-/*
- * The group left the tree (it is not alive any more): its commands are no more, and who waits for
- * them gets -ENODEV.
- */
-void ggroup_levers_forget(struct ggroup *group);
-/* Bytes that reclaims in progress are about to take from a process; at most GGROUP_MAX. */
-u64 ggroup_reclaiming(struct ggroup *group);
 
 /* The operations of a file that registered, now or before. */
 ssize_t ggroup_provider_read(struct ggroup_file *file, char __user *to, size_t size, bool nonblock);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Arrivals: who waits does so in a struct on his own stack, as with the levers. */
+
+#include <linux/sched.h>
+
+#include "arrival.h"
+#include "device.h"
+
+/* Whether there was a provider to be told. */
+static bool announce(struct ggroup_queue *queue, struct ggroup_arrival *arrival)
+{
+	bool online;
+
+	spin_lock(&queue->lock);
+	online = queue->online;
+	if (online) {
+		arrival->number = ++queue->arrivals;
+		list_add_tail(&arrival->order.node, &queue->orders);
+		wake_up_interruptible_poll(&queue->readers, EPOLLIN | EPOLLRDNORM);
+	}
+	spin_unlock(&queue->lock);
+	return online;
+}
+
+int ggroup_arrive(struct ggroup_device *device, u32 timeout_ms)
+{
+	struct ggroup_queue *queue = &device->queue;
+	struct ggroup_arrival arrival = {
+		.order.kind = GGROUP_ARRIVAL,
+		.leader = current->group_leader,
+	};
+	unsigned long timeout;
+	int err;
+
+	err = ggroup_patience(timeout_ms, &timeout);
+	if (err)
+		return err;
+	init_completion(&arrival.done);
+	if (!announce(queue, &arrival))
+		return -ENODEV;
+
+	err = ggroup_await(&arrival.done, timeout);
+
+	spin_lock(&queue->lock);
+	if (list_empty(&arrival.order.node))
+		err = arrival.status;
+	else
+		list_del(&arrival.order.node);
+	spin_unlock(&queue->lock);
+	return err;
+}
+
+struct ggroup_arrival *ggroup_arrival_find(struct ggroup_queue *queue, u64 number)
+{
+	struct ggroup_arrival *arrival;
+
+	list_for_each_entry(arrival, &queue->arriving, order.node)
+		if (arrival->number == number)
+			return arrival;
+	return NULL;
+}
+
+void ggroup_arrival_answer(struct ggroup_arrival *arrival, int status)
+{
+	list_del_init(&arrival->order.node);
+	arrival->status = status;
+	complete(&arrival->done);
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Levers. Whoever asks for one to be moved waits in a struct on his own stack, on a list of that
+ * lever. So nothing is allocated for a command, everybody gets the answer to what he asked for,
+ * and only who is answered is woken.
+ */
+
+#include <linux/completion.h>
+
+#include "exit.h"
+#include "group.h"
+#include "lever.h"
+
+/**
+ * struct ggroup_waiter - one who asked for a lever to be moved
+ * @node: among the lever's @asking or @awaiting; empty once answered
+ * @done: answered
+ * @value: asked for
+ * @status: of the answer
+ * @result: of the answer
+ */
+struct ggroup_waiter {
+	struct list_head node;
+	struct completion done;
+	u64 value;
+	int status;
+	u64 result;
+};
+
+void ggroup_levers_init(struct ggroup_lever *levers)
+{
+	int kind;
+
+	for (kind = 0; kind < GGROUP_LEVERS; kind++) {
+		levers[kind].order.kind = kind;
+		INIT_LIST_HEAD(&levers[kind].order.node);
+		INIT_LIST_HEAD(&levers[kind].asking);
+		INIT_LIST_HEAD(&levers[kind].awaiting);
+	}
+}
+
+/*
+ * Everybody on the list is answered. Afterwards the waiters must not be touched: they are on their
+ * owners' stacks.
+ */
+static void answer_all(struct list_head *waiters, int status, u64 result)
+{
+	struct ggroup_waiter *waiter, *next;
+
+	list_for_each_entry_safe(waiter, next, waiters, node) {
+		list_del_init(&waiter->node);
+		waiter->status = status;
+		waiter->result = result;
+		complete(&waiter->done);
+	}
+}
+
+/* What a lever is about to say, and who may ask. All with the lock of the queue held. */
+
+static bool has_state(const struct ggroup_lever *lever)
+{
+	return lever->order.kind != GGROUP_LEVER_RECLAIM;
+}
+
+/* What the next command is to say. */
+static u64 wanted(const struct ggroup_lever *lever)
+{
+	if (list_empty(&lever->asking))
+		return lever->settled;
+	if (has_state(lever))
+		return list_last_entry(&lever->asking, struct ggroup_waiter, node)->value;
+	return list_first_entry(&lever->asking, struct ggroup_waiter, node)->value;
+}
+
+/*
+ * Puts the lever on the queue, or takes it off: to be called after whatever may change the one or
+ * the other.
+ */
+static void line_up(struct ggroup_queue *queue, struct ggroup_lever *lever)
+{
+	bool due = !lever->flight && (lever->owed || !list_empty(&lever->asking));
+
+	if (due == !list_empty(&lever->order.node))
+		return;
+	if (due) {
+		list_add_tail(&lever->order.node, &queue->orders);
+		wake_up_interruptible_poll(&queue->readers, EPOLLIN | EPOLLRDNORM);
+	} else {
+		list_del_init(&lever->order.node);
+	}
+}
+
+/* Nothing is under way, and the last that is known is what is asked for. */
+static bool holds(const struct ggroup_lever *lever, u64 value)
+{
+	return has_state(lever) && !lever->flight && list_empty(&lever->order.node) &&
+	       !lever->doubtful && lever->held == value;
+}
+
+static int ask(struct ggroup *group, struct ggroup_lever *lever, struct ggroup_waiter *waiter)
+{
+	struct ggroup_queue *queue = &group->device->queue;
+
+	/*
+	 * Under the lock: ggroup_levers_forget() comes after it is not alive, so nobody is left
+	 * behind on its lists.
+	 */
+	if (!READ_ONCE(group->alive) || !queue->online)
+		return -ENODEV;
+	if (ggroup_exited(group))
+		return -ESRCH;
+	if (holds(lever, waiter->value)) {
+		complete(&waiter->done);
+		return 0;
+	}
+	list_add_tail(&waiter->node, &lever->asking);
+	line_up(queue, lever);
+	return 0;
+}
+
+/* Who asks */
+
+int ggroup_command(struct ggroup *group, enum ggroup_lever_kind kind, u64 value, u32 timeout_ms,
+		   u64 *result)
+{
+	struct ggroup_queue *queue = &group->device->queue;
+	struct ggroup_lever *lever = &group->levers[kind];
+	struct ggroup_waiter waiter = { .value = value };
+	unsigned long timeout;
+	int err;
+
+	if (group->kind != GGROUP_KIND_PROCESS || value > GGROUP_MAX)
+		return -EINVAL;
+	err = ggroup_patience(timeout_ms, &timeout);
+	if (err)
+		return err;
+	INIT_LIST_HEAD(&waiter.node);
+	init_completion(&waiter.done);
+
+	spin_lock(&queue->lock);
+	err = ask(group, lever, &waiter);
+	spin_unlock(&queue->lock);
+	if (err)
+		return err;
+
+	err = ggroup_await(&waiter.done, timeout);
+
+	spin_lock(&queue->lock);
+	if (list_empty(&waiter.node)) {
+		err = waiter.status;	/* even if it came in the very last moment */
+	} else {
+		list_del(&waiter.node);
+		line_up(queue, lever);
+	}
+	spin_unlock(&queue->lock);
+	if (!err && result)
+		*result = waiter.result;
+	return err;
+}
+
+u64 ggroup_reclaiming(struct ggroup *group)
+{
+	struct ggroup_lever *lever = &group->levers[GGROUP_LEVER_RECLAIM];
+	struct ggroup_queue *queue = &group->device->queue;
+	struct ggroup_waiter *waiter;
+	u64 nbytes;
+
+	spin_lock(&queue->lock);
+	nbytes = lever->flight ? lever->sent : 0;
+	list_for_each_entry(waiter, &lever->asking, node)
+		nbytes = min_t(u64, nbytes + waiter->value, GGROUP_MAX);
+	spin_unlock(&queue->lock);
+	return nbytes;
+}
+
+/* What becomes of a command. All with the lock of the queue held, but the last, which takes it. */
+
+void ggroup_lever_take(struct ggroup_queue *queue, struct ggroup_lever *lever)
+{
+	lever->sent = wanted(lever);
+	lever->flight = ++queue->flights;
+	if (has_state(lever))
+		list_splice_tail_init(&lever->asking, &lever->awaiting);
+	else
+		list_move(lever->asking.next, &lever->awaiting);
+	list_del_init(&lever->order.node);
+}
+
+void ggroup_lever_untake(struct ggroup_queue *queue, struct ggroup_lever *lever)
+{
+	lever->flight = 0;
+	list_splice_init(&lever->awaiting, &lever->asking);
+	line_up(queue, lever);
+	if (!list_empty(&lever->order.node))
+		list_move(&lever->order.node, &queue->orders);
+}
+
+void ggroup_lever_settle(struct ggroup_queue *queue, struct ggroup_lever *lever, int status,
+			 u64 result)
+{
+	lever->flight = 0;
+	lever->owed = false;
+	if (has_state(lever)) {
+		lever->doubtful = status;
+		if (!status) {
+			lever->held = lever->sent;
+			lever->settled = lever->sent;
+		}
+	}
+	answer_all(&lever->awaiting, status, result);
+	/* Who asked meanwhile for what holds by now. */
+	if (has_state(lever) && !status && wanted(lever) == lever->held)
+		answer_all(&lever->asking, 0, 0);
+	line_up(queue, lever);
+}
+
+/* Nobody is going to answer any more, nor to be asked. */
+static void abandon(struct ggroup_queue *queue, struct ggroup_lever *lever)
+{
+	lever->flight = 0;
+	lever->owed = false;
+	answer_all(&lever->awaiting, -ENODEV, 0);
+	answer_all(&lever->asking, -ENODEV, 0);
+	line_up(queue, lever);
+}
+
+void ggroup_lever_replay(struct ggroup_queue *queue, struct ggroup_lever *lever)
+{
+	if (!has_state(lever) || !(lever->settled || lever->doubtful))
+		return;
+	lever->owed = true;
+	line_up(queue, lever);
+}
+
+void ggroup_lever_bereave(struct ggroup_queue *queue, struct ggroup_lever *lever, bool released)
+{
+	if (lever->flight && has_state(lever))
+		lever->doubtful = true;
+	if (released) {
+		lever->held = 0;
+		lever->doubtful = false;
+	}
+	abandon(queue, lever);
+}
+
+void ggroup_levers_forget(struct ggroup *group)
+{
+	struct ggroup_queue *queue = &group->device->queue;
+	int kind;
+
+	spin_lock(&queue->lock);
+	for (kind = 0; kind < GGROUP_LEVERS; kind++)
+		abandon(queue, &group->levers[kind]);
+	spin_unlock(&queue->lock);
+}
