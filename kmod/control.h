@@ -1,32 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* An open /dev/ggroup, and its ioctls. */
+/* The ioctls of whoever controls, by their names in the ABI: see there. */
 #ifndef GGROUP_CONTROL_H
 #define GGROUP_CONTROL_H
 
-#include <linux/fs.h>
-#include <linux/mutex.h>
-#include <linux/types.h>
+struct ggroup_call;
 
-struct ggroup;
-struct ggroup_device;
-struct ggroup_user;
-
-/**
- * struct ggroup_file - an open /dev/ggroup
- * @bind: held while the file becomes, or stops to be, a tenant's or a provider's
- * @group: JOIN: the group it is bound to, with a reference; set once
- * @device: REGISTER: the GPU it provides, with a reference; set once, since pollers wait in it
- * @registered: it still provides it
- * @user: whom it is counted for
- */
-struct ggroup_file {
-	struct mutex bind;	/* the fields below */
-	struct ggroup *group;
-	struct ggroup_device *device;
-	bool registered;
-	struct ggroup_user *user;
-};
-
-extern const struct file_operations ggroup_fops;
+int ggroup_call_add(struct ggroup_call *call);
+int ggroup_call_find(struct ggroup_call *call);
+int ggroup_call_next(struct ggroup_call *call);
+int ggroup_call_move(struct ggroup_call *call);
+int ggroup_call_remove(struct ggroup_call *call);
+int ggroup_call_set(struct ggroup_call *call);
+int ggroup_call_reset_peak(struct ggroup_call *call);
+int ggroup_call_observe(struct ggroup_call *call);
+int ggroup_call_note(struct ggroup_call *call);
+int ggroup_call_press(struct ggroup_call *call);
+int ggroup_call_plan(struct ggroup_call *call);
+int ggroup_call_set_timeslice(struct ggroup_call *call);
+int ggroup_call_attach_tsg(struct ggroup_call *call);
+int ggroup_call_detach_tsg(struct ggroup_call *call);
+int ggroup_call_reclaim(struct ggroup_call *call);
+int ggroup_call_register(struct ggroup_call *call);
+int ggroup_call_unregister(struct ggroup_call *call);
+int ggroup_call_forget(struct ggroup_call *call);
+int ggroup_call_events(struct ggroup_call *call);
 
 #endif

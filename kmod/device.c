@@ -4,8 +4,8 @@
 #include <linux/slab.h>
 
 #include "charge.h"
-#include "control.h"
 #include "device.h"
+#include "file.h"
 #include "group.h"
 
 #define GGROUP_DEVICES_MOST	64

@@ -7,6 +7,7 @@
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/rwsem.h>
+#include <linux/string.h>
 
 #include "event.h"
 #include "provider.h"
@@ -52,6 +53,12 @@ struct ggroup_device {
 };
 
 struct ggroup_file;
+
+/* Whether a UUID that a program gave ends within its field. */
+static inline bool ggroup_is_uuid(const char *uuid)
+{
+	return strnlen(uuid, GGROUP_UUID_LEN) < GGROUP_UUID_LEN;
+}
 
 /* With the file's bind held. */
 int ggroup_device_register(struct ggroup_file *file, struct ggroup_gpu *arg);

@@ -7,9 +7,9 @@
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 
-#include "control.h"
 #include "device.h"
 #include "exit.h"
+#include "file.h"
 #include "group.h"
 #include "reclaim.h"
 

@@ -10,9 +10,9 @@
 #include <linux/uaccess.h>
 
 #include "arrival.h"
-#include "control.h"
 #include "device.h"
 #include "exit.h"
+#include "file.h"
 #include "group.h"
 #include "lever.h"
 #include "provider.h"

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* An open /dev/ggroup, which a program joins with, or a provider registers with. */
+#ifndef GGROUP_FILE_H
+#define GGROUP_FILE_H
+
+#include <linux/fs.h>
+#include <linux/mutex.h>
+#include <linux/sched/signal.h>
+#include <linux/types.h>
+
+#include "group.h"
+
+struct ggroup_device;
+struct ggroup_user;
+
+/**
+ * struct ggroup_file - an open /dev/ggroup
+ * @bind: held while the file becomes, or stops to be, a tenant's or a provider's
+ * @group: JOIN: the group it is bound to, with a reference; set once
+ * @device: REGISTER: the GPU it provides, with a reference; set once, since pollers wait in it
+ * @registered: it still provides it
+ * @user: whom it is counted for
+ */
+struct ggroup_file {
+	struct mutex bind;	/* the fields below */
+	struct ggroup *group;
+	struct ggroup_device *device;
+	bool registered;
+	struct ggroup_user *user;
+};
+
+extern const struct file_operations ggroup_fops;
+
+/* Locks @bind of a file that did not join, nor register: -EBUSY for one that did, or -EINTR. */
+int ggroup_file_lock_unused(struct ggroup_file *file);
+
+/*
+ * The caller's own group, by a file that joined: NULL without. -EPERM where the file is another
+ * process's.
+ */
+static inline struct ggroup *ggroup_file_own(struct ggroup_file *file)
+{
+	/* Pairs with join(). */
+	struct ggroup *group = smp_load_acquire(&file->group);
+
+	if (group && group->pid != task_tgid(current))
+		return ERR_PTR(-EPERM);
+	return group;
+}
+
+#endif

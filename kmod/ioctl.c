@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: GPL-2.0
+/* The ioctls: one table says what each takes, and who may call it. */
+
+#include <linux/capability.h>
+#include <linux/file.h>
+#include <linux/fs.h>
+#include <linux/nospec.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+
+#include "charge.h"
+#include "control.h"
+#include "file.h"
+#include "group.h"
+#include "ioctl.h"
+#include "tenant.h"
+#include "trace.h"
+
+enum right {
+	EVERYBODY,	/* no group; what it may is looked at where it is known */
+	ADMIN,		/* CAP_SYS_ADMIN; no group */
+	ADMIN_OF,	/* of a group: CAP_SYS_ADMIN */
+	CONTROL,	/* of a group: ... or the owner of a slice above */
+	TENANT,		/* of a group: CAP_SYS_ADMIN, or the process itself */
+	READER,		/* of a group: as CONTROL, or the process itself */
+};
+
+/**
+ * struct ioctl - a row of the table
+ * @cmd: its number, with the size of the arguments as this header has them
+ * @right: who may
+ * @call: does it
+ * @out_for: besides success, the error with which the arguments go back
+ */
+struct ioctl {
+	unsigned int cmd;
+	enum right right;
+	int (*call)(struct ggroup_call *call);
+	int out_for;
+};
+
+#define IOCTL(name, right, call, ...) \
+	[_IOC_NR(GGROUP_IOC_##name)] = { GGROUP_IOC_##name, right, call, ##__VA_ARGS__ }
+
+static const struct ioctl ioctls[] = {
+	IOCTL(HELLO, EVERYBODY, ggroup_call_hello),
+	IOCTL(JOIN, EVERYBODY, ggroup_call_join),
+	IOCTL(CHARGE, TENANT, ggroup_call_charge),
+	IOCTL(UNCHARGE, TENANT, ggroup_call_uncharge),
+	IOCTL(UNCHARGE_SWAP, TENANT, ggroup_call_uncharge_swap),
+	IOCTL(SWAP_OUT, TENANT, ggroup_call_swap_out),
+	IOCTL(SWAP_IN, TENANT, ggroup_call_swap_in),
+	IOCTL(USERMEM, READER, ggroup_call_usermem),
+	IOCTL(GET, READER, ggroup_call_get),
+	IOCTL(ADD, ADMIN, ggroup_call_add),
+	IOCTL(FIND, EVERYBODY, ggroup_call_find),
+	IOCTL(NEXT, ADMIN, ggroup_call_next),
+	IOCTL(MOVE, ADMIN_OF, ggroup_call_move),
+	IOCTL(REMOVE, ADMIN_OF, ggroup_call_remove),
+	IOCTL(SET, CONTROL, ggroup_call_set),
+	IOCTL(RESET_PEAK, CONTROL, ggroup_call_reset_peak),
+	IOCTL(OBSERVE, ADMIN_OF, ggroup_call_observe),
+	IOCTL(NOTE, ADMIN_OF, ggroup_call_note),
+	IOCTL(PRESS, CONTROL, ggroup_call_press),
+	IOCTL(PLAN, CONTROL, ggroup_call_plan, -ENOSPC),
+	IOCTL(SET_TIMESLICE, ADMIN_OF, ggroup_call_set_timeslice),
+	IOCTL(ATTACH_TSG, ADMIN_OF, ggroup_call_attach_tsg),
+	IOCTL(DETACH_TSG, ADMIN_OF, ggroup_call_detach_tsg),
+	IOCTL(RECLAIM, CONTROL, ggroup_call_reclaim),
+	IOCTL(REGISTER, ADMIN, ggroup_call_register),
+	IOCTL(UNREGISTER, EVERYBODY, ggroup_call_unregister),
+	IOCTL(FORGET, ADMIN, ggroup_call_forget),
+	IOCTL(EVENTS, ADMIN_OF, ggroup_call_events),
+};
+
+static bool is_owner(struct ggroup *group)
+{
+	bool owned;
+
+	down_read(&group->device->lock);
+	owned = group->alive && ggroup_owned(group);
+	up_read(&group->device->lock);
+	return owned;
+}
+
+/* Finds the group that a call is about, and whether the caller may do that to it. */
+static int admit(struct ggroup_call *call, enum right right)
+{
+	u64 id = *(u64 *)call->arg;
+	bool tenant = right == TENANT || right == READER;
+	struct ggroup *own = tenant ? ggroup_file_own(call->file) : NULL;
+
+	if (tenant && (!id || (!IS_ERR_OR_NULL(own) && own->id == id))) {
+		if (!own)
+			return -ENODEV;
+		if (IS_ERR(own))
+			return PTR_ERR(own);
+		call->group = ggroup_get(own);
+		call->own = true;
+		return 0;
+	}
+	call->admin = capable(CAP_SYS_ADMIN);
+	if (right == EVERYBODY)
+		return 0;
+	if (right == ADMIN)
+		return call->admin ? 0 : -EPERM;
+	call->group = ggroup_find(id);
+	/* Who may not know which ids there are is told the same of each. */
+	if (!call->group)
+		return call->admin ? -ENODEV : -EPERM;
+	if (call->admin)
+		return 0;
+	if ((right == CONTROL || right == READER) && is_owner(call->group))
+		return 0;
+	return -EPERM;
+}
+
+static int perform(const struct ioctl *ioctl, struct ggroup_call *call, void __user *user,
+		   size_t size)
+{
+	size_t known = _IOC_SIZE(ioctl->cmd);
+	unsigned int dir = _IOC_DIR(ioctl->cmd);
+	int err;
+
+	if (dir & _IOC_WRITE) {
+		err = copy_struct_from_user(call->arg, known, user, size);
+		if (err)
+			return err;
+	}
+	err = admit(call, ioctl->right);
+	if (!err)
+		err = ioctl->call(call);
+	if ((dir & _IOC_READ) && (!err || err == ioctl->out_for) &&
+	    copy_to_user(user, call->arg, min(size, known)))
+		err = -EFAULT;
+	if (call->install) {
+		int fd = ((struct ggroup_fd *)call->arg)->fd;
+
+		if (!err) {
+			fd_install(fd, call->install);
+		} else {
+			put_unused_fd(fd);
+			fput(call->install);
+		}
+	}
+	trace_ggroup_ioctl(_IOC_NR(ioctl->cmd), call->group ? call->group->id : 0, err);
+	if (call->group)
+		ggroup_put(call->group);
+	return err;
+}
+
+static noinline_for_stack long by_table(struct ggroup_file *file, unsigned int cmd,
+					void __user *user)
+{
+	u64 few[DIV_ROUND_UP(sizeof(struct ggroup_books), sizeof(u64))];
+	struct ggroup_call call = { .file = file, .arg = few };
+	unsigned int nr = _IOC_NR(cmd);
+	const struct ioctl *ioctl;
+	size_t known;
+	int err;
+
+	if (nr >= ARRAY_SIZE(ioctls))
+		return -ENOTTY;
+	ioctl = &ioctls[array_index_nospec(nr, ARRAY_SIZE(ioctls))];
+	known = _IOC_SIZE(ioctl->cmd);
+	/* The size is a matter of the caller's age, the rest has to fit. */
+	if (!ioctl->call || ((cmd ^ ioctl->cmd) & ~(_IOC_SIZEMASK << _IOC_SIZESHIFT)))
+		return -ENOTTY;
+	if (_IOC_SIZE(cmd) < known)
+		return -EINVAL;
+	if (known > sizeof(few)) {
+		call.arg = kzalloc(known, GFP_KERNEL_ACCOUNT);
+		if (!call.arg)
+			return -ENOMEM;
+	}
+	err = perform(ioctl, &call, user, _IOC_SIZE(cmd));
+	if (call.arg != few)
+		kfree(call.arg);
+	return err;
+}
+
+/*
+ * CHARGE and UNCHARGE as a program calls them all the time: of its own group, with the arguments
+ * as this header has them. False where it is anything else, and for the table to answer.
+ *
+ * No reference is taken: the file has one from join() to its release, which does not come while
+ * one of its ioctls runs.
+ */
+static __always_inline bool charge_own(struct ggroup_file *file, unsigned int cmd,
+				       const struct ggroup_amount __user *user, int *err)
+{
+	struct ggroup *own = ggroup_file_own(file);
+	u64 id, nbytes, usec;
+
+	if (IS_ERR_OR_NULL(own) || !user_read_access_begin(user, sizeof(*user)))
+		return false;
+	unsafe_get_user(id, &user->id, fault);
+	unsafe_get_user(nbytes, &user->nbytes, fault);
+	unsafe_get_user(usec, &user->usec, fault);
+	user_read_access_end();
+	if ((id && id != own->id) || usec)
+		return false;
+	if (cmd == GGROUP_IOC_CHARGE)
+		*err = ggroup_charge(own, nbytes, true);
+	else
+		*err = ggroup_uncharge(own, nbytes);
+	trace_ggroup_ioctl(_IOC_NR(cmd), own->id, *err);
+	return true;
+
+fault:
+	user_read_access_end();
+	return false;
+}
+
+long ggroup_ioctl(struct file *filp, unsigned int cmd, unsigned long address)
+{
+	struct ggroup_file *file = filp->private_data;
+	void __user *user = (void __user *)address;
+	int err;
+
+	if ((cmd == GGROUP_IOC_CHARGE || cmd == GGROUP_IOC_UNCHARGE) &&
+	    charge_own(file, cmd, user, &err))
+		return err;
+	return by_table(file, cmd, user);
+}

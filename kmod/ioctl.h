@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* An ioctl on its way to what does it, in tenant.c or control.c. */
+#ifndef GGROUP_IOCTL_H
+#define GGROUP_IOCTL_H
+
+#include <linux/types.h>
+
+struct file;
+struct ggroup;
+struct ggroup_file;
+
+/**
+ * struct ggroup_call - one ioctl on its way
+ * @file: what it came in by
+ * @group: whom it is about, where its arguments begin with an id; with a reference
+ * @own: that group is the caller's, by a file that joined
+ * @admin: the caller may control everything
+ * @arg: its arguments, of the size that we know
+ * @install: a file for the descriptor that @arg says, once nothing can fail any more
+ */
+struct ggroup_call {
+	struct ggroup_file *file;
+	struct ggroup *group;
+	bool own;
+	bool admin;
+	void *arg;
+	struct file *install;
+};
+
+/* Of an open /dev/ggroup: looks it up in the table, and calls it where the caller may. */
+long ggroup_ioctl(struct file *filp, unsigned int cmd, unsigned long address);
+
+#endif
