@@ -9,6 +9,7 @@
 
 #include "charge.h"
 #include "group.h"
+#include "plan.h"
 #include "reclaim.h"
 #include "trace.h"
 

@@ -11,6 +11,8 @@
 #include "file.h"
 #include "group.h"
 #include "ioctl.h"
+#include "name.h"
+#include "plan.h"
 #include "reclaim.h"
 
 /* Groups */

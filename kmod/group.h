@@ -134,14 +134,21 @@ struct ggroup *ggroup_next_post(struct ggroup *pos, const struct ggroup *top);
 
 /* The group of an id, with a reference; NULL for none. It may have left the tree: see @alive. */
 struct ggroup *ggroup_find(u64 id);
+/* A GPU by the id of its root, with a reference to the root. */
+struct ggroup *ggroup_find_root(u64 id);
 struct ggroup *ggroup_get(struct ggroup *group);
 void ggroup_put(struct ggroup *group);
 
+/* A group that nobody finds yet; NULL where there is no memory. */
+struct ggroup *ggroup_new(struct ggroup_device *device, u32 kind);
+/*
+ * From here on it is found by its id, and the tree holds the caller's reference. With the device's
+ * lock held for writing, unless the device is new.
+ */
+int ggroup_enter(struct ggroup *group, struct ggroup *parent);
 /* The root of a new device, whose @high is the capacity. ERR_PTR(-ENOMEM), ERR_PTR(-ENOSPC). */
 struct ggroup *ggroup_new_root(struct ggroup_device *device, u64 capacity);
-/* Control: see the header of the ABI. @admin: the caller may do it everywhere. */
-int ggroup_add(struct ggroup_group *arg);
-int ggroup_look_up(struct ggroup_group *arg, bool admin);
+/* Control: see the header of the ABI. */
 int ggroup_next(struct ggroup_group *arg);
 int ggroup_move(struct ggroup *group, u64 parent);
 /*
@@ -149,8 +156,6 @@ int ggroup_move(struct ggroup *group, u64 parent);
  * for writing.
  */
 int ggroup_remove(struct ggroup *group);
-/* The group of a process, NULL for none. With the device's lock held. */
-struct ggroup *ggroup_of_pid(struct ggroup_device *device, struct pid *pid);
 /* Removes processes that exited, since nobody else is left to. */
 void ggroup_reap(struct ggroup_device *device);
 /* Takes everything out of the tree, the root last. */
@@ -159,7 +164,14 @@ void ggroup_close_all(struct ggroup_device *device);
 bool ggroup_owned(const struct ggroup *group);
 /* With the device's lock held for writing. */
 void ggroup_get_books(struct ggroup *group, struct ggroup_books *books);
+/* @admin: the caller may set whose a slice is, too. */
 int ggroup_set(struct ggroup *group, const struct ggroup_set *set, bool admin);
+
+/* Bytes on the GPU. */
+static inline u64 ggroup_held(const struct ggroup *group)
+{
+	return atomic64_read(&group->current_bytes);
+}
 
 /* The module goes: there are none left. */
 void ggroup_group_exit(void);

@@ -9,6 +9,7 @@
 #include "file.h"
 #include "group.h"
 #include "ioctl.h"
+#include "name.h"
 #include "tenant.h"
 
 #define GGROUP_FEATURES	(GGROUP_FEATURE_BOOKS | GGROUP_FEATURE_PROVIDER | GGROUP_FEATURE_TENANT | \
