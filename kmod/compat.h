@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What differs between Linux 6.1 and 6.18. Kbuild looks what the kernel has, instead of asking for
+ * What differs between Linux 6.1 and 7.3. Kbuild looks what the kernel has, instead of asking for
  * its version: distributions bring changes back to older ones.
  */
 #ifndef GGROUP_COMPAT_H
