@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ggroupfs.client import content, flat
 from ggroupfs.columns import HIGH, TIMESLICE, Column
+from ggroupfs.figures import figures_of
 from ggroupfs.refusals import meaning
 from ggroupfs.set import Write, apply, understood
-from ggroupfs.snapshot import figures_of
 
 Action = Callable[[Path, str, str], str]
 """(mount, directory of the group seen from there, what was typed) -> what is so now."""
@@ -26,7 +25,7 @@ def _put(mount: Path, directory: str, column: Column, control: str, key: str, va
     group = mount / directory
     try:
         apply(mount, understood(mount, group, control if value in AS_IT_IS else key, value))
-        now = getattr(figures_of(str(group), (control,)), column.name)
+        now = getattr(figures_of(group, (control,)), column.name)
     except OSError as error:
         raise RuntimeError(f"{_name(directory)}: {meaning(error)}") from None
     return f"{_name(directory)}: {control} is {column.text(now)}"
@@ -51,9 +50,9 @@ def freeze(mount: Path, directory: str, _: str = "") -> str:
     """Freezes what is not frozen by itself, else lets it go on."""
     group = mount / directory
     try:
-        frozen = content(group / "compute.freeze") == "1"
+        frozen = figures_of(group, ("compute.freeze",)).freeze
         apply(mount, Write(group, "compute.freeze", str(int(not frozen))))
-        still = bool(flat(content(group / "compute.events"))["frozen"])
+        still = figures_of(group, ("compute.events",)).frozen
     except OSError as error:
         raise RuntimeError(f"{_name(directory)}: {meaning(error)}") from None
     if frozen and still:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import attrs
 
+from backend.identity import ROOT_PATH
+from ggroupfs.names import unescape
+
 CONTENT_MOST = 1 << 14
 """Bytes of the longest control file, and more."""
 
@@ -61,6 +64,18 @@ class Member:
             return "?"
 
 
+@attrs.frozen
+class Branch:
+    """One slice on one GPU, as a mounted tree shows it."""
+
+    slice: str
+    """Path of its cgroup, ``/`` first."""
+    gpu: int
+    """Index of the GPU."""
+    path: Path
+    """Its directory of control files."""
+
+
 def numbers(directory: str | os.PathLike[str]) -> list[int]:
     """The names in a directory that are numbers: pids, or GPUs."""
     return sorted(int(name) for name in os.listdir(directory) if name.isdigit())
@@ -73,3 +88,16 @@ def members(mount: Path) -> Iterator[Member]:
         with contextlib.suppress(OSError):  # gone since
             for gpu in numbers(mount / str(pid)):
                 yield Member(pid, gpu, mount / str(pid) / str(gpu))
+
+
+def branches(mount: Path) -> Iterator[Branch]:
+    """Every slice of a tree but the root, on each GPU, those above before those below."""
+    waiting = [(ROOT_PATH, mount / "slice")]  # a stack, since a cgroup can be deeper than Python recurses
+    while waiting:
+        name, directory = waiting.pop()
+        with contextlib.suppress(OSError):  # gone since
+            for entry in sorted(os.listdir(directory), reverse=True):
+                if entry.isascii() and entry.isdigit():
+                    yield Branch(name, int(entry), directory / entry)
+                else:
+                    waiting.append((f"{name.rstrip('/')}/{unescape(entry)}", directory / entry))

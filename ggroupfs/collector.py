@@ -6,7 +6,6 @@ count twice. Base units are bytes and seconds; a limit that is ``max`` is +Inf, 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
@@ -14,16 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from backend.client import facts_of
-from backend.identity import ROOT_PATH, cgroup_of
-from ggroupfs.client import Member, content, flat, members, numbers
-from ggroupfs.names import unescape
+from backend.identity import cgroup_of
+from backend.records import MAX
+from ggroupfs.client import Branch, Member, branches, content, members, numbers
+from ggroupfs.figures import Figures, figures_of, files_for
 
 PATIENCE_S = 10.0
 """How long a scrape waits for the one before it. Prometheus waits as long for each, by default."""
@@ -31,44 +31,7 @@ PATIENCE_S = 10.0
 GONE = frozenset((errno.ENOENT, errno.ENODEV, errno.ESRCH))
 """What reading the files of a group gives that is there no more."""
 
-
-@attrs.frozen
-class Branch:
-    """One slice on one GPU, as a mounted tree shows it."""
-
-    slice: str
-    """Path of its cgroup, ``/`` first."""
-    gpu: int
-    """Index of the GPU."""
-    path: Path
-    """Its directory of control files."""
-
-
 Group = TypeVar("Group", Member, Branch)
-
-
-@attrs.frozen
-class Reading:
-    """The files of one group, read one after the other."""
-
-    high: float
-    """gmem.limit.high, bytes; infinity for ``max``."""
-    low: float
-    """gmem.limit.low, the same."""
-    swap_max: float
-    """gmem.swap.max, the same."""
-    peak: float
-    """gmem.peak, bytes."""
-    timeslice: float | None
-    """compute.timeslice, seconds; None for the default of a slice."""
-    memory: Mapping[str, int]
-    """gmem.stat."""
-    events: Mapping[str, int]
-    """gmem.events."""
-    state: Mapping[str, int]
-    """compute.events."""
-    work: Mapping[str, int]
-    """gcgroup.stat."""
 
 
 @attrs.frozen
@@ -79,84 +42,54 @@ class Row:
     """Without ``ggroup_process_`` or ``ggroup_slice_`` before it, and without ``_total`` behind."""
     words: str
     """What it is."""
-    value: Callable[[Reading], float | None]
-    """Its value; None where the machine cannot tell."""
+    figure: str
+    """The figure that it is made of; no metric where the machine cannot tell that."""
+    value: Callable[[Any], float | None] = float
+    """From the figure to base units; None where that is nothing to tell."""
     counter: bool = False
     """Whether it only grows."""
     members: bool = False
     """Whether a slice has the sum over those in it now: that falls when one leaves, and is no counter there."""
 
 
-def _memory(key: str) -> Callable[[Reading], float | None]:
-    return lambda reading: reading.memory.get(key)
+def _limit(nbytes: int) -> float:
+    return math.inf if nbytes >= MAX else nbytes
 
 
-def _work(key: str) -> Callable[[Reading], float | None]:
-    return lambda reading: reading.work.get(key)
+def _us(us: int) -> float:
+    return us / 1e6
 
 
-def _us(value: int | None) -> float | None:
-    return None if value is None else value / 1e6
+def _ms(ms: float) -> float | None:
+    return ms / 1000 if ms else None  # the default of a slice is none by itself
 
 
 ROWS = (
-    Row("resident_bytes", "Memory on the GPU (gmem.current).", _memory("resident")),
-    Row("swap_bytes", "GPU memory that is in the host (gmem.swap.current).", _memory("swapped")),
-    Row("peak_bytes", "Highest memory on the GPU since it was reset (gmem.peak).", lambda r: r.peak),
-    Row(
-        "limit_high_bytes", "Limit of memory on the GPU (gmem.limit.high), +Inf for max.", lambda reading: reading.high
-    ),
-    Row("limit_low_bytes", "Protected memory (gmem.limit.low), +Inf for max.", lambda r: r.low),
-    Row("swap_max_bytes", "Limit of memory in the host (gmem.swap.max), +Inf for max.", lambda r: r.swap_max),
-    Row("swapin_bytes", "Bytes moved back to the GPU.", _memory("swapin_bytes"), counter=True),
-    Row("swapout_bytes", "Bytes moved to the host.", _memory("swapout_bytes"), counter=True),
-    Row("exchanged_bytes", "Bytes that changed places with colder ones.", _memory("exchanged_bytes"), counter=True),
-    Row("move_seconds", "Time that moves took.", lambda r: _us(r.memory.get("move_usec")), counter=True),
-    Row("implicit_bytes", "Memory that the driver counts and nobody charged.", _memory("implicit")),
-    Row("unmovable_bytes", "Memory that stays on the GPU whatever the limits say.", _memory("unmovable")),
-    Row("disputed_bytes", "Memory that was charged and the driver does not count.", _memory("disputed")),
-    Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", lambda r: r.timeslice),
-    Row("frozen", "Whether nothing of it can run (compute.events).", lambda r: r.state.get("frozen")),
-    Row("populated", "Whether it has a context on the GPU (compute.events).", lambda r: r.state.get("populated")),
-    Row("kernels_submitted", "Kernels submitted.", _work("submitted"), counter=True, members=True),
-    Row("kernels_finished", "Kernels finished.", _work("finished"), counter=True, members=True),
-    Row("gpu_seconds", "Time on the engine.", lambda r: _us(r.work.get("gpu_usec")), counter=True, members=True),
-    Row("managed", "Whether its memory can be moved (gcgroup.stat).", _work("managed")),
+    Row("resident_bytes", "Memory on the GPU (gmem.current).", "current"),
+    Row("swap_bytes", "GPU memory that is in the host (gmem.swap.current).", "swap"),
+    Row("peak_bytes", "Highest memory on the GPU since it was reset (gmem.peak).", "peak"),
+    Row("limit_high_bytes", "Limit of memory on the GPU (gmem.limit.high), +Inf for max.", "high", _limit),
+    Row("limit_low_bytes", "Protected memory (gmem.limit.low), +Inf for max.", "low", _limit),
+    Row("swap_max_bytes", "Limit of memory in the host (gmem.swap.max), +Inf for max.", "swap_max", _limit),
+    Row("swapin_bytes", "Bytes moved back to the GPU.", "swapin_bytes", counter=True),
+    Row("swapout_bytes", "Bytes moved to the host.", "swapout_bytes", counter=True),
+    Row("exchanged_bytes", "Bytes that changed places with colder ones.", "exchanged_bytes", counter=True),
+    Row("move_seconds", "Time that moves took.", "move_usec", _us, counter=True),
+    Row("implicit_bytes", "Memory that the driver counts and nobody charged.", "implicit"),
+    Row("unmovable_bytes", "Memory that stays on the GPU whatever the limits say.", "unmovable"),
+    Row("disputed_bytes", "Memory that was charged and the driver does not count.", "disputed"),
+    Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", "timeslice", _ms),
+    Row("frozen", "Whether nothing of it can run (compute.events).", "frozen"),
+    Row("populated", "Whether it has a context on the GPU (compute.events).", "populated"),
+    Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True, members=True),
+    Row("kernels_finished", "Kernels finished.", "finished", counter=True, members=True),
+    Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True, members=True),
+    Row("managed", "Whether its memory can be moved (gcgroup.stat).", "managed"),
 )
 """In the order in which they are shown. ``gmem.events`` comes besides, a label for each event."""
 
-
-def branches(mount: Path) -> Iterator[Branch]:
-    """Every slice of a tree but the root, on each GPU, those above before those below."""
-    waiting = [(ROOT_PATH, mount / "slice")]
-    while waiting:
-        name, directory = waiting.pop()
-        with contextlib.suppress(OSError):  # gone since
-            for entry in sorted(os.listdir(directory), reverse=True):
-                if entry.isascii() and entry.isdigit():
-                    yield Branch(name, int(entry), directory / entry)
-                else:
-                    waiting.append((f"{name.rstrip('/')}/{unescape(entry)}", directory / entry))
-
-
-def read(group: Path) -> Reading:
-    """The files in the directory of a group. OSError: one of GONE if it ended meanwhile."""
-    timeslice = content(group / "compute.timeslice")
-    return Reading(
-        high=_size(content(group / "gmem.limit.high")),
-        low=_size(content(group / "gmem.limit.low")),
-        swap_max=_size(content(group / "gmem.swap.max")),
-        peak=int(content(group / "gmem.peak")),
-        timeslice=None if timeslice == "default" else float(timeslice) / 1000,
-        memory=flat(content(group / "gmem.stat")),
-        events=flat(content(group / "gmem.events")),
-        state=flat(content(group / "compute.events")),
-        work=flat(content(group / "gcgroup.stat")),
-    )
-
-
-def _size(text: str) -> float:
-    return math.inf if text == "max" else int(text)
+FILES = files_for({"events", *(row.figure for row in ROWS)})
+"""What is read of a group."""
 
 
 def label(text: str) -> str:
@@ -180,13 +113,14 @@ class Family:
         words = f"{row.words} Sum over its processes now." if row.members and kind == "slice" else row.words
         return GaugeMetricFamily(f"ggroup_{kind}_{row.name}", words, labels=self._names)
 
-    def add(self, labels: Iterable[str], reading: Reading) -> None:
+    def add(self, labels: Iterable[str], figures: Figures) -> None:
         """One more group."""
         values = [label(text) for text in labels]
         for row, metric in self._rows:
-            if (value := row.value(reading)) is not None:
+            figure = getattr(figures, row.figure)
+            if figure is not None and (value := row.value(figure)) is not None:
                 metric.add_metric(values, value)
-        for event, count in reading.events.items():
+        for event, count in (figures.events or {}).items():
             self._events.add_metric([*values, event], count)
 
     def metrics(self) -> Iterator[Metric]:
@@ -270,16 +204,16 @@ class TreeCollector(Collector):
 def _process(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
     # Who it is first: when its files can still be read after that, the pid was its own all the time.
     words = (str(member.pid), cgroup_of(member.pid).path, member.command())
-    family.add((str(member.gpu), uuids.get(member.gpu, ""), *words), read(member.path))
+    family.add((str(member.gpu), uuids.get(member.gpu, ""), *words), figures_of(member.path, FILES))
 
 
 def _stranger(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
     """A process of which nothing is known but its pid elsewhere."""
-    family.add((str(member.gpu), uuids.get(member.gpu, ""), str(member.pid), "", ""), read(member.path))
+    family.add((str(member.gpu), uuids.get(member.gpu, ""), str(member.pid), "", ""), figures_of(member.path, FILES))
 
 
 def _slice(family: Family, branch: Branch, uuids: Mapping[int, str]) -> None:
-    family.add((str(branch.gpu), uuids.get(branch.gpu, ""), branch.slice), read(branch.path))
+    family.add((str(branch.gpu), uuids.get(branch.gpu, ""), branch.slice), figures_of(branch.path, FILES))
 
 
 def _failed(

@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 
 from backend.records import MAX
+from ggroupfs.figures import Figures
 from ggroupfs.rates import UNKNOWN, Rates, total
-from ggroupfs.snapshot import Figures, GpuUse, ProcessUse, SliceUse, Snapshot
+from ggroupfs.snapshot import GpuUse, ProcessUse, SliceUse, Snapshot
 
 Use = GpuUse | SliceUse | ProcessUse
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from ggroupfs.snapshot import Figures, ProcessUse, Snapshot
+from ggroupfs.figures import Figures
+from ggroupfs.snapshot import ProcessUse, Snapshot
 
 COUNTERS = ("finished", "gpu_usec", "swapin_bytes", "swapout_bytes")
 """What is counted up, and needed for rates."""

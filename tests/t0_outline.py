@@ -11,20 +11,12 @@ import pytest
 
 from backend.records import MAX
 from ggroupfs import columns
+from ggroupfs.figures import Figures
 from ggroupfs.names import slice_directory
 from ggroupfs.outline import ORDERS, Node, build, lines
 from ggroupfs.rates import COUNTERS, UNKNOWN, Rates, between, total
 from ggroupfs.refusals import MEANINGS, meaning
-from ggroupfs.snapshot import (
-    EVERYTHING,
-    SOURCES,
-    Figures,
-    GpuUse,
-    ProcessUse,
-    SliceUse,
-    Snapshot,
-    files_for,
-)
+from ggroupfs.snapshot import GpuUse, ProcessUse, SliceUse, Snapshot
 from ggroupfs.top import FIELDS, Frame, as_json, gauges, plain, summary
 
 GIB = 1 << 30
@@ -49,35 +41,6 @@ def slices(*paths: str, gpus: int = 1, **figures: Any) -> list[SliceUse]:
 
 def drawn(nodes: tuple[Node, ...], *words: Any, **more: Any) -> list[str]:
     return [line.prefix + line.node.label + (" +" if line.folded else "") for line in lines(nodes, *words, **more)]
-
-
-# Reading
-
-
-@pytest.mark.parametrize(
-    ("fields", "files"),
-    [
-        ((), ()),
-        (("current",), ("gmem.current",)),
-        (("current", "swap"), ("gmem.stat",)),
-        (("swap", "swapin_bytes", "current"), ("gmem.stat",)),
-        (("high", "current"), ("gmem.current", "gmem.limit.high")),
-        (("finished", "gpu_usec", "frozen"), ("gcgroup.stat", "compute.events")),
-    ],
-)
-def test_no_more_files_than_needed(fields: tuple[str, ...], files: tuple[str, ...]) -> None:
-    assert files_for(fields) == files
-
-
-def test_every_figure_is_in_a_file() -> None:
-    assert set(files_for(EVERYTHING)) <= SOURCES.keys()
-    assert frozenset[str]().union(*(source.fields for source in SOURCES.values())) == EVERYTHING
-    with pytest.raises(KeyError, match="no control file tells colour"):
-        files_for({"colour", "current"})
-
-
-def test_a_frame_of_top_costs_five_opens_an_entry() -> None:
-    assert len(files_for(FIELDS)) == 5
 
 
 def test_names_of_cgroups_in_the_tree() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import select
 
-from backend.identity import Group
+from backend.identity import Group, Process
+from backend.records import Activity, Footprint
 from ggroupfs.controls import CONTROLS
+from ggroupfs.figures import SOURCES
 from ggroupfs.files import EVENT, GONE, READY
-from tests.harness import MIB, Waker, running, virtual
+from tests.harness import MIB, StubGpu, Waker, running, virtual
 from tests.t3_operations import Spawn, answers
 
 
@@ -28,6 +30,29 @@ async def test_files_keep_to_their_mode(spawn: Spawn) -> None:
             if not control.mode & 0o444:
                 assert await answers(h.operations.read(fh, 0, 4096)) == errno.EINVAL, control.name
             await h.operations.release(fh)
+
+
+class Open(StubGpu):
+    """A GPU that can tell everything."""
+
+    def activity(self, process: Process) -> Activity:
+        return Activity(4, 3, 1, 2000, 2, 16, 2, managed=True)
+
+    def footprint(self, process: Process) -> Footprint:
+        return Footprint(implicit=1, unmovable=2, disputed=3, exchanged=4)
+
+
+@virtual
+async def test_every_line_of_every_file_is_a_figure(spawn: Spawn) -> None:
+    """Whoever reads the tree knows each of them by one name: a line of gmem.events is one of its events."""
+    async with running(Open()) as h:
+        pid = (await h.arrive(spawn().pid)).pid
+        await h.write(f"{pid}/0/compute.timeslice", "2.5")
+        for control in CONTROLS:
+            if control.show is not None:
+                text = await h.read(f"{pid}/0/{control.name}")
+                told = SOURCES[control.name].parse(text.rstrip("\n"))
+                assert len(told.get("events", told)) == text.count("\n"), control.name
 
 
 @virtual

@@ -13,12 +13,13 @@ from textual.pilot import Pilot
 
 from backend.identity import cgroup_of, start_time
 from backend.records import MAX
-from ggroupfs import columns, screen, snapshot
+from ggroupfs import client, columns, figures, screen, snapshot
 from ggroupfs.columns import label
+from ggroupfs.figures import Figures
 from ggroupfs.listing import Listing
 from ggroupfs.outline import build
 from ggroupfs.screen import Top
-from ggroupfs.snapshot import Figures, GpuUse, ProcessUse, Snapshot, take
+from ggroupfs.snapshot import GpuUse, ProcessUse, Snapshot, take
 from ggroupfs.top import Frame
 
 SECONDS = 20.0
@@ -150,14 +151,16 @@ def tree(tmp_path: Path) -> Path:
 def test_a_pass_reads_everything_there_is(tree: Path) -> None:
     taken = take(tree)
     assert taken.gpus == (GpuUse(0, "GPU-0", "a GPU", 64, 5),)
-    figures = Figures(
+    told = Figures(
         current=5,
         swap=7,
         peak=6,
         high=MAX,
         low=0,
         swap_max=8,
+        swapin=1,
         swapin_bytes=2,
+        swapout=3,
         swapout_bytes=4,
         move_usec=9,
         timeslice=2.048,
@@ -168,13 +171,14 @@ def test_a_pass_reads_everything_there_is(tree: Path) -> None:
         weight=100,
         tsgs=1,
         channels=8,
+        attached=1,
         managed=True,
         events={"low": 0, "high": 2},
     )
     pid = os.getpid()
     command = Path("/proc/self/comm").read_text().strip()
     (alone,) = taken.processes
-    assert alone == ProcessUse(pid, start_time(pid), command, cgroup_of(pid).path, 0, figures, alone.at)
+    assert alone == ProcessUse(pid, start_time(pid), command, cgroup_of(pid).path, 0, told, alone.at)
     assert taken.at - taken.took < alone.at < taken.at + taken.took
     assert [(one.path, one.directory) for one in taken.slices] == [
         ("/a.slice", "slice/a.slice/0"),
@@ -185,8 +189,9 @@ def test_a_pass_reads_everything_there_is(tree: Path) -> None:
 
 def test_a_pass_opens_only_what_is_asked_for(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
-    content = snapshot.content
-    monkeypatch.setattr(snapshot, "content", lambda path: opened.append(os.path.basename(path)) or content(path))
+    content = client.content
+    for module in (snapshot, figures):
+        monkeypatch.setattr(module, "content", lambda path: opened.append(os.path.basename(path)) or content(path))
     (alone,) = take(tree, ("current", "swap", "high"), slices=False).processes
     assert (alone.figures.current, alone.figures.swap, alone.figures.high) == (5, 7, MAX)
     assert (alone.figures.low, alone.figures.frozen) == (None, None)

@@ -23,8 +23,9 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ggroupfs import collector
-from ggroupfs.collector import Branch, TreeCollector
+from ggroupfs import collector, figures
+from ggroupfs.client import Branch
+from ggroupfs.collector import TreeCollector
 from ggroupfs.names import slice_directory
 from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import Mounted, Tenant, eventually, mounted, mountpoint
@@ -351,16 +352,15 @@ def test_a_process_that_exits_while_it_is_read_is_left_out(mount: Mounted, monke
     """It is no error, and none of its metrics is there; the others are."""
     with Tenant(mount, "--gmem", "16M") as leaving, Tenant(mount, "--gmem", "16M") as staying:
         path = leaving.group
+        content, half_way = figures.content, collector.FILES[len(collector.FILES) // 2]
 
-        content = collector.content
-
-        def leave(file: Path) -> str:
-            if file == path / "gmem.stat":  # half way through its files
+        def leave(file: str) -> str:
+            if file == f"{path}/{half_way}":
                 leaving.kill()
                 eventually(lambda: not path.exists(), "it is gone")
             return content(file)
 
-        monkeypatch.setattr(collector, "content", leave)
+        monkeypatch.setattr(figures, "content", leave)
         found = samples(TreeCollector(mount.path).collect())
         assert leaving._process.returncode == -signal.SIGKILL, "the scrape did not get that far"
         assert {has["pid"] for has, _ in found["ggroup_process_populated"]} == {str(staying.pid)}
@@ -371,14 +371,14 @@ def test_a_process_that_exits_while_it_is_read_is_left_out(mount: Mounted, monke
 
 def test_a_group_that_cannot_be_read_is_counted(mount: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
     with Tenant(mount, "--gmem", "16M") as broken, Tenant(mount, "--gmem", "16M") as whole:
-        read = collector.read
+        figures_of = collector.figures_of
 
-        def fail(group: Path) -> collector.Reading:
+        def fail(group: Path, files: Iterable[str]) -> figures.Figures:
             if group == broken.group:
                 raise OSError(errno.EIO, "broken")
-            return read(group)
+            return figures_of(group, files)
 
-        monkeypatch.setattr(collector, "read", fail)
+        monkeypatch.setattr(collector, "figures_of", fail)
         found = samples(TreeCollector(mount.path).collect())
         assert one(found, "ggroup_scrape_errors") == 1
         assert {has["pid"] for has, _ in found["ggroup_process_populated"]} == {str(whole.pid)}

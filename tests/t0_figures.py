@@ -1,0 +1,74 @@
+"""Level 0: which control files the figures come from, and what each says of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.records import MAX
+from ggroupfs import collector
+from ggroupfs.controls import CONTROLS
+from ggroupfs.figures import EVERYTHING, SOURCES, Figures, figures_of, files_for
+from ggroupfs.top import FIELDS
+
+
+def test_the_sources_are_what_the_table_of_controls_can_show() -> None:
+    assert {*SOURCES} == {control.name for control in CONTROLS if control.show is not None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "files"),
+    [
+        ((), ()),
+        (("current",), ("gmem.current",)),
+        (("current", "swap"), ("gmem.stat",)),
+        (("swap", "swapin_bytes", "current"), ("gmem.stat",)),
+        (("high", "current"), ("gmem.current", "gmem.limit.high")),
+        (("finished", "gpu_usec", "frozen"), ("gcgroup.stat", "compute.events")),
+    ],
+)
+def test_no_more_files_than_needed(fields: tuple[str, ...], files: tuple[str, ...]) -> None:
+    assert files_for(fields) == files
+
+
+def test_every_figure_is_in_a_file() -> None:
+    assert set(files_for(EVERYTHING)) <= SOURCES.keys()
+    assert frozenset[str]().union(*(source.fields for source in SOURCES.values())) == EVERYTHING
+    with pytest.raises(KeyError, match="no control file tells colour"):
+        files_for({"colour", "current"})
+
+
+def test_what_an_entry_costs() -> None:
+    """Opens: of a frame of top, and of a scrape."""
+    assert len(files_for(FIELDS)) == 5
+    assert len(collector.FILES) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("gmem.limit.high", "max", {"high": MAX}),
+        ("gmem.limit.low", "0", {"low": 0}),
+        ("gmem.events", "low 0\nhigh 2", {"events": {"low": 0, "high": 2}}),
+        ("gmem.stat", "resident 5\nswapped 7\nof_tomorrow 1", {"current": 5, "swap": 7}),
+        ("compute.timeslice", "default", {"timeslice": 0.0}),
+        ("compute.timeslice", "2.048", {"timeslice": 2.048}),
+        ("compute.freeze", "1", {"freeze": True}),
+        ("compute.events", "populated 1\nfrozen 0", {"populated": True, "frozen": False}),
+        ("gcgroup.stat", "tsgs 2\nmanaged 0", {"tsgs": 2, "managed": False}),
+        ("gcgroup.stat", "", {}),
+    ],
+)
+def test_what_a_file_says(tmp_path: Path, name: str, text: str, told: dict[str, Any]) -> None:
+    """What it leaves out is not known, and what it says besides nobody asked for."""
+    (tmp_path / name).write_text(f"{text}\n" if text else "")
+    for directory in (tmp_path, os.fspath(tmp_path)):
+        assert figures_of(directory, (name,)) == Figures(**told)
+
+
+def test_a_group_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        figures_of(tmp_path, ("gmem.peak",))
