@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 
 from backend.identity import ROOT_PATH
-from ggroupfs.names import unescape
+from ggroupfs.names import is_number, unescape
 
 CONTENT_MOST = 1 << 14
 """Bytes of the longest control file, and more."""
@@ -78,7 +78,7 @@ class Branch:
 
 def numbers(directory: str | os.PathLike[str]) -> list[int]:
     """The names in a directory that are numbers: pids, or GPUs."""
-    return sorted(int(name) for name in os.listdir(directory) if name.isdigit())
+    return sorted(int(name) for name in os.listdir(directory) if is_number(name))
 
 
 def members(mount: Path) -> Iterator[Member]:
@@ -97,7 +97,7 @@ def branches(mount: Path) -> Iterator[Branch]:
         name, directory = waiting.pop()
         with contextlib.suppress(OSError):  # gone since
             for entry in sorted(os.listdir(directory), reverse=True):
-                if entry.isascii() and entry.isdigit():
+                if is_number(entry):
                     yield Branch(name, int(entry), directory / entry)
                 else:
                     waiting.append((f"{name.rstrip('/')}/{unescape(entry)}", directory / entry))

@@ -7,6 +7,11 @@ import re
 DIGITS = re.compile(r"_*[0-9]+")
 
 
+def is_number(name: str) -> bool:
+    """Whether it can be a pid or a GPU's index. Digits of other scripts are letters here: a cgroup may be called so."""
+    return name.isascii() and name.isdigit()
+
+
 def escape(component: str) -> str:
     """A cgroup's name in the tree: one that looks like a GPU index gets an underscore, as systemd escapes."""
     return f"_{component}" if DIGITS.fullmatch(component) else component

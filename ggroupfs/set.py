@@ -12,7 +12,7 @@ import attrs
 from ggroupfs.client import content, numbers, require_tree
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
-from ggroupfs.names import slice_directory
+from ggroupfs.names import is_number, slice_directory
 from ggroupfs.properties import text_of
 from ggroupfs.refusals import meaning
 
@@ -78,15 +78,15 @@ def groups_of(mount: Path, word: str, gpu: int | None) -> Sequence[Path]:
 
 def directory_of(mount: Path, word: str) -> tuple[Path, int | None]:
     """The directory of a process or slice, and the GPU where `word` names one. UsageError for what cannot be either."""
-    if word.isascii() and word.isdigit():
+    if is_number(word):
         return mount / word, None
     parts = [part for part in word.split("/") if part]
     inside = _inside(mount, word)
     if inside is not None:
-        process_or_slice, last = inside.parts[0].isdigit() or inside.parts[0] == "slice", inside.parts[-1]
+        process_or_slice, last = is_number(inside.parts[0]) or inside.parts[0] == "slice", inside.parts[-1]
         if not process_or_slice:
             raise UsageError(f"{word} is no process and no slice")
-        if len(inside.parts) > 1 and last.isdigit():
+        if len(inside.parts) > 1 and is_number(last):
             return mount / inside.parent, int(last)
         return mount / inside, None
     if not parts or any(part in (".", "..") for part in parts):

@@ -20,7 +20,7 @@ from backend.identity import ROOT, Group, Process, Slice, tgid_of
 from backend.records import NOBODY
 from ggroupfs.controls import CONTROLS, Control
 from ggroupfs.facts import GPU_FACTS, ROOT_FACTS
-from ggroupfs.names import DIGITS, escape, unescape
+from ggroupfs.names import DIGITS, escape, is_number, unescape
 
 SLOT_BITS = 6
 DIRECTORY_SLOT = 1
@@ -205,7 +205,7 @@ class Tree:
         """The directory of a live process, or of a slice. EPERM elsewhere, EINVAL for a name that cannot be."""
         directory = self.directory(parent)
         if directory is self.root:
-            if not (name.isascii() and name.isdigit()) or name.startswith("0"):
+            if not is_number(name) or name.startswith("0"):
                 raise fail(errno.EINVAL)
             self.controller.make_process(int(name))
         elif isinstance(directory.subject, Slice):
@@ -318,7 +318,7 @@ class Tree:
     def _child(self, directory: Directory, name: str) -> Directory | None:
         """The directory `name` in a directory, made known if it was not; None where there is none."""
         subject = directory.subject
-        number = int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else None
+        number = int(name) if is_number(name) and str(int(name)) == name else None
         if directory is self.root:
             if name in ("gpus", "slice"):
                 return self.gpus if name == "gpus" else self.slices

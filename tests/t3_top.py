@@ -145,6 +145,7 @@ def tree(tmp_path: Path) -> Path:
     plant(tmp_path / str(os.getpid()) / "0", FILES)
     plant(tmp_path / "slice/a.slice/0", FILES | {"compute.timeslice": "default\n"})
     plant(tmp_path / "slice/a.slice/_0/0", FILES)
+    plant(tmp_path / "slice/²/0", FILES)
     return tmp_path
 
 
@@ -183,8 +184,9 @@ def test_a_pass_reads_everything_there_is(tree: Path) -> None:
     assert [(one.path, one.directory) for one in taken.slices] == [
         ("/a.slice", "slice/a.slice/0"),
         ("/a.slice/0", "slice/a.slice/_0/0"),
+        ("/²", "slice/²/0"),
     ]
-    assert [one.figures.timeslice for one in taken.slices] == [0.0, 2.048]
+    assert [one.figures.timeslice for one in taken.slices] == [0.0, 2.048, 2.048]
 
 
 def test_a_pass_opens_only_what_is_asked_for(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

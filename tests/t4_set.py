@@ -77,6 +77,15 @@ def test_a_slice_whose_name_is_that_of_a_gpu(mount: Mounted, made: Path) -> None
     (made / "_0").rmdir()
 
 
+def test_a_slice_whose_name_is_a_digit_of_another_script(mount: Mounted, made: Path) -> None:
+    """... is no GPU's, above it or by its directory."""
+    (made / "²").mkdir()
+    ok("set", "--mount", mount.path, "settest.slice", "GMemHigh=1G")
+    ok("set", "--mount", mount.path, made / "²", "GMemHigh=512M")
+    assert [read(place / "0/gmem.limit.high") for place in (made, made / "²")] == [str(1 << 30), str(1 << 29)]
+    (made / "²").rmdir()
+
+
 def test_a_process_by_its_directory_wherever_one_is(mount: Mounted, tenant: Tenant) -> None:
     for place, word in ((Path("/"), tenant.group), (mount.path, f"{tenant.pid}/0"), (tenant.group, ".")):
         tenant.write("gmem.limit.low", 0)
