@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import attrs
 import pytest
@@ -61,8 +61,13 @@ def drive(
         assert len(fake.open) == (OWN_FILES if fake.readback else 1)
 
 
-async def running(rig: Rig, nursery: trio.Nursery, gpu: int = 0) -> None:
-    await nursery.start(rig.gpus[gpu].run, rig.host)
+@contextlib.asynccontextmanager
+async def running(rig: Rig) -> AsyncIterator[None]:
+    """The first GPU finds processes and keeps up with them; otherwise it only does as it is told."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(rig.gpus[0].run, rig.host)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 def test_gpus() -> None:
@@ -143,15 +148,13 @@ def test_freeze_takes_every_engine_of_that_gpu_only() -> None:
 def test_freeze_does_not_nest() -> None:
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             for _ in range(3):
                 await rig.gpus[0].detach(program.identity)
             await trio.sleep(2)  # rounds of re-applying
             assert {program.objects[channel].disabled for channel in program.channels()} == {1}
             await rig.gpus[0].attach(program.identity)
             assert all(program.running())
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -172,14 +175,12 @@ def test_thaw_enables_what_somebody_else_disabled_again() -> None:
 def test_a_tenant_that_undoes_its_freeze_is_frozen_again() -> None:
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             await rig.gpus[0].detach(program.identity)
             for channel in program.channels():
                 program.objects[channel].disabled = 0
             await trio.sleep(1)
             assert {program.objects[channel].disabled for channel in program.channels()} == {1}
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -188,13 +189,11 @@ def test_a_tenant_that_takes_a_longer_timeslice_loses_it_again() -> None:
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)
         gr = next(o for o in program.objects.values() if o.class_ == rm.CLASS_TSG)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             await rig.gpus[0].set_timeslice(program.identity, 500)
             gr.timeslice = 100_000
             await trio.sleep(1)
             assert gr.timeslice == 500
-            nursery.cancel_scope.cancel()
         assert gr.timeslice == 2048  # released when the daemon ends
 
     drive(test)
@@ -203,15 +202,13 @@ def test_a_tenant_that_takes_a_longer_timeslice_loses_it_again() -> None:
 def test_policy_reaches_contexts_that_come_later() -> None:
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             await rig.gpus[0].set_timeslice(program.identity, 1000)
             await rig.gpus[0].detach(program.identity)
             second = program.context()
             await trio.sleep(1)
             assert not any(program.running())
             assert program.objects[second].timeslice == 500
-            nursery.cancel_scope.cancel()
         assert all(program.running())
 
     drive(test)
@@ -221,12 +218,10 @@ def test_policy_before_the_first_context() -> None:
     async def test(rig: Rig) -> None:
         program = rig.fake.program(5)
         await rig.gpus[0].detach(program.identity)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             program.context()
             await trio.sleep(1)
             assert not any(program.running())
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -237,8 +232,7 @@ def test_a_lever_without_a_tsg_to_act_on_is_refused() -> None:
     async def test(rig: Rig) -> None:
         program = rig.fake.program(7)
         rig.nvml.compute[0] = [(7, 100)]
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             gpu, process = rig.gpus[0], program.identity
             await gpu.detach(process)  # just come: it may be about to make some
             await gpu.attach(process)
@@ -249,7 +243,6 @@ def test_a_lever_without_a_tsg_to_act_on_is_refused() -> None:
                 assert caught.value.errno == errno.EOPNOTSUPP
             await gpu.attach(process)
             await gpu.set_timeslice(process, 0)
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -298,8 +291,7 @@ def test_a_channel_freed_during_the_call(readback: bool) -> None:
 def test_a_refused_freeze_changes_nothing(status: rm.Status) -> None:
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             rig.fake.refuse = lambda cmd, client, handle: status if cmd == rm.FIFO_DISABLE_CHANNELS else 0
             with pytest.raises(OSError, match="disable channels") as caught:
                 await rig.gpus[0].detach(program.identity)
@@ -308,7 +300,6 @@ def test_a_refused_freeze_changes_nothing(status: rm.Status) -> None:
             rig.fake.refuse = lambda cmd, client, handle: 0
             await trio.sleep(2)
             assert all(program.running())
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -322,8 +313,7 @@ def test_half_a_freeze_is_put_back() -> None:
         def refuse(cmd: int, client: int, handle: int) -> int:
             return rm.Status.NO_MEMORY if cmd == rm.FIFO_DISABLE_CHANNELS and len(rig.fake.disables) == 1 else 0
 
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             rig.fake.refuse = refuse
             with pytest.raises(OSError, match="NO_MEMORY"):
                 await rig.gpus[0].detach(program.identity)
@@ -331,7 +321,6 @@ def test_half_a_freeze_is_put_back() -> None:
             rig.fake.refuse = lambda cmd, client, handle: 0
             await trio.sleep(1)
             assert all(program.running())
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -409,8 +398,7 @@ def test_a_hung_driver_costs_one_wait_and_one_thread() -> None:
 def test_a_freeze_that_timed_out_does_not_happen_later() -> None:
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             rig.fake.hang = {rm.FIFO_DISABLE_CHANNELS}
             with pytest.raises(OSError, match="does not answer"):
                 await rig.gpus[0].detach(program.identity)
@@ -418,7 +406,6 @@ def test_a_freeze_that_timed_out_does_not_happen_later() -> None:
             rig.fake.release.set()
             await trio.sleep(3)
             assert all(program.running())
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -452,8 +439,7 @@ def test_deadline_lets_the_next_caller_in_when_the_thread_is_back() -> None:
 def test_arrivals_and_memory() -> None:
     async def test(rig: Rig) -> None:
         first = rig.busy(5, 0, nbytes=700)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             # The first look is done when run() says that it started.
             assert rig.host.arrived == [(first.identity, 0)]
             assert rig.host.seen == {(first.identity, 0): 700}
@@ -476,7 +462,6 @@ def test_arrivals_and_memory() -> None:
             rig.gpus[0].forget(second.identity)
             await trio.sleep(0.5)
             assert rig.host.arrived == [(first.identity, 0), (second.identity, 0)]
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -484,14 +469,12 @@ def test_arrivals_and_memory() -> None:
 def test_a_recycled_pid_arrives_anew() -> None:
     async def test(rig: Rig) -> None:
         old = rig.busy(5, 0)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             rig.fake.kill(5)
             rig.gpus[0].forget(old.identity)
             new = rig.fake.program(5, 0, start=old.start + 7)
             await trio.sleep(1)
             assert [process for process, _ in rig.host.arrived] == [old.identity, new.identity]
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -500,10 +483,8 @@ def test_arrival_may_freeze() -> None:
     async def test(rig: Rig) -> None:
         rig.host.on_arrive = {5: rig.gpus[0].detach}
         program = rig.busy(5, 0)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             assert not any(program.running())
-            nursery.cancel_scope.cancel()
         assert all(program.running())  # nobody is left to thaw it
 
     drive(test)
@@ -513,11 +494,9 @@ def test_what_a_crashed_daemon_left_frozen_is_thawed() -> None:
     async def test(rig: Rig) -> None:
         program = rig.fake.programs[5]
         assert not any(program.running())
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             await trio.sleep(1)
             assert all(program.running())
-            nursery.cancel_scope.cancel()
 
     def prepare(fake: FakeSystem, nvml: FakeNvml) -> None:
         program = fake.program(5, 0, start=1)
@@ -548,8 +527,7 @@ def test_levers_that_follow_each_other_do_not_stop_the_rounds() -> None:
     async def test(rig: Rig) -> None:
         program, other = rig.busy(5, 0), rig.busy(6, 0)
         gr = next(o for o in other.objects.values() if o.class_ == rm.CLASS_TSG)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             await rig.gpus[0].set_timeslice(other.identity, 500)
             gr.timeslice = 9000
             for _ in range(10):
@@ -557,7 +535,6 @@ def test_levers_that_follow_each_other_do_not_stop_the_rounds() -> None:
                 await rig.gpus[0].attach(program.identity)
                 await trio.sleep(0.15)
             assert gr.timeslice == 500
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -565,15 +542,13 @@ def test_levers_that_follow_each_other_do_not_stop_the_rounds() -> None:
 @pytest.mark.logs(r"no list of processes")
 def test_nvml_that_fails_and_comes_back() -> None:
     async def test(rig: Rig) -> None:
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             rig.nvml.error = FakeNvml.NVML_ERROR_TIMEOUT
             await trio.sleep(1)
             rig.nvml.error = 0
             program = rig.busy(5, 0)
             await trio.sleep(1)
             assert rig.host.arrived == [(program.identity, 0)]
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -582,8 +557,7 @@ def test_nvml_that_fails_and_comes_back() -> None:
 def test_nvml_that_hangs_costs_one_thread_and_no_lever() -> None:
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             rig.nvml.hang = True
             calls = rig.nvml.calls
             await trio.sleep(6)
@@ -596,7 +570,6 @@ def test_nvml_that_hangs_costs_one_thread_and_no_lever() -> None:
             later = rig.busy(6, 0)
             await trio.sleep(1)
             assert (later.identity, 0) in rig.host.arrived
-            nursery.cancel_scope.cancel()
 
     drive(test)
 
@@ -630,11 +603,9 @@ def test_a_program_that_we_may_not_look_into_arrives_all_the_same() -> None:
 
         rig.fake.pidfd_getfd = refuse  # type: ignore[method-assign]
         program = rig.busy(5, 0)
-        async with trio.open_nursery() as nursery:
-            await running(rig, nursery)
+        async with running(rig):
             assert rig.host.arrived == [(program.identity, 0)]
             with pytest.raises(PermissionError):
                 await rig.gpus[0].detach(program.identity)
-            nursery.cancel_scope.cancel()
 
     drive(test)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 from ggroupfs.mounts import mount_of
@@ -19,67 +20,73 @@ from tests.mounted import LEDGER, SECONDS, SLOW, mountpoint
 PERIOD_S = 3.0 * SLOW
 
 
+@attrs.define
+class Fed:
+    """A daemon in the foreground, of a service with a watchdog."""
+
+    place: Path
+    """Where it mounts."""
+    process: subprocess.Popen[str]
+    """The daemon."""
+    systemd: socket.socket
+    """What it tells."""
+
+    def says(self) -> str:
+        """The next that it tells."""
+        return self.systemd.recv(4096).decode()
+
+
 @pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(os.fspath(tmp_path / "notify"))
-        receiver.settimeout(SECONDS * SLOW)
-        yield receiver
-
-
-def test_from_ready_to_stopping(systemd: socket.socket) -> None:
-    environment = os.environ | {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": f"{PERIOD_S * 1e6:.0f}"}
-    with mountpoint() as place:
-        words = [sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", "soft", *_ledger(), os.fspath(place)]
-        daemon = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def fed(tmp_path: Path) -> Iterator[Fed]:
+    """Whatever becomes of the daemon, nothing is mounted in the end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, mountpoint() as place:
+        systemd.bind(os.fspath(tmp_path / "notify"))
+        systemd.settimeout(SECONDS * SLOW)
+        environment = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": f"{PERIOD_S * 1e6:.0f}"}
+        words = [sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", "soft"]
+        words += ["--ledger", LEDGER] if LEDGER else []
+        process = subprocess.Popen(
+            [*words, os.fspath(place)],
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         try:
-            # The first feeding may overtake.
-            first = {_next(systemd) for _ in range(2)}
-            ready = next(text for text in first if text.startswith("READY=1\n"))
-            assert ready.startswith(f"READY=1\nSTATUS={place}: 1 soft GPU, ledger ")
-            for _ in range(2):
-                assert _next(systemd) == "WATCHDOG=1"
-            daemon.terminate()
-            said = [_next(systemd)]
-            while said[-1] == "WATCHDOG=1":
-                said.append(_next(systemd))
-            assert said[-1] == "STOPPING=1\nSTATUS=Thawing and unmounting"
-            output, errors = daemon.communicate(timeout=SECONDS * SLOW)
-            assert (daemon.returncode, output, errors) == (0, "ready\n", "")
+            yield Fed(place, process, systemd)
         finally:
-            daemon.kill()
-            daemon.communicate()
+            process.kill()
+            process.communicate()
             if mount_of(os.fspath(place)) is not None:
                 unmount(place)
 
 
-def test_the_mount_is_what_feeds_it(systemd: socket.socket) -> None:
+def test_from_ready_to_stopping(fed: Fed) -> None:
+    # The first feeding may overtake.
+    first = {fed.says() for _ in range(2)}
+    ready = next(text for text in first if text.startswith("READY=1\n"))
+    assert ready.startswith(f"READY=1\nSTATUS={fed.place}: 1 soft GPU, ledger ")
+    for _ in range(2):
+        assert fed.says() == "WATCHDOG=1"
+    fed.process.terminate()
+    while (said := fed.says()) == "WATCHDOG=1":
+        pass
+    assert said == "STOPPING=1\nSTATUS=Thawing and unmounting"
+    output, errors = fed.process.communicate(timeout=SECONDS * SLOW)
+    assert (fed.process.returncode, output, errors) == (0, "ready\n", "")
+
+
+def test_the_mount_is_what_feeds_it(fed: Fed) -> None:
     """Unmounted lazily under the daemon, which runs on as a file of the tree is open: it is not fed any more."""
-    environment = os.environ | {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": f"{PERIOD_S * 1e6:.0f}"}
-    with mountpoint() as place:
-        words = [sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", "soft", *_ledger(), os.fspath(place)]
-        daemon = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            while _next(systemd) != "WATCHDOG=1":
-                pass
-            with open(place / "ggroup.backend") as kept:
-                subprocess.run(["umount", "--lazy", place], check=True)
-                while (said := _next(systemd)) == "WATCHDOG=1" or said.startswith("READY=1"):
-                    pass
-                assert said == f"STATUS={place}/ggroup.backend does not answer"
-                assert daemon.poll() is None
-                assert kept.read()
-            daemon.send_signal(signal.SIGTERM)
-            _, errors = daemon.communicate(timeout=SECONDS * SLOW)
-            assert "the watchdog is not fed" in errors
-        finally:
-            daemon.kill()
-            daemon.communicate()
-
-
-def _ledger() -> list[str]:
-    return ["--ledger", LEDGER] if LEDGER else []
-
-
-def _next(systemd: socket.socket) -> str:
-    return systemd.recv(4096).decode()
+    while fed.says() != "WATCHDOG=1":
+        pass
+    with open(fed.place / "ggroup.backend") as kept:
+        subprocess.run(["umount", "--lazy", fed.place], check=True)
+        while (said := fed.says()) == "WATCHDOG=1" or said.startswith("READY=1"):
+            pass
+        assert said == f"STATUS={fed.place}/ggroup.backend does not answer"
+        assert fed.process.poll() is None
+        assert kept.read()
+    fed.process.send_signal(signal.SIGTERM)
+    _, errors = fed.process.communicate(timeout=SECONDS * SLOW)
+    assert "the watchdog is not fed" in errors
