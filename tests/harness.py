@@ -65,6 +65,15 @@ async def until(condition: Callable[[], T], what: str) -> T:
     return result
 
 
+async def answers(awaitable: Awaitable[object]) -> int:
+    """The errno of a request, 0 if there is none."""
+    try:
+        await awaitable
+    except pyfuse3.FUSEError as error:
+        return error.errno
+    return 0
+
+
 async def settle() -> None:
     """Lets every task that can run do so; no time passes."""
     for _ in range(50):
@@ -303,11 +312,9 @@ class Harness:
 
     async def refused(self, path: str, value: object) -> int:
         """The errno that a write gives."""
-        try:
-            await self.write(path, value)
-        except pyfuse3.FUSEError as error:
-            return error.errno
-        raise AssertionError(f"{value!r} was taken by {path}")
+        code = await answers(self.write(path, value))
+        assert code, f"{value!r} was taken by {path}"
+        return code
 
     async def listdir(self, path: str, room: int = 1000) -> list[str]:
         """ls, `room` entries a request."""

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import trio
-from pyfuse3 import FUSEError
 
 from backend.controller import CGROUP_SWEEP_S, DEADLINE_S
 from backend.identity import Group, Process, Slice
 from backend.soft.gpu import SoftConfig, SoftGpu
-from tests.harness import MIB, StubGpu, Waker, hang, raises, refuses, running, settle, virtual
+from tests.harness import MIB, StubGpu, Waker, answers, hang, raises, refuses, running, settle, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
@@ -332,11 +331,7 @@ async def test_two_reclaims_at_once_take_no_more_than_swap_max(spawn: Spawn) -> 
         codes: list[int] = []
 
         async def reclaim() -> None:
-            try:
-                await h.write(f"{who.pid}/0/gmem.reclaim", "48M")
-                codes.append(0)
-            except FUSEError as error:
-                codes.append(error.errno)
+            codes.append(await answers(h.write(f"{who.pid}/0/gmem.reclaim", "48M")))
 
         async with trio.open_nursery() as nursery:
             for _ in range(3):
@@ -358,11 +353,7 @@ async def test_swap_max_lowered_while_memory_moves(spawn: Spawn) -> None:
         codes: list[int] = []
 
         async def limit() -> None:
-            try:
-                await h.write(f"{who.pid}/0/gmem.limit.high", "16M")
-                codes.append(0)
-            except FUSEError as error:
-                codes.append(error.errno)
+            codes.append(await answers(h.write(f"{who.pid}/0/gmem.limit.high", "16M")))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(limit)

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import trio
-from pyfuse3 import FUSEError
 
 from backend import tenants
 from backend.controller import DEADLINE_S
 from backend.identity import Group, Slice
 from backend.records import MAX
 from backend.soft.gpu import SoftConfig, SoftGpu
-from tests.harness import MIB, StubGpu, hang, raises, refuses, running, settle, until, virtual
+from tests.harness import MIB, StubGpu, answers, hang, raises, refuses, running, settle, until, virtual
 from tests.t3_controller import Spawn, each_lever
 
 # Death
@@ -221,16 +220,10 @@ async def test_mkdir_of_a_recycled_pid(spawn: Spawn) -> None:
         pid = spawn().pid
         await h.arrive(pid)
         await h.write(f"{pid}/0/compute.freeze", 1)
-        assert await _errno(h.operations.mkdir(1, b"%d" % pid, 0o755, h.ctx)) == errno.EEXIST
+        assert await answers(h.operations.mkdir(1, b"%d" % pid, 0o755, h.ctx)) == errno.EEXIST
         h.world.later[pid] = 7
         await h.operations.mkdir(1, b"%d" % pid, 0o755, h.ctx)
         assert await h.read(f"{pid}/0/compute.freeze") == "0\n"
-
-
-async def _errno(awaitable: Awaitable[Any]) -> int:
-    with pytest.raises(FUSEError) as raised:
-        await awaitable
-    return raised.value.errno
 
 
 # The end

@@ -10,8 +10,8 @@ from backend.records import Activity, Footprint
 from ggroupfs.controls import CONTROLS
 from ggroupfs.figures import SOURCES
 from ggroupfs.files import EVENT, GONE, READY
-from tests.harness import MIB, StubGpu, Waker, running, virtual
-from tests.t3_operations import Spawn, answers
+from tests.harness import MIB, StubGpu, Waker, answers, running, virtual
+from tests.t3_operations import Spawn
 
 
 @virtual

@@ -20,7 +20,7 @@ from pyfuse3 import FUSEError
 from backend.identity import Group
 from ggroupfs.operations import Operations
 from ggroupfs.tree import ROOT_INODE, SELF_INODE
-from tests.harness import MIB, Token, running, settle, until, virtual
+from tests.harness import MIB, Token, answers, running, settle, until, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
@@ -138,15 +138,6 @@ async def test_a_cancelled_write_is_no_error() -> None:
         with trio.move_on_after(1) as scope:
             await h.operations.write(fh, 0, b"1")
         assert scope.cancelled_caught
-
-
-async def answers(awaitable: Any) -> int:
-    """The errno of a call, 0 if there is none."""
-    try:
-        await awaitable
-    except FUSEError as error:
-        return error.errno
-    return 0
 
 
 @virtual
