@@ -14,25 +14,19 @@ import trio
 
 from backend.deadline import deadline
 from backend.errors import fail
-from backend.exits import ExitWatch
 from backend.follower import Follower
-from backend.identity import ROOT, Group, Process, Slice, cgroup_of, identify
+from backend.identity import ROOT, Group, Process, Slice, identify
 from backend.offers import Offers
-from backend.population import Population, Resident
+from backend.population import Population
 from backend.protocols import Gpu, Ledger, Policy
 from backend.reclaimer import Reclaimer
 from backend.records import Activity, Books, Capability, Channel, Footprint
+from backend.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 5.0
 """Seconds after which a write that the hardware does not answer gives ETIMEDOUT."""
-
-CGROUP_SWEEP_S = 0.25
-"""How often some processes' cgroups are looked at: nothing announces that a process was moved."""
-
-CGROUP_SWEEP_MOST = 16
-"""Processes looked at each time, so that ten thousand of them cost less than 1 % of a CPU."""
 
 OF_MEMORY = frozenset(("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd"))
 """Controls that act by moving memory."""
@@ -55,53 +49,37 @@ class Controller:
         """Who knows what slices are to have, before a program in them may go on."""
         self._seconds = seconds
         self._turns: dict[Group, trio.Lock] = {}
-        self._exits = ExitWatch(self._exited)
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, seconds)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, seconds)
         self._offers = Offers(ledger, self.gpus, self.population)
+        self._traffic = Traffic(
+            ledger, self.gpus, self.population, self._follower, self._reclaimer, self._offers, self._tell
+        )
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
-        self._take_over()
-        ledger.listen(self._tell, self._configured)
-
-    def _take_over(self) -> None:
-        """Goes on with what the books hold from before us. Who died meanwhile, or is another by now, is dropped."""
-        inherited = []
-        cgroups: dict[Process, Slice] = {}
-        for one in self.ledger.inherited():
-            process = one.group.node
-            if isinstance(process, Process) and process not in cgroups:
-                try:
-                    self._exits.watch(process)
-                    cgroups[process] = cgroup_of(process.pid)
-                except ProcessLookupError:
-                    self._exits.unwatch(process)
-                    self.ledger.remove(one.group)
-                    continue
-            inherited.append(one)
-        self.population.take_over(inherited, cgroups)
-        self._follower.take_over(inherited)
+        self._traffic.take_over()
+        ledger.listen(self._tell, self._traffic.configured)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs the GPUs and the watches until cancelled, then thaws whatever is frozen; started once they are."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._exits.run)
+                nursery.start_soon(self._traffic.exits.run)
                 nursery.start_soon(self._follower.background.run)
                 nursery.start_soon(self._reclaimer.background.run)
-                nursery.start_soon(self._follow_cgroups)
+                nursery.start_soon(self._traffic.follow_cgroups)
                 nursery.start_soon(self._offers.run)
                 nursery.start_soon(self.ledger.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
                     await nursery.start(gpu.run, self)
                 for resident in inherited:
-                    self._follow(resident)
+                    self._traffic.follow(resident)
                 task_status.started()
         finally:
             with trio.move_on_after(self._seconds, shield=True):
                 self.released = await self._follower.release()
-            self._exits.close()
+            self._traffic.exits.close()
 
     # Reading
 
@@ -159,7 +137,7 @@ class Controller:
             process = identify(pid)
             if self.population.resident(process) is not None:
                 raise fail(errno.EEXIST)
-            self._admit(process, self.gpus)
+            self._traffic.admit(process, self.gpus)
         except ProcessLookupError:
             raise fail(errno.ENOENT) from None
 
@@ -170,8 +148,7 @@ class Controller:
             raise fail(errno.ENOENT)
         if resident.contexts:
             raise fail(errno.EBUSY)
-        self._exits.unwatch(process)
-        self._exited(process)
+        self._traffic.expel(process)
 
     # Writing
 
@@ -283,10 +260,10 @@ class Controller:
     # Host: what the GPUs ask for
 
     async def arrive(self, process: Process, gpu: int) -> None:
-        resident = self._admit(process, {gpu})
+        resident = self._traffic.admit(process, {gpu})
         if self.policy is not None:
             await self.policy.settle(resident.slice, gpu)
-            resident = self._admit(process, {gpu})  # ProcessLookupError for one that died meanwhile
+            resident = self._traffic.admit(process, {gpu})  # ProcessLookupError for one that died meanwhile
         group = Group(gpu, process)
         if gpu not in resident.contexts:
             resident.contexts.add(gpu)
@@ -382,35 +359,13 @@ class Controller:
 
     # Comings and goings
 
-    def _admit(self, process: Process, gpus: Iterable[int]) -> Resident:
-        resident = self.population.resident(process)
-        if resident is not None and resident.gpus.issuperset(gpus):
-            return resident
-        stale = self.population.by_pid(process.pid)
-        if stale is not None and stale is not resident:  # the pid was recycled before its exit was noticed
-            self._exits.unwatch(stale.process)
-            self._exited(stale.process)
-        self._exits.watch(process)
-        return self.population.admit(process, cgroup_of(process.pid), gpus)
-
-    def _exited(self, process: Process) -> None:
-        resident = self.population.resident(process)
-        if resident is None:
-            return
-        slice_ = resident.slice
-        for gpu in resident.gpus:
-            self.gpus[gpu].forget(process)
-            self._forget(Group(gpu, process))
-        self.population.expel(process)
-        for gpu in resident.gpus:
-            self._left(Group(gpu, slice_))
-            self._offers.freed(gpu)
-
     def process_gone(self, process: Process) -> None:
-        """Watcher: nothing to do, :meth:`_exited` is where it comes from."""
+        """Watcher: drops what is kept for a process."""
+        for gpu in self.gpus:
+            self._forget(Group(gpu, process))
 
     def process_moved(self, process: Process) -> None:
-        """Watcher: nothing to do, :meth:`_relocate` is where it comes from."""
+        """Watcher: nothing is kept for where it was."""
 
     def slice_gone(self, slice_: Slice) -> None:
         """Watcher: drops what is kept for a slice."""
@@ -421,53 +376,6 @@ class Controller:
         self._follower.forget(group)
         self._reclaimer.forget(group)
         self._turns.pop(group, None)
-
-    def _left(self, group: Group) -> None:
-        """A process is no longer below this slice, which may have gone with it, and some of those above."""
-        for level in self.population.path(group):
-            if self.population.holds(level):
-                self._follower.sharers_changed(level)
-                self._follower.show(level)
-                for above in self.population.path(level):
-                    self._tell(above, Channel.COMPUTE)
-                return
-
-    async def _follow_cgroups(self) -> None:
-        """Notices processes that were moved to another cgroup, a few at a time."""
-        while True:
-            await trio.sleep(CGROUP_SWEEP_S)
-            for count, resident in enumerate(list(self.population.residents()), 1):
-                if count % CGROUP_SWEEP_MOST == 0:
-                    await trio.sleep(CGROUP_SWEEP_S)
-                with contextlib.suppress(ProcessLookupError):
-                    slice_ = cgroup_of(resident.process.pid)
-                    if slice_ != resident.slice and self.population.resident(resident.process) is resident:
-                        self._relocate(resident, slice_)
-
-    def _relocate(self, resident: Resident, slice_: Slice) -> None:
-        """Moves a process in the books; limits and policy of where it is now apply soon after."""
-        former = resident.slice
-        self.population.relocate(resident, slice_)
-        for gpu in resident.gpus:
-            group = Group(gpu, resident.process)
-            self._left(Group(gpu, former))
-            self._offers.freed(gpu)
-            self._follower.sharers_changed(group)
-            for level in self.population.path(group):
-                self._tell(level, Channel.COMPUTE)
-        self._follow(resident)
-
-    def _follow(self, resident: Resident) -> None:
-        """Has the limits and the policy of where a process is hold for it, soon."""
-        for gpu in resident.gpus:
-            self._configured(Group(gpu, resident.process))
-
-    def _configured(self, group: Group) -> None:
-        """What is asked of a group is to hold, soon: it is elsewhere now, or somebody else wrote into the books, as the
-        owner of a slice may in the kernel's."""
-        if self.population.holds(group):
-            self._follower.background.later(group)
-            self._reclaimer.background.later(group)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

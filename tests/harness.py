@@ -22,8 +22,8 @@ import pyfuse3
 import trio
 import trio.testing
 
-import backend.controller
 import backend.identity
+import backend.traffic
 from backend.controller import Controller
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
@@ -344,7 +344,7 @@ class Harness:
     def leftovers(self) -> dict[str, int]:
         """How much every table holds that a process is entered in. White box: these are what a leak would fill."""
         follower, reclaimer = self.controller._follower, self.controller._reclaimer
-        population, exits = self.controller.population, self.controller._exits
+        population, exits = self.controller.population, self.controller._traffic.exits
         return {
             "residents": len(population),
             "slices": len(population._slices),
@@ -354,6 +354,7 @@ class Harness:
             "shown as frozen": len(follower._frozen),
             "to be applied": len(follower.background),
             "reclaimer locks": len([g for g in reclaimer._locks if isinstance(g.node, Process)]),
+            "turns": len([g for g in self.controller._turns if isinstance(g.node, Process)]),
             "pidfds": len(exits._pidfds),
             "watched": len(exits._processes),
             "directories": len([d for d in self.tree._directories.values() if d.subject not in ("root", "gpus", ROOT)]),
@@ -402,7 +403,7 @@ async def running(
     ledger, kernel, world = ledger or SoftLedger(), FakeKernel(), world or World()
     with (
         mock.patch.object(backend.identity, "start_time", world.start_time),
-        mock.patch.object(backend.controller, "cgroup_of", world.cgroup_of),
+        mock.patch.object(backend.traffic, "cgroup_of", world.cgroup_of),
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
         controller = Controller(ledger, gpus or [SoftGpu(0, SoftConfig(capacity=64 * MIB))])

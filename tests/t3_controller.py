@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import trio
 
-from backend.controller import CGROUP_SWEEP_S, DEADLINE_S
+from backend.controller import DEADLINE_S
 from backend.identity import Group, Process, Slice
 from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.traffic import CGROUP_SWEEP_S
 from tests.harness import MIB, StubGpu, Waker, answers, hang, raises, refuses, running, settle, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
