@@ -1,19 +1,15 @@
 """One GPU of a stock NVIDIA driver: finds the processes that use it, and pulls the levers on their TSGs.
 
-A lever records what is wanted and then makes the hardware follow, in a thread and with a deadline; the same step runs
-again twice a second for every process with a policy, for TSGs that came later and for tenants that undid it. Whatever
-thread comes last applies what is wanted then, so a call that was given up can do no harm when it wakes up.
+A lever records what is wanted and then makes the hardware follow; the same step runs again twice a second for every
+process with a policy, for TSGs that came later and for tenants that undid it.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -21,13 +17,13 @@ import trio
 
 from backend.cuda.managed import Managed
 from backend.identity import Process
-from backend.nvidia import levers, rm
+from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
-from backend.nvidia.discover import TICK, Census, ClientCounter, Handles, Tsg
-from backend.nvidia.levers import Key
+from backend.nvidia.discover import TICK, Census, ClientCounter, Tsg
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.selftest import Verdict, prove
+from backend.nvidia.tenant import Tenant
 from backend.protocols import Host
 from backend.records import Activity, Capability, Footprint, GpuInfo
 
@@ -51,39 +47,6 @@ LEVER_DEADLINE = 2.0
 """Seconds for a lever; the usual one takes 2 ms."""
 LOOK_DEADLINE = 10.0
 """Seconds for a wide look; the first one on a host that ran for months can take some."""
-
-
-@attrs.define(eq=False)
-class Tenant:
-    """A process on this GPU, and what is wanted for it."""
-
-    process: Process
-    """Who."""
-    handles: Handles
-    """Its RM objects, on every GPU."""
-    levers: Deadline
-    """For calls that act on it."""
-    looks: Deadline
-    """For looks at it."""
-    frozen: bool = False
-    """Wanted: off the runlist."""
-    timeslice_us: int = 0
-    """Wanted: microseconds in a round, 0 the default."""
-    off: set[Key] = attrs.field(factory=set)
-    """Its channels that were taken off the runlist."""
-    adopted: bool = False
-    """Whether it was asked for channels that an earlier daemon left off."""
-    touched_timeslice: bool = False
-    """Some of its TSGs may have another timeslice than their own."""
-    activity: Activity = attrs.field(factory=Activity)
-    """As last seen."""
-    acting: threading.Lock = attrs.field(factory=threading.Lock)
-    """Held while the hardware is made to follow."""
-
-    @property
-    def has_policy(self) -> bool:
-        """Whether anything is wanted, or left over."""
-        return self.frozen or self.timeslice_us != 0 or bool(self.off) or self.touched_timeslice
 
 
 class NvidiaGpu:
@@ -165,7 +128,7 @@ class NvidiaGpu:
         tenant = self._tenant(process)
         try:
             try:
-                await self._look(tenant)
+                await tenant.look()
             except ProcessLookupError:
                 raise
             except OSError as error:  # it is there, whether or not the levers will reach it
@@ -195,34 +158,15 @@ class NvidiaGpu:
                 if not tenant.has_policy and (woken or turn % IDLE_LOOKS):
                     continue
                 try:
-                    known = self._mine(tenant)
-                    await self._look(tenant, force=not woken and turn % FORCED_LOOKS == 0)
+                    known = tenant.tsgs()
+                    await tenant.look(force=not woken and turn % FORCED_LOOKS == 0)
                     # Right after a lever only what it did not see; a lever that follows shall not wait for this.
-                    if tenant.has_policy and (not woken or self._mine(tenant) != known):
-                        await tenant.levers.call(partial(self._enforce, tenant, turn))
+                    if tenant.has_policy and (not woken or tenant.tsgs() != known):
+                        await tenant.enforce(turn)
                 except ProcessLookupError:
                     continue
                 except OSError as error:
                     log.debug("pid %d on GPU %d: %s", tenant.process.pid, self.info.index, error)
-
-    async def _look(self, tenant: Tenant, force: bool = False) -> None:
-        def look() -> None:
-            with self._alive(tenant):
-                tenant.handles.wide(force)
-                if not tenant.adopted:
-                    with tenant.acting:
-                        self._adopt_channels(tenant)
-            self._count(tenant)
-
-        await tenant.looks.call(look)
-
-    def _adopt_channels(self, tenant: Tenant) -> None:
-        """Learns, once, what a daemon before us left off: disabled once more it would stay so. `acting` is held."""
-        tsgs = self._mine(tenant)
-        if tsgs and not tenant.adopted:
-            tenant.adopted = True
-            if tenant.process.start < self._began:
-                tenant.off |= levers.left_off(tsgs, self._states.enabled)
 
     async def _release_all(self) -> None:
         for tenant in self._tenants.values():
@@ -230,7 +174,7 @@ class NvidiaGpu:
             tenant.timeslice_us = 0
             if tenant.has_policy:
                 try:
-                    await tenant.levers.call(partial(self._enforce, tenant))
+                    await tenant.enforce()
                 except ProcessLookupError:
                     continue
                 except OSError as error:
@@ -245,6 +189,10 @@ class NvidiaGpu:
                 handles=self._census.of(process),
                 levers=Deadline(what, LEVER_DEADLINE),
                 looks=Deadline(what, LOOK_DEADLINE),
+                system=self._census.system,
+                gpu_id=self._gpu_id,
+                states=self._states,
+                began=self._began,
             )
             self._tenants[process] = tenant
         return tenant
@@ -261,7 +209,7 @@ class NvidiaGpu:
     def tsgs(self, process: Process) -> Sequence[Tsg]:
         """The TSGs of `process` on this GPU, as last seen."""
         tenant = self._tenants.get(process)
-        return self._mine(tenant) if tenant else []
+        return tenant.tsgs() if tenant else []
 
     def activity(self, process: Process) -> Activity:
         tenant = self._tenants.get(process)
@@ -290,17 +238,6 @@ class NvidiaGpu:
         tenant = self._tenants.get(process)
         return tenant is not None and tenant.frozen
 
-    def _mine(self, tenant: Tenant) -> Sequence[Tsg]:
-        return [tsg for tsg in tenant.handles.tsgs() if tsg.gpu_id == self._gpu_id]
-
-    def _count(self, tenant: Tenant) -> None:
-        tsgs = self._mine(tenant)
-        tenant.activity = Activity(
-            tsgs=len(tsgs),
-            channels=sum(len(tsg.channels) for tsg in tsgs),
-            attached=sum(not any((tsg.client, channel) in tenant.off for channel in tsg.channels) for tsg in tsgs),
-        )
-
     # ---- the levers ------------------------------------------------------------------------------------------
 
     async def set_timeslice(self, process: Process, us: int) -> None:
@@ -323,8 +260,8 @@ class NvidiaGpu:
         if timeslice_us is not None:
             tenant.timeslice_us = timeslice_us
         try:
-            await tenant.levers.call(partial(self._enforce, tenant))
-            if (tenant.frozen or tenant.timeslice_us) and not self._mine(tenant):
+            await tenant.enforce()
+            if (tenant.frozen or tenant.timeslice_us) and not tenant.tsgs():
                 await self._find_some(tenant)
         except ProcessLookupError:
             raise
@@ -341,47 +278,9 @@ class NvidiaGpu:
         since = self._present.get(tenant.process)
         if since is None or trio.current_time() - since < NEWCOMER:
             return
-        await self._look(tenant, force=True)
-        if not self._mine(tenant):
+        await tenant.look(force=True)
+        if not tenant.tsgs():
             raise OSError(errno.EOPNOTSUPP, "no channel group of this program can be found")
-
-    def _enforce(self, tenant: Tenant, turn: int | None = None) -> None:
-        """Makes the hardware follow what is wanted. In a thread; the levers proper take about 1 ms.
-
-        With `turn`, a periodic round: looks also whether the tenant undid it.
-        """
-        with tenant.acting, self._alive(tenant):
-            handles = tenant.handles
-            if not handles.fds():
-                handles.wide()
-            self._adopt_channels(tenant)
-            with rm.borrowed(self._census.system, tenant.process, handles.fds()) as controls:
-                handles.quick(controls)
-                tsgs = levers.still_there(controls, self._mine(tenant))
-                enabled = self._states.enabled
-                if tenant.frozen:
-                    if turn is not None and levers.undone(tsgs, tenant.off, enabled, turn):
-                        log.warning("pid %d undid its freeze: frozen again", tenant.process.pid)
-                    levers.detach(controls, tsgs, tenant.off, enabled)
-                if tenant.timeslice_us or tenant.touched_timeslice:
-                    wanted = tenant.timeslice_us
-                    tenant.touched_timeslice = True
-                    levers.set_timeslice(controls, tsgs, wanted)
-                    tenant.touched_timeslice = wanted != 0
-                if tenant.off and not tenant.frozen:
-                    levers.attach(controls, tsgs, tenant.off, enabled)
-                    tenant.off.clear()  # what is left in it was freed
-        self._count(tenant)
-
-    @contextmanager
-    def _alive(self, tenant: Tenant) -> Iterator[None]:
-        """Turns whatever went wrong because the process is gone into ProcessLookupError."""
-        try:
-            yield
-        except OSError:
-            if self._census.system.start_time(tenant.process.pid) != tenant.process.start:
-                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
-            raise
 
 
 async def open_gpus(
