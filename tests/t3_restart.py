@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from types import SimpleNamespace
 
 import pytest
 
 from backend.identity import ROOT, Group, Process, Slice
-from backend.protocols import Inherited
+from backend.protocols import Gpu, Inherited
 from backend.records import MAX, NOBODY, Wanted
 from backend.soft.account import Account
 from backend.soft.gpu import SoftConfig, SoftGpu
@@ -53,6 +54,19 @@ class SurvivingLedger(SoftLedger):
         return found
 
 
+class Machine:
+    """What outlives a daemon: the books, the hardware, and who runs."""
+
+    def __init__(self, *gpus: StubGpu) -> None:
+        self.gpus = gpus
+        self.ledger = SurvivingLedger(*gpus)
+        self.world = World()
+
+    def daemon(self, *gpus: Gpu) -> contextlib.AbstractAsyncContextManager[Harness]:
+        """The next one, on the same GPUs or on these."""
+        return running(*(gpus or self.gpus), ledger=self.ledger, world=self.world)
+
+
 def owner(uid: int, gid: int = 0) -> SimpleNamespace:
     """The attributes of a chown."""
     return SimpleNamespace(st_uid=uid, st_gid=gid, st_mode=0)
@@ -71,21 +85,21 @@ async def uid_of(h: Harness, path: str) -> int:
 async def test_what_was_set_is_there_again(spawn: Spawn) -> None:
     """Limits, counts, the freeze and the timeslice of a process; and the hardware agrees."""
     gpu = StubGpu()
-    ledger, world = SurvivingLedger(gpu), World()
+    machine = Machine(gpu)
     pid = spawn().pid
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         who = await h.arrive(pid, "/job", gmem=8 * MIB)
         for name, value in (("gmem.limit.high", "4M"), ("gmem.limit.low", "1M"), ("gmem.swap.max", "16M")):
             await h.write(f"{pid}/0/{name}", value)
         await h.write(f"{pid}/0/compute.timeslice", "4")
         await h.write(f"{pid}/0/compute.freeze", 1)
-        before = ledger.books(Group(0, who))
+        before = machine.ledger.books(Group(0, who))
         h.kill()
     assert gpu.detached == {who}
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         assert "frozen 1" in await h.read(f"{pid}/0/compute.events"), "it never was otherwise"
         await settle()
-        assert ledger.books(Group(0, who)) == before
+        assert machine.ledger.books(Group(0, who)) == before
         assert before.events_reclaim == 1
         assert (await h.listdir("slice/job"), await h.listdir("slice")) == (["0"], ["job"])
         for name, value in (("gmem.limit.high", 4 * MIB), ("compute.freeze", 1), ("compute.timeslice", 4)):
@@ -103,15 +117,15 @@ async def test_what_was_set_is_there_again(spawn: Spawn) -> None:
 async def test_a_new_gpu_is_told_everything_again(spawn: Spawn) -> None:
     """The GPU that serves next may know nothing of what the one before was told."""
     first = StubGpu()
-    ledger, world = SurvivingLedger(first), World()
+    machine = Machine(first)
     pid = spawn().pid
-    async with running(first, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         who = await h.arrive(pid)
         await h.write(f"{pid}/0/compute.timeslice", "4")
         await h.write(f"{pid}/0/compute.freeze", 1)
         h.kill()
     second = StubGpu()
-    async with running(second, ledger=ledger, world=world) as h:
+    async with machine.daemon(second) as h:
         await settle()
         assert second.detached == {who}
         assert second.timeslices == {who: 4000}
@@ -121,9 +135,9 @@ async def test_a_new_gpu_is_told_everything_again(spawn: Spawn) -> None:
 async def test_a_slice_is_there_again_if_it_was_kept(spawn: Spawn) -> None:
     """With its limits and owner. One that came by itself, and that nobody is in any more, is not."""
     gpus = StubGpu(0), StubGpu(1)
-    ledger, world = SurvivingLedger(*gpus), World()
+    machine = Machine(*gpus)
     victim, survivor = spawn(), spawn()
-    async with running(*gpus, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         for path in ("made", "made/inner"):
             above, _, name = f"slice/{path}".rpartition("/")
             await h.operations.mkdir(await h.inode(above), name.encode(), 0o755, h.ctx)
@@ -136,7 +150,7 @@ async def test_a_slice_is_there_again_if_it_was_kept(spawn: Spawn) -> None:
         h.kill()
     victim.kill()
     victim.wait()
-    async with running(*gpus, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         assert await h.listdir("slice") == ["made"]
         assert sorted(await h.listdir("slice/made")) == ["0", "1", "back", "inner"]
         assert await uid_of(h, "slice/made/back") == 0, "taken back from whom the slice above was given to"
@@ -153,7 +167,7 @@ async def test_a_slice_is_there_again_if_it_was_kept(spawn: Spawn) -> None:
         await h.operations.rmdir(await h.inode("slice/made"), b"inner", h.ctx)
         await h.operations.rmdir(await h.inode("slice"), b"made", h.ctx)
         h.kill()
-    async with running(*gpus, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         assert await h.listdir("slice") == []
         await h.operations.mkdir(await h.inode("slice"), b"made", 0o755, h.ctx)
         assert await uid_of(h, "slice/made") == 0, "what is made again is not the one that was given away"
@@ -163,22 +177,22 @@ async def test_a_slice_is_there_again_if_it_was_kept(spawn: Spawn) -> None:
 async def test_the_dead_are_dropped(spawn: Spawn) -> None:
     """Who died while no daemon was there, and whoever bears such a pid now, has nothing; the sums are right."""
     gpu = StubGpu()
-    ledger, world = SurvivingLedger(gpu), World()
+    machine = Machine(gpu)
     victim, recycled, survivor = spawn(), spawn(), spawn()
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         for process in (victim, recycled, survivor):
             await h.arrive(process.pid, "/job", gmem=MIB)
             await h.write(f"{process.pid}/0/gmem.limit.high", "8M")
         h.kill()
     victim.kill()
     victim.wait()
-    world.later[recycled.pid] = 1
-    async with running(gpu, ledger=ledger, world=world) as h:
+    machine.world.later[recycled.pid] = 1
+    async with machine.daemon() as h:
         assert await h.listdir("slice/job") == ["0"]
         assert list(h.controller.population.pids()) == [survivor.pid]
         assert await h.read("slice/job/0/gmem.current") == f"{MIB}\n"
         who = await h.arrive(recycled.pid, "/job")
-        assert ledger.books(Group(0, who)).high == MAX
+        assert machine.ledger.books(Group(0, who)).high == MAX
         survivor.kill()
         recycled.kill()
         await until(lambda: len(h.controller.population) == 0, "exits are noticed as ever")
@@ -189,24 +203,24 @@ async def test_the_dead_are_dropped(spawn: Spawn) -> None:
 async def test_who_moved_meanwhile_is_where_he_is_now(spawn: Spawn) -> None:
     """Charges, limits and policy of the new cgroup; the slice that was left goes."""
     gpu = StubGpu()
-    ledger, world = SurvivingLedger(gpu), World()
+    machine = Machine(gpu)
     pid = spawn().pid
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         who = await h.arrive(pid, "/before", gmem=8 * MIB)
         await h.operations.mkdir(await h.inode("slice"), b"after", 0o755, h.ctx)
         await h.write("slice/after/0/compute.freeze", 1)
         await h.write("slice/after/0/gmem.limit.high", "2M")
         h.kill()
-    world.cgroups[pid] = Slice("/after/deep")
-    async with running(gpu, ledger=ledger, world=world) as h:
+    machine.world.cgroups[pid] = Slice("/after/deep")
+    async with machine.daemon() as h:
         await settle()
         assert await h.listdir("slice") == ["after"]
         assert await h.listdir("slice/after") == ["0", "deep"]
         assert gpu.detached == {who}
         assert await h.read("slice/after/0/gmem.current") == f"{2 * MIB}\n"
         h.kill()
-    world.cgroups[pid] = Slice("/")
-    async with running(gpu, ledger=ledger, world=world) as h:
+    machine.world.cgroups[pid] = Slice("/")
+    async with machine.daemon() as h:
         await settle()
         assert gpu.detached == set(), "frozen no more where it is now"
         assert "frozen 0" in await h.read(f"{pid}/0/compute.events")
@@ -216,15 +230,15 @@ async def test_who_moved_meanwhile_is_where_he_is_now(spawn: Spawn) -> None:
 async def test_a_freeze_in_doubt_is_not_said_to_hold_until_it_does(spawn: Spawn) -> None:
     """The daemon died while the lever moved: it is pulled again, and if that fails, compute.events does not lie."""
     gpu = StubGpu()
-    ledger, world = SurvivingLedger(gpu), World()
+    machine = Machine(gpu)
     pid = spawn().pid
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         who = await h.arrive(pid)
         await h.write(f"{pid}/0/compute.freeze", 1)
         h.kill()
-    ledger.doubtful.add(who)
+    machine.ledger.doubtful.add(who)
     gpu.calls.clear()
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         assert "frozen 0" in await h.read(f"{pid}/0/compute.events")
         await settle()
         assert ("detach", pid, 0) in gpu.calls
@@ -238,16 +252,16 @@ async def test_a_freeze_in_doubt_is_not_said_to_hold_until_it_does(spawn: Spawn)
 @virtual
 async def test_a_freeze_that_cannot_be_had_again_ends_nothing(spawn: Spawn, error: object) -> None:
     gpu = StubGpu()
-    ledger, world = SurvivingLedger(gpu), World()
+    machine = Machine(gpu)
     pid, other = spawn().pid, spawn().pid
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         for each in (pid, other):
             await h.arrive(each)
             await h.write(f"{each}/0/compute.freeze", 1)
         h.kill()
     gpu = StubGpu()
     gpu.script("detach", error, pid=pid)  # type: ignore[arg-type]
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon(gpu) as h:
         await settle()
         assert {process.pid for process in gpu.detached} == {other}
         assert "frozen 0" in await h.read(f"{pid}/0/compute.events")
@@ -259,15 +273,15 @@ async def test_a_freeze_that_cannot_be_had_again_ends_nothing(spawn: Spawn, erro
 async def test_what_is_detached_and_not_to_be_is_attached(spawn: Spawn) -> None:
     """The daemon died between the books and the lever: the books say what is wanted."""
     gpu = StubGpu()
-    ledger, world = SurvivingLedger(gpu), World()
+    machine = Machine(gpu)
     pid = spawn().pid
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         who = await h.arrive(pid)
         await h.write(f"{pid}/0/compute.freeze", 1)
         await h.write(f"{pid}/0/compute.timeslice", 4)
         h.kill()
-    ledger.configure(Group(0, who), frozen=False, timeslice_us=0)
-    async with running(gpu, ledger=ledger, world=world) as h:
+    machine.ledger.configure(Group(0, who), frozen=False, timeslice_us=0)
+    async with machine.daemon() as h:
         await settle()
         assert gpu.detached == set()
         assert gpu.timeslices == {}
@@ -278,14 +292,14 @@ async def test_what_is_detached_and_not_to_be_is_attached(spawn: Spawn) -> None:
 async def test_the_end_before_anything_was_followed_gives_everything_back(spawn: Spawn) -> None:
     """Killed, started and told to end at once: what the first one froze is thawed by the second."""
     gpu = StubGpu()
-    ledger, world = SurvivingLedger(gpu), World()
+    machine = Machine(gpu)
     pid = spawn().pid
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         await h.arrive(pid)
         await h.write(f"{pid}/0/compute.freeze", 1)
         await h.write(f"{pid}/0/compute.timeslice", 4)
         h.kill()
-    async with running(gpu, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         h.scope.cancel()
     assert gpu.detached == set()
     assert gpu.timeslices == {}
@@ -308,19 +322,20 @@ async def test_what_could_not_be_released_is_not_said_to_be(spawn: Spawn) -> Non
 async def test_what_was_left_half_done_is_made_whole(spawn: Spawn) -> None:
     """A slice that is on one GPU only, a process that is in two slices: as after a kill in the middle of a call."""
     gpus = StubGpu(0), StubGpu(1)
-    ledger, world = SurvivingLedger(*gpus), World()
+    machine = Machine(*gpus)
     pid = spawn().pid
-    async with running(*gpus, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         await h.operations.mkdir(await h.inode("slice"), b"there", 0o755, h.ctx)
         who = await h.arrive(pid, "/there")
         await h.arrive(pid, "/there", gpu=1)
         h.kill()
+    ledger = machine.ledger
     half, one = Slice("/half"), Slice("/there/one")
     ledger.add(Group(1, half), Group(1, ROOT))
     ledger.configure(Group(1, half), kept=True, uid=7)
     ledger.add(Group(1, one), Group(1, Slice("/there")))
     ledger.move(Group(1, who), Group(1, one))
-    async with running(*gpus, ledger=ledger, world=world) as h:
+    async with machine.daemon() as h:
         assert sorted(await h.listdir("slice")) == ["half", "there"]
         assert await h.listdir("slice/there") == ["0", "1"], "who was on the way is where its cgroup is"
         assert {ledger.parent(Group(gpu, who)) for gpu in (0, 1)} == {Group(gpu, Slice("/there")) for gpu in (0, 1)}
@@ -332,16 +347,16 @@ async def test_what_was_left_half_done_is_made_whole(spawn: Spawn) -> None:
 async def test_a_program_that_comes_back_is_frozen_before_it_has_a_context(spawn: Spawn) -> None:
     """The software GPU ends with its daemon, its programs do not: the next one holds what was asked for them."""
     stub = StubGpu()
-    ledger, world = SurvivingLedger(stub), World()
+    machine = Machine(stub)
     first = SoftGpu(0, SoftConfig(capacity=64 * MIB))
     pid = spawn().pid
-    async with running(first, ledger=ledger, world=world) as h:
+    async with machine.daemon(first) as h:
         who = await h.arrive(pid, "/job")
         await h.write("slice/job/0/compute.freeze", 1)
         h.kill()
     stub.detached.add(who)  # it was acknowledged
     second = SoftGpu(0, SoftConfig(capacity=64 * MIB))
-    async with running(second, ledger=ledger, world=world) as h:
+    async with machine.daemon(second) as h:
         await second.open_context(who, 1, lambda finished: None)
         assert second.activity(who).attached == 0
         await h.write("slice/job/0/compute.freeze", 0)
