@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from ggroupfs.client import Member, members
+from ggroupfs.client import Member, flat, members
 from ggroupfs.mounts import mount_of
 
 SLOW = int(os.environ.get("GGROUP_SLOW", "1"))
@@ -179,7 +179,7 @@ class Tenant:
 
     def flat(self, name: str) -> dict[str, int]:
         """The numbers in one of its flat keyed files."""
-        return {key: int(value) for key, value in map(str.split, (self.group / name).read_text().splitlines())}
+        return flat((self.group / name).read_text())
 
     def write(self, name: str, value: object) -> None:
         """echo VALUE > NAME."""

@@ -31,6 +31,7 @@ from backend.nvidia.gpu import NvidiaGpu, open_gpus
 from backend.nvidia.nvml import Nvml
 from backend.reclaimer import IGNORED_S, USERMEM_S
 from backend.wire import FORMAT, SIZE, VERSION, Message, Op
+from ggroupfs.client import flat
 from tests.fake_nvidia import FakeNvml, FakeSystem, patient
 from tests.harness import Harness, StubGpu, World, answers, running, settle, until, virtual
 
@@ -230,9 +231,11 @@ class Rig:
         self.programs.append(program)
         return program
 
-    async def program(self, resident: int = 0, cgroup: str = "/") -> Program:
+    async def program(self, resident: int = 0, cgroup: str = "/", context: int = CONTEXT) -> Program:
         """One that is managed and has so much."""
-        program = await self.connect(self.process(cgroup)).manage()
+        program = self.connect(self.process(cgroup))
+        program.context = context
+        await program.manage()
         if resident:
             assert await program.alloc(resident) == 0
         return program
@@ -241,7 +244,7 @@ class Rig:
         return int(await self.h.read(path))
 
     async def stat(self, path: str) -> dict[str, int]:
-        return {key: int(value) for key, value in (line.split() for line in (await self.h.read(path)).splitlines())}
+        return flat(await self.h.read(path))
 
     async def die(self, program: Program) -> None:
         os.kill(program.process.pid, signal.SIGKILL)
@@ -543,11 +546,8 @@ def test_a_program_that_is_stopped_while_it_moves_is_let_go_of(drive: Drive) -> 
     """Its neighbour does not wait for it, and what it moves once it goes on is booked then."""
 
     async def test(rig: Rig) -> None:
-        stopped = await rig.program(4 * GIB, "/job")
-        runs = await rig.program(2 * GIB, "/job")
-        for each in (stopped, runs):
-            each.context = 0
-            each.show()
+        stopped = await rig.program(4 * GIB, "/job", context=0)
+        runs = await rig.program(2 * GIB, "/job", context=0)
         go = trio.Event()
 
         async def stops(request: Message) -> Message:
@@ -589,11 +589,8 @@ def test_a_frozen_program_cannot_move(drive: Drive) -> None:
 
 def test_a_late_answer_is_booked_and_nobody_waits_for_it_twice(drive: Drive) -> None:
     async def test(rig: Rig) -> None:
-        slow = await rig.program(4 * GIB, "/job")
-        other = await rig.program(2 * GIB, "/job")
-        for each in (slow, other):
-            each.context = 0
-            each.show()
+        slow = await rig.program(4 * GIB, "/job", context=0)
+        other = await rig.program(2 * GIB, "/job", context=0)
         go = trio.Event()
 
         async def late(request: Message) -> Message:
@@ -623,8 +620,7 @@ def test_a_late_answer_is_booked_and_nobody_waits_for_it_twice(drive: Drive) -> 
 
 def test_after_a_late_answer_it_is_asked_for_what_is_still_too_much(drive: Drive) -> None:
     async def test(rig: Rig) -> None:
-        program = await rig.program(4 * GIB)
-        program.context = 0
+        program = await rig.program(4 * GIB, context=0)
         await rig.h.write(program.file + "gmem.limit.high", "4G")
         go = trio.Event()
 
