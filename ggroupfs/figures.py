@@ -159,7 +159,8 @@ def files_for(fields: Iterable[str]) -> tuple[str, ...]:
 
 def figures_of(directory: str | os.PathLike[str], files: Iterable[str]) -> Figures:
     """What some control files of a group say. OSError when it is gone."""
+    path = os.fspath(directory)
     told: dict[str, Any] = {}
     for name in files:
-        told |= SOURCES[name].parse(content(f"{os.fspath(directory)}/{name}"))
+        told |= SOURCES[name].parse(content(f"{path}/{name}"))
     return Figures(**told)
