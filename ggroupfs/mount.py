@@ -34,8 +34,11 @@ log = logging.getLogger(__name__)
 
 SOCKETS = Path("/run/ggroupfs")
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ENDS = (signal.SIGTERM, signal.SIGINT)
 """Each of them ends the mount."""
+
+RELOADS = (signal.SIGHUP,)
+"""Has files with limits read again."""
 
 BASE_OPTIONS = frozenset(("fsname=ggroupfs", "subtype=ggroupfs", "allow_other", "default_permissions"))
 
@@ -49,7 +52,7 @@ def run(options: MountOptions, ready: Callable[[], None]) -> None:
 
     MountError where that fails before `ready`.
     """
-    for number in SIGNALS:
+    for number in (*ENDS, *RELOADS):
         signal.signal(number, signal.SIG_IGN)  # what holds before _run() takes them, and after
     try:
         trio.run(_run, options, os.path.abspath(options.mountpoint), ready)
@@ -60,7 +63,8 @@ def run(options: MountOptions, ready: Callable[[], None]) -> None:
 async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]) -> None:
     async with contextlib.AsyncExitStack() as stack:
         # Until the very end: a second signal, too, must not kill us before everything is thawed and unmounted.
-        signals = stack.enter_context(trio.open_signal_receiver(*SIGNALS))
+        ends = stack.enter_context(trio.open_signal_receiver(*ENDS))
+        reloads = stack.enter_context(trio.open_signal_receiver(*RELOADS))
         _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
         controller, backend = await _controller(options, mountpoint)
         stack.callback(_close, controller)
@@ -82,10 +86,12 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         controller.facts["socket"] = os.fspath(path)
 
         nursery = await stack.enter_async_context(trio.open_nursery())
-        nursery.start_soon(_until_signal, signals, messenger, nursery.cancel_scope)
+        nursery.start_soon(_until_signal, ends, messenger, nursery.cancel_scope)
         await nursery.start(controller.run)
         if options.units:  # before any program can come in
-            await nursery.start(Units(controller, options.slices_d, _manager(options)).run)
+            units = Units(controller, options.slices_d, _manager(options))
+            await nursery.start(units.run)
+            nursery.start_soon(_reload, reloads, units)
         else:
             controller.facts["units"] = "no"
         if backend.soft:
@@ -156,6 +162,13 @@ async def _until_signal(signals: AsyncIterator[int], messenger: Messenger, scope
         # First of all, while the tree still answers: a message under way may wait for an answer of ours.
         await trio.to_thread.run_sync(messenger.end)
         scope.cancel()
+
+
+async def _reload(signals: AsyncIterator[int], units: Units) -> None:
+    """Files with limits count as they are at each signal. systemd reads its own again by itself, and says so."""
+    async for _ in signals:
+        log.info("limits are read again")
+        units.load_again()
 
 
 def _discard_stale(mountpoint: str) -> None:

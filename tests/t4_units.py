@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -80,6 +81,28 @@ def test_a_tenant_that_is_moved_is_limited_soon(place: Path, slices_d: Path) -> 
             assert tenant.number("gmem.current") == 64 * MIB
             enter(tenant.pid, path)
             eventually(lambda: tenant.number("gmem.current") == 16 * MIB, "it is limited")
+
+
+def test_hangup_has_the_files_read_again(place: Path, slices_d: Path) -> None:
+    with cgroup("ggrouptest.slice") as path:
+        section = f"[/{slice_path(path)}]\n"
+        (slices_d / "a.conf").write_text(f"{section}GMemHigh=32M\n")
+        with mounted(place, f"slices.d={slices_d}", "units=auto") as mount, Tenant(mount, "--gmem", "64M") as tenant:
+            enter(tenant.pid, path)
+            eventually(lambda: tenant.number("gmem.current") == 32 * MIB, "it is limited")
+            here = mount / "slice" / slice_path(path) / "0"
+            (here / "gmem.limit.high").write_text("8M\n")
+            (slices_d / "a.conf").write_text(f"{section}GMemHigh=16M\nGMemLow=4M\n")
+            mount.daemon.send_signal(signal.SIGHUP)
+            eventually(lambda: numbers(here, "gmem.limit.high", "gmem.limit.low") == [16 * MIB, 4 * MIB], "they count")
+            assert tenant.number("gmem.current") <= 16 * MIB
+
+
+def test_a_hangup_without_files(place: Path) -> None:
+    """It means nothing, and ends nothing."""
+    with mounted(place, "units=no") as mount:
+        mount.daemon.send_signal(signal.SIGHUP)
+        assert facts(mount)["units"] == "no"
 
 
 def test_without_jeepney_or_a_bus(place: Path, slices_d: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
