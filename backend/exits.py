@@ -15,6 +15,9 @@ import trio
 
 from backend.identity import Process, is_alive
 
+AT_ONCE = 4
+"""Exits that are told before everybody else has a turn."""
+
 
 class ExitWatch:
     """Calls back once for each watched process that exits."""
@@ -55,7 +58,7 @@ class ExitWatch:
         """Waits for exits until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
-            for pidfd, _events in self._epoll.poll(0):
+            for pidfd, _events in self._epoll.poll(0, AT_ONCE):
                 process = self._processes[pidfd]
                 self.unwatch(process)
                 self._exited(process)

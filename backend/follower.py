@@ -76,11 +76,12 @@ class Follower:
 
     def is_frozen(self, group: Group) -> bool:
         """Whether nothing of a group can run: every process frozen, or, without any, frozen by its path."""
-        residents = list(self._population.below(group))
-        if not residents:
-            return any(self._ledger.books(level).frozen for level in self._population.path(group))
-        members = [Group(group.gpu, resident.process) for resident in residents]
-        return all(self.applied(member).frozen and member not in self._doubtful for member in members)
+        empty = True
+        for resident in self._population.below(group):  # up to the first that runs: there may be thousands
+            empty, member = False, Group(group.gpu, resident.process)
+            if not self.applied(member).frozen or member in self._doubtful:
+                return False
+        return not empty or any(self._ledger.books(level).frozen for level in self._population.path(group))
 
     async def apply(self, group: Group) -> None:
         """Returns once what is wanted holds for every process at or below a group; raises the first failure."""

@@ -89,7 +89,9 @@ def test_effective_low_is_the_kernels(root: Account, data: st.DataObject) -> Non
     """What the kernel protects of an account, as far as there is that much in it."""
     top = data.draw(st.sampled_from(list(below(root))))
     for account in below(top):
-        assert reclaim.effective_low(account, top) == min(account.figures.current, calculate_protection(account, top))
+        assert reclaim.effective_lows(top).get(account, 0) == min(
+            account.figures.current, calculate_protection(account, top)
+        )
 
 
 @SETTINGS
@@ -97,8 +99,8 @@ def test_effective_low_is_the_kernels(root: Account, data: st.DataObject) -> Non
 def test_what_is_protected_below_a_slice_is_no_more_than_the_slices_own(root: Account) -> None:
     for account in below(root):
         if account is not root and account.children:
-            parts = sum(reclaim.effective_low(child, root) for child in account.children.values())
-            assert parts <= reclaim.effective_low(account, root)
+            parts = sum(reclaim.effective_lows(root).get(child, 0) for child in account.children.values())
+            assert parts <= reclaim.effective_lows(root).get(account, 0)
 
 
 # Room in the host
@@ -123,8 +125,11 @@ def most_by_trial(top: Account, held: Mapping[Account, int]) -> int:
 def test_reclaimable_is_the_most_that_any_way_of_taking_takes(root: Account, nbytes: int, data: st.DataObject) -> None:
     charged = data.draw(st.sampled_from(processes(root)))
     held = {leaf: leaf.figures.current + (nbytes if leaf is charged else 0) for leaf in processes(root)}
+    enough = data.draw(st.integers(0, 14))
     for level in charged.path():
-        assert reclaim.reclaimable(level, charged, nbytes) == most_by_trial(level, held)
+        most = most_by_trial(level, held)
+        assert reclaim.reclaimable(level, charged, nbytes) == most
+        assert (reclaim.reclaimable(level, charged, nbytes, enough) >= enough) == (most >= enough)
 
 
 @SETTINGS
@@ -143,7 +148,7 @@ def test_a_plan_spares_what_is_protected_while_others_have_more(root: Account, n
         plan = reclaim.plan(top, nbytes)
         leaves = {leaf.group: leaf for leaf in processes(top)}
         room = {account: account.figures.swap_max - account.figures.swap for account in below(root)}
-        spare = {g: leaf.figures.current - reclaim.effective_low(leaf, top) for g, leaf in leaves.items()}
+        spare = {g: leaf.figures.current - reclaim.effective_lows(top).get(leaf, 0) for g, leaf in leaves.items()}
         for target in plan:
             assert target.nbytes > 0
             if target.below_low:
@@ -231,9 +236,9 @@ def test_a_slices_low_protects_its_processes_in_proportion() -> None:
     """S holds 100 and is protected to 60; neither process asks for any, so each has 60 % of what it holds."""
     example = Example(75, 25, 100)
     example.s.update(low=60)
-    assert reclaim.effective_low(example.one, example.gpu) == 45
-    assert reclaim.effective_low(example.two, example.gpu) == 15
-    assert reclaim.effective_low(example.one, example.s) == 0, "its low does not protect a slice against itself"
+    assert reclaim.effective_lows(example.gpu).get(example.one, 0) == 45
+    assert reclaim.effective_lows(example.gpu).get(example.two, 0) == 15
+    assert reclaim.effective_lows(example.s).get(example.one, 0) == 0, "its low does not protect a slice against itself"
 
 
 def test_processes_that_ask_for_more_than_their_slice_has_share_it() -> None:
@@ -242,8 +247,8 @@ def test_processes_that_ask_for_more_than_their_slice_has_share_it() -> None:
     example.s.update(low=40)
     example.one.update(low=75)
     example.two.update(low=25)
-    assert reclaim.effective_low(example.one, example.gpu) == 30
-    assert reclaim.effective_low(example.two, example.gpu) == 10
+    assert reclaim.effective_lows(example.gpu).get(example.one, 0) == 30
+    assert reclaim.effective_lows(example.gpu).get(example.two, 0) == 10
 
 
 def test_what_a_process_claims_it_has_and_the_rest_is_shared() -> None:
@@ -251,8 +256,8 @@ def test_what_a_process_claims_it_has_and_the_rest_is_shared() -> None:
     example = Example(40, 60, 0)
     example.s.update(low=60)
     example.one.update(low=20)
-    assert reclaim.effective_low(example.one, example.gpu) == 20 + 10
-    assert reclaim.effective_low(example.two, example.gpu) == 0 + 30
+    assert reclaim.effective_lows(example.gpu).get(example.one, 0) == 20 + 10
+    assert reclaim.effective_lows(example.gpu).get(example.two, 0) == 0 + 30
 
 
 def test_the_largest_give_first() -> None:

@@ -132,7 +132,7 @@ class SoftLedger:
         for level in account.path():
             holds = level.figures.current + nbytes
             over = holds - level.figures.high
-            if holds > MAX or (over > 0 and over > reclaim.reclaimable(level, account, nbytes)):
+            if holds > MAX or (over > 0 and over > reclaim.reclaimable(level, account, nbytes, over)):
                 self._event(level, "max")
                 self._event(account, "oom")
                 raise fail(errno.ENOMEM)
@@ -156,11 +156,15 @@ class SoftLedger:
             raise fail(errno.EINVAL)
         if any(nbytes > max(0, level.figures.swap_max - level.figures.swap) for level in account.path()):
             raise fail(errno.ENOSPC)
-        self._shift(account, -nbytes, nbytes)
         for level in account.path():
             books = level.figures
-            level.update(swapout_bytes=books.swapout_bytes + nbytes, swapouts=books.swapouts + 1)
-        self._spent(account, usec)
+            level.update(
+                current=books.current - nbytes,
+                swap=books.swap + nbytes,
+                swapout_bytes=books.swapout_bytes + nbytes,
+                swapouts=books.swapouts + 1,
+                move_usec=books.move_usec + usec,
+            )
 
     def swap_in(self, group: Group, nbytes: int, usec: int = 0) -> None:
         account = self._leaf(group, nbytes)
@@ -168,11 +172,16 @@ class SoftLedger:
             raise fail(errno.EINVAL)
         if any(level.figures.current + nbytes > level.figures.high for level in account.path()):
             raise fail(errno.EAGAIN)
-        self._shift(account, nbytes, -nbytes)
         for level in account.path():
             books = level.figures
-            level.update(swapin_bytes=books.swapin_bytes + nbytes, swapins=books.swapins + 1)
-        self._spent(account, usec)
+            level.update(
+                current=books.current + nbytes,
+                peak=max(books.peak, books.current + nbytes),
+                swap=books.swap - nbytes,
+                swapin_bytes=books.swapin_bytes + nbytes,
+                swapins=books.swapins + 1,
+                move_usec=books.move_usec + usec,
+            )
 
     def observe(self, group: Group, nbytes: int) -> None:
         account = self._leaf(group, nbytes)
@@ -221,11 +230,6 @@ class SoftLedger:
             books = level.figures
             current = books.current + held
             level.update(current=current, swap=books.swap + swapped, peak=max(books.peak, current))
-
-    def _spent(self, account: Account, usec: int) -> None:
-        """Adds to the time that moves took, in a group and in every one above it."""
-        for level in account.path():
-            level.update(move_usec=level.figures.move_usec + usec)
 
     def _event(self, account: Account, event: str) -> None:
         """Counts an event in a group and, as memory.events does, in every group above it."""

@@ -6,9 +6,8 @@ group that is being reclaimed, low protects as ``effective_protection()`` in mm/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from backend.protocols import Target
+from backend.records import MAX
 from backend.soft.account import Account
 
 
@@ -17,52 +16,69 @@ def swap_room(account: Account) -> int:
     return min(level.room() for level in account.path())
 
 
-def reclaimable(top: Account, charged: Account, nbytes: int) -> int:
+def reclaimable(top: Account, charged: Account, nbytes: int, enough: int = MAX) -> int:
     """How much could leave the GPU from `top` downwards if `charged`, a process below it, held `nbytes` more.
 
     Bytes. A process can give what it holds, a slice what its members can give; swap.max bounds each of them and,
-    at the top, everything above bounds the sum.
+    at the top, everything above bounds the sum. Where it is `enough` nobody more is looked at: there may be thousands,
+    and every charge above a limit asks.
     """
 
-    def below(account: Account) -> int:
+    def below(account: Account, enough: int) -> int:
         if account.children:
-            held = sum(below(child) for child in account.children.values())
+            held = 0
+            for child in account.children.values():
+                held += below(child, enough - held)
+                if held >= enough:
+                    break
         else:
             held = (account.figures.current + (nbytes if account is charged else 0)) // account.granule
         return min(held, account.room())
 
-    return min(below(top), swap_room(top)) * top.granule
+    return min(below(top, -(-enough // top.granule)), swap_room(top)) * top.granule
 
 
-def leaves(top: Account) -> Iterator[Account]:
+def leaves(top: Account) -> list[Account]:
     """The processes at or below an account, in the order in which they came."""
-    if not top.children:
-        yield top
-    for child in top.children.values():
-        yield from leaves(child)
+    found, pending = [], [top]
+    while pending:
+        account = pending.pop()
+        if account.children:
+            pending.extend(reversed(account.children.values()))
+        else:
+            found.append(account)
+    return found
 
 
-def effective_low(account: Account, top: Account) -> int:
-    """The part of an account's memory, in bytes, that a reclaim of `top` must leave alone while others can give.
+def effective_lows(top: Account) -> dict[Account, int]:
+    """The part of each account's memory, in bytes, that a reclaim of `top` must leave alone while others can give.
+
+    Those of whom that is nothing may be left out.
 
     mm/page_counter.c, effective_protection() with memory_recursiveprot (what systemd mounts cgroup2 with): children
     share what their parent has protected, in proportion when they ask for more; what none of them asks for goes to
     all, in proportion to their other memory. So a low on a slice protects the processes in it.
     """
-    parent = account.parent
-    if account is top or parent is None:
-        return 0
-    held = account.figures.current
-    protected = min(held, account.figures.low)
-    if parent is top:  # children of the one being reclaimed have their low in full
-        return protected
-    ceiling = effective_low(parent, top)
-    asked = sum(min(child.figures.current, child.figures.low) for child in parent.children.values())
-    if asked > ceiling:
-        return protected * ceiling // asked
-    if held > protected and parent.figures.current > asked:
-        protected += (ceiling - asked) * (held - protected) // (parent.figures.current - asked)
-    return protected
+    lows: dict[Account, int] = {}
+    pending = [top]
+    while pending:
+        parent = pending.pop()
+        children = parent.children.values()
+        pending.extend(children)
+        asked = sum([min(child.figures.current, low) for child in children if (low := child.figures.low)])
+        ceiling = lows.get(parent, 0)
+        if not asked and not ceiling:
+            continue  # as almost everywhere
+        for child in children:
+            held = child.figures.current
+            protected = min(held, child.figures.low)
+            if parent is not top:  # children of the one being reclaimed have their low in full
+                if asked > ceiling:
+                    protected = protected * ceiling // asked
+                elif held > protected and parent.figures.current > asked:
+                    protected += (ceiling - asked) * (held - protected) // (parent.figures.current - asked)
+            lows[child] = protected
+    return lows
 
 
 def plan(top: Account, nbytes: int) -> list[Target]:
@@ -73,24 +89,27 @@ def plan(top: Account, nbytes: int) -> list[Target]:
     """
     granule = top.granule
     wanted = -(-nbytes // granule)
+    members, lows = leaves(top), effective_lows(top)
     taken: dict[Account, int] = {}
-    room = {account: account.room() for leaf in leaves(top) for account in leaf.path()}
-    targets = []
+    room: dict[Account, int] = {}
+    targets: list[Target] = []
     for below_low in (False, True):
         spare = {
-            leaf: (leaf.figures.current - (0 if below_low else effective_low(leaf, top))) // granule
-            - taken.get(leaf, 0)
-            for leaf in leaves(top)
+            leaf: (leaf.figures.current - (0 if below_low else lows.get(leaf, 0))) // granule - taken.get(leaf, 0)
+            for leaf in members
         }
         order = sorted(
-            (leaf for leaf in spare if spare[leaf] > 0),
+            (leaf for leaf in members if spare[leaf] > 0),
             key=lambda leaf: (max(0, leaf.figures.current - leaf.figures.high), spare[leaf]),
             reverse=True,
         )
         for wish in (water_fill([spare[leaf] for leaf in order], wanted), [spare[leaf] for leaf in order]):
             for leaf, most in zip(order, wish, strict=True):
                 # The second round hands on what a full swap kept the first from taking.
-                take = min(most, spare[leaf], wanted, *(room[level] for level in leaf.path()))
+                take = min(most, spare[leaf], wanted)
+                if take <= 0:
+                    continue
+                take = min(take, *(room.setdefault(level, level.room()) for level in leaf.path()))
                 if take <= 0:
                     continue
                 wanted -= take
@@ -99,6 +118,8 @@ def plan(top: Account, nbytes: int) -> list[Target]:
                 for level in leaf.path():
                     room[level] -= take
                 targets.append(Target(leaf.group, take * granule, below_low))
+            if wanted <= 0:
+                return targets
     return targets
 
 
