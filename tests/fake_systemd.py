@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import re
 import subprocess
@@ -50,6 +51,8 @@ class Unit:
     """Where it is while it is active."""
     active: str = "active"
     """ActiveState."""
+    run: int = 1
+    """How often it was started: its InvocationID."""
 
 
 @attrs.define(eq=False)
@@ -61,6 +64,8 @@ class FakeSystemd:
     """By name."""
     calls: list[tuple[str, Any]] = attrs.field(factory=list)
     """Methods of the manager that were called, and with what."""
+    gets: list[tuple[str, str]] = attrs.field(factory=list)
+    """Properties that were asked for: of which object, and by which name."""
     start: Callable[[str, dict[str, Any]], str] = lambda name, properties: "done"
     """What becomes of a transient unit: the result of its job."""
 
@@ -92,9 +97,23 @@ class FakeSystemd:
 
     async def become(self, name: str, state: str) -> None:
         """A unit is started, or stopped."""
-        self.units[name].active = state
+        unit = self.units[name]
+        unit.run += unit.active in ("inactive", "failed")
+        unit.active = state
+        await self.change(name)
+
+    async def change(self, name: str) -> None:
+        """Something about a unit has changed, as everybody is told of it: with a lot besides."""
+        unit = self.units[name]
         emitter = DBusAddress(path_of(name), NAME, "org.freedesktop.DBus.Properties")
-        changed = {"ActiveState": ("s", state)}
+        changed = {
+            "Following": ("s", "ActiveState"),
+            "ActiveState": ("s", unit.active),
+            "StateChangeTimestamp": ("t", 1 << 50),
+            "Job": ("(uo)", (0, "/")),
+            "Markers": ("as", []),
+            "InvocationID": ("ay", unit.run.to_bytes(16, "big")),
+        }
         await self._signal(emitter, "PropertiesChanged", "sa{sv}as", (f"{NAME}.Unit", changed, []))
 
     async def _signal(self, emitter: DBusAddress, name: str, signature: str, body: tuple[Any, ...]) -> None:
@@ -104,16 +123,18 @@ class FakeSystemd:
         fields = message.header.fields
         member, place = fields[HeaderFields.member], fields[HeaderFields.path]
         if member == "Get":
+            self.gets.append((place, message.body[1]))
             await self._get(message, place, *message.body)
             return
         self.calls.append((member, message.body))
         match member:
             case "Subscribe":
                 reply = new_method_return(message)
-            case "ListUnits":
+            case "ListUnitsByPatterns":
                 rows = [
                     (name, name, "loaded", unit.active, "running", "", path_of(name), 0, "", "/")
                     for name, unit in self.units.items()
+                    if any(fnmatch.fnmatchcase(name, pattern) for pattern in message.body[1])
                 ]
                 reply = new_method_return(message, "a(ssssssouso)", (rows,))
             case "GetUnit" if message.body[0] in self.units:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,12 @@ async def test_two_hundred_services(tmp_path: Path) -> None:
     with bus(tmp_path) as address:
         async with serving(address, units) as systemd, policy(tmp_path, address) as h:
             await until(lambda: [high(h, f"/all.slice/{name}") for name in names] == list(range(1, 201)), "all limits")
-            asked = [body[0] for member, body in systemd.calls if member == "GetUnit"]
-            assert set(asked[:200]) == set(names), "each was asked for before any was twice"
-            assert len(asked) == 401, "for its state and for its files; and the slice above"
+            assert Counter(name for _, name in systemd.gets) == {
+                **{"FragmentPath": 200, "DropInPaths": 200, "ControlGroup": 200}
+            }, "what they do was listed, and so were their objects"
+            assert [body for member, body in systemd.calls if member == "GetUnit"] == [("all.slice",)]
+            names_asked = [name for _, name in systemd.gets]
+            assert "ControlGroup" not in names_asked[:64], "none waits for the answers to another's"
 
 
 @real
@@ -116,7 +120,7 @@ async def test_signals_of_others_are_none(tmp_path: Path) -> None:
     units = {"a.slice": unit(tmp_path, "a.slice", "/a.slice", "GMemHigh=8M")}
     with bus(tmp_path) as address:
         async with serving(address, units) as systemd, policy(tmp_path, address) as h:
-            loads = len([call for call in systemd.calls if call[0] == "ListUnits"])
+            loads = len([call for call in systemd.calls if call[0] == "ListUnitsByPatterns"])
             stranger = await open_dbus_connection(address)
             async with stranger:
                 for number in range(1, 9):
@@ -125,7 +129,7 @@ async def test_signals_of_others_are_none(tmp_path: Path) -> None:
                     await stranger.send(signal)
                 await systemd.become("a.slice", "inactive")
                 await until(lambda: high(h, "/a.slice") is None, "it is told")
-            assert len([call for call in systemd.calls if call[0] == "ListUnits"]) == loads
+            assert len([call for call in systemd.calls if call[0] == "ListUnitsByPatterns"]) == loads
 
 
 @pytest.mark.logs("^systemd: connection lost$")

@@ -242,7 +242,7 @@ async def test_two_hundred_services_at_once(tmp_path: Path, manager: FakeManager
         await until(lambda: limits() == list(range(1, 201)), "every one is in the tree with its limit")
         asked = Counter(manager.calls)
         assert max(asked.values()) == 1
-        assert len(asked) == 401, "a state and files a service, and files of the slice"
+        assert len(asked) == 401, "files and a cgroup a service, and files of the slice"
 
 
 @virtual

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from ggroupfs.units.manager import News, State
+from ggroupfs.units.manager import News
 
 
 @attrs.define
@@ -44,6 +44,7 @@ class FakeManager:
         """Nobody is taken in."""
         self.connected = 0
         """How often somebody was."""
+        self._runs = 0
         self._directory = directory
         self._connection: FakeConnection | None = None
 
@@ -58,15 +59,18 @@ class FakeManager:
         return path
 
     def start(self, *names: str) -> None:
-        """Units are started."""
+        """Units are started, and told of as often as systemd does."""
+        self._runs += 1
         for name in names:
             self.units[name].active = True
-            self.tell(News(name))
+            self.tell(News(name, active=False))
+            for _ in range(2):
+                self.tell(News(name, active=True, run=b"%d" % self._runs))
 
     def stop(self, name: str) -> None:
         """A unit is stopped, and dropped."""
         del self.units[name]
-        self.tell(News(name, loaded=True))
+        self.tell(News(name, loaded=True, active=False))
 
     def reload(self) -> None:
         """daemon-reload."""
@@ -130,10 +134,15 @@ class FakeConnection:
         self.answered += 1
         return self._manager.units[unit].files if unit in self._manager.units else []
 
-    async def state(self, unit: str) -> State:
-        await self._called("state", unit)
+    async def is_active(self, unit: str) -> bool:
+        await self._called("is_active", unit)
         found = self._manager.units.get(unit)
-        return State(found.active, found.cgroup if found.active else "") if found is not None else State(False, "")
+        return found is not None and found.active
+
+    async def cgroup(self, unit: str) -> str:
+        await self._called("cgroup", unit)
+        found = self._manager.units.get(unit)
+        return found.cgroup if found is not None and found.active else ""
 
     async def _called(self, name: str, unit: str = "") -> None:
         await trio.lowlevel.checkpoint()

@@ -48,10 +48,22 @@ class Reader(Protocol):
 class Look:
     """A look at what a unit does."""
 
+    news: News
+    """What was told of it last."""
     again: bool = True
-    """Something happened since."""
+    """That was not looked at."""
     done: trio.Event = attrs.field(factory=trio.Event)
     """It is over."""
+
+
+@attrs.frozen
+class Held:
+    """The slice of a unit that is held."""
+
+    slice: Slice
+    """Which."""
+    run: bytes
+    """Since which start of the unit (:attr:`News.run`)."""
 
 
 class Active:
@@ -62,9 +74,10 @@ class Active:
         self._population = population
         self._reader = reader
         self._connection: Connection | None = None
-        self._held: dict[str, Slice] = {}  # by unit
+        self._held: dict[str, Held] = {}  # by unit
         self._holders: dict[Slice, str] = {}
         self._looks: dict[str, Look] = {}
+        self._told_of: set[str] = set()  # since units were last asked for
         self._nursery: trio.Nursery
 
     def holds(self, slice_: Slice) -> bool:
@@ -132,9 +145,10 @@ class Active:
         if news.unit is None:
             self._nursery.start_soon(self._load_again)
         else:
+            self._told_of.add(news.unit)
             if news.loaded:
                 self._reader.drop(news.unit)
-            self._look(news.unit)
+            self._look(news.unit, news)
 
     async def _load_again(self) -> None:
         with contextlib.suppress(ConnectionError):  # there is another load once there is another connection
@@ -143,28 +157,37 @@ class Active:
     async def _load(self) -> None:
         """Reads everything again, and looks at every unit that may have a part in it."""
         self._reader.load_again()
-        for unit in {*self._held, *await self._connected().active()}:
-            self._look(unit)
+        newer: set[str] = set()
+        self._told_of = newer
+        active = set(await self._connected().active())
+        for unit in {*self._held, *active}:
+            self._look(unit, News(unit, active=None if unit in newer else unit in active))
 
     def _connected(self) -> Connection:
         if self._connection is None:
             raise ConnectionError("not connected")
         return self._connection
 
-    def _look(self, unit: str) -> None:
-        """Has a look at a unit soon, once however often it is asked for."""
-        if unit in self._looks:
-            self._looks[unit].again = True
-            return
-        if unit in self._held or not self._reader.is_plain(unit):
-            self._looks[unit] = look = Look()
-            self._nursery.start_soon(self._look_at, unit, look)
+    def _look(self, unit: str, news: News) -> None:
+        """Has a look at a unit soon, once however often something is told of it until then."""
+        look, held = self._looks.get(unit), self._held.get(unit)
+        if look is not None:
+            look.news, look.again = news, True
+        elif held is not None:
+            if not (news.active and news.run and news.run == held.run):
+                self._begin_look(unit, news)
+        elif news.active is not False and not self._reader.is_plain(unit):
+            self._begin_look(unit, news)
+
+    def _begin_look(self, unit: str, news: News) -> None:
+        self._looks[unit] = look = Look(news)
+        self._nursery.start_soon(self._look_at, unit, look)
 
     async def _look_at(self, unit: str, look: Look) -> None:
         while look.again:
             look.again = False
             try:
-                await self._look_once(unit)
+                await self._look_once(unit, look)
             except ConnectionError:
                 pass  # the next load looks at all of them
             except Exception:
@@ -172,23 +195,35 @@ class Active:
         del self._looks[unit]
         look.done.set()
 
-    async def _look_once(self, unit: str) -> None:
-        state = await self._connected().state(unit)
-        settings = await self._reader.unit(unit) if state.active else Settings()
-        if settings is None:
+    async def _look_once(self, unit: str, look: Look) -> None:
+        """Holds the slice of a unit that is active and asks for something.
+
+        The manager is asked for no more than that takes, and for nothing that was told meanwhile.
+        """
+        news, settings, slice_ = look.news, None, None
+        active = await self._connected().is_active(unit) if news.active is None else news.active
+        if active and not look.again:
+            settings = await self._reader.unit(unit)
+            if settings is None:
+                return
+            if settings and not look.again:
+                slice_ = self._slice(unit, await self._connected().cgroup(unit), settings)
+        if look.again:
             return
-        slice_ = slice_at(state.cgroup) if state.cgroup else None
         former = self._held.get(unit)
-        if slice_ is not None and unit_of(slice_) != unit:
-            reason = "the root has no limits" if slice_ == ROOT else f"{slice_.path} is not where units are"
-            self._reader.tell([one.mistake(reason) for one in settings.values.values()])
-            slice_ = None
-        if not settings:
-            slice_ = None
-        if former is not None and former != slice_:
-            del self._held[unit], self._holders[former]
-            self._population.let_go(former)
+        if former is not None and former.slice != slice_:
+            del self._held[unit], self._holders[former.slice]
+            self._population.let_go(former.slice)
         if slice_ is not None:
-            self._held[unit], self._holders[slice_] = slice_, unit
+            self._held[unit], self._holders[slice_] = Held(slice_, news.run), unit
             self._population.hold(slice_)
             self._reader.configure(slice_)
+
+    def _slice(self, unit: str, cgroup: str, settings: Settings) -> Slice | None:
+        """Where a unit is; None where that is no place for limits, which is told."""
+        slice_ = slice_at(cgroup) if cgroup else None
+        if slice_ is None or unit_of(slice_) == unit:
+            return slice_
+        reason = "the root has no limits" if slice_ == ROOT else f"{slice_.path} is not where units are"
+        self._reader.tell([one.mistake(reason) for one in settings.values.values()])
+        return None

@@ -19,16 +19,6 @@ KINDS = (SLICE, ".service", ".scope")
 
 
 @attrs.frozen
-class State:
-    """What a unit is doing."""
-
-    active: bool
-    """It was started, or is being started or stopped."""
-    cgroup: str
-    """Path of its cgroup; empty where it has none yet."""
-
-
-@attrs.frozen
 class News:
     """Something that a manager tells."""
 
@@ -36,6 +26,10 @@ class News:
     """Whose state may have changed; None: everything was loaded again."""
     loaded: bool = False
     """The unit was loaded or unloaded: its files may say something else."""
+    active: bool | None = None
+    """Whether it was started, or is being started or stopped; None where that is to be asked for."""
+    run: bytes = b""
+    """Another each time it is started, and until then its cgroup is where it is; empty where it is not told."""
 
 
 class Connection(Protocol):
@@ -56,8 +50,11 @@ class Connection(Protocol):
     async def files(self, unit: str) -> Sequence[Path]:
         """Fragment and drop-ins of a unit, in the order in which they count; none of a unit that is not loaded."""
 
-    async def state(self, unit: str) -> State:
-        """What a unit is doing now."""
+    async def is_active(self, unit: str) -> bool:
+        """Whether a unit was started, or is being started or stopped."""
+
+    async def cgroup(self, unit: str) -> str:
+        """The path of the cgroup of a unit, empty where it has none."""
 
 
 class Manager(Protocol):
@@ -77,6 +74,6 @@ def unit_of(slice_: Slice) -> str | None:
     Slices are below slices only; what is below a service or scope is the business of who is in it.
     """
     *above, name = slice_.path.split("/")[1:]
-    if not all(part.endswith(SLICE) for part in above) or not name.endswith(KINDS):
+    if not all(part.endswith(SLICE) for part in above) or not name.endswith(KINDS) or not name.isascii():
         return None
     return name.removeprefix("_")  # systemd escapes what could be a kernel's file: cg_escape()
