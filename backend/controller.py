@@ -22,6 +22,7 @@ from backend.protocols import Gpu, Ledger, Policy
 from backend.reclaimer import Reclaimer
 from backend.records import Activity, Books, Capability, Channel, Footprint
 from backend.traffic import Traffic
+from backend.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +48,11 @@ class Controller:
         """Shown in ``ggroup.backend``."""
         self.policy: Policy | None = None
         """Who knows what slices are to have, before a program in them may go on."""
+        self.turns = Turns()
+        """Of what is to be done for many who come at once."""
         self._seconds = seconds
         self._turns: dict[Group, trio.Lock] = {}
-        self._reclaimer = Reclaimer(ledger, self.gpus, self.population, seconds)
+        self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, seconds)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, seconds)
         self._offers = Offers(ledger, self.gpus, self.population)
         self._traffic = Traffic(
@@ -260,6 +263,7 @@ class Controller:
     # Host: what the GPUs ask for
 
     async def arrive(self, process: Process, gpu: int) -> None:
+        await self.turns.turn()
         resident = self._traffic.admit(process, {gpu})
         if self.policy is not None:
             await self.policy.settle(resident.slice, gpu)

@@ -11,6 +11,7 @@ from backend.background import Background
 from backend.identity import Group, Process, Slice
 from backend.population import Population
 from backend.protocols import Gpu, Ledger, Target
+from backend.turns import Turns
 
 USERMEM_S = 0.05
 """Seconds that a program which listens to its usermemfd has to give memory back by itself, before it is taken."""
@@ -22,10 +23,13 @@ IGNORED_S = 10.0
 class Reclaimer:
     """Moves memory between a GPU and the host as the limits demand."""
 
-    def __init__(self, ledger: Ledger, gpus: Mapping[int, Gpu], population: Population, seconds: float) -> None:
+    def __init__(
+        self, ledger: Ledger, gpus: Mapping[int, Gpu], population: Population, turns: Turns, seconds: float
+    ) -> None:
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
+        self._turns = turns
         # Two reclaims of one group at once would each take the whole excess.
         self._locks: dict[Group, trio.Lock] = {}
         self._listeners: Counter[Group] = Counter()  # who has the usermemfd of a group open
@@ -126,6 +130,9 @@ class Reclaimer:
                 if given[-1] < target.nbytes:
                     spent.add(target.group)
 
+        await self._turns.turn()
+        if not self._population.holds(top):
+            return 0, False
         targets = _merged(self.plan(top, nbytes, spent))
         async with trio.open_nursery() as nursery:
             for target in targets:

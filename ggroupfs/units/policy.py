@@ -236,11 +236,14 @@ class Units:
         """Whether it was done, by the load that counts now."""
         assert isinstance(group.node, Slice)
         levels = _levels(group.node)
+        await self._controller.turns.turn()
         for level in levels:
             self._reading(load, unit_of(level))  # all at once
         for level in levels:
             reading = self._reading(load, unit_of(level))
-            await reading.done.wait()
+            if not reading.done.is_set():
+                await reading.done.wait()
+                await self._controller.turns.turn()
             if reading.settings is None:
                 await load.over.wait()  # which comes with the next connection
             if load is not self._load:
@@ -272,6 +275,7 @@ class Units:
     async def _read_unit(self, active: Active, load: Load, unit: str, reading: Reading) -> None:
         try:
             paths = await active.files(unit)
+            await self._controller.turns.turn()
         except ConnectionError:
             if load.units.get(unit) is reading:
                 del load.units[unit]
@@ -290,9 +294,11 @@ class Units:
         if entry is None:
             return
         state = self._groups.setdefault(group, Configured())
+        if state.load is load and state.reading is reading:
+            return
         async with state.turn:
             if state.load is load and state.reading is reading:
-                return
+                return  # another has done it meanwhile
             info = self._controller.gpus[group.gpu].info
             by_path, by_unit = load.slices.of(slice_), reading.settings or Settings()
             load.tell(by_path.unknown(gpu.info for gpu in self._controller.gpus.values()))
