@@ -15,6 +15,7 @@ import trio
 
 from backend.controller import Controller
 from backend.identity import ROOT, Group, Process, Slice
+from backend.turns import Turns
 from ggroupfs.properties import PROPERTIES
 from ggroupfs.units import files, writer
 from ggroupfs.units.active import Active
@@ -97,6 +98,7 @@ class Units:
         self._jobs: dict[Group, trio.Event] = {}
         self._begun = trio.Event()  # everything was read once
         self._configurations = 0  # of groups, until now
+        self._turns = Turns()  # not the Controller's: who waits for limits waits behind nobody who has them
         self._nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -236,14 +238,14 @@ class Units:
         """Whether it was done, by the load that counts now."""
         assert isinstance(group.node, Slice)
         levels = _levels(group.node)
-        await self._controller.turns.turn()
+        await self._turns.turn()
         for level in levels:
             self._reading(load, unit_of(level))  # all at once
         for level in levels:
             reading = self._reading(load, unit_of(level))
             if not reading.done.is_set():
                 await reading.done.wait()
-                await self._controller.turns.turn()
+                await self._turns.turn()
             if reading.settings is None:
                 await load.over.wait()  # which comes with the next connection
             if load is not self._load:
@@ -275,7 +277,7 @@ class Units:
     async def _read_unit(self, active: Active, load: Load, unit: str, reading: Reading) -> None:
         try:
             paths = await active.files(unit)
-            await self._controller.turns.turn()
+            await self._turns.turn()
         except ConnectionError:
             if load.units.get(unit) is reading:
                 del load.units[unit]
