@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import trio
-from jeepney.auth import BEGIN, Authenticator
-from jeepney.bus import get_bus
+from jeepney import DBusAddress, HeaderFields, Message, MessageType, Properties, new_method_call
+from jeepney.bus_messages import message_bus
+from jeepney.io.trio import DBusConnection, open_dbus_connection
 
-from ggroupfs.units import wire
 from ggroupfs.units.manager import KINDS, News
+from ggroupfs.units.wire import Reader, Unread
 
 log = logging.getLogger(__name__)
 
 NAME = "org.freedesktop.systemd1"
-MANAGER = ("/org/freedesktop/systemd1", f"{NAME}.Manager")
+MANAGER = DBusAddress("/org/freedesktop/systemd1", NAME, f"{NAME}.Manager")
 UNITS = "/org/freedesktop/systemd1/unit/"
 UNIT = f"{NAME}.Unit"
 PROPERTIES = "org.freedesktop.DBus.Properties"
-BUS = "org.freedesktop.DBus"
 
 CONNECT_S = 2.0
 """Seconds that a bus has to take us in."""
@@ -33,9 +33,6 @@ CONNECT_S = 2.0
 ASKED = 32
 """Units that are asked about at the same time, by two calls each at most: a bus refuses more calls than it has room
 for, 128 by default (dbus-daemon(1))."""
-
-PIECE = 1 << 16
-"""Bytes read at once."""
 
 GONE = (f"{NAME}.NoSuchUnit", "org.freedesktop.DBus.Error.UnknownObject", "org.freedesktop.DBus.Error.UnknownInterface")
 """What is said of a unit that is not, or no longer, loaded."""
@@ -69,11 +66,11 @@ class Refused(Exception):
 class Call:
     """A method call under way."""
 
-    then: Callable[[wire.Arrived], None] | None = None
+    then: Callable[[Unread], None] | None = None
     """Takes an answer that is none of an error, before anything that came behind it is looked at."""
     answered: trio.Event = attrs.field(factory=trio.Event)
     """There is an answer, or will be none."""
-    reply: wire.Arrived | None = None
+    reply: Unread | None = None
     """The answer; None once the connection is lost."""
 
 
@@ -90,30 +87,20 @@ class Systemd:
         """OSError where there is no bus, or nobody on it who is systemd."""
         try:
             with trio.fail_after(CONNECT_S):
-                bus = Bus(await _open(self.address))
+                connection = await open_dbus_connection(self.address)
                 try:
-                    await bus.greet()
+                    async with connection.router() as router:
+                        reply = await router.send_and_get_reply(message_bus.GetNameOwner(NAME))
+                    if reply.header.message_type is MessageType.error:
+                        raise ConnectionError(f"{NAME} is not on the bus")
                 except BaseException:
-                    await trio.aclose_forcefully(bus.stream)
+                    with trio.CancelScope(shield=True):
+                        await connection.aclose()
                     raise
-                return bus
-        except Exception as error:  # of a library: many kinds, some in groups
+                connection.parser = Reader(connection.parser)
+                return Bus(connection, reply.body[0])
+        except Exception as error:  # of jeepney: many kinds, some in groups
             raise ConnectionError(str(_first(error)) or type(error).__name__) from None
-
-
-async def _open(address: str) -> trio.SocketStream:
-    """A connection that a bus has taken (D-Bus Specification, "Authentication Protocol")."""
-    stream = await trio.open_unix_socket(get_bus(address))
-    try:
-        authenticator = Authenticator()
-        for line in authenticator:
-            await stream.send_all(line)
-            authenticator.feed(await stream.receive_some())
-        await stream.send_all(BEGIN)
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
-    return stream
 
 
 class Bus:
@@ -123,50 +110,32 @@ class Bus:
     it, which would be told of as new, and asked for again.
     """
 
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self.stream = stream
-        """To the bus."""
+    def __init__(self, connection: DBusConnection, owner: str) -> None:
         self.answered = 0
-        self._incoming = wire.Stream()
-        self._outgoing = bytearray()
+        self._connection = connection
+        self._outgoing: deque[tuple[int, Message]] = deque()
         self._more = trio.Event()  # to be sent
-        self._serials = itertools.count(1)
         self._calls: dict[int, Call] = {}
         self._places: dict[str, str] = {}  # the objects of units that are loaded
         self._room = trio.CapacityLimiter(ASKED)
-        self._owner = ""  # the unique name of systemd: signals of others are none
+        self._owner = owner  # the unique name of systemd: signals of others are none
         self._lost = False
-
-    async def greet(self) -> None:
-        """Says hello, and learns who systemd is: ConnectionError if nobody."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._serve, lambda news: None)
-            try:
-                await self._bus("Hello")
-                self._owner = (await self._bus("GetNameOwner", NAME)).first()
-            except Refused:
-                raise ConnectionError(f"{NAME} is not on the bus") from None
-            nursery.cancel_scope.cancel()
 
     async def run(self, tell: Callable[[News], None]) -> None:
         try:
-            await self._serve(tell)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send)
+                try:
+                    while not self._lost:
+                        self._take(await self._connection.receive(), tell)
+                except LOST as error:
+                    log.debug("the bus: %r", error)
+                self._give_up()
+                nursery.cancel_scope.cancel()
         finally:
-            await trio.aclose_forcefully(self.stream)
             self._give_up()
-
-    async def _serve(self, tell: Callable[[News], None]) -> None:
-        """Sends and receives, until the connection is lost."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._send)
-            try:
-                while not self._lost and (data := await self.stream.receive_some(PIECE)):
-                    for message in self._incoming.feed(data):
-                        self._take(message, tell)
-            except (*LOST, ValueError) as error:
-                log.debug("the bus: %r", error)
-            self._give_up()
-            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                await self._connection.aclose()
 
     def _give_up(self) -> None:
         """The connection is lost: nobody is answered any more."""
@@ -175,89 +144,91 @@ class Bus:
             call.answered.set()
 
     async def _send(self) -> None:
-        """Sends what there is to be sent, as much as there is at once."""
+        """Sends what there is to be sent."""
         while True:
             await self._more.wait()
             self._more = trio.Event()
-            data, self._outgoing = bytes(self._outgoing), bytearray()
-            try:
-                await self.stream.send_all(data)
-            except LOST as error:
-                log.debug("the bus: %r", error)
-                self._give_up()
-                return  # who receives finds so, too
+            while self._outgoing:
+                serial, message = self._outgoing.popleft()
+                try:
+                    await self._connection.send(message, serial=serial)
+                except LOST as error:
+                    log.debug("the bus: %r", error)
+                    self._give_up()
+                    return  # who receives finds so, too
 
-    def _take(self, message: wire.Arrived, tell: Callable[[News], None]) -> None:
-        call = self._calls.pop(message.fields.get(wire.REPLY_SERIAL, 0), None)
+    def _take(self, message: Unread, tell: Callable[[News], None]) -> None:
+        call = self._calls.pop(message.header.fields.get(HeaderFields.reply_serial, 0), None)
         if call is not None:
             self.answered += 1
-            if call.then is not None and message.type == wire.RETURN:
+            if call.then is not None and message.header.message_type is MessageType.method_return:
                 call.then(message)
             call.reply = message
             call.answered.set()
-        elif message.type == wire.SIGNAL:
+        elif message.header.message_type is MessageType.signal:
             self._signal(message, tell)
 
-    def _signal(self, message: wire.Arrived, tell: Callable[[News], None]) -> None:
-        member, sender = message.fields.get(wire.MEMBER), message.fields.get(wire.SENDER)
-        if member == "NameOwnerChanged" and sender == BUS:
-            name, _, owner = message.values()
+    def _signal(self, message: Unread, tell: Callable[[News], None]) -> None:
+        fields = message.header.fields
+        member, sender = fields.get(HeaderFields.member), fields.get(HeaderFields.sender)
+        if member == "NameOwnerChanged" and sender == message_bus.bus_name:
+            name, _, owner = message.body
             if name == NAME and owner != self._owner:
                 self._give_up()  # it was executed again, or is another: begin anew
         elif sender != self._owner:
             pass  # anybody may send one to us
         elif member == "PropertiesChanged":
-            if message.fields.get(wire.PATH, "").endswith(ENDINGS):
-                self._changed(name_at(message.fields[wire.PATH]), message, tell)
+            if fields.get(HeaderFields.path, "").endswith(ENDINGS):
+                self._changed(fields[HeaderFields.path], message, tell)
         elif member == "Reloading":
-            if not message.first():
+            if not message.body[0]:
                 tell(News(None))
         elif member == "UnitNew":
-            name, place = message.values()
+            name, place = message.body
             if name.endswith(KINDS):
                 known, self._places[name] = name in self._places, place
                 tell(News(name, loaded=not known))  # we may have asked for it before it was told of
         elif member == "UnitRemoved":
-            name, _ = message.values()
+            name, _ = message.body
             if name.endswith(KINDS):
                 self._places.pop(name, None)
                 tell(News(name, loaded=True, active=False))
 
-    def _changed(self, unit: str, message: wire.Arrived, tell: Callable[[News], None]) -> None:
-        active = message.named("ActiveState", "s")
+    def _changed(self, place: str, message: Unread, tell: Callable[[News], None]) -> None:
+        unit, active, run = name_at(place), message.named("ActiveState", "s"), message.named("InvocationID", "ay")
         if active is not None:
-            self._places[unit] = message.fields[wire.PATH]
-            tell(News(unit, active=active not in IDLE, run=message.named("InvocationID", "ay") or b""))
+            self._places[unit] = place
+            tell(News(unit, active=active not in IDLE, run=run if isinstance(run, bytes) else b""))
 
     async def subscribe(self) -> None:
         try:
             for rule in SIGNALS:
-                await self._bus("AddMatch", rule)
-            if (await self._bus("GetNameOwner", NAME)).first() != self._owner:
+                await self._reply(self._call(message_bus.AddMatch(rule)))
+            if await self._reply(self._call(message_bus.GetNameOwner(NAME))) != (self._owner,):
                 raise ConnectionError(f"{NAME} is another")  # since then: nothing told us
-            await self._one(*MANAGER, "Subscribe")
+            await self._reply(self._call(new_method_call(MANAGER, "Subscribe")))
         except Refused as error:
             raise ConnectionError(str(error)) from None
 
     async def active(self) -> Sequence[str]:
-        def loaded(reply: wire.Arrived) -> None:
-            self._places.update({name: place for name, _, _, _, _, _, place, *_ in reply.first()})
+        def loaded(reply: Unread) -> None:
+            self._places.update({name: place for name, _, _, _, _, _, place, *_ in reply.body[0]})
 
-        call = self._call(NAME, *MANAGER, "ListUnitsByPatterns", (), [f"*{kind}" for kind in KINDS])
-        call.then = loaded
+        patterns: tuple[list[str], list[str]] = ([], [f"*{kind}" for kind in KINDS])
         try:
-            reply = await self._reply(call)
+            call = self._call(new_method_call(MANAGER, "ListUnitsByPatterns", "asas", patterns), loaded)
+            (units,) = await self._reply(call)
         except Refused as error:
             raise ConnectionError(str(error)) from None
-        return [name for name, _, _, state, *_ in reply.first() if state not in IDLE]
+        return [name for name, _, _, state, *_ in units if state not in IDLE]
 
     async def is_active(self, unit: str) -> bool:
         try:
-            state = await self._get(await self._place(unit), UNIT, "ActiveState")
+            (state,) = await self._get(await self._place(unit), UNIT, "ActiveState")
         except Refused as error:
             _note(unit, error)
             return False
-        return state[0] not in IDLE
+        return state not in IDLE
 
     async def files(self, unit: str) -> Sequence[Path]:
         try:
@@ -280,44 +251,39 @@ class Bus:
     async def _place(self, unit: str) -> str:
         """The object of a unit, which is to be loaded."""
         async with self._room:
-            call = self._call(NAME, *MANAGER, "GetUnit", unit)
-            call.then = lambda reply: self._places.update({unit: reply.first()})
-            return str((await self._reply(call)).first())
+            call = self._call(
+                new_method_call(MANAGER, "GetUnit", "s", (unit,)),
+                lambda reply: self._places.update({unit: reply.body[0]}),
+            )
+            return str((await self._reply(call))[0])
 
     async def _get(self, place: str, interface: str, *names: str) -> Sequence[Any]:
         """Properties of an object."""
+        properties = Properties(DBusAddress(place, NAME, interface))
         async with self._room:
-            calls = [self._call(NAME, place, PROPERTIES, "Get", interface, name) for name in names]
-            return [(await self._reply(call)).first() for call in calls]
+            calls = [self._call(properties.get(name)) for name in names]
+            return [(await self._reply(call))[0][1] for call in calls]
 
-    async def _one(self, path: str, interface: str, member: str, *arguments: str | Sequence[str]) -> wire.Arrived:
-        """What a method of systemd returns. Refused, or ConnectionError."""
-        return await self._reply(self._call(NAME, path, interface, member, *arguments))
-
-    async def _bus(self, member: str, *arguments: str) -> wire.Arrived:
-        """What a method of the bus returns. Refused, or ConnectionError."""
-        return await self._reply(self._call(BUS, "/org/freedesktop/DBus", BUS, member, *arguments))
-
-    def _call(self, *what: Any) -> Call:
-        """Calls soon, with all others that are called now."""
-        serial, call = next(self._serials), Call()
+    def _call(self, message: Message, then: Callable[[Unread], None] | None = None) -> Call:
+        """Calls soon."""
+        serial, call = next(self._connection.outgoing_serial), Call(then)
         if self._lost:
             call.answered.set()
         else:
             self._calls[serial] = call
-            self._outgoing += wire.call(serial, *what)
+            self._outgoing.append((serial, message))
             self._more.set()
         return call
 
-    async def _reply(self, call: Call) -> wire.Arrived:
+    async def _reply(self, call: Call) -> tuple[Any, ...]:
+        """What a method returns. Refused, or ConnectionError."""
         await call.answered.wait()
-        reply = call.reply
-        if reply is None:
+        if call.reply is None:
             raise ConnectionError("the bus is gone")
-        if reply.type == wire.ERROR:
-            words = reply.first() if reply.fields.get(wire.SIGNATURE, "").startswith("s") else ""
-            raise Refused(reply.fields.get(wire.ERROR_NAME, ""), words)
-        return reply
+        if call.reply.header.message_type is MessageType.error:
+            words = call.reply.body[0] if call.reply.body else ""
+            raise Refused(call.reply.header.fields.get(HeaderFields.error_name, ""), words)
+        return call.reply.body
 
 
 def _note(unit: str, error: Refused) -> None:
