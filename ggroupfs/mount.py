@@ -89,7 +89,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         nursery.start_soon(_until_signal, ends, messenger, nursery.cancel_scope)
         await nursery.start(controller.run)
         if options.units:  # before any program can come in
-            units = Units(controller, options.slices_d, _manager(options))
+            units = Units(controller, options.slices_d, _manager(options), wait=options.units_wait)
             await nursery.start(units.run)
             nursery.start_soon(_reload, reloads, units)
         else:

@@ -13,6 +13,7 @@ from backend.controller import DEADLINE_S
 from ggroupfs import values
 from ggroupfs.errors import UsageError
 from ggroupfs.units.files import SLICES_D
+from ggroupfs.units.policy import WAIT_S
 
 IGNORED = frozenset(
     (
@@ -44,6 +45,8 @@ class MountOptions:
     """Seconds that the hardware has to answer a write."""
     units: bool = True
     """Whether files configure slices."""
+    units_wait: float = WAIT_S
+    """Seconds that a program waits for the limits of its slices."""
     slices_d: Path = SLICES_D
     """Where those are of cgroups that are no units."""
     bus: str | None = None
@@ -86,6 +89,8 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         return attrs.evolve(options, deadline=_seconds(value))
     elif key == "units":
         return attrs.evolve(options, units=_one_of(("auto", "no"), value) == "auto")
+    elif key == "units.wait":
+        return attrs.evolve(options, units_wait=_seconds(value))
     elif key == "slices.d":
         return attrs.evolve(options, slices_d=Path(_something(value)))
     elif key == "bus":

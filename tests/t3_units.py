@@ -18,7 +18,7 @@ from backend.soft.ledger import SoftLedger
 from ggroupfs.units import Units
 from ggroupfs.units.active import RECONNECT_S
 from ggroupfs.units.manager import News
-from ggroupfs.units.policy import SETTLE_MOST_S, SETTLE_S
+from ggroupfs.units.policy import SILENCE, WAIT_S
 from tests.harness import MIB, Harness, StubGpu, World, hang, running, settle, until, virtual
 from tests.t3_controller import Spawn
 from tests.t3_restart import SurvivingLedger
@@ -123,7 +123,7 @@ async def test_a_program_waits_for_the_limits_of_every_level(
             released.set()
         assert books(h, "/a.slice/a-b.slice").peak <= 10 * MIB, "a page over it at most"
         assert books(h, "/a.slice/a-b.slice").current == 8 * MIB
-        assert trio.current_time() < SETTLE_S
+        assert trio.current_time() < SILENCE * WAIT_S
         unit_files = Counter(call for call in manager.calls if call[0] == "files")
         assert set(unit_files.values()) == {1}, "files are read once"
 
@@ -141,7 +141,7 @@ async def test_a_manager_that_does_not_answer_holds_nobody_for_ever(
         released = manager.hold()
         began = trio.current_time()
         who = await h.arrive(spawn().pid, "/a.slice")
-        assert trio.current_time() - began == pytest.approx(SETTLE_S, abs=0.01)
+        assert trio.current_time() - began == pytest.approx(SILENCE * WAIT_S, abs=0.01)
         await h.controller.charge(who, 0, 4 * MIB)
         await h.arrive(spawn().pid, "/a.slice")
         assert len(caplog.records) == 1
@@ -182,7 +182,7 @@ async def test_a_manager_that_is_too_busy_is_not(tmp_path: Path, manager: FakeMa
         await until(lambda: len([call for call in manager.calls if call[0] == "files"]) == 8, "it is busy")
         began = trio.current_time()
         await h.arrive(spawn().pid, "/last.service")
-        assert trio.current_time() - began == pytest.approx(SETTLE_MOST_S, abs=0.01)
+        assert trio.current_time() - began == pytest.approx(WAIT_S, abs=0.01)
         assert books(h, "/last.service").high == MAX
         await trio.sleep(9 * 1.5)
         assert books(h, "/last.service").high == MIB
@@ -514,7 +514,7 @@ async def test_who_comes_while_the_bus_is_lost_is_limited_once_it_is_back(
             manager.answers = trio.Event()
             manager.answers.set()
             manager.lose()
-        assert trio.current_time() < SETTLE_S
+        assert trio.current_time() < SILENCE * WAIT_S
 
 
 @pytest.mark.logs(r"^/x\.service: not configured within 5 s")
@@ -530,5 +530,5 @@ async def test_a_lever_that_hangs_does_not_hold_who_comes(tmp_path: Path, manage
         await until(lambda: ("detach", stuck.pid, 0) in gpu.calls, "the lever")
         began = trio.current_time()
         await h.arrive(spawn().pid, "/x.service")
-        assert trio.current_time() - began == pytest.approx(SETTLE_S, abs=0.01)
+        assert trio.current_time() - began == pytest.approx(SILENCE * WAIT_S, abs=0.01)
         h.kill()

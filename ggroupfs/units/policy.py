@@ -24,13 +24,13 @@ from ggroupfs.units.settings import Mistake, Settings
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 5.0
-"""Seconds without a word about anything for which a program waits for the limits of its slices: a manager that does
-not answer holds nobody for ever."""
+WAIT_S = 10.0
+"""Seconds that a program waits for the limits of its slices, where nothing else is asked for: when 200 services start
+at once the last waits for what is asked for them all. The library in a CUDA program waits 15 s for its welcome (ANSWER,
+backend/cuda/daemon/session.h)."""
 
-SETTLE_MOST_S = 10.0
-"""... and in all, where there are words: when 200 services start at once the last waits for what is asked for them all.
-The library in a CUDA program waits 15 s for its welcome (ANSWER, backend/cuda/daemon/session.h)."""
+SILENCE = 0.5
+"""The part of that for which it waits without a word about anything: who does not answer holds nobody for ever."""
 
 
 @attrs.define(eq=False)
@@ -84,14 +84,15 @@ class Units:
     """See the module: a :class:`backend.protocols.Policy`, and a watcher of the population."""
 
     def __init__(
-        self, controller: Controller, directory: Path, manager: Manager | None, *, seconds: float = SETTLE_S
+        self, controller: Controller, directory: Path, manager: Manager | None, *, wait: float = WAIT_S
     ) -> None:
         self._controller = controller
         self._population = controller.population
         self._directory = directory
         self._manager = manager
         self._active = Active(manager, controller.population, self) if manager is not None else None
-        self._seconds = seconds
+        self._wait = wait
+        self._silence = SILENCE * wait
         self._load = Load(files.Table())
         self._groups: dict[Group, Configured] = {}
         self._named: set[Slice] = set()  # on which some file set something
@@ -109,7 +110,7 @@ class Units:
             self._controller.policy = self
             try:
                 self._nursery.start_soon(self._begin)
-                with trio.move_on_after(self._seconds):
+                with trio.move_on_after(self._silence):
                     await self._begun.wait()
                     while waiting := [*self._jobs.values(), *(self._active.looking() if self._active else ())]:
                         for event in waiting:
@@ -127,10 +128,10 @@ class Units:
             return
         load, began = self._load, trio.current_time()
         job, before = self._later(Group(gpu, slice_)), (-1, -1)
-        with trio.move_on_after(SETTLE_MOST_S):
+        with trio.move_on_after(self._wait):
             while not job.is_set() and before != (progress := self._progress):
                 before = progress
-                with trio.move_on_after(self._seconds):
+                with trio.move_on_after(self._silence):
                     await job.wait()
         if not job.is_set() and not load.slow:
             load.slow = True

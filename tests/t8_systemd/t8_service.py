@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.t8_systemd.units import MIB, SLICES, daemon, holding, until_holds, until_mounted_again
+from tests.t8_systemd.units import MIB, SLICES, daemon, holding, mounted_with, until_holds, until_mounted_again
 from tests.vm.guest import Guest
 
 
@@ -82,9 +82,18 @@ def test_stop_unmounts(guest: Guest) -> None:
 
 def test_options_of_the_mount(guest: Guest) -> None:
     """/etc/default/ggroupfs, and a line for who asks how the service is."""
-    guest.ok("sed -i 's/^OPTIONS=.*/OPTIONS=-o soft.gpus=2/' /etc/default/ggroupfs && systemctl restart ggroupfs")
-    assert guest.ok("systemctl show -P StatusText ggroupfs") == "/run/ggroup: 2 soft GPUs, ledger soft\n"
-    guest.ok("sed -i 's/^OPTIONS=.*/OPTIONS=/' /etc/default/ggroupfs && systemctl restart ggroupfs")
+    with mounted_with(guest, "-o soft.gpus=2"):
+        assert guest.ok("systemctl show -P StatusText ggroupfs") == "/run/ggroup: 2 soft GPUs, ledger soft\n"
+
+
+def test_reload_reads_the_files_again(guest: Guest) -> None:
+    with holding(guest, "reread", 16 * MIB) as place:
+        until_holds(guest, place, 16 * MIB)
+        guest.write("/etc/ggroupfs/slices.d/reread.conf", "[/system.slice/reread.service]\nGMemHigh=8M\n")
+        guest.ok("systemctl reload ggroupfs")
+        until_holds(guest, place, 8 * MIB)
+        guest.ok("rm /etc/ggroupfs/slices.d/reread.conf && systemctl reload ggroupfs")
+        guest.until(f"grep -qx max {place}/gmem.limit.high", "nothing is asked for any more")
 
 
 def test_mount_8(guest: Guest) -> None:
