@@ -1,7 +1,8 @@
 """Messages of D-Bus whose bodies are read when somebody asks for them.
 
 For a service that starts systemd tells of seven units by 4 KiB each, and of one of them, of two values, anybody here
-wants to know. To make objects of all the rest, as jeepney does by itself, took half of the daemon's time.
+wants to know. jeepney by itself makes objects of all of it: measured, 336 us for a whole PropertiesChanged of 4 KiB,
+where the header alone takes 17 us.
 """
 
 from __future__ import annotations
