@@ -51,7 +51,7 @@ class Controller:
         self.turns = Turns()
         """Of what is to be done for many who come at once."""
         self._seconds = seconds
-        self._turns: dict[Group, trio.Lock] = {}
+        self._writers: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, seconds)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, seconds)
         self._offers = Offers(ledger, self.gpus, self.population)
@@ -233,12 +233,12 @@ class Controller:
         has its answer. Writers of one group take turns, so that what is taken back is never another's. ETIMEDOUT
         after the deadline, ENODEV for a process that died meanwhile.
         """
-        turn = self._turns.setdefault(group, trio.Lock())
+        lock = self._writers.setdefault(group, trio.Lock())
         with deadline(self._seconds):
             try:
-                turn.acquire_nowait()  # without the checkpoint of acquire(), which would cost more than the write
+                lock.acquire_nowait()  # without the checkpoint of acquire(), which would cost more than the write
             except trio.WouldBlock:
-                await turn.acquire()
+                await lock.acquire()
             try:
                 books = self.books(group)
                 self.ledger.configure(group, **changes)
@@ -252,7 +252,7 @@ class Controller:
                 if isinstance(group.node, Slice) and self.population.holds(group):
                     self.population.keep(group.node)
             finally:
-                turn.release()
+                lock.release()
 
     def _take_back(self, group: Group, before: Mapping[str, int | bool]) -> None:
         """A write failed: the books say again what they said, and the hardware is to follow."""
@@ -379,7 +379,7 @@ class Controller:
     def _forget(self, group: Group) -> None:
         self._follower.forget(group)
         self._reclaimer.forget(group)
-        self._turns.pop(group, None)
+        self._writers.pop(group, None)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

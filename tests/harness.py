@@ -354,7 +354,7 @@ class Harness:
             "shown as frozen": len(follower._frozen),
             "to be applied": len(follower.background),
             "reclaimer locks": len([g for g in reclaimer._locks if isinstance(g.node, Process)]),
-            "turns": len([g for g in self.controller._turns if isinstance(g.node, Process)]),
+            "writers": len([g for g in self.controller._writers if isinstance(g.node, Process)]),
             "pidfds": len(exits._pidfds),
             "watched": len(exits._processes),
             "directories": len([d for d in self.tree._directories.values() if d.subject not in ("root", "gpus", ROOT)]),
