@@ -138,6 +138,8 @@ class Activity:
     """Kernels launched that may still complete: not those of a context that was closed."""
     gpu_usec: int | None = None
     """Time on the engine, microseconds."""
+    gpu_usec_estimate: int | None = None
+    """About that, where it cannot be measured, microseconds."""
     tsgs: int = 0
     """Channel groups (TSGs) known."""
     channels: int = 0
@@ -153,6 +155,7 @@ class Activity:
             finished=_total(self.finished, other.finished),
             pending=_total(self.pending, other.pending),
             gpu_usec=_total(self.gpu_usec, other.gpu_usec),
+            gpu_usec_estimate=_total(self.gpu_usec_estimate, other.gpu_usec_estimate),
             tsgs=self.tsgs + other.tsgs,
             channels=self.channels + other.channels,
             attached=self.attached + other.attached,

@@ -101,6 +101,7 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "finished": activity.finished,
             "pending": activity.pending,
             "gpu_usec": activity.gpu_usec,
+            "gpu_usec_estimate": activity.gpu_usec_estimate,
             "timeslice_usec": controller.applied_timeslice(group) or None,
             "tsgs": activity.tsgs,
             "channels": activity.channels,

@@ -110,6 +110,56 @@ class Program:
         return [self.objects[channel].disabled == 0 for channel in self.channels()]
 
 
+RECORDS = 65536
+
+
+@attrs.define(eq=False)
+class Reader:
+    """A client that reads what the firmware logs."""
+
+    memory: dict[int, bytearray] = attrs.field(factory=dict)
+    """By the handle of the memory object."""
+    buffers: dict[int, tuple[int, int]] = attrs.field(factory=dict)
+    """Header and ring of each event buffer."""
+    bound: tuple[int, int] | None = None
+    """Those of the one that is bound and enabled."""
+    binds: int = 0
+    read: int = 0
+    """What it said that it has read."""
+
+    def take(self, record: bytes) -> None:
+        if self.bound is None:
+            return
+        header, ring = (self.memory[handle] for handle in self.bound)
+        put = struct.unpack_from("<I", header, 4)[0]
+        if (put + 1) % RECORDS == self.read:  # keep the oldest
+            struct.pack_into("<Q", header, 16, struct.unpack_from("<Q", header, 16)[0] + 1)
+        else:
+            ring[put * 32 : put * 32 + 32] = record
+            struct.pack_into("<I", header, 4, (put + 1) % RECORDS)
+
+
+@attrs.define(eq=False)
+class FakeTrace:
+    """What the firmware logs: one log for all GPUs."""
+
+    clock: Callable[[], int] = time.time_ns
+    readers: dict[int, Reader] = attrs.field(factory=dict)
+    """By client."""
+    number: int = 0xFFF0  # wraps soon
+
+    def log(self, tag: int, pid: int, ns: int, lost: int = 0) -> None:
+        """A record, before which `lost` others were lost."""
+        self.number = (self.number + 1 + lost) & 0xFFFF
+        for reader in self.readers.values():
+            reader.take(struct.pack("<HHIBBHIIHBBQ", 2, 0, 0, tag, 0, self.number, 7, pid, 0, 0, 0, ns))
+
+    def stay(self, pid: int, begin: int, end: int) -> None:
+        """A process was on the engine."""
+        self.log(6, pid, begin)
+        self.log(7, pid, end)
+
+
 @attrs.define(eq=False, slots=False)  # a test may replace a method
 class FakeSystem:
     """See :class:`backend.nvidia.rm.System`."""
@@ -132,6 +182,9 @@ class FakeSystem:
     readback: bool = True
     index: int = 0x19
     resources: int = 100
+    trace: FakeTrace | None = attrs.field(factory=lambda: FakeTrace())
+    """The context switches of each GPU, None for a driver that refuses them."""
+    namespace: int = 0xEFFFFFFC
     _next: int = 1000
 
     def program(self, pid: int, *gpus: int, start: int | None = None) -> Program:
@@ -196,8 +249,19 @@ class FakeSystem:
     def start_time(self, pid: int) -> int:
         return self._alive(pid).start
 
+    def map(self, fd: int, nbytes: int) -> memoryview:
+        what = self.open[fd]
+        assert isinstance(what, tuple)
+        assert len(what[1]) == nbytes
+        return memoryview(what[1]).toreadonly()
+
+    def pid_namespace(self) -> int:
+        return self.namespace
+
     def close(self, fd: int) -> None:
         what = self.open.pop(fd)
+        if isinstance(what, tuple):
+            what = what[0]
         if isinstance(what, File):
             self._drop(what)
 
@@ -216,10 +280,22 @@ class FakeSystem:
                 struct.pack_into("<I", argument, 28, self._alloc(file, argument))
             case 0xC0104629:
                 client, _parent, handle = struct.unpack_from("<III", argument)
-                assert client == handle
-                del file.clients[client]
+                if client == handle:
+                    del file.clients[client]
+                else:
+                    reader = self._reader(client)
+                    del file.clients[client][handle], reader.buffers[handle]
+                    reader.bound = None
                 self.resources -= 1
                 struct.pack_into("<I", argument, 12, 0)
+            case 0xC038464E:
+                assert len(argument) == 56
+                client, device, memory, offset, length = struct.unpack_from("<III4xQQ", argument)
+                flags, mapped = struct.unpack_from("<Ii", argument, 44)
+                assert (device, offset, flags) == (client, 0, 1)
+                assert length == len(self._reader(client).memory[memory])
+                self.open[mapped] = (self.open[mapped], self._reader(client).memory[memory])
+                struct.pack_into("<I", argument, 40, 0)
             case 0xC90046C8:
                 assert len(argument) == 32 * 72
                 for n, gpu_id in enumerate(GPU_IDS):
@@ -230,7 +306,7 @@ class FakeSystem:
                 raise OSError(errno.EINVAL, "unknown request")
 
     def _alloc(self, file: File, argument: bytearray) -> int:
-        client, parent, handle, class_, _params, size = struct.unpack_from("<IIIIQI", argument)
+        client, parent, handle, class_, params, size = struct.unpack_from("<IIIIQI", argument)
         if class_ == 0x41:
             new = 0xC1D00000 + self.index
             self.index += 1
@@ -240,10 +316,35 @@ class FakeSystem:
             return 0
         if class_ == 0x208F and not self.readback:
             return 0x56
+        if class_ in (0x90CE, 0x90CD):
+            return self._alloc_trace(file, client, handle, class_, ctypes.string_at(params, size))
         if size != {0x80: 56, 0x2080: 4, 0x208F: 0}[class_]:
             return 0x1F
         file.clients[client][handle] = Object(class_, parent)
         return 0
+
+    def _alloc_trace(self, file: File, client: int, handle: int, class_: int, params: bytes) -> int:
+        if self.trace is None:
+            return 0x56
+        if class_ == 0x90CE:
+            attr, attr2 = struct.unpack_from("<II", params, 24)
+            assert len(params) == 128
+            assert (attr, attr2, struct.unpack_from("<i", params, 120)[0]) == (5 << 29, 1 << 22, -1)
+            reader = self.trace.readers.setdefault(client, Reader())
+            reader.memory[handle] = bytearray(struct.unpack_from("<Q", params, 64)[0])
+        else:
+            assert len(params) == 72
+            size, count = struct.unpack_from("<II", params, 16)
+            assert (size, count, struct.unpack_from("<Q", params, 40)[0]) == (32, RECORDS, 0)
+            subdevice, _flags, header, ring = struct.unpack_from("<IIII", params, 52)
+            assert file.clients[client][subdevice].class_ == 0x2080  # else the real one follows a null pointer
+            self._reader(client).buffers[handle] = (header, ring)
+        file.clients[client][handle] = Object(class_, client)
+        return 0
+
+    def _reader(self, client: int) -> Reader:
+        assert self.trace is not None
+        return self.trace.readers[client]
 
     def _find(self, client: int, handle: int) -> Object | None:
         for program in self.programs.values():
@@ -272,6 +373,10 @@ class FakeSystem:
             0x13D: 16,
             0x205: 32,
             0x20800142: 4,
+            0x20800403: 8,
+            0x20801238: 24,
+            0x90CD0101: 8,
+            0x90CD0102: 8,
             0x2080110B: 536,
             0x208F0403: 16,
             0xA06C0103: 8,
@@ -339,6 +444,37 @@ class FakeSystem:
                 found.disabled = found.disabled + 1 if disable else max(0, found.disabled - 1)
         return status
 
+    def _do_20800403(self, _objects: dict[int, Object], target: Object, data: bytearray) -> int:
+        assert target.class_ == 0x2080
+        assert self.trace is not None
+        struct.pack_into("<Q", data, 0, self.trace.clock())
+        return 0
+
+    def _do_20801238(self, objects: dict[int, Object], target: Object, data: bytearray) -> int:
+        assert target.class_ == 0x2080
+        assert self.trace is not None
+        buffer, size, detail, filter_, everybody = struct.unpack_from("<IIIIB", data)
+        assert (size, detail, filter_, everybody) == (32, 1, 0, 1)
+        assert objects[buffer].class_ == 0x90CD
+        return 0
+
+    def _do_90cd0101(self, objects: dict[int, Object], target: Object, data: bytearray) -> int:
+        assert target.class_ == 0x90CD
+        assert struct.unpack("<B3xI", data) == (1, 1)
+        reader = self._reader(next(iter(objects)))
+        (reader.bound,) = reader.buffers.values()
+        struct.pack_into("<II", reader.memory[reader.bound[0]], 0, 0, 0)
+        reader.read, reader.binds = 0, reader.binds + 1
+        return 0
+
+    def _do_90cd0102(self, objects: dict[int, Object], target: Object, data: bytearray) -> int:
+        assert target.class_ == 0x90CD
+        reader = self._reader(next(iter(objects)))
+        assert reader.bound is not None
+        reader.read = struct.unpack_from("<I", data)[0]
+        struct.pack_into("<Q", reader.memory[reader.bound[0]], 16, 0)
+        return 0
+
     def _do_a06c0103(self, _objects: dict[int, Object], target: Object, data: bytearray) -> int:
         assert target.class_ == 0xA06C
         target.timeslice = struct.unpack("<Q", data)[0]
@@ -363,6 +499,8 @@ class FakeNvml:
     compute: dict[int, list[tuple[int, int | None]]] = attrs.field(factory=dict)
     """GPU index to (pid, bytes)."""
     graphics: dict[int, list[tuple[int, int | None]]] = attrs.field(factory=dict)
+    samples: list[tuple[int, int, int]] = attrs.field(factory=list)
+    """(pid, microseconds, percent)."""
     error: int = 0
     hang: bool = False
     release: threading.Event = attrs.field(factory=threading.Event)
@@ -373,6 +511,7 @@ class FakeNvml:
     NVML_ERROR_UNINITIALIZED = 1
     NVML_ERROR_NOT_SUPPORTED = 3
     NVML_ERROR_NO_PERMISSION = 4
+    NVML_ERROR_NOT_FOUND = 6
     NVML_ERROR_DRIVER_NOT_LOADED = 9
     NVML_ERROR_TIMEOUT = 10
     NVML_ERROR_LIBRARY_NOT_FOUND = 12
@@ -411,6 +550,13 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> Iterator[Any]:
         self._enter()
         return iter([SimpleNamespace(pid=p, usedGpuMemory=n) for p, n in self.compute.get(device, [])])
+
+    def nvmlDeviceGetProcessUtilization(self, device: int, since: int) -> list[Any]:
+        self._enter()
+        found = [SimpleNamespace(pid=p, timeStamp=t, smUtil=u) for p, t, u in self.samples if t > since]
+        if not found:
+            raise FakeNvmlError(self.NVML_ERROR_NOT_FOUND)
+        return found
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, device: int) -> Iterator[Any]:
         return iter([SimpleNamespace(pid=p, usedGpuMemory=n) for p, n in self.graphics.get(device, [])])

@@ -24,6 +24,8 @@ from backend.nvidia.nvml import Nvml
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.selftest import Verdict, prove
 from backend.nvidia.tenant import Tenant
+from backend.nvidia.trace import Trace
+from backend.nvidia.usage import Usage
 from backend.protocols import Host
 from backend.records import Activity, Capability, Footprint, GpuInfo
 
@@ -52,8 +54,11 @@ LOOK_DEADLINE = 10.0
 class NvidiaGpu:
     """See :class:`backend.protocols.Gpu`."""
 
-    def __init__(self, info: GpuInfo, gpu_id: int, nvml: Nvml, census: Census, states: ChannelStates) -> None:
+    def __init__(
+        self, info: GpuInfo, gpu_id: int, nvml: Nvml, census: Census, states: ChannelStates, usage: Usage
+    ) -> None:
         self.info = info
+        self._usage = usage
         self.managed = Managed(info, self._is_frozen)
         """The programs whose memory can be moved; others the driver keeps where it is."""
         self._states = states
@@ -81,6 +86,7 @@ class NvidiaGpu:
         self.managed.host = host
         try:
             async with trio.open_nursery() as nursery:
+                await nursery.start(self._usage.run)
                 async with trio.open_nursery() as first:
                     await self._poll(host, first)
                 task_status.started()
@@ -202,6 +208,7 @@ class NvidiaGpu:
         self._present.pop(process, None)
         self._held.pop(process, None)
         self.managed.forget(process)
+        self._usage.forget(process)
         self._census.forget(process)
 
     # ---- what is known ---------------------------------------------------------------------------------------
@@ -213,7 +220,11 @@ class NvidiaGpu:
 
     def activity(self, process: Process) -> Activity:
         tenant = self._tenants.get(process)
-        activity = tenant.activity if tenant else Activity()
+        activity = attrs.evolve(
+            tenant.activity if tenant else Activity(),
+            gpu_usec=self._usage.exact(process),
+            gpu_usec_estimate=self._usage.estimate(process),
+        )
         counts = self.managed.counts(process)
         if counts is None:
             return activity
@@ -306,8 +317,9 @@ async def open_gpus(
     for info in await nvml.gpus():
         if info.pci in cards:
             states = await deadline.call(partial(ChannelStates, system, cards[info.pci]))
+            usage = Usage(info.index, nvml, partial(Trace, system, cards[info.pci]))
             info = attrs.evolve(info, granule=GRANULE)
-            gpus.append(NvidiaGpu(info, cards[info.pci].gpu_id, nvml, census, states))
+            gpus.append(NvidiaGpu(info, cards[info.pci].gpu_id, nvml, census, states, usage))
         else:
             log.warning("GPU %d at %s is not in the driver's list", info.index, info.pci)
     async with trio.open_nursery() as nursery:

@@ -30,6 +30,7 @@ class Nvml:
             module = importlib.import_module("pynvml")
         self._nvml: Any = module
         self._deadline = Deadline("NVML", DEADLINE)
+        self._since: dict[int, int] = {}  # by GPU: the time of the last sample, microseconds by NVML
 
     async def open(self) -> None:
         """Loads the library. OSError(ENODEV) where there is none or no driver."""
@@ -42,6 +43,11 @@ class Nvml:
     async def usage(self, index: int) -> Mapping[int, int | None]:
         """Pid to bytes of GPU memory held, for each process with a context; None where the driver does not say."""
         return await self._call(partial(self._usage, index))
+
+    async def busy(self, index: int) -> Mapping[int, float]:
+        """Pid to the part of the time, from 0 to 1, that its kernels ran of late. It counts two that ran at once
+        twice, and says nothing of the driver's last second or so. OSError where the GPU takes no such samples."""
+        return await self._call(partial(self._busy, index))
 
     async def _call(self, function: Callable[[], T]) -> T:
         def translated() -> T:
@@ -100,6 +106,21 @@ class Nvml:
             before = usage.get(pid)
             usage[pid] = nbytes if before is None else before + (nbytes or 0)
         return usage
+
+    def _busy(self, index: int) -> Mapping[int, float]:
+        device = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        try:
+            samples = self._nvml.nvmlDeviceGetProcessUtilization(device, self._since.get(index, 0))
+        except self._nvml.NVMLError as error:
+            if error.value == self._nvml.NVML_ERROR_NOT_FOUND:
+                return {}  # none since the last
+            raise
+        shares: dict[int, float] = {}
+        for sample in samples:
+            if sample.timeStamp > self._since.get(index, 0):
+                shares[int(sample.pid)] = min(1.0, sample.smUtil / 100)
+        self._since[index] = max((int(sample.timeStamp) for sample in samples), default=self._since.get(index, 0))
+        return shares
 
 
 def _text(value: str | bytes) -> str:

@@ -15,6 +15,7 @@ import ctypes
 import enum
 import errno
 import fcntl
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ CONTROL_DEVICE = "/dev/nvidiactl"
 IOCTL_FREE = 0xC0104629
 IOCTL_CONTROL = 0xC020462A
 IOCTL_ALLOC = 0xC020462B
+IOCTL_MAP_MEMORY = 0xC038464E
 IOCTL_CARD_INFO = 0xC90046C8
 
 CLASS_ROOT = 0x41  # NV01_ROOT_CLIENT, cl0041.h
@@ -64,6 +66,10 @@ NVOS54 = struct.Struct("<IIIIQII")
 """RM_CONTROL (nvos.h): client@0, object@4, cmd@8, flags@12, params pointer@16, params size@24, status@28; 32 bytes."""
 NVOS21 = struct.Struct("<IIIIQII")
 """RM_ALLOC (nvos.h): root@0, parent@4, handle@8 (in and out), class@12, params@16, size@24, status@28; 32 bytes."""
+MAP_MEMORY = struct.Struct("<III4xQQQIIi4x")
+"""nv_ioctl_nvos33_parameters_with_fd (nv-unix-nvos-params-wrappers.h): client@0, device@4, memory@8, offset@16,
+length@24, address@32, status@40, flags@44, file to map with@48; 56 bytes."""
+MAP_READ_ONLY = 1  # NVOS33_FLAGS_ACCESS_READ_ONLY
 NVOS00 = struct.Struct("<IIII")
 """RM_FREE (nvos.h): root@0, parent@4, object@8, status@12; 16 bytes."""
 HANDLE_INFO = struct.Struct("<IIQ")
@@ -178,6 +184,12 @@ class System(Protocol):
     def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
         """ioctl(2) with an argument that the driver reads and writes."""
 
+    def map(self, fd: int, nbytes: int) -> memoryview:
+        """mmap(2), shared and to be read, of `nbytes` from the start. It outlives the descriptor."""
+
+    def pid_namespace(self) -> int:
+        """Inode of the pid namespace that we are in."""
+
     def close(self, fd: int) -> None:
         """close(2)."""
 
@@ -226,6 +238,12 @@ class LinuxSystem:
 
     def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
         fcntl.ioctl(fd, request, argument)
+
+    def map(self, fd: int, nbytes: int) -> memoryview:
+        return memoryview(mmap.mmap(fd, nbytes, prot=mmap.PROT_READ))
+
+    def pid_namespace(self) -> int:
+        return os.stat("/proc/self/ns/pid").st_ino
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -288,6 +306,14 @@ class Control:
         argument = bytearray(NVOS00.pack(client, parent, handle, Status.GENERIC.value))
         self._system.ioctl(self._fd, IOCTL_FREE, argument)
         check(NVOS00.unpack(argument)[3], "free")
+
+    def map_to(self, fd: int, client: int, memory: int, nbytes: int) -> None:
+        """RM_MAP_MEMORY, to be read through a mapping of `fd`: a file of the control device without another."""
+        argument = bytearray(
+            MAP_MEMORY.pack(client, client, memory, 0, nbytes, 0, Status.GENERIC.value, MAP_READ_ONLY, fd)
+        )
+        self._system.ioctl(self._fd, IOCTL_MAP_MEMORY, argument)
+        check(MAP_MEMORY.unpack(argument)[6], "map memory")
 
     def cards(self) -> Sequence[Card]:
         """The GPUs that the driver has, from NV_ESC_CARD_INFO."""

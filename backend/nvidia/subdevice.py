@@ -1,0 +1,40 @@
+"""A client of our own with the device objects of one GPU: where the controls that need no program's file are sent."""
+
+from __future__ import annotations
+
+import struct
+
+from backend.nvidia import rm
+
+_DEVICE, _SUBDEVICE = 0x5C000001, 0x5C000002
+
+
+class Subdevice:
+    """The open files and objects. OSError where the driver refuses one; nothing is left open then."""
+
+    HANDLE = _SUBDEVICE
+    """The subdevice of the GPU. Handles above it are free for what is allocated below `root`."""
+
+    def __init__(self, system: rm.System, card: rm.Card) -> None:
+        self._system = system
+        self._fds: list[int] = []
+        try:
+            # The driver wants the GPU's own file open before it makes a device object.
+            self._fds.append(system.open_gpu(card.minor))
+            self._fds.append(system.open_control())
+            self.control = rm.Control(system, self._fds[-1])
+            self.root = self.control.allocate(0, 0, 0, rm.CLASS_ROOT)
+            fields = self.control.query(self.root, self.root, rm.GPU_GET_ID_INFO, rm.ID_INFO, card.gpu_id, *[0] * 7)
+            device = struct.pack("<I52x", fields[2])  # NV0080_ALLOC_PARAMETERS, 56 bytes: device instance@0
+            self.control.allocate(self.root, self.root, _DEVICE, rm.CLASS_DEVICE, device)
+            subdevice = struct.pack("<I", fields[3])  # NV2080_ALLOC_PARAMETERS: subdevice instance@0
+            self.control.allocate(self.root, _DEVICE, _SUBDEVICE, rm.CLASS_SUBDEVICE, subdevice)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives back what it holds open: RM frees the objects with the file."""
+        for fd in self._fds:
+            self._system.close(fd)
+        self._fds.clear()

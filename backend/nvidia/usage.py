@@ -1,0 +1,102 @@
+"""How much of a GPU each process used: exact from the trace of context switches, else an estimate."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from backend.identity import Process, start_time
+from backend.nvidia.deadline import Deadline
+from backend.nvidia.nvml import Nvml
+from backend.nvidia.trace import Trace
+
+log = logging.getLogger(__name__)
+
+READ_S = 0.1
+"""Seconds between two looks at the trace: 0.3 ms of CPU each, and the ring has room for 40 of the busiest."""
+SAMPLE_S = 1.0
+"""Seconds between two looks at NVML's samples, which it takes about once a second."""
+DEADLINE = 2.0
+"""Seconds for one look."""
+
+
+class Usage:
+    """Microseconds on the engine of one GPU, by process."""
+
+    def __init__(self, index: int, nvml: Nvml, bind: Callable[[], Trace]) -> None:
+        self._index = index
+        self._nvml = nvml
+        self._bind = bind
+        self._trace: Trace | None = None
+        self._deadline = Deadline(f"the trace of GPU {index}", DEADLINE)
+        self._estimates: dict[int, float] = {}
+        self._sampled = False  # there are samples to be had
+
+    def exact(self, process: Process) -> int | None:
+        """What the trace says; None where there is none."""
+        return self._trace.residency.usec(process.pid) if self._trace is not None else None
+
+    def estimate(self, process: Process) -> int | None:
+        """What NVML's samples add up to, where there is no trace; None where there are no samples either."""
+        if self._trace is not None or not self._sampled:
+            return None
+        return int(self._estimates.get(process.pid, 0.0))
+
+    def forget(self, process: Process) -> None:
+        """The process is gone."""
+        self._estimates.pop(process.pid, None)
+        if self._trace is not None:
+            self._trace.residency.drop(process.pid)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Reads what there is until cancelled; started once that is known."""
+        try:
+            self._trace = await self._deadline.call(self._bind)
+        except OSError as error:
+            log.info("GPU %d: no trace of context switches, times are estimates: %s", self._index, error)
+        task_status.started()
+        try:
+            while self._trace is not None:
+                await trio.sleep(READ_S)
+                await self._read(self._trace)
+            await self._sample()
+        finally:
+            if self._trace is not None:
+                self._trace.close()
+
+    async def _read(self, trace: Trace) -> None:
+        try:
+            await self._deadline.call(trace.read)
+        except TimeoutError:
+            return  # the thread goes on, and so does the ring
+        except OSError as error:
+            log.warning("GPU %d: the trace of context switches ended: %s: times are estimates now", self._index, error)
+            self._trace = None
+            trace.close()
+        else:
+            trace.residency.prune(_lives)
+
+    async def _sample(self) -> None:
+        since = trio.current_time()
+        while True:
+            await trio.sleep(SAMPLE_S)
+            try:
+                shares = await self._nvml.busy(self._index)
+            except OSError as error:
+                log.log(logging.DEBUG if self._sampled else logging.INFO, "GPU %d: %s", self._index, error)
+                continue
+            now = trio.current_time()
+            self._sampled = True
+            for pid, share in shares.items():
+                self._estimates[pid] = self._estimates.get(pid, 0.0) + share * (now - since) * 1e6
+            since = now
+
+
+def _lives(pid: int) -> bool:
+    try:
+        start_time(pid)
+    except ProcessLookupError:
+        return False
+    return True
