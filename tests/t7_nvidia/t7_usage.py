@@ -1,0 +1,90 @@
+"""gpu_usec on a real GPU: exact, and nobody's time counted twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import attrs
+import pytest
+
+from tests.mounted import Mounted
+from tests.t7_nvidia.conftest import WANT, Worker
+from tests.t7_nvidia.t7_real_programs import group_of
+
+Start = Callable[..., Worker]
+
+SECONDS = 3.0
+
+
+@attrs.frozen
+class Used:
+    """What a worker did in a window."""
+
+    seconds: float
+    """On the engine, by gcgroup.stat."""
+    kernels: int
+    """That it completed, by itself."""
+
+
+def used(mount: Mounted, *workers: Worker, seconds: float = SECONDS) -> tuple[float, list[Used]]:
+    """The seconds of a window, and what each used of it."""
+
+    def look() -> tuple[float, list[tuple[int, int]]]:
+        texts = [(mount.group(worker.pid) / "gcgroup.stat").read_text() for worker in workers]
+        stats = [int(text.split("gpu_usec ")[1].split()[0]) for text in texts]
+        return time.monotonic(), list(zip(stats, [worker.finished for worker in workers], strict=True))
+
+    begin, before = look()
+    time.sleep(seconds)
+    end, after = look()
+    pairs = zip(before, after, strict=True)
+    return end - begin, [Used((b[0] - a[0]) / 1e6, b[1] - a[1]) for a, b in pairs]
+
+
+def test_two_programs_use_all_of_the_time(gpu_mount: Mounted, worker: Start) -> None:
+    both = [worker(), worker()]
+    for one in both:
+        group_of(gpu_mount, one)
+    window, (a, b) = used(gpu_mount, *both)
+    print(f"window {window:.3f} s: {a.seconds:.3f} + {b.seconds:.3f} = {100 * (a.seconds + b.seconds) / window:.2f} %")
+    assert a.seconds + b.seconds == pytest.approx(window, rel=0.02)
+    assert a.seconds / b.seconds == pytest.approx(a.kernels / b.kernels, rel=0.05)
+
+
+def test_it_follows_the_timeslices(gpu_mount: Mounted, worker: Start) -> None:
+    both = [worker(), worker()]
+    for one in both:
+        group_of(gpu_mount, one)
+    (gpu_mount.group(both[0].pid) / "compute.timeslice").write_text("8\n")
+    window, (a, b) = used(gpu_mount, *both)
+    print(
+        f"8 ms against 2.048: {a.seconds / window:.4f} + {b.seconds / window:.4f}, kernels {a.kernels / b.kernels:.3f}"
+    )
+    assert a.seconds + b.seconds == pytest.approx(window, rel=0.02)
+    assert a.seconds / b.seconds > 3
+
+
+def test_who_is_frozen_uses_nothing(gpu_mount: Mounted, worker: Start) -> None:
+    both = [worker(), worker()]
+    for one in both:
+        group_of(gpu_mount, one)
+    (gpu_mount.group(both[0].pid) / "compute.freeze").write_text("1\n")
+    time.sleep(0.2)
+    window, (a, b) = used(gpu_mount, *both)
+    print(f"frozen {a.seconds:.4f} s, the other {b.seconds:.4f} of {window:.4f} s")
+    (gpu_mount.group(both[0].pid) / "compute.freeze").write_text("0\n")
+    assert a.seconds <= 0.01 * window
+    assert b.seconds == pytest.approx(window, rel=0.02)
+
+
+def test_several_contexts_are_one_process(gpu_mount: Mounted, worker: Start) -> None:
+    both = [worker(), worker()]
+    both[0].set(WANT, 4)
+    both[0].started(4)
+    for one in both:
+        group_of(gpu_mount, one)
+    window, (a, b) = used(gpu_mount, *both)
+    print(f"4 contexts against 1: {a.seconds / window:.4f} + {b.seconds / window:.4f}")
+    assert a.seconds + b.seconds == pytest.approx(window, rel=0.02)
+    assert a.seconds > 3 * b.seconds
