@@ -27,43 +27,65 @@ class Level:
 
 @attrs.frozen
 class Contender:
-    """A process that has a context on the GPU."""
+    """A process that has a context on the GPU, and that nobody froze."""
 
     process: Process
     """Who."""
     path: tuple[Level, ...]
     """From the slice below the root down to the process itself."""
+    explicit: bool = False
+    """Whether compute.timeslice is set on its path: its timeslice is not the scheduler's."""
     active: bool = True
     """Whether it has wanted the GPU of late."""
+    present: bool = True
+    """Whether it has within a longer time: others of worse priority wait for it."""
 
 
-def strata(contenders: Sequence[Contender]) -> Iterator[Mapping[Process, float]]:
-    """The best first: those whose work goes before that of everybody in the next, each with the part of the GPU that it
-    has while nobody of a better one wants it. The parts of those that are active add up to 1."""
+Layer = Mapping[Process, float]
+"""Those whose work goes before that of everybody in the next, each with its part of what they have together."""
+
+
+def strata(contenders: Sequence[Contender]) -> Iterator[Layer]:
+    """The layers, the best first. The parts of those in a layer that are active add up to 1. Who is not active has the
+    part that he would have if he were: it is there when he comes. So does who is of a better priority and not present:
+    in his stead the next priority of the same parent is in the layer."""
     rest = list(contenders)
     while rest:
-        best = _split(rest, 0, 1.0)
-        yield best
-        rest = [one for one in rest if one.process not in best]
+        best = _leading(rest, 0)
+        yield _parts(best, 0, 1.0)
+        chosen = {one.process for one in best}
+        rest = [one for one in rest if one.process not in chosen]
 
 
-def _split(contenders: Sequence[Contender], depth: int, part: float) -> dict[Process, float]:
-    """The best of those that have the same path up to `depth`, with their parts of `part`."""
-    siblings: dict[Hashable, list[Contender]] = {}
-    for one in contenders:
-        siblings.setdefault(one.path[depth].group, []).append(one)
-    levels = {group: members[0].path[depth] for group, members in siblings.items()}
-    first = min(level.priority for level in levels.values())
-    chosen = {group: level.weight for group, level in levels.items() if level.priority == first}
-    active = {group for group in chosen if any(one.active for one in siblings[group])}
-    total = sum(chosen[group] for group in active)
+def _siblings(members: Sequence[Contender], depth: int) -> Mapping[Hashable, list[Contender]]:
+    """The members of each group of a level."""
+    groups: dict[Hashable, list[Contender]] = {}
+    for one in members:
+        groups.setdefault(one.path[depth].group, []).append(one)
+    return groups
+
+
+def _leading(members: Sequence[Contender], depth: int) -> list[Contender]:
+    """Those of members of one parent that are in the best layer: of the best priority at each level."""
+    present = [one for one in members if one.present] or members
+    first = min(one.path[depth].priority for one in present)
+    leading: list[Contender] = []
+    for group in _siblings([one for one in members if one.path[depth].priority <= first], depth).values():
+        leading += group if len(group[0].path) == depth + 1 else _leading(group, depth + 1)
+    return leading
+
+
+def _parts(members: Sequence[Contender], depth: int, part: float) -> dict[Process, float]:
+    """The parts of `part` that the members of one parent have, by weight."""
+    siblings = _siblings(members, depth)
+    weights = {group: below[0].path[depth].weight for group, below in siblings.items()}
+    active = {group for group, below in siblings.items() if any(one.active for one in below)}
+    total = sum(weights[group] for group in active)
     parts: dict[Process, float] = {}
-    for group, weight in chosen.items():
-        # Who does not want it has the part that he would have if he did: it is there when he comes.
-        mine = part * weight / (total if group in active else total + weight)
-        leaves = [one for one in siblings[group] if len(one.path) == depth + 1]
-        if leaves:
-            parts.update((one.process, mine) for one in leaves)
+    for group, below in siblings.items():
+        mine = part * weights[group] / (total if group in active else total + weights[group])
+        if len(below[0].path) == depth + 1:
+            parts[below[0].process] = mine
         else:
-            parts.update(_split(siblings[group], depth + 1, mine))
+            parts.update(_parts(below, depth + 1, mine))
     return parts

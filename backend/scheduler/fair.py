@@ -1,0 +1,136 @@
+"""Timeslices of those who share: in the proportion of their parts, corrected by what they were measured to use.
+
+The runlist is round robin, so slices decide as long as everybody has something to do. They do not say all: each switch
+to a context costs its engine time (197 us on an H200, docs/nvidia.md), so a program of four contexts uses more than
+its slice. What each used is therefore compared with what it was to have (Ghost, section 4.3: credits), and slices are
+changed where the difference cannot be that one had its turn just before the end of what was measured, and another not.
+So nothing oscillates, and among programs that go on as before nothing is done at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from backend.identity import Process
+from backend.scheduler.shares import Layer
+from backend.scheduler.use import ACTIVE_US, Use
+
+ROUND_US = 60_000
+"""A round of those who have always something to do: three lose 1 % of it to switches."""
+SHORT_ROUND_US = 8_000
+"""A round in which somebody comes and goes: he waits for so long at most."""
+ROUND_MOST_US = 250_000
+"""A round of very different parts, so that the smallest is a slice worth switching for."""
+SLICE_US = 1_000
+"""... which is this."""
+SLICE_LEAST_US = 50
+"""What the smallest part has in a round of ROUND_MOST_US, however small it is."""
+LOOK_US = 1_000_000
+"""What was used is looked at over no less than this."""
+MEMORY_US = 8_000_000
+"""... and after so long what was before counts half."""
+FULL = 0.8
+"""Who uses so much of its part has always something to do."""
+SOME = 0.5
+"""Who uses less comes and goes."""
+LIVELY_US = 5_000_000
+"""For so long after somebody came and went rounds stay short."""
+TOLERANCE = 0.01
+"""What use and part may differ by, besides a slice that was, or was not, in what was measured."""
+STEP = (0.8, 1.25)
+"""How much a slice is corrected by at once."""
+BOUND = (0.25, 4.0)
+"""... and altogether."""
+
+
+@attrs.define
+class Fair:
+    """Those who share at one time."""
+
+    _parts: Layer = attrs.field(factory=dict)
+    _gains: dict[Process, float] = attrs.field(factory=dict)
+    _used: dict[Process, float] = attrs.field(factory=dict)
+    _slices: dict[Process, int] = attrs.field(factory=dict)
+    _measured: int = 0  # microseconds that _used is of
+    _looked: int = 0  # microseconds since it was looked at
+    _lively: int = 0  # microseconds for which rounds are still to be short
+
+    def slices(
+        self, window_us: int, layer: Layer, use: Use, explicit: set[Process], default_us: int, floors: tuple[int, int]
+    ) -> Mapping[Process, int]:
+        """Timeslices, microseconds, 0 for the driver's default; of who has one that he was given by hand, 0.
+
+        `floors` are the least that a round of those who come and go, and one of the others, is long.
+        """
+        active = {process: part for process, part in layer.items() if use.wants(process, ACTIVE_US)}
+        if explicit & layer.keys():
+            return self._beside_explicit({p: part for p, part in layer.items() if p not in explicit}, default_us)
+        if len(active) < 2 and not any(floors):
+            return dict.fromkeys(layer, 0)  # alone it runs on, whatever its slice is
+        if active != self._parts:
+            self._begin(active)
+        self._lively = max(0, self._lively - window_us)
+        self._measure(window_us, use)
+        short, long = max(SHORT_ROUND_US, floors[0]), max(ROUND_US, floors[1])
+        length = short if self._lively else long
+        weighted = {process: part * self._gains.get(process, 1.0) for process, part in layer.items()}
+        whole = sum(weighted[process] for process in active) or 1.0
+        smallest = min(weighted.values()) / whole
+        if smallest * length < SLICE_US:
+            length = max(length, min(ROUND_MOST_US, round(SLICE_US / smallest)))
+        self._slices = {p: max(SLICE_LEAST_US, round(length * part / whole)) for p, part in weighted.items()}
+        return self._slices
+
+    def _beside_explicit(self, layer: Layer, default_us: int) -> Mapping[Process, int]:
+        """Who set a timeslice set it against those that the driver gives: these are the measure then."""
+        self._begin({})
+        mean = sum(layer.values()) / max(1, len(layer))
+        counted = {process: round(default_us * part / mean) for process, part in layer.items()}
+        return {process: 0 if us == default_us else max(SLICE_LEAST_US, us) for process, us in counted.items()}
+
+    def _begin(self, parts: Layer) -> None:
+        self._parts = dict(parts)
+        self._gains = {process: gain for process, gain in self._gains.items() if process in parts}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._used = dict.fromkeys(self._parts, 0.0)
+        self._measured = self._looked = 0
+
+    def _measure(self, window_us: int, use: Use) -> None:
+        """Charges what was used; where anybody's use is unknown rounds are short, and slices what parts say."""
+        windows = {process: use.used(process) for process in self._parts}
+        if any(used is None for used in windows.values()):
+            if window_us and not use.samples.keys().isdisjoint(self._parts):
+                self._lively = LIVELY_US
+            return
+        for process, used in windows.items():
+            self._used[process] += used or 0
+        self._measured += window_us
+        self._looked += window_us
+        if self._looked >= LOOK_US:
+            self._looked = 0
+            self._look()
+        if self._measured >= MEMORY_US:
+            self._used = {process: used / 2 for process, used in self._used.items()}
+            self._measured //= 2
+
+    def _look(self) -> None:
+        total, whole = sum(self._used.values()), sum(self._parts.values())
+        had = {process: self._used[process] / (part / whole * total or 1.0) for process, part in self._parts.items()}
+        if any(used < SOME for used in had.values()):
+            self._lively = LIVELY_US
+        full = [process for process, used in had.items() if used >= FULL]
+        spent, parts = sum(self._used[p] for p in full), sum(self._parts[p] for p in full)
+        due = {process: self._parts[process] / parts * spent for process in full}
+        wrong = any(
+            abs(self._used[process] - us) > self._slices.get(process, 0) + TOLERANCE * us for process, us in due.items()
+        )
+        if wrong:
+            for process, us in due.items():
+                step = min(STEP[1], max(STEP[0], us / self._used[process]))
+                gain = self._gains.get(process, 1.0) * step
+                self._gains[process] = min(BOUND[1], max(BOUND[0], gain))
+            self._forget()

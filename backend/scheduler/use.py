@@ -1,0 +1,60 @@
+"""What is remembered of the use that processes make of a GPU: who wants it, and who has enough to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from backend.identity import Process
+
+ACTIVE_US = 2_000_000
+"""Who used nothing for so long does not share: his part is for the others until he comes."""
+HUNGRY_US = 300_000
+"""Who could, and used nothing for so long, has nothing to do now. The trace of a real GPU is up to 0.2 s late."""
+LEAD_US = 5_000_000
+"""Who used nothing for so long has those of worse priority share as if he were not there."""
+
+
+@attrs.frozen
+class Sample:
+    """What one process did in a window of time."""
+
+    used_us: int | None = None
+    """Microseconds on the engine; None where the machine cannot tell."""
+    waiting: bool | None = None
+    """Whether it has work at the end of the window that is not done; None where the machine cannot tell."""
+
+
+class Use:
+    """All processes of one GPU."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Process, int] = {}  # microseconds on the runlist without any use, up to now
+        self._off: set[Process] = set()
+        self.samples: Mapping[Process, Sample] = {}
+        """Of the last window."""
+
+    def observe(self, window_us: int, contenders: Iterable[Process], samples: Mapping[Process, Sample]) -> None:
+        """A window has passed. Who is new wants the GPU until he has shown otherwise, and so does who is off the
+        runlist, since he cannot show it."""
+        self.samples = samples
+        idle: dict[Process, int] = {}
+        for process in contenders:
+            sample = samples.get(process, Sample())
+            nothing = sample.used_us == 0 and not sample.waiting
+            counts = nothing and process in self._idle and process not in self._off
+            idle[process] = self._idle[process] + window_us if counts else 0
+        self._idle = idle
+
+    def placed(self, off: Iterable[Process]) -> None:
+        """Who is off the runlist from now on."""
+        self._off = set(off)
+
+    def wants(self, process: Process, within_us: int) -> bool:
+        """Whether a process has used the GPU, or could not, in the last `within_us` microseconds."""
+        return self._idle.get(process, 0) < within_us
+
+    def used(self, process: Process) -> int | None:
+        """Microseconds in the last window; None where the machine cannot tell."""
+        return self.samples.get(process, Sample()).used_us
