@@ -20,7 +20,8 @@ from backend.offers import Offers
 from backend.population import Population
 from backend.protocols import Gpu, Ledger, Policy
 from backend.reclaimer import Reclaimer
-from backend.records import Activity, Books, Capability, Channel, Footprint
+from backend.records import Activity, Books, Capability, Channel, Footprint, Throttled
+from backend.scheduler.schedulers import Schedulers
 from backend.traffic import Traffic
 from backend.turns import Turns
 
@@ -36,7 +37,9 @@ OF_MEMORY = frozenset(("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gm
 class Controller:
     """See the module. One a mount; everything on the trio thread but what a Gpu hands to threads of its own."""
 
-    def __init__(self, ledger: Ledger, gpus: Iterable[Gpu], *, seconds: float = DEADLINE_S) -> None:
+    def __init__(
+        self, ledger: Ledger, gpus: Iterable[Gpu], seconds: float = DEADLINE_S, scheduler: bool = True
+    ) -> None:
         self.ledger = ledger
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
         for gpu in self.gpus.values():
@@ -54,6 +57,7 @@ class Controller:
         self._writers: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, seconds)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, seconds)
+        self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
         self._offers = Offers(ledger, self.gpus, self.population)
         self._traffic = Traffic(
             ledger, self.gpus, self.population, self._follower, self._reclaimer, self._offers, self._tell
@@ -72,6 +76,7 @@ class Controller:
                 nursery.start_soon(self._reclaimer.background.run)
                 nursery.start_soon(self._traffic.follow_cgroups)
                 nursery.start_soon(self._offers.run)
+                nursery.start_soon(self._schedulers.run)
                 nursery.start_soon(self.ledger.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
@@ -116,6 +121,10 @@ class Controller:
             return self.books(group).timeslice_us
         return self._follower.applied(group).timeslice_us
 
+    def throttled(self, group: Group) -> Throttled:
+        """How much a process, or those of a slice, were kept off the runlist by the scheduler."""
+        return self._schedulers.throttled(group.gpu, self.population.below(group))
+
     def is_frozen(self, group: Group) -> bool:
         """Whether nothing of the group can run now."""
         return self._follower.is_frozen(group)
@@ -126,11 +135,7 @@ class Controller:
 
     def capabilities(self) -> Mapping[str, Capability]:
         """What each control does on this machine: with several GPUs, the weakest counts."""
-        tables = [gpu.capabilities() for gpu in self.gpus.values()]
-        names = sorted({name for table in tables for name in table})
-        return {
-            name: Capability.weakest([table.get(name, Capability.UNSUPPORTED) for table in tables]) for name in names
-        }
+        return self._schedulers.weakest()
 
     # The directories
 
@@ -207,6 +212,12 @@ class Controller:
         async with self._asked(group, frozen=frozen):
             await self._follower.apply(group)
 
+    async def set_share(self, group: Group, control: str, value: int) -> None:
+        """compute.priority, compute.weight: returns once it is in the books; the scheduler acts on it right after."""
+        self.require(group, control)
+        async with self._asked(group, **{control.removeprefix("compute."): value}):
+            pass
+
     def require(self, group: Group, control: str) -> None:
         """EOPNOTSUPP where this GPU cannot do what `control` says, of this program; ENODEV when the group is gone.
 
@@ -214,7 +225,7 @@ class Controller:
         """
         self.ledger.books(group)
         gpu, process = self.gpus[group.gpu], group.node
-        if gpu.capabilities().get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
+        if self._schedulers.capabilities(gpu).get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
             raise fail(errno.EOPNOTSUPP)
         if isinstance(process, Process) and control in OF_MEMORY and not gpu.manages(process):
             resident = self.population.resident(process)
@@ -252,7 +263,8 @@ class Controller:
                 if isinstance(group.node, Slice) and self.population.holds(group):
                     self.population.keep(group.node)
             finally:
-                lock.release()
+                turn.release()
+                self._schedulers.poke(group.gpu)
 
     def _take_back(self, group: Group, before: Mapping[str, int | bool]) -> None:
         """A write failed: the books say again what they said, and the hardware is to follow."""
@@ -379,7 +391,8 @@ class Controller:
     def _forget(self, group: Group) -> None:
         self._follower.forget(group)
         self._reclaimer.forget(group)
-        self._writers.pop(group, None)
+        self._schedulers.forget(group)
+        self._turns.pop(group, None)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import trio
 
@@ -13,7 +13,7 @@ from backend.errors import fail
 from backend.identity import Group, Process, Slice
 from backend.population import Population, Resident
 from backend.protocols import Gpu, Inherited, Ledger
-from backend.records import Channel, Wanted
+from backend.records import NOWHERE, Channel, Place, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +40,12 @@ class Follower:
         self._locks: dict[Group, trio.Lock] = {}
         self._frozen: set[Group] = set()  # as compute.events last said
         self._doubtful: set[Group] = set()  # detached at most in part: the lever has not returned, or failed
+        self._places: dict[Group, Place] = {}  # what the scheduler adds to what is asked for
         self._inherited: set[Group] = set()  # as another daemon left it, in the books: no lever was pulled here yet
         self.background = Background("compute", population, self.apply, seconds)
         """For what changed without a writer."""
+        self.watcher: Callable[[int], None] = lambda gpu: None
+        """Who is told that somebody came to a GPU, left it or moved there, or that something is asked."""
 
     def take_over(self, inherited: Iterable[Inherited]) -> None:
         """Groups of an earlier daemon. What it applied holds, until they are followed for the first time: then each
@@ -50,7 +53,10 @@ class Follower:
         for one in inherited:
             if isinstance(one.group.node, Process):
                 self._inherited.add(one.group)
-                self._remember(one.group, one.applied)
+                applied = one.applied
+                if applied.frozen and not self.wanted(one.group).frozen:  # that was the scheduler of that daemon
+                    applied = Wanted(False, applied.timeslice_us, off=True)
+                self._remember(one.group, applied)
                 if one.doubtful:
                     self._doubtful.add(one.group)
 
@@ -59,7 +65,8 @@ class Follower:
         return self._applied.get(group, UNTOUCHED)
 
     def wanted(self, group: Group) -> Wanted:
-        """What the path above a process adds up to: frozen by any level, the shortest of the timeslices.
+        """What the path above a process adds up to: frozen by any level, the shortest of the timeslices, or, where none
+        is asked for, the scheduler's.
 
         A slice's timeslice is shared by the processes below it that have a context, as a process's is by its TSGs.
         """
@@ -72,7 +79,32 @@ class Follower:
                     sharers = sum(group.gpu in resident.contexts for resident in self._population.below(level))
                     us = max(self._gpus[group.gpu].info.timeslice_min_us, us // max(1, sharers))
                 shortest = min(shortest or us, us)
-        return Wanted(frozen, shortest)
+        place = self._places.get(group, NOWHERE)
+        return Wanted(frozen, shortest or place.timeslice_us, place.off)
+
+    # What the scheduler has a say in
+
+    def place(self, group: Group) -> Place:
+        """What the scheduler has a process have."""
+        return self._places.get(group, NOWHERE)
+
+    def schedule(self, group: Group, place: Place) -> None:
+        """From now on that is what it has it have: wanted, and not applied yet."""
+        if place == NOWHERE:
+            self._places.pop(group, None)
+        else:
+            self._places[group] = place
+
+    def scheduled(self, gpu: int) -> Sequence[Process]:
+        """Whom the scheduler of a GPU has a place for."""
+        return [group.node for group in self._places if group.gpu == gpu and isinstance(group.node, Process)]
+
+    def fall_back(self, group: Group) -> None:
+        """The scheduler's part does not hold: no more is wanted of it than what does, and that it runs."""
+        applied = self.applied(group)
+        self.schedule(group, Place(applied.timeslice_us))
+        if applied.off:  # perhaps
+            self.background.later(group)
 
     def is_frozen(self, group: Group) -> bool:
         """Whether nothing of a group can run: every process frozen, or, without any, frozen by its path."""
@@ -120,16 +152,18 @@ class Follower:
             again = group in self._inherited
             if again or wanted.timeslice_us != applied.timeslice_us:
                 await gpu.set_timeslice(process, wanted.timeslice_us)
-                self._remember(group, Wanted(applied.frozen, wanted.timeslice_us))
-            if wanted.frozen and (again or not applied.frozen or group in self._doubtful):
+                self._remember(group, Wanted(applied.frozen, wanted.timeslice_us, applied.off))
+            if wanted.detached and (again or not applied.detached or group in self._doubtful):
                 self._remember(group, wanted)  # before the lever moves: one that is half frozen must be thawed too
                 self._doubtful.add(group)
                 await gpu.detach(process)
                 self._doubtful.discard(group)
-            elif not wanted.frozen and (again or applied.frozen):
+            elif not wanted.detached and (again or applied.detached):
                 await gpu.attach(process)
                 self._doubtful.discard(group)
                 self._remember(group, wanted)
+            elif wanted != applied:
+                self._remember(group, wanted)  # it is off, or on, the runlist for another reason
             self._inherited.discard(group)
 
     def _remember(self, group: Group, applied: Wanted) -> None:
@@ -148,6 +182,7 @@ class Follower:
 
     def sharers_changed(self, group: Group) -> None:
         """A process came to, or left, this path: the others' parts of a slice's timeslice change."""
+        self.watcher(group.gpu)
         for level in self._population.path(group):
             if isinstance(level.node, Slice) and self._ledger.books(level).timeslice_us:
                 self.background.later(level)
@@ -165,6 +200,7 @@ class Follower:
                 nursery.start_soon(one, group)
         self._applied.clear()
         self._inherited.clear()
+        self._places.clear()
         return not kept
 
     async def _release_one(self, group: Group) -> bool:
@@ -172,7 +208,7 @@ class Follower:
         applied, inherited = self.applied(group), group in self._inherited
         assert isinstance(process, Process)
         try:
-            if inherited or applied.frozen:
+            if inherited or applied.detached:
                 await gpu.attach(process)
             if inherited or applied.timeslice_us:
                 await gpu.set_timeslice(process, 0)
@@ -186,6 +222,7 @@ class Follower:
     def forget(self, group: Group) -> None:
         """The group is gone."""
         self._applied.pop(group, None)
+        self._places.pop(group, None)
         self._locks.pop(group, None)
         self._frozen.discard(group)
         self._doubtful.discard(group)

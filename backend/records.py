@@ -193,9 +193,43 @@ class Wanted:
     """The compute state that the whole path above a process adds up to, on one GPU."""
 
     frozen: bool
-    """Its TSGs are to be off the runlist."""
+    """Its TSGs are to be off the runlist: somebody asked for it."""
     timeslice_us: int
     """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
+    off: bool = False
+    """The scheduler keeps its TSGs off the runlist, frozen or not."""
+
+    @property
+    def detached(self) -> bool:
+        """Whether its TSGs are to be off the runlist, for whatever reason."""
+        return self.frozen or self.off
+
+
+@attrs.frozen
+class Place:
+    """What the scheduler has a process have, where nobody asks for anything else."""
+
+    timeslice_us: int = 0
+    """Longest run in a round, over all its TSGs, microseconds; 0 the driver's default."""
+    off: bool = False
+    """Off the runlist."""
+
+
+NOWHERE = Place()
+"""What somebody has whom the scheduler leaves alone."""
+
+
+@attrs.frozen
+class Throttled:
+    """How much a process, or those of a slice, were kept off the runlist by the scheduler (cgroup-v2.rst, cpu.stat)."""
+
+    times: int = 0
+    """How often."""
+    usec: int = 0
+    """For how long, microseconds."""
+
+    def __add__(self, other: Throttled) -> Throttled:
+        return Throttled(self.times + other.times, self.usec + other.usec)
 
 
 def _total(a: int | None, b: int | None) -> int | None:

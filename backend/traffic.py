@@ -137,4 +137,5 @@ class Traffic:
         owner of a slice may in the kernel's."""
         if self._population.holds(group):
             self._follower.background.later(group)
+            self._follower.watcher(group.gpu)
             self._reclaimer.background.later(group)

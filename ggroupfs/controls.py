@@ -94,7 +94,7 @@ def _compute_events(controller: Controller, group: Group) -> str:
 
 
 def _gcgroup_stat(controller: Controller, group: Group) -> str:
-    activity = controller.activity(group)
+    activity, throttled = controller.activity(group), controller.throttled(group)
     return values.flat_keyed(
         {
             "submitted": activity.submitted,
@@ -106,6 +106,8 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "tsgs": activity.tsgs,
             "channels": activity.channels,
             "attached": activity.attached,
+            "nr_throttled": throttled.times,
+            "throttled_usec": throttled.usec,
             "managed": int(activity.managed),
         }
     )
@@ -119,6 +121,11 @@ def _refused(name: str) -> Apply:
         raise AssertionError(f"{name} is said to be supported, but nothing applies it")
 
     return apply
+
+
+def _share(name: str) -> Apply:
+    """A control that the scheduler acts on."""
+    return lambda controller, group, value: controller.set_share(group, name, value)
 
 
 def _device(word: str) -> str:
@@ -179,7 +186,7 @@ CONTROLS = (
         0o644,
         _books(lambda books: books.priority),
         lambda word: values.integer(word, 0, 15),
-        _refused("compute.priority"),
+        _share("compute.priority"),
         lever=True,
     ),
     Control(
@@ -187,7 +194,7 @@ CONTROLS = (
         0o644,
         _books(lambda books: books.weight),
         lambda word: values.integer(word, 1, 10000),
-        _refused("compute.weight"),
+        _share("compute.weight"),
         lever=True,
     ),
     Control("compute.migrate", 0o200, None, _device, _refused("compute.migrate"), lever=True),

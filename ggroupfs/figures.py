@@ -82,6 +82,10 @@ class Figures:
     """Channels in them."""
     attached: int | None = None
     """TSGs that are on the runlist."""
+    nr_throttled: int | None = None
+    """Times that the scheduler took it off the runlist."""
+    throttled_usec: int | None = None
+    """For how long, microseconds."""
     managed: bool | None = None
     """Whether its memory can be moved."""
     events: Mapping[str, int] | None = None
@@ -137,7 +141,9 @@ SOURCES: Mapping[str, Source] = {
     "compute.events": _keyed("frozen populated"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
-    "gcgroup.stat": _keyed("submitted finished pending gpu_usec timeslice_usec tsgs channels attached managed"),
+    "gcgroup.stat": _keyed(
+        "submitted finished pending gpu_usec timeslice_usec tsgs channels attached nr_throttled throttled_usec managed"
+    ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""
 

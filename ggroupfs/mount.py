@@ -126,7 +126,8 @@ async def _controller(options: MountOptions, mountpoint: str) -> tuple[Controlle
     except OSError as error:
         raise MountError(error.strerror) from None
     try:
-        return Controller(backend.ledger, backend.gpus, seconds=options.deadline), backend
+        controller = Controller(backend.ledger, backend.gpus, seconds=options.deadline, scheduler=options.scheduler)
+        return controller, backend
     except OSError as error:
         backend.ledger.close()
         raise MountError(error.strerror) from None

@@ -43,6 +43,8 @@ class MountOptions:
     """Where programs of the GPUs connect; by default under /run/ggroupfs, by the mount's device number."""
     deadline: float = DEADLINE_S
     """Seconds that the hardware has to answer a write."""
+    scheduler: bool = True
+    """Whether priorities and weights decide who has the GPU."""
     units: bool = True
     """Whether files configure slices."""
     units_wait: float = WAIT_S
@@ -87,6 +89,8 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         return attrs.evolve(options, socket=Path(_something(value)))
     elif key == "deadline":
         return attrs.evolve(options, deadline=_seconds(value))
+    elif key == "scheduler":
+        return attrs.evolve(options, scheduler=_one_of(("on", "off"), value) == "on")
     elif key == "units":
         return attrs.evolve(options, units=_one_of(("auto", "no"), value) == "auto")
     elif key == "units.wait":

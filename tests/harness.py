@@ -350,6 +350,7 @@ class Harness:
             "slices": len(population._slices),
             "accounts": len(self.ledger._accounts),
             "applied": len(follower._applied),
+            "scheduled": len(follower._places),
             "follower locks": len(follower._locks),
             "shown as frozen": len(follower._frozen),
             "to be applied": len(follower.background),
@@ -378,7 +379,9 @@ class Harness:
             if isinstance(gpu, StubGpu):
                 for process in gpu.detached:
                     path = population.path(Group(index, process))
-                    assert any(self.ledger.books(level).frozen for level in path), f"{process} is frozen by nobody"
+                    off = self.controller._follower.place(Group(index, process)).off
+                    frozen = any(self.ledger.books(level).frozen for level in path)
+                    assert frozen or off, f"{process} is frozen by nobody"
             if isinstance(gpu, SoftGpu):
                 for process, tenant in gpu._tenants.items():
                     books, page = self.ledger.books(Group(index, process)), gpu.config.page
@@ -393,6 +396,7 @@ async def running(
     world: World | None = None,
     mountpoint: Path | None = None,
     poll: bool = True,
+    scheduler: bool = False,
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
@@ -406,7 +410,7 @@ async def running(
         mock.patch.object(backend.traffic, "cgroup_of", world.cgroup_of),
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
-        controller = Controller(ledger, gpus or [SoftGpu(0, SoftConfig(capacity=64 * MIB))])
+        controller = Controller(ledger, gpus or [SoftGpu(0, SoftConfig(capacity=64 * MIB))], scheduler=scheduler)
         tree, events = Tree(controller), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))

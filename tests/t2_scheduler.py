@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.identity import Process
+from backend.records import Place
 from backend.scheduler.bucket import Bucket
-from backend.scheduler.core import FILLER_US, Core, Place
+from backend.scheduler.core import FILLER_US, Core
 from backend.scheduler.shares import Contender, Level, strata
 from backend.scheduler.use import Sample
 from backend.soft.runlist import US, Runlist, Tsg

@@ -62,9 +62,9 @@ class Machine:
         self.ledger = SurvivingLedger(*gpus)
         self.world = World()
 
-    def daemon(self, *gpus: Gpu) -> contextlib.AbstractAsyncContextManager[Harness]:
+    def daemon(self, *gpus: Gpu, scheduler: bool = False) -> contextlib.AbstractAsyncContextManager[Harness]:
         """The next one, on the same GPUs or on these."""
-        return running(*(gpus or self.gpus), ledger=self.ledger, world=self.world)
+        return running(*(gpus or self.gpus), ledger=self.ledger, world=self.world, scheduler=scheduler)
 
 
 def owner(uid: int, gid: int = 0) -> SimpleNamespace:

@@ -41,8 +41,6 @@ TOLERANCE = 0.25
 LIBRARY = "moves the memory of programs that `ggroupfs run` starts, by a library in them; that of others is pinned"
 OF_MEMORY = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd")
 UNSUPPORTED = {
-    "compute.priority": "the stock driver has no lever for it, and no scheduler is built on timeslices yet",
-    "compute.weight": "the stock driver has no lever for it, and no scheduler is built on timeslices yet",
     "compute.migrate": "not built yet",
 }
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from backend.identity import Process
+from backend.records import NOWHERE, Place
 from backend.scheduler.fair import Fair
 from backend.scheduler.filler import Filler
 from backend.scheduler.shares import Contender, strata
@@ -24,20 +25,6 @@ LIVELY_LEADER_US = 20_000
 """... where several of them come and go."""
 FILLER_US = 50
 """The slice of who fills what is left."""
-
-
-@attrs.frozen
-class Place:
-    """What the scheduler has a process have."""
-
-    timeslice_us: int = 0
-    """Longest run in a round, over all its TSGs, microseconds; 0 the driver's default."""
-    off: bool = False
-    """Off the runlist."""
-
-
-NOWHERE = Place()
-"""What somebody has whom the scheduler leaves alone."""
 
 
 class Core:

@@ -35,7 +35,7 @@ ENFORCED = (
     "compute.timeslice",
     "compute.freeze",
 )
-UNSUPPORTED = ("compute.priority", "compute.weight", "compute.migrate")
+UNSUPPORTED = ("compute.migrate",)
 
 PAGES_AT_ONCE = 64
 """Pages worked on before everybody else has a turn."""

@@ -1,0 +1,233 @@
+"""The scheduler of one GPU at work: looks at what was used, asks the core, and has the Follower make it hold.
+
+It acts rarely. Each change is a call of the driver that takes 1 to 2 ms, in which nobody else on the GPU is disturbed,
+but the driver's locks are held: no more than CALLS of them are made in any second.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import attrs
+import trio
+
+from backend.deadline import deadline
+from backend.follower import Follower
+from backend.identity import ROOT, Group, Process
+from backend.population import Population
+from backend.protocols import Gpu, Ledger
+from backend.records import NOWHERE, Place, Throttled
+from backend.scheduler.bucket import Bucket
+from backend.scheduler.core import Core
+from backend.scheduler.shares import Contender, Level
+from backend.scheduler.use import Sample
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+"""Seconds between two looks while things change: the trace of a real GPU is read as often."""
+CALM_TICK_S = 0.25
+"""... and after CALM looks that changed nothing."""
+CALM = 10
+EACH_S = 0.001
+"""... and for each contender at least so much, so that a thousand of them cost no more of a CPU than ten."""
+SETTLE_S = 0.01
+"""Who come together are looked at together."""
+RATE, BURST = 30, 20
+"""Levers moved a second, and at once: no more than 50 in any second."""
+AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
+"""After so long a lever that failed is tried again; each time twice as long, up to the second."""
+
+
+@attrs.define
+class Failure:
+    """A process whose levers do not move."""
+
+    again: float
+    """When they are tried again, seconds."""
+    wait: float
+    """For how long that was put off."""
+
+
+@attrs.define
+class Throttle:
+    """What is counted of one process."""
+
+    times: int = 0
+    """Times it was taken off the runlist."""
+    usec: int = 0
+    """For how long, microseconds, but for the last time."""
+    since: float | None = None
+    """When it was taken off, seconds; None while it is there."""
+
+
+class Scheduler:
+    """See the module. It leaves a GPU alone on which fewer than two processes could run."""
+
+    def __init__(self, gpu: Gpu, ledger: Ledger, population: Population, follower: Follower, seconds: float) -> None:
+        """`seconds` is what a lever may take."""
+        self._gpu = gpu
+        self._index = gpu.info.index
+        self._ledger = ledger
+        self._population = population
+        self._follower = follower
+        self._seconds = seconds
+        self._core = Core(gpu.info.timeslice_default_us)
+        self._bucket = Bucket(RATE, BURST)
+        self._contenders: Sequence[Contender] = ()
+        self._last: dict[Process, tuple[int | None, int | None]] = {}  # time used so far, and its estimate
+        self._looked = 0.0
+        self._failures: dict[Process, Failure] = {}
+        self._throttles: dict[Process, Throttle] = {}
+        self._poked = trio.Event()
+
+    def poke(self) -> None:
+        """Somebody came, went or moved, or what is asked of a group changed."""
+        self._poked.set()
+
+    def throttled(self, process: Process) -> Throttled:
+        """How often, and for how long, a process was kept off the runlist by others who go before it."""
+        throttle = self._throttles.get(process)
+        if throttle is None:
+            return Throttled()
+        now = 0.0 if throttle.since is None else trio.current_time() - throttle.since
+        return Throttled(throttle.times, throttle.usec + int(now * 1e6))
+
+    def forget(self, process: Process) -> None:
+        """The process is gone."""
+        self._throttles.pop(process, None)
+        self._failures.pop(process, None)
+
+    async def run(self) -> None:
+        """Schedules until cancelled. What it brought about the Follower takes back."""
+        calm = 0
+        while True:
+            if self._poked.is_set():
+                self._poked = trio.Event()
+                self._contenders = self._find()
+                calm = 0
+            # A bug here shall not end the mount: without it everybody runs as the driver lets them.
+            try:
+                changed = await self._step()
+            except Exception:
+                log.exception("GPU %d: the scheduler failed", self._index)
+                changed = False
+            calm = 0 if changed else calm + 1
+            if len(self._contenders) < 2 and not changed:
+                await self._poked.wait()
+            else:
+                tick = max(CALM_TICK_S if calm > CALM else TICK_S, EACH_S * len(self._contenders))
+                with trio.move_on_after(tick):
+                    await self._poked.wait()
+            await trio.sleep(SETTLE_S)
+
+    # Who contends
+
+    def _find(self) -> Sequence[Contender]:
+        """Who has a context, and is not frozen. The books are not asked each time."""
+        found = []
+        for resident in self._population.below(Group(self._index, ROOT)):
+            if self._index in resident.contexts:
+                levels = self._population.path(Group(self._index, resident.process))[-2::-1]  # without the root
+                books = [self._ledger.books(level) for level in levels]
+                if not any(one.frozen for one in books):
+                    path = tuple(
+                        Level(level, one.priority, one.weight) for level, one in zip(levels, books, strict=True)
+                    )
+                    found.append(Contender(resident.process, path, any(one.timeslice_us for one in books)))
+        return found
+
+    def _samples(self) -> Mapping[Process, Sample]:
+        samples = {}
+        last, self._last = self._last, {}
+        for one in self._contenders:
+            activity = self._gpu.activity(one.process)
+            figures = self._last[one.process] = (activity.gpu_usec, activity.gpu_usec_estimate)
+            exact, estimate = (
+                None if now is None or before is None else max(0, now - before)
+                for now, before in zip(figures, last.get(one.process, (None, None)), strict=True)
+            )
+            # An estimate grows about once a second: that it did not says nothing.
+            used = exact if exact is not None else estimate or None
+            pending = activity.pending
+            samples[one.process] = Sample(used, None if pending is None else pending > 0)
+        return samples
+
+    # What is done about it
+
+    async def _step(self) -> bool:
+        """One look and what follows from it; whether anything was, or is still to be, changed."""
+        now = trio.current_time()
+        window, self._looked = int((now - self._looked) * 1e6) if self._last else 0, now
+        if len(self._contenders) < 2:
+            self._last = {}
+        samples = self._samples() if len(self._contenders) > 1 else {}
+        places = dict(self._core.decide(window, self._contenders, samples))
+        for process in self._follower.scheduled(self._index):
+            places.setdefault(process, NOWHERE)
+        changes = [(p, place) for p, place in places.items() if place != self._place(p) and not self._is_stuck(p)]
+        for process, place in sorted(changes, key=self._urgency):
+            if self._population.holds(Group(self._index, process)) and not await self._change(process, place):
+                break
+        return bool(changes)
+
+    def _place(self, process: Process) -> Place:
+        return self._follower.place(Group(self._index, process))
+
+    def _urgency(self, change: tuple[Process, Place]) -> tuple[int, int]:
+        """First who is to run again, then the longest slices, and who is to stop last: nobody is to be missed."""
+        process, place = change
+        before = self._place(process)
+        return (0 if before.off and not place.off else 2 if place.off else 1), -place.timeslice_us
+
+    async def _change(self, process: Process, place: Place) -> bool:
+        """Has a process have its place; False where that has to wait."""
+        group, before = Group(self._index, process), self._place(process)
+        calls = (before.timeslice_us != place.timeslice_us) + (before.off != place.off)
+        if not self._bucket.take(trio.current_time(), calls):
+            return False
+        self._follower.schedule(group, place)
+        try:
+            with deadline(self._seconds):
+                await self._follower.apply(group)
+        except ProcessLookupError:
+            pass
+        except Exception as error:
+            self._failed(group, before, error)
+        else:
+            self._failures.pop(process, None)
+            self._count(process, place.off)
+        return True
+
+    def _failed(self, group: Group, before: Place, error: Exception) -> None:
+        """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone."""
+        process = group.node
+        assert isinstance(process, Process)
+        if not self._population.holds(group):
+            return
+        failure = self._failures.get(process)
+        if failure is None:
+            log.error("GPU %d: pid %d cannot be scheduled: %s", self._index, process.pid, error)
+        wait = AGAIN_S if failure is None else min(AGAIN_MOST_S, 2 * failure.wait)
+        self._failures[process] = Failure(trio.current_time() + wait, wait)
+        self._follower.fall_back(group)
+        self._count(process, False)
+
+    def _is_stuck(self, process: Process) -> bool:
+        failure = self._failures.get(process)
+        return failure is not None and trio.current_time() < failure.again
+
+    def _count(self, process: Process, off: bool) -> None:
+        now = trio.current_time()
+        throttle = self._throttles.get(process)
+        if throttle is None:
+            if not off:
+                return
+            throttle = self._throttles[process] = Throttle()
+        if off and throttle.since is None:
+            throttle.times += 1
+            throttle.since = now
+        elif not off and throttle.since is not None:
+            throttle.usec += int((now - throttle.since) * 1e6)
+            throttle.since = None

@@ -1,0 +1,84 @@
+"""The schedulers of a machine: one for each GPU that can do what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import trio
+
+from backend.follower import Follower
+from backend.identity import Group, Process
+from backend.population import Population, Resident
+from backend.protocols import Gpu, Ledger
+from backend.records import Capability, Throttled
+from backend.scheduler.scheduler import Scheduler
+
+LEVERS = ("compute.timeslice", "compute.freeze")
+"""What they pull."""
+CONTROLS = ("compute.priority", "compute.weight")
+"""What they act on."""
+
+
+class Schedulers:
+    """See the module."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        gpus: Mapping[int, Gpu],
+        population: Population,
+        follower: Follower,
+        seconds: float,
+        on: bool,
+    ) -> None:
+        """Not `on`, there are none: the GPUs are shared as their drivers do it."""
+        self._gpus = gpus
+        self._on = on
+        self._each = {
+            index: Scheduler(gpu, ledger, population, follower, seconds)
+            for index, gpu in gpus.items()
+            if self._verdict(gpu.capabilities()) is not Capability.UNSUPPORTED
+        }
+        follower.watcher = self.poke
+
+    async def run(self) -> None:
+        """Schedules until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for scheduler in self._each.values():
+                nursery.start_soon(scheduler.run)
+
+    def capabilities(self, gpu: Gpu) -> Mapping[str, Capability]:
+        """What each control does on a GPU, with its scheduler: priorities and weights are as good as its levers."""
+        table = gpu.capabilities()
+        return {**table, **dict.fromkeys(CONTROLS, self._verdict(table))}
+
+    def weakest(self) -> Mapping[str, Capability]:
+        """What each control does on this machine: with several GPUs, the weakest counts."""
+        tables = [self.capabilities(gpu) for gpu in self._gpus.values()]
+        names = sorted({name for table in tables for name in table})
+        return {
+            name: Capability.weakest([table.get(name, Capability.UNSUPPORTED) for table in tables]) for name in names
+        }
+
+    def _verdict(self, table: Mapping[str, Capability]) -> Capability:
+        if not self._on:
+            return Capability.UNSUPPORTED
+        return Capability.weakest([table.get(name, Capability.UNSUPPORTED) for name in LEVERS])
+
+    def poke(self, gpu: int) -> None:
+        """Somebody came, went or moved on a GPU, or something is asked of it."""
+        if gpu in self._each:
+            self._each[gpu].poke()
+
+    def throttled(self, gpu: int, residents: Iterable[Resident]) -> Throttled:
+        """How often, and for how long, some processes were kept off the runlist of a GPU, all together."""
+        scheduler = self._each.get(gpu)
+        if scheduler is None:
+            return Throttled()
+        return sum((scheduler.throttled(resident.process) for resident in residents), Throttled())
+
+    def forget(self, group: Group) -> None:
+        """The group is gone."""
+        if isinstance(group.node, Process) and group.gpu in self._each:
+            self._each[group.gpu].forget(group.node)
+        self.poke(group.gpu)
