@@ -18,8 +18,8 @@ declare -A _ggroupfs_options=(
     [demo]="--mount --gpu"
 )
 
-_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= units= units.wait= slices.d= bus=
-    soft.gpus= soft.gmem= soft.switch= ro debug auto_unmount"
+_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= scheduler= units= units.wait=
+    slices.d= bus= soft.gpus= soft.gmem= soft.switch= ro debug auto_unmount"
 
 _ggroupfs_settings="gmem.limit.high= gmem.limit.low= gmem.peak= gmem.swap.max= gmem.reclaim= compute.timeslice=
     compute.freeze= compute.priority= compute.weight= compute.migrate=

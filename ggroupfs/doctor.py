@@ -78,7 +78,7 @@ async def _gpus() -> list[Finding]:
                 "NVIDIA GPU",
                 "unsupported",
                 f"none here ({error.strerror}): `ggroupfs mount` serves the software GPU, which enforces everything"
-                " but compute.priority, compute.weight and compute.migrate",
+                " but compute.migrate",
             )
         ]
     findings = []

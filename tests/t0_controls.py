@@ -47,11 +47,7 @@ def test_every_channel_has_its_file() -> None:
 def test_the_software_gpu_says_what_each_lever_does() -> None:
     table = SoftGpu().capabilities()
     assert set(table) == set(LEVERS)
-    assert {name for name, what in table.items() if what is Capability.UNSUPPORTED} == {
-        "compute.priority",
-        "compute.weight",
-        "compute.migrate",
-    }
+    assert {name for name, what in table.items() if what is Capability.UNSUPPORTED} == {"compute.migrate"}
 
 
 def test_inode_numbers_have_room_for_the_table() -> None:

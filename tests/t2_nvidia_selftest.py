@@ -101,6 +101,8 @@ def test_levers_that_act(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "asked for 3.00 to 1, kernels completed moved by 3.0" in found["compute.timeslice"].evidence
     assert found["compute.freeze"].capability is Capability.ENFORCED
     assert found["gmem.limit.high"].capability is Capability.ADVISORY
+    for name in ("compute.priority", "compute.weight"):
+        assert found[name].capability is Capability.ENFORCED
 
 
 def test_a_timeslice_that_is_taken_and_not_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +112,9 @@ def test_a_timeslice_that_is_taken_and_not_obeyed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_freeze_that_is_taken_and_not_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verdicts(Machine(obeys_freeze=False), monkeypatch)["compute.freeze"].capability is Capability.ADVISORY
+    found = verdicts(Machine(obeys_freeze=False), monkeypatch)
+    assert found["compute.freeze"].capability is Capability.ADVISORY
+    assert found["compute.priority"].capability is Capability.ADVISORY, "it is no better than what it is made of"
 
 
 def test_a_freeze_that_cannot_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +122,9 @@ def test_a_freeze_that_cannot_be_undone(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = verdicts(Machine(refuses=True), monkeypatch)["compute.timeslice"]
+    everything = verdicts(Machine(refuses=True), monkeypatch)
+    assert everything["compute.weight"].capability is Capability.UNSUPPORTED
+    found = everything["compute.timeslice"]
     assert found.capability is Capability.UNSUPPORTED
     assert "INSUFFICIENT_PERMISSIONS" in found.evidence
 

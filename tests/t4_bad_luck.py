@@ -69,8 +69,8 @@ REFUSED = {
         **{b"0": RANGE, b"0.0001": RANGE, b"0.009": RANGE, b"9us": RANGE, b"1000.001": RANGE, b"1000001us": RANGE},
     },
     "compute.freeze": {**INTEGERS, b"2": RANGE, b"yes": INVAL, b"true": INVAL},
-    "compute.priority": {**INTEGERS, b"16": RANGE, b"8": NOTSUP},
-    "compute.weight": {**INTEGERS, b"0": RANGE, b"10001": RANGE, b"100": NOTSUP},
+    "compute.priority": {**INTEGERS, b"16": RANGE},
+    "compute.weight": {**INTEGERS, b"0": RANGE, b"10001": RANGE},
     "compute.migrate": {b"-1": RANGE, b"0": NOTSUP, b"GPU-x": NOTSUP, b"gpu-0": INVAL},
 }
 """... and what each of them does not take besides."""
@@ -82,6 +82,8 @@ ACCEPTED = {
     "gmem.peak": [b"\n", b"anything at all", b"0"],
     "compute.timeslice": [b"2", b"2.048", b" 2 ms", b"10us", b"1000", b"default"],
     "compute.freeze": [b"1", b"0x1", b" 0\n"],
+    "compute.priority": [b"0", b" 15\n", b"8"],
+    "compute.weight": [b"1", b"10000", b"100"],
 }
 """The other side of the border, so that the table above cannot be right by refusing everything."""
 

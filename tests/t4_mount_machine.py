@@ -136,7 +136,7 @@ class Model:
 
     async def _main(self) -> None:
         self._token, self._stop = trio.lowlevel.current_trio_token(), trio.Event()
-        self.controller = Controller(SoftLedger(), [self.gpu])
+        self.controller = Controller(SoftLedger(), [self.gpu], scheduler=False)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.controller.run)
             self._ready.set()
@@ -212,6 +212,8 @@ def gcgroup_stat(controller: Controller, group: Group) -> str:
         tsgs=a.tsgs,
         channels=a.channels,
         attached=a.attached,
+        nr_throttled=controller.throttled(group).times,
+        throttled_usec=controller.throttled(group).usec,
         managed=int(a.managed),
     )
 

@@ -96,11 +96,11 @@ def test_errors_are_one_line(mount: Mounted, tmp_path: Path) -> None:
     assert complaint(*m, "-p", "gmem.limit.high", "--", "true", code=2).endswith("not KEY=VALUE")
     assert "no such control" in complaint(*m, "-p", "gmem.nothing=1", "--", "true", code=2)
     assert "Invalid argument" in complaint(*m, "-p", "gmem.limit.high=lots", "--", "true", code=1)
-    assert "Operation not supported" in complaint(*m, "-p", "compute.weight=5", "--", "true", code=1)
+    assert "Operation not supported" in complaint(*m, "-p", "compute.migrate=0", "--", "true", code=1)
     assert complaint(*m, "--", "no-such-program", code=1) == "no-such-program: No such file or directory"
     assert complaint(*m, "--gpu", "9", "-p", "gmem.limit.high=1G", "--", "true", code=1) == "run: there is no GPU 9"
     assert complaint(*m, "-p", "GMemHigh=lots", "--", "true", code=2).startswith("run: -p GMemHigh=lots: not a size")
-    assert "Operation not supported" in complaint(*m, "-p", "ComputeWeight=5", "--", "true", code=1)
+    assert "result out of range" in complaint(*m, "-p", "compute.weight=0", "--", "true", code=1)
     assert "no such control" in complaint(*m, "-p", "GMemHi=1", "--", "true", code=2)
     assert "no name of a cgroup" in complaint(*m, "--slice", "../x", "--", "true", code=2)
     nowhere = complaint("run", "--mount", tmp_path, "--", "true", code=1)

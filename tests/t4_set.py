@@ -48,6 +48,8 @@ def read(path: Path) -> str:
         ("ComputeTimeSlice=500us", "compute.timeslice", "0.5"),
         ("compute.timeslice=4", "compute.timeslice", "4"),
         ("ComputeFreeze=yes", "compute.freeze", "1"),
+        ("ComputePriority=1", "compute.priority", "1"),
+        ("compute.weight=50", "compute.weight", "50"),
     ],
 )
 def test_a_control_by_its_name_or_as_a_property(
@@ -115,8 +117,8 @@ def test_one_gpu_or_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        ("compute.weight=50", "(EOPNOTSUPP): this machine cannot enforce it, or not on this program"),
-        ("ComputePriority=1", "(EOPNOTSUPP): this machine cannot enforce it, or not on this program"),
+        ("compute.migrate=0", "(EOPNOTSUPP): this machine cannot enforce it, or not on this program"),
+        ("compute.weight=0", "(ERANGE): a number that this file, or this GPU, does not take"),
         ("gmem.limit.high=16M", "(EBUSY): gmem.swap.max, or memory that cannot be moved, keeps it from holding"),
         ("gmem.reclaim=1G", "(EAGAIN): less was moved than asked for"),
         ("gmem.limit.high=2X", "(EINVAL): no value of this file"),

@@ -40,9 +40,9 @@ TOLERANCE = 0.25
 """How far from the ratio asked the progress may be to count as enforced."""
 LIBRARY = "moves the memory of programs that `ggroupfs run` starts, by a library in them; that of others is pinned"
 OF_MEMORY = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd")
-UNSUPPORTED = {
-    "compute.migrate": "not built yet",
-}
+UNSUPPORTED = {"compute.migrate": "not built yet"}
+SCHEDULED = ("compute.priority", "compute.weight")
+"""What the scheduler makes of the two levers."""
 
 
 @attrs.frozen
@@ -141,11 +141,8 @@ async def prove(gpu: Levers, run: bool = True) -> list[Verdict]:
     verdicts += [Verdict(control, Capability.UNSUPPORTED, why) for control, why in UNSUPPORTED.items()]
     if not run:
         why = "not tested"
-        return [
-            Verdict("compute.timeslice", Capability.ADVISORY, why),
-            Verdict("compute.freeze", Capability.ADVISORY, why),
-            *verdicts,
-        ]
+        tested = [Verdict(name, Capability.ADVISORY, why) for name in ("compute.timeslice", "compute.freeze")]
+        return [*tested, *_scheduled(tested), *verdicts]
     with ExitStack() as stack:
         try:
             children = []
@@ -161,7 +158,15 @@ async def prove(gpu: Levers, run: bool = True) -> list[Verdict]:
             tested = [await _timeslice(gpu, children), await _freeze(gpu, children)]
     for verdict in tested:
         log.info("GPU %d: %s %s: %s", gpu.info.index, verdict.control, verdict.capability.value, verdict.evidence)
-    return [*tested, *verdicts]
+    return [*tested, *_scheduled(tested), *verdicts]
+
+
+def _scheduled(levers: Sequence[Verdict]) -> list[Verdict]:
+    """Priorities and weights are as good as what the scheduler pulls."""
+    capability = Capability.weakest([verdict.capability for verdict in levers])
+    return [
+        Verdict(name, capability, "by timeslices, and by taking off the runlist who has to wait") for name in SCHEDULED
+    ]
 
 
 def _end(gpu: Levers, child: Child) -> None:

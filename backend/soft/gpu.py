@@ -34,6 +34,8 @@ ENFORCED = (
     "usermemfd",
     "compute.timeslice",
     "compute.freeze",
+    "compute.priority",
+    "compute.weight",
 )
 UNSUPPORTED = ("compute.migrate",)
 
