@@ -20,7 +20,7 @@ from backend.offers import Offers
 from backend.population import Population
 from backend.protocols import Gpu, Ledger, Policy
 from backend.reclaimer import Reclaimer
-from backend.records import Activity, Books, Capability, Channel, Footprint, Throttled
+from backend.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Throttled
 from backend.scheduler.schedulers import Schedulers
 from backend.traffic import Traffic
 from backend.turns import Turns
@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 5.0
 """Seconds after which a write that the hardware does not answer gives ETIMEDOUT."""
-
-OF_MEMORY = frozenset(("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd"))
-"""Controls that act by moving memory."""
 
 
 class Controller:
@@ -264,7 +261,7 @@ class Controller:
                     self.population.keep(group.node)
             finally:
                 turn.release()
-                self._schedulers.poke(group.gpu)
+                self._schedulers.configured(group.gpu, changes)
 
     def _take_back(self, group: Group, before: Mapping[str, int | bool]) -> None:
         """A write failed: the books say again what they said, and the hardware is to follow."""

@@ -610,7 +610,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[MountMach
     try:
         with near, subprocess.Popen(words, pass_fds=[far.fileno()]) as director:
             far.close()
-            with mounted(tmp_path_factory.mktemp("ggroup"), "soft.gmem=256M,soft.switch=0") as mount:
+            with mounted(tmp_path_factory.mktemp("ggroup"), "soft.gmem=256M,soft.switch=0,scheduler=off") as mount:
                 yield type("Machine", (MountMachine,), {"mount": mount, "stage": near, "cgroup": cgroup})
             near.close()
             assert director.wait() == 0

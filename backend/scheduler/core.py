@@ -63,9 +63,12 @@ class Core:
         explicit = {one.process for one in contenders if one.explicit}
         first, *others = strata(seen)
         floors = (LIVELY_LEADER_US, LEADER_US) if others else (0, 0)
-        slices = dict(self._fair.slices(window_us, first, use, explicit, self._default_us, floors))
+        if explicit & first.keys():
+            slices = dict(self._fair.beside([one for one in seen if one.process in first], self._default_us))
+        else:
+            slices = dict(self._fair.slices(window_us, first, use, floors))
         spare = max(0, window_us - sum(use.used(one.process) or 0 for one in contenders))
         off = self._filler.off(window_us, others, use, spare)
         for layer in others:
             slices |= dict.fromkeys(layer, FILLER_US)
-        return {p: Place(0 if p in explicit else slices.get(p, 0), off=p in off) for p in slices.keys() | explicit}
+        return {p: Place(0 if p in explicit else us, off=p in off) for p, us in slices.items()}

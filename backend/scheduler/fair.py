@@ -9,12 +9,12 @@ So nothing oscillates, and among programs that go on as before nothing is done a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
 from backend.identity import Process
-from backend.scheduler.shares import Layer
+from backend.scheduler.shares import Contender, Layer
 from backend.scheduler.use import ACTIVE_US, Use
 
 ROUND_US = 60_000
@@ -57,16 +57,12 @@ class Fair:
     _looked: int = 0  # microseconds since it was looked at
     _lively: int = 0  # microseconds for which rounds are still to be short
 
-    def slices(
-        self, window_us: int, layer: Layer, use: Use, explicit: set[Process], default_us: int, floors: tuple[int, int]
-    ) -> Mapping[Process, int]:
-        """Timeslices, microseconds, 0 for the driver's default; of who has one that he was given by hand, 0.
+    def slices(self, window_us: int, layer: Layer, use: Use, floors: tuple[int, int]) -> Mapping[Process, int]:
+        """Timeslices, microseconds, 0 for the driver's default.
 
         `floors` are the least that a round of those who come and go, and one of the others, is long.
         """
         active = {process: part for process, part in layer.items() if use.wants(process, ACTIVE_US)}
-        if explicit & layer.keys():
-            return self._beside_explicit({p: part for p, part in layer.items() if p not in explicit}, default_us)
         if len(active) < 2 and not any(floors):
             return dict.fromkeys(layer, 0)  # alone it runs on, whatever its slice is
         if active != self._parts:
@@ -83,12 +79,15 @@ class Fair:
         self._slices = {p: max(SLICE_LEAST_US, round(length * part / whole)) for p, part in weighted.items()}
         return self._slices
 
-    def _beside_explicit(self, layer: Layer, default_us: int) -> Mapping[Process, int]:
-        """Who set a timeslice set it against those that the driver gives: these are the measure then."""
+    def beside(self, contenders: Iterable[Contender], default_us: int) -> Mapping[Process, int]:
+        """Timeslices of those who share with one that was given his by hand: who did that set it against those that the
+        driver gives, so these are the measure. 0 for the driver's default."""
         self._begin({})
-        mean = sum(layer.values()) / max(1, len(layer))
-        counted = {process: round(default_us * part / mean) for process, part in layer.items()}
-        return {process: 0 if us == default_us else max(SLICE_LEAST_US, us) for process, us in counted.items()}
+        scales = {one.process: one.scale for one in contenders}
+        return {
+            process: 0 if scale == 1 else min(ROUND_MOST_US, max(SLICE_LEAST_US, round(default_us * scale)))
+            for process, scale in scales.items()
+        }
 
     def _begin(self, parts: Layer) -> None:
         self._parts = dict(parts)

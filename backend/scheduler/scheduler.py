@@ -36,6 +36,8 @@ SETTLE_S = 0.01
 """Who come together are looked at together."""
 RATE, BURST = 30, 20
 """Levers moved a second, and at once: no more than 50 in any second."""
+LEVER_S = 1.0
+"""Seconds for a lever, which takes 2 ms as a rule: all others wait for it."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """After so long a lever that failed is tried again; each time twice as long, up to the second."""
 
@@ -120,7 +122,7 @@ class Scheduler:
                 tick = max(CALM_TICK_S if calm > CALM else TICK_S, EACH_S * len(self._contenders))
                 with trio.move_on_after(tick):
                     await self._poked.wait()
-            await trio.sleep(SETTLE_S)
+            await trio.sleep(max(SETTLE_S, EACH_S * len(self._contenders) / 4))
 
     # Who contends
 
@@ -189,7 +191,7 @@ class Scheduler:
             return False
         self._follower.schedule(group, place)
         try:
-            with deadline(self._seconds):
+            with deadline(min(self._seconds, LEVER_S)):
                 await self._follower.apply(group)
         except ProcessLookupError:
             pass

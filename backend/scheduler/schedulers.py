@@ -17,6 +17,8 @@ LEVERS = ("compute.timeslice", "compute.freeze")
 """What they pull."""
 CONTROLS = ("compute.priority", "compute.weight")
 """What they act on."""
+FIGURES = frozenset(("timeslice_us", "frozen", "priority", "weight"))
+"""What of the books they look at."""
 
 
 class Schedulers:
@@ -69,6 +71,11 @@ class Schedulers:
         """Somebody came, went or moved on a GPU, or something is asked of it."""
         if gpu in self._each:
             self._each[gpu].poke()
+
+    def configured(self, gpu: int, changes: Iterable[str]) -> None:
+        """Something was set on a group of a GPU, by these names of the books."""
+        if not FIGURES.isdisjoint(changes):
+            self.poke(gpu)
 
     def throttled(self, gpu: int, residents: Iterable[Resident]) -> Throttled:
         """How often, and for how long, some processes were kept off the runlist of a GPU, all together."""

@@ -6,11 +6,13 @@ has, by weight. So a slice has its part however many processes are in it, and a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import attrs
 
 from backend.identity import Process
+from backend.records import WEIGHT_DEFAULT
 
 
 @attrs.frozen
@@ -39,6 +41,11 @@ class Contender:
     """Whether it has wanted the GPU of late."""
     present: bool = True
     """Whether it has within a longer time: others of worse priority wait for it."""
+
+    @property
+    def scale(self) -> float:
+        """Its weight by the default one, with those above: where a measure is given, and nothing to be shared."""
+        return math.prod(level.weight / WEIGHT_DEFAULT for level in self.path)
 
 
 Layer = Mapping[Process, float]

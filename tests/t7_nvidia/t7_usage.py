@@ -84,7 +84,8 @@ def test_several_contexts_are_one_process(gpu_mount: Mounted, worker: Start) -> 
     both[0].started(4)
     for one in both:
         group_of(gpu_mount, one)
+    time.sleep(3)  # slices are corrected for its switches
     window, (a, b) = used(gpu_mount, *both)
     print(f"4 contexts against 1: {a.seconds / window:.4f} + {b.seconds / window:.4f}")
     assert a.seconds + b.seconds == pytest.approx(window, rel=0.02)
-    assert a.seconds > 3 * b.seconds
+    assert a.seconds == pytest.approx(b.seconds, rel=0.1), "contexts buy nothing"

@@ -56,16 +56,16 @@ def patient(guest: Guest) -> Iterator[Guest]:
 
 
 def test_a_limit_holds_before_the_first_allocation_is_done(guest: Guest) -> None:
-    """And what this GPU does not have is logged, with file and line, and keeps nothing else from being done."""
-    text = service(1024 * MIB, "GMemHigh=512M\nComputePriority=12")
+    """And what this GPU does not take is logged, with file and line, and keeps nothing else from being done."""
+    text = service(1024 * MIB, "GMemHigh=512M\nComputeTimeSlice=5s")
     with unit(guest, "limited.service", text):
         place = start(guest, "limited.service")
         until_holds(guest, place, 512 * MIB)
         until_holds(guest, place, 512 * MIB, "gmem.swap.current")
         assert guest.ok(f"cat {place}/gmem.limit.high") == f"{512 * MIB}\n"
         assert int(guest.ok(f"cat {place}/gmem.peak")) <= 512 * MIB + PAGE
-        line = text.splitlines().index("ComputePriority=12") + 1
-        said = f"journalctl -q --no-pager -u ggroupfs -g '{UNITS}/limited.service:{line}: .*ComputePriority'"
+        line = text.splitlines().index("ComputeTimeSlice=5s") + 1
+        said = f"journalctl -q --no-pager -u ggroupfs -g '{UNITS}/limited.service:{line}: .*ComputeTimeSlice'"
         guest.until(said, "the mistake is logged")
 
 

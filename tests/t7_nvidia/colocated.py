@@ -1,0 +1,90 @@
+"""Two kinds of PyTorch programs that know nothing of ggroupfs, told what to do on standard input.
+
+    colocated.py requests    a latency-critical one: requests at random, each four steps of a stack of 16 bf16 blocks
+    colocated.py batch       one that would fill the GPU: products of 8192 x 8192 bf16 matrices, back to back
+
+Both print `ready`. `go RATE SECONDS` has the first serve so many requests a second for so long (open loop: a request
+that comes while another is served waits, and that counts), and print their latencies as JSON, in seconds. `count` has
+the second print how many products it has done.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+import time
+
+import torch
+
+WIDTH, BLOCKS, STEPS = 4096, 16, 4
+SIDE, IN_FLIGHT = 8192, 8
+
+
+def weight(rows: int, columns: int) -> torch.Tensor:
+    return torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) * 0.01
+
+
+def requests() -> None:
+    torch.manual_seed(0)
+    shapes = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
+    blocks = [[weight(*shape) for shape in shapes] for _ in range(BLOCKS)]
+    state = torch.randn(16, WIDTH, device="cuda", dtype=torch.bfloat16)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        for a, b, c, d in blocks:
+            h = x @ a
+            x = x + (h[:, :WIDTH] * torch.sigmoid(h[:, WIDTH : 2 * WIDTH])) @ b
+            x = x + torch.relu(x @ c) @ d
+            x = x / (x.abs().mean() + 1e-3)
+        return x
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(state)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        step(state)
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        rate, seconds = map(float, line.split()[1:])
+        chance, start, latencies = random.Random(1), time.monotonic(), []
+        due = start + chance.expovariate(rate)
+        while due < start + seconds:
+            while time.monotonic() < due:
+                time.sleep(0.0001)
+            for _ in range(STEPS):
+                graph.replay()
+            torch.cuda.synchronize()
+            latencies.append(time.monotonic() - due)
+            due += chance.expovariate(rate)
+        print(json.dumps(latencies), flush=True)
+
+
+def batch() -> None:
+    a, b = [torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    product = a @ b
+    torch.cuda.synchronize()
+    asked: list[str] = []
+    threading.Thread(target=lambda: asked.extend(sys.stdin), daemon=True).start()
+    print("ready", flush=True)
+    events: list[torch.cuda.Event] = []
+    done = 0
+    while True:
+        torch.matmul(a, b, out=product)
+        event = torch.cuda.Event()
+        event.record()
+        events.append(event)
+        if len(events) >= IN_FLIGHT:
+            events.pop(0).synchronize()
+            done += 1
+        while asked:
+            asked.pop(0)
+            print(done, flush=True)
+
+
+if __name__ == "__main__":
+    {"requests": requests, "batch": batch}[sys.argv[1]]()

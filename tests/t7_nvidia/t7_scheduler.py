@@ -1,0 +1,184 @@
+"""compute.priority and compute.weight on a real GPU: latency beside batch programs, shares, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import pytest
+
+from tests.mounted import Mounted
+from tests.t7_nvidia.conftest import WANT, Worker, rates, wait_for
+from tests.t7_nvidia.t7_real_programs import group_of
+from tests.t7_nvidia.t7_usage import used
+
+Start = Callable[..., Worker]
+
+RATE, SECONDS = 40.0, 20.0
+"""Requests a second, about 35 % of an H200, and for how long."""
+SETTLED_S = 2.0
+"""After a change; slices are looked at once a second."""
+
+
+@attrs.define
+class Colocated:
+    """A program of colocated.py."""
+
+    process: subprocess.Popen[str]
+
+    def ask(self, line: str) -> str:
+        """What it answers."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(line, file=self.process.stdin, flush=True)
+        return self.process.stdout.readline()
+
+    def p99(self) -> float:
+        """Of its latencies, seconds."""
+        latencies = sorted(json.loads(self.ask(f"go {RATE} {SECONDS}")))
+        return float(latencies[int(0.99 * len(latencies))])
+
+    def count(self) -> int:
+        """Products done."""
+        return int(self.ask("count"))
+
+
+@pytest.fixture
+def colocated(gpu_mount: Mounted) -> Iterator[Callable[[str], Colocated]]:
+    """Starts programs, which are in the tree on return; ended by pid after the test."""
+    programs: list[Colocated] = []
+
+    def start(kind: str) -> Colocated:
+        pytest.importorskip("torch")
+        words = [sys.executable, Path(__file__).with_name("colocated.py"), kind]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        programs.append(Colocated(process))
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        wait_for((gpu_mount.group(process.pid) / "compute.priority").exists, "it is in the tree")
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.process.kill()
+        program.process.communicate()
+
+
+def stat(mount: Mounted, pid: int, key: str) -> int:
+    text = (mount.group(pid) / "gcgroup.stat").read_text()
+    return int(dict(line.split() for line in text.splitlines()).get(key, "0"))
+
+
+def product_rate(programs: Sequence[Colocated], act: Callable[[], float]) -> tuple[float, float]:
+    """What `act` gives, and the products that some programs do in a second meanwhile, all together."""
+    before, start = sum(one.count() for one in programs), time.monotonic()
+    result = act()
+    return result, (sum(one.count() for one in programs) - before) / (time.monotonic() - start)
+
+
+def nothing() -> float:
+    time.sleep(5)
+    return 0.0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_critical_program_beside_batch_programs(
+    gpu_mount: Mounted, colocated: Callable[[str], Colocated], others: int
+) -> None:
+    """p99 at most 1.05 times what it is alone, with compute.priority and nothing else; and they have the rest."""
+    critical = colocated("requests")
+    alone = critical.p99()
+    batch = [colocated("batch")]
+    time.sleep(SETTLED_S)
+    _, full = product_rate(batch, nothing)
+    batch += [colocated("batch") for _ in range(others - 1)]
+    default, _ = product_rate(batch, critical.p99)
+    (gpu_mount.group(critical.process.pid) / "compute.priority").write_text("0\n")
+    late, rate = product_rate(batch, critical.p99)
+    print(
+        f"{others} beside it: p99 alone {alone * 1e3:.2f} ms, sharing {default * 1e3:.2f}, first {late * 1e3:.2f} ms",
+        end="",
+    )
+    print(f" ({late / alone:.3f} x); batch {rate / full:.3f} of its speed alone")
+    assert late <= 1.05 * alone
+    assert rate >= 0.65 * full
+    if others > 1:
+        moved = sum(stat(gpu_mount, one.process.pid, "nr_throttled") for one in batch)
+        print(f"{moved} times taken off the runlist in {SECONDS:.0f} s")
+        assert 0 < moved <= 3 * SECONDS
+
+
+@pytest.mark.timeout(300)
+def test_a_critical_program_beside_long_kernels(
+    gpu_mount: Mounted, colocated: Callable[[str], Colocated], worker: Start
+) -> None:
+    critical = colocated("requests")
+    alone = critical.p99()
+    long = worker(20_000)
+    wait_for(lambda: long.finished > 5, "it runs")
+    wait_for((gpu_mount.group(long.pid) / "compute.freeze").exists, "it is in the tree")
+    (full,) = rates(long, seconds=5)
+    (gpu_mount.group(critical.process.pid) / "compute.priority").write_text("0\n")
+    before, start = long.finished, time.monotonic()
+    late = critical.p99()
+    rate = (long.finished - before) / (time.monotonic() - start)
+    print(f"kernels of 20 ms: p99 {late / alone:.3f} x alone, they run at {rate / full:.3f}")
+    assert late <= 1.05 * alone
+    assert rate >= 0.6 * full
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("contexts", [1, 4])
+def test_weights(gpu_mount: Mounted, worker: Start, contexts: int) -> None:
+    """100:200:400 within 3 % of each over 10 s; within 5 % where the lightest runs four contexts."""
+    three = [worker(500) for _ in range(3)]
+    if contexts > 1:
+        three[0].set(WANT, contexts)
+        three[0].started(contexts)
+    for one, weight in zip(three, (100, 200, 400), strict=True):
+        (group_of(gpu_mount, one) / "compute.weight").write_text(f"{weight}\n")
+    time.sleep(5)
+    window, found = used(gpu_mount, *three, seconds=10)
+    total = sum(one.seconds for one in found)
+    parts = [one.seconds / total for one in found]
+    print(
+        f"contexts {contexts}: parts {[f'{part:.4f}' for part in parts]}, {total / window:.4f} of the time, slices ",
+        end="",
+    )
+    print([stat(gpu_mount, one.pid, "timeslice_usec") for one in three])
+    assert parts == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.03 if contexts == 1 else 0.05)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("programs", [2, 3])
+def test_less_is_lost_to_switches(gpu_mount: Mounted, worker: Start, programs: int) -> None:
+    """Against the driver's default slices, which an explicit timeslice of one restores for all."""
+    all_of_them = [worker(500) for _ in range(programs)]
+    groups = [group_of(gpu_mount, one) for one in all_of_them]
+    time.sleep(SETTLED_S)
+    scheduled = sum(rates(*all_of_them, seconds=5))
+    for group in groups:
+        (group / "compute.timeslice").write_text("2.048\n")
+    time.sleep(0.5)
+    default = sum(rates(*all_of_them, seconds=5))
+    print(f"{programs} batch programs: {scheduled:.0f} kernels/s, with default slices {default:.0f}")
+    assert scheduled >= 1.04 * default
+
+
+@pytest.mark.timeout(120)
+def test_nothing_is_done_in_a_steady_state(gpu_mount: Mounted, worker: Start) -> None:
+    """Among batch programs that go on as before slices stay as they are."""
+    three = [worker(500) for _ in range(3)]
+    for one in three:
+        group_of(gpu_mount, one)
+    time.sleep(10)
+    before = [stat(gpu_mount, one.pid, "timeslice_usec") for one in three]
+    time.sleep(10)
+    assert before == [stat(gpu_mount, one.pid, "timeslice_usec") for one in three]
+    assert all(before)
