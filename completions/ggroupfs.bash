@@ -52,6 +52,7 @@ _ggroupfs_offer_in_list() {
     for word in auto soft nvidia; do words+=("${before}gpu=$word"); done
     for word in auto soft kmod; do words+=("${before}ledger=$word"); done
     for word in auto no; do words+=("${before}units=$word"); done
+    for word in on off; do words+=("${before}scheduler=$word"); done
     _ggroupfs_offer "$whole" "${words[@]}"
 }
 

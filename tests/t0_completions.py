@@ -91,6 +91,7 @@ def test_every_mount_option_and_setting() -> None:
         ("ggroupfs mount -o ro,no", {"ro,nopoll", "ro,noselftest"}),
         ("ggroupfs mount -o gpu=", {"auto", "soft", "nvidia"}),
         ("ggroupfs mount -o ro,gpu=s", {"soft"}),
+        ("ggroupfs mount -o scheduler=o", {"on", "off"}),
         (
             "ggroupfs run -p GMem",
             {"GMemHigh=", "GMemLow=", "GMemSwapMax=", "GMemHigh=infinity", "GMemSwapMax=infinity"},

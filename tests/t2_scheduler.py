@@ -266,6 +266,7 @@ def test_who_comes_and_goes_waits_for_short_rounds() -> None:
     machine.run(10)
     late = sorted(service.latencies[before:])
     assert late[int(0.99 * len(late))] < 25e6
+    assert sum(program.used for program in machine.programs) > 0.9 * machine.runlist.now, "and nothing lies idle"
     assert machine.rate(3) < 1
 
 

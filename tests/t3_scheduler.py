@@ -269,6 +269,19 @@ async def test_a_freeze_wins(spawn: Spawn) -> None:
 
 
 @virtual
+async def test_who_comes_later_shares_from_then_on(spawn: Spawn) -> None:
+    """And rounds stay long: that nothing is known of what it used is no reason to think that it comes and goes."""
+    async with programs(spawn) as p:
+        pair = [await p.batch(), await p.batch()]
+        await trio.sleep(5)
+        three = [*pair, await p.batch()]
+        await trio.sleep(0.1)
+        assert [p.gpu.timeslices(process) for process in three] == [20_000] * 3
+        assert await p.shares(three, 3) == pytest.approx([1 / 3] * 3, rel=0.03)
+        assert p.gpu.calls(since=5.5) == 0
+
+
+@virtual
 async def test_who_is_left_alone_has_what_the_driver_gives(spawn: Spawn) -> None:
     """Nothing is done for one program, and one whose neighbours went, or stopped working, has its default back."""
     async with programs(spawn) as p:

@@ -37,6 +37,8 @@ SOME = 0.5
 """Who uses less comes and goes."""
 LIVELY_US = 5_000_000
 """For so long after somebody came and went rounds stay short."""
+LATE_US = 300_000
+"""After a change what was used is of before it for so long: a trace is read late, and levers take their time."""
 TOLERANCE = 0.01
 """What use and part may differ by, besides a slice that was, or was not, in what was measured."""
 STEP = (0.8, 1.25)
@@ -55,6 +57,7 @@ class Fair:
     _slices: dict[Process, int] = attrs.field(factory=dict)
     _measured: int = 0  # microseconds that _used is of
     _looked: int = 0  # microseconds since it was looked at
+    _late: int = 0  # microseconds for which it is not measured
     _lively: int = 0  # microseconds for which rounds are still to be short
 
     def slices(self, window_us: int, layer: Layer, use: Use, floors: tuple[int, int]) -> Mapping[Process, int]:
@@ -97,13 +100,16 @@ class Fair:
     def _forget(self) -> None:
         self._used = dict.fromkeys(self._parts, 0.0)
         self._measured = self._looked = 0
+        self._late = LATE_US
 
     def _measure(self, window_us: int, use: Use) -> None:
         """Charges what was used; where anybody's use is unknown rounds are short, and slices what parts say."""
+        if self._late > 0:
+            self._late -= window_us
+            return
         windows = {process: use.used(process) for process in self._parts}
         if any(used is None for used in windows.values()):
-            if window_us and not use.samples.keys().isdisjoint(self._parts):
-                self._lively = LIVELY_US
+            self._lively = LIVELY_US
             return
         for process, used in windows.items():
             self._used[process] += used or 0

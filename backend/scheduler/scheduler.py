@@ -14,7 +14,7 @@ import trio
 
 from backend.deadline import deadline
 from backend.follower import Follower
-from backend.identity import ROOT, Group, Process
+from backend.identity import ROOT, Group, Process, is_alive
 from backend.population import Population
 from backend.protocols import Gpu, Ledger
 from backend.records import NOWHERE, Place, Throttled
@@ -132,7 +132,10 @@ class Scheduler:
         for resident in self._population.below(Group(self._index, ROOT)):
             if self._index in resident.contexts:
                 levels = self._population.path(Group(self._index, resident.process))[-2::-1]  # without the root
-                books = [self._ledger.books(level) for level in levels]
+                try:
+                    books = [self._ledger.books(level) for level in levels]
+                except OSError:
+                    continue  # the kernel has seen it die, and we have not yet
                 if not any(one.frozen for one in books):
                     path = tuple(
                         Level(level, one.priority, one.weight) for level, one in zip(levels, books, strict=True)
@@ -147,7 +150,7 @@ class Scheduler:
             activity = self._gpu.activity(one.process)
             figures = self._last[one.process] = (activity.gpu_usec, activity.gpu_usec_estimate)
             exact, estimate = (
-                None if now is None or before is None else max(0, now - before)
+                None if now is None else max(0, now - (now if before is None else before))
                 for now, before in zip(figures, last.get(one.process, (None, None)), strict=True)
             )
             # An estimate grows about once a second: that it did not says nothing.
@@ -193,8 +196,6 @@ class Scheduler:
         try:
             with deadline(min(self._seconds, LEVER_S)):
                 await self._follower.apply(group)
-        except ProcessLookupError:
-            pass
         except Exception as error:
             self._failed(group, before, error)
         else:
@@ -206,7 +207,7 @@ class Scheduler:
         """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone."""
         process = group.node
         assert isinstance(process, Process)
-        if not self._population.holds(group):
+        if not self._population.holds(group) or not is_alive(process):
             return
         failure = self._failures.get(process)
         if failure is None:
