@@ -152,6 +152,8 @@ class Activity:
     """TSGs on the runlist."""
     managed: bool = False
     """Whether this program's memory can be moved."""
+    contexts: int = 0
+    """TSGs that a timeslice is split over: one of each context."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(
@@ -164,6 +166,7 @@ class Activity:
             channels=self.channels + other.channels,
             attached=self.attached + other.attached,
             managed=self.managed and other.managed,
+            contexts=self.contexts + other.contexts,
         )
 
 

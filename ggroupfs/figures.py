@@ -74,6 +74,8 @@ class Figures:
     """Kernels that may still finish."""
     gpu_usec: int | None = None
     """Time on the engine, microseconds."""
+    gpu_usec_estimate: int | None = None
+    """About that, where it cannot be measured, microseconds."""
     timeslice_usec: int | None = None
     """The timeslice that holds for it now, with all slices above, microseconds."""
     tsgs: int | None = None
@@ -142,7 +144,8 @@ SOURCES: Mapping[str, Source] = {
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
     "gcgroup.stat": _keyed(
-        "submitted finished pending gpu_usec timeslice_usec tsgs channels attached nr_throttled throttled_usec managed"
+        "submitted finished pending gpu_usec gpu_usec_estimate timeslice_usec tsgs channels attached"
+        " nr_throttled throttled_usec managed"
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""

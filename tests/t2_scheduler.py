@@ -120,7 +120,7 @@ class Machine:
     def _tick(self) -> None:
         if self.core is None:
             return
-        samples = {p.process: Sample((p.used - p.before) // US) for p in self.programs}
+        samples = {p.process: Sample((p.used - p.before) // US, None, p.contexts) for p in self.programs}
         for program in self.programs:
             program.before = program.used
         window, self._sampled = (self.runlist.now - self._sampled) // US, self.runlist.now
@@ -198,6 +198,13 @@ def test_a_critical_program_beside_a_batch_program(kernel_us: int) -> None:
     assert slower <= 1.05
     assert filled >= 0.6
     assert machine.rate(1) < 1
+
+
+def test_a_critical_program_beside_one_of_four_contexts() -> None:
+    """Its contexts switch among themselves: it gets half of what one would, and is no more in the way."""
+    slower, filled, _ = critical(Program(2, contexts=4))
+    assert slower <= 1.05
+    assert filled >= 0.2
 
 
 def test_a_critical_program_beside_three_batch_programs() -> None:

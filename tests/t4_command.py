@@ -218,11 +218,11 @@ def test_several_gpus(place: Path) -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        *("nonsense", "nonsense=1", "scheduler", "scheduler=yes", "gpu", "poll=1", "soft.gmem", "soft.gmem=", "soft.gmem=big", "soft.gmem=-1"),
+        *("nonsense", "nonsense=1", "gpu", "poll=1", "soft.gmem", "soft.gmem=", "soft.gmem=big", "soft.gmem=-1"),
         *("soft.gmem=max", "soft.gmem=1.5G", "soft.gmem=0", "soft.gpus=0", "soft.gpus=17", "soft.gpus=one"),
         *("soft.switch=-1", "soft.switch=fast", "deadline=", "deadline=soon", "deadline=-1", "deadline=0"),
         *("deadline=nan", "deadline=inf", "gpu=amd", "gpu=", "ledger=paper", "socket="),
-        *("units=maybe", "units", "slices.d=", "bus="),
+        *("scheduler", "scheduler=yes", "units=maybe", "units", "slices.d=", "bus="),
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_2(place: Path, option: str) -> None:

@@ -19,7 +19,7 @@ import attrs
 from backend.identity import Process
 from backend.nvidia import levers, rm
 from backend.nvidia.deadline import Deadline
-from backend.nvidia.discover import Handles, Tsg
+from backend.nvidia.discover import Engine, Handles, Tsg
 from backend.nvidia.levers import Key
 from backend.nvidia.readback import ChannelStates
 from backend.records import Activity
@@ -130,6 +130,7 @@ class Tenant:
         self.activity = Activity(
             tsgs=len(tsgs),
             channels=sum(len(tsg.channels) for tsg in tsgs),
+            contexts=sum(tsg.engine is Engine.GR for tsg in tsgs),
             attached=sum(not any((tsg.client, channel) in self.off for channel in tsg.channels) for tsg in tsgs),
         )
 

@@ -21,6 +21,8 @@ ROUND_US = 60_000
 """A round of those who have always something to do: three lose 1 % of it to switches."""
 SHORT_ROUND_US = 8_000
 """A round in which somebody comes and goes: he waits for so long at most."""
+LEADER_ROUND_US = 20_000
+"""... where others fill what they leave: nothing they do in one go is interrupted for a filler more often."""
 ROUND_MOST_US = 250_000
 """A round of very different parts, so that the smallest is a slice worth switching for."""
 SLICE_US = 1_000
@@ -60,20 +62,17 @@ class Fair:
     _late: int = 0  # microseconds for which it is not measured
     _lively: int = 0  # microseconds for which rounds are still to be short
 
-    def slices(self, window_us: int, layer: Layer, use: Use, floors: tuple[int, int]) -> Mapping[Process, int]:
-        """Timeslices, microseconds, 0 for the driver's default.
-
-        `floors` are the least that a round of those who come and go, and one of the others, is long.
-        """
+    def slices(self, window_us: int, layer: Layer, use: Use, *, leads: bool) -> Mapping[Process, int]:
+        """Timeslices, microseconds, 0 for the driver's default. `leads`: there are others, who fill what is left."""
         active = {process: part for process, part in layer.items() if use.wants(process, ACTIVE_US)}
-        if len(active) < 2 and not any(floors):
+        if len(active) < 2 and not leads:
             return dict.fromkeys(layer, 0)  # alone it runs on, whatever its slice is
         if active != self._parts:
             self._begin(active)
         self._lively = max(0, self._lively - window_us)
         self._measure(window_us, use)
-        short, long = max(SHORT_ROUND_US, floors[0]), max(ROUND_US, floors[1])
-        length = short if self._lively else long
+        short = LEADER_ROUND_US if leads else SHORT_ROUND_US
+        length = short if self._lively else ROUND_US
         weighted = {process: part * self._gains.get(process, 1.0) for process, part in layer.items()}
         whole = sum(weighted[process] for process in active) or 1.0
         smallest = min(weighted.values()) / whole

@@ -156,7 +156,7 @@ class Scheduler:
             # An estimate grows about once a second: that it did not says nothing.
             used = exact if exact is not None else estimate or None
             pending = activity.pending
-            samples[one.process] = Sample(used, None if pending is None else pending > 0)
+            samples[one.process] = Sample(used, None if pending is None else pending > 0, activity.contexts)
         return samples
 
     # What is done about it

@@ -24,6 +24,8 @@ class Sample:
     """Microseconds on the engine; None where the machine cannot tell."""
     waiting: bool | None = None
     """Whether it has work at the end of the window that is not done; None where the machine cannot tell."""
+    contexts: int = 1
+    """What its timeslice is split over."""
 
 
 class Use:
@@ -54,6 +56,10 @@ class Use:
     def wants(self, process: Process, within_us: int) -> bool:
         """Whether a process has used the GPU, or could not, in the last `within_us` microseconds."""
         return self._idle.get(process, 0) < within_us
+
+    def contexts(self, process: Process) -> int:
+        """What its timeslice is split over, at least 1."""
+        return max(1, self.samples.get(process, Sample()).contexts)
 
     def used(self, process: Process) -> int | None:
         """Microseconds in the last window; None where the machine cannot tell."""

@@ -146,6 +146,7 @@ class SoftGpu:
             tsgs=len(tsgs),
             channels=sum(tsg.channels for tsg in tsgs),
             attached=sum(tsg.attached for tsg in tsgs),
+            contexts=len(tsgs),
             managed=True,
         )
 
