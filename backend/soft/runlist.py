@@ -69,23 +69,31 @@ class Runlist:
 
     def advance(self, until: int) -> None:
         """Runs the engine up to time `until`, nanoseconds."""
+        while self.advance_to_finish(until) is not None:
+            pass
+
+    def advance_to_finish(self, until: int) -> Tsg | None:
+        """Runs the engine to the end of the next kernel, or to time `until`, whichever is first; whose kernel it was."""
         while self.now < until:
-            tsg = self._elect()
+            tsg = self._elect(until)
             if tsg is None:
                 self.now = until
-                return
+                return None
             if self._switching:
                 step = min(self._switching, until - self.now)
                 self._switching -= step
-            else:
-                step = min(tsg.queue[0], self._turn, until - self.now)
-                self._turn -= step
-                tsg.busy += step
-                tsg.queue[0] -= step
-                if not tsg.queue[0]:
-                    tsg.queue.popleft()
-                    tsg.finished += 1
+                self.now += step
+                continue
+            step = min(tsg.queue[0], self._turn, until - self.now)
+            self._turn -= step
             self.now += step
+            tsg.busy += step
+            tsg.queue[0] -= step
+            if not tsg.queue[0]:
+                tsg.queue.popleft()
+                tsg.finished += 1
+                return tsg
+        return None
 
     def until_next_finish(self) -> int | None:
         """Nanoseconds of work to the end of the kernel whose turn it is or comes next; None when all is idle."""
@@ -93,7 +101,7 @@ class Runlist:
         tsg = tsg or next((other for other in self._ring if other.runnable), None)
         return None if tsg is None else tsg.queue[0] + self._switching
 
-    def _elect(self) -> Tsg | None:
+    def _elect(self, until: int) -> Tsg | None:
         """The TSG that runs now, after a switch if its predecessor's turn is over."""
         running = self._running
         if running is not None and running.runnable and self._turn > 0:
@@ -105,6 +113,10 @@ class Runlist:
                 if tsg is not running:
                     self._switching = self.switch
                 self._running, self._turn = tsg, tsg.timeslice
+                if tsg is running and not any(other.runnable for other in self._ring if other is not tsg):
+                    # Turn after turn of one that is alone, in one go: no other begins before `until`.
+                    ahead = min(tsg.queue[0], until - self.now)
+                    self._turn *= max(1, -(-ahead // tsg.timeslice))
                 return tsg
         self._running = None
         return None
