@@ -95,6 +95,39 @@ def test_how_often_it_is_woken_makes_no_difference(steps: list[int]) -> None:
     assert [(a.busy, a.finished) for a, _ in pairs] == [(b.busy, b.finished) for _, b in pairs]
 
 
+def test_it_stops_where_a_kernel_ends() -> None:
+    """And says whose it was, though it is behind a longer one that began before it."""
+    runlist = Runlist()
+    long, short = Tsg(timeslice=10), Tsg(timeslice=10)
+    for tsg, duration in ((long, 25), (short, 15)):
+        runlist.add(tsg)
+        tsg.launch(1, duration)
+    assert [(runlist.advance_to_finish(100), runlist.now) for _ in range(3)] == [(short, 35), (long, 40), (None, 100)]
+    short.launch(1, 15)
+    assert runlist.advance_to_finish(110) is None
+    assert (runlist.now, list(short.queue)) == (110, [5])
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(0, 2), st.integers(1, 70)), min_size=1, max_size=12),
+    st.integers(0, 4),
+)
+def test_turns_of_one_that_is_alone_pass_in_one_go(launches: list[tuple[int, int, int]], switch: int) -> None:
+    """And whoever comes then has its turn when it would have had it: as when each instant is looked at."""
+    slow, fast = Runlist(switch), Runlist(switch)
+    pairs = [(Tsg(t), Tsg(t)) for t in (5, 7, 20)]
+    for a, b in pairs:
+        slow.add(a)
+        fast.add(b)
+    for wait, which, kernel in launches:
+        for tsg in pairs[which]:
+            tsg.launch(1, kernel)
+        for _ in range(wait):
+            slow.advance(slow.now + 1)
+        fast.advance(fast.now + wait)
+        assert [(a.busy, a.queue) for a, _ in pairs] == [(b.busy, b.queue) for _, b in pairs]
+
+
 class PagesMachine(RuleBasedStateMachine):
     """Two processes' pages on one GPU: every page reads what was last written to it, wherever it went."""
 

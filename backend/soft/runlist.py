@@ -73,7 +73,7 @@ class Runlist:
             pass
 
     def advance_to_finish(self, until: int) -> Tsg | None:
-        """Runs the engine to the end of the next kernel, or to time `until`, whichever is first; whose kernel it was."""
+        """Runs the engine to the end of the next kernel, and says whose it was, but no further than time `until`."""
         while self.now < until:
             tsg = self._elect(until)
             if tsg is None:

@@ -54,6 +54,8 @@ class Running:
     due: int | None = None
     """When the iteration that it was let go for begins."""
     frozen: bool = True
+    listed: bool = False
+    """Whether its TSG is on the runlist: those that are frozen between two iterations would only be passed over."""
     resident_since: int | None = None
     """Since when its persistent memory is on the GPU."""
     swapped: bool = False
@@ -99,7 +101,7 @@ class Simulator:
         self._resident: list[Span] = []
 
     def run(self) -> Result:
-        """Everything, to the end of the last job. RuntimeError for a policy that overcommits memory or forgets a job."""
+        """Everything, to the last job's end. RuntimeError for a policy that overcommits memory or forgets a job."""
         runlist, events = self._runlist, self._events
         while len(self._outcomes) < len(self._traces):
             horizon = events[0][0] if events else 1 << 62
@@ -125,7 +127,6 @@ class Simulator:
         number, trace = self._traces[name]
         tsg = Tsg(self.machine.timeslice_us * US)
         self._jobs[name] = self._by_tsg[tsg] = Running(trace, tsg, number)
-        self._runlist.add(tsg)
         self._obey(self._policy.job_arrive(trace.described()))
 
     def _begin(self, name: str) -> None:
@@ -185,6 +186,7 @@ class Simulator:
         if not running.frozen:
             return
         running.frozen, running.tsg.attached = False, True
+        self._list(running, True)
         self._levers += self.machine.lever_us * US
         if running.began is None:
             back = self._transfer(running.trace.persistent) if running.swapped else 0
@@ -196,6 +198,7 @@ class Simulator:
             return
         running.frozen, running.tsg.attached, running.due = True, False, None
         if running.began is None:
+            self._list(running, False)
             self._close_span(running)
         self._levers += self.machine.lever_us * US
         self._switches += 1
@@ -221,6 +224,11 @@ class Simulator:
                 self._depart(self._jobs[decision.job], None)
         carry_out(decisions, self)
 
+    def _list(self, running: Running, listed: bool) -> None:
+        if listed != running.listed:
+            (self._runlist.add if listed else self._runlist.remove)(running.tsg)
+            running.listed = listed
+
     def _plan(self, running: Running, time: int) -> None:
         running.due = time
         heapq.heappush(self._events, (time, BEGIN, running.number, running.trace.job))
@@ -231,7 +239,7 @@ class Simulator:
         self._close_span(running)
         if finished is not None:
             self._evict(running, finished)
-        self._runlist.remove(running.tsg)
+        self._list(running, False)
         del self._jobs[name], self._by_tsg[running.tsg]
         self._outcomes[name] = Outcome(running.trace, running.started, finished, running.tsg.busy, running.withdrawals)
 

@@ -50,7 +50,7 @@ OPTIONAL = {"idle_us"}
 
 
 def parse(lines: Iterable[str]) -> list[TraceJob]:
-    """The jobs of a trace, by arrival. Empty lines, and those that begin with #, say nothing. UsageError, with a line."""
+    """The jobs of a trace, by arrival. Empty lines, and those that begin with #, say nothing. UsageError."""
     jobs: dict[str, TraceJob] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):

@@ -41,7 +41,7 @@ MEASURED: dict[str, tuple[float, tuple[tuple[int, float, float], ...]]] = {
     "vgg16": (138.4, ((25, 6614.3, 300.3), (50, 9738.1, 545.3), (100, 12962.3, 998.0))),
     "vgg19": (143.7, ((25, 6614.3, 358.2), (50, 9738.2, 646.9), (100, 12549.7, 1173.0))),
 }
-"""Of each network: millions of parameters, and by batch size its peak memory in MB and the time of an iteration in ms."""
+"""Of each network: millions of parameters, and by batch size its peak memory in MB and an iteration in ms."""
 
 SUPERRES_BUSY = 1 / 2.38
 """The part of an iteration of superres_128 in which it computes, at most: packing cannot gain more than its inverse,

@@ -7,7 +7,7 @@ import enum
 from ggroupfs.policies.lanes.region import Lane, Member
 
 
-class Order(str, enum.Enum):
+class Order(enum.StrEnum):
     """Which of the policies of section 4."""
 
     FIFO = "fifo"

@@ -75,9 +75,12 @@ class Lanes:
         if lane is None or lane.current is not member:
             raise ValueError(f"{name} was not running")
         member.progress = progress
+        again = self._region.slide(lane) or self._changed or self._is_overtaken(member)
+        if not again and lane.settled and self.order is not Order.FAIR:
+            return []  # who was most urgent is so still, and has less to go
         lane.current = None
         decisions: list[Decision] = []
-        if self._region.slide(lane) or self._changed or self._is_overtaken(member):
+        if again:
             self._process_requests(decisions, member)
         self._elect(decisions, member)
         return decisions
@@ -126,21 +129,17 @@ class Lanes:
             return lane
         by_size = sorted(region.lanes, key=lambda lane: (lane.size, lane.number))
         for lane in by_size:
-            if lane.size >= ephemeral and region.safe(persistent, 0) and region.clear(persistent):
+            if lane.size >= ephemeral and region.clear(persistent):
                 return lane
         for lane in by_size:
-            if (
-                lane.size < ephemeral
-                and region.safe(persistent, ephemeral - lane.size)
-                and region.room_above(lane, persistent) >= ephemeral
-            ):
+            if lane.size < ephemeral <= region.room_above(lane, persistent):
                 return lane
         return None
 
     def _new_lane(self, persistent: int, ephemeral: int) -> Lane | None:
         """A lane just opened, if there may be one more and it is safe."""
         region = self._region
-        if self._most is not None and len(region.lanes) >= self._most or not region.safe(persistent, ephemeral):
+        if self._most is not None and len(region.lanes) >= self._most:
             return None
         offset = region.gap(ephemeral, persistent)
         return None if offset is None else region.open(offset, ephemeral)
@@ -204,7 +203,7 @@ class Lanes:
         chosen = list[Member]()
         for lane in self._region.lanes:
             if lane.current is None:
-                lane.current = min(lane.members, key=self.order.urgency)
+                lane.current, lane.settled = min(lane.members, key=self.order.urgency), True
                 chosen.append(lane.current)
         if before is not None and before.lane is not None and before not in chosen:
             decisions.append(Pause(before.job.name))

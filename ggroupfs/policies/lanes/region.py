@@ -3,6 +3,10 @@
 GPU memory is divided in two (figure 7): lanes grow from one end, from address 0 here, and persistent memory from the
 other. A lane is contiguous. Between two iterations there is nothing in it, so that it can be moved for nothing: that is
 the auto defragmentation of section 3.3.1.
+
+The safety condition is that the sum of P over all jobs and the sum of L over all lanes are at most C. What is asked
+here is a little more: that the two regions do not meet as they are now, with the holes between lanes that have not slid
+down yet. Without holes it is the same.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import attrs
 
 from ggroupfs.policies.face import Job, Progress
+
+NOTHING = Progress(0, 0)
 
 
 @attrs.define(eq=False)
@@ -20,7 +26,7 @@ class Member:
     """What was said of it when it came."""
     arrived: int
     """How many came before it."""
-    progress: Progress = Progress(0, 0)
+    progress: Progress = NOTHING
     """As of its last boundary."""
     lane: Lane | None = None
     """Where it was admitted; None while it waits for that."""
@@ -47,6 +53,8 @@ class Lane:
     """Who shares it; its ref of Algorithm 1 is their number."""
     current: Member | None = None
     """Who runs in it; None only between an event and the decision that answers it."""
+    settled: bool = False
+    """Whether nobody joined since it was last decided who runs in it."""
 
     @property
     def end(self) -> int:
@@ -90,11 +98,6 @@ class Region:
         """By address."""
         self._numbers = 0
 
-    def safe(self, persistent: int, ephemeral: int) -> bool:
-        """The safety condition, with that much more of both: P of all jobs and L of all lanes fit together."""
-        lanes = sum(lane.size for lane in self.lanes)
-        return self.persistent + persistent + lanes + ephemeral <= self.capacity
-
     def clear(self, persistent: int) -> bool:
         """Whether no lane, where it is now, is in the way of so much more persistent memory."""
         return self._top <= self.capacity - self.persistent - persistent
@@ -132,6 +135,7 @@ class Region:
     def join(self, member: Member, lane: Lane) -> None:
         """A job gets a place in a lane that is large enough, or grows to be so, and its persistent memory."""
         lane.members.append(member)
+        lane.settled = False
         lane.size = max(lane.size, member.job.ephemeral)
         member.lane = lane
         self.persistent += member.job.persistent
