@@ -171,6 +171,18 @@ def test_pack_moves_who_waits_to_a_lane_of_his_own() -> None:
     assert policy.job_finish("b") == [Move("c", 3), Run("c")]
 
 
+def test_pack_interrupts_nobody_for_one_who_came_before_him() -> None:
+    policy = Lanes(16, Order.PACK)
+    policy.job_arrive(job("a", 0, 8))
+    policy.job_arrive(job("b", 1, 7))
+    policy.job_arrive(job("large", 0, 16))
+    assert policy.job_arrive(job("small", 0, 8)) == [Admit("small", 1)]
+    assert policy.job_finish("a") == [Run("small")]
+    assert policy.job_finish("b") == [Admit("large", 1)]
+    assert policy.iteration_end("small", ran(1)) == []
+    assert policy.job_finish("small") == [Run("large")]
+
+
 def test_fair_has_the_one_with_the_least_service_run() -> None:
     policy = Lanes(16, Order.FAIR)
     policy.job_arrive(job("a"))

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from ggroupfs.replay.records import Result, S, Span
 
 MINUTE = 60 * S
+INSTANTS = 2000
+"""How many the picture of memory has."""
 COLOURS = [f"C{number}" for number in range(10)]
 
 
@@ -35,26 +37,25 @@ def timeline(result: Result, axes: Axes) -> None:
 
 
 def memory(result: Result, axes: Axes) -> None:
-    """Memory of each job, one upon the other: persistent, and while it runs its ephemeral memory too."""
-    sizes = {outcome.trace.job: outcome.trace for outcome in result.outcomes}
+    """Memory of each job, one upon the other, at so many instants: persistent, and while it runs its ephemeral too."""
+    traces = {outcome.trace.job: outcome.trace for outcome in result.outcomes}
     changes: list[tuple[int, str, int]] = []
-    for spans, ephemeral in ((result.resident, False), (result.ran, True)):
-        for span in spans:
-            trace = sizes[span.job]
-            amount = trace.ephemeral if ephemeral else trace.persistent
-            changes += [(span.start, span.job, amount), (span.end, span.job, -amount)]
-    changes.sort(key=lambda change: change[0])
-    times = sorted({time for time, _, _ in changes})
-    rows = {job: [0.0] * len(times) for job in sizes}
-    used = dict.fromkeys(sizes, 0)
-    index = {time: number for number, time in enumerate(times)}
-    at = 0
-    for time, job, amount in changes:
-        if index[time] != at:
-            for name, row in rows.items():
-                row[at : index[time]] = [used[name] / (1 << 30)] * (index[time] - at)
-            at = index[time]
-        used[job] += amount
+    for span in result.resident:
+        amount = traces[span.job].persistent
+        changes += [(span.start, span.job, amount), (span.end, span.job, -amount)]
+    for span in result.ran:
+        amount = traces[span.job].ephemeral
+        changes += [(span.start, span.job, amount), (span.end, span.job, -amount)]
+    changes.sort(key=lambda change: change[0], reverse=True)
+    times = [changes[0][0] * instant // INSTANTS for instant in range(INSTANTS + 1)]
+    used = dict.fromkeys(traces, 0)
+    rows: dict[str, list[float]] = {job: [] for job in traces}
+    for time in times:
+        while changes and changes[-1][0] <= time:
+            _, job, amount = changes.pop()
+            used[job] += amount
+        for job, row in rows.items():
+            row.append(used[job] / (1 << 30))
     axes.stackplot([time / MINUTE for time in times], list(rows.values()), step="post")
     axes.axhline(result.capacity / (1 << 30), color="black", linewidth=1)
     axes.set(xlabel="minutes", ylabel="GiB, one colour a job; the line is the capacity")

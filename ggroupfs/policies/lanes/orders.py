@@ -25,6 +25,11 @@ class Order(enum.StrEnum):
         return None if self is Order.PACK else 1
 
     @property
+    def preemptive(self) -> bool:
+        """Whether a job may have to stop for another one at the end of an iteration."""
+        return self in (Order.SRTF, Order.FAIR)
+
+    @property
     def in_line(self) -> bool:
         """Whether nobody is admitted before who came first. Algorithm 1 goes on to those behind that do fit."""
         return self is Order.FIFO

@@ -76,9 +76,10 @@ class Lanes:
             raise ValueError(f"{name} was not running")
         member.progress = progress
         again = self._region.slide(lane) or self._changed or self._is_overtaken(member)
-        if not again and lane.settled and self.order is not Order.FAIR:
+        if not again and (lane.settled or not self.order.preemptive) and self.order is not Order.FAIR:
             return []  # who was most urgent is so still, and has less to go
-        lane.current = None
+        if self.order.preemptive:
+            lane.current = None
         decisions: list[Decision] = []
         if again:
             self._process_requests(decisions, member)
@@ -205,7 +206,7 @@ class Lanes:
             if lane.current is None:
                 lane.current, lane.settled = min(lane.members, key=self.order.urgency), True
                 chosen.append(lane.current)
-        if before is not None and before.lane is not None and before not in chosen:
+        if before is not None and before.lane is not None and before.lane.current is not before:
             decisions.append(Pause(before.job.name))
         decisions += [Run(member.job.name) for member in chosen if member is not before]
 
