@@ -1,0 +1,75 @@
+"""Where a policy runs in earnest: groups of a mounted tree, by their control files."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from backend.errors import fail
+from ggroupfs.client import content, flat, require_tree
+from ggroupfs.policies.face import Figures
+
+US = 1000
+
+
+class MountedPlatform:
+    """See :class:`ggroupfs.policies.face.Platform`, which it implements: one GPU of a tree.
+
+    A lever is a write, and waits until it holds; a trio program calls it, or a whole
+    :func:`ggroupfs.policies.face.carry_out`, in a thread. The errors are those of the files.
+    """
+
+    def __init__(self, mount: Path, gpu: int = 0) -> None:
+        """FileNotFoundError where there is no tree, or no such GPU in it."""
+        require_tree(mount)
+        self._capacity = int(content(mount / "gpus" / str(gpu) / "gmem.capacity"))
+        self._groups: dict[str, Path] = {}
+
+    def add(self, job: str, group: Path) -> None:
+        """A job is the process or slice of this directory from now on; it is frozen, as a policy expects it to arrive.
+
+        OSError where it cannot be.
+        """
+        _write(group / "compute.freeze", 1)
+        self._groups[job] = group
+
+    def discard(self, job: str) -> None:
+        """A job is over. Its group is left as it is."""
+        self._groups.pop(job, None)
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    def figures(self, job: str) -> Figures:
+        """As the protocol has it; ENODATA where this machine cannot tell GPU time."""
+        group = self._group(job)
+        usec = flat(content(group / "gcgroup.stat")).get("gpu_usec")
+        if usec is None:
+            raise fail(errno.ENODATA)
+        return Figures(
+            resident=int(content(group / "gmem.current")),
+            swapped=int(content(group / "gmem.swap.current")),
+            service=usec * US,
+            frozen=content(group / "compute.freeze") == "1",
+        )
+
+    def thaw(self, job: str) -> None:
+        _write(self._group(job) / "compute.freeze", 0)
+
+    def freeze(self, job: str) -> None:
+        _write(self._group(job) / "compute.freeze", 1)
+
+    def reclaim(self, job: str, nbytes: int) -> None:
+        """As the protocol has it; EAGAIN if less could be moved than there was."""
+        if nbytes:
+            _write(self._group(job) / "gmem.reclaim", nbytes)
+
+    def _group(self, job: str) -> Path:
+        if job not in self._groups:
+            raise fail(errno.ENOENT)
+        return self._groups[job]
+
+
+def _write(file: Path, value: int) -> None:
+    file.write_text(f"{value}\n")
