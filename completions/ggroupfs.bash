@@ -3,7 +3,7 @@
 #
 # What is offered for each command is a table, which tests/t0_completions.py holds against the command itself.
 
-_ggroupfs_commands="mount umount run show top set doctor metrics tenant demo"
+_ggroupfs_commands="mount umount run show top set doctor metrics replay tenant demo"
 
 declare -A _ggroupfs_options=(
     [mount]="-f --foreground --gpu --ledger -o"
@@ -14,6 +14,7 @@ declare -A _ggroupfs_options=(
     [set]="--gpu --mount"
     [doctor]="--json"
     [metrics]="--mount --no-processes --listen --textfile"
+    [replay]="--policy --order --lanes --set --capacity --json --plot --generate --seed --jobs"
     [tenant]="--mount --gpu --gmem --kernel --contexts --depth --touch --report --seconds"
     [demo]="--mount --gpu"
 )
@@ -126,6 +127,11 @@ _ggroupfs() {
             ;;
         *,--mount) _ggroupfs_files -d "$whole" ;;
         metrics,--textfile) _ggroupfs_files -f "$whole" ;;
+        replay,--policy) _ggroupfs_offer "$whole" lanes ;;
+        replay,--order) _ggroupfs_offer "$whole" fifo srtf pack fair ;;
+        replay,--plot) _ggroupfs_files -d "$whole" ;;
+        replay,--generate) _ggroupfs_offer "$whole" salus day superres_128 resnet50_50 ;;
+        replay,--lanes | replay,--set | replay,--capacity | replay,--seed | replay,--jobs) ;;
         metrics,--listen) _ggroupfs_offer "$whole" 127.0.0.1:9740 '[::1]:9740' ;;
         run,--slice) ;;
         tenant,-* | top,-d | top,--delay) ;;
@@ -137,6 +143,8 @@ _ggroupfs() {
             elif [[ $command == set ]]; then
                 _ggroupfs_settings_of "$whole"
                 _ggroupfs_groups "$mount" "$whole"
+            elif [[ $command == replay ]]; then
+                _ggroupfs_files -f "$whole"
             elif [[ $command == mount ]]; then
                 _ggroupfs_files -d "$whole"
             elif [[ $command == umount ]]; then

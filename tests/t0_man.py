@@ -55,11 +55,14 @@ def test_every_mount_option() -> None:
         assert mount_options() <= {word.strip(",") for word in items(page, "Cm")}, page
 
 
-def test_every_option_of_metrics() -> None:
+@pytest.mark.parametrize(
+    ("command", "behind"), [("metrics", ".It Cm tenant"), ("replay", ".Sh MOUNT OPTIONS")], ids=["metrics", "replay"]
+)
+def test_every_option(command: str, behind: str) -> None:
     text = (MAN / "ggroupfs.8").read_text().replace("\\-", "-")
-    part = text.partition(".It Cm metrics")[2].partition(".It Cm tenant")[0]
+    part = text.partition(f".It Cm {command}\n")[2].partition(behind)[0]
     found = {f"-{flag}" for flag in re.findall(r"^\.It Fl (\S+)", part, re.MULTILINE)}
-    assert found == flags(subcommands()["metrics"]) - {"-h", "--help", "--mount"}
+    assert found == flags(subcommands()[command]) - {"-h", "--help", "--mount"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

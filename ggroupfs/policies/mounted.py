@@ -44,7 +44,8 @@ class MountedPlatform:
     def figures(self, job: str) -> Figures:
         """As the protocol has it; ENODATA where this machine cannot tell GPU time."""
         group = self._group(job)
-        usec = flat(content(group / "gcgroup.stat")).get("gpu_usec")
+        stat = flat(content(group / "gcgroup.stat"))
+        usec = stat.get("gpu_usec", stat.get("gpu_usec_estimate"))
         if usec is None:
             raise fail(errno.ENODATA)
         return Figures(
