@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from backend.soft.runlist import US
 from ggroupfs.cli import FAILED, OK, USAGE, main
@@ -93,7 +95,7 @@ def test_who_never_fits_is_refused_and_the_rest_runs() -> None:
     result = replay([job("a", memory=(60, 60)), job("b")], Order.FIFO, FREE)
     assert ends(result) == {"b": 100}
     assert (result.summary().jobs, result.summary().refused) == (1, 1)
-    with pytest.raises(ValueError, match="no job"):
+    with pytest.raises(RuntimeError, match="no job"):
         replay([job("a", memory=(60, 60))], Order.FIFO, FREE).summary()
 
 
@@ -153,6 +155,51 @@ def test_levers_on_who_is_not_there() -> None:
     with pytest.raises(FileNotFoundError):
         carry_out([Run("a")], simulator)
     carry_out([Admit("a", 1)], simulator)  # no lever belongs to it
+
+
+@pytest.mark.parametrize("order", Order)
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(0, 2000),
+            st.integers(0, 60),
+            st.integers(0, 60),
+            st.integers(1, 6),
+            st.integers(1, 300),
+            st.integers(0, 300),
+        ),
+        min_size=1,
+        max_size=25,
+    ),
+    lanes=st.none() | st.integers(1, 4),
+)
+def test_any_trace_runs_to_its_end(
+    order: Order, rows: list[tuple[int, int, int, int, int, int]], lanes: int | None
+) -> None:
+    """The simulator itself stops a policy that uses more memory than there is. No work is lost, and none is made."""
+    trace = [TraceJob(str(number), *row) for number, row in enumerate(rows)]
+    machine = attrs.evolve(FREE, switch_us=3, lever_us=7, pcie=1_000_000)
+    policy = Lanes(machine.capacity, order, lanes)
+    result = Simulator(trace, policy, machine).run()
+    for outcome in result.outcomes:
+        one = outcome.trace
+        if one.persistent + one.ephemeral > machine.capacity:
+            assert outcome.finished is None
+            continue
+        assert outcome.service == one.iterations * one.gpu_us * US
+        assert outcome.queuing >= 0
+        assert outcome.completion >= outcome.queuing + one.duration_us * US
+        assert sum(s.end - s.start for s in result.ran if s.job == one.job) >= one.duration_us * US
+    assert (policy.lanes, policy.pending) == ([], [])
+
+
+def test_the_policy_in_the_documentation() -> None:
+    text = (Path(__file__).resolve().parent.parent / "docs" / "policies.md").read_text()
+    names: dict[str, Callable[[int, dict[str, str]], Policy]] = {}
+    exec(text.partition("```python\n")[2].partition("```")[0], names)
+    result = Simulator([job("a"), job("b")], names["policy"](100, {}), FREE).run()
+    assert max(ends(result).values()) == 200
 
 
 # Figures of the paper
@@ -375,7 +422,9 @@ def test_the_command_with_a_policy_of_ones_own(
         (["--policy", "nobody:policy", "TRACE"], USAGE),
         (["--policy", "json:policy", "TRACE"], USAGE),
         (["--set", "nonsense", "TRACE"], USAGE),
-        (["--capacity", "1G", "/nowhere/at/all"], FAILED),
+        (["--capacity", "1", "TRACE"], FAILED),
+        (["--capacity", "much", "TRACE"], USAGE),
+        (["/nowhere/at/all"], FAILED),
         (["--generate", "nothing"], USAGE),
         ([], USAGE),
     ],

@@ -103,10 +103,10 @@ class Result:
     """See :class:`Summary`."""
 
     def summary(self) -> Summary:
-        """The figures. ValueError where no job ran."""
+        """The figures. RuntimeError where no job ran."""
         done = [outcome for outcome in self.outcomes if outcome.finished is not None]
         if not done:
-            raise ValueError("no job of the trace fits on the GPU")
+            raise RuntimeError("no job of the trace fits on the GPU")
         completions = sorted(outcome.completion for outcome in done)
         makespan = max(o.arrived + o.completion for o in done) - min(o.arrived for o in self.outcomes)
         return Summary(
