@@ -154,6 +154,20 @@ def test_srtf_has_the_memory_of_a_longer_one_moved_for_a_shorter_one() -> None:
     assert policy.job_finish("short") == [Admit("long", 3), Run("long")]
 
 
+def test_srtf_admits_again_who_made_room_in_vain() -> None:
+    """The longest goes first; where a larger one had to go as well, it fits again."""
+    policy = Lanes(16, Order.SRTF)
+    policy.job_arrive(job("longest", 1, 1, seconds=300))
+    policy.job_arrive(job("large", 9, 1, seconds=200))
+    policy.iteration_end("longest", ran(1))
+    assert policy.job_arrive(job("short", 5, 6, seconds=10)) == []
+    boundary = policy.iteration_end("large", ran(1))
+    assert boundary[:3] == [Withdraw("longest"), Pause("large"), Withdraw("large")]
+    assert boundary[3:] == [Admit("short", 2), Run("short")]
+    assert policy.iteration_end("short", ran(1)) == [Admit("longest", 2)]
+    assert policy.pending == ["large"]
+
+
 def test_srtf_moves_no_memory_for_one_that_would_not_be_next() -> None:
     policy = Lanes(16, Order.SRTF)
     policy.job_arrive(job("long", 7, 1, seconds=100))

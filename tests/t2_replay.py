@@ -149,6 +149,11 @@ def test_a_policy_may_pause_what_has_not_begun() -> None:
         Simulator([job("a")], Script([Run, Pause]), FREE).run()
 
 
+def test_who_is_let_go_again_begins_then_and_not_before() -> None:
+    machine = attrs.evolve(FREE, lever_us=10)
+    assert ends(Simulator([job("a")], Script([Run, Pause, Run]), machine).run()) == {"a": 130}
+
+
 def test_levers_on_who_is_not_there() -> None:
     simulator = Simulator([job("a")], Script([Run]), FREE)
     simulator.run()

@@ -116,10 +116,12 @@ def test_turns_of_one_that_is_alone_pass_in_one_go(launches: list[tuple[int, int
     """And whoever comes then has its turn when it would have had it: as when each instant is looked at."""
     slow, fast = Runlist(switch), Runlist(switch)
     pairs = [(Tsg(t), Tsg(t)) for t in (5, 7, 20)]
-    for a, b in pairs:
-        slow.add(a)
-        fast.add(b)
+    added = set[int]()
     for wait, which, kernel in launches:
+        if which not in added:  # then it is behind the one that runs
+            added.add(which)
+            slow.add(pairs[which][0])
+            fast.add(pairs[which][1])
         for tsg in pairs[which]:
             tsg.launch(1, kernel)
         for _ in range(wait):
