@@ -47,11 +47,16 @@ class Rig:
         assert self.fake.trace is not None
         self.fake.trace.log(tag, pid, 1_000_000 * MS + int(ms * MS), lost)
 
-    def read(self, ms: float) -> tuple[int, int]:
-        """Milliseconds of A and of B, read at a time."""
+    def at(self, ms: float) -> None:
+        """It is so many ms after the beginning."""
         self.clock.ns = 1_000_000 * MS + int(ms * MS)
+
+    def read(self, ms: float) -> tuple[int, int]:
+        """Milliseconds of A and of B: all that is known from a look at a time."""
+        self.at(ms)
         self.trace.read()
-        return self.trace.residency.usec(A) // 1000, self.trace.residency.usec(B) // 1000
+        self.clock.ns += trace.LAG_NS - trace.LATE_NS
+        return self.trace.usec(A) // 1000, self.trace.usec(B) // 1000
 
     @property
     def binds(self) -> int:
@@ -65,9 +70,11 @@ def bound() -> Iterator[Rig]:
     fake, clock = FakeSystem(), Clock()
     assert fake.trace is not None
     fake.trace.clock = clock
-    rig = Rig(fake, clock, Trace(fake, rm.Card(0x100, "0000:01:00.0", 0)))
-    yield rig
-    rig.trace.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("backend.nvidia.trace.time.monotonic_ns", clock)
+        rig = Rig(fake, clock, Trace(fake, rm.Card(0x100, "0000:01:00.0", 0)))
+        yield rig
+        rig.trace.close()
     assert not fake.open
 
 
@@ -95,6 +102,18 @@ def test_who_stays_is_charged_until_now() -> None:
         rig.log(OFF, A, 301)
         assert rig.read(400) == (300, 0)
         assert rig.read(900) == (300, 0)  # nobody's
+
+
+def test_a_figure_is_as_old_whenever_somebody_read() -> None:
+    """Else a window is measured longer or shorter than it was, by up to the time between two looks."""
+    with bound() as rig:
+        rig.log(ON, A, 0)
+        for looked in (100, 203, 303, 407, 497):
+            rig.at(looked)
+            rig.trace.read()
+            for asked in (looked, looked + 50, looked + 90):
+                rig.at(asked)
+                assert rig.trace.usec(A) == max(0, asked * 1000 - trace.LAG_NS // 1000)
 
 
 def test_who_was_there_before_us() -> None:
@@ -142,10 +161,11 @@ def test_what_did_not_fit_is_nobodys() -> None:
             rig.log(ON, A, n)
             rig.log(OFF, A, n + 1)
         end = RECORDS // 2 + 10
-        used, _ = rig.read(end)
-        assert end - 12 <= used < end
+        rig.read(end)
         rig.log(ON, B, end)
-        assert rig.read(end + 100) == (used, 30)
+        used, others = rig.read(end + 100)
+        assert end - 12 <= used < end
+        assert others == 30
 
 
 def test_a_lost_record() -> None:
@@ -170,20 +190,15 @@ def test_a_record_without_a_time() -> None:
 
 def test_an_old_record_ends_the_binding_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     with bound() as rig, caplog.at_level(logging.INFO):
-        now = 0.0
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("backend.nvidia.trace.time.monotonic", lambda: now)
-            rig.log(ON, A, 10)
-            rig.log(OFF, B, 5)
-            assert rig.read(100) == (0, 0)
-            assert "bound again" in caplog.text
-            rig.log(ON, A, 100)  # to nobody
-            now = 0.04
-            rig.read(140)
-            assert rig.binds == 1
-            now = 0.06
-            rig.read(160)
-            assert rig.binds == 2
+        rig.log(ON, A, 10)
+        rig.log(OFF, B, 5)
+        assert rig.read(100) == (0, 0)
+        assert "bound again" in caplog.text
+        rig.log(ON, A, 100)  # to nobody
+        rig.read(140)
+        assert rig.binds == 1
+        rig.read(160)
+        assert rig.binds == 2
         rig.log(ON, B, 170)
         assert rig.read(260) == (0, 20)
 

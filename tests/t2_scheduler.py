@@ -198,7 +198,8 @@ class Charging:
                 step = min(window, self._left)
                 used[program.process] += step
                 window, self._left = window - step, self._left - step
-            self._samples = {p: Sample(int(us), None, 1) for p, us in used.items()}
+            contexts = {p.process: p.contexts for p in self.programs}
+            self._samples = {p: Sample(int(us), None, contexts[p]) for p, us in used.items()}
             for process, us in used.items():
                 total[process] += us
         return {process: us / (ticks * 100_000) for process, us in total.items()}

@@ -14,6 +14,7 @@ import trio
 
 from backend.identity import Group, Process
 from backend.records import NOWHERE, Activity
+from backend.scheduler.fair import SWITCH_US
 from backend.scheduler.scheduler import AGAIN_S
 from backend.soft.gpu import SoftConfig, SoftGpu
 from tests.harness import MIB, Harness, StubGpu, hang, refuses, running, settle, virtual
@@ -233,8 +234,8 @@ async def test_an_explicit_timeslice_holds(spawn: Spawn) -> None:
     async with programs(spawn) as p:
         one, other = await p.batch(), await p.batch()
         await trio.sleep(1)
-        assert p.gpu.timeslices(one) == p.gpu.timeslices(other) == 30_000
-        assert "timeslice_usec 30000\n" in await p.h.read(f"{one.pid}/0/gcgroup.stat")
+        assert p.gpu.timeslices(one) == p.gpu.timeslices(other) == 29_830
+        assert "timeslice_usec 29830\n" in await p.h.read(f"{one.pid}/0/gcgroup.stat")
         assert await p.h.read(f"{one.pid}/0/compute.timeslice") == "2.048\n", "nobody asked for anything"
         await p.h.write(f"{one.pid}/0/compute.timeslice", "1.024")
         await trio.sleep(0.1)
@@ -244,7 +245,7 @@ async def test_an_explicit_timeslice_holds(spawn: Spawn) -> None:
         assert p.gpu.timeslices(one) == 1024
         await p.h.write(f"{one.pid}/0/compute.timeslice", "default")
         await trio.sleep(0.1)
-        assert (p.gpu.timeslices(one), p.gpu.timeslices(other)) == (40_000, 20_000)
+        assert (p.gpu.timeslices(one), p.gpu.timeslices(other)) == (39_830, 19_830)
 
 
 @virtual
@@ -276,7 +277,7 @@ async def test_who_comes_later_shares_from_then_on(spawn: Spawn) -> None:
         await trio.sleep(5)
         three = [*pair, await p.batch()]
         await trio.sleep(0.1)
-        assert [p.gpu.timeslices(process) for process in three] == [20_000] * 3
+        assert [p.gpu.timeslices(process) for process in three] == [19_830] * 3
         assert await p.shares(three, 3) == pytest.approx([1 / 3] * 3, rel=0.03)
         assert p.gpu.calls(since=5.5) == 0
 
@@ -407,7 +408,7 @@ async def test_where_use_is_unknown_parts_are_slices(spawn: Spawn) -> None:
         one, other = await h.arrive(spawn().pid), await h.arrive(spawn().pid)
         await h.write(f"{one.pid}/0/compute.weight", 300)
         await trio.sleep(20)
-        assert gpu.timeslices[one] == pytest.approx(3 * gpu.timeslices[other], rel=0.01)
+        assert gpu.timeslices[one] + SWITCH_US == pytest.approx(3 * (gpu.timeslices[other] + SWITCH_US), rel=0.01)
         assert len(gpu.calls) <= 8
 
 

@@ -11,6 +11,7 @@ is to be shared, and not how busy the GPU was: a program that idles by itself us
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable
 
 import attrs
@@ -99,3 +100,33 @@ class Residency:
         if ns > self._charged:
             self._used[pid] = self._used.get(pid, 0) + ns - self._charged
             self._charged = ns
+
+
+class Backlog:
+    """What a trace said, and is charged only once it is due: so a figure says how things were at a time that the asker
+    knows, and not whenever somebody last read the trace. Two threads: one notes, the other settles."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._known = 0
+
+    def note(self, switch: Switch) -> None:
+        """As Residency has it, once it is due."""
+        self._waiting.append((switch.ns, lambda: self._residency.note(switch)))
+
+    def lose(self, ns: int | None = None) -> None:
+        """As Residency has it, and due with what was noted last."""
+        last = self._waiting[-1][0] if self._waiting else self._known
+        self._waiting.append((last, lambda: self._residency.lose(ns)))
+
+    def know(self, ns: int) -> None:
+        """All that happened up to `ns` was noted."""
+        self._known = max(self._known, ns)
+
+    def settle(self, ns: int) -> None:
+        """Charges what happened up to `ns`, as far as that is known."""
+        ns = min(ns, self._known)
+        while self._waiting and self._waiting[0][0] <= ns:
+            self._waiting.popleft()[1]()
+        self._residency.advance(ns)

@@ -36,7 +36,7 @@ class Usage:
 
     def exact(self, process: Process) -> int | None:
         """What the trace says; None where there is none."""
-        return self._trace.residency.usec(process.pid) if self._trace is not None else None
+        return self._trace.usec(process.pid) if self._trace is not None else None
 
     def estimate(self, process: Process) -> int | None:
         """What NVML's samples add up to, where there is no trace; None where there are no samples either."""
@@ -76,6 +76,7 @@ class Usage:
             self._trace = None
             trace.close()
         else:
+            trace.settle()
             trace.residency.prune(_lives)
 
     async def _sample(self) -> None:

@@ -1,10 +1,10 @@
 """Timeslices of those who share: in the proportion of their parts, corrected by what they were measured to use.
 
-The runlist is round robin, so slices decide as long as everybody has something to do. They do not say all: each switch
-to a context costs its engine time (197 us on an H200, docs/nvidia.md), so a program of four contexts uses more than
-its slice. What each used is therefore compared with what it was to have (Ghost, section 4.3: credits), and slices are
-changed where the difference cannot be that one had its turn just before the end of what was measured, and another not.
-So nothing oscillates, and among programs that go on as before nothing is done at all.
+The runlist is round robin, so slices decide as long as everybody has something to do. Each switch to a context costs
+engine time, which is taken off the slice of whose context it is: a program of four contexts uses no more than its part.
+What each used is besides compared with what it was to have (Ghost, section 4.3: credits), and slices are changed where
+the difference cannot be that one had its turn just before the end of what was measured, and another not. So nothing
+oscillates, and among programs that go on as before nothing is done at all.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ SLICE_US = 1_000
 """... which is this."""
 SLICE_LEAST_US = 50
 """What the smallest part has in a round of ROUND_MOST_US, however small it is."""
+SWITCH_US = 170
+"""What the trace of a GPU charges for a switch besides the slice: from the end of the last stay to the end of the save
+(81 + 92 us on an H200, docs/nvidia.md)."""
 LOOK_US = 1_000_000
 """What was used is looked at over no less than this."""
 MEMORY_US = 8_000_000
 """... and after so long what was before counts half."""
 FULL = 0.8
-"""Who uses so much of its part has always something to do."""
+"""Who uses so much of its part, or of what its slices are, has always something to do."""
 SOME = 0.5
 """Who uses less comes and goes."""
 LIVELY_US = 5_000_000
 """For so long after somebody came and went rounds stay short."""
-LATE_US = 300_000
-"""After a change what was used is of before it for so long: a trace is read late, and levers take their time."""
+LATE_US = 500_000
+"""After a change what was used is of before it for so long: a trace is 0.2 s late, and levers take their time."""
 TOLERANCE = 0.01
 """What use and part may differ by, besides a slice that was, or was not, in what was measured."""
 STEP = (0.8, 1.25)
@@ -57,6 +60,7 @@ class Fair:
     _gains: dict[Process, float] = attrs.field(factory=dict)
     _used: dict[Process, float] = attrs.field(factory=dict)
     _slices: dict[Process, int] = attrs.field(factory=dict)
+    _switches: dict[Process, int] = attrs.field(factory=dict)  # microseconds of them in a round
     _measured: int = 0  # microseconds that _used is of
     _looked: int = 0  # microseconds since it was looked at
     _late: int = 0  # microseconds for which it is not measured
@@ -75,10 +79,13 @@ class Fair:
         length = short if self._lively else ROUND_US
         weighted = {process: part * self._gains.get(process, 1.0) for process, part in layer.items()}
         whole = sum(weighted[process] for process in active) or 1.0
-        smallest = min(weighted.values()) / whole
-        if smallest * length < SLICE_US:
-            length = max(length, min(ROUND_MOST_US, round(SLICE_US / smallest)))
-        self._slices = {p: max(SLICE_LEAST_US, round(length * part / whole)) for p, part in weighted.items()}
+        self._switches = {process: SWITCH_US * use.contexts(process) for process in layer}
+        least = max((SLICE_US + self._switches[process]) * whole / part for process, part in weighted.items())
+        length = max(length, min(ROUND_MOST_US, round(least)))
+        self._slices = {
+            process: max(SLICE_LEAST_US, round(length * part / whole) - self._switches[process])
+            for process, part in weighted.items()
+        }
         return self._slices
 
     def beside(self, contenders: Iterable[Contender], default_us: int) -> Mapping[Process, int]:
@@ -123,7 +130,12 @@ class Fair:
 
     def _look(self) -> None:
         total, whole = sum(self._used.values()), sum(self._parts.values())
-        had = {process: self._used[process] / (part / whole * total or 1.0) for process, part in self._parts.items()}
+        rounds = {p: self._slices.get(p, 0) + self._switches.get(p, 0) for p in self._parts}
+        length = sum(rounds.values()) or 1
+        had = {
+            process: self._used[process] / (min(part / whole, rounds[process] / length) * total or 1.0)
+            for process, part in self._parts.items()
+        }
         if any(used < SOME for used in had.values()):
             self._lively = LIVELY_US
         full = [process for process, used in had.items() if used >= FULL]

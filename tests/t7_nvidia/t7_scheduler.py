@@ -130,7 +130,7 @@ def test_a_critical_program_beside_long_kernels(
     rate = (long.finished - before) / (time.monotonic() - start)
     print(f"kernels of 20 ms: p99 {late / alone:.3f} x alone, they run at {rate / full:.3f}")
     assert late <= 1.05 * alone
-    assert rate >= 0.6 * full
+    assert rate >= 0.65 * full
 
 
 @pytest.mark.timeout(120)
