@@ -260,7 +260,7 @@ class Controller:
                 if isinstance(group.node, Slice) and self.population.holds(group):
                     self.population.keep(group.node)
             finally:
-                turn.release()
+                lock.release()
                 self._schedulers.configured(group.gpu, changes)
 
     def _take_back(self, group: Group, before: Mapping[str, int | bool]) -> None:
@@ -389,7 +389,7 @@ class Controller:
         self._follower.forget(group)
         self._reclaimer.forget(group)
         self._schedulers.forget(group)
-        self._turns.pop(group, None)
+        self._writers.pop(group, None)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:
