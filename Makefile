@@ -61,7 +61,7 @@ $(VENV)/.built: pyproject.toml
 
 $(VENV)/.built-test: $(VENV)/.built $(VENV)/bin/promtool
 	$(call apt_install,$(APT_TEST))
-	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test]'
+	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test,plots]'
 	touch $@
 
 # What judges metrics. Of its package this program alone: the rest would start a server.

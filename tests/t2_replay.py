@@ -442,7 +442,6 @@ def test_the_command_complains(words: list[str], code: int, tmp_path: Path, caps
 
 
 def test_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
     file = tmp_path / "trace"
     file.write_text(dump([job("a", 3), job("b", 2, memory=(3, 2))]))
     assert main(["replay", "--order", "pack", "--plot", str(tmp_path / "plots"), str(file)]) == OK
