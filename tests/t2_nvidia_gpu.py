@@ -19,6 +19,9 @@ from backend.nvidia.nvml import Nvml, sysfs_address
 from backend.records import Capability
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
 
+ON_THE_GPU = {rm.GET_TIMESLICE, rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS, rm.FIFO_GET_CHANNEL_STATE}
+"""Calls that are about what runs there; the others ask for what is in the driver's lists."""
+
 OWN_FILES = 5
 """Held for good: one for the counter, two for each of the two GPUs."""
 
@@ -195,6 +198,84 @@ def test_a_tenant_that_takes_a_longer_timeslice_loses_it_again() -> None:
             await trio.sleep(1)
             assert gr.timeslice == 500
         assert gr.timeslice == 2048  # released when the daemon ends
+
+    drive(test)
+
+
+def test_who_undid_anything_is_looked_for_rarely() -> None:
+    """Thirty programs with a policy each: ten calls a second. Everybody is asked all the same, and followed."""
+    many = 30
+
+    async def test(rig: Rig) -> None:
+        programs = [rig.busy(pid, 0) for pid in range(100, 100 + many)]
+        when: list[tuple[float, int]] = []
+        clock = trio.lowlevel.current_clock()
+        async with running(rig):
+            for n, program in enumerate(programs):
+                await rig.gpus[0].set_timeslice(program.identity, 500)
+                if n % 3 == 0:
+                    await rig.gpus[0].detach(program.identity)
+            await trio.sleep(1)
+            rig.fake.before = lambda cmd: when.append((clock.current_time(), cmd))
+            began = len(rig.fake.calls)
+            await trio.sleep(20)
+            acted = [(at, cmd) for at, cmd in when if cmd in ON_THE_GPU]
+            assert {cmd for _, cmd in acted} == {rm.GET_TIMESLICE, rm.FIFO_GET_CHANNEL_STATE}
+            assert max(sum(at <= other < at + 1 for other, _ in acted) for at, _ in acted) <= 10
+            assert len(acted) > 0.9 * 200, "it does what it may"
+            asked = {client for cmd, client, _ in rig.fake.calls[began:] if cmd == rm.GET_TIMESLICE}
+            assert asked == {program.client for program in programs}
+            for program in programs:
+                next(o for o in program.objects.values() if o.class_ == rm.CLASS_TSG).timeslice = 100_000
+            programs[0].context()  # what comes newly waits for nobody's turn
+            await trio.sleep(1)
+            gr = [o.timeslice for o in programs[0].objects.values() if o.class_ == rm.CLASS_TSG]
+            assert gr[4] == 250
+            assert not any(programs[0].running())
+            await trio.sleep(30)
+            for program in programs[1:]:
+                assert next(o for o in program.objects.values() if o.class_ == rm.CLASS_TSG).timeslice == 500
+
+    drive(test)
+
+
+def test_a_lever_does_not_ask_for_what_it_knows() -> None:
+    """One call for each GR TSG whose timeslice changes, and none for what stays."""
+
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0, 0)
+        await rig.gpus[0].set_timeslice(program.identity, 1000)
+
+        async def calls(lever: Awaitable[None]) -> list[int]:
+            before = len(rig.fake.calls)
+            await lever
+            return [cmd for cmd, _, _ in rig.fake.calls[before:] if cmd in ON_THE_GPU]
+
+        assert await calls(rig.gpus[0].set_timeslice(program.identity, 3000)) == [rm.SET_TIMESLICE] * 2
+        assert await calls(rig.gpus[0].set_timeslice(program.identity, 3000)) == []
+        assert await calls(rig.gpus[0].detach(program.identity)) == [rm.FIFO_DISABLE_CHANNELS]
+        thaw = await calls(rig.gpus[0].attach(program.identity))
+        assert thaw == [rm.FIFO_DISABLE_CHANNELS, rm.FIFO_GET_CHANNEL_STATE]
+        assert await calls(rig.gpus[0].set_timeslice(program.identity, 0)) == [rm.SET_TIMESLICE] * 2
+        assert not rig.gpus[0]._tenant(program.identity).has_policy
+
+    drive(test)
+
+
+def test_a_timeslice_that_was_refused_for_one_context_is_put_back() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0, 0)
+        gr = [h for h, o in program.objects.items() if o.class_ == rm.CLASS_TSG and o.timeslice == 2048]
+        async with running(rig):
+            rig.fake.refuse = lambda cmd, client, handle: (
+                rm.Status.GENERIC if cmd == rm.SET_TIMESLICE and handle == gr[1] else 0
+            )
+            with pytest.raises(OSError, match="GENERIC"):
+                await rig.gpus[0].set_timeslice(program.identity, 1000)
+            assert [program.objects[handle].timeslice for handle in gr] == [500, 2048]
+            rig.fake.refuse = lambda cmd, client, handle: 0
+            await trio.sleep(1)
+            assert [program.objects[handle].timeslice for handle in gr] == [2048, 2048]
 
     drive(test)
 

@@ -1,7 +1,7 @@
 """One GPU of a stock NVIDIA driver: finds the processes that use it, and pulls the levers on their TSGs.
 
-A lever records what is wanted and then makes the hardware follow; the same step runs again twice a second for every
-process with a policy, for TSGs that came later and for tenants that undid it.
+A lever records what is wanted and then makes the hardware follow; the same step runs again for TSGs that came later,
+and for tenants that undid it: they are asked in turns, few at a time, since each question is a call of the driver.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ POLL = 0.2
 """Seconds between two looks at NVML's list (50 us of CPU each): a process appears this long after its context."""
 KEEP = 0.5
 """Seconds between two looks for new TSGs of processes that have a policy."""
+QUESTIONS = 5
+"""Asked in each of them, whether tenants undid their policy: 10 calls of the driver in a second, however many they are.
+With the 40 that the scheduler may make (``scheduler.py``) these are all that nobody asked for."""
 SETTLE = 0.02
 """Seconds from a lever to the wide look that follows it: not in the way of another lever right behind."""
 IDLE_LOOKS = 4
@@ -160,18 +163,24 @@ class NvidiaGpu:
             if not woken:
                 turn += 1
                 due = trio.current_time() + KEEP
-            for tenant in list(self._tenants.values()):
+            left = 0 if woken else QUESTIONS
+            for tenant in sorted(self._tenants.values(), key=lambda tenant: tenant.looked_at):
                 if not tenant.has_policy and (woken or turn % IDLE_LOOKS):
                     continue
                 try:
                     known = tenant.tsgs()
                     await tenant.look(force=not woken and turn % FORCED_LOOKS == 0)
                     # Right after a lever only what it did not see; a lever that follows shall not wait for this.
-                    if tenant.has_policy and (not woken or tenant.tsgs() != known):
-                        await tenant.enforce(turn)
+                    questions = min(left, tenant.questions())
+                    left -= questions
+                    if questions == tenant.questions():
+                        tenant.looked_at = turn  # else it comes first in the next round, with those that are left
+                    if questions or ((not woken or tenant.tsgs() != known) and tenant.is_behind):
+                        await tenant.enforce(questions)
                 except ProcessLookupError:
                     continue
                 except OSError as error:
+                    tenant.looked_at = turn
                     log.debug("pid %d on GPU %d: %s", tenant.process.pid, self.info.index, error)
 
     async def _release_all(self) -> None:

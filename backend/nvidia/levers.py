@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence, Set
 
 import attrs
 
@@ -22,10 +22,13 @@ Controls = Mapping[int, rm.Control]
 """Requests go through the descriptor that the client belongs to."""
 
 Key = tuple[int, int]
-"""A channel: its client and its handle."""
+"""A channel, or a TSG: its client and its handle."""
 
 ReadBack = Callable[[int, int], bool | None]
 """Whether a channel (client, handle) is enabled; None when that cannot be learnt."""
+
+UNKNOWN = -1
+"""The timeslice of a TSG that the driver was asked to change and did not say that it had."""
 
 NESTED = 8
 """Times that a channel is enabled, at most, until it is."""
@@ -49,18 +52,43 @@ def shares(tsgs: Sequence[Tsg], us: int) -> Mapping[Tsg, int]:
     return {tsg: split_timeslice(us, len(gr)) if us else tsg.default_us or rm.TIMESLICE_DEFAULT_US for tsg in gr}
 
 
-def set_timeslice(controls: Controls, tsgs: Sequence[Tsg], us: int) -> None:
-    """SetTimeslice of a process: `us` microseconds split over its GR TSGs, 0 for what each had when it was found."""
+def differing(tsgs: Sequence[Tsg], us: int, slices: Mapping[Key, int]) -> Iterator[tuple[Tsg, int]]:
+    """The GR TSGs that have another part of `us` microseconds than theirs, by what is known, each with its part."""
+    own = shares(tsgs, 0)
     for tsg, share in shares(tsgs, us).items():
-        control = controls[tsg.fd]
+        if slices.get((tsg.client, tsg.handle), own[tsg]) != share:
+            yield tsg, share
+
+
+def set_timeslice(controls: Controls, tsgs: Sequence[Tsg], us: int, slices: MutableMapping[Key, int]) -> None:
+    """SetTimeslice of a process: `us` microseconds split over its GR TSGs, 0 for what each had when it was found.
+
+    `slices` are those that were set, and stays so: the driver is not asked for what is so already.
+    """
+    for tsg, share in list(differing(tsgs, us, slices)):
+        key = tsg.client, tsg.handle
+        slices[key] = UNKNOWN
         try:
-            # What was asked last, by whomever: spares the firmware what is so already (ctrla06cgpfifo.h).
-            if control.query(tsg.client, tsg.handle, rm.GET_TIMESLICE, rm.TIMESLICE, 0)[0] != share:
-                control.query(tsg.client, tsg.handle, rm.SET_TIMESLICE, rm.TIMESLICE, share)
+            controls[tsg.fd].query(tsg.client, tsg.handle, rm.SET_TIMESLICE, rm.TIMESLICE, share)
         except rm.RmError as error:
             if not error.gone:
                 raise
             log.debug("TSG 0x%x went away: %s", tsg.handle, error)
+        slices[key] = share
+    there = {(tsg.client, tsg.handle) for tsg in tsgs} if us else set()
+    for key in slices.keys() - there:
+        del slices[key]
+
+
+def look_at_timeslices(controls: Controls, tsgs: Collection[Tsg], slices: MutableMapping[Key, int]) -> None:
+    """Asks for timeslices, whoever set them last: one call for each of `tsgs`."""
+    for tsg in tsgs:
+        try:
+            query = controls[tsg.fd].query
+            slices[tsg.client, tsg.handle] = query(tsg.client, tsg.handle, rm.GET_TIMESLICE, rm.TIMESLICE, 0)[0]
+        except rm.RmError as error:
+            if not error.gone:
+                raise
 
 
 def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:
@@ -107,7 +135,8 @@ def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
 
 
 def undone(tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack, turn: int) -> bool:
-    """Whether the tenant put channels back itself: those are taken out of `off`. Looks at one of each TSG, in turn."""
+    """Whether the tenant put channels back itself: those are taken out of `off`. Looks at one of each TSG, another one
+    each `turn`; one call for each of `tsgs`."""
     for tsg in tsgs:
         if not tsg.channels:
             continue

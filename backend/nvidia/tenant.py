@@ -20,7 +20,7 @@ from backend.identity import Process
 from backend.nvidia import levers, rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import Engine, Handles, Tsg
-from backend.nvidia.levers import Key
+from backend.nvidia.levers import Controls, Key
 from backend.nvidia.readback import ChannelStates
 from backend.records import Activity
 
@@ -53,19 +53,39 @@ class Tenant:
     """Wanted: microseconds in a round, 0 the default."""
     off: set[Key] = attrs.field(factory=set)
     """Its channels that were taken off the runlist."""
+    slices: dict[Key, int] = attrs.field(factory=dict)
+    """Its TSGs whose timeslice is not their own, microseconds."""
     adopted: bool = False
     """Whether it was asked for channels that an earlier daemon left off."""
-    touched_timeslice: bool = False
-    """Some of its TSGs may have another timeslice than their own."""
     activity: Activity = attrs.field(factory=Activity)
     """As last seen."""
+    looked_at: int = 0
+    """The round of looks in which it was last its turn to be asked whether it undid anything."""
+    asked: int = 0
+    """Of the questions that there are, those that were asked, ever: it goes on behind them."""
     acting: threading.Lock = attrs.field(factory=threading.Lock)
     """Held while the hardware is made to follow."""
 
     @property
     def has_policy(self) -> bool:
         """Whether anything is wanted, or left over."""
-        return self.frozen or self.timeslice_us != 0 or bool(self.off) or self.touched_timeslice
+        return self.frozen or self.timeslice_us != 0 or bool(self.off or self.slices)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the hardware is not yet what is wanted, by all that is known without asking it."""
+        tsgs = self.tsgs()
+        if self.frozen:
+            if any((tsg.client, channel) not in self.off for tsg in tsgs for channel in tsg.channels):
+                return True
+        elif self.off:
+            return True
+        return any(levers.differing(tsgs, self.timeslice_us, self.slices))
+
+    def questions(self) -> int:
+        """How many calls it takes yet to see whether the tenant undid what is wanted of it."""
+        every = len(self._questions(self.tsgs()))
+        return every - self.asked % every if every else 0
 
     def tsgs(self) -> Sequence[Tsg]:
         """Those on this GPU, as last seen."""
@@ -75,12 +95,12 @@ class Tenant:
         """Finds its TSGs; with `force` also where the host's totals say that there are no new ones. OSError."""
         await self.looks.call(partial(self._look, force))
 
-    async def enforce(self, turn: int | None = None) -> None:
+    async def enforce(self, questions: int = 0) -> None:
         """Makes the hardware follow what is wanted. OSError.
 
-        With `turn`, a periodic round: looks also whether the tenant undid it.
+        Asks so many of its `questions` first, the next ones each time, to see whether the tenant undid it.
         """
-        await self.levers.call(partial(self._enforce, turn))
+        await self.levers.call(partial(self._enforce, questions))
 
     # In threads
 
@@ -92,7 +112,7 @@ class Tenant:
                     self._adopt_channels()
         self._count()
 
-    def _enforce(self, turn: int | None) -> None:
+    def _enforce(self, questions: int) -> None:
         """The levers proper take about 1 ms."""
         with self.acting, self._alive():
             handles = self.handles
@@ -103,19 +123,31 @@ class Tenant:
                 handles.quick(controls)
                 tsgs = levers.still_there(controls, self.tsgs())
                 enabled = self.states.enabled
+                if questions:
+                    self._ask(controls, tsgs, questions)
                 if self.frozen:
-                    if turn is not None and levers.undone(tsgs, self.off, enabled, turn):
-                        log.warning("pid %d undid its freeze: frozen again", self.process.pid)
                     levers.detach(controls, tsgs, self.off, enabled)
-                if self.timeslice_us or self.touched_timeslice:
-                    wanted = self.timeslice_us
-                    self.touched_timeslice = True
-                    levers.set_timeslice(controls, tsgs, wanted)
-                    self.touched_timeslice = wanted != 0
+                levers.set_timeslice(controls, tsgs, self.timeslice_us, self.slices)
                 if self.off and not self.frozen:
                     levers.attach(controls, tsgs, self.off, enabled)
                     self.off.clear()  # what is left in it was freed
         self._count()
+
+    def _questions(self, tsgs: Sequence[Tsg]) -> Sequence[tuple[Tsg, bool]]:
+        """TSGs to be asked: for a channel of theirs, or (False) for their timeslice."""
+        channels = [(tsg, True) for tsg in tsgs if tsg.channels] if self.frozen else []
+        return channels + [(tsg, False) for tsg in levers.shares(tsgs, 0) if self.timeslice_us]
+
+    def _ask(self, controls: Controls, tsgs: Sequence[Tsg], most: int) -> None:
+        questions = self._questions(tsgs)
+        if not questions:
+            return
+        turn, at = divmod(self.asked, len(questions))
+        asked = (*questions[at:], *questions[:at])[:most]
+        self.asked += len(asked)
+        if levers.undone([tsg for tsg, channel in asked if channel], self.off, self.states.enabled, turn):
+            log.warning("pid %d undid its freeze: frozen again", self.process.pid)
+        levers.look_at_timeslices(controls, [tsg for tsg, channel in asked if not channel], self.slices)
 
     def _adopt_channels(self) -> None:
         """Learns, once, what a daemon before us left off: disabled once more it would stay so. `acting` is held."""

@@ -1,7 +1,7 @@
 """The scheduler of one GPU at work: looks at what was used, asks the core, and has the Follower make it hold.
 
-It acts rarely. Each change is a call of the driver that takes 1 to 2 ms, in which nobody else on the GPU is disturbed,
-but the driver's locks are held: no more than CALLS of them are made in any second.
+It acts rarely. Each change is a call of the driver, or several, that takes 1 to 2 ms, in which nobody else on the GPU
+is disturbed, but the driver's locks are held: no more than RATE + BURST of them are made in any second.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ EACH_S = 0.001
 """... and for each contender at least so much, so that a thousand of them cost no more of a CPU than ten."""
 SETTLE_S = 0.01
 """Who come together are looked at together."""
-RATE, BURST = 30, 20
-"""Levers moved a second, and at once: no more than 50 in any second."""
+RATE, BURST = 25, 15
+"""Calls of the driver a second, and at once: no more than 40 in any second. With those by which a GPU looks whether
+what was done still holds (``nvidia/gpu.py``) it is 50."""
 LEVER_S = 1.0
 """Seconds for a lever, which takes 2 ms as a rule: all others wait for it."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
@@ -189,8 +190,7 @@ class Scheduler:
     async def _change(self, process: Process, place: Place) -> bool:
         """Has a process have its place; False where that has to wait."""
         group, before = Group(self._index, process), self._place(process)
-        calls = (before.timeslice_us != place.timeslice_us) + (before.off != place.off)
-        if not self._bucket.take(trio.current_time(), calls):
+        if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
             return False
         self._follower.schedule(group, place)
         try:
@@ -202,6 +202,14 @@ class Scheduler:
             self._failures.pop(process, None)
             self._count(process, place.off)
         return True
+
+    def _calls(self, process: Process, place: Place) -> int:
+        """How many calls it takes at most: one for each context, and one more to see that it is on the runlist."""
+        before = self._place(process)
+        times = int(before.timeslice_us != place.timeslice_us)
+        if before.off != place.off:
+            times += 1 if place.off else 2
+        return times * max(1, self._gpu.activity(process).contexts)
 
     def _failed(self, group: Group, before: Place, error: Exception) -> None:
         """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone."""
