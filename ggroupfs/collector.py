@@ -84,6 +84,23 @@ ROWS = (
     Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True, members=True),
     Row("kernels_finished", "Kernels finished.", "finished", counter=True, members=True),
     Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True, members=True),
+    Row(
+        "gpu_estimated_seconds",
+        "About the time on the engine, where it cannot be measured.",
+        "gpu_usec_estimate",
+        _us,
+        counter=True,
+        members=True,
+    ),
+    Row("throttles", "Times that the scheduler took it off the runlist.", "nr_throttled", counter=True, members=True),
+    Row(
+        "throttled_seconds",
+        "Time for which the scheduler kept it off the runlist.",
+        "throttled_usec",
+        _us,
+        counter=True,
+        members=True,
+    ),
     Row("managed", "Whether its memory can be moved (gcgroup.stat).", "managed"),
 )
 """In the order in which they are shown. ``gmem.events`` comes besides, a label for each event."""

@@ -98,6 +98,8 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "kernels_submitted_total": work["submitted"],
             "kernels_finished_total": work["finished"],
             "gpu_seconds_total": work["gpu_usec"] / 1e6,
+            "throttles_total": 0,
+            "throttled_seconds_total": 0,
             "managed": 1,
         }
         assert {name: one(found, f"ggroup_process_{name}", **who) for name in expected} == expected
@@ -109,6 +111,29 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
         (labels,) = [has for has, _ in found["ggroup_process_frozen"] if has["pid"] == str(tenant.pid)]
         assert labels["comm"] == Path(f"/proc/{tenant.pid}/comm").read_text().strip()
         assert set(labels) == {"gpu", "uuid", "pid", "slice", "comm"}
+
+
+def test_who_is_kept_off_the_runlist(mount: Mounted) -> None:
+    """Of two that fill what a third leaves: how often and how long, in seconds; whoever goes first is not."""
+    with (
+        Tenant(mount, "--gmem", "1M") as first,
+        Tenant(mount, "--gmem", "1M") as second,
+        Tenant(mount, "--gmem", "1M") as third,
+    ):
+        first.write("compute.priority", 0)
+        both = (second, third)
+
+        def throttled() -> list[int]:
+            return [tenant.flat("gcgroup.stat")["throttled_usec"] for tenant in both]
+
+        eventually(lambda: all(throttled()), "each has waited for the other")
+        before = throttled()
+        found = told(mount)
+        after = throttled()
+        seconds = [one(found, "ggroup_process_throttled_seconds_total", pid=tenant.pid) for tenant in both]
+        assert all(low <= 1e6 * value <= high for low, value, high in zip(before, seconds, after, strict=True))
+        assert all(one(found, "ggroup_process_throttles_total", pid=tenant.pid) >= 1 for tenant in both)
+        assert one(found, "ggroup_process_throttles_total", pid=first.pid) == 0
 
 
 def test_a_slice_has_its_own_and_the_sum_over_its_processes_is_no_counter(mount: Mounted) -> None:
@@ -336,13 +361,15 @@ def test_the_operators_guide_names_metrics_that_there_are(mount: Mounted) -> Non
         enter(tenant.pid, place)
         eventually((mount / slice_directory(slice_path(place))).exists, "its slice appears")
         found = set(told(mount))
+    there_are = {row.name + "_total" * row.counter for row in collector.ROWS} | {"events_total"}  # other GPUs tell more
     named = set(re.findall(r"\bggroup_[a-z_]+[a-z]\b", guide)) - {"ggroup_process", "ggroup_slice"}
     assert "ggroup_up" in named
-    assert named <= found
+    assert named <= found | {f"ggroup_process_{name}" for name in there_are}
     listed = guide.partition("| `ggroup_process_*`, `ggroup_slice_*`")[2].partition("\n\n")[0]
     cells = " ".join(line.split("|")[1] for line in listed.splitlines()[1:])
     short = set(re.findall(r"`([a-z][a-z_]+)(?:\{event\})?`", cells))
-    assert {name.removeprefix("ggroup_process_") for name in found if name.startswith("ggroup_process_")} == short
+    assert short == there_are
+    assert {name.removeprefix("ggroup_process_") for name in found if name.startswith("ggroup_process_")} < short
 
 
 # What can go wrong in a scrape
@@ -364,7 +391,7 @@ def test_a_process_that_exits_while_it_is_read_is_left_out(mount: Mounted, monke
         found = samples(TreeCollector(mount.path).collect())
         assert leaving._process.returncode == -signal.SIGKILL, "the scrape did not get that far"
         assert {has["pid"] for has, _ in found["ggroup_process_populated"]} == {str(staying.pid)}
-        assert str(leaving.pid) not in str(found)
+        assert str(leaving.pid) not in [has.get("pid") for values in found.values() for has, _ in values]
         assert one(found, "ggroup_scrape_errors") == 0
         assert one(found, "ggroup_up") == 1
 
