@@ -356,6 +356,39 @@ async def test_a_lever_that_fails_is_told_once(spawn: Spawn, caplog: pytest.LogC
         assert [p.gpu.is_attached(process) for process in three].count(False) == 1
 
 
+@pytest.mark.parametrize("code", [errno.ESRCH, errno.ENOENT, errno.ENODEV])
+@virtual
+async def test_one_that_has_just_gone_is_not_worth_a_word(spawn: Spawn, code: int) -> None:
+    """Its levers are no more, and nobody has heard of its end yet: it is left alone, and the others have its part.
+
+    ESRCH says by itself that it is gone; what else goes wrong does so where its pid is nobody's, or a zombie's.
+    """
+
+    class Ending(StubGpu):
+        async def _act(self, lever: str, process: Process, value: int = 0) -> None:
+            if process in ending:
+                self.calls.append((lever, process.pid, value))
+                raise OSError(code, "it is ending")
+            await super()._act(lever, process, value)
+
+    gpu, ending = Ending(), set[Process]()
+    async with running(gpu, scheduler=True) as h:
+        three = [await h.arrive(spawn().pid) for _ in range(3)]
+        await trio.sleep(1)
+        assert [gpu.timeslices[process] for process in three] == [gpu.timeslices[three[0]]] * 3
+        calls = len(gpu.calls)
+        ending.add(three[2])
+        if code != errno.ESRCH:
+            h.world.later[three[2].pid] = 1
+        await h.write(f"{three[0].pid}/0/compute.weight", 300)
+        await trio.sleep(300)
+        assert len([pid for _, pid, _ in gpu.calls[calls:] if pid == three[2].pid]) == 1
+        assert gpu.timeslices[three[0]] == 3 * gpu.timeslices[three[1]]
+        assert sum(gpu.timeslices[process] for process in three[:2]) in (60_000, 8_000)
+        h.world.later.clear()
+        ending.clear()
+
+
 @pytest.mark.parametrize(
     ("behaviour", "answer_s"), [(hang, 1), (refuses(errno.EOPNOTSUPP), 0)], ids=["hangs", "EOPNOTSUPP"]
 )

@@ -82,6 +82,7 @@ class Scheduler:
         self._last: dict[Process, tuple[int | None, int | None]] = {}  # time used so far, and its estimate
         self._looked = 0.0
         self._failures: dict[Process, Failure] = {}
+        self._gone: set[Process] = set()  # they are ending, or have: what is left is to be told of it
         self._throttles: dict[Process, Throttle] = {}
         self._poked = trio.Event()
 
@@ -101,6 +102,7 @@ class Scheduler:
         """The process is gone."""
         self._throttles.pop(process, None)
         self._failures.pop(process, None)
+        self._gone.discard(process)
 
     async def run(self) -> None:
         """Schedules until cancelled. What it brought about the Follower takes back."""
@@ -131,7 +133,7 @@ class Scheduler:
         """Who has a context, and is not frozen. The books are not asked each time."""
         found = []
         for resident in self._population.below(Group(self._index, ROOT)):
-            if self._index in resident.contexts:
+            if self._index in resident.contexts and resident.process not in self._gone:
                 levels = self._population.path(Group(self._index, resident.process))[-2::-1]  # without the root
                 try:
                     books = [self._ledger.books(level) for level in levels]
@@ -212,10 +214,20 @@ class Scheduler:
         return times * max(1, self._gpu.activity(process).contexts)
 
     def _failed(self, group: Group, before: Place, error: Exception) -> None:
-        """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone."""
+        """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone.
+
+        One that has just gone is nothing to tell of: a program lets go of its files, and of the levers by that, before
+        it ends and anybody hears of it.
+        """
         process = group.node
         assert isinstance(process, Process)
-        if not self._population.holds(group) or not is_alive(process):
+        if not self._population.holds(group):
+            return
+        if isinstance(error, ProcessLookupError) or not is_alive(process):
+            self._gone.add(process)
+            self._follower.schedule(group, NOWHERE)
+            self._count(process, False)
+            self.poke()  # the others share without it
             return
         failure = self._failures.get(process)
         if failure is None:
@@ -227,6 +239,8 @@ class Scheduler:
 
     def _is_stuck(self, process: Process) -> bool:
         failure = self._failures.get(process)
+        if process in self._gone:
+            return True
         return failure is not None and trio.current_time() < failure.again
 
     def _count(self, process: Process, off: bool) -> None:
