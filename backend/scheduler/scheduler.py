@@ -37,8 +37,8 @@ SETTLE_S = 0.01
 RATE, BURST = 25, 15
 """Calls of the driver a second, and at once: no more than 40 in any second. With those by which a GPU looks whether
 what was done still holds (``nvidia/gpu.py``) it is 50."""
-LEVER_S = 1.0
-"""Seconds for a lever, which takes 2 ms as a rule: all others wait for it."""
+LEVER = 0.2
+"""What a lever may take, of the time that a write may: 1 s by default. It takes 2 ms as a rule; all others wait."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """After so long a lever that failed is tried again; each time twice as long, up to the second."""
 
@@ -69,7 +69,7 @@ class Scheduler:
     """See the module. It leaves a GPU alone on which fewer than two processes could run."""
 
     def __init__(self, gpu: Gpu, ledger: Ledger, population: Population, follower: Follower, seconds: float) -> None:
-        """`seconds` is what a lever may take."""
+        """`seconds` is what a write may take."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
@@ -196,7 +196,7 @@ class Scheduler:
             return False
         self._follower.schedule(group, place)
         try:
-            with deadline(min(self._seconds, LEVER_S)):
+            with deadline(LEVER * self._seconds):
                 await self._follower.apply(group)
         except Exception as error:
             self._failed(group, before, error)
