@@ -23,6 +23,7 @@ COMMANDS = {
     "set": ("set", "limits of a process or a slice, by name"),
     "doctor": ("doctor", "what this machine can enforce, and why"),
     "metrics": ("metrics", "what the tree says, for Prometheus"),
+    "policy": ("policies.command", "a policy at work on a tree"),
     "replay": ("replay.command", "what a policy makes of a trace of jobs, in virtual time"),
     "tenant": ("tenant", "a program of the software GPU, to try things on"),
     "demo": ("demo", "mount, start tenants on the software GPU, and walk a live tour"),

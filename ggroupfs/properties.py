@@ -58,7 +58,8 @@ def _size(value: str, capacity: int) -> str:
     return str(nbytes)
 
 
-def _span(value: str, _: int) -> str:
+def microseconds(value: str) -> int:
+    """A time span in microseconds; without a unit it is in milliseconds. ValueError with the reason."""
     us, rest = Decimal(0), value.strip()
     while rest:
         match = SPAN.match(rest)
@@ -68,7 +69,11 @@ def _span(value: str, _: int) -> str:
         rest = rest[match.end() :].strip()
     if not us:
         raise ValueError("no time at all")
-    return f"{int(us)}us"
+    return int(us)
+
+
+def _span(value: str, _: int) -> str:
+    return f"{microseconds(value)}us"
 
 
 def _switch(value: str, _: int) -> str:

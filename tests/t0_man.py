@@ -56,7 +56,9 @@ def test_every_mount_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "behind"), [("metrics", ".It Cm tenant"), ("replay", ".Sh MOUNT OPTIONS")], ids=["metrics", "replay"]
+    ("command", "behind"),
+    [("metrics", ".It Cm tenant"), ("policy", ".It Cm replay"), ("replay", ".Sh MOUNT OPTIONS")],
+    ids=["metrics", "policy", "replay"],
 )
 def test_every_option(command: str, behind: str) -> None:
     text = (MAN / "ggroupfs.8").read_text().replace("\\-", "-")
