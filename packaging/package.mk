@@ -14,7 +14,8 @@ ZSH := $(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site
 RECORD := $(LIB)/installed
 
 STAGE := build/stage$(subst /,-,$(PREFIX))
-UNITS := systemd/ggroupfs.service systemd/ggroupfs-metrics.service systemd/run-ggroup.mount
+UNITS := systemd/ggroupfs.service systemd/ggroupfs-metrics.service systemd/ggroupfs-policy@.service \
+	systemd/run-ggroup.mount
 PYTHON_SOURCES := $(shell find ggroupfs backend -name '*.py')
 
 .PHONY: install uninstall deb stage
@@ -38,7 +39,7 @@ build/dependencies/.made: pyproject.toml | build
 # The whole tree as it is to be, below one directory.
 stage: build/dependencies/.made cuda
 	rm -rf $(STAGE)
-	install -d $(STAGE)$(LIB) $(STAGE)/etc/ggroupfs/slices.d $(STAGE)$(MOUNT_HELPERS)
+	install -d $(STAGE)$(LIB) $(STAGE)/etc/ggroupfs/slices.d $(STAGE)/etc/ggroupfs/policies $(STAGE)$(MOUNT_HELPERS)
 	cp -r build/dependencies/. $(STAGE)$(LIB)
 	rm $(STAGE)$(LIB)/.made
 	for file in $(PYTHON_SOURCES); do install -D -m 644 $$file $(STAGE)$(LIB)/$$file; done

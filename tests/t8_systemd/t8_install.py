@@ -39,11 +39,17 @@ def test_uninstall_takes_away_exactly_what_install_made(tmp_path: Path, prefix: 
     for name in (
         *("bin/ggroupfs", "lib/ggroupfs/ggroupfs/cli.py", "lib/ggroupfs/backend/cuda/libggroup-cuda.so"),
         *("lib/systemd/system/ggroupfs.service", "lib/systemd/system/ggroupfs-metrics.service"),
+        "lib/systemd/system/ggroupfs-policy@.service",
         *("lib/systemd/system/run-ggroup.mount", "lib/sysusers.d/ggroupfs.conf", "lib/tmpfiles.d/ggroupfs.conf"),
         *("include/ggroup_usermem.h", "share/man/man8/ggroupfs.8.gz"),
     ):
         assert f"{own}/{name}" in installed
-    assert {"usr/sbin/mount.fuse.ggroupfs", "etc/ggroupfs/slices.d", "etc/default/ggroupfs"} <= installed
+    assert {
+        "usr/sbin/mount.fuse.ggroupfs",
+        "etc/ggroupfs/slices.d",
+        "etc/ggroupfs/policies",
+        "etc/default/ggroupfs",
+    } <= installed
     assert (tmp_path / "usr/sbin/mount.fuse.ggroupfs").resolve() == tmp_path / own / "bin/ggroupfs"
     assert (
         f"ExecStart={prefix}/bin/ggroupfs mount" in (tmp_path / own / "lib/systemd/system/ggroupfs.service").read_text()

@@ -26,7 +26,7 @@ def test_nothing_was_complained_of(installed: Guest) -> None:
     done = installed.run(f"journalctl -q --cursor-file=/root/cursor -p warning {match}")
     assert (done.out, done.err) == ("", "")
     assert installed.ok("systemctl --failed --plain --no-legend") == ""
-    units = "ggroupfs.service ggroupfs-metrics.service run-ggroup.mount"
+    units = "ggroupfs.service ggroupfs-metrics.service ggroupfs-policy@lanes.service run-ggroup.mount"
     done = installed.run(f"systemd-analyze verify --man=no {units}")
     assert (done.code, done.out, done.err) == (0, "", "")
 
