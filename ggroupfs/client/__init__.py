@@ -1,23 +1,25 @@
 """A mounted tree from outside: what any program can do with open, read, write and poll, in a handy form.
 
-Reading, for programs that look once (:mod:`ggroupfs.client.reading`), needs nothing but files. :class:`Tree` and
-:class:`Group` are for programs that stay, written with trio: policies. trio is imported with them and not before, so
-that a program which needs the rest alone does without. docs/policies.md has an example.
+Reading, for programs that look once, needs nothing but files. :class:`Tree` and :class:`Group` are for programs that
+stay, written with trio: policies. :class:`Job` is for programs that a policy of lanes is to take in, and needs nothing
+but Python. So each is imported when it is asked for. docs/policies.md has examples.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from ggroupfs.client.events import emit
-from ggroupfs.client.reading import Branch, Member, branches, content, flat, members, numbers, require_tree
-
 if TYPE_CHECKING:
+    from ggroupfs.client.events import emit
+    from ggroupfs.client.job import Job
+    from ggroupfs.client.reading import Branch, Member, branches, content, flat, members, numbers, require_tree
     from ggroupfs.client.tree import Group, Tree, Watch
 
 __all__ = [
     "Branch",
     "Group",
+    "Job",
     "Member",
     "Tree",
     "Watch",
@@ -30,10 +32,11 @@ __all__ = [
     "require_tree",
 ]
 
+MODULES = {"emit": "events", "Job": "job", **dict.fromkeys(("Group", "Tree", "Watch"), "tree")}
+"""Where they are; the rest is in `reading`."""
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("Group", "Tree", "Watch"):
-        from ggroupfs.client import tree
-
-        return getattr(tree, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{MODULES.get(name, 'reading')}"), name)

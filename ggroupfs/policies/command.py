@@ -26,7 +26,9 @@ from ggroupfs.watchdog import notify
 
 log = logging.getLogger(__name__)
 
-PROGRAMS: dict[str, str] = {}
+PROGRAMS = {
+    "lanes": "ggroupfs.policies.lanes.program:run",
+}
 """Those that go by a name of their own, a line each."""
 
 Program = Callable[[Tree, Table], Awaitable[None]]

@@ -1,0 +1,145 @@
+"""A job of the policy `lanes`, for programs that train: says where an iteration ends, and waits for its turn.
+
+Plain Python and a socket: nothing else has to be installed where it is used, and no thread is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM
+from socket import socket as Socket
+from types import TracebackType
+
+from ggroupfs.client.protocol import BYE, DEFAULT_SOCKET, END, GO, REFUSED, Announcement, Lines
+
+PATIENCE_S = 10.0
+"""How long a job waits for a policy that broke off to come back. Its unit starts it again after 5 s, and until then
+the job may be frozen, so that there is nothing that it could do on the GPU."""
+RETRY_S = 0.1
+
+NS = 1_000_000_000
+
+
+class Job:
+    """This process, as a job. To be entered before it uses the GPU, and left when it no longer does.
+
+    Entering announces it and waits for its first turn, which lasts up to the end of its first iteration: in it, the
+    program also loads its model. Where the policy ends, the job goes on by itself, and announces itself again as soon
+    as there is one.
+    """
+
+    def __init__(
+        self,
+        *,
+        persistent: int,
+        ephemeral: int,
+        duration: float,
+        name: str = "",
+        settle: Callable[[], object] | None = None,
+        socket: str | os.PathLike[str] = DEFAULT_SOCKET,
+    ) -> None:
+        """Memory in bytes: `persistent` from begin to end, `ephemeral` more during an iteration.
+
+        `duration` is how long it takes with the GPU to itself, in seconds. `settle` is called at the end of each
+        iteration and returns when all that the iteration had the GPU do is done: ``torch.cuda.synchronize``. ValueError
+        for numbers that are none.
+        """
+        self._announcement = Announcement(name, persistent, ephemeral, int(duration * NS))
+        self._announcement.line()
+        self._settle = settle
+        self._place = Path(socket)
+        self._socket: Socket | None = None
+        self._lines = Lines()
+        self._may = False
+        self.ran = 0
+        """Nanoseconds in which it had its turn."""
+        self._since = 0
+
+    def __enter__(self) -> Job:
+        """FileNotFoundError and ConnectionRefusedError where there is no policy; ENOMEM if the job is refused."""
+        self._connect()
+        self._turn()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._socket is not None:
+            self._hang_up()
+
+    @contextlib.contextmanager
+    def iteration(self) -> Iterator[None]:
+        """One iteration. Waits for its turn first; the last one lasts until the next one begins, or it was paused."""
+        if self._socket is None:
+            # Whoever went on alone is taken in again.
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                self._connect()
+        self._turn()
+        try:
+            yield
+        finally:
+            if self._settle is not None:
+                self._settle()
+            self._end()
+
+    def _connect(self) -> None:
+        connection = Socket(AF_UNIX, SOCK_STREAM)
+        try:
+            connection.connect(os.fspath(self._place))
+            left = max(0, self._announcement.duration - self.ran)
+            connection.sendall(self._announcement._replace(duration=left).line())
+        except BaseException:
+            connection.close()
+            raise
+        self._socket, self._lines, self._may = connection, Lines(), False
+
+    def _turn(self) -> None:
+        """Returns when it has the GPU, or when there is nobody who would give it."""
+        while self._socket is not None and not self._may:
+            for line in self._receive():
+                if line == GO:
+                    self._may = True
+                elif line.startswith(REFUSED):
+                    self._hang_up()
+                    raise OSError(errno.ENOMEM, line.removeprefix(REFUSED), os.fspath(self._place))
+                elif line == BYE:
+                    self._hang_up()
+        self._since = time.monotonic_ns()
+
+    def _receive(self) -> list[str]:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(4096)
+        except ConnectionError:
+            data = b""
+        if data:
+            return self._lines.feed(data)
+        self._hang_up()
+        deadline = time.monotonic() + PATIENCE_S
+        while self._socket is None and time.monotonic() < deadline:
+            try:
+                self._connect()
+            except (FileNotFoundError, ConnectionError):
+                time.sleep(RETRY_S)
+        return []
+
+    def _end(self) -> None:
+        self.ran += time.monotonic_ns() - self._since
+        self._may = False
+        if self._socket is not None:
+            # Where nobody listens any more, the next turn finds that out.
+            with contextlib.suppress(ConnectionError):
+                self._socket.sendall(f"{END}\n".encode())
+
+    def _hang_up(self) -> None:
+        assert self._socket is not None
+        # Not only closed: children that were forked since have the socket too.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(SHUT_RDWR)
+        self._socket.close()
+        self._socket = None

@@ -1,0 +1,313 @@
+"""``ggroupfs policy lanes``: the policy of Salus over a tree, with programs that say where their iterations end.
+
+Who runs is decided by :class:`ggroupfs.policies.lanes.Lanes`, the object that the simulator runs. Here is the rest:
+jobs come by a Unix socket (:mod:`ggroupfs.client.protocol`), one waits for the other, and who waits is frozen besides.
+
+In a switch the job that ended an iteration is frozen, what the policy withdraws from it goes to the host, the next one
+is thawed and then told. One after the other, since each step is there for the next: memory that is to be free must be,
+and no two of a lane are on the GPU together. Nothing is lost by the freeze, as the iteration is over; what a job has
+on the GPU all the same goes on at its next turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+import trio
+
+from ggroupfs.client import Tree, emit
+from ggroupfs.client.protocol import BYE, DEFAULT_SOCKET, END, GO, REFUSED, Announcement
+from ggroupfs.policies.config import Table
+from ggroupfs.policies.face import Decision, Job, Pause, Progress, Refuse, Run, Withdraw, carry_out
+from ggroupfs.policies.lanes.door import Speaker, comers, listening
+from ggroupfs.policies.lanes.levers import Levers
+from ggroupfs.policies.lanes.orders import Order
+from ggroupfs.policies.lanes.policy import Lanes
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NS = 1_000_000_000
+MS = 1_000_000
+ANNOUNCE_S = 5.0
+"""How long a program may be connected without having said what it is."""
+TAKE_BACK_S = 10.0
+"""How long it may take to thaw everybody at the end."""
+MOST = 256
+"""Connections at a time. Each has a pidfd besides, and 1024 descriptors are what a process may have."""
+
+
+@attrs.frozen
+class Settings:
+    """The configuration."""
+
+    socket: Path
+    """Where jobs come."""
+    gpu: int
+    """Index of the GPU that they share."""
+    order: Order
+    """Whose iteration is next."""
+    lanes: int | None
+    """How many lanes at most; None: as the order has it."""
+    capacity: int | None
+    """Bytes of GPU memory for jobs; None: all."""
+    report: bool
+    """Whether each switch is told."""
+
+    @classmethod
+    def of(cls, config: Table) -> Settings:
+        """UsageError for what is none."""
+        settings = cls(
+            Path(config.text("socket", str(DEFAULT_SOCKET))),
+            config.whole("gpu", 0),
+            Order(config.choice("order", list(Order), Order.FIFO)),
+            config.whole("lanes", low=1) if "lanes" in config else None,
+            config.size("capacity") if "capacity" in config else None,
+            config.flag("report", False),
+        )
+        config.finish()
+        return settings
+
+
+@attrs.define(eq=False)
+class Guest:
+    """A job that has come."""
+
+    name: str
+    """Unlike any other's: what it calls itself, and its pid."""
+    pid: int
+    speaker: Speaker
+    runs: bool = False
+    """It was told to go, and has not ended its iteration since."""
+    since: int = 0
+    """When it was told so, time.monotonic_ns()."""
+    ran: int = 0
+    """Nanoseconds in which an iteration of it was under way."""
+    iterations: int = 0
+    """How many ended."""
+    before: int | None = None
+    """GPU time that it had used when it came, nanoseconds; None where that is not counted, or does not matter."""
+
+    def go(self) -> None:
+        """It has the GPU."""
+        if self.speaker.say(GO):
+            self.runs, self.since = True, time.monotonic_ns()
+
+
+@attrs.define
+class Switches:
+    """How long it took from one's end, of an iteration or altogether, to another's permission to begin."""
+
+    count: int = 0
+    total_ms: float = 0.0
+    longest_ms: float = 0.0
+
+    def add(self, ms: float) -> None:
+        """One more."""
+        self.count += 1
+        self.total_ms += ms
+        self.longest_ms = max(self.longest_ms, ms)
+
+
+class Hall:
+    """All jobs, and the policy that decides among them: one event at a time, in the order in which they came."""
+
+    def __init__(self, levers: Levers, policy: Lanes, *, report: bool) -> None:
+        self._levers = levers
+        self._policy = policy
+        self._report = report
+        self._guests: dict[str, Guest] = {}
+        self._lock = trio.Lock()  # of all that is here, the levers and the policy too
+        self._connected = 0
+        self._switches = Switches()
+
+    async def serve(self, connection: socket.socket) -> None:
+        """One connection, to its end. If it is cancelled, a job that has come is left for :meth:`close`."""
+        speaker, guest = Speaker(connection), None
+        self._connected += 1
+        try:
+            if self._connected > MOST:
+                log.info("more than %d connections", MOST)
+                return
+            with trio.move_on_after(ANNOUNCE_S):
+                line = await speaker.hear()
+                if line is None:
+                    return
+                announcement = Announcement.parse(line)
+                pid = speaker.pid
+                guest = Guest(f"{announcement.name or 'job'}-{pid}", pid, speaker)
+            if guest is not None:
+                await self._stay(guest, announcement)
+        except ValueError as error:
+            log.info("hung up on %s: %s", guest.name if guest else "somebody", error)
+        finally:
+            self._connected -= 1
+            if guest is None or guest.name not in self._guests:
+                connection.close()
+
+    async def close(self) -> None:
+        """Thaws everybody, and says so to those who wait."""
+        for guest in list(self._guests.values()):
+            await _in_thread(partial(self._levers.discard, guest.name))
+            guest.speaker.say(BYE)
+            guest.speaker.connection.close()
+            del self._guests[guest.name]
+        switches = self._switches
+        emit(
+            "switches",
+            count=switches.count,
+            mean_ms=round(switches.total_ms / max(1, switches.count), 3),
+            longest_ms=round(switches.longest_ms, 3),
+        )
+
+    # A job, from its arrival to its end
+
+    async def _stay(self, guest: Guest, announcement: Announcement) -> None:
+        """ValueError for one that does not keep to the protocol; it is over, as if it had hung up."""
+        try:
+            pidfd = os.pidfd_open(guest.pid)
+        except OSError:  # 0, or it was gone before we looked
+            guest.speaker.say(f"{REFUSED}there is no process {guest.pid} in this pid namespace")
+            return
+        try:
+            if not await self._arrive(guest, announcement):
+                return
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_at_death, pidfd, guest.speaker)
+                    await self._iterate(guest)
+                    nursery.cancel_scope.cancel()
+            except* ValueError as group:
+                log.info("hung up on %s: %s", guest.name, group.exceptions[0])
+            guest.speaker.hang_up()
+            await self._depart(guest)
+        finally:
+            os.close(pidfd)
+
+    async def _arrive(self, guest: Guest, announcement: Announcement) -> bool:
+        """Whether it was taken in."""
+        job = Job(guest.name, announcement.persistent, announcement.ephemeral, announcement.duration)
+        async with self._lock:
+            if any(other.pid == guest.pid for other in self._guests.values()):
+                guest.speaker.say(f"{REFUSED}process {guest.pid} is a job already")
+                return False
+            try:
+                await _in_thread(partial(self._levers.add, guest.name, guest.pid))
+            except OSError as error:
+                log.warning("%s cannot be frozen: %s", guest.name, error.strerror)
+                guest.speaker.say(f"{REFUSED}it cannot be frozen: {error.strerror}")
+                return False
+            self._guests[guest.name] = guest
+            emit("arrive", job=guest.name, persistent=job.persistent, ephemeral=job.ephemeral)
+            guest.before = await _in_thread(partial(self._service, guest))
+            decisions = await self._decide(partial(self._policy.job_arrive, job))
+            if Refuse(guest.name) not in decisions:
+                return True
+            emit("refuse", job=guest.name)
+            guest.speaker.say(f"{REFUSED}it does not fit into {self._levers.capacity} bytes, not even alone")
+            await self._forget(guest)
+            return False
+
+    async def _iterate(self, guest: Guest) -> None:
+        """What it says, until it says nothing any more."""
+        while (line := await guest.speaker.hear()) is not None:
+            at = time.monotonic_ns()
+            if line != END or not guest.runs:
+                raise ValueError(f"said {line[:20]!r} where that means nothing")
+            guest.runs = False
+            guest.ran += at - guest.since
+            guest.iterations += 1
+            async with self._lock:
+                decisions = await self._decide(partial(self._iteration_end, guest))
+                if Pause(guest.name) not in decisions:
+                    guest.go()
+                self._count(guest, at, decisions)
+
+    async def _depart(self, guest: Guest) -> None:
+        at = time.monotonic_ns()
+        async with self._lock:
+            if guest.runs:
+                guest.ran += at - guest.since
+            decisions = await self._decide(partial(self._policy.job_finish, guest.name))
+            self._count(guest, at, decisions)
+            await self._forget(guest)
+            emit("finish", job=guest.name, iterations=guest.iterations, ran_s=round(guest.ran / NS, 6))
+
+    async def _forget(self, guest: Guest) -> None:
+        await _in_thread(partial(self._levers.discard, guest.name))
+        del self._guests[guest.name]
+
+    # Events
+
+    async def _decide(self, event: Callable[[], Sequence[Decision]]) -> Sequence[Decision]:
+        """Tells the policy, does what it says, and tells those who may go. Returns what it said."""
+
+        def act() -> Sequence[Decision]:
+            decisions = event()
+            carry_out(decisions, self._levers)
+            return decisions
+
+        decisions = await _in_thread(act)
+        for decision in decisions:
+            if isinstance(decision, Withdraw):
+                emit("withdraw", job=decision.job)
+            elif isinstance(decision, Run) and decision.job in self._levers.stuck:
+                self._guests[decision.job].speaker.hang_up()  # the others go on without it
+            elif isinstance(decision, Run):
+                self._guests[decision.job].go()
+        return decisions
+
+    def _iteration_end(self, guest: Guest) -> Sequence[Decision]:
+        now = self._service(guest)
+        service = guest.ran if now is None or guest.before is None else now - guest.before
+        return self._policy.iteration_end(guest.name, Progress(guest.ran, service))
+
+    def _service(self, guest: Guest) -> int | None:
+        """GPU time of a job, where that is counted and decides something; else the time of its iterations does."""
+        return self._levers.service(guest.name) if self._policy.order is Order.FAIR else None
+
+    def _count(self, before: Guest, at: int, decisions: Sequence[Decision]) -> None:
+        """Those who were told to go, in place of one who ended something at that time, are switches."""
+        for decision in decisions:
+            if isinstance(decision, Run) and self._guests[decision.job].runs:
+                ms = (self._guests[decision.job].since - at) / MS
+                self._switches.add(ms)
+                log.debug("%s to %s: %.3f ms", before.name, decision.job, ms)
+                if self._report:
+                    emit("switch", **{"from": before.name, "to": decision.job, "ms": round(ms, 3)})
+
+
+async def run(tree: Tree, config: Table) -> None:
+    """The policy, until it is cancelled."""
+    settings = Settings.of(config)
+    capacity = await tree.capacity(settings.gpu) if settings.capacity is None else settings.capacity
+    levers = await _in_thread(partial(Levers, tree.mount, settings.gpu, capacity))
+    hall = Hall(levers, Lanes(capacity, settings.order, settings.lanes), report=settings.report)
+    with listening(settings.socket) as listener:
+        try:
+            async with trio.open_nursery() as nursery:
+                await tree.ready()
+                async for connection in comers(listener):
+                    nursery.start_soon(hall.serve, connection)
+        finally:
+            with trio.move_on_after(TAKE_BACK_S, shield=True):
+                await hall.close()
+
+
+async def _at_death(pidfd: int, speaker: Speaker) -> None:
+    """Hangs up on a process that has ended: its children may have the socket still."""
+    await trio.lowlevel.wait_readable(pidfd)
+    speaker.hang_up()
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(work)
