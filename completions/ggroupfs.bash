@@ -128,6 +128,7 @@ _ggroupfs() {
             ;;
         *,--mount) _ggroupfs_files -d "$whole" ;;
         metrics,--textfile) _ggroupfs_files -f "$whole" ;;
+        policy,policy) _ggroupfs_offer "$whole" lanes --config --mount -h --help ;;
         policy,--config) _ggroupfs_files -f "$whole" ;;
         replay,--policy) _ggroupfs_offer "$whole" lanes ;;
         replay,--order) _ggroupfs_offer "$whole" fifo srtf pack fair ;;

@@ -76,9 +76,7 @@ class Job:
     def iteration(self) -> Iterator[None]:
         """One iteration. Waits for its turn first; the last one lasts until the next one begins, or it was paused."""
         if self._socket is None:
-            # Whoever went on alone is taken in again.
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                self._connect()
+            self._try_again()
         self._turn()
         try:
             yield
@@ -98,6 +96,11 @@ class Job:
             raise
         self._socket, self._lines, self._may = connection, Lines(), False
 
+    def _try_again(self) -> None:
+        """Whoever goes on alone is taken in again, where somebody is there for it."""
+        with contextlib.suppress(FileNotFoundError, ConnectionError):
+            self._connect()
+
     def _turn(self) -> None:
         """Returns when it has the GPU, or when there is nobody who would give it."""
         while self._socket is not None and not self._may:
@@ -109,6 +112,7 @@ class Job:
                     raise OSError(errno.ENOMEM, line.removeprefix(REFUSED), os.fspath(self._place))
                 elif line == BYE:
                     self._hang_up()
+                    self._try_again()
         self._since = time.monotonic_ns()
 
     def _receive(self) -> list[str]:
@@ -122,9 +126,8 @@ class Job:
         self._hang_up()
         deadline = time.monotonic() + PATIENCE_S
         while self._socket is None and time.monotonic() < deadline:
-            try:
-                self._connect()
-            except (FileNotFoundError, ConnectionError):
+            self._try_again()
+            if self._socket is None:
                 time.sleep(RETRY_S)
         return []
 

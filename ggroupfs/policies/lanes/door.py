@@ -44,6 +44,8 @@ def listening(path: Path) -> Iterator[socket.socket]:
 
 def _discard_stale(path: Path) -> None:
     """A policy that was killed leaves its socket behind."""
+    if not path.is_socket():
+        raise OSError(errno.EADDRINUSE, "there is something already that is no socket", os.fspath(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         code = probe.connect_ex(os.fspath(path))
     if code != errno.ECONNREFUSED:

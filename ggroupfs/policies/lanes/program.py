@@ -161,13 +161,9 @@ class Hall:
             guest.speaker.say(BYE)
             guest.speaker.connection.close()
             del self._guests[guest.name]
-        switches = self._switches
-        emit(
-            "switches",
-            count=switches.count,
-            mean_ms=round(switches.total_ms / max(1, switches.count), 3),
-            longest_ms=round(switches.longest_ms, 3),
-        )
+        if switches := self._switches.count:
+            mean = self._switches.total_ms / switches
+            emit("switches", count=switches, mean_ms=round(mean, 3), longest_ms=round(self._switches.longest_ms, 3))
 
     # A job, from its arrival to its end
 
@@ -212,9 +208,9 @@ class Hall:
             decisions = await self._decide(partial(self._policy.job_arrive, job))
             if Refuse(guest.name) not in decisions:
                 return True
+            await self._forget(guest)
             emit("refuse", job=guest.name)
             guest.speaker.say(f"{REFUSED}it does not fit into {self._levers.capacity} bytes, not even alone")
-            await self._forget(guest)
             return False
 
     async def _iterate(self, guest: Guest) -> None:
@@ -292,15 +288,15 @@ async def run(tree: Tree, config: Table) -> None:
     capacity = await tree.capacity(settings.gpu) if settings.capacity is None else settings.capacity
     levers = await _in_thread(partial(Levers, tree.mount, settings.gpu, capacity))
     hall = Hall(levers, Lanes(capacity, settings.order, settings.lanes), report=settings.report)
-    with listening(settings.socket) as listener:
-        try:
+    try:
+        with listening(settings.socket) as listener:  # closed first: who is let go is not to come back
             async with trio.open_nursery() as nursery:
                 await tree.ready()
                 async for connection in comers(listener):
                     nursery.start_soon(hall.serve, connection)
-        finally:
-            with trio.move_on_after(TAKE_BACK_S, shield=True):
-                await hall.close()
+    finally:
+        with trio.move_on_after(TAKE_BACK_S, shield=True):
+            await hall.close()
 
 
 async def _at_death(pidfd: int, speaker: Speaker) -> None:

@@ -1,0 +1,63 @@
+"""PyTorch programs that are jobs of the policy `lanes`: each trains the same model in the same way.
+
+    lanes.py SOCKET NAME ITERATIONS STEPS SECONDS
+
+An iteration is STEPS steps of workload.py's training, of some 20 ms each; SECONDS is how long it says that it takes. It
+prints `ready` once torch is there, and enters the job when it reads a line. Then a JSON object a line, times of
+time.monotonic(): `turn` when it first may use the GPU; for each iteration `begin`, `end`, `ran` (how long it has had
+its turn altogether) and the `losses`; `left` when it is through. Standard input at its end has it stop.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+
+import torch
+from workload import Train
+
+from ggroupfs.client import Job
+
+GIB = 1 << 30
+
+
+def say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def main() -> None:
+    place, name = sys.argv[1:3]
+    iterations, steps = map(int, sys.argv[3:5])
+    job = Job(
+        persistent=4 * GIB,
+        ephemeral=4 * GIB,
+        duration=float(sys.argv[5]),
+        name=name,
+        settle=torch.cuda.synchronize,
+        socket=place,
+    )
+    print("ready", flush=True)
+    sys.stdin.readline()
+    with job:
+        say(turn=time.monotonic())
+        work, number = None, 0
+        for _ in range(iterations):
+            if select.select([sys.stdin], [], [], 0)[0]:
+                break
+            losses = []
+            with job.iteration():
+                begin = time.monotonic()
+                work = Train() if work is None else work
+                for _ in range(steps):
+                    losses.append(work.step(number))
+                    number += 1
+                end = time.monotonic()  # a loss is read, so all of the step is done but the optimizer's part
+            say(begin=begin, end=end, ran=job.ran / 1e9, losses=losses)
+    say(left=time.monotonic())
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

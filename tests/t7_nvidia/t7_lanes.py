@@ -1,0 +1,232 @@
+"""Salus on a real GPU: three PyTorch programs under SRTF and FAIR, and what it costs to change between them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import attrs
+import pytest
+
+from tests.mounted import Mounted
+from tests.policy_program import PolicyProgram
+from tests.t7_nvidia.conftest import ROOT, wait_for
+from tests.t7_nvidia.programs import GIB, nvml_used, run_in
+
+SWITCH_MS = 10.0
+STEP_S = 0.02
+"""About what a step of the training takes."""
+WINDOW_S = 12.0
+SETTLED_S = 6.0
+"""Of the window, at its end: by then, who took long to load has been waited for."""
+
+
+class Iteration(NamedTuple):
+    """One that is over; times of time.monotonic(), in seconds."""
+
+    begin: float
+    end: float
+    ran: float
+    """How long its job had had its turn by then."""
+    job: str
+
+
+@attrs.define
+class Training:
+    """A lanes.py that is running, and what it said. It is written to a file, so that it never waits for us."""
+
+    name: str
+    steps: int
+    """Of an iteration."""
+    process: subprocess.Popen[str]
+    output: Path
+
+    def said(self) -> list[dict[str, Any]]:
+        """All that is whole of what it said behind `ready`."""
+        whole = self.output.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()[1:]]
+
+    def has(self, key: str) -> bool:
+        assert self.process.poll() is None
+        return any(key in one for one in self.said())
+
+    def ready(self) -> bool:
+        assert self.process.poll() is None
+        return self.output.read_text().startswith("ready\n")
+
+    def go(self) -> None:
+        """Has it become a job."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def stop(self) -> None:
+        """Has it stop after its iteration; it ends well."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(20) == 0
+
+    def time(self, key: str) -> float:
+        """When that was."""
+        (found,) = (one[key] for one in self.said() if key in one)
+        return float(found)
+
+    def iterations(self) -> list[Iteration]:
+        return [Iteration(one["begin"], one["end"], one["ran"], self.name) for one in self.said() if "begin" in one]
+
+    def losses(self) -> list[float]:
+        return [loss for one in self.said() for loss in one.get("losses", ())]
+
+
+@contextlib.contextmanager
+def trainings(mount: Mounted, directory: Path, *jobs: tuple[str, int, int]) -> Iterator[list[Training]]:
+    """Programs by name, iterations and steps of each. They are there, and no jobs yet."""
+    started: list[Training] = []
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    try:
+        for name, iterations, steps in jobs:
+            words = [sys.executable, ROOT / "tests" / "t7_nvidia" / "lanes.py", directory / "lanes.sock", name]
+            words += [iterations, steps, iterations * steps * STEP_S]
+            output = directory / f"{name}.out"
+            with output.open("w") as file:
+                command = [*run_in(mount), *map(str, words)]
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, text=True, env=environment)
+            started.append(Training(name, steps, process, output))
+        for one in started:
+            wait_for(one.ready, f"{one.name} is ready", seconds=30)
+        yield started
+    finally:
+        for one in started:
+            one.process.kill()
+            one.process.wait()
+            assert one.process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                one.process.stdin.close()
+
+
+def policy(mount: Mounted, directory: Path, order: str) -> PolicyProgram:
+    config = directory / "lanes.toml"
+    config.write_text(f'socket = "{directory}/lanes.sock"\norder = "{order}"\nreport = true\n')
+    return PolicyProgram(mount.path, "lanes", config)
+
+
+def arrive(at_work: PolicyProgram, job: Training) -> None:
+    job.go()
+    assert at_work.until("arrive")["job"] == f"{job.name}-{job.process.pid}"
+
+
+def resident(mount: Mounted, jobs: Sequence[Training]) -> None:
+    """All that they have is on the GPU, be it their turn or not; the driver says so too."""
+    for job in jobs:
+        assert (mount.group(job.process.pid) / "gmem.swap.current").read_text() == "0\n"
+        assert nvml_used(job.process.pid) > GIB * 3 // 4, job.name
+
+
+def switches_are_short(at_work: PolicyProgram, jobs: Sequence[Training]) -> None:
+    """Those that the policy measured itself; and from the last statement of one's iteration to the first of another's.
+
+    The second is longer by how long both take to be heard and to hear, and by the synchronization at the end.
+    """
+    told = sorted(one["ms"] for one in at_work.events if one["event"] == "switch")
+    turns = sorted(turn for job in jobs for turn in job.iterations())
+    first = {job.name: job.iterations()[0] for job in jobs}
+    seen = sorted(
+        (after.begin - before.end) * 1e3
+        for before, after in itertools.pairwise(turns)
+        if before.job != after.job and after != first[after.job]
+    )
+    for what, times in (("by the policy", told), ("by the programs", seen)):
+        if times:
+            p99 = times[int(0.99 * (len(times) - 1))]
+            print(f"{len(times)} switches {what}: p50 {statistics.median(times):.2f}, p99 {p99:.2f}, ", end="")
+            print(f"longest {times[-1]:.2f} ms", flush=True)
+    assert told
+    assert told[-1] < SWITCH_MS
+    assert not seen or seen[-1] < SWITCH_MS, seen[-5:]
+    for before, after in itertools.pairwise(turns):
+        assert before.end <= after.begin, "two at a time"
+
+
+def all_trained_alike(jobs: Sequence[Training]) -> None:
+    """The same model on the same data: where nothing is lost by being stopped, losses are equal to the bit."""
+    losses = [job.losses() for job in jobs]
+    common = min(map(len, losses))
+    assert common > 10
+    assert all(one[:common] == losses[0][:common] for one in losses)
+
+
+@pytest.mark.timeout(120)
+def test_srtf(gpu_mount: Mounted, tmp_path: Path) -> None:
+    """The longest one comes first, and ends last: mean completion is better than in order of arrival."""
+    # Loading the model counts as time that a job ran, which must not make the long one the shortest.
+    jobs = ("long", 100, 5), ("middle", 20, 5), ("short", 8, 5)
+    with trainings(gpu_mount, tmp_path, *jobs) as (long, middle, short), policy(gpu_mount, tmp_path, "srtf") as at_work:
+        arrive(at_work, long)
+        wait_for(lambda: long.has("begin"), "its first iteration is over")
+        for job in (middle, short):
+            arrive(at_work, job)
+        came, ran = time.monotonic(), long.iterations()[-1].ran
+        wait_for(lambda: middle.has("begin"), "its first iteration is over")
+        resident(gpu_mount, (long, middle))
+        for job in (short, middle, long):
+            wait_for(lambda job=job: job.has("left"), f"{job.name} is through", seconds=30)
+        left = {job.name: job.time("left") - came for job in (short, middle, long)}
+        busy = {job.name: job.iterations()[-1].ran for job in (long, middle, short)}
+        busy["long"] -= ran
+        in_order = list(itertools.accumulate(busy.values()))
+        mean, fifo = statistics.mean(left.values()), statistics.mean(in_order)
+        print("completion:", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in left.items()))
+        print(f"mean {mean:.2f} s; in order of arrival {fifo:.2f} s, {fifo / mean:.2f} times as long", flush=True)
+        for job in (long, middle, short):
+            job.stop()
+        at_work.end()
+        switches_are_short(at_work, (long, middle, short))
+        all_trained_alike((long, middle, short))
+        assert left["short"] < left["middle"] < left["long"]
+        assert fifo / mean > 1.3
+
+
+@pytest.mark.timeout(120)
+def test_fair(gpu_mount: Mounted, tmp_path: Path) -> None:
+    """Iterations of about 60, 100 and 140 ms: at the end of each, any two jobs are one of the longest apart at most."""
+    with (
+        trainings(gpu_mount, tmp_path, ("a", 10**6, 3), ("b", 10**6, 5), ("c", 10**6, 7)) as jobs,
+        policy(gpu_mount, tmp_path, "fair") as at_work,
+    ):
+        for job in jobs:
+            job.go()
+        for _ in jobs:
+            at_work.until("arrive")
+        wait_for(lambda: all(job.has("begin") for job in jobs), "each had its turn", seconds=20)
+        began = time.monotonic()
+        resident(gpu_mount, jobs)
+        wait_for(lambda: time.monotonic() > began + WINDOW_S, "the window is over", WINDOW_S + 1)
+        resident(gpu_mount, jobs)
+        until = time.monotonic()
+        for job in jobs:
+            job.stop()
+        at_work.end()
+        turns = sorted((turn for job in jobs for turn in job.iterations() if turn.end < until), key=lambda one: one.end)
+        longest = max(turn.end - turn.begin for turn in turns if turn.begin > until - SETTLED_S)
+        service = {job.name: 0.0 for job in jobs}
+        apart = []
+        for turn in turns:
+            service[turn.job] = turn.ran
+            if turn.begin > until - SETTLED_S:
+                apart.append(max(service.values()) - min(service.values()))
+        spread = apart[-1] / statistics.mean(service.values())
+        print(", ".join(f"{name} {seconds:.3f} s" for name, seconds in service.items()), f"({100 * spread:.1f} %)")
+        print(f"at most {max(apart) * 1e3:.0f} ms apart, longest iteration {longest * 1e3:.0f} ms")
+        switches_are_short(at_work, jobs)
+        all_trained_alike(jobs)
+        assert max(apart) <= longest + SWITCH_MS / 1e3
+        assert spread < 0.05
