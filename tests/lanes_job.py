@@ -1,11 +1,12 @@
 """A program of the software GPU that is a job of the policy `lanes`, for tests.
 
-    lanes_job.py MOUNT SOCKET NAME --iterations N --kernel US [--duration S] [--gmem BYTES] [--held N] [--fork]
+    lanes_job.py MOUNT SOCKET NAME --iterations N --kernel US [--duration S] [--gmem BYTES] [--held N] [--wait] [--fork]
 
 Each iteration is one kernel, which touches all of its memory. The first `--held` of them wait for a line on standard
-input first. It prints a JSON object a line: `{"begin": SECONDS}` and `{"end": SECONDS}` of time.monotonic() around each
-iteration, with how many were done; `{"refused": WHY}` if it was; `{"left": SECONDS}` when it is no job any more, after
-which it waits for the end of standard input. `--fork` has a child that lives until then, and has what it has.
+input first. It prints a JSON object a line, SECONDS of time.monotonic(): `{"turn": SECONDS}` when it is first told to go,
+`{"begin": SECONDS}` and `{"end": SECONDS}` around each iteration, with how many were done; `{"refused": WHY}` if it was;
+`{"left": SECONDS}` when it is no job any more, after which it waits for the end of standard input. `--wait` has it say
+that it is ready, and wait for a line, before it is a job. `--fork` has a child that lives as long, and has what it has.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--duration", type=float)
     parser.add_argument("--gmem", type=int, default=16 << 20)
     parser.add_argument("--held", type=int, default=0)
+    parser.add_argument("--wait", action="store_true")
     parser.add_argument("--fork", action="store_true")
     arguments = parser.parse_args()
     job = Job(
@@ -44,9 +46,13 @@ def main() -> None:
         name=arguments.name,
         socket=arguments.socket,
     )
+    if arguments.wait:
+        say(ready=True)
+        sys.stdin.readline()
     with Device(arguments.mount) as device:
         try:
             with job:
+                say(turn=time.monotonic())
                 if arguments.fork and not os.fork():
                     end = select.poll()
                     end.register(0, 0)  # hears its end only, and takes nothing away

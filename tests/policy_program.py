@@ -58,7 +58,9 @@ class PolicyProgram:
         deadline = time.monotonic() + seconds * SLOW
         while True:
             one = self._next(deadline - time.monotonic())
-            assert one is not None, f"no {event} with {fields}; there were {self.events}"
+            if one is None:
+                assert self._process.stderr is not None
+                raise AssertionError(f"{event}, {fields}: {self.events}, then {self._process.stderr.read().decode()}")
             if one["event"] == event and fields.items() <= one.items():
                 return one
 

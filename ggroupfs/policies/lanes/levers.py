@@ -61,14 +61,9 @@ class Levers:
         return Figures(
             resident=self._number(job, "gmem.current"),
             swapped=self._number(job, "gmem.swap.current"),
-            service=self.service(job) or 0,
+            service=flat(self._read(job, "gcgroup.stat")).get("gpu_usec", 0) * US,
             frozen=bool(self._number(job, "compute.freeze")),
         )
-
-    def service(self, job: str) -> int | None:
-        """GPU time as counted, nanoseconds; None where nobody counts it. An estimate is none: it comes too late."""
-        usec = flat(self._read(job, "gcgroup.stat")).get("gpu_usec")
-        return None if usec is None else usec * US
 
     def thaw(self, job: str) -> None:
         self.stuck.discard(job)

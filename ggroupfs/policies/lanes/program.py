@@ -94,8 +94,6 @@ class Guest:
     """Nanoseconds in which an iteration of it was under way."""
     iterations: int = 0
     """How many ended."""
-    before: int | None = None
-    """GPU time that it had used when it came, nanoseconds; None where that is not counted, or does not matter."""
 
     def go(self) -> None:
         """It has the GPU."""
@@ -204,7 +202,6 @@ class Hall:
                 return False
             self._guests[guest.name] = guest
             emit("arrive", job=guest.name, persistent=job.persistent, ephemeral=job.ephemeral)
-            guest.before = await _in_thread(partial(self._service, guest))
             decisions = await self._decide(partial(self._policy.job_arrive, job))
             if Refuse(guest.name) not in decisions:
                 return True
@@ -223,7 +220,9 @@ class Hall:
             guest.ran += at - guest.since
             guest.iterations += 1
             async with self._lock:
-                decisions = await self._decide(partial(self._iteration_end, guest))
+                # What FAIR makes equal is the time in which a job had its lane, used or not: it kept others out of it.
+                progress = Progress(guest.ran, guest.ran)
+                decisions = await self._decide(partial(self._policy.iteration_end, guest.name, progress))
                 if Pause(guest.name) not in decisions:
                     guest.go()
                 self._count(guest, at, decisions)
@@ -262,15 +261,6 @@ class Hall:
                 self._guests[decision.job].go()
         return decisions
 
-    def _iteration_end(self, guest: Guest) -> Sequence[Decision]:
-        now = self._service(guest)
-        service = guest.ran if now is None or guest.before is None else now - guest.before
-        return self._policy.iteration_end(guest.name, Progress(guest.ran, service))
-
-    def _service(self, guest: Guest) -> int | None:
-        """GPU time of a job, where that is counted and decides something; else the time of its iterations does."""
-        return self._levers.service(guest.name) if self._policy.order is Order.FAIR else None
-
     def _count(self, before: Guest, at: int, decisions: Sequence[Decision]) -> None:
         """Those who were told to go, in place of one who ended something at that time, are switches."""
         for decision in decisions:
@@ -279,7 +269,8 @@ class Hall:
                 self._switches.add(ms)
                 log.debug("%s to %s: %.3f ms", before.name, decision.job, ms)
                 if self._report:
-                    emit("switch", **{"from": before.name, "to": decision.job, "ms": round(ms, 3)})
+                    ran_s = round(before.ran / NS, 6)
+                    emit("switch", **{"from": before.name, "to": decision.job, "ms": round(ms, 3), "ran_s": ran_s})
 
 
 async def run(tree: Tree, config: Table) -> None:
