@@ -3,10 +3,11 @@
     lanes_job.py MOUNT SOCKET NAME --iterations N --kernel US [--duration S] [--gmem BYTES] [--held N] [--wait] [--fork]
 
 Each iteration is one kernel, which touches all of its memory. The first `--held` of them wait for a line on standard
-input first. It prints a JSON object a line, SECONDS of time.monotonic(): `{"turn": SECONDS}` when it is first told to go,
-`{"begin": SECONDS}` and `{"end": SECONDS}` around each iteration, with how many were done; `{"refused": WHY}` if it was;
-`{"left": SECONDS}` when it is no job any more, after which it waits for the end of standard input. `--wait` has it say
-that it is ready, and wait for a line, before it is a job. `--fork` has a child that lives as long, and has what it has.
+input first. It prints a JSON object a line, SECONDS of time.monotonic(): `{"turn": SECONDS}` when it is first told to
+go, `{"begin": SECONDS}` and `{"end": SECONDS}` around each iteration, with how many were done; `{"refused": WHY}` if it
+was; `{"left": SECONDS}` when it is no job any more, after which it waits for the end of standard input. `--wait` has it
+say that it is ready, and wait for a line, before it is a job. `--fork` has a child that lives as long as it, if it is
+not killed, and has what it has.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import trio
 from ggroupfs.client import Tree, emit
 from ggroupfs.client.protocol import BYE, DEFAULT_SOCKET, END, GO, REFUSED, Announcement
 from ggroupfs.policies.config import Table
-from ggroupfs.policies.face import Decision, Job, Pause, Progress, Refuse, Run, Withdraw, carry_out
+from ggroupfs.policies.face import Decision, Job, Pause, Policy, Progress, Refuse, Run, Withdraw, carry_out
 from ggroupfs.policies.lanes.door import Speaker, comers, listening
 from ggroupfs.policies.lanes.levers import Levers
 from ggroupfs.policies.lanes.orders import Order
@@ -119,7 +119,7 @@ class Switches:
 class Hall:
     """All jobs, and the policy that decides among them: one event at a time, in the order in which they came."""
 
-    def __init__(self, levers: Levers, policy: Lanes, *, report: bool) -> None:
+    def __init__(self, levers: Levers, policy: Policy, *, report: bool) -> None:
         self._levers = levers
         self._policy = policy
         self._report = report
