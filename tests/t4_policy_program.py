@@ -130,6 +130,23 @@ def test_what_is_complained_of(mount: Mounted, module: Path, config: Path, tmp_p
     assert "{}[1]" in result.stderr, "a mistake of the policy is seen whole"
 
 
+def test_the_program_in_the_documentation(mount: Mounted, config: Path, tmp_path: Path) -> None:
+    """As the page has it, with another process and slice."""
+    text = (Path(__file__).resolve().parent.parent / "docs" / "policies.md").read_text()
+    code = text.partition("## Policies as programs")[2].partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "documented.py").write_text(code)
+    batch = mount / "slice" / "documented.slice"
+    batch.mkdir()
+    with Tenant(mount, "--gmem", "64M") as tenant:
+        config.write_text(f'pid = {tenant.pid}\nslice = "/documented.slice"\nspare = "1G"\ninterval = "10ms"\n')
+        limit, capacity = batch / "0" / "gmem.limit.high", int((mount / "gpus/0/gmem.capacity").read_text())
+        with PolicyProgram(mount.path, f"{tmp_path}/documented.py:run", config):
+            left = f"{capacity - 64 * MIB - (1 << 30)}\n"
+            eventually(lambda: limit.read_text() == left, "it has what is left")
+        assert limit.read_text() == "max\n"
+    batch.rmdir()
+
+
 # The client
 
 
