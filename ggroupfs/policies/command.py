@@ -27,6 +27,8 @@ from ggroupfs.watchdog import notify
 log = logging.getLogger(__name__)
 
 PROGRAMS = {
+    "cooperative": "ggroupfs.policies.cooperative:run",
+    "dynamic": "ggroupfs.policies.dynamic:run",
     "lanes": "ggroupfs.policies.lanes.program:run",
 }
 """Those that go by a name of their own, a line each."""

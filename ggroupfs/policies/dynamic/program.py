@@ -1,0 +1,222 @@
+"""The policy at work: looks at the first group, writes the limit of the second one, and takes both back in the end.
+
+Nothing announces that a program grows, so it is looked for, every `interval`. Events say what looking was too late for:
+if the slice above both came over its limit, and the file system itself took memory, the next look is at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+import trio
+
+from ggroupfs.client import Group, Tree, emit
+from ggroupfs.policies.dynamic.core import Core, Figures
+from ggroupfs.policies.dynamic.pace import Pace
+from ggroupfs.policies.dynamic.settings import Settings
+
+log = logging.getLogger(__name__)
+
+GONE = (errno.ENOENT, errno.ENODEV)
+HIGH, LOW = "gmem.limit.high", "gmem.limit.low"
+WORK = ("submitted", "finished", "gpu_usec", "gpu_usec_estimate")
+"""Of gcgroup.stat: what changes while a program works, as far as the machine can tell it."""
+SLOW_S = 1.0
+"""Between two looks at what seldom changes: limits that others set."""
+ABSENT_S = 0.1
+"""Between two looks for a group that is not there."""
+BACK_S = 10.0
+"""Taking back what was set has this long."""
+
+
+async def manage(tree: Tree, settings: Settings) -> None:
+    """Until cancelled. Groups may come and go."""
+    capacity = await tree.capacity(settings.gpu)
+    program = Program(settings, capacity)
+    await tree.ready()
+    try:
+        async with trio.open_nursery() as nursery:
+            if settings.within is not None:
+                nursery.start_soon(program.watch, settings.within)
+            nursery.start_soon(program.work)
+    finally:
+        with trio.CancelScope(deadline=trio.current_time() + BACK_S, shield=True):
+            await program.take_back()
+
+
+class Program:
+    """The state of one that runs."""
+
+    def __init__(self, settings: Settings, capacity: int) -> None:
+        """`capacity` is what the GPU has, bytes."""
+        self._settings, self._capacity = settings, capacity
+        self._core = Core(settings.options)
+        self._pace = Pace(settings.least, settings.most)
+        self._wake = trio.Event()
+        self._lent = Borrowed(settings.low, HIGH)
+        self._kept = Borrowed(settings.high, LOW)
+        self._slow_at = 0.0
+        self._budget = capacity
+        self._ceiling: int | None = None
+        self._away = 0  # bytes of the first one that are in the host
+        self._refused = ""
+
+    async def watch(self, within: Group) -> None:
+        """Has the next look be at once where the limit of the slice above had to be enforced."""
+        while True:
+            try:
+                async with within.watch("gmem.events") as events:
+                    while True:
+                        await events.changed()
+                        self._wake.set()
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
+                await trio.sleep(ABSENT_S)
+
+    async def work(self) -> None:
+        """Look, decide, write."""
+        last = trio.current_time()
+        while True:
+            try:
+                low = await self._lower()
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
+                low = None
+            if low is None:
+                self._core.forget()
+                self._lent.gone()
+                await trio.sleep(ABSENT_S)
+                last = trio.current_time()
+            else:
+                now = trio.current_time()
+                figures = await self._figures(now - last, low)
+                last = now
+                limit = self._core.decide(figures, self._pace.step)
+                if limit is not None:
+                    await self._set(limit, figures)
+                with trio.move_on_after(self._settings.interval):
+                    await self._wake.wait()
+                self._wake = trio.Event()
+
+    async def _lower(self) -> int:
+        """What the second one has. OSError where it is not there."""
+        low = self._settings.low
+        if trio.current_time() >= self._slow_at:
+            self._slow_at = trio.current_time() + SLOW_S
+            await self._slowly()
+        held = await low.number("gmem.current")
+        await self._lent.meet()
+        return held or 0
+
+    async def _slowly(self) -> None:
+        settings = self._settings
+        within = await _of(settings.within, HIGH) if settings.within else None
+        self._budget = min(one for one in (self._capacity, settings.budget, within) if one is not None)
+        self._ceiling = await _of(settings.high, HIGH)
+        self._away = await _of(settings.high, "gmem.swap.current") or 0
+        if self._core.limit is not None and await settings.low.number(HIGH) != self._core.limit:
+            self._core.forget()  # somebody else wrote it, or this is another group by that name
+            self._lent.gone()
+
+    async def _figures(self, seconds: float, low: int) -> Figures:
+        high, held, work, pending = self._settings.high, 0, None, 0
+        try:
+            if self._away:  # what is in the host is wanted back
+                self._away = await high.number("gmem.swap.current") or 0
+            held = (await high.number("gmem.current") or 0) + self._away
+            stat = await high.flat("gcgroup.stat")
+            await self._kept.meet("max")
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            self._kept.gone()
+        else:
+            told = [stat[key] for key in WORK if key in stat]
+            work, pending = sum(told) if told else None, stat.get("pending", 0)
+        return Figures(seconds, self._budget, held, low, self._ceiling, work, pending)
+
+    async def _set(self, limit: int, figures: Figures) -> None:
+        low, before = self._settings.low, self._core.limit
+        began = trio.current_time()
+        try:
+            moved = await _moved(low)
+            await low.write(HIGH, limit)
+            moved = await _moved(low) - moved
+        except OSError as error:
+            if error.errno in GONE:
+                return
+            self._core.refused()
+            emit("refused", limit=limit, error=error.strerror)
+            return
+        self._core.accepted(limit)
+        if before is None or limit < before:
+            self._pace.took(max(0, figures.low - limit), moved)
+        emit(
+            "limit",
+            limit=limit,
+            high=figures.high,
+            low=figures.low,
+            growth=int(self._core.growth),
+            moved=moved,
+            took_ms=round((trio.current_time() - began) * 1000, 1),
+        )
+
+    async def take_back(self) -> None:
+        """Everything as it was, as far as it is there."""
+        await self._lent.restore()
+        await self._kept.restore()
+
+
+class Borrowed:
+    """A control file that is ours for a while."""
+
+    def __init__(self, group: Group, name: str) -> None:
+        self._group, self._name = group, name
+        self._before: str | None = None
+
+    async def meet(self, value: object | None = None) -> None:
+        """Remembers what it says, when it is there for the first time, and writes `value`. OSError where it is gone;
+        a value that is refused is a warning."""
+        if self._before is not None:
+            return
+        self._before = await self._group.read(self._name)
+        if value is None:
+            return
+        try:
+            await self._group.write(self._name, value)
+        except OSError as error:
+            if error.errno in GONE:
+                raise
+            log.warning("%s/%s: %s", self._group.path, self._name, error.strerror)
+
+    def gone(self) -> None:
+        """Whoever comes in its place is another."""
+        self._before = None
+
+    async def restore(self) -> None:
+        """Writes what it said."""
+        if self._before is None:
+            return
+        try:
+            await self._group.write(self._name, self._before)
+        except OSError as error:
+            if error.errno not in GONE:
+                log.warning("%s/%s: it stays as it is: %s", self._group.path, self._name, error.strerror)
+
+
+async def _of(group: Group, name: str) -> int | None:
+    """The number there; None for no number, and for no such group."""
+    try:
+        return await group.number(name)
+    except OSError as error:
+        if error.errno in GONE:
+            return None
+        raise
+
+
+async def _moved(group: Group) -> int:
+    """Bytes of it that ever went to the host."""
+    return (await group.flat("gmem.stat"))["swapout_bytes"]

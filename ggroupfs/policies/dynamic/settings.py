@@ -1,0 +1,91 @@
+"""What the file of ``dynamic`` and ``cooperative`` says."""
+
+from __future__ import annotations
+
+import attrs
+
+from ggroupfs.client import Group, Tree
+from ggroupfs.names import is_number
+from ggroupfs.policies.config import Table
+from ggroupfs.policies.dynamic.core import GRANULE, Options
+from ggroupfs.policies.dynamic.demand import Looking
+
+MIB = 1 << 20
+
+
+@attrs.frozen
+class Manner:
+    """In what the two policies differ: the defaults."""
+
+    early: bool
+    """See :class:`Options`."""
+    least: int
+    """Bytes that are taken at a time, at least."""
+    most: int
+    """... and at most."""
+
+
+@attrs.frozen
+class Settings:
+    """See docs/policies.md for the keys."""
+
+    high: Group
+    """Who comes first."""
+    low: Group
+    """Who has what is left."""
+    within: Group | None
+    """A slice that both are in, whose limit holds should this be too slow."""
+    gpu: int
+    """Its index."""
+    budget: int | None
+    """Bytes for both; None: the limit of `within`, or the GPU."""
+    interval: float
+    """Seconds between two looks."""
+    least: int
+    """Bytes that are taken at a time, at least."""
+    most: int
+    """... and at most."""
+    options: Options
+    """What is decided by."""
+
+
+def read(tree: Tree, config: Table, manner: Manner) -> Settings:
+    """UsageError for what cannot be."""
+    gpu = config.whole("gpu", 0)
+
+    def group(key: str) -> Group:
+        name = config.text(key)
+        if name.startswith("/"):
+            return tree.slice(name, gpu)
+        if is_number(name):
+            return tree.process(int(name), gpu)
+        raise config.wrong(key, "neither a pid nor the path of a slice, which begins with /")
+
+    high, low = group("high"), group("low")
+    if high == low:
+        raise config.wrong("low", "is the same as high")
+    headroom = config.size("headroom", 512 * MIB)
+    most = config.size("step", manner.most)
+    looking = Looking(
+        headroom=headroom,
+        headroom_most=max(headroom, config.size("headroom_most", 4 * headroom)),
+        lead=config.seconds("lead", 0.5),
+        hold=config.seconds("hold", 0.5),
+        idle=config.seconds("idle", 0.2),
+        expect=config.seconds("expect", 10.0),
+    )
+    if most < GRANULE:
+        raise config.wrong("step", "is less than a piece of memory that can be moved, 2M")
+    settings = Settings(
+        high=high,
+        low=low,
+        within=group("within") if "within" in config else None,
+        gpu=gpu,
+        budget=config.size("budget") if "budget" in config else None,
+        interval=config.seconds("interval", 0.02),
+        least=min(manner.least, most),
+        most=most,
+        options=Options(looking, config.size("floor", 0), manner.early),
+    )
+    config.finish()
+    return settings
