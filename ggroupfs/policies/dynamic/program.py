@@ -60,7 +60,7 @@ class Program:
         self._budget = capacity
         self._ceiling: int | None = None
         self._away = 0  # bytes of the first one that are in the host
-        self._refused = ""
+        self._began = trio.current_time()
 
     async def watch(self, within: Group) -> None:
         """Has the next look be at once where the limit of the slice above had to be enforced."""
@@ -149,13 +149,14 @@ class Program:
             if error.errno in GONE:
                 return
             self._core.refused()
-            emit("refused", limit=limit, error=error.strerror)
+            emit("refused", at=self._at(began), limit=limit, error=error.strerror)
             return
         self._core.accepted(limit)
         if before is None or limit < before:
             self._pace.took(max(0, figures.low - limit), moved)
         emit(
             "limit",
+            at=self._at(began),
             limit=limit,
             high=figures.high,
             low=figures.low,
@@ -163,6 +164,9 @@ class Program:
             moved=moved,
             took_ms=round((trio.current_time() - began) * 1000, 1),
         )
+
+    def _at(self, now: float) -> float:
+        return round(now - self._began, 3)
 
     async def take_back(self) -> None:
         """Everything as it was, as far as it is there."""
