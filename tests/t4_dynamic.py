@@ -3,69 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import attrs
 import pytest
 
 from backend.soft.client import Device
 from tests.cgroups import cgroup, enter, slice_path
-from tests.mounted import SECONDS, SLOW, Mounted, Tenant, eventually
+from tests.mounted import Mounted, Tenant, eventually
+from tests.policy_program import PolicyProgram
+from tests.t4_command import complaint
 
 MIB = 1 << 20
 BUDGET, HEADROOM = 1024, 128
 """MiB."""
 
 
-@attrs.define
-class Policy:
-    """A `ggroupfs policy` that is running."""
-
-    process: subprocess.Popen[str]
-
-    def line(self) -> dict[str, Any]:
-        """The next thing that it says."""
-        assert self.process.stdout is not None
-        text = self.process.stdout.readline()
-        assert text, "it ended"
-        said: dict[str, Any] = json.loads(text)
-        return said
-
-    def said(self, event: str) -> dict[str, Any]:
-        """The next such thing that it says."""
-        while (line := self.line())["event"] != event:
-            pass
-        return line
-
-    def end(self) -> list[dict[str, Any]]:
-        """SIGTERM; what it said since. It ends well, and complains of nothing."""
-        self.process.send_signal(signal.SIGTERM)
-        out, errors = self.process.communicate(timeout=SECONDS * SLOW)
-        assert (self.process.returncode, errors) == (0, "")
-        return [json.loads(line) for line in out.splitlines()]
-
-
-@contextlib.contextmanager
-def policy(mount: Mounted, tmp_path: Path, name: str, high: object, low: object, *more: str) -> Iterator[Policy]:
-    """Starts one, which is ready; killed in the end if it has not ended."""
+def policy(mount: Mounted, tmp_path: Path, name: str, high: object, low: object, *more: str) -> PolicyProgram:
+    """One with this configuration."""
     config = tmp_path / f"{name}.toml"
     lines = [f'high = "{high}"', f'low = "{low}"', f'budget = "{BUDGET}M"', f'headroom = "{HEADROOM}M"', *more]
     config.write_text("\n".join(lines) + "\n")
-    words = [sys.executable, "-m", "ggroupfs", "policy", name, "--config", config, "--mount", mount.path]
-    one = Policy(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    try:
-        assert one.line() == {"event": "ready"}
-        yield one
-    finally:
-        one.process.kill()
-        one.process.communicate()
+    return PolicyProgram(mount.path, name, config)
 
 
 def limit(group: Path) -> int | None:
@@ -115,7 +77,8 @@ def test_memory_goes_where_it_is_used(mount: Mounted, tmp_path: Path, first: Dev
             first.free(pages)
         eventually(lambda: at_least(second.group, FULL), "it has it back")
         eventually(lambda: second.number("gmem.swap.current") == 0, "and uses it")
-        said = [line for line in running.end() if line["event"] == "limit"]
+        running.end()
+        said = [line for line in running.events if line["event"] == "limit"]
     assert (limit(second.group), (own / "gmem.limit.low").read_text()) == (None, "0\n")
     assert (own / "gmem.swap.current").read_text() == "0\n"
     assert all(line["limit"] + line["high"] <= BUDGET * MIB for line in said)
@@ -180,7 +143,7 @@ def test_all_at_once_is_what_the_slice_above_is_for(mount: Mounted, tmp_path: Pa
                 # It looks so seldom: what it does meanwhile it does because of events.
                 more = (f'within = "/{slice_path(place)}"', 'interval = "1000s"')
                 with policy(mount, tmp_path, "dynamic", os.getpid(), second.pid, *more) as running:
-                    running.said("limit")
+                    running.until("limit")
                     pages = first.alloc(768 * MIB)
                     assert second.number("gmem.current") <= 256 * MIB
                     eventually(lambda: at_most(second.group, 256), "it follows")
@@ -222,10 +185,10 @@ def test_a_limit_that_cannot_be_is_tried_again(mount: Mounted, tmp_path: Path, f
     second.write("gmem.swap.max", 0)
     pages = first.alloc(512 * MIB)
     with policy(mount, tmp_path, "dynamic", os.getpid(), second.pid) as running:
-        assert running.said("refused")["error"] == os.strerror(16)
+        assert running.until("refused")["error"] == os.strerror(16)
         assert limit(second.group) is None
         second.write("gmem.swap.max", "max")
-        assert running.said("limit")["limit"] <= (BUDGET - 512) * MIB
+        assert running.until("limit")["limit"] <= (BUDGET - 512) * MIB
         running.end()
     first.free(pages)
     second.stop()
@@ -235,16 +198,16 @@ def test_a_limit_that_somebody_else_writes_is_what_is_left_in_the_end(
     mount: Mounted, tmp_path: Path, first: Device, second: Tenant
 ) -> None:
     with policy(mount, tmp_path, "dynamic", os.getpid(), second.pid) as running:
-        running.said("limit")
+        running.until("limit")
         second.write("gmem.limit.high", "960M")
-        running.said("limit")
+        running.until("limit")
         running.end()
     assert limit(second.group) == 960 * MIB
     second.stop()
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    ("line", "why"),
     [
         ('high = "batch.slice"', "high: neither a pid nor the path of a slice"),
         ('high = "/b"', "low: is the same as high"),
@@ -252,10 +215,8 @@ def test_a_limit_that_somebody_else_writes_is_what_is_left_in_the_end(
         ('high = "/a"\nheadrom = "1G"', "headrom: there is no such key"),
     ],
 )
-def test_a_mistake_in_the_file_is_told(mount: Mounted, tmp_path: Path, line: str, complaint: str) -> None:
+def test_a_mistake_in_the_file_is_told(mount: Mounted, tmp_path: Path, line: str, why: str) -> None:
     config = tmp_path / "c.toml"
     config.write_text(f'{line}\nlow = "/b"\n')
-    words = [sys.executable, "-m", "ggroupfs", "policy", "dynamic", "--config", config, "--mount", mount.path]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS * SLOW, check=False)
-    assert done.returncode == 2
-    assert f"{config}: {complaint}" in done.stderr
+    told = complaint("policy", "dynamic", "--config", config, "--mount", mount.path, code=2)
+    assert told.startswith(f"policy: {config}: {why}")

@@ -8,12 +8,8 @@ compute.priority 0 in all of them, the limit of its own at its peak, the same re
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +21,7 @@ import pytest
 
 from ggroupfs.client import Member
 from tests.mounted import Mounted
+from tests.policy_program import PolicyProgram
 from tests.t7_nvidia.conftest import built, wait_for
 from tests.t7_nvidia.programs import GIB, MIB, Program, current, held, member, program, run_in, slice_of, write
 
@@ -182,23 +179,17 @@ def sampled(pair: Pair, start: float) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def policy(pair: Pair, name: str, tmp_path: Path) -> Iterator[None]:
     """Starts one; in the end all that it set is as it was."""
-    config, out = tmp_path / f"{name}.toml", tmp_path / f"{name}.out"
+    config = tmp_path / f"{name}.toml"
     config.write_text(
         f'high = "{pair.first.pid}"\nlow = "{pair.second.pid}"\nwithin = "/{pair.within}"\nheadroom = "1G"\n'
     )
-    words = [sys.executable, "-m", "ggroupfs", "policy", name, "--config", config, "--mount", pair.mount.path]
-    with out.open("w") as file:
-        process = subprocess.Popen(words, stdout=file)
+    running = PolicyProgram(pair.mount.path, name, config)
     try:
-        wait_for(lambda: '"ready"' in out.read_text(), "the policy is ready")
-        yield
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        with running:
+            yield
     finally:
-        process.kill()
-        process.wait()
-        told = [json.loads(line) for line in out.read_text().splitlines()]
-        print(f"    {name} said {len(told)} things: " + " ".join(brief(one) for one in told))
+        told = running.events
+        print(f"    {name} told {len(told)} things: " + " ".join(brief(one) for one in told), flush=True)
     assert (pair.low.read("gmem.limit.high"), pair.high.read("gmem.limit.low")) == ("max", "0")
 
 
