@@ -262,6 +262,19 @@ def test_a_burst_that_stays_small_gives_back_what_was_expected() -> None:
     assert min(at[19], at[25]) >= BUDGET - BASE - LOOKING.headroom - GRAIN
 
 
+def test_a_kernel_now_and_then_is_no_burst() -> None:
+    """After bursts that went to the peak, one every second takes nothing any more but once."""
+    wave = square(8, 2.5 * GIB)
+    seen = played(
+        lambda now: wave(now) if now < 16 else BASE,
+        40,
+        works=lambda now: busy(8)(now) if now < 16 else now % 1 < 0.05,
+    )
+    after = [one for one in seen if one.time > 18]
+    assert turns(after) <= 2
+    assert after[-1].limit >= BUDGET - BASE - LOOKING.headroom - GRAIN
+
+
 # Whatever happens
 
 

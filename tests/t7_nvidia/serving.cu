@@ -31,7 +31,7 @@ struct Page {
 };
 
 static const size_t PIECE = 32 << 20, INPUT = 16 << 20;
-static const int STEPS = 8;
+static const int STEPS = 6;
 static const double KEEP_S = 0.1; // without a request, before its memory is freed
 
 static Page *page;

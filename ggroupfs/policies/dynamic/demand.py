@@ -17,8 +17,9 @@ GROWTH_S = 0.1
 """Growth is what was gained in this time, per second: single allocations are no trend."""
 LAG_S = 10.0
 """The longest gap between two looks is forgotten at this rate."""
-BURSTS = 4
-"""Earlier bursts that are remembered."""
+BURSTS = 2
+"""Earlier bursts that are remembered. What all of them came to hold is expected: one that did is no habit, and a kernel
+now and then, after many requests, is not the first of as many."""
 LONGER = 1.25
 """A burst may take that many times as long to its peak as those before it."""
 
@@ -55,7 +56,7 @@ class Demand:
     """What the first one wants. Told of every look in turn."""
 
     def __init__(self, looking: Looking, grain: int) -> None:
-        """A peak is a peak if it is `grain` bytes above the last."""
+        """A burst is at its peak when it grows by less than `grain` bytes from there."""
         self._looking, self._grain = looking, grain
         self._now = 0.0
         self._samples: deque[tuple[float, int]] = deque()  # of the last GROWTH_S, and one before
@@ -65,7 +66,7 @@ class Demand:
         self._work: int | None = None
         self._quiet = math.inf  # seconds without work
         self._began = 0.0  # when the burst did
-        self._peak, self._peak_after = 0, 0.0  # of this burst
+        self._peak, self._mark, self._peak_after = 0, 0, 0.0  # of this burst
         self._bursts: deque[tuple[int, float]] = deque(maxlen=BURSTS)
         self._expected, self._until = 0, 0.0
 
@@ -95,8 +96,10 @@ class Demand:
         elif was_awake and not self.awake:
             self._bursts.append((self._peak, self._peak_after))
             self._until = 0.0
-        if self.awake and held >= self._peak + self._grain:
-            self._peak, self._peak_after = held, self._now - self._began
+        if self.awake:
+            self._peak = max(self._peak, held)
+            if held >= self._mark + self._grain:
+                self._mark, self._peak_after = held, self._now - self._began
 
     def _grow(self, seconds: float, held: int) -> None:
         samples = self._samples
@@ -118,9 +121,9 @@ class Demand:
             wants.popleft()
 
     def _begin(self, held: int) -> None:
-        self._began, self._peak, self._peak_after = self._now, held, 0.0
+        self._began, self._peak, self._mark, self._peak_after = self._now, held, held, 0.0
         if self._bursts:
-            self._expected = max(peak for peak, _ in self._bursts)
+            self._expected = min(peak for peak, _ in self._bursts)
             longest = max(after for _, after in self._bursts)
             self._until = self._now + min(LONGER * longest + self._looking.hold, self._looking.expect)
 
