@@ -102,6 +102,11 @@ def turns(seen: list[Seen]) -> int:
     return sum(a != b for a, b in itertools.pairwise(ways))
 
 
+def writes(seen: list[Seen]) -> int:
+    """How often the limit was written."""
+    return sum(a.limit != b.limit for a, b in itertools.pairwise(seen))
+
+
 # What the second one gets
 
 
@@ -232,6 +237,13 @@ def test_a_ramp_up_and_down_is_one_turn(early: bool) -> None:
 def test_a_square_wave_is_two_turns_a_period(works: bool) -> None:
     seen = played(square(8, 2.5 * GIB), 80, works=busy(8) if works else None)
     assert 18 <= turns(seen) <= 20
+
+
+@pytest.mark.parametrize(("early", "most"), [(False, 16), (True, 40)])
+def test_growth_is_followed_in_few_writes(early: bool, most: int) -> None:
+    """Each costs the second one a pause: to make half of the headroom, or with `early` a grain, and not at every look."""
+    seen = played(square(8, 2.5 * GIB), 40, Core(attrs.evolve(OPTIONS, early=early)))
+    assert writes(seen) <= 5 * most
 
 
 @pytest.mark.parametrize("period", [0.05, 0.1, 0.2, 0.4])

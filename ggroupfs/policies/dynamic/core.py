@@ -58,7 +58,7 @@ class Core:
         self._options = options
         self._demand: Demand | None = None
         self._now = self._retry = 0.0
-        self._taking = False
+        self._aim: int | None = None  # memory is being taken until the limit is that
         self.limit: int | None = None
         """What it has now; None: no limit, or nobody knows."""
 
@@ -82,15 +82,16 @@ class Core:
         if self._options.early:
             most = min(most, goal + grain - 1)
         if self.limit is None or self.limit > most:
-            self._taking = True
-        if self.limit is not None and self.limit <= goal:
-            self._taking = False
-            return goal if goal >= self.limit + grain else None
-        if not self._taking or self._now < self._retry:
+            self._aim = goal
+        elif self._aim is not None and self.limit <= max(goal, self._aim):
+            self._aim = None
+        if self._aim is None:
+            return goal if self.limit is not None and goal >= self.limit + grain else None
+        if self._now < self._retry:
             return None
-        limit, base = goal, figures.low if self.limit is None else min(figures.low, self.limit)
-        if base - goal > step:
-            limit = min(max(goal, _whole(base - step)), self._left(figures, figures.high))
+        limit, base = self._aim, figures.low if self.limit is None else min(figures.low, self.limit)
+        if base - limit > step:
+            limit = min(max(limit, _whole(base - step)), self._left(figures, figures.high))
         return limit if self.limit is None or limit < self.limit else None
 
     def accepted(self, limit: int) -> None:
@@ -103,7 +104,7 @@ class Core:
 
     def forget(self) -> None:
         """The second one has gone: whoever comes in its place has no limit."""
-        self.limit, self._taking, self._retry = None, False, 0.0
+        self.limit, self._aim, self._retry = None, None, 0.0
 
     def _left(self, figures: Figures, wanted: int) -> int:
         return max(self._options.floor, _whole(figures.budget - wanted))
