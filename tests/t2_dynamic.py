@@ -241,7 +241,7 @@ def test_a_square_wave_is_two_turns_a_period(works: bool) -> None:
 
 @pytest.mark.parametrize(("early", "most"), [(False, 16), (True, 40)])
 def test_growth_is_followed_in_few_writes(early: bool, most: int) -> None:
-    """Each costs the second one a pause: to make half of the headroom, or with `early` a grain, and not at every look."""
+    """Each costs the second one a pause: for half of the headroom, or with `early` a grain, and not at every look."""
     seen = played(square(8, 2.5 * GIB), 40, Core(attrs.evolve(OPTIONS, early=early)))
     assert writes(seen) <= 5 * most
 

@@ -129,24 +129,37 @@ static void watch(const char *mount, int gpu) {
         close(fd);
 }
 
+static bool has(size_t number) {
+    std::lock_guard<std::mutex> guard(mutex);
+    return results[number];
+}
+
+static uint64_t *piece() {
+    uint64_t *words;
+    CHECK(cudaMalloc(&words, PIECE));
+    return words;
+}
+
 // Some of what is missing, if there is room for it, or, if it does not listen, whether or not there is.
+// It allocates without the mutex: an allocation that is over a limit waits for memory that the other thread is to free.
 static void grow() {
     static double next;
     if (page->results == results.size() || now() < next)
         return;
     size_t left, total, count = 0;
     CHECK(cudaMemGetInfo(&left, &total));
-    for (size_t i = 0; i < results.size() && count < AT_ONCE; i++) {
-        if (results[i])
+    for (size_t i = 0; i < results.size() && count < AT_ONCE && !giving; i++) {
+        if (has(i))
             continue;
         if (page->listen && left < PIECE + MARGIN)
             break;
-        CHECK(cudaMalloc(&results[i], PIECE));
-        make(i, results[i]);
+        uint64_t *words = piece();
+        std::lock_guard<std::mutex> guard(mutex);
+        make(i, results[i] = words);
+        count_results();
         left -= left < PIECE ? left : PIECE;
         count++;
     }
-    count_results();
     next = now() + (count == AT_ONCE ? 0 : LOOK_S);
 }
 
@@ -161,12 +174,6 @@ static void work_on(size_t number) {
         make(number, words = scratch);
     use<<<1024, 256>>>(words, WORDS, sums + number);
     used[number]++;
-}
-
-static uint64_t *piece() {
-    uint64_t *words;
-    CHECK(cudaMalloc(&words, PIECE));
-    return words;
 }
 
 int main(int argc, char **argv) {
@@ -194,8 +201,8 @@ int main(int argc, char **argv) {
     while (!page->stop) {
         while (giving)
             usleep(20);
-        std::lock_guard<std::mutex> guard(mutex);
         grow();
+        std::lock_guard<std::mutex> guard(mutex);
         size_t done = 0;
         for (; done < AT_ONCE && next < count; done++)
             work_on(next++);
