@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ggroupfs.client import Tree
+from ggroupfs.policies import cooperative, dynamic
+from ggroupfs.policies.config import Table
 from ggroupfs.policies.dynamic.core import GRAINS, GRANULE, RETRY_S, Core, Figures, Options
 from ggroupfs.policies.dynamic.demand import Looking
 from ggroupfs.policies.dynamic.pace import Pace
+from ggroupfs.policies.dynamic.settings import Manner, read
 
 MIB, GIB = 1 << 20, 1 << 30
 BUDGET, BASE, PEAK = 14 * GIB, 1 * GIB, 7 * GIB
@@ -371,3 +377,35 @@ def test_small_requests_say_nothing_of_large_ones() -> None:
     pace.took(512, 512)
     pace.took(8, 0)
     assert pace.step == 256
+
+
+# The page
+
+
+def page() -> str:
+    text = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
+    return text.partition("## dynamic and cooperative\n")[2].partition("\n## ")[0]
+
+
+def test_the_example_of_the_page_is_right() -> None:
+    example = tomllib.loads(page().partition("```toml\n")[2].partition("```")[0])
+    read_ = read(Tree(Path("/run/ggroup")), Table(example, "the page"), dynamic.MANNER)
+    assert read_.high.path == Path("/run/ggroup/slice/interactive.slice/0")
+    assert (read_.budget, read_.options.looking.headroom) == (None, GIB)
+
+
+@pytest.mark.parametrize("manner", [dynamic.MANNER, cooperative.MANNER])
+def test_the_defaults_on_the_page_are_right(manner: Manner) -> None:
+    """The same comes of a file with nothing but the two groups, and of one with every default as the page has it."""
+    rows = (line.split("|")[1:3] for line in page().splitlines() if line.startswith("| `"))
+    told = {key.strip(" `"): default.strip() for key, default in rows}
+    groups = {"high": "/a", "low": "/b"}
+    assert told.pop("high`, `low") == ""
+    assert told.pop("within") == "none"
+    assert told.pop("budget").startswith("the limit of")
+    assert told.pop("headroom_most") == "4 times that"
+    steps = told.pop("step").split("; `cooperative` ")
+    all_: dict[str, object] = dict(told) | groups | {"headroom_most": "2G", "gpu": int(told["gpu"])}
+    all_["step"] = steps[manner is cooperative.MANNER]
+    tree = Tree(Path("/run/ggroup"))
+    assert read(tree, Table(all_, "all"), manner) == read(tree, Table(groups, "groups"), manner)

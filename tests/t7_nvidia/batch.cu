@@ -3,15 +3,16 @@
 //
 //     batch FILE MOUNT GPU STATE_MIB RESULTS_MIB
 //
-// A pass goes over all pieces. Results that are not there are computed into a scratch piece, which takes ROUNDS multiplications
-// for each word. While it listens (`listen`, to be changed at any time) it frees results when its usermemfd asks for memory,
-// and allocates and computes them again when cudaMemGetInfo says that there is room; else it has all of them, and others move
-// them to the host.
+// A pass goes over all pieces. Results that are not there are computed into a scratch piece, which takes ROUNDS
+// multiplications for each word. While it listens (`listen`, to be changed at any time) it frees results when its usermemfd
+// asks for memory, and allocates and computes them again when cudaMemGetInfo says that there is room; else it has all of
+// them, and others move them to the host.
 //
-// FILE (a page on tmpfs): pieces worked on (u64 @0), results used that were wrong (u64 @16, all ones until checked; words of the
-// state count too), stop (u32 @24, set by the test), error (u32 @28), listen (u32 @32, set by the test), does it listen, with
-// its usermemfd open (u32 @36: 0, 1, or 1000 and errno), results that it has (u32 @40), times that it was asked (u32 @44), bytes
-// that it was asked for, ever (u64 @48), nanoseconds that it took to free, at most (u64 @56), results computed (u64 @64).
+// FILE (a page on tmpfs): pieces worked on (u64 @0), results used that were wrong (u64 @16, all ones until checked; words of
+// the state count too), stop (u32 @24, set by the test), error (u32 @28), listen (u32 @32, set by the test), does it listen,
+// with its usermemfd open (u32 @36: 0, 1, or 1000 and errno), results that it has (u32 @40), times that it was asked (u32
+// @44), bytes that it was asked for, ever (u64 @48), nanoseconds that it took to free, at most (u64 @56), results computed
+// (u64 @64).
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
