@@ -390,7 +390,7 @@ def page() -> str:
 def test_the_example_of_the_page_is_right() -> None:
     example = tomllib.loads(page().partition("```toml\n")[2].partition("```")[0])
     read_ = read(Tree(Path("/run/ggroup")), Table(example, "the page"), dynamic.MANNER)
-    assert read_.high.path == Path("/run/ggroup/slice/interactive.slice/0")
+    assert read_.high.path == Path("/run/ggroup/slice/gpu.slice/gpu-chat.slice/0")
     assert (read_.budget, read_.options.looking.headroom) == (None, GIB)
 
 
