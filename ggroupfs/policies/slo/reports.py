@@ -1,0 +1,168 @@
+"""What programs say of their latencies: datagrams, from whom the kernel says, and never what they say (unix(7)).
+
+A datagram is a JSON object, ``{"latency_ms": 12.3}``: a number, or a list of them, in milliseconds. ``group`` names
+one of the configured groups, for a proxy that serves several; without it, it is the group that the sender is in. Who
+is root, or runs as the policy does, may speak for any group; everybody else for those that he is in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import trio
+
+from backend.errors import fail
+from backend.identity import Slice, cgroup_of
+from ggroupfs.policies.slo.samples import Interval
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SOCKET = Path("/run/ggroupfs/slo.sock")
+"""Where programs report."""
+BYTES = 4096
+"""A longer datagram is refused."""
+LONGEST_MS = 86_400_000.0
+"""A day: a latency above is a mistake."""
+AT_ONCE = 256
+"""Datagrams read before others have their turn..."""
+BREATH_S = 0.01
+"""... which is so long at least: nobody makes the policy busy by talking to it."""
+TOLD_S = 60.0
+"""Between two log lines about reports that were dropped."""
+
+CREDENTIALS = struct.Struct("3i")
+"""Pid, uid, gid: struct ucred."""
+
+
+@attrs.frozen
+class Report:
+    """One datagram."""
+
+    latencies: Sequence[float]
+    """Seconds."""
+    group: str | None
+    """For whom; None for the sender's own group."""
+
+
+@attrs.frozen
+class Place:
+    """Where the processes of a group are: what a sender is measured by."""
+
+    pid: int | None
+    """The process, for a group that is one."""
+    cgroup: Slice | None
+    """The cgroup, for a slice."""
+
+    def holds(self, pid: int) -> bool:
+        """Whether a process is in it; who is gone is nowhere."""
+        if self.cgroup is None:
+            return pid == self.pid
+        try:
+            return self.cgroup.contains(cgroup_of(pid))
+        except OSError:
+            return False
+
+
+def parse(raw: bytes) -> Report:
+    """What a datagram says. ValueError with the reason, for one that is no report."""
+    if len(raw) > BYTES:
+        raise ValueError(f"longer than {BYTES} bytes")
+    try:
+        said = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ValueError("no JSON") from None
+    if not isinstance(said, dict) or not said.keys() <= {"group", "latency_ms"}:
+        raise ValueError("no object with latency_ms, and group if need be")
+    group, found = said.get("group"), said.get("latency_ms")
+    if group is not None and not isinstance(group, str):
+        raise ValueError("group is no string")
+    latencies = found if isinstance(found, list) else [found]
+    if not latencies or not all(_is_latency(one) for one in latencies):
+        raise ValueError("latency_ms is no number of milliseconds, nor a list of them")
+    return Report([one / 1e3 for one in latencies], group)
+
+
+def _is_latency(one: object) -> bool:
+    return isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= LONGEST_MS  # and so no NaN
+
+
+class Desk:
+    """Takes reports for some groups."""
+
+    def __init__(self, groups: Mapping[str, tuple[Place, Interval]], user: int | None = None) -> None:
+        """`user` may speak for all of them, as root may; by default ours."""
+        self._groups = groups
+        self._user = os.geteuid() if user is None else user
+
+    def take(self, raw: bytes, pid: int, uid: int) -> None:
+        """One datagram of a process of a user. ValueError with the reason, if it is dropped."""
+        report = parse(raw)
+        trusted = uid in (0, self._user)
+        if report.group is None:
+            names = [name for name, (place, _) in self._groups.items() if place.holds(pid)]
+            if not names:
+                raise ValueError(f"pid {pid} is in no group")
+        elif report.group not in self._groups:
+            raise ValueError("there is no such group")
+        elif not trusted and not self._groups[report.group][0].holds(pid):
+            raise ValueError(f"pid {pid} of user {uid} is not in that group")
+        else:
+            names = [report.group]
+        for name in names:
+            self._groups[name][1].add(report.latencies)
+
+
+@contextlib.contextmanager
+def receiving(path: Path) -> Iterator[trio.socket.SocketType]:
+    """A socket at `path` that everybody may send to, removed in the end. EADDRINUSE where somebody else receives."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except ConnectionRefusedError:
+            path.unlink()  # of one that was killed
+        else:
+            raise fail(errno.EADDRINUSE, path)
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with contextlib.closing(trio.socket.from_stdlib_socket(receiver)) as ours:
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        receiver.bind(os.fspath(path))
+        try:
+            path.chmod(0o666)
+            yield ours
+        finally:
+            path.unlink(missing_ok=True)
+
+
+async def receive(ours: trio.socket.SocketType, take: Callable[[bytes, int, int], None]) -> None:
+    """Hands over what comes, with the pid and the uid of who sent it, until cancelled. A ValueError is told in the log."""
+    dropped, told = 0, -TOLD_S
+    while True:
+        for _ in range(AT_ONCE):
+            raw, ancillary, flags, _ = await ours.recvmsg(BYTES + 1, socket.CMSG_SPACE(CREDENTIALS.size))
+            try:
+                take(raw, *_sender(ancillary))
+            except ValueError as error:
+                dropped += 1
+                if trio.current_time() - told >= TOLD_S:
+                    log.warning("dropped %d reports, the last one: %s", dropped, error)
+                    dropped, told = 0, trio.current_time()
+        await trio.sleep(BREATH_S)
+
+
+def _sender(ancillary: Sequence[tuple[int, int, bytes]]) -> tuple[int, int]:
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) >= CREDENTIALS.size:
+            pid, uid, _ = CREDENTIALS.unpack(data[: CREDENTIALS.size])
+            return pid, uid
+    raise ValueError("nobody knows who sent it")
