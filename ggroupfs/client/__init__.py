@@ -1,8 +1,8 @@
 """A mounted tree from outside: what any program can do with open, read, write and poll, in a handy form.
 
 Reading, for programs that look once, needs nothing but files. :class:`Tree` and :class:`Group` are for programs that
-stay, written with trio: policies. :class:`Job` is for programs that a policy of lanes is to take in, and needs nothing
-but Python. So each is imported when it is asked for. docs/policies.md has examples.
+stay, written with trio: policies. :class:`Job` is for programs that a policy of lanes is to take in, :class:`Latencies`
+for those that slo is to know the latency of; both need nothing but Python. So each is imported when it is asked for. docs/policies.md has examples.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ggroupfs.client.events import emit
     from ggroupfs.client.job import Job
+    from ggroupfs.client.latencies import Latencies
     from ggroupfs.client.reading import Branch, Member, branches, content, flat, members, numbers, require_tree
     from ggroupfs.client.tree import Group, Tree, Watch
 
@@ -20,6 +21,7 @@ __all__ = [
     "Branch",
     "Group",
     "Job",
+    "Latencies",
     "Member",
     "Tree",
     "Watch",
@@ -32,7 +34,7 @@ __all__ = [
     "require_tree",
 ]
 
-MODULES = {"emit": "events", "Job": "job", **dict.fromkeys(("Group", "Tree", "Watch"), "tree")}
+MODULES = {"emit": "events", "Job": "job", "Latencies": "latencies", **dict.fromkeys(("Group", "Tree", "Watch"), "tree")}
 """Where they are; the rest is in `reading`."""
 
 

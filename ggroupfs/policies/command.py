@@ -30,6 +30,7 @@ PROGRAMS = {
     "cooperative": "ggroupfs.policies.cooperative:run",
     "dynamic": "ggroupfs.policies.dynamic:run",
     "lanes": "ggroupfs.policies.lanes.program:run",
+    "slo": "ggroupfs.policies.slo:run",
 }
 """Those that go by a name of their own, a line each."""
 

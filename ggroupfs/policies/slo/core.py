@@ -190,8 +190,8 @@ class Core:
             member.heard = now
 
     def decide(self, now: float, contended: bool = True) -> list[Decision]:
-        """What changes at the time `now`, seconds. Unless it is `contended` nobody is lowered: who is alone on a GPU has
-        all of it, so its latency says nothing of its share, and nobody would have what it gave."""
+        """What changes at the time `now`, seconds. Unless it is `contended` nobody is lowered: who is alone on a GPU
+        has all of it, so its latency says nothing of its share, and nobody would have what it gave."""
         for one in self._members.values():
             if self._is_silent(now, one):
                 one.samples.clear()  # of long ago

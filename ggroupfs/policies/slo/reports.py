@@ -20,14 +20,11 @@ from pathlib import Path
 import attrs
 import trio
 
-from backend.errors import fail
 from backend.identity import Slice, cgroup_of
 from ggroupfs.policies.slo.samples import Interval
 
 log = logging.getLogger(__name__)
 
-DEFAULT_SOCKET = Path("/run/ggroupfs/slo.sock")
-"""Where programs report."""
 BYTES = 4096
 """A longer datagram is refused."""
 LONGEST_MS = 86_400_000.0
@@ -85,14 +82,13 @@ def parse(raw: bytes) -> Report:
     group, found = said.get("group"), said.get("latency_ms")
     if group is not None and not isinstance(group, str):
         raise ValueError("group is no string")
-    latencies = found if isinstance(found, list) else [found]
-    if not latencies or not all(_is_latency(one) for one in latencies):
+    return Report([_seconds(one) for one in (found if isinstance(found, list) else [found])], group)
+
+
+def _seconds(ms: object) -> float:
+    if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms <= LONGEST_MS:  # nor is NaN
         raise ValueError("latency_ms is no number of milliseconds, nor a list of them")
-    return Report([one / 1e3 for one in latencies], group)
-
-
-def _is_latency(one: object) -> bool:
-    return isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= LONGEST_MS  # and so no NaN
+    return ms / 1e3
 
 
 class Desk:
@@ -132,7 +128,7 @@ def receiving(path: Path) -> Iterator[trio.socket.SocketType]:
         except ConnectionRefusedError:
             path.unlink()  # of one that was killed
         else:
-            raise fail(errno.EADDRINUSE, path)
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), os.fspath(path))
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with contextlib.closing(trio.socket.from_stdlib_socket(receiver)) as ours:
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -145,11 +141,11 @@ def receiving(path: Path) -> Iterator[trio.socket.SocketType]:
 
 
 async def receive(ours: trio.socket.SocketType, take: Callable[[bytes, int, int], None]) -> None:
-    """Hands over what comes, with the pid and the uid of who sent it, until cancelled. A ValueError is told in the log."""
+    """Hands over what comes, with pid and uid of who sent it, until cancelled. A ValueError is told in the log."""
     dropped, told = 0, -TOLD_S
     while True:
         for _ in range(AT_ONCE):
-            raw, ancillary, flags, _ = await ours.recvmsg(BYTES + 1, socket.CMSG_SPACE(CREDENTIALS.size))
+            raw, ancillary, _, _ = await ours.recvmsg(BYTES + 1, socket.CMSG_SPACE(CREDENTIALS.size))
             try:
                 take(raw, *_sender(ancillary))
             except ValueError as error:

@@ -1,0 +1,137 @@
+"""What the policy is told: docs/policies.md has every key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from backend.identity import Slice, slice_at
+from ggroupfs.client import Group, Tree
+from ggroupfs.client.latencies import SOCKET
+from ggroupfs.policies.config import Table
+from ggroupfs.policies.slo.core import WHOLE, Bounds, Pace
+from ggroupfs.policies.slo.reports import Place
+from ggroupfs.policies.slo.samples import Statistic
+
+
+@attrs.frozen
+class Target:
+    """A process or slice on a GPU, and what is asked for it."""
+
+    name: str
+    """Its name in reports and events."""
+    gpu: int
+    """Index of the GPU."""
+    place: Place
+    """Which processes are in it."""
+    bounds: Bounds | None = None
+    """None for one that has no bounds: it has what is left."""
+    statistic: Statistic = attrs.field(factory=lambda: Statistic("p99"))
+    """What is made of its latencies."""
+
+    def group(self, tree: Tree) -> Group:
+        """Its control files."""
+        if self.place.cgroup is not None:
+            return tree.slice(self.place.cgroup.path, self.gpu)
+        assert self.place.pid is not None
+        return tree.process(self.place.pid, self.gpu)
+
+
+@attrs.frozen
+class Settings:
+    """The configuration."""
+
+    socket: Path
+    """Where programs report."""
+    interval: float
+    """Seconds between two samples."""
+    pace: Pace
+    """Windows and cool-downs."""
+    reserve: int
+    """Points that no group is given."""
+    priority: int
+    """compute.priority of groups that have all of a GPU together."""
+    targets: Sequence[Target]
+    """All groups, those without bounds too."""
+
+    @classmethod
+    def read(cls, config: Table) -> Settings:
+        """UsageError for a mistake."""
+        pace = Pace(
+            window=config.whole("window", 5, low=1, high=1000),
+            cooldown=config.seconds("cooldown", 5.0),
+            silence=config.seconds("silence", 60.0),
+        )
+        settings = cls(
+            socket=Path(config.text("socket", SOCKET)),
+            interval=config.seconds("interval", 0.5),
+            pace=pace,
+            reserve=_points(config, "reserve", 0, low=0),
+            priority=config.whole("priority", 7, high=15),
+            targets=[
+                *[_critical(table) for table in config.tables("group")],
+                *[_best_effort(table) for table in config.tables("best_effort")],
+            ],
+        )
+        config.finish()
+        if not any(one.bounds for one in settings.targets):
+            raise config.wrong("group", "there is none")
+        for key in ("name", "place"):
+            seen = [(getattr(one, key), one.gpu if key == "place" else 0) for one in settings.targets]
+            if len(set(seen)) < len(seen):
+                raise config.wrong("group", f"two of the same {'process or slice' if key == 'place' else key}")
+        return settings
+
+
+def _critical(table: Table) -> Target:
+    upper = table.seconds("upper")
+    bounds = Bounds(
+        upper=upper,
+        lower=table.seconds("lower"),
+        initial=_points(table, "share", 3_000),
+        least=_points(table, "least", 500),
+        most=_points(table, "most", WHOLE),
+        up=_points(table, "scale_up", 1_000),
+        down=_points(table, "scale_down", 500),
+        rank=table.whole("rank", 0),
+    )
+    if not bounds.lower < upper:
+        raise table.wrong("lower", "not below upper")
+    if not bounds.least <= bounds.initial <= bounds.most:
+        raise table.wrong("share", "not between least and most")
+    place = _place(table)
+    word = table.text("statistic", "p99")
+    try:
+        statistic = Statistic(word)
+    except ValueError as error:
+        raise table.wrong("statistic", str(error)) from None
+    return Target(table.text("name"), _gpu(table), place, bounds, statistic)
+
+
+def _best_effort(table: Table) -> Target:
+    place = _place(table)
+    name = place.cgroup.path if place.cgroup is not None else str(place.pid)
+    return Target(f"best effort {name} on GPU {_gpu(table)}", _gpu(table), place)
+
+
+def _gpu(table: Table) -> int:
+    return table.whole("gpu", 0)
+
+
+def _place(table: Table) -> Place:
+    if ("slice" in table) == ("pid" in table):
+        raise table.wrong("slice", "one of slice and pid is needed")
+    if "pid" in table:
+        return Place(table.whole("pid", low=1), None)
+    text = table.text("slice")
+    slice_ = slice_at(text) if text.startswith("/") else None
+    if slice_ is None or slice_ == Slice("/"):
+        raise table.wrong("slice", "not a cgroup's path such as /batch.slice")
+    return Place(None, slice_)
+
+
+def _points(table: Table, key: str, default: int, low: int = 1) -> int:
+    """A part of a GPU, as points."""
+    return round(WHOLE * table.number(key, default / WHOLE, low=low / WHOLE, high=1.0))
