@@ -2,7 +2,8 @@
 
 Flyt watches a sliding window of the last N samples of a group's latency. Above the upper bound the group has more of
 the GPU, below the lower bound less, a step at a time, with a cool-down after each change "to prevent oscillations". If
-nothing is left, those of a worse rank give (priority-aware reallocation); if they cannot, it asks for migration.
+nothing is left, those of a worse rank give (priority-aware reallocation); if they cannot, and that has been so for a
+cool-down ("sustained deviation", section 4.3), it asks for migration.
 
 A cool-down only makes an oscillation slower: where no share has a latency between the bounds, a group would go up and
 down for ever. So a share that was too small is remembered, and not gone back to for a while; each time that this
@@ -23,7 +24,7 @@ HOLD = 4
 """For so many cool-downs a share that was too small is not gone back to."""
 PATIENCE_MOST = 64
 """... and so many times that at most."""
-PROBATION = 4
+PROBATION = 12
 """A raise within so many cool-downs after a lowering says that the lowering was wrong."""
 
 
@@ -122,6 +123,8 @@ class Member:
     """... and until when that is kept in mind, seconds."""
     patience: int = 1
     """For how many times HOLD cool-downs it was."""
+    short: float | None = None
+    """Since when it needs more and nothing is left, seconds; None while that is not so."""
     asked: bool = False
     """Whether it was asked to be migrated."""
 
@@ -140,9 +143,8 @@ class Member:
 
     @property
     def is_low(self) -> bool:
-        """Whether it could do with less."""
-        latency = self.latency
-        return latency is not None and max(latency, self.samples[-1]) < self.bounds.lower
+        """Whether it could do with less: not a single sample of a full window says otherwise."""
+        return self.latency is not None and max(self.samples) < self.bounds.lower
 
     @property
     def spare(self) -> int:
@@ -195,11 +197,16 @@ class Core:
         for one in self._members.values():
             if self._is_silent(now, one):
                 one.samples.clear()  # of long ago
-        made = list(self._lower(now)) if contended else []
+        made: list[Decision] = []
         high = [name for name, one in self._members.items() if one.is_high]
+        for name, one in self._members.items():
+            if not one.is_high:
+                one.short = None
         for name in sorted(high, key=self._urgency):
             if self._is_cool(now, self._members[name]):
                 made += self._raise(now, name)
+        if contended:
+            made += self._lower(now)
         for name, one in self._members.items():
             settled = (one.latency is not None or self._is_silent(now, one)) and not one.is_high
             if one.asked and settled:
@@ -241,12 +248,16 @@ class Core:
             else:
                 waiting = True
         more = min(want, self.left)
+        if waiting and more < want:
+            return  # soon there is all of it
         if more > 0:
             if now - one.lowered <= PROBATION * self._pace.cooldown:
                 one.patience = min(PATIENCE_MOST, 2 * one.patience)
             one.floor, one.held = one.share, now + HOLD * self._pace.cooldown * one.patience
             yield self._change(now, name, one.share + more)
-        elif not one.asked and not waiting:
+        elif one.short is None:
+            one.short = now
+        elif not one.asked and now - one.short >= self._pace.cooldown:
             one.asked = True
             latency = one.latency
             need = one.bounds.least if latency is None else math.ceil(one.share * latency / one.bounds.upper)
@@ -261,7 +272,8 @@ class Core:
                 yield other
 
     def _has_slack(self, now: float, one: Member) -> bool:
-        return one.is_low or self._is_silent(now, one)
+        has_given = one.lowered == one.changed and not self._is_cool(now, one)  # and so has no full window yet
+        return one.is_low or has_given or self._is_silent(now, one)
 
     def _urgency(self, name: str) -> tuple[int, float]:
         """Who is served first, and gives last: of a small rank, and far above the upper bound."""
@@ -277,6 +289,6 @@ class Core:
     def _change(self, now: float, name: str, share: int) -> Change:
         one = self._members[name]
         change = Change(name, share, one.share, one.latency)
-        one.share, one.changed, one.lowered = share, now, -math.inf
+        one.share, one.changed, one.lowered, one.short = share, now, -math.inf, None
         one.samples.clear()  # they are of the share that it had
         return change

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 
 import trio
 
-from ggroupfs.client import Tree, emit
+from ggroupfs.client import Group, Tree, emit
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo.core import WHOLE, Change, Core, Decision, Migrate
 from ggroupfs.policies.slo.levers import Levers, wanted
@@ -107,9 +109,20 @@ def _cards(settings: Settings, tenants: Sequence[Tenant]) -> Iterator[Card]:
         yield Card(index, settings, [one for one in tenants if one.target.gpu == index])
 
 
+async def _check(tree: Tree, settings: Settings) -> None:
+    """FileNotFoundError for a GPU that is not there; OSError EOPNOTSUPP where there are no shares to be given."""
+    for index in {one.gpu for one in settings.targets}:
+        await tree.capacity(index)
+    capabilities = await Group(tree.mount).read("ggroup.capabilities")
+    for line in capabilities.splitlines():
+        if line == "compute.weight unsupported":
+            raise OSError(errno.EOPNOTSUPP, f"{line}: is the scheduler off?", os.fspath(tree.mount))
+
+
 async def run(tree: Tree, config: Table) -> None:
     """The program; see docs/policies.md."""
     settings = Settings.read(config)
+    await _check(tree, settings)
     tenants = [Tenant(tree, target) for target in settings.targets]
     cards = list(_cards(settings, tenants))
     desk = Desk({one.target.name: (one.target.place, one.interval) for one in tenants if one.target.bounds})
