@@ -197,11 +197,10 @@ class Core:
         for one in self._members.values():
             if self._is_silent(now, one):
                 one.samples.clear()  # of long ago
-        made: list[Decision] = []
-        high = [name for name, one in self._members.items() if one.is_high]
-        for name, one in self._members.items():
             if not one.is_high:
                 one.short = None
+        made: list[Decision] = []
+        high = [name for name, one in self._members.items() if one.is_high]
         for name in sorted(high, key=self._urgency):
             if self._is_cool(now, self._members[name]):
                 made += self._raise(now, name)
