@@ -259,7 +259,7 @@ class Core:
         elif not one.asked and now - one.short >= self._pace.cooldown:
             one.asked = True
             latency = one.latency
-            need = one.bounds.least if latency is None else math.ceil(one.share * latency / one.bounds.upper)
+            need = one.bounds.least if latency is None else math.ceil(round(one.share * latency / one.bounds.upper, 3))
             yield Migrate(name, one.share, max(1, need - one.share), latency)
 
     def _donors(self, now: float, name: str) -> Iterator[str]:

@@ -93,7 +93,9 @@ class Card:
             emit("share", group=name, gpu=index, share=share, was=was, latency_ms=_ms(decision.latency))
         elif isinstance(decision, Migrate):
             share, missing = decision.share / WHOLE, decision.missing / WHOLE
-            log.warning("%s: GPU %d has no share left for it: it should migrate; %g are missing", name, index, missing)
+            log.warning(
+                "%s: GPU %d has no share left for it: it should migrate; %g GPU is missing", name, index, missing
+            )
             emit("migrate", group=name, gpu=index, share=share, missing=missing, latency_ms=_ms(decision.latency))
         else:
             log.info("%s: may stay on GPU %d", name, index)

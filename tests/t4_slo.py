@@ -1,0 +1,346 @@
+"""`ggroupfs policy slo` over a real mount: from reports of programs to weights and priorities, and back in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.identity import Slice, cgroup_of
+from ggroupfs.client import Latencies
+from ggroupfs.policies.slo.reports import Desk, Place
+from ggroupfs.policies.slo.samples import Interval, Statistic
+from tests.mounted import Mounted, Tenant, eventually
+from tests.policy_program import PolicyProgram
+from tests.t4_command import complaint
+
+CONFIG = """
+socket = "{socket}"
+interval = "20ms"
+window = 3
+cooldown = "100ms"
+
+[[group]]
+name = "a"
+pid = {critical}
+upper = "50ms"
+lower = "20ms"
+share = 0.8
+
+[[best_effort]]
+pid = {batch}
+"""
+OPTIONS = ("--gmem", "0", "--kernel", "2ms", "--report", "0.1")
+
+
+class Reporter:
+    """Says what the latency of a group is, again and again, until told otherwise."""
+
+    def __init__(self, path: Path, group: str | None = "a") -> None:
+        self.seconds = 0.03
+        """What it says."""
+        self._latencies = Latencies(group, path)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._end.wait(0.005):
+            self._latencies.report(self.seconds)
+
+    def __enter__(self) -> Reporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._latencies.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The socket."""
+    return tmp_path / "slo.sock"
+
+
+@pytest.fixture
+def pair(mount: Mounted) -> Iterator[tuple[Tenant, Tenant]]:
+    with Tenant(mount, *OPTIONS) as critical, Tenant(mount, *OPTIONS) as batch:
+        yield critical, batch
+
+
+@pytest.fixture
+def configured(pair: tuple[Tenant, Tenant], path: Path, tmp_path: Path) -> Path:
+    """A configuration for both."""
+    file = tmp_path / "slo.toml"
+    file.write_text(CONFIG.format(socket=path, critical=pair[0].pid, batch=pair[1].pid))
+    return file
+
+
+def places(pair: tuple[Tenant, Tenant]) -> list[tuple[int, int]]:
+    """Weights and priorities."""
+    return [(one.number("compute.weight"), one.number("compute.priority")) for one in pair]
+
+
+def test_shares_rise_and_fall_and_are_taken_back(
+    mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, path: Path
+) -> None:
+    pair[0].write("compute.weight", 150)
+    with policy_in(mount, configured) as policy, Reporter(path) as reporter:
+        assert places(pair) == [(8000, 8), (2000, 8)]
+        reporter.seconds = 0.1
+        told = until(policy, "share", 0.9)
+        assert (told["group"], told["gpu"], told["was"]) == ("a", 0, 0.8)
+        assert told["latency_ms"] == pytest.approx(100, rel=0.5)
+        until(policy, "share", 1.0)
+        told = until(policy, "migrate", 1.0)
+        assert (told["group"], told["gpu"], told["missing"], told["latency_ms"]) == ("a", 0, 1.0, 100.0)
+        assert places(pair) == [(10_000, 7), (1, 8)], "it has all of it, and the other fills"
+        reporter.seconds = 0.03
+        assert until(policy, "stay") == {"event": "stay", "group": "a", "gpu": 0}
+        reporter.seconds = 0.01
+        until(policy, "share", 0.95)
+        until(policy, "share", 0.9)
+        policy.send_signal(signal.SIGTERM)
+        _, errors = policy.communicate()
+        words = "a: GPU 0 has no share left for it: it should migrate; 1 GPU is missing"
+        assert (policy.returncode, errors) == (0, f"ggroupfs: {words}\n")
+        assert places(pair) == [(150, 8), (100, 8)]
+    assert not path.exists()
+
+
+def test_what_somebody_else_wrote_stays(
+    mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, path: Path
+) -> None:
+    with PolicyProgram(mount.path, "slo", configured):
+        pair[1].write("compute.weight", 77)
+    assert places(pair) == [(100, 8), (77, 8)]
+
+
+def test_groups_that_come_and_go(mount: Mounted, pair: tuple[Tenant, Tenant], tmp_path: Path, path: Path) -> None:
+    """One that comes has its share, one that goes leaves it to the others; the policy goes on."""
+    file = tmp_path / "slo.toml"
+    with Tenant(mount, *OPTIONS) as third:
+        text = CONFIG.format(socket=path, critical=pair[0].pid, batch=pair[1].pid)
+        text += f'[[group]]\nname = "b"\npid = {third.pid}\nupper = "1s"\nlower = "1ms"\nshare = 0.15\n'
+        file.write_text(text)
+        with PolicyProgram(mount.path, "slo", file) as policy, Reporter(path) as reporter:
+            assert places(pair) == [(8000, 8), (500, 8)]
+            assert third.number("compute.weight") == 1500
+            reporter.seconds = 0.1
+            told = policy.until("share", group="a", was=0.8)
+            assert told["share"] == 0.85, "there is no more"
+            third.kill()
+            policy.until("share", group="a", share=0.95)
+            pair[0].kill()
+            eventually(lambda: pair[1].number("compute.weight") == 10_000, "all of it is for who is left")
+    assert pair[1].number("compute.weight") == 100
+
+
+@contextlib.contextmanager
+def ended(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """A program, killed in the end."""
+    command = [sys.executable, *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+@contextlib.contextmanager
+def policy_in(mount: Mounted, config: Path) -> Iterator[subprocess.Popen[str]]:
+    """The policy, at work, which may say something on standard error."""
+    with ended("-m", "ggroupfs", "policy", "slo", "--config", config, "--mount", mount.path) as policy:
+        assert policy.stdout is not None
+        assert [json.loads(policy.stdout.readline())["event"] for _ in range(2)] == ["share", "ready"]
+        yield policy
+
+
+def until(policy: subprocess.Popen[str], event: str, share: float | None = None) -> dict[str, Any]:
+    """Its next event of that name, and with that share."""
+    assert policy.stdout is not None
+    for line in policy.stdout:
+        told: dict[str, Any] = json.loads(line)
+        if told["event"] == event and (share is None or told["share"] == share):
+            return told
+    raise AssertionError(f"it ended without {event}")
+
+
+def reporting(path: str, user: str, seconds: float) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    """A program of a user (by default ours) that reports a latency for group a."""
+    return ended("-c", REPORT, path, user, seconds)
+
+
+BAD = [
+    b"",
+    b"\0",
+    b"hello",
+    b"{}",
+    b"[" * 4000,
+    b'{"group": "a"}',
+    b'{"group": "a", "latency_ms": "long"}',
+    b'{"group": "a", "latency_ms": true}',
+    b'{"group": "a", "latency_ms": [1, null]}',
+    b'{"group": "a", "latency_ms": NaN}',
+    b'{"group": "a", "latency_ms": Infinity}',
+    b'{"group": "a", "latency_ms": -1}',
+    b'{"group": "a", "latency_ms": 1e300}',
+    b'{"group": "a", "latency_ms": ' + b"9" * 4000 + b"}",
+    b'{"group": "nobody", "latency_ms": 1}',
+    b'{"group": ["a"], "latency_ms": 1}',
+    b'{"group": "a", "latency_ms": 1000, "share": 1}',
+    b'{"latency_ms": 1000}',
+    b'{"group": "a", "latency_ms": [' + b"1000," * 4000 + b"1000]}",
+    b"\xff\xfe",
+]
+
+
+def test_bad_reports_do_nothing(mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, path: Path) -> None:
+    """Each is dropped, and what comes after it is heard. One line in the log says so."""
+    with policy_in(mount, configured) as policy:
+        assert policy.stdout is not None
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.connect(os.fspath(path))
+            for _ in range(20):
+                for raw in BAD:
+                    sender.send(raw)
+        assert places(pair) == [(8000, 8), (2000, 8)]
+        with Reporter(path) as reporter:
+            reporter.seconds = 0.1
+            told = json.loads(policy.stdout.readline())
+            assert (told["share"], told["latency_ms"]) == (0.9, 100.0)
+        policy.send_signal(signal.SIGTERM)
+        _, errors = policy.communicate()
+        assert policy.returncode == 0
+        assert errors.startswith("ggroupfs: dropped 1 reports, the last one: ")
+        assert errors.count("\n") == 1
+
+
+REPORT = """
+import os, sys, time
+from backend.identity import Slice, cgroup_of
+from ggroupfs.client import Latencies
+from ggroupfs.policies.slo.reports import Desk, Place
+from ggroupfs.policies.slo.samples import Interval, Statistic
+path, user, seconds = sys.argv[1:]
+if user:
+    os.setgid(int(user))
+    os.setuid(int(user))
+latencies = Latencies("a", path)
+while True:
+    latencies.report(float(seconds))
+    time.sleep(0.002)
+"""
+NOBODY = 65534
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_speaks_for_nobody_but_himself(
+    mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, tmp_path: Path
+) -> None:
+    """What he says of the group of another is not heard, and what its own user says is."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        path = f"{directory}/slo.sock"
+        configured.write_text(CONFIG.format(socket=path, critical=pair[0].pid, batch=pair[1].pid))
+        with policy_in(mount, configured) as policy, contextlib.ExitStack() as stack:
+            liar = stack.enter_context(reporting(path, str(NOBODY), 50.0))
+            stack.enter_context(reporting(path, "", 0.1))
+            assert policy.stdout is not None
+            for share in (0.9, 1.0):
+                told = json.loads(policy.stdout.readline())
+                assert (told["share"], told["latency_ms"]) == (share, 100.0)
+            assert liar.poll() is None
+            policy.send_signal(signal.SIGTERM)
+            _, errors = policy.communicate()
+            assert f"pid {liar.pid} of user {NOBODY} is not in that group" in errors
+
+
+def test_a_group_is_known_by_who_is_in_it(tmp_path: Path, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """Without a name: by the pid, or by the cgroup, whoever the user is; and never by what he says."""
+    me, other = os.getpid(), spawn().pid
+    intervals = {name: Interval(Statistic("mean")) for name in ("process", "here", "elsewhere")}
+    here = cgroup_of(me)
+    desk = Desk(
+        {
+            "process": (Place(other, None), intervals["process"]),
+            "here": (Place(None, here), intervals["here"]),
+            "elsewhere": (Place(None, Slice("/somewhere/else")), intervals["elsewhere"]),
+        },
+        user=1000,
+    )
+
+    def heard(raw: str, pid: int, uid: int) -> list[str]:
+        try:
+            desk.take(raw.encode(), pid, uid)
+        except ValueError:
+            return []
+        return [name for name, interval in intervals.items() if interval.take() is not None]
+
+    assert heard('{"latency_ms": 1}', me, 2000) == ["here"]
+    assert heard('{"latency_ms": [1, 2]}', other, 2000) == ["process", "here"]
+    assert heard('{"latency_ms": 1, "group": "process"}', other, 2000) == ["process"]
+    assert heard('{"latency_ms": 1, "group": "process"}', me, 2000) == []
+    assert heard('{"latency_ms": 1, "group": "elsewhere"}', me, 2000) == []
+    for user in (0, 1000):
+        assert heard('{"latency_ms": 1, "group": "elsewhere"}', me, user) == ["elsewhere"]
+    assert heard('{"latency_ms": 1, "group": "nobody"}', me, 0) == []
+    assert heard('{"latency_ms": 1}', 1 << 30, 2000) == [], "who is gone"
+
+
+def test_reports_need_no_policy(tmp_path: Path) -> None:
+    """Where nobody receives, and where nobody reads what he receives: nothing is raised, and nobody waits."""
+    latencies = Latencies("a", tmp_path / "slo.sock")
+    for _ in range(1000):
+        latencies.report(0.1)
+    latencies.flush()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(os.fspath(tmp_path / "slo.sock"))
+        latencies = Latencies("a", tmp_path / "slo.sock")
+        for _ in range(100_000):
+            latencies.report(0.1)
+        first = json.loads(receiver.recv(4096))
+        assert first == {"group": "a", "latency_ms": [100.0]}
+        second = json.loads(receiver.recv(4096))
+        assert second == {"group": "a", "latency_ms": [100.0] * 128}
+    latencies.flush()
+    latencies.close()
+
+
+def test_what_is_complained_of(mount: Mounted, tmp_path: Path, path: Path) -> None:
+    file = tmp_path / "slo.toml"
+
+    def told(text: str, code: int = 2) -> str:
+        file.write_text(f'socket = "{path}"\n{text}')
+        return complaint("policy", "slo", "--config", file, "--mount", mount.path, code=code)
+
+    group = '[[group]]\nname = "a"\nupper = "50ms"\nlower = "20ms"\n'
+    assert told("") == f"policy: {file}: group: there is none"
+    assert told(group).endswith("group 1: slice: one of slice and pid is needed")
+    assert told(group + 'slice = "/a.slice"\npid = 1\n').endswith("slice: one of slice and pid is needed")
+    assert told(group + 'slice = "/"\n').endswith("slice: not a cgroup's path such as /batch.slice")
+    assert told(group + 'slice = "/../a"\n').endswith("slice: not a cgroup's path such as /batch.slice")
+    assert told(group + 'pid = 1\nstatistic = "median"\n').endswith("neither mean nor a percentile such as p99")
+    assert told(group.replace("20ms", "50ms") + "pid = 1\n").endswith("lower: not below upper")
+    assert told(group + "pid = 1\nshare = 0.01\n").endswith("share: not between least and most")
+    assert told(group + "pid = 1\nshare = 1.5\n").endswith("share: more than 1")
+    assert told(group + "pid = 1\nsize = 3\n").endswith("size: there is no such key")
+    assert told(group + "pid = 1\n" + group + "pid = 2\n").endswith("two of the same name")
+    assert told(group + "pid = 1\n[[best_effort]]\npid = 1\n").endswith("two of the same process or slice")
+    assert told(group + "pid = 1\ngpu = 7\n", 1).endswith("gpus/7/gmem.capacity: No such file or directory")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(os.fspath(path))
+        assert told(group + "pid = 1\n", 1) == f"{path}: Address already in use"
+    assert path.exists(), "what another one left is removed by who comes next"
