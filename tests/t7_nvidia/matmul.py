@@ -1,0 +1,71 @@
+"""A PyTorch program that multiplies matrices, a request after the other, and tells how long each took (Flyt, table 6).
+
+    matmul.py zeros|random [GROUP SOCKET]
+
+Says `loaded` when it has everything but the GPU. Then, a line each on standard input:
+
+    begin          uses the GPU from now on; answers `ready`
+    think RATIO    after a request waits for so many times what it took
+    take           answers with [[START, SECONDS], ...] of the requests done since it was asked last, as JSON
+
+A request is PRODUCTS products of SIDE x SIDE bf16 matrices; START is by CLOCK_MONOTONIC. With a group and a socket it
+reports to the policy slo. With zeros the GPU needs little power: with random data it clocks lower the more it has to
+do, for whomever, and the latency of one program depends on how busy the others keep it, however they are scheduled.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+import time
+
+import torch
+
+from ggroupfs.client import Latencies
+
+SIDE, PRODUCTS = 8192, 60
+
+
+class Program:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.think = 0.0
+        self._done: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()
+
+    def listen(self) -> None:
+        """Answers, also while a request goes on for long."""
+        for line in sys.stdin:
+            if line.startswith("think"):
+                self.think = float(line.split()[1])
+            else:
+                done = [self._done.get() for _ in range(self._done.qsize())]
+                print(json.dumps(done), flush=True)
+
+    def run(self, make: str, latencies: Latencies | None) -> None:
+        """Works until it is killed."""
+        shape = (SIDE, SIDE)
+        a, b = [getattr(torch, make)(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        product = a @ b
+        torch.cuda.synchronize()
+        print("ready", flush=True)
+        threading.Thread(target=self.listen, daemon=True).start()
+        while True:
+            start = time.monotonic()
+            for _ in range(PRODUCTS):
+                torch.matmul(a, b, out=product)
+            torch.cuda.synchronize()
+            took = time.monotonic() - start
+            self._done.put((start, took))
+            if latencies is not None:
+                latencies.report(took)
+            time.sleep(self.think * took)
+
+
+if __name__ == "__main__":
+    print("loaded", flush=True)
+    assert sys.stdin.readline() == "begin\n"
+    names = {"zeros": "zeros", "random": "randn"}
+    Program().run(names[sys.argv[1]], Latencies(*sys.argv[2:]) if len(sys.argv) > 2 else None)
