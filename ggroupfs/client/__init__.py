@@ -1,8 +1,9 @@
 """A mounted tree from outside: what any program can do with open, read, write and poll, in a handy form.
 
 Reading, for programs that look once, needs nothing but files. :class:`Tree` and :class:`Group` are for programs that
-stay, written with trio: policies. :class:`Job` is for programs that a policy of lanes is to take in, :class:`Latencies`
-for those that slo is to know the latency of; both need nothing but Python. So each is imported when it is asked for. docs/policies.md has examples.
+stay, written with trio: policies. :class:`Job` is for programs that a policy of lanes is to take in, and
+:class:`Latencies` for servers whose latency slo is to know; both need nothing but Python. So each is imported when it
+is asked for. docs/policies.md has examples.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ __all__ = [
     "require_tree",
 ]
 
-MODULES = {"emit": "events", "Job": "job", "Latencies": "latencies", **dict.fromkeys(("Group", "Tree", "Watch"), "tree")}
+MODULES = {
+    "emit": "events",
+    "Job": "job",
+    "Latencies": "latencies",
+    **dict.fromkeys(("Group", "Tree", "Watch"), "tree"),
+}
 """Where they are; the rest is in `reading`."""
 
 
