@@ -256,6 +256,77 @@ def test_a_backlog_that_shrinks_is_waited_for() -> None:
     assert core.decide(8)
 
 
+def test_a_share_that_would_be_too_small_is_not_tried() -> None:
+    """In inverse proportion 45 ms would be 54 ms, and 38 ms are 46 ms."""
+    for latency, lowered in ((0.045, False), (0.038, True)):
+        core = Core(PACE)
+        core.come(0.0, "a", attrs.evolve(BOUNDS, lower=0.049))
+        _, made = fed(core, 0.0, {"a": latency}, 6)
+        assert bool(made) == lowered
+
+
+def test_one_sample_speaks_against_less() -> None:
+    core = Core(PACE)
+    core.come(0.0, "a", BOUNDS)
+    for at, latency in enumerate([0.001, 0.021, 0.001, 0.001, 0.001, 0.001], 1):
+        core.sample(at, "a", latency)
+        assert not core.decide(at)
+    core.sample(7, "a", 0.001)
+    assert [type(one) for one in core.decide(7)] == [Change]
+
+
+def test_who_falls_silent_may_stay() -> None:
+    """What it said is long ago: it needs nothing now, and has less and less, down to its least."""
+    core = Core(PACE)
+    core.come(0.0, "a", attrs.evolve(BOUNDS, initial=WHOLE))
+    at, made = fed(core, 0.0, {"a": 0.1}, 11)
+    assert [type(one) for one in made] == [Migrate]
+    at, made = fed(core, at, {}, 59)
+    assert not made
+    at, made = fed(core, at, {}, 1)
+    assert made == [Change("a", WHOLE - BOUNDS.down, WHOLE, None), Withdraw("a")]
+    fed(core, at, {}, 200)
+    assert core.shares == {"a": BOUNDS.least}
+
+
+def test_what_was_given_is_tried_before_migration_is_asked() -> None:
+    """That nothing was left before says nothing of after."""
+    core = Core(PACE)
+    core.come(0.0, "a", attrs.evolve(BOUNDS, initial=9500))
+    core.come(0.0, "b", attrs.evolve(BOUNDS, initial=500))
+    at, made = fed(core, 0.0, {"a": 0.1, "b": 0.03}, 8)
+    assert not made, "nothing is left"
+    core.go("b")
+    at, made = fed(core, at, {"a": 0.1}, 1)
+    assert [one.share for one in made if isinstance(one, Change)] == [WHOLE]
+    at, made = fed(core, at, {"a": 0.1}, 9)
+    assert not made
+    at, made = fed(core, at, {"a": 0.1}, 1)
+    assert [type(one) for one in made] == [Migrate]
+
+
+def test_patience_ends_with_the_load() -> None:
+    """Once it needed far less, it is not held against a group for long that it was too little before."""
+    core, at = Core(Pace(window=1, cooldown=1.0)), 0
+
+    def turns(enough: int, cooldowns: int) -> int:
+        nonlocal at
+        steps = []
+        for _ in range(cooldowns):
+            at += 1
+            core.sample(at, "a", 0.06 if core.shares["a"] < enough else 0.01)
+            steps += [one.share - one.was for one in core.decide(at) if isinstance(one, Change)]
+        return sum((one > 0) != (other > 0) for one, other in itertools.pairwise(steps))
+
+    core.come(0.0, "a", attrs.evolve(BOUNDS, initial=5000, up=500))
+    first = turns(5000, 60)
+    assert turns(5000, 600) <= 3 * first, "it has learnt that 5000 points are needed"
+    assert turns(0, 600) <= 1
+    assert core.shares["a"] == BOUNDS.least
+    turns(3000, 10)
+    assert turns(3000, 60) >= first - 1, "and learns anew"
+
+
 class History:
     """What may be done to a core, and what must hold of what it answers."""
 

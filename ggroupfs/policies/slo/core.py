@@ -264,8 +264,6 @@ class Core:
 
     def _donors(self, now: float, name: str) -> Iterator[str]:
         """Who gives when nothing is left: those of a larger rank, and those that do not need what they have."""
-        if self._members[name].share >= self._members[name].bounds.most:
-            return  # no share of others would help it
         for other, one in self._members.items():
             if other != name and (one.bounds.rank > self._members[name].bounds.rank or self._has_slack(now, one)):
                 yield other
