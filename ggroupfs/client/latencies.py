@@ -19,7 +19,8 @@ LATER_S = 1.0
 
 
 class Latencies:
-    """Reports latencies, from a server's loop: a call costs next to nothing, and now and then a send, which never waits.
+    """Reports latencies, from a server's loop: a call costs next to nothing, but for a send now and then, which never
+    waits.
 
     There need not be a policy. What it does not take, because it is not there or has too much to do, is lost: nothing
     is kept for later, and nothing is raised. Not for several threads at once; each has its own.

@@ -286,6 +286,6 @@ class Core:
     def _change(self, now: float, name: str, share: int) -> Change:
         one = self._members[name]
         change = Change(name, share, one.share, one.latency)
-        one.share, one.changed, one.lowered, one.short = share, now, -math.inf, None
+        one.share, one.changed, one.lowered = share, now, -math.inf
         one.samples.clear()  # they are of the share that it had
         return change
