@@ -23,6 +23,7 @@ from backend.identity import Slice, cgroup_of
 from ggroupfs.client import Latencies
 from ggroupfs.errors import UsageError
 from ggroupfs.policies.config import Table
+from ggroupfs.policies.slo.core import Bounds
 from ggroupfs.policies.slo.reports import Desk, Place
 from ggroupfs.policies.slo.samples import Interval, Statistic
 from ggroupfs.policies.slo.settings import Settings
@@ -411,6 +412,18 @@ GROUP = '[[group]]\nname = "a"\nupper = "50ms"\nlower = "20ms"\n'
 def test_what_is_no_configuration(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=f"^slo.toml: .*{re.escape(words)}$"):
         Settings.read(Table(tomllib.loads(text), "slo.toml"))
+
+
+def test_the_example_of_the_page() -> None:
+    text = (Path(__file__).resolve().parent.parent / "docs" / "policies.md").read_text()
+    example = text.partition("\n## slo\n")[2].partition("```toml\n")[2].partition("```")[0]
+    settings = Settings.read(Table(tomllib.loads(example), "the page"))
+    assert [one.name for one in settings.targets] == [
+        "chat",
+        "search",
+        "best effort /serving.slice/batch.slice on GPU 0",
+    ]
+    assert settings.targets[1].bounds == Bounds(0.2, 0.08, initial=2000, rank=1)
 
 
 def test_what_is_complained_of(mount: Mounted, tmp_path: Path, path: Path) -> None:

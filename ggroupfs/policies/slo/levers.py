@@ -14,7 +14,7 @@ from ggroupfs.policies.slo.core import WHOLE
 log = logging.getLogger(__name__)
 
 GONE = (errno.ENOENT, errno.ENODEV, errno.ESRCH)
-"""What a write gives that comes after the group has gone."""
+"""What files of a group give that is not there, or has gone since."""
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ import trio
 from ggroupfs.client import Group, Tree, emit
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo.core import WHOLE, Change, Core, Decision, Migrate
-from ggroupfs.policies.slo.levers import Levers, wanted
+from ggroupfs.policies.slo.levers import GONE, Levers, wanted
 from ggroupfs.policies.slo.reports import Desk, receive, receiving
 from ggroupfs.policies.slo.samples import Interval
 from ggroupfs.policies.slo.settings import Settings, Target
@@ -43,7 +43,9 @@ class Tenant:
         before = self.is_present
         try:
             populated = not self._over and (await self._group.flat("compute.events")).get("populated") == 1
-        except OSError:
+        except OSError as error:
+            if error.errno not in GONE:
+                return False  # nobody knows
             populated = False
             self.levers.forget()
             self._over = self._over or (before and self.target.place.pid is not None)
