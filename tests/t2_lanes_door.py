@@ -21,6 +21,7 @@ from ggroupfs.client.job import Job
 from ggroupfs.client.protocol import LINE_MOST, NUMBER_MOST, Announcement, Lines
 from ggroupfs.policies import face
 from ggroupfs.policies.face import Admit, Decision, Pause, Progress, Run
+from ggroupfs.policies.lanes import program
 from ggroupfs.policies.lanes.door import Speaker
 from ggroupfs.policies.lanes.program import ANNOUNCE_S, Hall
 from tests.harness import until, virtual
@@ -212,6 +213,42 @@ async def said(connection: socket.socket) -> bytes:
 
 
 @virtual
+async def test_the_end_of_the_policy() -> None:
+    """Whoever is a job is thawed, and then told; who is none yet is hung up on."""
+    levers, (ours, theirs), (late, nobody) = NoLevers(), ends(), ends()
+    room = hall(levers)
+    with theirs, nobody:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(room.serve, ours)
+            nursery.start_soon(room.serve, late)
+            theirs.send(HELLO.line())
+            assert await until(lambda: levers.pulled[-1:] == [("thaw", f"x-{os.getpid()}")], "it runs")
+            assert await said(theirs) == b"go\n"
+            nursery.cancel_scope.cancel()
+        assert nobody.recv(10) == b""
+        await room.close()
+        assert levers.pulled[-1] == ("discard", f"x-{os.getpid()}")
+        assert theirs.recv(10) == b"bye\n"
+        assert theirs.recv(10) == b""
+
+
+@virtual
+async def test_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are hung up on at once; who is there already stays."""
+    monkeypatch.setattr(program, "MOST", 1)
+    room, (ours, theirs), (late, nobody) = hall(NoLevers()), ends(), ends()
+    with theirs, nobody:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(room.serve, ours)
+            await until(lambda: room.connected == 1, "one is there")
+            await room.serve(late)
+            assert nobody.recv(10) == b""
+            theirs.send(HELLO.line())
+            assert await said(theirs) == b"go\n"
+            theirs.shutdown(socket.SHUT_RDWR)
+
+
+@virtual
 async def test_one_that_cannot_be_thawed() -> None:
     """Is hung up on: the others go on without it."""
     levers = NoLevers()
@@ -248,8 +285,10 @@ class Policy(threading.Thread):
 
     def run(self) -> None:
         with self._listener:
-            for steps in self._connections:
+            for number, steps in enumerate(self._connections, 1):
                 connection, _ = self._listener.accept()
+                if number == len(self._connections):
+                    self._listener.close()  # as a policy does before it ends
                 with connection, connection.makefile("rb") as lines:
                     for step in steps:
                         if step is None:
@@ -305,7 +344,7 @@ def test_a_job_without_a_policy(tmp_path: Path) -> None:
 def test_a_job_whose_policy_breaks_off(tmp_path: Path) -> None:
     """It announces itself again, with what it has to go yet; one that says `bye` is not waited for."""
     place = tmp_path / "s"
-    with Policy(place, [None, b"go\n", None], [None, b"go\n", b"bye\n", None]) as policy, job(place) as work:
+    with Policy(place, [None, b"go\n", None], [None, b"go\n", None, b"bye\n"]) as policy, job(place) as work:
         for _ in range(2):
             with work.iteration():
                 pass

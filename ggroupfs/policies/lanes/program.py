@@ -125,15 +125,16 @@ class Hall:
         self._report = report
         self._guests: dict[str, Guest] = {}
         self._lock = trio.Lock()  # of all that is here, the levers and the policy too
-        self._connected = 0
+        self.connected = 0
+        """How many connections there are."""
         self._switches = Switches()
 
     async def serve(self, connection: socket.socket) -> None:
         """One connection, to its end. If it is cancelled, a job that has come is left for :meth:`close`."""
         speaker, guest = Speaker(connection), None
-        self._connected += 1
+        self.connected += 1
         try:
-            if self._connected > MOST:
+            if self.connected > MOST:
                 log.info("more than %d connections", MOST)
                 return
             with trio.move_on_after(ANNOUNCE_S):
@@ -148,7 +149,7 @@ class Hall:
         except ValueError as error:
             log.info("hung up on %s: %s", guest.name if guest else "somebody", error)
         finally:
-            self._connected -= 1
+            self.connected -= 1
             if guest is None or guest.name not in self._guests:
                 connection.close()
 
