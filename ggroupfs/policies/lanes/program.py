@@ -3,10 +3,10 @@
 Who runs is decided by :class:`ggroupfs.policies.lanes.Lanes`, the object that the simulator runs. Here is the rest:
 jobs come by a Unix socket (:mod:`ggroupfs.client.protocol`), one waits for the other, and who waits is frozen besides.
 
-In a switch the job that ended an iteration is frozen, what the policy withdraws from it goes to the host, the next one
-is thawed and then told. One after the other, since each step is there for the next: memory that is to be free must be,
-and no two of a lane are on the GPU together. Nothing is lost by the freeze, as the iteration is over; what a job has
-on the GPU all the same goes on at its next turn.
+In a switch, the job that ended an iteration is frozen and the next one is thawed; then that one is told. The two levers
+are pulled at the same time: neither job begins anything before it is told, and that is not before both hold. But where
+memory is withdrawn, one thing is done after the other: it has to be free before anybody may use it. Nothing is lost by
+the freeze, as the iteration is over; what a job has on the GPU all the same goes on at its next turn.
 """
 
 from __future__ import annotations
@@ -247,12 +247,15 @@ class Hall:
     async def _decide(self, event: Callable[[], Sequence[Decision]]) -> Sequence[Decision]:
         """Tells the policy, does what it says, and tells those who may go. Returns what it said."""
 
-        def act() -> Sequence[Decision]:
-            decisions = event()
-            carry_out(decisions, self._levers)
-            return decisions
-
-        decisions = await _in_thread(act)
+        decisions = event()
+        turns = [decision for decision in decisions if isinstance(decision, Run | Pause)]
+        withdraws = any(isinstance(decision, Withdraw) for decision in decisions)
+        if withdraws or len({decision.job for decision in turns}) < len(turns):
+            await _in_thread(partial(carry_out, decisions, self._levers))
+        else:
+            async with trio.open_nursery() as nursery:
+                for decision in turns:
+                    nursery.start_soon(_in_thread, partial(carry_out, [decision], self._levers))
         for decision in decisions:
             if isinstance(decision, Withdraw):
                 emit("withdraw", job=decision.job)
