@@ -72,7 +72,8 @@ class PolicyProgram:
             pass
         assert self._process.stderr is not None
         errors = self._process.stderr.read().decode()
-        assert (self._process.wait(SECONDS * SLOW), errors) == (0, "")
+        ended = self._process.wait(SECONDS * SLOW), errors
+        assert ended == (0, ""), ended
         return self.events[before:]
 
     def kill(self) -> None:
