@@ -219,6 +219,20 @@ def test_switches_are_charged(contexts: int) -> None:
     assert machine.changes <= 6
 
 
+def test_who_had_more_than_his_part_has_it_no_longer() -> None:
+    """Beside one that comes and goes, and was given much of it, others have less than their parts: they are as much in want
+    as he, and are not taken for such that come and go."""
+    machine = Machine(
+        Program(1, request_us=8600, kernel_us=100, load=0.5, weight=6000),
+        Program(2, weight=2000),
+        Program(3, weight=2000),
+    )
+    machine.run(25)
+    for program, weight in zip(machine.programs, (1500, 4250, 4250), strict=True):
+        program.weight = weight
+    assert shares(machine, 10, settle=15) == pytest.approx([0.15, 0.425, 0.425], rel=0.05)
+
+
 def test_a_slice_has_its_part_however_many_are_in_it() -> None:
     machine = Machine(*[Program(n, slice="batch", contexts=n) for n in (1, 2, 3)], Program(4))
     assert shares(machine, 10) == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2], rel=0.05)
