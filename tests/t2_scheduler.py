@@ -220,8 +220,8 @@ def test_switches_are_charged(contexts: int) -> None:
 
 
 def test_who_had_more_than_his_part_has_it_no_longer() -> None:
-    """Beside one that comes and goes, and was given much of it, others have less than their parts: they are as much in want
-    as he, and are not taken for such that come and go."""
+    """Beside one that comes and goes, and was given much of it, others have less than their parts: they are as much in
+    want as he, and are not taken for such that come and go."""
     machine = Machine(
         Program(1, request_us=8600, kernel_us=100, load=0.5, weight=6000),
         Program(2, weight=2000),

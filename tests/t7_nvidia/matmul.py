@@ -8,10 +8,10 @@ Says `loaded` when it has everything but the GPU. Then, a line each on standard 
     think RATIO    after a request waits for so many times what it took
     take           answers with [[START, SECONDS], ...] of the requests done since it was asked last, as JSON
 
-A request is PRODUCTS products of SIDE x SIDE float32 matrices, without tensor cores; START is by CLOCK_MONOTONIC. With a
-group and a socket it reports to the policy slo. Tensor cores take so much power that the GPU clocks lower the more it has
-to do, for whomever, and the latency of one program depends on how busy the others keep it, however they are scheduled:
-with bf16 and zeros, 79.7 ms alone and computing half of the time, 83.7 ms alone and back to back (H200).
+A request is PRODUCTS products of SIDE x SIDE float32 matrices, without tensor cores; START is by CLOCK_MONOTONIC. With
+a group and a socket it reports to the policy slo. Tensor cores take so much power that the GPU clocks lower the more it
+has to do, for whomever, and the latency of one program depends on how busy the others keep it, however they are
+scheduled: with bf16 and zeros, 79.7 ms alone and computing half of the time, 83.7 ms alone and back to back (H200).
 """
 
 from __future__ import annotations
