@@ -248,14 +248,13 @@ class Hall:
         """Tells the policy, does what it says, and tells those who may go. Returns what it said."""
 
         decisions = event()
-        turns = [decision for decision in decisions if isinstance(decision, Run | Pause)]
-        withdraws = any(isinstance(decision, Withdraw) for decision in decisions)
-        if withdraws or len({decision.job for decision in turns}) < len(turns):
+        turns = [one for one in decisions if isinstance(one, Run | Pause)]
+        if any(isinstance(one, Withdraw) for one in decisions) or len({one.job for one in turns}) < len(turns):
             await _in_thread(partial(carry_out, decisions, self._levers))
         else:
             async with trio.open_nursery() as nursery:
-                for decision in turns:
-                    nursery.start_soon(_in_thread, partial(carry_out, [decision], self._levers))
+                for turn in turns:
+                    nursery.start_soon(_in_thread, partial(carry_out, [turn], self._levers))
         for decision in decisions:
             if isinstance(decision, Withdraw):
                 emit("withdraw", job=decision.job)
