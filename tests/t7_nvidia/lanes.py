@@ -3,7 +3,8 @@
     lanes.py SOCKET NAME ITERATIONS STEPS SECONDS
 
 An iteration is STEPS steps of workload.py's training, of some 20 ms each; SECONDS is how long it says that it takes. It
-prints `ready` once torch is there, and enters the job when it reads a line. Then a JSON object a line, times of
+loads the model and does a first step, which together take some 8 s and would count as time that it ran. Then it prints
+`ready`, and enters the job when it reads a line. After that a JSON object a line, times of
 time.monotonic(): `turn` when it first may use the GPU; for each iteration `begin`, `end`, `ran` (how long it has had
 its turn altogether) and the `losses`; `left` when it is through. Standard input at its end has it stop.
 """
@@ -38,18 +39,19 @@ def main() -> None:
         settle=torch.cuda.synchronize,
         socket=place,
     )
+    work, number = Train(), 1
+    work.step(0)
+    torch.cuda.synchronize()
     print("ready", flush=True)
     sys.stdin.readline()
     with job:
         say(turn=time.monotonic())
-        work, number = None, 0
         for _ in range(iterations):
             if select.select([sys.stdin], [], [], 0)[0]:
                 break
             losses = []
             with job.iteration():
                 begin = time.monotonic()
-                work = Train() if work is None else work
                 for _ in range(steps):
                     losses.append(work.step(number))
                     number += 1

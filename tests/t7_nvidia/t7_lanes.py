@@ -102,7 +102,7 @@ def trainings(mount: Mounted, directory: Path, *jobs: tuple[str, int, int]) -> I
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, text=True, env=environment)
             started.append(Training(name, steps, process, output))
         for one in started:
-            wait_for(one.ready, f"{one.name} is ready", seconds=30)
+            wait_for(one.ready, f"{one.name} is ready", seconds=60)
         yield started
     finally:
         for one in started:
@@ -167,7 +167,6 @@ def all_trained_alike(jobs: Sequence[Training]) -> None:
 @pytest.mark.timeout(120)
 def test_srtf(gpu_mount: Mounted, tmp_path: Path) -> None:
     """The longest one comes first, and ends last: mean completion is better than in order of arrival."""
-    # Loading the model counts as time that a job ran, which must not make the long one the shortest.
     jobs = ("long", 100, 5), ("middle", 20, 5), ("short", 8, 5)
     with trainings(gpu_mount, tmp_path, *jobs) as (long, middle, short), policy(gpu_mount, tmp_path, "srtf") as at_work:
         arrive(at_work, long)
