@@ -191,10 +191,13 @@ def test_two_in_turn(monkeypatch: pytest.MonkeyPatch, sleeper: int, capsys: pyte
                 await until(lambda: ("add", other) in levers.pulled, "it has come")
                 first.send(b"end\n")
                 assert await said(second) == b"go\n"
-                there = set(levers.pulled[-2:])
+                assert ("thaw", other) in levers.pulled, "who is told has been thawed"
+                await until(lambda: ("freeze", mine) in levers.pulled, "the other one is frozen")
+                there = set(levers.pulled[3:])
                 second.send(b"end\n")
                 assert await said(first) == b"go\n"
-                back = set(levers.pulled[-2:])
+                await until(lambda: ("freeze", other) in levers.pulled, "the other one is frozen")
+                back = set(levers.pulled[5:])
                 os.kill(sleeper, 9)
                 assert await said(second) == b""
                 first.close()

@@ -3,10 +3,10 @@
 Who runs is decided by :class:`ggroupfs.policies.lanes.Lanes`, the object that the simulator runs. Here is the rest:
 jobs come by a Unix socket (:mod:`ggroupfs.client.protocol`), one waits for the other, and who waits is frozen besides.
 
-In a switch, the job that ended an iteration is frozen and the next one is thawed; then that one is told. The two levers
-are pulled at the same time: neither job begins anything before it is told, and that is not before both hold. But where
-memory is withdrawn, one thing is done after the other: it has to be free before anybody may use it. Nothing is lost by
-the freeze, as the iteration is over; what a job has on the GPU all the same goes on at its next turn.
+In a switch, the next job is thawed, and told as soon as that holds; meanwhile the one that ended an iteration is
+frozen, which nobody has to wait for: it does nothing before it is told, and the freeze is for one that does all the
+same. But where memory is withdrawn, one thing is done after the other: it has to be free before anybody may use it.
+Nothing is lost by the freeze, as the iteration is over; what a job has on the GPU all the same goes on at its next turn.
 """
 
 from __future__ import annotations
@@ -99,6 +99,16 @@ class Guest:
         """It has the GPU."""
         if self.speaker.say(GO):
             self.runs, self.since = True, time.monotonic_ns()
+
+
+@attrs.frozen
+class Ended:
+    """The end of an iteration, or of a job."""
+
+    guest: Guest
+    """Whose."""
+    at: int
+    """When, time.monotonic_ns()."""
 
 
 @attrs.define
@@ -223,18 +233,16 @@ class Hall:
             async with self._lock:
                 # What FAIR makes equal is the time in which a job had its lane, used or not: it kept others out of it.
                 progress = Progress(guest.ran, guest.ran)
-                decisions = await self._decide(partial(self._policy.iteration_end, guest.name, progress))
-                if Pause(guest.name) not in decisions:
+                event = partial(self._policy.iteration_end, guest.name, progress)
+                if Pause(guest.name) not in await self._decide(event, Ended(guest, at)):
                     guest.go()
-                self._count(guest, at, decisions)
 
     async def _depart(self, guest: Guest) -> None:
         at = time.monotonic_ns()
         async with self._lock:
             if guest.runs:
                 guest.ran += at - guest.since
-            decisions = await self._decide(partial(self._policy.job_finish, guest.name))
-            self._count(guest, at, decisions)
+            await self._decide(partial(self._policy.job_finish, guest.name), Ended(guest, at))
             await self._forget(guest)
             emit("finish", job=guest.name, iterations=guest.iterations, ran_s=round(guest.ran / NS, 6))
 
@@ -244,36 +252,43 @@ class Hall:
 
     # Events
 
-    async def _decide(self, event: Callable[[], Sequence[Decision]]) -> Sequence[Decision]:
-        """Tells the policy, does what it says, and tells those who may go. Returns what it said."""
-
+    async def _decide(self, event: Callable[[], Sequence[Decision]], ended: Ended | None = None) -> Sequence[Decision]:
+        """Tells the policy, does what it says, and tells those who may go. Returns what it said. Who goes in place of
+        one that `ended` something is a switch."""
         decisions = event()
         turns = [one for one in decisions if isinstance(one, Run | Pause)]
         if any(isinstance(one, Withdraw) for one in decisions) or len({one.job for one in turns}) < len(turns):
             await _in_thread(partial(carry_out, decisions, self._levers))
+            for decision in decisions:
+                if isinstance(decision, Withdraw):
+                    emit("withdraw", job=decision.job)
+                elif isinstance(decision, Run):
+                    self._let(decision.job, ended)
         else:
             async with trio.open_nursery() as nursery:
                 for turn in turns:
-                    nursery.start_soon(_in_thread, partial(carry_out, [turn], self._levers))
-        for decision in decisions:
-            if isinstance(decision, Withdraw):
-                emit("withdraw", job=decision.job)
-            elif isinstance(decision, Run) and decision.job in self._levers.stuck:
-                self._guests[decision.job].speaker.hang_up()  # the others go on without it
-            elif isinstance(decision, Run):
-                self._guests[decision.job].go()
+                    nursery.start_soon(self._turn, turn, ended)
         return decisions
 
-    def _count(self, before: Guest, at: int, decisions: Sequence[Decision]) -> None:
-        """Those who were told to go, in place of one who ended something at that time, are switches."""
-        for decision in decisions:
-            if isinstance(decision, Run) and self._guests[decision.job].runs:
-                ms = (self._guests[decision.job].since - at) / MS
-                self._switches.add(ms)
-                log.debug("%s to %s: %.3f ms", before.name, decision.job, ms)
-                if self._report:
-                    ran_s = round(before.ran / NS, 6)
-                    emit("switch", **{"from": before.name, "to": decision.job, "ms": round(ms, 3), "ran_s": ran_s})
+    async def _turn(self, decision: Run | Pause, ended: Ended | None) -> None:
+        await _in_thread(partial(carry_out, [decision], self._levers))
+        if isinstance(decision, Run):
+            self._let(decision.job, ended)
+
+    def _let(self, job: str, ended: Ended | None) -> None:
+        """It was thawed, and may go."""
+        guest = self._guests[job]
+        if job in self._levers.stuck:
+            guest.speaker.hang_up()  # the others go on without it
+            return
+        guest.go()
+        if ended is not None and guest.runs:
+            ms = (guest.since - ended.at) / MS
+            self._switches.add(ms)
+            log.debug("%s to %s: %.3f ms", ended.guest.name, job, ms)
+            if self._report:
+                ran_s = round(ended.guest.ran / NS, 6)
+                emit("switch", **{"from": ended.guest.name, "to": job, "ms": round(ms, 3), "ran_s": ran_s})
 
 
 async def run(tree: Tree, config: Table) -> None:
