@@ -239,6 +239,25 @@ async def test_the_end_of_the_policy() -> None:
 
 
 @virtual
+async def test_one_that_ends_what_it_may_not_have_begun(monkeypatch: pytest.MonkeyPatch, sleeper: int) -> None:
+    """It waits for its turn: it is hung up on, and who has the turn keeps it."""
+    pids = iter([os.getpid(), sleeper])
+    monkeypatch.setattr(Speaker, "pid", property(lambda _: next(pids)))
+    levers, (ours, theirs), (late, hasty) = NoLevers(), ends(), ends()
+    room = hall(levers)
+    with theirs, hasty:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(room.serve, ours)
+            theirs.send(HELLO.line())
+            assert await said(theirs) == b"go\n"
+            hasty.send(HELLO.line() + b"end\n")
+            await room.serve(late)
+            assert hasty.recv(10) == b""
+            assert ("freeze", f"x-{os.getpid()}") not in levers.pulled
+            theirs.shutdown(socket.SHUT_RDWR)
+
+
+@virtual
 async def test_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Are hung up on at once; who is there already stays."""
     monkeypatch.setattr(program, "MOST", 1)

@@ -255,6 +255,7 @@ def test_a_job_that_is_killed(place: Place, which: str) -> None:
             assert policy.until("finish") == {"event": "finish", "job": second.name, "iterations": 0, "ran_s": 0.0}
             first.step()
             first.until("left")
+            policy.until("finish", job=first.name)  # it has left, and its child has not
 
 
 def test_jobs_outlive_the_policy(place: Place) -> None:
