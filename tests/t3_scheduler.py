@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import attrs
 import pytest
 import trio
+from trio.testing import MockClock
 
 from backend.identity import Group, Process
 from backend.records import NOWHERE, Activity
@@ -431,6 +432,33 @@ async def test_no_more_than_fifty_levers_in_any_second(spawn: Spawn) -> None:
             await trio.sleep(0.1)
         assert len(when) > 100, "it does what it may"
         assert max(sum(start <= at < start + 1 for at in when) for start in when) <= 50
+
+
+@virtual
+async def test_on_a_slow_machine_it_looks_more_rarely(spawn: Spawn) -> None:
+    """Where a look takes long the rest of the daemon has its time all the same: nine tenths of it."""
+    took = 0.05
+
+    class Slow(StubGpu):
+        looks = 0
+
+        def activity(self, process: Process) -> Activity:
+            clock = trio.lowlevel.current_clock()
+            assert isinstance(clock, MockClock)
+            self.looks += 1
+            clock.jump(took)
+            return super().activity(process)
+
+    gpu = Slow()
+    async with running(gpu, scheduler=True) as h:
+        _, other = await h.arrive(spawn().pid), await h.arrive(spawn().pid)
+        await trio.sleep(2)
+        looks, began = gpu.looks, trio.current_time()
+        await trio.sleep(60)
+        assert 0.07 <= took * (gpu.looks - looks) / (trio.current_time() - began) <= 0.1
+        await h.write(f"{other.pid}/0/compute.priority", 0)
+        await trio.sleep(2)
+        assert len({*gpu.timeslices.values()}) == 2, "it acts all the same"
 
 
 @virtual

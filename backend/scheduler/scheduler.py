@@ -32,6 +32,8 @@ CALM_TICK_S = 0.25
 CALM = 10
 EACH_S = 0.001
 """... and for each contender at least so much, so that a thousand of them cost no more of a CPU than ten."""
+REST = 9
+"""... and so many times as long as a look took: on a slow machine, too, the scheduler has a tenth of a CPU at most."""
 SETTLE_S = 0.01
 """Who come together are looked at together."""
 RATE, BURST = 25, 15
@@ -81,6 +83,7 @@ class Scheduler:
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, int | None]] = {}  # time used so far, and its estimate
         self._looked = 0.0
+        self._busy = 0.0  # seconds of a CPU that the last look took
         self._failures: dict[Process, Failure] = {}
         self._gone: set[Process] = set()  # they are ending, or have: what is left is to be told of it
         self._throttles: dict[Process, Throttle] = {}
@@ -108,13 +111,14 @@ class Scheduler:
         """Schedules until cancelled. What it brought about the Follower takes back."""
         calm = 0
         while True:
+            began = trio.current_time()
             if self._poked.is_set():
                 self._poked = trio.Event()
                 self._contenders = self._find()
                 calm = 0
             # A bug here shall not end the mount: without it everybody runs as the driver lets them.
             try:
-                changed = await self._step()
+                changed = await self._step(began)
             except Exception:
                 log.exception("GPU %d: the scheduler failed", self._index)
                 changed = False
@@ -125,7 +129,7 @@ class Scheduler:
                 tick = max(CALM_TICK_S if calm > CALM else TICK_S, EACH_S * len(self._contenders))
                 with trio.move_on_after(tick):
                     await self._poked.wait()
-            await trio.sleep(max(SETTLE_S, EACH_S * len(self._contenders) / 4))
+            await trio.sleep(max(SETTLE_S, EACH_S * len(self._contenders) / 4, REST * self._busy))
 
     # Who contends
 
@@ -164,7 +168,7 @@ class Scheduler:
 
     # What is done about it
 
-    async def _step(self) -> bool:
+    async def _step(self, began: float) -> bool:
         """One look and what follows from it; whether anything was, or is still to be, changed."""
         now = trio.current_time()
         window, self._looked = int((now - self._looked) * 1e6) if self._last else 0, now
@@ -175,6 +179,7 @@ class Scheduler:
         for process in self._follower.scheduled(self._index):
             places.setdefault(process, NOWHERE)
         changes = [(p, place) for p, place in places.items() if place != self._place(p) and not self._is_stuck(p)]
+        self._busy = trio.current_time() - began  # nobody else ran meanwhile
         for process, place in sorted(changes, key=self._urgency):
             if self._population.holds(Group(self._index, process)) and not await self._change(process, place):
                 break
