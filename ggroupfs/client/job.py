@@ -29,7 +29,8 @@ class Job:
     """This process, as a job. To be entered before it uses the GPU, and left when it no longer does.
 
     Entering announces it and waits for its first turn, which lasts up to the end of its first iteration: in it, the
-    program also loads its model. Where the policy ends, the job goes on by itself, and announces itself again as soon
+    program also loads its model, which counts as time that it ran. Where there is memory for it in any case, a model
+    may be loaded before. Where the policy ends, the job goes on by itself, and announces itself again as soon
     as there is one.
     """
 

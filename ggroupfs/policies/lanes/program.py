@@ -6,7 +6,8 @@ jobs come by a Unix socket (:mod:`ggroupfs.client.protocol`), one waits for the 
 In a switch, the next job is thawed, and told as soon as that holds; meanwhile the one that ended an iteration is
 frozen, which nobody has to wait for: it does nothing before it is told, and the freeze is for one that does all the
 same. But where memory is withdrawn, one thing is done after the other: it has to be free before anybody may use it.
-Nothing is lost by the freeze, as the iteration is over; what a job has on the GPU all the same goes on at its next turn.
+Nothing is lost by the freeze, as the iteration is over; what a job has on the GPU all the same goes on at its next
+turn.
 """
 
 from __future__ import annotations
