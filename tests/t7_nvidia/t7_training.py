@@ -26,17 +26,20 @@ from tests.t7_nvidia.programs import Program, current, member, program, run_in, 
 STEPS = 200
 RUNS, AT_ONCE = 20, 3
 ENDURANCE_S = float(os.environ.get("GGROUP_ENDURANCE_S", "600"))
+SAME = ("taskset", "--cpu-list", "2-5")
+"""Four CPUs for each of several programs that take turns."""
 STOP, MAY, HEAD, STEP = 8, 16, 24, 16
 """Offsets in the page of workload.py, and the bytes of each step in it."""
 
 
 @contextlib.contextmanager
 def torch(
-    mount: Mounted | None, mode: str, steps: int = STEPS, *limits: str, may: int | None = None
+    mount: Mounted | None, mode: str, steps: int = STEPS, *limits: str, may: int | None = None, on: Sequence[str] = ()
 ) -> Iterator[Program]:
-    """A PyTorch program, managed or (None) plain; `may` are the steps that it does before it is told to go on."""
+    """A PyTorch program, managed or (None) plain; `may` are the steps that it does before it is told to go on, and `on`
+    the words before all others."""
     words = [sys.executable, os.fspath(ROOT / "tests" / "t7_nvidia" / "workload.py"), mode, "PAGE"]
-    with program(*(run_in(mount, *limits) if mount else []), *words, size=HEAD + STEP * steps) as run:
+    with program(*on, *(run_in(mount, *limits) if mount else []), *words, size=HEAD + STEP * steps) as run:
         run.set(MAY, steps if may is None else may)
         yield run
 
@@ -188,14 +191,15 @@ def test_overhead(gpu_mount: Mounted, mode: str, turn: int) -> None:
     """At most 2 % for a program without a limit.
 
     The CPU limits a step of this training (it takes as long to enqueue as to do), and that of a virtual machine is
-    faster and slower by 20 % from one second to the next. So six programs, three of them managed, take turns of a tenth
-    of a second. Compared are steps that nothing disturbed, to some tenths of a percent, and the medians of each round,
-    of which the median is known to 1 or 2 %: with 97 % certainty it is not below the one that is looked at.
+    faster and slower by 20 % from one second to the next, and one by 3 % than another. So six programs, three of them
+    managed, take turns of a tenth of a second on the same CPUs. Compared are steps that nothing disturbed, and the
+    medians of each round, of which the median is known to 1 or 2 %: with 97 % certainty it is not below the one that
+    is looked at.
     """
     rounds = 100
     with contextlib.ExitStack() as stack:
         mounts = (None, gpu_mount, gpu_mount, None, None, gpu_mount)
-        runs = [stack.enter_context(torch(mount, mode, (rounds + 1) * turn, may=0)) for mount in mounts]
+        runs = [stack.enter_context(torch(mount, mode, (rounds + 1) * turn, may=0, on=SAME)) for mount in mounts]
         times = turns(runs, rounds, turn)
     plain = [one for one, mount in zip(times, mounts, strict=True) if mount is None]
     managed = [one for one, mount in zip(times, mounts, strict=True) if mount is not None]
