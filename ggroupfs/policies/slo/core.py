@@ -24,6 +24,8 @@ HOLD = 4
 """For so many cool-downs a share that was too small is not gone back to."""
 PATIENCE_MOST = 64
 """... and so many times that at most."""
+STEPS_MOST = 3
+"""A raise is as many steps as the latency is times its upper bound, and that many at most."""
 PROBATION = 12
 """A raise within so many cool-downs after a lowering says that the lowering was wrong."""
 
@@ -236,7 +238,9 @@ class Core:
 
     def _raise(self, now: float, name: str) -> Iterator[Decision]:
         one = self._members[name]
-        want = max(0, min(max(one.bounds.up, one.bounds.least - one.share), one.bounds.most - one.share))
+        # Far above its bound there is a backlog, which grows until the share is large enough: as many steps at once.
+        steps = 1 if one.latency is None else max(1, min(STEPS_MOST, int(one.latency / one.bounds.upper)))
+        want = max(0, min(max(steps * one.bounds.up, one.bounds.least - one.share), one.bounds.most - one.share))
         waiting = False
         for donor in sorted(self._donors(now, name), key=self._urgency, reverse=True):
             missing = min(want - self.left, self._members[donor].spare)
