@@ -19,8 +19,8 @@ from backend.nvidia.nvml import Nvml, sysfs_address
 from backend.records import Capability
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
 
-ON_THE_GPU = {rm.GET_TIMESLICE, rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS, rm.FIFO_GET_CHANNEL_STATE}
-"""Calls that are about what runs there; the others ask for what is in the driver's lists."""
+ON_THE_GPU = {rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS, rm.FIFO_GET_CHANNEL_STATE}
+"""Calls that go there; the others ask for what the driver has in its own memory."""
 
 OWN_FILES = 5
 """Held for good: one for the counter, two for each of the two GPUs."""
@@ -203,7 +203,8 @@ def test_a_tenant_that_takes_a_longer_timeslice_loses_it_again() -> None:
 
 
 def test_who_undid_anything_is_looked_for_rarely() -> None:
-    """Thirty programs with a policy each: ten calls a second. Everybody is asked all the same, and followed."""
+    """Thirty programs with a policy each: ten calls a second. Everybody is asked all the same, and followed: for its
+    timeslice, which costs nothing, within a second."""
     many = 30
 
     async def test(rig: Rig) -> None:
@@ -217,14 +218,11 @@ def test_who_undid_anything_is_looked_for_rarely() -> None:
                     await rig.gpus[0].detach(program.identity)
             await trio.sleep(1)
             rig.fake.before = lambda cmd: when.append((clock.current_time(), cmd))
-            began = len(rig.fake.calls)
             await trio.sleep(20)
             acted = [(at, cmd) for at, cmd in when if cmd in ON_THE_GPU]
-            assert {cmd for _, cmd in acted} == {rm.GET_TIMESLICE, rm.FIFO_GET_CHANNEL_STATE}
+            assert {cmd for _, cmd in acted} == {rm.FIFO_GET_CHANNEL_STATE}
             assert max(sum(at <= other < at + 1 for other, _ in acted) for at, _ in acted) <= 10
             assert len(acted) > 0.9 * 200, "it does what it may"
-            asked = {client for cmd, client, _ in rig.fake.calls[began:] if cmd == rm.GET_TIMESLICE}
-            assert asked == {program.client for program in programs}
             for program in programs:
                 next(o for o in program.objects.values() if o.class_ == rm.CLASS_TSG).timeslice = 100_000
             programs[0].context()  # what comes newly waits for nobody's turn
@@ -232,7 +230,6 @@ def test_who_undid_anything_is_looked_for_rarely() -> None:
             gr = [o.timeslice for o in programs[0].objects.values() if o.class_ == rm.CLASS_TSG]
             assert gr[4] == 250
             assert not any(programs[0].running())
-            await trio.sleep(30)
             for program in programs[1:]:
                 assert next(o for o in program.objects.values() if o.class_ == rm.CLASS_TSG).timeslice == 500
 

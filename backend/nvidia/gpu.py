@@ -1,7 +1,7 @@
 """One GPU of a stock NVIDIA driver: finds the processes that use it, and pulls the levers on their TSGs.
 
 A lever records what is wanted and then makes the hardware follow; the same step runs again for TSGs that came later,
-and for tenants that undid it: they are asked in turns, few at a time, since each question is a call of the driver.
+and for tenants that undid it: for a freeze they are asked in turns, few at a time, since each question is a call.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ POLL = 0.2
 KEEP = 0.5
 """Seconds between two looks for new TSGs of processes that have a policy."""
 QUESTIONS = 5
-"""Asked in each of them, whether tenants undid their policy: 10 calls of the driver in a second, however many they are.
-With the 40 that the scheduler may make (``scheduler.py``) these are all that nobody asked for."""
+"""Asked in each of them, whether tenants undid their freeze: 10 calls of the driver in a second, however many they are.
+With the 40 that the scheduler may make (``scheduler.py``) these are all that nobody asked for. A timeslice is no such
+call: the driver has it in its own memory (GET_TIMESLICE, ctrla06cgpfifo.h), and is asked for each."""
 SETTLE = 0.02
 """Seconds from a lever to the wide look that follows it: not in the way of another lever right behind."""
 IDLE_LOOKS = 4
@@ -175,8 +176,9 @@ class NvidiaGpu:
                     left -= questions
                     if questions == tenant.questions():
                         tenant.looked_at = turn  # else it comes first in the next round, with those that are left
-                    if questions or ((not woken or tenant.tsgs() != known) and tenant.is_behind):
-                        await tenant.enforce(questions)
+                    again = not woken and tenant.timeslice_us != 0
+                    if questions or again or ((not woken or tenant.tsgs() != known) and tenant.is_behind):
+                        await tenant.enforce(questions, again=again)
                 except ProcessLookupError:
                     continue
                 except OSError as error:

@@ -20,7 +20,7 @@ from backend.identity import Process
 from backend.nvidia import levers, rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import Engine, Handles, Tsg
-from backend.nvidia.levers import Controls, Key
+from backend.nvidia.levers import Key
 from backend.nvidia.readback import ChannelStates
 from backend.records import Activity
 
@@ -83,7 +83,7 @@ class Tenant:
         return any(levers.differing(tsgs, self.timeslice_us, self.slices))
 
     def questions(self) -> int:
-        """How many calls it takes yet to see whether the tenant undid what is wanted of it."""
+        """How many calls it takes yet to see whether the tenant undid its freeze."""
         every = len(self._questions(self.tsgs()))
         return every - self.asked % every if every else 0
 
@@ -95,12 +95,13 @@ class Tenant:
         """Finds its TSGs; with `force` also where the host's totals say that there are no new ones. OSError."""
         await self.looks.call(partial(self._look, force))
 
-    async def enforce(self, questions: int = 0) -> None:
+    async def enforce(self, questions: int = 0, *, again: bool = False) -> None:
         """Makes the hardware follow what is wanted. OSError.
 
-        Asks so many of its `questions` first, the next ones each time, to see whether the tenant undid it.
+        Asks so many of its `questions` first, the next ones each time, and, for what is to hold `again`, for its
+        timeslices, to see whether the tenant undid it.
         """
-        await self.levers.call(partial(self._enforce, questions))
+        await self.levers.call(partial(self._enforce, questions, again))
 
     # In threads
 
@@ -112,7 +113,7 @@ class Tenant:
                     self._adopt_channels()
         self._count()
 
-    def _enforce(self, questions: int) -> None:
+    def _enforce(self, questions: int, again: bool) -> None:
         """The levers proper take about 1 ms."""
         with self.acting, self._alive():
             handles = self.handles
@@ -123,8 +124,10 @@ class Tenant:
                 handles.quick(controls)
                 tsgs = levers.still_there(controls, self.tsgs())
                 enabled = self.states.enabled
+                if again and self.timeslice_us:
+                    levers.look_at_timeslices(controls, levers.shares(tsgs, 0), self.slices)
                 if questions:
-                    self._ask(controls, tsgs, questions)
+                    self._ask(tsgs, questions)
                 if self.frozen:
                     levers.detach(controls, tsgs, self.off, enabled)
                 levers.set_timeslice(controls, tsgs, self.timeslice_us, self.slices)
@@ -133,21 +136,19 @@ class Tenant:
                     self.off.clear()  # what is left in it was freed
         self._count()
 
-    def _questions(self, tsgs: Sequence[Tsg]) -> Sequence[tuple[Tsg, bool]]:
-        """TSGs to be asked: for a channel of theirs, or (False) for their timeslice."""
-        channels = [(tsg, True) for tsg in tsgs if tsg.channels] if self.frozen else []
-        return channels + [(tsg, False) for tsg in levers.shares(tsgs, 0) if self.timeslice_us]
+    def _questions(self, tsgs: Sequence[Tsg]) -> Sequence[Tsg]:
+        """TSGs to be asked for a channel of theirs."""
+        return [tsg for tsg in tsgs if tsg.channels] if self.frozen else []
 
-    def _ask(self, controls: Controls, tsgs: Sequence[Tsg], most: int) -> None:
+    def _ask(self, tsgs: Sequence[Tsg], most: int) -> None:
         questions = self._questions(tsgs)
         if not questions:
             return
         turn, at = divmod(self.asked, len(questions))
         asked = (*questions[at:], *questions[:at])[:most]
         self.asked += len(asked)
-        if levers.undone([tsg for tsg, channel in asked if channel], self.off, self.states.enabled, turn):
+        if levers.undone(asked, self.off, self.states.enabled, turn):
             log.warning("pid %d undid its freeze: frozen again", self.process.pid)
-        levers.look_at_timeslices(controls, [tsg for tsg, channel in asked if not channel], self.slices)
 
     def _adopt_channels(self) -> None:
         """Learns, once, what a daemon before us left off: disabled once more it would stay so. `acting` is held."""
