@@ -78,7 +78,7 @@ def main() -> None:
     work = Train() if mode == "train" else Infer()
     for number in range((len(page) - HEAD) // STEP):
         while not (stop := struct.unpack_from("<Q", page, 8)[0]) and number >= struct.unpack_from("<Q", page, 16)[0]:
-            time.sleep(0.001)  # it is another's turn
+            time.sleep(0.005)  # it is another's turn
         if stop:
             break
         start = time.perf_counter()
