@@ -391,6 +391,33 @@ async def test_one_that_has_just_gone_is_not_worth_a_word(spawn: Spawn, code: in
         ending.clear()
 
 
+@virtual
+async def test_one_without_channel_groups_is_not_worth_a_word(spawn: Spawn) -> None:
+    """It lives on, and has destroyed its contexts: it is tried again, for it may make others."""
+
+    class Emptied(StubGpu):
+        def activity(self, process: Process) -> Activity:
+            return attrs.evolve(super().activity(process), tsgs=int(process not in emptied))
+
+        async def _act(self, lever: str, process: Process, value: int = 0) -> None:
+            if process in emptied:
+                raise OSError(errno.EOPNOTSUPP, "no channel group of this program can be found")
+            await super()._act(lever, process, value)
+
+    gpu, emptied = Emptied(), set[Process]()
+    async with running(gpu, scheduler=True) as h:
+        one, other = [await h.arrive(spawn().pid) for _ in range(2)]
+        await trio.sleep(1)
+        emptied.add(other)
+        before = dict(gpu.timeslices)
+        await h.write(f"{one.pid}/0/compute.weight", 300)
+        await trio.sleep(2)
+        assert gpu.timeslices[other] == before[other]
+        emptied.clear()
+        await trio.sleep(2 * AGAIN_S)
+        assert gpu.timeslices[one] + SWITCH_US == 3 * (gpu.timeslices[other] + SWITCH_US)
+
+
 @pytest.mark.parametrize(
     ("behaviour", "answer_s"), [(hang, 1), (refuses(errno.EOPNOTSUPP), 0)], ids=["hangs", "EOPNOTSUPP"]
 )

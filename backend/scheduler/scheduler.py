@@ -6,6 +6,7 @@ is disturbed, but the driver's locks are held: no more than RATE + BURST of them
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -235,7 +236,9 @@ class Scheduler:
             self.poke()  # the others share without it
             return
         failure = self._failures.get(process)
-        if failure is None:
+        # With no TSG left there is nothing to schedule: a program destroys its contexts some time before it ends.
+        nothing = not self._gpu.activity(process).tsgs and getattr(error, "errno", None) == errno.EOPNOTSUPP
+        if failure is None and not nothing:
             log.error("GPU %d: pid %d cannot be scheduled: %s", self._index, process.pid, error)
         wait = AGAIN_S if failure is None else min(AGAIN_MOST_S, 2 * failure.wait)
         self._failures[process] = Failure(trio.current_time() + wait, wait)
