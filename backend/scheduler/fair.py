@@ -42,6 +42,9 @@ SOME = 0.5
 """Who uses less comes and goes."""
 LIVELY_US = 5_000_000
 """For so long after somebody came and went rounds stay short."""
+LIVELY_MOST_US = 80_000_000
+"""... and twice as long, up to this, where he came and went again as soon as they were long: one who waits for each of
+his results does that for ever, and in long rounds he has one result in each."""
 LATE_US = 500_000
 """After a change what was used is of before it for so long: a trace is 0.2 s late, and levers take their time."""
 TOLERANCE = 0.01
@@ -59,12 +62,15 @@ class Fair:
     _parts: Layer = attrs.field(factory=dict)
     _gains: dict[Process, float] = attrs.field(factory=dict)
     _used: dict[Process, float] = attrs.field(factory=dict)
+    _recent: dict[Process, int] = attrs.field(factory=dict)  # ... since it was looked at
     _slices: dict[Process, int] = attrs.field(factory=dict)
     _switches: dict[Process, int] = attrs.field(factory=dict)  # microseconds of them in a round
     _measured: int = 0  # microseconds that _used is of
     _looked: int = 0  # microseconds since it was looked at
     _late: int = 0  # microseconds for which it is not measured
     _lively: int = 0  # microseconds for which rounds are still to be short
+    _calm: int = LIVELY_MOST_US  # microseconds since they were
+    _patience: int = LIVELY_US  # for how long they are short
 
     def slices(self, window_us: int, layer: Layer, use: Use, *, leads: bool) -> Mapping[Process, int]:
         """Timeslices, microseconds, 0 for the driver's default. `leads`: there are others, who fill what is left."""
@@ -73,6 +79,7 @@ class Fair:
             return dict.fromkeys(layer, 0)  # alone it runs on, whatever its slice is
         if active != self._parts:
             self._begin(active)
+        self._calm = 0 if self._lively else self._calm + window_us
         self._lively = max(0, self._lively - window_us)
         self._measure(window_us, use)
         short = LEADER_ROUND_US if leads else SHORT_ROUND_US
@@ -105,6 +112,7 @@ class Fair:
 
     def _forget(self) -> None:
         self._used = dict.fromkeys(self._parts, 0.0)
+        self._recent = dict.fromkeys(self._parts, 0)
         self._measured = self._looked = 0
         self._late = LATE_US
 
@@ -115,10 +123,11 @@ class Fair:
             return
         windows = {process: use.used(process) for process in self._parts}
         if any(used is None for used in windows.values()):
-            self._lively = LIVELY_US
+            self._lively = max(self._lively, LIVELY_US)
             return
         for process, used in windows.items():
             self._used[process] += used or 0
+            self._recent[process] += used or 0
         self._measured += window_us
         self._looked += window_us
         if self._looked >= LOOK_US:
@@ -128,17 +137,24 @@ class Fair:
             self._used = {process: used / 2 for process, used in self._used.items()}
             self._measured //= 2
 
-    def _look(self) -> None:
-        total, whole = sum(self._used.values()), sum(self._parts.values())
+    def _had(self, used: Mapping[Process, float]) -> Mapping[Process, float]:
+        """What each used, by what it was to have of all that was used."""
+        total, whole = sum(used.values()), sum(self._parts.values())
         rounds = {p: self._slices.get(p, 0) + self._switches.get(p, 0) for p in self._parts}
         length = sum(rounds.values()) or 1
-        had = {
-            process: self._used[process] / (min(part / whole, rounds[process] / length) * total or 1.0)
+        return {
+            process: used[process] / (min(part / whole, rounds[process] / length) * total or 1.0)
             for process, part in self._parts.items()
         }
-        if any(used < SOME for used in had.values()):
-            self._lively = LIVELY_US
-        full = [process for process, used in had.items() if used >= FULL]
+
+    def _look(self) -> None:
+        # Rounds follow what was just seen, slices what was seen for long: they are to be right on the average.
+        if any(used < SOME for used in self._had(self._recent).values()):
+            if not self._lively:
+                self._patience = min(LIVELY_MOST_US, 2 * self._patience) if self._calm < self._patience else LIVELY_US
+            self._lively = self._patience
+        self._recent = dict.fromkeys(self._parts, 0)
+        full = [process for process, used in self._had(self._used).items() if used >= FULL]
         spent, parts = sum(self._used[p] for p in full), sum(self._parts[p] for p in full)
         due = {process: self._parts[process] / parts * spent for process in full}
         wrong = any(
