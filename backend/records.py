@@ -19,7 +19,7 @@ WEIGHT_DEFAULT = 100
 """cgroup-v2.rst, "Weights": 1 to 10000, default 100."""
 
 
-OF_MEMORY = frozenset(("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd"))
+OF_MEMORY = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd")
 """Controls that act by moving memory."""
 
 

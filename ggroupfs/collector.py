@@ -6,7 +6,6 @@ count twice. Base units are bytes and seconds; a limit that is ``max`` is +Inf, 
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import threading
@@ -22,14 +21,11 @@ from prometheus_client.registry import Collector
 from backend.client import facts_of
 from backend.identity import cgroup_of
 from backend.records import MAX
-from ggroupfs.client import Branch, Member, branches, content, members, numbers
+from ggroupfs.client import GONE, Branch, Member, branches, content, members, numbers
 from ggroupfs.figures import Figures, figures_of, files_for
 
 PATIENCE_S = 10.0
 """How long a scrape waits for the one before it. Prometheus waits as long for each, by default."""
-
-GONE = frozenset((errno.ENOENT, errno.ENODEV, errno.ESRCH))
-"""What reading the files of a group gives that is there no more."""
 
 Group = TypeVar("Group", Member, Branch)
 

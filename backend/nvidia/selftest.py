@@ -24,7 +24,7 @@ import trio
 from backend import interpreter
 from backend.identity import Process, identify
 from backend.nvidia import probe
-from backend.records import Capability, GpuInfo
+from backend.records import OF_MEMORY, Capability, GpuInfo
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ ASKED = (6000, 2000)
 TOLERANCE = 0.25
 """How far from the ratio asked the progress may be to count as enforced."""
 LIBRARY = "moves the memory of programs that `ggroupfs run` starts, by a library in them; that of others is pinned"
-OF_MEMORY = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd")
 UNSUPPORTED = {"compute.migrate": "not built yet"}
 SCHEDULED = ("compute.priority", "compute.weight")
 """What the scheduler makes of the two levers."""

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from ggroupfs.client.events import emit
     from ggroupfs.client.job import Job
     from ggroupfs.client.latencies import Latencies
-    from ggroupfs.client.reading import Branch, Member, branches, content, flat, members, numbers, require_tree
+    from ggroupfs.client.reading import GONE, Branch, Member, branches, content, flat, members, numbers, require_tree
     from ggroupfs.client.tree import Group, Tree, Watch
 
 __all__ = [
+    "GONE",
     "Branch",
     "Group",
     "Job",

@@ -16,6 +16,9 @@ from ggroupfs.names import is_number, unescape
 CONTENT_MOST = 1 << 14
 """Bytes of the longest control file, and more."""
 
+GONE = frozenset((errno.ENOENT, errno.ENODEV, errno.ESRCH))
+"""The errnos that files of a group give which is not there, or has gone since."""
+
 
 def content(path: str | os.PathLike[str]) -> str:
     """What a control file says, in one read(2): another one, to see the end, is a request more to the daemon."""

@@ -6,19 +6,17 @@ if the slice above both came over its limit, and the file system itself took mem
 
 from __future__ import annotations
 
-import errno
 import logging
 
 import trio
 
-from ggroupfs.client import Group, Tree, emit
+from ggroupfs.client import GONE, Group, Tree, emit
 from ggroupfs.policies.dynamic.core import Core, Figures
 from ggroupfs.policies.dynamic.pace import Pace
 from ggroupfs.policies.dynamic.settings import Settings
 
 log = logging.getLogger(__name__)
 
-GONE = (errno.ENOENT, errno.ENODEV)
 HIGH, LOW = "gmem.limit.high", "gmem.limit.low"
 WORK = ("submitted", "finished", "gpu_usec", "gpu_usec_estimate")
 """Of gcgroup.stat: what changes while a program works, as far as the machine can tell it."""

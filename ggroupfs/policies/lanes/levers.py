@@ -8,16 +8,14 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from ggroupfs.client import content, flat, require_tree
+from ggroupfs.client import GONE, content, flat, require_tree
 from ggroupfs.policies.face import Figures
 from ggroupfs.policies.mounted import US, MountedPlatform
 
 log = logging.getLogger(__name__)
 
-GONE = (errno.ENOENT, errno.ENODEV, errno.ESRCH)
-"""What the files say of somebody who is no longer there."""
 LOST = (errno.ENOTCONN, errno.ECONNABORTED)
-"""... and of a tree whose daemon is."""
+"""The errnos of the files of a tree whose daemon is gone."""
 
 
 class Levers:

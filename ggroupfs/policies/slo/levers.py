@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Mapping
 
 import attrs
 
-from ggroupfs.client import Group
+from ggroupfs.client import GONE, Group
 from ggroupfs.policies.slo.core import WHOLE
 
 log = logging.getLogger(__name__)
-
-GONE = (errno.ENOENT, errno.ENODEV, errno.ESRCH)
-"""What files of a group give that is not there, or has gone since."""
 
 
 @attrs.frozen

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import trio
 
-from ggroupfs.client import Group, Tree, emit
+from ggroupfs.client import GONE, Group, Tree, emit
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo.core import WHOLE, Change, Core, Decision, Migrate
-from ggroupfs.policies.slo.levers import GONE, Levers, wanted
+from ggroupfs.policies.slo.levers import Levers, wanted
 from ggroupfs.policies.slo.reports import Desk, receive, receiving
 from ggroupfs.policies.slo.samples import Interval
 from ggroupfs.policies.slo.settings import Settings, Target
