@@ -1,15 +1,20 @@
-"""What a charge costs, as a multiple of getpid() on the same machine (bench.c)."""
+"""What a charge costs, as a multiple of getpid() on the same machine (bench.c).
+
+In a machine whose clock counts instructions (`tests.vm.run --counted`): 4.44, each time. By the time that an emulated
+processor takes the same was 3.98 to 5.38 in 47 runs, by where the kernel had happened to lie in 16 starts of it.
+"""
 
 from __future__ import annotations
 
 from tests.t5_module.harness import run_program
 
 RATIO_MOST = 5.0
-"""A charge and an uncharge, of what getpid() costs. Two ioctls that are refused at once come to 3.7 of them on an
-emulated processor."""
+"""A charge and an uncharge, of what getpid() costs. Two ioctls on a file that has none, /dev/null, come to 3.5."""
 
 
 def test_charge_and_uncharge() -> None:
     found = run_program("bench")
     print(found)
     assert found["tenant"] <= RATIO_MOST, found
+    # What is compared is what is executed, and nothing else: or the clock is not one of instructions.
+    assert run_program("bench")["tenant"] == found["tenant"]

@@ -41,7 +41,7 @@ kmod-programs:
 
 # Two machines at a time, one emulated processor each: what two share costs more than it brings.
 test-kmod: check-kmod build/kmod/stock/ggroup.ko kmod-programs
-	$(MAKE) -j2 --output-sync=target kmod-guest-books kmod-guest-hazards
+	$(MAKE) -j2 --output-sync=target kmod-guest-books kmod-guest-hazards kmod-guest-cost
 
 # The other tests of mounts. Not a part of `make test`: each program that they start takes 4 s to begin there, which
 # comes to a quarter of an hour, and what docs/semantics.md says in milliseconds is not for an emulated processor.
@@ -57,15 +57,18 @@ test-kmod-mounts: build/kmod/stock/ggroup.ko
 
 ON_STOCK = $(VM) --kernel $(STOCK) --module build/kmod/stock/ggroup.ko
 
-.PHONY: kmod-guest-books kmod-guest-hazards kmod-guest-mounts-1 kmod-guest-mounts-2
+.PHONY: kmod-guest-books kmod-guest-hazards kmod-guest-cost kmod-guest-mounts-1 kmod-guest-mounts-2
 
 kmod-guest-books:
 	$(ON_STOCK) --seconds 900 $(GUEST) tests/t5_module/t5_ledger_machine.py tests/t5_module/t5_restart.py
 
 kmod-guest-hazards:
 	$(ON_STOCK) --seconds 900 $(GUEST) --ignore tests/t5_module/t5_ledger_machine.py \
-		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_faults.py tests/t5_module \
-		tests/t4_slices.py tests/t4_cgroup_differential.py
+		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_faults.py \
+		--ignore tests/t5_module/t5_bench.py tests/t5_module tests/t4_slices.py tests/t4_cgroup_differential.py
+
+kmod-guest-cost:
+	$(ON_STOCK) --seconds 300 --counted $(GUEST) tests/t5_module/t5_bench.py
 
 kmod-guest-mounts-1:
 	$(ON_STOCK) --seconds 1800 $(MOUNTS) tests/t4_command.py tests/t4_semantics.py

@@ -1,6 +1,7 @@
 """Runs a command in a virtual machine, with the kernel module loaded if one is given.
 
-    python -m tests.vm.run [--kernel PATH] [--module FILE] [--cpus N] [--seconds S] [--env NAME=VALUE] -- COMMAND
+    python -m tests.vm.run [--kernel PATH] [--module FILE] [--cpus N] [--seconds S] [--counted] [--env NAME=VALUE]
+                        -- COMMAND
 
 The exit status is the command's, or 1 where something else is wrong: the guest died or hung, the module does not
 unload, or the kernel's log has what it may not have.
@@ -37,6 +38,7 @@ def main() -> int:
     parser.add_argument("--cpus", type=int, default=1)
     parser.add_argument("--memory", default="2G")
     parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--counted", action="store_true", help="a clock of instructions; with one processor")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--log", type=Path, help="where to leave the kernel's log")
     parser.add_argument("command", nargs="+")
@@ -50,6 +52,7 @@ def main() -> int:
         cpus=words.cpus,
         memory=words.memory,
         seconds=words.seconds,
+        counted=words.counted,
         environment=dict(pair.split("=", 1) for pair in words.env),
     )
 
