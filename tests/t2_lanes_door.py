@@ -200,6 +200,7 @@ def test_two_in_turn(monkeypatch: pytest.MonkeyPatch, sleeper: int, capsys: pyte
                 back = set(levers.pulled[5:])
                 os.kill(sleeper, 9)
                 assert await said(second) == b""
+                await until(lambda: ("discard", other) in levers.pulled, "it has gone")
                 first.close()
         assert levers.pulled[:3] == [("add", mine), ("thaw", mine), ("add", other)]
         assert there == {("freeze", mine), ("thaw", other)}
