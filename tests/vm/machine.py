@@ -57,8 +57,7 @@ class Machine:
     """How long it may take."""
     counted: bool = False
     """Its clock counts the instructions of its one processor, a nanosecond each: what one call costs, against another,
-    is the same in each run then, wherever the kernel lies and whoever else is busy. Time that nobody uses passes at
-    once."""
+    is the same in each run then, wherever the kernel lies and whoever else is busy."""
     environment: dict[str, str] = attrs.Factory(dict)
 
 
@@ -156,7 +155,7 @@ def computer(cpus: int, memory: str) -> list[str]:
 def _qemu(machine: Machine, directory: Path, output: int) -> list[str]:
     line = [*LINE, "--", "/bin/bash", os.fspath(GUEST), os.fspath(directory / "session")]
     words = computer(machine.cpus, machine.memory)
-    words += ["-icount", "shift=0,sleep=off"] if machine.counted else []
+    words += ["-icount", "shift=0"] if machine.counted else []
     words += ["-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"]
     # The transport has one name for all of its mounts: what the kernel calls the type.
     words += ["-device", "virtio-9p-pci,fsdev=root,mount_tag=9p"]
