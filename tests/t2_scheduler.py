@@ -93,12 +93,16 @@ class Machine:
             if self.runlist.now >= self._next:
                 self._next += TICK
                 self._tick()
-            self._feed()
-            arrivals = [p.arrivals[-1] for p in self.programs if p.arrivals]
-            finish = self.runlist.until_next_finish()
-            step = min([end, self._next, *arrivals, self.runlist.now + finish if finish is not None else end])
-            self.runlist.advance(max(min(step, self.runlist.now + 500 * US), self.runlist.now + 1))
-            self._note()
+            self._go_on(end)
+
+    def _go_on(self, end: int) -> None:
+        """What programs do next, and the engine until they do more; at the most to that time, nanoseconds."""
+        self._feed()
+        arrivals = [p.arrivals[-1] for p in self.programs if p.arrivals]
+        finish = self.runlist.until_next_finish()
+        step = min([end, self._next, *arrivals, self.runlist.now + finish if finish is not None else end])
+        self.runlist.advance(max(min(step, self.runlist.now + 500 * US), self.runlist.now + 1))
+        self._note()
 
     def _feed(self) -> None:
         for program in self.programs:
@@ -465,24 +469,19 @@ class Waiting(Machine):
         self._again = [0] * len(launches)
         self.passes = [0] * len(launches)
 
-    def run(self, seconds: float) -> None:
-        end = self.runlist.now + int(seconds * 1e9)
-        while self.runlist.now < end:
-            if self.runlist.now >= self._next:
-                self._next += TICK
-                self._tick()
-            for index, program in enumerate(self.programs):
-                tsg = program.tsgs[0]
-                if not tsg.queue and self.runlist.now >= self._again[index]:
-                    count, us = self._launches[index](self.runlist.now / 1e9)
-                    tsg.launch(count, us * US)
-                    self.passes[index] += 1
-                    self._again[index] = NEVER
-            until = min(end, self._next, *self._again)
-            finished = self.runlist.advance_to_finish(max(until, self.runlist.now + 1))
-            for index, program in enumerate(self.programs):
-                if finished is program.tsgs[0] and not finished.queue:
-                    self._again[index] = self.runlist.now + self.GAP
+    def _go_on(self, end: int) -> None:
+        for index, program in enumerate(self.programs):
+            tsg = program.tsgs[0]
+            if not tsg.queue and self.runlist.now >= self._again[index]:
+                count, us = self._launches[index](self.runlist.now / 1e9)
+                tsg.launch(count, us * US)
+                self.passes[index] += 1
+                self._again[index] = NEVER
+        until = min(end, self._next, *self._again)
+        finished = self.runlist.advance_to_finish(max(until, self.runlist.now + 1))
+        for index, program in enumerate(self.programs):
+            if finished is program.tsgs[0] and not finished.queue:
+                self._again[index] = self.runlist.now + self.GAP
 
 
 def test_who_waits_for_each_result_has_his_part_beside_long_ones() -> None:
