@@ -1,0 +1,25 @@
+"""Programs that run, unmodified, are taken off their GPU and brought back, on the same one or another: cuCheckpoint.
+
+What may be asked for is here; it is done by an agent, a process of its own (:mod:`~backend.nvidia.checkpoint.agent`).
+"""
+
+from backend.nvidia.checkpoint.client import CheckpointError, Done, move, recover, resume, state, suspend
+from backend.nvidia.checkpoint.hostroom import host_room
+from backend.nvidia.checkpoint.journal import Left, left
+from backend.nvidia.checkpoint.records import Action, State, Step
+
+__all__ = (
+    "Action",
+    "CheckpointError",
+    "Done",
+    "Left",
+    "State",
+    "Step",
+    "host_room",
+    "left",
+    "move",
+    "recover",
+    "resume",
+    "state",
+    "suspend",
+)

@@ -1,0 +1,114 @@
+"""The process that acts: one request on stdin, a line on stdout for each step that begins and ends, the outcome last.
+
+It is a process of its own because calls of libcuda can hang, because nothing of CUDA is to live in the daemon, and
+because the daemon may end: a program that is locked or checkpointed is helpless, so once a request is read nothing but
+SIGKILL keeps it from going on to the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import time
+import traceback
+
+import attrs
+
+from backend.nvidia.checkpoint.journal import Journal
+from backend.nvidia.checkpoint.library import Library
+from backend.nvidia.checkpoint.machine import Machine
+from backend.nvidia.checkpoint.pinned import Pinned
+from backend.nvidia.checkpoint.records import Action, Driver, Outcome, Progress, Request, State, Step
+
+IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGQUIT)
+LINE = 1 << 16
+LANDED = {Step.RESERVE: False, Step.LOCK: False, Step.RETURN: False, Step.RESTORE: True}
+"""Steps from which on a program that is locked is at the destination, or is not. A restore goes on in the program when
+its agent dies, so one that began counts. The first two are those by which an action begins to have an effect."""
+
+
+class Agent:
+    """One request."""
+
+    def __init__(self, request: Request, driver: Driver) -> None:
+        self._request = request
+        self._driver = driver
+        self._journal: Journal | None = None
+
+    def run(self) -> Outcome:
+        """Does it. Raises only what is a bug."""
+        try:
+            return self._run()
+        except OSError as error:
+            gone = isinstance(error, ProcessLookupError)
+            words = "the program has ended" if gone else error.strerror or str(error)
+            return Outcome(None, "", error.errno or errno.EIO, Step.STATE, words)
+
+    def _run(self) -> Outcome:
+        pinned = Pinned(self._request.process)
+        try:
+            if self._request.action is Action.STATE:
+                return self._machine(pinned).run(self._request)
+            if self._request.action is not Action.RECOVER:
+                pinned.responds()
+            self._journal = Journal(self._request.process, wait=self._request.action is Action.RECOVER)
+            return self._journalled(pinned, self._journal)
+        finally:
+            pinned.close()
+
+    def _journalled(self, pinned: Pinned, journal: Journal) -> Outcome:
+        before = journal.before
+        place = "" if self._request.action is Action.RESUME else self._request.source
+        if self._request.action is Action.RECOVER:
+            # What the dead agent knew is better than what whoever asks believes.
+            place = "" if before is None else before.place
+            self._request = self._request if before is None else attrs.evolve(before.request, action=Action.RECOVER)
+        outcome = None
+        try:
+            outcome = self._machine(pinned).run(self._request, place)
+            return outcome
+        finally:
+            done = outcome is not None and (
+                outcome.state in (State.RUNNING, State.FAILED) or outcome.errno == errno.ESRCH
+            )
+            # It is kept in mind while the program waits for somebody.
+            journal.close(keep=journal.written and not done)
+
+    def _machine(self, pinned: Pinned) -> Machine:
+        return Machine(self._driver, pinned.check, self._report, time.monotonic, time.sleep)
+
+    def _report(self, progress: Progress) -> None:
+        if self._journal is not None and progress.ms is None and progress.step in LANDED:
+            place = self._request.destination if LANDED[progress.step] else self._request.source
+            self._journal.write(self._request, progress.step, place)
+        _say(progress)
+
+
+def _say(what: Progress | Outcome) -> None:
+    """Some thirty lines in all, which a pipe has room for: nobody has to read them for us to go on."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), what.line())
+
+
+def main() -> int:
+    """Reads a request and does it."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    line = sys.stdin.buffer.readline(LINE)
+    try:
+        if not line.endswith(b"\n"):
+            raise ValueError("no whole request")
+        request = Request.read(line)
+    except ValueError as error:
+        print(f"{__package__}: {error}", file=sys.stderr)
+        return 2
+    try:
+        outcome = Agent(request, Library()).run()
+    except Exception as error:
+        traceback.print_exc()
+        outcome = Outcome(None, "", errno.EIO, None, f"{type(error).__name__}: {error}")
+    _say(outcome)
+    return 0

@@ -1,0 +1,238 @@
+"""The daemon's side: starts an agent for each thing to do, hears how it goes, and sees to it that it is finished.
+
+An agent is left alone whatever becomes of who asked: one that is given up goes on, is waited for by a task of its own,
+and what came of it is logged. One that is killed is followed at once by another that makes the program run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import attrs
+import trio
+
+from backend import interpreter
+from backend.identity import Process
+from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request, State, Step, read_answer
+
+log = logging.getLogger(__name__)
+
+START_S = 30.0
+"""For an agent to start, initialise the driver (2.7 s with eight GPUs), and make two contexts."""
+BYTES_A_SECOND = 500_000_000
+"""Checkpoint and restore together, at the slowest: 1.3 GB/s measured on an H200, 0.7 GB/s told of slow hosts."""
+RECOVERIES = 3
+"""Agents that try to make a program run, one after the other."""
+CLEAN = ("CUDA_", "LD_PRELOAD")
+"""Begin the names of what agents do not inherit: they see all GPUs, and are no program of ours."""
+
+
+@attrs.frozen
+class Done:
+    """What was asked for holds."""
+
+    state: State
+    """How the program is: running, or checkpointed where it was suspended."""
+    place: str
+    """UUID of the GPU that it is on; empty for none, or where that is not known."""
+    milliseconds: Mapping[Step, float]
+    """How long each step took, those that were done more than once together."""
+    stall_ms: float | None
+    """Milliseconds from when the lock was asked for until the program was unlocked; None where it was not both."""
+    trouble: str = ""
+    """What failed on the way, and was made good."""
+
+
+class CheckpointError(OSError):
+    """What was asked for does not hold. The errno is of the step that failed; the words say which, and why."""
+
+    def __init__(self, outcome: Outcome, steps: Sequence[Progress]) -> None:
+        super().__init__(outcome.errno, outcome.words)
+        self.state = outcome.state
+        """How the program is now; None where that is not known, or it has ended."""
+        self.place = outcome.place
+        """UUID of the GPU that it is on; empty for none, or where that is not known."""
+        self.step = outcome.step
+        """What failed."""
+        self.milliseconds = _milliseconds(steps)
+        """As :attr:`Done.milliseconds`."""
+        self.stall_ms = _stall(steps)
+        """As :attr:`Done.stall_ms`."""
+
+
+async def move(process: Process, source: str, target: str, room: int, lock_s: float) -> Done:
+    """Has a program that runs go from one GPU to another of the same model. `room` is what it needs there, in bytes,
+    its context included. What else it may have on `target` changes places with it. OSError:
+
+    ENOSPC the target has not as much room; ETIMEDOUT the lock did not come in `lock_s` seconds, or the agent does not
+    come back and is left to it; EOPNOTSUPP the driver cannot, or the GPUs differ; EBUSY it is stopped, frozen, or being
+    moved or suspended; ENODEV there is no such GPU; ESRCH it has ended; EIO anything else. Unless `state` of the
+    :class:`CheckpointError` says something else the program runs on where it was.
+    """
+    return await _ask(Request(Action.MOVE, process, source, target, room, round(lock_s * 1e3)))
+
+
+async def suspend(process: Process, source: str, room: int, lock_s: float) -> Done:
+    """Has a program give up its GPU: its memory goes into the host, and it waits in its next call of CUDA. `room` is
+    what it needs when that fails midway. OSError as for :func:`move`."""
+    return await _ask(Request(Action.SUSPEND, process, source, "", room, round(lock_s * 1e3)))
+
+
+async def resume(process: Process, source: str, room: int, target: str = "") -> Done:
+    """Has one that was suspended on `source` run there again, or on `target`. OSError as for :func:`move`; where there
+    is no room (ENOSPC) it stays suspended."""
+    return await _ask(Request(Action.RESUME, process, source, target, room))
+
+
+async def recover(process: Process, source: str = "", target: str = "", room: int = 0) -> Done:
+    """Has a program run that something was begun with, and nobody acts on any more: unlocked, or restored on `source`
+    if it has room, else on `target`. What a dead agent has noted goes before these. Waits for one that lives."""
+    return await _ask(Request(Action.RECOVER, process, source, target, room))
+
+
+async def state(process: Process) -> State:
+    """How the driver has it. OSError where it does not know the process."""
+    return (await _ask(Request(Action.STATE, process))).state
+
+
+@attrs.define(eq=False)
+class Job:
+    """A request, and what was heard of it."""
+
+    request: Request
+    """What was asked for."""
+    steps: list[Progress] = attrs.field(factory=list)
+    """Of all agents that worked on it."""
+    first: Outcome | None = None
+    """What came of it, but for recoveries."""
+    last: Outcome | None = None
+    """What came of it in the end."""
+    abandoned: bool = False
+    """Nobody waits for it any more."""
+    finished: trio.Event = attrs.field(factory=trio.Event)
+    """Set at the end."""
+
+    def result(self) -> Done:
+        """What whoever asked is told. CheckpointError for a failure."""
+        assert self.first is not None
+        assert self.last is not None
+        first, last, action = self.first, self.last, self.request.action
+        goes = action in (Action.MOVE, Action.RESUME)
+        there = goes and last.state is State.RUNNING and last.place == self.request.destination
+        if first.errno == 0 or there or (action is Action.RECOVER and last.errno == 0):
+            assert last.state is not None
+            return Done(last.state, last.place, _milliseconds(self.steps), _stall(self.steps), first.words)
+        words = first.words if last.errno == 0 or last is first else f"{first.words}; then {last.words}"
+        raise CheckpointError(attrs.evolve(first, state=last.state, place=last.place, words=words), self.steps)
+
+    @property
+    def at(self) -> str:
+        """The step that it is in, or was in last."""
+        return self.steps[-1].step.value if self.steps else "start"
+
+
+async def _ask(request: Request) -> Done:
+    job = Job(request)
+    trio.lowlevel.spawn_system_task(_attend, job)
+    seconds = START_S + request.lock_ms / 1e3 + request.room / BYTES_A_SECOND
+    try:
+        with trio.move_on_after(seconds):
+            await job.finished.wait()
+    finally:
+        job.abandoned = not job.finished.is_set()
+    if job.abandoned:
+        words = f"{job.at}: the driver does not come back; the agent goes on by itself"
+        raise CheckpointError(Outcome(None, "", errno.ETIMEDOUT, None, words), job.steps)
+    return job.result()
+
+
+async def _attend(job: Job) -> None:
+    """Stays with a request until it is finished, whoever waits for that. A system task: ends with the daemon, and the
+    agent then goes on without it."""
+    pid = job.request.process.pid
+    try:
+        job.first = job.last = await _agent(job, job.request)
+        for _ in range(RECOVERIES):
+            if not _helpless(job.request.action, job.last):
+                break
+            log.warning("process %d: %s; it is looked after", pid, job.last.words)
+            job.last = await _agent(job, attrs.evolve(job.request, action=Action.RECOVER))
+        if job.last.errno and job.last is not job.first:
+            log.error("process %d: %s", pid, job.last.words)
+    except Exception as error:
+        log.exception("an agent for process %d", pid)
+        job.first = job.last = Outcome(None, "", errno.EIO, None, str(error))
+    if job.abandoned:
+        log.warning(
+            "process %d: %s has come back (%s), and the program is %s",
+            *(pid, job.request.action.value, job.last.words or "well"),
+            "gone, or unknown" if job.last.state is None else job.last.state.name.lower(),
+        )
+    job.finished.set()
+
+
+def _helpless(action: Action, outcome: Outcome) -> bool:
+    """Whether a program may have been left so that it waits for somebody."""
+    if action is Action.STATE:
+        return False
+    if outcome.step is None and outcome.state is None:
+        return True  # the agent died, or has a bug
+    if outcome.errno == 0:
+        return False
+    back = action in (Action.MOVE, Action.SUSPEND)
+    return outcome.state is State.LOCKED or (back and outcome.state is State.CHECKPOINTED)
+
+
+async def _agent(job: Job, request: Request) -> Outcome:
+    """Runs one agent to its end; its outcome, or one in its place."""
+    environment = {name: value for name, value in interpreter.environment().items() if not name.startswith(CLEAN)}
+    try:
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "backend.nvidia.checkpoint"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,
+        )
+    except OSError as error:
+        return Outcome(None, "", error.errno or errno.EIO, Step.OPEN, f"no agent can be started: {error.strerror}")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    outcome = None
+    rest = b""
+    async with process.stdin, process.stdout:
+        with contextlib.suppress(trio.BrokenResourceError):  # it has ended; how is told below
+            await process.stdin.send_all(request.line())
+        await process.stdin.aclose()
+        async for some in process.stdout:
+            *lines, rest = (rest + some).split(b"\n")
+            for line in lines:
+                answer = read_answer(line)
+                if isinstance(answer, Outcome):
+                    outcome = answer
+                else:
+                    job.steps.append(answer)
+    status = await process.wait()
+    if outcome is not None:
+        return outcome
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return Outcome(None, "", errno.EIO, None, f"{job.at}: the agent {how}")
+
+
+def _milliseconds(steps: Sequence[Progress]) -> Mapping[Step, float]:
+    taken: dict[Step, float] = {}
+    for step in steps:
+        if step.ms is not None:
+            taken[step.step] = taken.get(step.step, 0.0) + step.ms
+    return taken
+
+
+def _stall(steps: Sequence[Progress]) -> float | None:
+    begun = [step.at for step in steps if step.step is Step.LOCK and step.ms is None]
+    ended = [step.at for step in steps if step.step is Step.UNLOCK and step.ms is not None and not step.errno]
+    return (ended[-1] - begun[0]) * 1e3 if begun and ended else None

@@ -1,0 +1,336 @@
+"""The steps of one action on one program, and what is done when one fails. Pure: driver, clock and pauses are given.
+
+A program that is locked stands still, and one that is restored without room for it is lost for good. Hence two rules.
+Nothing is restored onto a GPU but from a reservation of ours there, given up in the instant before (what somebody else
+takes in that instant is the one race that is left). And whatever fails after the lock, the end is the same: look how
+the program is, and from there make it run (:meth:`Machine._settle`), as for a program that a dead agent has left.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import attrs
+
+from backend.nvidia.checkpoint.records import Action, Driver, Outcome, Progress, Request, State, Step
+
+TRIES = 5
+"""How often the state is asked for, and an unlock is tried, before a program is left as it is."""
+PAUSE_S = 0.02
+"""Seconds between the first two; twice as long each time, 0.3 s in all."""
+
+
+class Failed(Exception):
+    """A step failed: the step and its error."""
+
+    def __init__(self, step: Step, error: OSError) -> None:
+        super().__init__(step, error)
+        self.step = step
+        self.error = error
+
+    @property
+    def words(self) -> str:
+        """What happened."""
+        return self.error.strerror or str(self.error)
+
+
+@attrs.define
+class Machine:
+    """One action on one program; used once."""
+
+    driver: Driver
+    """Through which everything is done."""
+    check: Callable[[], None]
+    """ProcessLookupError once the program is gone; asked before every call that names its pid."""
+    report: Callable[[Progress], None]
+    """Told of every step."""
+    clock: Callable[[], float]
+    """Seconds of CLOCK_MONOTONIC."""
+    pause: Callable[[float], None]
+    """Waits, for seconds."""
+
+    _request: Request = attrs.field(init=False)
+    _held: dict[str, int] = attrs.field(init=False, factory=dict)  # GPU -> reservation
+    _keepable: bool = attrs.field(init=False, default=False)  # the source can be reserved
+    _place: str = attrs.field(init=False, default="")
+    _locked: bool = attrs.field(init=False, default=False)  # by us, perhaps: it is for us to unlock
+    _assumed: State | None = attrs.field(init=False, default=None)  # where the driver does not say
+
+    def run(self, request: Request, place: str = "") -> Outcome:
+        """Does what is asked, of a program that is at `place` if it is on a GPU, as far as is known. Raises only what
+        is a bug."""
+        self._request = request
+        self._place = place
+        act = {
+            Action.MOVE: self._move,
+            Action.SUSPEND: self._suspend,
+            Action.RESUME: self._resume,
+            Action.RECOVER: self._recover,
+            Action.STATE: self._state,
+        }[request.action]
+        try:
+            self._open()
+            act()
+        except Failed as failed:
+            return self._after(failed)
+        finally:
+            for gpu in list(self._held):
+                with suppress(Failed, OSError):
+                    self._release(gpu)
+        return Outcome(self._assumed, self._where())
+
+    # Actions
+
+    def _move(self) -> None:
+        source, target = self._request.source, self._request.target
+        with self._step(Step.OPEN):
+            self._known(source, target)
+            if source == target:
+                raise OSError(errno.EINVAL, "that is where it is")
+            self._prepare(target, source)
+        self._must_be(State.RUNNING)
+        self._reserve(Step.RESERVE, target)
+        self._lock()
+        self._checkpoint()
+        if self._keepable:
+            with suppress(Failed):  # without it the way back may close, which is no reason not to go
+                self._reserve(Step.KEEP, source)
+        self._release(target)
+        self._restore(Step.RESTORE, target)
+        self._unlock()
+
+    def _suspend(self) -> None:
+        self._must_be(State.RUNNING)
+        self._lock()
+        self._checkpoint()
+
+    def _resume(self) -> None:
+        with self._step(Step.OPEN):
+            self._known(self._request.source, self._request.destination)
+            self._prepare(self._request.destination)
+        self._must_be(State.CHECKPOINTED)
+        self._place = ""
+        self._reserve(Step.RESERVE, self._request.destination)
+        self._release(self._request.destination)
+        self._locked = True
+        self._restore(Step.RESTORE, self._request.destination)
+        self._unlock()
+
+    def _recover(self) -> None:
+        state = self._look()
+        if state is State.FAILED:
+            self._refuse("the driver has given it up", errno.EIO)
+        self._to_running(state)
+
+    def _state(self) -> None:
+        self._look()
+
+    # What they are made of
+
+    def _open(self) -> None:
+        with self._step(Step.OPEN):
+            self.driver.open()
+
+    def _known(self, *gpus: str) -> None:
+        known = self.driver.gpus()
+        for gpu in gpus:
+            if gpu not in known:
+                raise OSError(errno.ENODEV, f"no GPU {gpu or '(not named)'}")
+        models = {self.driver.model(gpu) for gpu in gpus}
+        if len(models) > 1:
+            raise OSError(errno.EOPNOTSUPP, f"different GPUs: {', '.join(sorted(models))}")
+
+    def _prepare(self, target: str, source: str = "") -> None:
+        """What takes time is done while the program runs."""
+        self.driver.prepare(target)
+        if source:
+            # A full GPU has no room for our context. One that is made later would be where the program has to go back.
+            with suppress(OSError):
+                self.driver.prepare(source)
+                self._keepable = True
+
+    def _look(self) -> State:
+        with self._step(Step.STATE):
+            self.check()
+            self._assumed = self.driver.state(self._pid)
+            return self._assumed
+
+    def _look_again(self) -> State:
+        """The same once something has failed: what the driver says, tried hard, else what must be."""
+        assumed = self._assumed
+        for seconds in self._tries():
+            try:
+                return self._look()
+            except Failed as failed:
+                if _gone(failed.error):
+                    raise
+                self.pause(seconds)
+        assert assumed is not None, "only what was seen running is acted on"
+        self._assumed = assumed
+        return assumed
+
+    def _must_be(self, wanted: State) -> None:
+        state = self._look()
+        if state is not wanted:
+            code = errno.EIO if state is State.FAILED else errno.EBUSY
+            self._refuse(f"it is {state.name.lower()}, not {wanted.name.lower()}", code)
+
+    def _refuse(self, words: str, code: int) -> None:
+        raise Failed(Step.STATE, OSError(code, words))
+
+    def _reserve(self, step: Step, gpu: str) -> None:
+        with self._step(step):
+            self._held[gpu] = self.driver.reserve(gpu, self._request.room)
+
+    def _release(self, gpu: str) -> None:
+        with self._step(Step.RELEASE):
+            self.driver.release(self._held.pop(gpu))
+
+    def _lock(self) -> None:
+        with self._step(Step.LOCK):
+            self.check()
+            try:
+                self.driver.lock(self._pid, self._request.lock_ms)
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    self._assumed = None  # somebody else was first, and it is theirs to unlock
+                else:
+                    self._locked = True  # for all we know
+                raise
+            self._locked = True
+        self._assumed = State.LOCKED
+
+    def _checkpoint(self) -> None:
+        with self._step(Step.CHECKPOINT):
+            self.check()
+            self.driver.checkpoint(self._pid)
+        self._assumed = State.CHECKPOINTED
+
+    def _restore(self, step: Step, gpu: str) -> None:
+        with self._step(step):
+            self.check()
+            self.driver.restore(self._pid, self._map(gpu))
+        self._assumed = State.LOCKED
+        self._place = gpu
+
+    def _map(self, gpu: str) -> Sequence[tuple[str, str]]:
+        """Of all GPUs, each to one: what is on the source and what is on the target change places. Nothing for where
+        it was."""
+        source = self._request.source
+        if gpu == source or not gpu:
+            return ()
+        swapped = {source: gpu, gpu: source}
+        return [(old, swapped.get(old, old)) for old in self.driver.gpus()]
+
+    def _unlock(self) -> None:
+        """Lets it run. One that fails is tried again: nothing else can be done for a program that is locked."""
+        last: Failed | None = None
+        for seconds in self._tries():
+            try:
+                with self._step(Step.UNLOCK):
+                    self.check()
+                    self.driver.unlock(self._pid)
+            except Failed as failed:
+                if _gone(failed.error):
+                    raise
+                last = failed
+                if self._look_again() is not State.LOCKED:
+                    break
+                self.pause(seconds)
+            else:
+                self._assumed = State.RUNNING
+                return
+        if self._assumed is not State.RUNNING and last is not None:
+            raise last
+
+    # What follows a failure
+
+    def _after(self, failed: Failed) -> Outcome:
+        """The outcome, once the program runs again or cannot be made to."""
+        words = f"{failed.step.value}: {failed.words}"
+        number = failed.error.errno or errno.EIO
+        try:
+            if _gone(failed.error):
+                raise failed
+            if self._locked:
+                self._settle(failed.step)
+        except Failed as worse:
+            if _gone(worse.error):
+                return Outcome(None, "", errno.ESRCH, worse.step, "the program has ended")
+            if worse is not failed:
+                words += f"; then {worse.step.value}: {worse.words}"
+        return Outcome(self._assumed, self._where(), number, failed.step, words)
+
+    def _settle(self, failed: Step) -> None:
+        """Makes the program run, from whatever state it is in: where it was if there is room for it, else where it
+        was to be, and never without room."""
+        state = self._look_again()
+        wanted = self._request.action
+        if failed is Step.UNLOCK or (wanted is Action.RESUME and state is State.CHECKPOINTED):
+            return  # that was tried often enough; that is how it was
+        if failed is Step.RESTORE and state is State.LOCKED:
+            self._place = self._request.destination  # the driver did it all the same
+        self._to_running(state)
+
+    def _to_running(self, state: State) -> None:
+        if state is State.CHECKPOINTED:
+            self._bring_back()
+            state = State.LOCKED
+        if state is State.LOCKED:
+            self._unlock()
+
+    def _bring_back(self) -> None:
+        """Restores it on the first GPU that it can be restored on. ENOSPC where there is room on none."""
+        source, target = self._request.source, self._request.target
+        last: Failed | None = None
+        for step, gpu in ((Step.RETURN, source), (Step.RESTORE, target)):
+            if not source or not gpu or (gpu == source and step is Step.RESTORE):
+                continue
+            try:
+                if gpu not in self._held:
+                    self._reserve(Step.RESERVE, gpu)
+                self._release(gpu)
+                self._restore(step, gpu)
+                return
+            except Failed as failed:
+                if _gone(failed.error):
+                    raise
+                last = failed if last is None or failed.step is step else last
+                if failed.step is step and self._look_again() is not State.CHECKPOINTED:
+                    if self._assumed is State.LOCKED:  # the driver did it all the same
+                        self._place = gpu
+                        return
+                    break
+        raise last or Failed(Step.RETURN, OSError(errno.ENODEV, "the GPU that it was on is not known"))
+
+    # Small parts
+
+    @property
+    def _pid(self) -> int:
+        return self._request.process.pid
+
+    def _where(self) -> str:
+        return self._place if self._assumed in (State.RUNNING, State.LOCKED) else ""
+
+    def _tries(self) -> Iterator[float]:
+        return (PAUSE_S * 2**count for count in range(TRIES))
+
+    @contextmanager
+    def _step(self, step: Step) -> Iterator[None]:
+        begun = self.clock()
+        self.report(Progress(step, begun))
+        try:
+            yield
+        except OSError as error:
+            failed = Failed(step, error)
+            now = self.clock()
+            self.report(Progress(step, now, (now - begun) * 1e3, error.errno or errno.EIO, failed.words))
+            raise failed from error
+        now = self.clock()
+        self.report(Progress(step, now, (now - begun) * 1e3))
+
+
+def _gone(error: OSError) -> bool:
+    return isinstance(error, ProcessLookupError)

@@ -1,0 +1,52 @@
+"""A process that is held by a pidfd, so that nothing is ever done to a later bearer of its pid."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from pathlib import Path
+
+from backend.errors import fail
+from backend.identity import Process, cgroup_of, is_alive, is_stopped
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+class Pinned:
+    """One process."""
+
+    def __init__(self, process: Process) -> None:
+        """ProcessLookupError when it is gone already, or its pid is another's."""
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+        self._poll = select.poll()
+        self._poll.register(self._pidfd, select.POLLIN)
+        try:
+            self.check()
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """ProcessLookupError once it has ended. Between this and a call that names its pid the process would have to
+        end, be reaped and its number come round again."""
+        if self._poll.poll(0) or not is_alive(self._process):
+            raise fail(errno.ESRCH)
+
+    def responds(self, cgroup: Path = CGROUP) -> None:
+        """OSError(EBUSY) for one that is stopped or frozen. Its own threads do what the driver asks of it, so calls
+        would hang until somebody lets it go on."""
+        if is_stopped(self._process.pid):
+            raise OSError(errno.EBUSY, "it is stopped by a signal or a debugger")
+        path = cgroup / cgroup_of(self._process.pid).path.lstrip("/") / "cgroup.events"
+        try:
+            frozen = "frozen 1" in path.read_text().splitlines()
+        except OSError:
+            frozen = False
+        if frozen:
+            raise OSError(errno.EBUSY, "its cgroup is frozen")
+
+    def close(self) -> None:
+        """Lets go of it."""
+        os.close(self._pidfd)
