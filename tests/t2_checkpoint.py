@@ -286,7 +286,7 @@ EVERY = [(action, *call) for action in STARTS for call in every(OF[action], STAR
 @pytest.mark.parametrize(("action", "name", "n"), EVERY)
 def test_whatever_call_fails_the_program_is_whole(action: Action, name: str, n: int, code: int, late: bool) -> None:
     world = STARTS[action]()
-    run = Ran(world, OF[action], "" if action is Action.RESUME else ONE)
+    run = Ran(world, OF[action], "" if action in (Action.RESUME, Action.RECOVER) else ONE)
     outcome = run.go(faults={(name, n): Fault(code, late)})
     assert outcome is not None
     assert world.state is not State.FAILED
