@@ -158,8 +158,10 @@ def test_there_and_back_and_off_and_on(machine: Machine) -> None:
 # What goes wrong
 
 
-@pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize(("call", "n"), CALLS)
+@pytest.mark.parametrize(
+    ("call", "n", "code"),
+    [(call, n, code) for call, n in CALLS for code in CODES if "Checkpoint" in call or code in (2, 999)],
+)
 def test_an_error_of_any_call(machine: Machine, monkeypatch: pytest.MonkeyPatch, call: str, n: int, code: int) -> None:
     faulty(monkeypatch, machine, f"{call}:{n}:{code}")
     result = move(machine)
@@ -227,7 +229,8 @@ def test_the_daemon_is_killed_at_any_call(machine: Machine, monkeypatch: pytest.
     words = [sys.executable, "-c", DAEMON, str(process.pid), str(process.start), ZERO, ONE, str(ROOM)]
     with subprocess.Popen(words, env=interpreter.environment()) as daemon:
         gate = os.open(machine.directory / "hang", os.O_WRONLY)  # opens once the agent is in that call
-        [agent] = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()
+        threads = Path(f"/proc/{daemon.pid}/task").iterdir()  # one of them has started it
+        [agent] = [pid for thread in threads for pid in (thread / "children").read_text().split()]
         pidfd = os.pidfd_open(int(agent))
         daemon.kill()
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT):
@@ -322,9 +325,17 @@ async def hung(machine: Machine) -> int:
     return await trio.to_thread.run_sync(os.open, machine.directory / "hang", os.O_WRONLY)
 
 
+async def told(caplog: pytest.LogCaptureFixture) -> None:
+    """Waits until what came of an abandoned agent is in the log."""
+    while "has come back" not in caplog.text:
+        await trio.lowlevel.checkpoint()
+
+
 @pytest.mark.logs("move has come back .well., and the program is running")
 @pytest.mark.parametrize("how", ["cancelled", "deadline"])
-def test_an_agent_that_hangs_is_left_to_it(machine: Machine, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_an_agent_that_hangs_is_left_to_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
     faulty(monkeypatch, machine, "cuCheckpointProcessRestore:1:hang")
     clock = trio.testing.MockClock(rate=0)
     seen: list[object] = []
@@ -362,13 +373,16 @@ def test_an_agent_that_hangs_is_left_to_it(machine: Machine, monkeypatch: pytest
             nursery.start_soon(checkpoint.recover, process_of(machine))
             os.close(gate)
         assert (machine.state, machine.place) == (State.RUNNING, ONE)
+        await told(caplog)
 
     trio.run(act, clock=clock)
     whole(machine, ONE)
 
 
-@pytest.mark.logs("looked after")
-def test_somebody_kills_an_agent_that_nobody_waits_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.logs("looked after", "move has come back .well., and the program is running")
+def test_somebody_kills_an_agent_that_nobody_waits_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is recovered all the same."""
     faulty(monkeypatch, machine, "cuCheckpointProcessCheckpoint:1:hang")
 
@@ -380,12 +394,10 @@ def test_somebody_kills_an_agent_that_nobody_waits_for(machine: Machine, monkeyp
         [(agent, _), *_] = machine.held()
         os.kill(agent, signal.SIGKILL)
         os.close(gate)
-        while machine.state is not State.RUNNING:
-            await trio.lowlevel.checkpoint()
-        assert (await checkpoint.recover(process_of(machine))).place in ("", ZERO)
+        await told(caplog)
 
     go(act)
-    assert "Unlock" in machine.calls()
+    whole(machine, ZERO)
 
 
 def test_the_agent_by_hand(machine: Machine) -> None:

@@ -71,11 +71,8 @@ class Agent:
             outcome = self._machine(pinned).run(self._request, place)
             return outcome
         finally:
-            done = outcome is not None and (
-                outcome.state in (State.RUNNING, State.FAILED) or outcome.errno == errno.ESRCH
-            )
-            # It is kept in mind while the program waits for somebody.
-            journal.close(keep=journal.written and not done)
+            # It is kept in mind while the program waits for somebody, and that is not somebody else who has locked it.
+            journal.close(keep=journal.written and not (outcome is not None and _settled(outcome)))
 
     def _machine(self, pinned: Pinned) -> Machine:
         return Machine(self._driver, pinned.check, self._report, time.monotonic, time.sleep)
@@ -85,6 +82,11 @@ class Agent:
             place = self._request.destination if LANDED[progress.step] else self._request.source
             self._journal.write(self._request, progress.step, place)
         _say(progress)
+
+
+def _settled(outcome: Outcome) -> bool:
+    others = outcome.step is Step.LOCK and outcome.errno == errno.EBUSY
+    return others or outcome.errno == errno.ESRCH or outcome.state in (State.RUNNING, State.FAILED)
 
 
 def _say(what: Progress | Outcome) -> None:
