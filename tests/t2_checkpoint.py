@@ -389,6 +389,16 @@ def test_a_program_in_another_state_is_left_alone(action: Action) -> None:
         untouched(world, Ran(world, ask(action, ONE, TWO), ONE), code, state.name.lower())
 
 
+def test_room_that_nobody_knows() -> None:
+    """A reservation of nothing is none: neither does a program go by it, nor come back."""
+    for action, start in STARTS.items():
+        world = start()
+        run = Ran(world, attrs.evolve(OF[action], room=0), ONE)
+        untouched(world, run, errno.EINVAL, "how much room")
+    locked = World(state=State.LOCKED)
+    assert Ran(locked, attrs.evolve(ask(Action.RECOVER), room=0), ONE).go() == Outcome(State.RUNNING, ONE)
+
+
 def test_recover_does_what_there_is_to_do() -> None:
     for state, calls in {State.RUNNING: [], State.LOCKED: ["unlock"], State.FAILED: []}.items():
         world = World(state=state)

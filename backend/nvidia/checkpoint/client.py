@@ -71,8 +71,9 @@ async def move(process: Process, source: str, target: str, room: int, lock_s: fl
 
     ENOSPC the target has not as much room; ETIMEDOUT the lock did not come in `lock_s` seconds, or the agent does not
     come back and is left to it; EOPNOTSUPP the driver cannot, or the GPUs differ; EBUSY it is stopped, frozen, or being
-    moved or suspended; ENODEV there is no such GPU; ESRCH it has ended; EIO anything else. Unless `state` of the
-    :class:`CheckpointError` says something else the program runs on where it was.
+    moved or suspended; ENODEV there is no such GPU; EINVAL `room` is none, or it is on `target`; ESRCH it has ended;
+    EIO anything else. Unless `state` of the :class:`CheckpointError` says something else the program runs on where it
+    was.
     """
     return await _ask(Request(Action.MOVE, process, source, target, room, round(lock_s * 1e3)))
 
@@ -91,7 +92,8 @@ async def resume(process: Process, source: str, room: int, target: str = "") -> 
 
 async def recover(process: Process, source: str = "", target: str = "", room: int = 0) -> Done:
     """Has a program run that something was begun with, and nobody acts on any more: unlocked, or restored on `source`
-    if it has room, else on `target`. What a dead agent has noted goes before these. Waits for one that lives."""
+    if it has room, else on `target`. What a dead agent has noted goes before these; without either, a program that is
+    checkpointed stays so (EINVAL). Waits for an agent that lives. A program that was suspended is resumed by it."""
     return await _ask(Request(Action.RECOVER, process, source, target, room))
 
 

@@ -131,7 +131,14 @@ class Machine:
 
     def _open(self) -> None:
         with self._step(Step.OPEN):
+            if self._request.action not in (Action.RECOVER, Action.STATE):
+                self._room_is_known()
             self.driver.open()
+
+    def _room_is_known(self) -> None:
+        """Nothing is restored by a reservation that means nothing."""
+        if self._request.room <= 0:
+            raise OSError(errno.EINVAL, "how much room it needs is not known")
 
     def _known(self, *gpus: str) -> None:
         known = self.driver.gpus()
@@ -284,6 +291,10 @@ class Machine:
     def _bring_back(self) -> None:
         """Restores it on the first GPU that it can be restored on. ENOSPC where there is room on none."""
         source, target = self._request.source, self._request.target
+        try:
+            self._room_is_known()
+        except OSError as error:
+            raise Failed(Step.RETURN, error) from None
         last: Failed | None = None
         for step, gpu in ((Step.RETURN, source), (Step.RESTORE, target)):
             if not source or not gpu or (gpu == source and step is Step.RESTORE):
