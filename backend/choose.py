@@ -12,8 +12,10 @@ from backend import kmod
 from backend.cuda.managed import Managed
 from backend.protocols import Gpu, Ledger
 from backend.provider import Provided
-from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
+from backend.soft.machine import Machine
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,8 @@ async def gpus(choice: Choice) -> Sequence[Gpu]:
             log.info("no NVIDIA GPU (%s): the software GPU serves", error.strerror)
         else:
             return found
-    return [SoftGpu(index, choice.soft_config) for index in range(choice.soft_gpus)]
+    machine = Machine(choice.soft_gpus)
+    return [SoftGpu(index, choice.soft_config, machine) for index in range(choice.soft_gpus)]
 
 
 def backend(choice: Choice, found: Sequence[Gpu], seconds: float) -> Backend:

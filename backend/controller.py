@@ -16,6 +16,7 @@ from backend.deadline import deadline
 from backend.errors import fail
 from backend.follower import Follower
 from backend.identity import ROOT, Group, Process, Slice, identify
+from backend.migrator import Migrator
 from backend.offers import Offers
 from backend.population import Population
 from backend.protocols import Gpu, Ledger, Policy
@@ -59,6 +60,7 @@ class Controller:
         self._traffic = Traffic(
             ledger, self.gpus, self.population, self._follower, self._reclaimer, self._offers, self._tell
         )
+        self._migrator = Migrator(ledger, self.gpus, self.population, self._follower, self._traffic.admit, self._tell)
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
         self._traffic.take_over()
@@ -125,6 +127,10 @@ class Controller:
     def is_frozen(self, group: Group) -> bool:
         """Whether nothing of the group can run now."""
         return self._follower.is_frozen(group)
+
+    def moved(self, group: Group) -> int:
+        """How often a process was moved to another GPU, or how often one came to this GPU in a slice."""
+        return self._migrator.moved(group)
 
     def is_populated(self, group: Group) -> bool:
         """Whether a process of the group has a context on the GPU."""
@@ -215,6 +221,21 @@ class Controller:
         async with self._asked(group, **{control.removeprefix("compute."): value}):
             pass
 
+    async def migrate(self, group: Group, gpu: str) -> None:
+        """compute.migrate: returns once the process, or every process of a slice, runs on `gpu`, an index or a UUID.
+        What is there is left alone. ENODEV for no such GPU; of a slice, those before one that failed have moved.
+        """
+        self.require(group, "compute.migrate")
+        target = self._migrator.target(gpu)
+        self.require(Group(target, ROOT), "compute.migrate")
+        if target == group.gpu:
+            return
+        for resident in list(self.population.below(group)):
+            if isinstance(group.node, Process) or group.gpu in resident.contexts:
+                member = Group(group.gpu, resident.process)
+                async with self._turn_of(member):
+                    await self._migrator.migrate(member, target)
+
     def require(self, group: Group, control: str) -> None:
         """EOPNOTSUPP where this GPU cannot do what `control` says, of this program; ENODEV when the group is gone.
 
@@ -241,27 +262,37 @@ class Controller:
         has its answer. Writers of one group take turns, so that what is taken back is never another's. ETIMEDOUT
         after the deadline, ENODEV for a process that died meanwhile.
         """
-        lock = self._writers.setdefault(group, trio.Lock())
         with deadline(self._seconds):
-            try:
-                lock.acquire_nowait()  # without the checkpoint of acquire(), which would cost more than the write
-            except trio.WouldBlock:
-                await lock.acquire()
-            try:
-                books = self.books(group)
-                self.ledger.configure(group, **changes)
+            async with self._turn_of(group):
                 try:
-                    yield
-                except BaseException as error:
-                    self._take_back(group, {name: getattr(books, name) for name in changes})
-                    if isinstance(error, ProcessLookupError) or not self.population.holds(group):
-                        raise fail(errno.ENODEV) from None
-                    raise
-                if isinstance(group.node, Slice) and self.population.holds(group):
-                    self.population.keep(group.node)
-            finally:
-                lock.release()
-                self._schedulers.configured(group.gpu, changes)
+                    books = self.books(group)
+                    self.ledger.configure(group, **changes)
+                    try:
+                        yield
+                    except BaseException:
+                        self._take_back(group, {name: getattr(books, name) for name in changes})
+                        raise
+                    if isinstance(group.node, Slice) and self.population.holds(group):
+                        self.population.keep(group.node)
+                finally:
+                    self._schedulers.configured(group.gpu, changes)
+
+    @contextlib.asynccontextmanager
+    async def _turn_of(self, group: Group) -> AsyncIterator[None]:
+        """A writer's turn. ENODEV, whatever went wrong, where the group is gone by then."""
+        lock = self._writers.setdefault(group, trio.Lock())
+        try:
+            lock.acquire_nowait()  # without the checkpoint of acquire(), which would cost more than the write
+        except trio.WouldBlock:
+            await lock.acquire()
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, ProcessLookupError) or not self.population.holds(group):
+                raise fail(errno.ENODEV) from None
+            raise
+        finally:
+            lock.release()
 
     def _take_back(self, group: Group, before: Mapping[str, int | bool]) -> None:
         """A write failed: the books say again what they said, and the hardware is to follow."""
@@ -283,6 +314,8 @@ class Controller:
             self._follower.sharers_changed(group)
             for level in self.population.path(group):
                 self._tell(level, Channel.COMPUTE)
+        if self._follower.is_held(group):
+            return  # it is on the way from one GPU to another: what is asked for it holds once it has come to a rest
         try:
             with deadline(self._seconds):
                 await self._follower.apply(group)
@@ -380,6 +413,14 @@ class Controller:
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""
 
+    def process_migrated(self, here: Group, there: Group) -> None:
+        """Watcher: drops what is kept for where it was."""
+        self._forget(here)
+
+    def process_left(self, group: Group) -> None:
+        """Watcher: drops what is kept for where it was to be."""
+        self._forget(group)
+
     def slice_gone(self, slice_: Slice) -> None:
         """Watcher: drops what is kept for a slice."""
         for gpu in self.gpus:
@@ -389,6 +430,7 @@ class Controller:
         self._follower.forget(group)
         self._reclaimer.forget(group)
         self._schedulers.forget(group)
+        self._migrator.forget(group)
         self._writers.pop(group, None)
 
     def _tell(self, group: Group, channel: Channel) -> None:

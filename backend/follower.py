@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import trio
 
@@ -41,6 +42,7 @@ class Follower:
         self._frozen: set[Group] = set()  # as compute.events last said
         self._doubtful: set[Group] = set()  # detached at most in part: the lever has not returned, or failed
         self._places: dict[Group, Place] = {}  # what the scheduler adds to what is asked for
+        self._held: set[Group] = set()  # nobody pulls a lever of theirs
         self._inherited: set[Group] = set()  # as another daemon left it, in the books: no lever was pulled here yet
         self.background = Background("compute", population, self.apply, seconds)
         """For what changed without a writer."""
@@ -165,6 +167,36 @@ class Follower:
             elif wanted != applied:
                 self._remember(group, wanted)  # it is off, or on, the runlist for another reason
             self._inherited.discard(group)
+
+    @contextlib.asynccontextmanager
+    async def released(self, here: Group, there: Group) -> AsyncIterator[None]:
+        """A process runs with what its driver gives, and no lever of it is pulled, where it is and where it will be.
+
+        Afterwards what is asked for it is to hold again, soon, wherever it is then.
+        """
+        lock, other = (self._locks.setdefault(group, trio.Lock()) for group in (here, there))
+        async with lock, other:
+            self._held |= {here, there}
+            for group in (here, there):
+                self._places.pop(group, None)
+                self.watcher(group.gpu)
+            try:
+                if not await self._release_one(here):
+                    raise fail(errno.EIO)
+                self._applied.pop(here, None)
+                self._doubtful.discard(here)
+                self._inherited.discard(here)
+                yield
+            finally:
+                self._held -= {here, there}
+                for group in (here, there):
+                    self.watcher(group.gpu)
+                    if self._population.holds(group):
+                        self.background.later(group)
+
+    def is_held(self, group: Group) -> bool:
+        """Whether a process is let run, for the moment, without what is asked for it."""
+        return group in self._held
 
     def _remember(self, group: Group, applied: Wanted) -> None:
         if applied == UNTOUCHED or not self._population.holds(group):

@@ -55,6 +55,12 @@ class Watcher(Protocol):
     def process_moved(self, process: Process) -> None:
         """A process is in another slice now, and may have another owner by that."""
 
+    def process_migrated(self, here: Group, there: Group) -> None:
+        """A process is on another GPU now: one of its directories has taken the place of another."""
+
+    def process_left(self, group: Group) -> None:
+        """A process has no directory for that GPU any more, and lives on."""
+
     def slice_gone(self, slice_: Slice) -> None:
         """The directory of a slice is no more."""
 
@@ -217,6 +223,27 @@ class Population:
         for watcher in self.watchers:
             watcher.process_moved(resident.process)
         self._prune(former)
+
+    def migrated(self, here: Group, there: Group) -> None:
+        """A process that has both directories is on `there` from now on, and has nothing to do with `here` any more."""
+        resident = self._forsake(here)
+        resident.contexts.add(there.gpu)
+        for watcher in self.watchers:
+            watcher.process_migrated(here, there)
+
+    def leave(self, group: Group) -> None:
+        """A process lives on, and has no directory for that GPU any more."""
+        self._forsake(group)
+        for watcher in self.watchers:
+            watcher.process_left(group)
+
+    def _forsake(self, group: Group) -> Resident:
+        assert isinstance(group.node, Process)
+        resident = self._residents[group.node.pid]
+        self._ledger.remove(group)
+        resident.gpus.discard(group.gpu)
+        resident.contexts.discard(group.gpu)
+        return resident
 
     # Slices
 

@@ -212,6 +212,15 @@ class Gpu(Protocol):
     async def reclaim(self, process: Process, nbytes: int) -> int:
         """Moves at least `nbytes` (rounded up to pages) to the host, or what can be; returns the bytes moved."""
 
+    async def migrate(self, process: Process, target: Gpu) -> None:
+        """Moves a running program, which comes attached, to another GPU of this machine. On return it runs there, with
+        nothing asked for it, and this Gpu knows it no more; on failure it runs here as before.
+
+        EXDEV where it cannot run there (another chip), EEXIST where it has work there already, ENOSPC for lack of room
+        there, ENOMEM for lack of room in the host, EBUSY or ETIMEDOUT where it does not come to a rest, EOPNOTSUPP
+        where it has something that cannot be moved.
+        """
+
     def forget(self, process: Process) -> None:
         """The process exited: drop what was remembered for it."""
 

@@ -69,6 +69,10 @@ class Provided:
     def offer(self, room: Callable[[Process], int]) -> None:
         self._inner.offer(room)
 
+    async def migrate(self, process: Process, target: Gpu) -> None:
+        # Not by the kernel's queue: it commands what is to hold again, and a move is done once.
+        await self._inner.migrate(process, target._inner if isinstance(target, Provided) else target)
+
     def forget(self, process: Process) -> None:
         self._inner.forget(process)
 

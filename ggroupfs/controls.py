@@ -89,7 +89,11 @@ def _gmem_stat(controller: Controller, group: Group) -> str:
 def _compute_events(controller: Controller, group: Group) -> str:
     controller.books(group)
     return values.flat_keyed(
-        {"populated": int(controller.is_populated(group)), "frozen": int(controller.is_frozen(group))}
+        {
+            "populated": int(controller.is_populated(group)),
+            "frozen": int(controller.is_frozen(group)),
+            "migrated": controller.moved(group),
+        }
     )
 
 
@@ -111,16 +115,6 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "managed": int(activity.managed),
         }
     )
-
-
-def _refused(name: str) -> Apply:
-    """A control that no backend acts on yet: refused, never faked."""
-
-    async def apply(controller: Controller, group: Group, value: object) -> None:
-        controller.require(group, name)
-        raise AssertionError(f"{name} is said to be supported, but nothing applies it")
-
-    return apply
 
 
 def _share(name: str) -> Apply:
@@ -197,7 +191,7 @@ CONTROLS = (
         _share("compute.weight"),
         lever=True,
     ),
-    Control("compute.migrate", 0o200, None, _device, _refused("compute.migrate"), lever=True),
+    Control("compute.migrate", 0o200, None, _device, Controller.migrate, lever=True),
     Control("compute.events", 0o444, _compute_events, channel=Channel.COMPUTE),
     Control("gcgroup.stat", 0o444, _gcgroup_stat),
 )

@@ -86,6 +86,15 @@ class Notifier:
         """The population's watcher: whoever the slices above were given to owns it now."""
         self.owner_changed(self._tree.seen_inodes(process))
 
+    def process_migrated(self, here: Group, there: Group) -> None:
+        """The population's watcher: whoever was given files of the one directory has those of the other."""
+        self.owner_changed(self._tree.hand_over(here, there))
+        self._gone(here)
+
+    def process_left(self, group: Group) -> None:
+        """The population's watcher."""
+        self._gone(group)
+
     def slice_gone(self, slice_: Slice) -> None:
         """The population's watcher."""
         self._gone(slice_)
@@ -95,9 +104,12 @@ class Notifier:
         self._stale.update(inodes)
         self._wake.set()
 
-    def _gone(self, subject: Process | Slice) -> None:
-        for gpu in self._tree.controller.gpus:
-            self._events.forget(Group(gpu, subject))
+    def _gone(self, subject: Group | Process | Slice) -> None:
+        if isinstance(subject, Group):
+            self._events.forget(subject)
+        else:
+            for gpu in self._tree.controller.gpus:
+                self._events.forget(Group(gpu, subject))
         for directory in self._tree.forget(subject):
             # The files first: a directory with a file in the dentry cache would not be empty.
             for control in directory.files:

@@ -255,9 +255,9 @@ class Tree:
         files = range(FIRST_FILE_SLOT, FIRST_FILE_SLOT + len(directory.files))
         return [directory.inode, *(directory.number << SLOT_BITS | slot for slot in files)]
 
-    def seen(self, subject: Process | Slice) -> list[Directory]:
-        """The directories of a process or slice that anybody looked at, the deepest first."""
-        groups = [Group(index, subject) for index in self.controller.gpus]
+    def seen(self, subject: Group | Process | Slice) -> list[Directory]:
+        """The directories of a process or slice, or its one on a GPU, that anybody looked at, the deepest first."""
+        groups = [] if isinstance(subject, Group) else [Group(index, subject) for index in self.controller.gpus]
         found = (self._by_subject.get(key) for key in (*groups, subject))
         return [directory for directory in found if directory is not None]
 
@@ -265,8 +265,18 @@ class Tree:
         """The inodes of those and of their files."""
         return [inode for directory in self.seen(subject) for inode in self.inodes(directory)]
 
-    def forget(self, subject: Process | Slice) -> list[Directory]:
-        """A process or slice is gone: drops its directories and returns them, the deepest first."""
+    def hand_over(self, here: Group, there: Group) -> list[int]:
+        """What was chowned in the directory of a group is so in that of another. Returns the inodes that changed."""
+        directory = self.known(here)
+        if directory is None or self._ownership.keys().isdisjoint(self.inodes(directory)):
+            return []
+        other = self._directory(there, directory.parent, str(there.gpu), directory.files)
+        pairs = list(zip(self.inodes(directory), self.inodes(other), strict=True))
+        self._ownership |= {to: self._ownership[inode] for inode, to in pairs if inode in self._ownership}
+        return [to for _, to in pairs]
+
+    def forget(self, subject: Group | Process | Slice) -> list[Directory]:
+        """A process or slice is gone, or from a GPU: drops its directories and returns them, the deepest first."""
         gone = self.seen(subject)
         for directory in gone:
             del self._directories[directory.number], self._by_subject[directory.subject]

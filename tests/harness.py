@@ -29,7 +29,8 @@ from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Gpu, Host
 from backend.records import Activity, Capability, Footprint, GpuInfo
-from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
 from ggroupfs.controls import LEVERS
 from ggroupfs.files import Events
@@ -170,6 +171,12 @@ class StubGpu:
         assert self.host is not None
         self.host.moved_out(process, self.info.index, nbytes, 1)
         return nbytes
+
+    async def migrate(self, process: Process, target: Gpu) -> None:
+        assert isinstance(target, StubGpu)
+        assert process not in self.detached, "a frozen program never comes to a rest"
+        await self._act("migrate", process, target.info.index)
+        self.forget(process)
 
     def forget(self, process: Process) -> None:
         self.forgotten.append(process)
@@ -353,6 +360,8 @@ class Harness:
             "scheduled": len(follower._places),
             "follower locks": len(follower._locks),
             "shown as frozen": len(follower._frozen),
+            "held": len(follower._held),
+            "moved": len([node for _, node in self.controller._migrator._moved if isinstance(node, Process)]),
             "to be applied": len(follower.background),
             "reclaimer locks": len([g for g in reclaimer._locks if isinstance(g.node, Process)]),
             "writers": len([g for g in self.controller._writers if isinstance(g.node, Process)]),

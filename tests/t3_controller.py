@@ -12,7 +12,8 @@ import trio
 
 from backend.controller import DEADLINE_S
 from backend.identity import Group, Process, Slice
-from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
 from backend.traffic import CGROUP_SWEEP_S
 from tests.harness import MIB, StubGpu, Waker, answers, hang, raises, refuses, running, settle, virtual
 

@@ -16,7 +16,8 @@ from backend import tenants
 from backend.controller import DEADLINE_S
 from backend.identity import Group, Slice
 from backend.records import MAX
-from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
 from tests.harness import MIB, StubGpu, answers, hang, raises, refuses, running, settle, until, virtual
 from tests.t3_controller import Spawn, each_lever
 

@@ -18,7 +18,8 @@ from backend.controller import DEADLINE_S
 from backend.identity import Group, Process, identify
 from backend.protocols import Gpu, Host
 from backend.provider import Provided
-from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
 from backend.wire import SIZE, Message, Op
 from tests.harness import MIB, StubGpu, hang, raises, refuses, running, settle, virtual

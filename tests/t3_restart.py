@@ -12,7 +12,8 @@ from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Gpu, Inherited
 from backend.records import MAX, NOBODY, Wanted
 from backend.soft.account import Account
-from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
 from tests.harness import MIB, Harness, StubGpu, World, raises, refuses, running, settle, until, virtual
 from tests.t3_controller import Spawn

@@ -17,7 +17,8 @@ from backend.identity import Group, Process
 from backend.records import NOWHERE, Activity
 from backend.scheduler.fair import SWITCH_US
 from backend.scheduler.scheduler import AGAIN_S
-from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
 from tests.harness import MIB, Harness, StubGpu, hang, refuses, running, settle, virtual
 from tests.t3_restart import Machine
 

@@ -13,7 +13,8 @@ import trio
 from backend.identity import Group, Slice
 from backend.protocols import Gpu
 from backend.records import MAX, Books
-from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
 from ggroupfs.units import Units
 from ggroupfs.units.active import RECONNECT_S

@@ -31,7 +31,8 @@ from backend.controller import Controller
 from backend.identity import Group, Process, Slice, identify
 from backend.records import MAX
 from backend.soft.client import Device
-from backend.soft.gpu import SoftConfig, SoftGpu
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
 from tests.mounted import Mounted, eventually, mounted
 from tests.strategies import Written, chosen, history, pick, size_writes, switch_writes, timeslice_writes

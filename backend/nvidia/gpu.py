@@ -26,7 +26,7 @@ from backend.nvidia.selftest import Verdict, prove
 from backend.nvidia.tenant import Tenant
 from backend.nvidia.trace import Trace
 from backend.nvidia.usage import Usage
-from backend.protocols import Host
+from backend.protocols import Gpu, Host
 from backend.records import Activity, Capability, Footprint, GpuInfo
 
 log = logging.getLogger(__name__)
@@ -273,6 +273,9 @@ class NvidiaGpu:
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         return await self.managed.reclaim(process, nbytes)
+
+    async def migrate(self, process: Process, target: Gpu) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not built yet")
 
     async def _change(self, process: Process, *, frozen: bool | None = None, timeslice_us: int | None = None) -> None:
         tenant = self._tenant(process)

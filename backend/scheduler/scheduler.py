@@ -138,6 +138,9 @@ class Scheduler:
         """Who has a context, and is not frozen. The books are not asked each time."""
         found = []
         for resident in self._population.below(Group(self._index, ROOT)):
+            group = Group(self._index, resident.process)
+            if self._follower.is_held(group):
+                continue
             if self._index in resident.contexts and resident.process not in self._gone:
                 levels = self._population.path(Group(self._index, resident.process))[-2::-1]  # without the root
                 try:

@@ -17,14 +17,14 @@ import trio
 
 from backend.errors import fail
 from backend.identity import Process
-from backend.protocols import Host, split_timeslice
+from backend.protocols import Gpu, Host, split_timeslice
 from backend.records import Activity, Capability, Footprint, GpuInfo
+from backend.soft.config import SoftConfig
+from backend.soft.machine import Machine
 from backend.soft.pages import Memory, Store
 from backend.soft.runlist import US, Runlist, Tsg
 
 T = TypeVar("T")
-
-MIB = 1 << 20
 
 ENFORCED = (
     "gmem.limit.high",
@@ -37,8 +37,6 @@ ENFORCED = (
     "compute.priority",
     "compute.weight",
 )
-UNSUPPORTED = ("compute.migrate",)
-
 PAGES_AT_ONCE = 64
 """Pages worked on before everybody else has a turn."""
 
@@ -47,30 +45,6 @@ REPORT_S = 0.001
 
 REPORT_MOST_S = 0.01
 """... and no later than this: behind a long kernel, another TSG may finish short ones."""
-
-
-@attrs.frozen
-class SoftConfig:
-    """What kind of GPU to be. The defaults are an H200's figures, where it was measured (docs/nvidia.md)."""
-
-    capacity: int = 16 << 30
-    """Bytes of GPU memory."""
-    page: int = 2 * MIB
-    """Bytes a page: the granule of Ghost's transparent GPU huge pages and of CUDA's virtual memory management."""
-    pcie: int = 33_000_000_000
-    """Bytes a second between GPU and host, remapping included."""
-    batch: int = 64 * MIB
-    """Bytes moved before anybody else gets a word in."""
-    timeslice_us: int = 2048
-    """Default timeslice of a TSG."""
-    switch_us: int = 197
-    """Engine time lost when another TSG takes over."""
-    overcommit: int = 16
-    """Memory a process may allocate, resident or not, in capacities."""
-    queue: int = 1 << 16
-    """Kernels that a TSG may have queued."""
-    identity: str = ""
-    """Whose GPUs they are: two with the same identity and index are the same GPU, by their UUID."""
 
 
 @attrs.define(eq=False)
@@ -85,6 +59,8 @@ class Tenant:
     """What was asked for it; 0 is the default."""
     attached: bool = True
     """Whether its TSGs, and those to come, belong on the runlist."""
+    leaving: bool = False
+    """Whether its memory is on the way to another GPU."""
     retired: Activity = attrs.field(factory=lambda: Activity(0, 0, 0, 0, managed=True))
     """The work of the contexts that it closed."""
 
@@ -92,8 +68,10 @@ class Tenant:
 class SoftGpu:
     """See :class:`backend.protocols.Gpu`, which it implements, and the module."""
 
-    def __init__(self, index: int = 0, config: SoftConfig | None = None) -> None:
+    def __init__(self, index: int = 0, config: SoftConfig | None = None, machine: Machine | None = None) -> None:
+        """`machine` is that of all GPUs between which programs can move; without it there is no other."""
         self.config = config or SoftConfig()
+        self.machine = machine or Machine()
         self.info = GpuInfo(
             index=index,
             uuid=_uuid(index, self.config.identity),
@@ -109,13 +87,13 @@ class SoftGpu:
         self._tenants: dict[Process, Tenant] = {}
         self._progress: dict[Tsg, Callable[[int], None]] = {}
         self._reported: dict[Tsg, int] = {}
-        self._next_tsg = 1
         self._work = trio.Event()
         self._host: Host | None = None
         self._epoch = 0.0
 
     def capabilities(self) -> Mapping[str, Capability]:
-        return dict.fromkeys(ENFORCED, Capability.ENFORCED) | dict.fromkeys(UNSUPPORTED, Capability.UNSUPPORTED)
+        migrate = Capability.ENFORCED if self.machine.gpus > 1 else Capability.UNSUPPORTED
+        return dict.fromkeys(ENFORCED, Capability.ENFORCED) | {"compute.migrate": migrate}
 
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._host = host
@@ -181,7 +159,7 @@ class SoftGpu:
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         tenant = self._tenants.get(process)
-        if tenant is None:
+        if tenant is None or tenant.leaving:
             return 0
         host, page = self._booked(), self.config.page
         moved = 0
@@ -200,7 +178,49 @@ class SoftGpu:
             await trio.sleep(self._transfer_us(batch) / 1e6)
         return moved
 
+    async def migrate(self, process: Process, target: Gpu) -> None:
+        if not isinstance(target, SoftGpu) or target.machine is not self.machine:
+            raise fail(errno.EXDEV)
+        if target.config.page != self.config.page:
+            raise fail(errno.EXDEV)
+        async with self.machine.gate(process).shut():
+            tenant = self._tenant(process)
+            tenant.leaving = True
+            self._attach(process, False)
+            try:
+                # Out and in again, as a checkpoint and a restore: what is in the host stays there.
+                await trio.sleep(2 * self._transfer_us(tenant.memory.resident * self.config.page) / 1e6)
+                if self._tenants.get(process) is not tenant or target._holds_work(process):
+                    raise fail(errno.EEXIST if self._tenants.get(process) is tenant else errno.ESRCH)
+                self._hand_over(process, target)
+            finally:
+                tenant.leaving = False
+                if self._tenants.get(process) is tenant:
+                    self._attach(process, True)
+
+    def _holds_work(self, process: Process) -> bool:
+        """Whether a process has contexts or memory here: two of one would have to become one."""
+        tenant = self._tenants.get(process)
+        return tenant is not None and bool(tenant.tsgs or len(tenant.memory))
+
+    def _hand_over(self, process: Process, target: SoftGpu) -> None:
+        """The tenant is the other's from now on, attached and with its timeslices; nothing of it is left here."""
+        self._advance()
+        target._advance()
+        tenant = self._tenants.pop(process)
+        tenant.memory.transfer(target._frames, target._slots)
+        for tsg in tenant.tsgs.values():
+            self._runlist.remove(tsg)
+            target._runlist.add(tsg)
+            target._progress[tsg] = self._progress.pop(tsg)
+            target._reported[tsg] = self._reported.pop(tsg)
+        target._tenants[process] = tenant
+        target._attach(process, True)
+        target._slice(tenant)
+        self.machine.exchange(process, self.info.index, target.info.index)
+
     def forget(self, process: Process) -> None:
+        self.machine.forget(process)
         tenant = self._tenants.pop(process, None)
         if tenant is not None:
             self._advance()
@@ -215,7 +235,7 @@ class SoftGpu:
         await self._booked().arrive(process, self.info.index)
         tenant = self._tenant(process)
         tsg = Tsg(self.config.timeslice_us * US, channels, tenant.attached)
-        number, self._next_tsg = self._next_tsg, self._next_tsg + 1
+        number = next(self.machine.tsgs)
         self._advance()
         tenant.tsgs[number] = tsg
         self._runlist.add(tsg)

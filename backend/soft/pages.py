@@ -139,6 +139,15 @@ class Memory:
         self._clock[page.number] = page
         self.resident += 1
 
+    def transfer(self, frames: Store, slots: Store) -> None:
+        """All of it goes to the frames and swap slots of another GPU, each page with its number and its stamp."""
+        for page in self._pages.values():
+            if page.resident:
+                page.place = frames.put(self._frames.take(page.place))
+            else:
+                page.place = slots.put(self._slots.take(page.place))
+        self._frames, self._slots = frames, slots
+
     def clear(self) -> None:
         """Frees everything."""
         for number in list(self._pages):

@@ -34,8 +34,9 @@ class Session:
         """Who is at the other end."""
         self._connection = connection
         self._gpus = gpus
-        self._contexts: dict[int, SoftGpu] = {}
-        self._pages: dict[tuple[SoftGpu, int], int] = {}  # first page -> pages, per allocation
+        # GPUs are named as the program does: it does not know that it was moved.
+        self._contexts: dict[int, int] = {}  # tsg -> gpu
+        self._pages: dict[tuple[int, int], int] = {}  # (gpu, first page) -> pages, per allocation
         self._finished: dict[tuple[int, int], int] = {}  # (gpu, tsg) -> kernels, not yet told
         self._news = trio.Event()
         self._sending = trio.Lock()  # replies and progress go out by two tasks
@@ -68,23 +69,30 @@ class Session:
 
     def close(self) -> None:
         """Closes its contexts and frees its memory. A process that died has neither left."""
-        for tsg, gpu in list(self._contexts.items()):
+        for tsg, named in list(self._contexts.items()):
             with contextlib.suppress(OSError):
-                gpu.close_context(self.process, tsg)
-        for (gpu, first), count in list(self._pages.items()):
+                self._meant(named).close_context(self.process, tsg)
+        for (named, first), count in list(self._pages.items()):
             with contextlib.suppress(OSError):
-                gpu.free(self.process, range(first, first + count))
+                self._meant(named).free(self.process, range(first, first + count))
+
+    def _meant(self, named: int) -> SoftGpu:
+        """The GPU that the program means by a number. ENODEV."""
+        if named not in self._gpus:
+            raise fail(errno.ENODEV)
+        return self._gpus[self._gpus[named].machine.meant(self.process, named)]
 
     async def _send(self, message: Message) -> None:
         async with self._sending:
             await self._connection.send(message.encode())
 
     async def _do(self, request: Message) -> tuple[int, ...]:
-        op, args = request.op, request.args
         tenants.check(request, self._greeted)
-        gpu = self._gpus.get(request.gpu)
-        if gpu is None:
-            raise fail(errno.ENODEV)
+        async with self._meant(request.gpu).machine.gate(self.process).passed():
+            return await self._call(request, request.gpu, self._meant(request.gpu))
+
+    async def _call(self, request: Message, named: int, gpu: SoftGpu) -> tuple[int, ...]:
+        op, args = request.op, request.args
         match op:
             case Op.HELLO:
                 if args[0] != VERSION:
@@ -92,25 +100,25 @@ class Session:
                 self._greeted = True
                 return VERSION, gpu.config.page, gpu.config.timeslice_us
             case Op.JOIN:
-                return (await self._join(gpu, args[0]),)
+                return (await self._join(named, gpu, args[0]),)
             case Op.LEAVE:
-                if self._contexts.get(args[0]) is not gpu:
+                if self._contexts.get(args[0]) != named:
                     raise fail(errno.ENOENT)
                 gpu.close_context(self.process, args[0])
                 del self._contexts[args[0]]
             case Op.ALLOC:
-                if gpu not in self._contexts.values():
+                if named not in self._contexts.values():
                     raise fail(errno.EBADF)
                 pages = await gpu.allocate(self.process, args[0])
-                self._pages[gpu, pages.start] = len(pages)
+                self._pages[named, pages.start] = len(pages)
                 return pages.start, len(pages)
             case Op.FREE:
-                if self._pages.get((gpu, args[0])) != args[1]:
+                if self._pages.get((named, args[0])) != args[1]:
                     raise fail(errno.EINVAL)  # as cuMemFree: what was allocated, whole
-                del self._pages[gpu, args[0]]
+                del self._pages[named, args[0]]
                 gpu.free(self.process, range(args[0], args[0] + args[1]))
             case Op.WRITE:
-                for offset in range(self._bounded(gpu, args[0], args[1])):
+                for offset in range(self._bounded(named, args[0], args[1])):
                     if offset % PAGES_AT_ONCE == PAGES_AT_ONCE - 1:
                         await trio.lowlevel.checkpoint()
                     gpu.write(self.process, args[0] + offset, (args[2] + offset * args[3]) % WORD)
@@ -119,31 +127,31 @@ class Session:
                     raise fail(errno.EINVAL)
                 return tuple(gpu.read(self.process, args[0] + i) for i in range(args[1]))
             case Op.LAUNCH:
-                if self._contexts.get(args[0]) is not gpu:
+                if self._contexts.get(args[0]) != named:
                     raise fail(errno.ENOENT)
-                touched = range(args[3], args[3] + (self._bounded(gpu, args[3], args[4]) if args[4] else 0))
+                touched = range(args[3], args[3] + (self._bounded(named, args[3], args[4]) if args[4] else 0))
                 await gpu.launch(self.process, args[0], args[1], args[2], touched)
             case _:
                 raise fail(errno.ENOSYS)
         return ()
 
-    async def _join(self, gpu: SoftGpu, channels: int) -> int:
+    async def _join(self, named: int, gpu: SoftGpu, channels: int) -> int:
         if len(self._contexts) >= CONTEXTS or not 0 < channels <= 128:
             raise fail(errno.EINVAL)
         told: list[int] = []  # the TSG's number, known only once it is open
 
         def progress(finished: int) -> None:
-            self._finished[gpu.info.index, told[0]] = finished
+            self._finished[named, told[0]] = finished
             self._news.set()
 
         tsg = await gpu.open_context(self.process, channels, progress)
         told.append(tsg)
-        self._contexts[tsg] = gpu
+        self._contexts[tsg] = named
         return tsg
 
-    def _bounded(self, gpu: SoftGpu, first: int, count: int) -> int:
+    def _bounded(self, named: int, first: int, count: int) -> int:
         """`count`, if one allocation of this connection holds all those pages; EFAULT otherwise."""
         for (owner, start), length in self._pages.items():
-            if owner is gpu and start <= first and first + count <= start + length:
+            if owner == named and start <= first and first + count <= start + length:
                 return count
         raise fail(errno.EFAULT)

@@ -146,6 +146,12 @@ class Units:
     def process_gone(self, process: Process) -> None:
         """Watcher: nothing to do."""
 
+    def process_migrated(self, here: Group, there: Group) -> None:
+        """Watcher: policy is of slices."""
+
+    def process_left(self, group: Group) -> None:
+        """Watcher: policy is of slices."""
+
     def process_moved(self, process: Process) -> None:
         """Watcher: what is asked for where it is now is to hold soon."""
         resident = self._population.resident(process)

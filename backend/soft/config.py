@@ -1,0 +1,31 @@
+"""What kind of software GPU there is."""
+
+from __future__ import annotations
+
+import attrs
+
+MIB = 1 << 20
+
+
+@attrs.frozen
+class SoftConfig:
+    """What kind of GPU to be. The defaults are an H200's figures, where it was measured (docs/nvidia.md)."""
+
+    capacity: int = 16 << 30
+    """Bytes of GPU memory."""
+    page: int = 2 * MIB
+    """Bytes a page: the granule of Ghost's transparent GPU huge pages and of CUDA's virtual memory management."""
+    pcie: int = 33_000_000_000
+    """Bytes a second between GPU and host, remapping included."""
+    batch: int = 64 * MIB
+    """Bytes moved before anybody else gets a word in."""
+    timeslice_us: int = 2048
+    """Default timeslice of a TSG."""
+    switch_us: int = 197
+    """Engine time lost when another TSG takes over."""
+    overcommit: int = 16
+    """Memory a process may allocate, resident or not, in capacities."""
+    queue: int = 1 << 16
+    """Kernels that a TSG may have queued."""
+    identity: str = ""
+    """Whose GPUs they are: two with the same identity and index are the same GPU, by their UUID."""
