@@ -77,6 +77,7 @@ ROWS = (
     Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", "timeslice", _ms),
     Row("frozen", "Whether nothing of it can run (compute.events).", "frozen"),
     Row("populated", "Whether it has a context on the GPU (compute.events).", "populated"),
+    Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),
     Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True, members=True),
     Row("kernels_finished", "Kernels finished.", "finished", counter=True, members=True),
     Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True, members=True),

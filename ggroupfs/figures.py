@@ -62,6 +62,8 @@ class Figures:
     """Whether nothing of it can run: it, or a slice above, is frozen."""
     populated: bool | None = None
     """Whether a process of it has a context on the GPU."""
+    migrated: int | None = None
+    """How often a process was moved to another GPU, or one of a slice to this one."""
     priority: int | None = None
     """compute.priority."""
     weight: int | None = None
@@ -140,7 +142,7 @@ SOURCES: Mapping[str, Source] = {
     "gmem.events": _one("events", flat),
     "compute.timeslice": _one("timeslice", lambda text: values.timeslice(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
-    "compute.events": _keyed("frozen populated"),
+    "compute.events": _keyed("frozen populated migrated"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
     "gcgroup.stat": _keyed(

@@ -232,7 +232,9 @@ CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "compute.freeze": lambda c, g: f"{int(c.books(g).frozen)}\n",
     "compute.priority": lambda c, g: f"{c.books(g).priority}\n",
     "compute.weight": lambda c, g: f"{c.books(g).weight}\n",
-    "compute.events": lambda c, g: table(populated=int(c.is_populated(g)), frozen=int(c.is_frozen(g))),
+    "compute.events": lambda c, g: table(
+        populated=int(c.is_populated(g)), frozen=int(c.is_frozen(g)), migrated=c.moved(g)
+    ),
     "gcgroup.stat": gcgroup_stat,
 }
 NAMES = sorted([*CONTENTS, "gmem.reclaim", "compute.migrate", "usermemfd"])
