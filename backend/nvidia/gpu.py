@@ -20,6 +20,7 @@ from backend.identity import Process
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import TICK, Census, ClientCounter, Tsg
+from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.selftest import Verdict, prove
@@ -59,9 +60,19 @@ class NvidiaGpu:
     """See :class:`backend.protocols.Gpu`."""
 
     def __init__(
-        self, info: GpuInfo, gpu_id: int, nvml: Nvml, census: Census, states: ChannelStates, usage: Usage
+        self,
+        info: GpuInfo,
+        gpu_id: int,
+        nvml: Nvml,
+        census: Census,
+        states: ChannelStates,
+        usage: Usage,
+        mover: Mover | None = None,
     ) -> None:
+        """`mover` is there where there is another GPU of the same kind."""
         self.info = info
+        self.mover = mover
+        """Takes programs to another GPU."""
         self._usage = usage
         self.managed = Managed(info, self._is_frozen)
         """The programs whose memory can be moved; others the driver keeps where it is."""
@@ -95,6 +106,8 @@ class NvidiaGpu:
                     await self._poll(host, first)
                 task_status.started()
                 nursery.start_soon(self._keep)
+                if self.mover is not None and self.mover.home == self.info.index:
+                    nursery.start_soon(self.mover.run)
                 while True:
                     await trio.sleep(POLL)
                     await self._poll(host, nursery)
@@ -275,7 +288,15 @@ class NvidiaGpu:
         return await self.managed.reclaim(process, nbytes)
 
     async def migrate(self, process: Process, target: Gpu) -> None:
-        raise OSError(errno.EOPNOTSUPP, "not built yet")
+        if not isinstance(target, NvidiaGpu) or self.mover is None:
+            raise OSError(errno.EXDEV, "there is no way to that GPU")
+        if process in self.managed:
+            # Measured: it is checkpointed with that memory, and then not restored (999): the program is lost.
+            raise OSError(errno.EOPNOTSUPP, "the memory that the library in this program manages cannot be moved yet")
+        if not self._held.get(process):
+            raise OSError(errno.EOPNOTSUPP, "the driver does not say how much memory it has")
+        await self.mover.move(process, self.info, target.info, self._held[process])
+        self.forget(process)
 
     async def _change(self, process: Process, *, frozen: bool | None = None, timeslice_us: int | None = None) -> None:
         tenant = self._tenant(process)
@@ -328,12 +349,14 @@ async def open_gpus(
     cards = {card.pci: card for card in await deadline.call(counter.cards)}
     census = Census(system, counter)
     gpus = []
-    for info in await nvml.gpus():
+    infos = await nvml.gpus()
+    movers = {name: Mover(home) for name, home in _several(infos).items()}
+    for info in infos:
         if info.pci in cards:
             states = await deadline.call(partial(ChannelStates, system, cards[info.pci]))
             usage = Usage(info.index, nvml, partial(Trace, system, cards[info.pci]))
             info = attrs.evolve(info, granule=GRANULE)
-            gpus.append(NvidiaGpu(info, cards[info.pci].gpu_id, nvml, census, states, usage))
+            gpus.append(NvidiaGpu(info, cards[info.pci].gpu_id, nvml, census, states, usage, movers.get(info.name)))
         else:
             log.warning("GPU %d at %s is not in the driver's list", info.index, info.pci)
     async with trio.open_nursery() as nursery:
@@ -342,5 +365,11 @@ async def open_gpus(
     return gpus
 
 
+def _several(infos: Sequence[GpuInfo]) -> Mapping[str, int]:
+    """The models of which there are several, and the first index of each."""
+    models = [info.name for info in infos]
+    return {name: infos[models.index(name)].index for name in models if models.count(name) > 1}
+
+
 async def _test(gpu: NvidiaGpu, selftest: bool) -> None:
-    gpu.adopt(await prove(gpu, run=selftest))
+    gpu.adopt(await prove(gpu, run=selftest, movable=gpu.mover is not None))

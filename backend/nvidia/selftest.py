@@ -39,7 +39,7 @@ ASKED = (6000, 2000)
 TOLERANCE = 0.25
 """How far from the ratio asked the progress may be to count as enforced."""
 LIBRARY = "moves the memory of programs that `ggroupfs run` starts, by a library in them; that of others is pinned"
-UNSUPPORTED = {"compute.migrate": "not built yet"}
+CHECKPOINT = "cuCheckpoint, by way of the host; not for programs that `ggroupfs run` starts"
 SCHEDULED = ("compute.priority", "compute.weight")
 """What the scheduler makes of the two levers."""
 
@@ -134,10 +134,16 @@ async def _rates(children: Sequence[Child], seconds: float = WINDOW) -> list[flo
     return [(child.finished - count) / elapsed for child, count in zip(children, before, strict=True)]
 
 
-async def prove(gpu: Levers, run: bool = True) -> list[Verdict]:
-    """A verdict for every control. Never raises OSError: what could not be tested is advisory, with the reason."""
+async def prove(gpu: Levers, run: bool = True, movable: bool = False) -> list[Verdict]:
+    """A verdict for every control. Never raises OSError: what could not be tested is advisory, with the reason.
+
+    `movable` says whether there is another GPU that programs can be moved to.
+    """
     verdicts = [Verdict(control, Capability.ADVISORY, LIBRARY) for control in OF_MEMORY]
-    verdicts += [Verdict(control, Capability.UNSUPPORTED, why) for control, why in UNSUPPORTED.items()]
+    if movable:
+        verdicts.append(Verdict("compute.migrate", Capability.ADVISORY, CHECKPOINT))
+    else:
+        verdicts.append(Verdict("compute.migrate", Capability.UNSUPPORTED, "there is no other GPU of this model"))
     if not run:
         why = "not tested"
         tested = [Verdict(name, Capability.ADVISORY, why) for name in ("compute.timeslice", "compute.freeze")]

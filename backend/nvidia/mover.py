@@ -1,0 +1,81 @@
+"""Programs of NVIDIA GPUs that go from one to another: what is looked at before, and who is looked after behind.
+
+What is in the program moves by way of the host (cuCheckpoint, :mod:`backend.nvidia.checkpoint`), so both have to have
+room for it. A program that came to a rest and has room nowhere any more waits in the host: it is tried again, by us or
+by the daemon after us.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+
+import trio
+
+from backend.identity import Process
+from backend.nvidia import checkpoint
+from backend.nvidia.checkpoint.records import Action, State
+from backend.records import GpuInfo
+
+log = logging.getLogger(__name__)
+
+LOCK_S = 5.0
+"""Seconds in which a program has to come to a rest: what it has given to the GPU ends, and its calls return."""
+AGAIN_S = 5.0
+"""Seconds between two tries to have one run that waits in the host."""
+
+
+class Mover:
+    """One for all GPUs of a machine that are of the same model."""
+
+    def __init__(self, home: int, room: Callable[[Process], int] = checkpoint.host_room) -> None:
+        """`room` is how many bytes a process may have in the host besides what it has."""
+        self.home = home
+        """The index of the GPU that runs it."""
+        self._room = room
+        self._look = trio.Event()
+        self._look.set()  # at whom a daemon before us has left
+
+    async def move(self, process: Process, source: GpuInfo, target: GpuInfo, held: int) -> None:
+        """Returns once the process, which holds so many bytes on `source`, runs on `target`. OSError as for
+        :meth:`backend.protocols.Gpu.migrate`; unless its words say something else, it runs on `source`."""
+        if source.name != target.name:
+            raise OSError(errno.EXDEV, f"{source.name} and {target.name} are not the same")
+        if self._room(process) < held:
+            raise OSError(errno.ENOMEM, f"the host, or the memory cgroup, has no room for its {held} bytes")
+        try:
+            done = await checkpoint.move(process, source.uuid, target.uuid, held, LOCK_S)
+        except checkpoint.CheckpointError as error:
+            if error.errno == errno.ESRCH:
+                raise ProcessLookupError(errno.ESRCH, error.strerror) from None
+            if error.state is not State.RUNNING:
+                log.error("pid %d was to go from GPU %d to %d: %s", process.pid, source.index, target.index, error)
+                self._look.set()
+            raise
+        log.info("pid %d is on GPU %d now, was on %d: %s", process.pid, target.index, source.index, _told(done))
+
+    async def run(self) -> None:
+        """Has programs run that something was begun with, until cancelled."""
+        while True:
+            await self._look.wait()
+            self._look = trio.Event()
+            for one in checkpoint.left():
+                if one.busy or one.request.action is Action.SUSPEND:
+                    continue  # somebody is at it, or it was meant so
+                process = one.request.process
+                try:
+                    await checkpoint.recover(process)
+                except checkpoint.CheckpointError as error:
+                    if error.errno != errno.ESRCH:
+                        log.warning("pid %d is in the middle of a move: %s", process.pid, error)
+                        self._look.set()
+                else:
+                    log.warning("pid %d was in the middle of a move, and runs again", process.pid)
+            await trio.sleep(AGAIN_S)
+
+
+def _told(done: checkpoint.Done) -> str:
+    """How long it stood still, and for what."""
+    steps = ", ".join(f"{step.value} {ms:.0f}" for step, ms in done.milliseconds.items())
+    return f"it stood still for {done.stall_ms or 0:.0f} ms ({steps})"

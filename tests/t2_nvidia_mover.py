@@ -1,0 +1,148 @@
+"""What is looked at before a program is moved to another NVIDIA GPU, and who is looked after behind. No driver here."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Sequence
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from backend.identity import Process
+from backend.nvidia import checkpoint
+from backend.nvidia.checkpoint.records import Action, Outcome, Request, State, Step
+from backend.nvidia.mover import AGAIN_S, LOCK_S, Mover
+from backend.records import GpuInfo
+
+GIB = 1 << 30
+PROCESS = Process(4242, 1)
+
+
+def gpu(index: int, name: str = "NVIDIA H200") -> GpuInfo:
+    return GpuInfo(index, f"GPU-{index}", name, "none", 100 * GIB, 2048)
+
+
+@attrs.define
+class Agents:
+    """What agents are asked for, and what comes of it."""
+
+    asked: list[tuple[object, ...]] = attrs.field(factory=list)
+    outcomes: list[Outcome] = attrs.field(factory=list)
+    entries: list[checkpoint.Left] = attrs.field(factory=list)
+
+    async def move(self, *words: object) -> checkpoint.Done:
+        self.asked.append(("move", *words))
+        return self._answer()
+
+    async def recover(self, process: Process) -> checkpoint.Done:
+        self.asked.append(("recover", process))
+        done = self._answer()
+        self.entries = [one for one in self.entries if one.request.process != process]
+        return done
+
+    def left(self) -> Sequence[checkpoint.Left]:
+        return tuple(self.entries)
+
+    def _answer(self) -> checkpoint.Done:
+        outcome = self.outcomes.pop(0) if self.outcomes else Outcome(State.RUNNING, "GPU-1")
+        if outcome.errno:
+            raise checkpoint.CheckpointError(outcome, ())
+        return checkpoint.Done(State.RUNNING, "GPU-1", {Step.LOCK: 1.0, Step.RESTORE: 20.0}, 30.0)
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> Agents:
+    found = Agents()
+    for name in ("move", "recover", "left"):
+        monkeypatch.setattr(checkpoint, name, getattr(found, name))
+    return found
+
+
+def run(main: Callable[[], object]) -> None:
+    trio.run(main, clock=MockClock(autojump_threshold=0))  # type: ignore[arg-type]
+
+
+def test_a_move(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    """With as much room reserved as it holds; how long it stood still is in the log."""
+    caplog.set_level(logging.INFO)
+    run(lambda: Mover(0, lambda _: 8 * GIB).move(PROCESS, gpu(0), gpu(1), 8 * GIB))
+    assert agents.asked == [("move", PROCESS, "GPU-0", "GPU-1", 8 * GIB, LOCK_S)]
+    assert "30 ms" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "code"), [(gpu(1, "NVIDIA L4"), 8 * GIB, errno.EXDEV), (gpu(1), 8 * GIB - 1, errno.ENOMEM)]
+)
+def test_what_is_refused_before_anything_is_locked(agents: Agents, target: GpuInfo, host: int, code: int) -> None:
+    with pytest.raises(OSError, match=r"not the same|no room") as refused:
+        run(lambda: Mover(0, lambda _: host).move(PROCESS, gpu(0), target, 8 * GIB))
+    assert refused.value.errno == code
+    assert agents.asked == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ETIMEDOUT, errno.EOPNOTSUPP, errno.EBUSY, errno.EIO])
+def test_a_failure_that_left_it_running(agents: Agents, code: int) -> None:
+    """Is that of the step, and nobody is looked after."""
+
+    async def main() -> None:
+        mover = Mover(0, lambda _: GIB)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mover.run)
+            await trio.sleep(1)
+            agents.outcomes = [Outcome(State.RUNNING, "GPU-0", code, Step.LOCK, "lock: it failed")]
+            with pytest.raises(OSError, match="it failed") as refused:
+                await mover.move(PROCESS, gpu(0), gpu(1), GIB)
+            assert refused.value.errno == code
+            await trio.sleep(60)
+            assert [name for name, *_ in agents.asked] == ["move"]
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_one_that_has_ended_is_gone(agents: Agents) -> None:
+    agents.outcomes = [Outcome(None, "", errno.ESRCH, Step.LOCK, "the program has ended")]
+    with pytest.raises(ProcessLookupError):
+        run(lambda: Mover(0, lambda _: GIB).move(PROCESS, gpu(0), gpu(1), GIB))
+
+
+@pytest.mark.logs("was to go from GPU 0 to 1", "is in the middle of a move", "runs again")
+def test_one_that_waits_in_the_host_is_tried_until_it_runs(agents: Agents) -> None:
+    async def main() -> None:
+        mover = Mover(0, lambda _: GIB)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mover.run)
+            await trio.sleep(1)
+            nowhere = Outcome(State.CHECKPOINTED, "", errno.ENOSPC, Step.RETURN, "no room")
+            agents.outcomes = [nowhere] * 4
+            request = Request(Action.MOVE, PROCESS, "GPU-0", "GPU-1", GIB, 5000)
+            agents.entries = [checkpoint.Left(request, Step.RESTORE, "GPU-1", busy=False)]
+            with pytest.raises(OSError, match="no room"):
+                await mover.move(PROCESS, gpu(0), gpu(1), GIB)
+            await trio.sleep(10 * AGAIN_S)
+            assert agents.entries == []
+            assert [name for name, *_ in agents.asked] == ["move"] + ["recover"] * 4
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+@pytest.mark.logs("was in the middle of a move, and runs again")
+def test_whom_a_daemon_before_has_left(agents: Agents) -> None:
+    """But not one that an agent is at, nor one that was suspended on purpose."""
+    busy, suspended = Process(1, 1), Process(2, 1)
+    agents.entries = [
+        checkpoint.Left(Request(Action.MOVE, PROCESS, "GPU-0", "GPU-1", GIB), Step.LOCK, "GPU-0", busy=False),
+        checkpoint.Left(Request(Action.MOVE, busy, "GPU-0", "GPU-1", GIB), Step.LOCK, "GPU-0", busy=True),
+        checkpoint.Left(Request(Action.SUSPEND, suspended, "GPU-0", "", GIB), Step.LOCK, "GPU-0", busy=False),
+    ]
+
+    async def main() -> None:
+        with trio.move_on_after(60):
+            await Mover(0).run()
+
+    run(main)
+    assert agents.asked == [("recover", PROCESS)]
