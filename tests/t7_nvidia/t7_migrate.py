@@ -1,0 +1,190 @@
+"""Running programs move between two GPUs: what they compute, how long they stand still, and what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from ggroupfs.client import Member
+from tests.mounted import Mounted, mounted
+from tests.t7_nvidia.conftest import wait_for
+from tests.t7_nvidia.programs import GIB, MIB, Program, member, program, run_in, write
+from tests.t7_nvidia.t7_training import STEPS, outcome, torch
+
+TIMES = 20
+
+
+def where(pid: int) -> list[int]:
+    """The GPUs that the driver has a process on."""
+    pynvml.nvmlInit()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            index
+            for index, handle in enumerate(handles)
+            if any(one.pid == pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        ]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def free(gpu: int) -> int:
+    """Bytes free on a GPU."""
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu)).free)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def at(mount: Mounted, run: Program, gpu: int) -> Member:
+    """Its control files, once it is on a GPU."""
+    wait_for(lambda: mount.group(run.process.pid, gpu).exists(), f"it is on GPU {gpu}")
+    return Member(run.process.pid, gpu, mount.group(run.process.pid, gpu))
+
+
+@contextmanager
+def longest_pause(run: Program) -> Iterator[list[float]]:
+    """The longest time, in seconds, in which the program finished no pass while the body ran."""
+    result, stop = [0.0], threading.Event()
+
+    def watch() -> None:
+        passes, since = run.passes, time.monotonic()
+        while not stop.is_set():
+            now = time.monotonic()
+            result[0] = max(result[0], now - since)
+            if run.passes != passes:
+                passes, since = run.passes, now
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield result
+        before = run.passes
+        wait_for(lambda: run.passes > before + 1 or run.process.poll() is not None, "it goes on", seconds=60)
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.timeout(500)
+def test_training_moves_back_and_forth(gpu_mount: Mounted) -> None:
+    """Twenty times: the losses are those of the run that stayed, to the bit; limits and shares are where it is."""
+    with torch(None, "train") as run:
+        expected, _ = outcome(run)
+    with torch(None, "train", may=0) as run:
+        wait_for(lambda: where(run.process.pid) == [0], "it is on GPU 0", seconds=60)
+        write(at(gpu_mount, run, 0), "compute.timeslice", 4)
+        took = []
+        for number in range(TIMES):
+            steps = (number + 1) * (STEPS // (TIMES + 1))
+            run.set(16, steps)
+            wait_for(lambda steps=steps: run.passes >= steps - 2, "it trains", seconds=60)  # type: ignore[misc]
+            here, there = number % 2, 1 - number % 2
+            began = time.monotonic()
+            write(at(gpu_mount, run, here), "compute.migrate", there)
+            took.append(time.monotonic() - began)
+            assert where(run.process.pid) == [there]
+            assert os.listdir(gpu_mount / run.process.pid) == [str(there)]
+            assert at(gpu_mount, run, there).read("compute.timeslice") == "4"
+        run.set(16, STEPS)
+        losses, _ = outcome(run)
+    print(f"{TIMES} moves of {min(took):.2f} to {max(took):.2f} s; losses equal: {losses == expected}")
+    assert losses == expected
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("gib", [1, 4, 16])
+def test_how_long_it_stands_still(gpu_mount: Mounted, elastic: str, gib: int) -> None:
+    """Without the library: everything goes by way of the host."""
+    with program(elastic, "PAGE", str(gib << 10)) as run:
+        wait_for(lambda: run.passes > 2, "it works", seconds=60)
+        for here, there in ((0, 1), (1, 0)):
+            group = at(gpu_mount, run, here)
+            with longest_pause(run) as pause:
+                write(group, "compute.migrate", there)
+            print(f"{gib} GiB, {here} to {there}: stood still for {pause[0]:.3f} s, {gib * 1.0737 / pause[0]:.2f} GB/s")
+            assert where(run.process.pid) == [there]
+        run.finish()
+
+
+@pytest.mark.timeout(120)
+def test_a_program_with_the_library_is_refused_unharmed(gpu_mount: Mounted, elastic: str) -> None:
+    with program(*run_in(gpu_mount), elastic, "PAGE", "1024") as run:
+        group = member(gpu_mount, run)
+        with pytest.raises(OSError, match=re.escape(os.strerror(errno.EOPNOTSUPP))):
+            write(group, "compute.migrate", 1)
+        before = run.passes
+        wait_for(lambda: run.passes > before + 2, "it goes on")
+        run.finish()
+
+
+@pytest.mark.timeout(200)
+def test_no_room_is_refused_and_it_goes_on(gpu_mount: Mounted, elastic: str) -> None:
+    """The other GPU is full but for 1 GiB: nothing is locked, and nothing is lost."""
+    there = ("env", "CUDA_VISIBLE_DEVICES=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    with (
+        program(elastic, "PAGE", "4096") as run,
+        program(*there, elastic, "PAGE", str((free(1) - GIB) // MIB - 1024)) as full,
+    ):
+        for one in (run, full):
+            wait_for(lambda one=one: one.passes > 2, "it works", seconds=60)  # type: ignore[misc]
+        group = at(gpu_mount, run, 0)
+        at(gpu_mount, full, 1)
+        with longest_pause(run) as pause, pytest.raises(OSError, match=re.escape(os.strerror(errno.ENOSPC))):
+            write(group, "compute.migrate", 1)
+        print(f"refused; longest pause {pause[0] * 1e3:.0f} ms")
+        assert where(run.process.pid) == [0]
+        run.finish()
+        full.finish()
+
+
+@pytest.mark.timeout(400)
+def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str) -> None:
+    """At ten moments of a move of 4 GiB: the program ends up whole, on one GPU, and the next mount moves it again."""
+    with program(elastic, "PAGE", "4096") as run:
+        wait_for(lambda: run.passes > 2, "it works", seconds=60)
+        for number in range(10):
+            place = tmp_path / str(number)
+            place.mkdir()
+            with mounted(place, gpu="nvidia", expect_errors=("",)) as mount:
+                (here,) = where(run.process.pid)
+                group = at(mount, run, here)
+                mover = threading.Thread(target=_try, args=(group, 1 - here))
+                mover.start()
+                time.sleep(0.05 + 0.4 * number)
+                mount.daemon.send_signal(signal.SIGKILL)
+                mount.daemon.wait()
+                mover.join()
+            before = run.passes
+            wait_for(lambda before=before: run.passes > before + 2, "it goes on", seconds=30)  # type: ignore[misc]
+            places = where(run.process.pid)
+            print(f"killed after {0.05 + 0.4 * number:.2f} s: on GPU {places}")
+            assert len(places) == 1
+        run.finish()
+
+
+def _try(group: Member, gpu: int) -> None:
+    with suppress(OSError):  # nobody is left to answer
+        write(group, "compute.migrate", gpu)
+
+
+def test_the_order_of_gpus_is_the_programs_own(gpu_mount: Mounted, elastic: str) -> None:
+    """CUDA_VISIBLE_DEVICES=1,0: its device 0 is GPU 1, and it moves to where it is told."""
+    with program("env", "CUDA_VISIBLE_DEVICES=1,0", "CUDA_DEVICE_ORDER=PCI_BUS_ID", elastic, "PAGE", "256") as run:
+        wait_for(lambda: run.passes > 2, "it works", seconds=60)
+        group = at(gpu_mount, run, 1)
+        write(group, "compute.migrate", 0)
+        assert where(run.process.pid) == [0]
+        run.finish()
