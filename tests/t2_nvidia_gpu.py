@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from backend.identity import Process
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.gpu import NvidiaGpu, open_gpus
@@ -686,5 +687,52 @@ def test_a_program_that_we_may_not_look_into_arrives_all_the_same() -> None:
             assert rig.host.arrived == [(program.identity, 0)]
             with pytest.raises(PermissionError):
                 await rig.gpus[0].detach(program.identity)
+
+    drive(test)
+
+
+def test_one_that_was_moved_is_the_others() -> None:
+    """With the bytes that the driver counts for it; what was known of it here is forgotten, and found there."""
+
+    async def test(rig: Rig) -> None:
+        program = rig.busy(77, 0, nbytes=4096)
+        process = Process(77, program.start)
+        asked: list[tuple[object, ...]] = []
+
+        async def move(*words: object) -> None:
+            asked.append(words)
+            rig.nvml.compute[0].clear()
+
+        async with running(rig):
+            await trio.sleep(1)
+            assert rig.gpus[0].mover is rig.gpus[1].mover is not None
+            rig.gpus[0].mover.move = move  # type: ignore[method-assign, assignment]
+            await rig.gpus[0].migrate(process, rig.gpus[1])
+            assert asked == [(process, rig.gpus[0].info, rig.gpus[1].info, 4096)]
+            assert process not in rig.gpus[0]._tenants
+            assert process not in rig.gpus[0]._present
+            await trio.sleep(1)
+            assert process not in rig.gpus[0]._present
+
+    drive(test)
+
+
+def test_one_that_cannot_be_moved_is_refused_before_anything_is_done() -> None:
+    """With the library in it (what it manages does not come back from a checkpoint), or of unknown size."""
+
+    async def test(rig: Rig) -> None:
+        program = rig.busy(77, 0, nbytes=None)
+        process = Process(77, program.start)
+        async with running(rig):
+            await trio.sleep(1)
+            with pytest.raises(OSError, match="does not say") as refused:
+                await rig.gpus[0].migrate(process, rig.gpus[1])
+            assert refused.value.errno == errno.EOPNOTSUPP
+            rig.gpus[0].managed = {process}  # type: ignore[assignment]
+            with pytest.raises(OSError, match="library") as refused:
+                await rig.gpus[0].migrate(process, rig.gpus[1])
+            assert refused.value.errno == errno.EOPNOTSUPP
+            rig.gpus[0].managed = rig.gpus[1].managed
+            assert process in rig.gpus[0]._present
 
     drive(test)
