@@ -130,9 +130,9 @@ def test_one_that_waits_in_the_host_is_tried_until_it_runs(agents: Agents) -> No
     run(main)
 
 
-@pytest.mark.logs("was in the middle of a move, and runs again")
+@pytest.mark.logs("was in the middle of a move, and runs again", "was to go from GPU 0 to 1")
 def test_whom_a_daemon_before_has_left(agents: Agents) -> None:
-    """But not one that an agent is at, nor one that was suspended on purpose."""
+    """Also one that it had suspended, but not one that an agent is at. Who is suspended later is so on purpose."""
     busy, suspended = Process(1, 1), Process(2, 1)
     agents.entries = [
         checkpoint.Left(Request(Action.MOVE, PROCESS, "GPU-0", "GPU-1", GIB), Step.LOCK, "GPU-0", busy=False),
@@ -141,8 +141,17 @@ def test_whom_a_daemon_before_has_left(agents: Agents) -> None:
     ]
 
     async def main() -> None:
-        with trio.move_on_after(60):
-            await Mover(0).run()
+        mover = Mover(0, lambda _: GIB)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mover.run)
+            await trio.sleep(60)
+            assert agents.asked == [("recover", PROCESS), ("recover", suspended)]
+            agents.entries = [attrs.evolve(agents.entries[0], request=Request(Action.SUSPEND, suspended), busy=False)]
+            agents.outcomes = [Outcome(State.CHECKPOINTED, "", errno.ENOSPC, Step.RETURN, "no room")]
+            with pytest.raises(OSError, match="no room"):
+                await mover.move(PROCESS, gpu(0), gpu(1), GIB)
+            await trio.sleep(60)
+            assert [name for name, *_ in agents.asked] == ["recover", "recover", "move"]
+            nursery.cancel_scope.cancel()
 
     run(main)
-    assert agents.asked == [("recover", PROCESS)]

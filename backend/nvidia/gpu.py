@@ -27,6 +27,7 @@ from backend.nvidia.selftest import Verdict, prove
 from backend.nvidia.tenant import Tenant
 from backend.nvidia.trace import Trace
 from backend.nvidia.usage import Usage
+from backend.nvidia.whole import Whole
 from backend.protocols import Gpu, Host
 from backend.records import Activity, Capability, Footprint, GpuInfo
 
@@ -67,15 +68,17 @@ class NvidiaGpu:
         census: Census,
         states: ChannelStates,
         usage: Usage,
-        mover: Mover | None = None,
+        mover: Mover,
     ) -> None:
-        """`mover` is there where there is another GPU of the same kind."""
+        """`mover` is that of all GPUs of its model."""
         self.info = info
         self.mover = mover
-        """Takes programs to another GPU."""
+        """Takes programs to another of them."""
         self._usage = usage
         self.managed = Managed(info, self._is_frozen)
         """The programs whose memory can be moved; others the driver keeps where it is."""
+        self.whole = Whole(info, self._freeze)
+        """Frozen programs that are in the host, without the library."""
         self._states = states
         self.verdicts: Sequence[Verdict] = ()
         self._gpu_id = gpu_id
@@ -98,7 +101,7 @@ class NvidiaGpu:
     # ---- finding processes -----------------------------------------------------------------------------------
 
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self.managed.host = host
+        self.managed.host = self.whole.host = host
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._usage.run)
@@ -106,7 +109,7 @@ class NvidiaGpu:
                     await self._poll(host, first)
                 task_status.started()
                 nursery.start_soon(self._keep)
-                if self.mover is not None and self.mover.home == self.info.index:
+                if self.mover.home == self.info.index:
                     nursery.start_soon(self.mover.run)
                 while True:
                     await trio.sleep(POLL)
@@ -232,6 +235,7 @@ class NvidiaGpu:
         self._present.pop(process, None)
         self._held.pop(process, None)
         self.managed.forget(process)
+        self.whole.forget(process)
         self._usage.forget(process)
         self._census.forget(process)
 
@@ -257,16 +261,27 @@ class NvidiaGpu:
         return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending, managed=True)
 
     def manages(self, process: Process) -> bool:
-        return process in self.managed
+        return process in self.managed or process in self.whole or self._whole(process) > 0
 
     def footprint(self, process: Process) -> Footprint:
         if process in self.managed:
             return self.managed.footprint(process)
         held = self._held.get(process, 0)
-        return Footprint(movable=0, implicit=held, unmovable=held, disputed=0)
+        movable = self._whole(process)
+        return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0)
 
     def offer(self, room: Callable[[Process], int]) -> None:
         self.managed.offer(room)
+
+    def _whole(self, process: Process) -> int:
+        """What a program without the library holds, if it may go into the host: somebody has asked that it stand still,
+        and it does. (One that the scheduler has off the runlist for a moment is not frozen.)"""
+        host, held = self.managed.host, self._held.get(process, 0)
+        if host is None or process in self.managed or not self._is_frozen(process):
+            return 0
+        if not host.knows(process, self.info.index) or not self.whole.can(process, held):
+            return 0
+        return held if any(books.frozen for books in host.levels(process, self.info.index)) else 0
 
     def _is_frozen(self, process: Process) -> bool:
         """Whether its work is off the GPU: the copies that move memory are, too, and would wait for the thaw."""
@@ -279,16 +294,23 @@ class NvidiaGpu:
         await self._change(process, timeslice_us=us)
 
     async def detach(self, process: Process) -> None:
-        await self._change(process, frozen=True)
+        if process not in self.whole:  # there nothing of it runs
+            await self._freeze(process, True)
 
     async def attach(self, process: Process) -> None:
-        await self._change(process, frozen=False)
+        await self.whole.back(process)
+        await self._freeze(process, False)
+
+    async def _freeze(self, process: Process, frozen: bool) -> None:
+        await self._change(process, frozen=frozen)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
-        return await self.managed.reclaim(process, nbytes)
+        if process in self.managed or not self._whole(process):
+            return await self.managed.reclaim(process, nbytes)
+        return await self.whole.out(process, lambda: self._whole(process))
 
     async def migrate(self, process: Process, target: Gpu) -> None:
-        if not isinstance(target, NvidiaGpu) or self.mover is None:
+        if not isinstance(target, NvidiaGpu):
             raise OSError(errno.EXDEV, "there is no way to that GPU")
         if process in self.managed:
             # Measured: it is checkpointed with that memory, and then not restored (999): the program is lost.
@@ -350,26 +372,20 @@ async def open_gpus(
     census = Census(system, counter)
     gpus = []
     infos = await nvml.gpus()
-    movers = {name: Mover(home) for name, home in _several(infos).items()}
+    movers = {info.name: Mover(info.index) for info in reversed(infos)}
     for info in infos:
         if info.pci in cards:
             states = await deadline.call(partial(ChannelStates, system, cards[info.pci]))
             usage = Usage(info.index, nvml, partial(Trace, system, cards[info.pci]))
             info = attrs.evolve(info, granule=GRANULE)
-            gpus.append(NvidiaGpu(info, cards[info.pci].gpu_id, nvml, census, states, usage, movers.get(info.name)))
+            gpus.append(NvidiaGpu(info, cards[info.pci].gpu_id, nvml, census, states, usage, movers[info.name]))
         else:
             log.warning("GPU %d at %s is not in the driver's list", info.index, info.pci)
     async with trio.open_nursery() as nursery:
         for gpu in gpus:
-            nursery.start_soon(_test, gpu, selftest)
+            nursery.start_soon(_test, gpu, selftest, sum(one.mover is gpu.mover for one in gpus) > 1)
     return gpus
 
 
-def _several(infos: Sequence[GpuInfo]) -> Mapping[str, int]:
-    """The models of which there are several, and the first index of each."""
-    models = [info.name for info in infos]
-    return {name: infos[models.index(name)].index for name in models if models.count(name) > 1}
-
-
-async def _test(gpu: NvidiaGpu, selftest: bool) -> None:
-    gpu.adopt(await prove(gpu, run=selftest, movable=gpu.mover is not None))
+async def _test(gpu: NvidiaGpu, selftest: bool, movable: bool) -> None:
+    gpu.adopt(await prove(gpu, run=selftest, movable=movable))

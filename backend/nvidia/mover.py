@@ -56,12 +56,15 @@ class Mover:
         log.info("pid %d is on GPU %d now, was on %d: %s", process.pid, target.index, source.index, _told(done))
 
     async def run(self) -> None:
-        """Has programs run that something was begun with, until cancelled."""
+        """Has programs run that something was begun with, until cancelled. At first those, too, that were suspended by
+        a daemon before us: who is to be frozen still is so soon after."""
+        first = True
         while True:
             await self._look.wait()
             self._look = trio.Event()
+            suspended, first = first, False
             for one in checkpoint.left():
-                if one.busy or one.request.action is Action.SUSPEND:
+                if one.busy or (one.request.action is Action.SUSPEND and not suspended):
                     continue  # somebody is at it, or it was meant so
                 process = one.request.process
                 try:

@@ -1,0 +1,129 @@
+"""Frozen programs without the library whose memory is in the host: whole, as cuCheckpoint knows no parts.
+
+A program that runs cannot be moved so: it would stand still until somebody brought it back, and nobody could say when
+it wants to go on. One that is frozen stands still anyway, and whoever thaws it brings it back.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import outcome
+import trio
+
+from backend.identity import Process
+from backend.nvidia import checkpoint
+from backend.protocols import Host
+from backend.records import GpuInfo
+
+log = logging.getLogger(__name__)
+
+LOCK_S = 2.0
+"""Seconds in which a program has to come to a rest: a kernel that runs is waited for."""
+
+
+class Whole:
+    """Those of one GPU."""
+
+    def __init__(
+        self,
+        info: GpuInfo,
+        freeze: Callable[[Process, bool], Awaitable[None]],
+        room: Callable[[Process], int] = checkpoint.host_room,
+    ) -> None:
+        """`freeze` is the lever, `room` how many bytes a process may have in the host besides what it has."""
+        self.host: Host | None = None
+        """Who keeps the books, once the GPU runs."""
+        self._info = info
+        self._freeze = freeze
+        self._room = room
+        self._away: dict[Process, int] = {}  # bytes
+        self._turns: dict[Process, trio.Lock] = {}  # held while one goes or comes
+
+    def __contains__(self, process: Process) -> bool:
+        return process in self._away
+
+    def can(self, process: Process, held: int) -> bool:
+        """Whether a frozen program, which holds so many bytes, could go into the host now."""
+        return held > 0 and process not in self._away and self._room(process) >= held
+
+    async def out(self, process: Process, held: Callable[[], int]) -> int:
+        """Has a frozen program go into the host; returns the bytes that it held, which it is asked when it is its turn:
+        0 where it may not go any more. OSError as for :func:`backend.nvidia.checkpoint.suspend`; then it is on the GPU
+        as before."""
+
+        async def go() -> int:
+            host, nbytes = self.host, held()
+            if host is None or not nbytes:
+                return 0
+            # It has to come to a rest by itself, which it does not while it is off the runlist.
+            await self._freeze(process, False)
+            began = time.monotonic()
+            try:
+                await checkpoint.suspend(process, self._info.uuid, nbytes, LOCK_S)
+            except BaseException:
+                await self._freeze(process, True)
+                raise
+            self._away[process] = nbytes
+            host.moved_out(process, self._info.index, nbytes, _usec(began), already=True)
+            return nbytes
+
+        return await self._finish(process, go)
+
+    async def back(self, process: Process) -> None:
+        """Has one that is in the host, or on the way there, be on the GPU again. ENOSPC where some limit, or the GPU,
+        has no room for it: it stays in the host."""
+
+        async def come() -> int:
+            host = self.host
+            if host is None or process not in self._away:
+                return 0
+            nbytes = self._away[process]
+            if any(books.current + nbytes > books.high for books in host.levels(process, self._info.index)):
+                raise OSError(errno.ENOSPC, f"there is no room for the {nbytes} bytes that are in the host")
+            began = time.monotonic()
+            await checkpoint.resume(process, self._info.uuid, nbytes)
+            del self._away[process]
+            if not host.move_in(process, self._info.index, nbytes, _usec(began)):
+                # Somebody was given that room meanwhile: it is there all the same, and the books follow the driver.
+                host.uncharge(process, self._info.index, nbytes, swapped=True)
+            return nbytes
+
+        if process in self._away or self._turn(process).locked():
+            await self._finish(process, come)
+
+    def forget(self, process: Process) -> None:
+        """The process is gone."""
+        self._away.pop(process, None)
+        self._turns.pop(process, None)
+
+    def _turn(self, process: Process) -> trio.Lock:
+        return self._turns.setdefault(process, trio.Lock())
+
+    async def _finish(self, process: Process, work: Callable[[], Awaitable[int]]) -> int:
+        """Does something when its turn comes, and to the end, even where whoever asked is gone by then: an agent goes
+        on as well, and what it does is to be known here."""
+        done = trio.Event()
+        results: list[outcome.Outcome[int]] = []
+
+        async def run() -> None:
+            async with self._turn(process):
+                results.append(await outcome.acapture(work))
+            done.set()
+            if not waits and isinstance(results[0], outcome.Error):
+                log.warning("pid %d on GPU %d: %s", process.pid, self._info.index, results[0].error)
+
+        waits = True
+        trio.lowlevel.spawn_system_task(run)
+        try:
+            await done.wait()
+        finally:
+            waits = done.is_set()
+        return results[0].unwrap()
+
+
+def _usec(began: float) -> int:
+    return int((time.monotonic() - began) * 1e6)

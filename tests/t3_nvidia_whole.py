@@ -1,0 +1,207 @@
+"""Frozen programs without the library go into the host whole, and come back when they are thawed. Through the files."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+import backend.identity
+from backend.identity import Process
+from backend.nvidia import checkpoint
+from backend.nvidia.checkpoint.records import Outcome, State, Step
+from backend.nvidia.gpu import NvidiaGpu, open_gpus
+from backend.nvidia.nvml import Nvml
+from tests.fake_nvidia import FakeNvml, FakeSystem, patient
+from tests.harness import MIB, Harness, running, settle
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+
+HELD = 64 * MIB
+
+
+@attrs.define
+class Driver:
+    """What agents do to programs: NVML lists those that are on the GPU."""
+
+    nvml: FakeNvml
+    done: list[tuple[str, int]] = attrs.field(factory=list)
+    fails: list[int] = attrs.field(factory=list)
+    """Errnos of the next calls; 0 for none."""
+    seconds: float = 0.0
+
+    async def suspend(self, process: Process, source: str, room: int, lock_s: float) -> checkpoint.Done:
+        assert room == HELD
+        await self._act("suspend", process)
+        self.nvml.compute[0] = [(pid, held) for pid, held in self.nvml.compute[0] if pid != process.pid]
+        return checkpoint.Done(State.CHECKPOINTED, "", {}, None)
+
+    async def resume(self, process: Process, source: str, room: int, target: str = "") -> checkpoint.Done:
+        assert room == HELD
+        await self._act("resume", process)
+        self.nvml.compute[0].append((process.pid, HELD))
+        return checkpoint.Done(State.RUNNING, source, {}, None)
+
+    async def _act(self, what: str, process: Process) -> None:
+        await trio.sleep(self.seconds)
+        self.done.append((what, process.pid))
+        if self.fails and (code := self.fails.pop(0)):
+            raise checkpoint.CheckpointError(Outcome(State.RUNNING, "GPU-0", code, Step.LOCK, "lock: it failed"), ())
+
+
+@attrs.define
+class Rig:
+    h: Harness
+    gpu: NvidiaGpu
+    driver: Driver
+    fake: FakeSystem
+    pids: list[int]
+
+    async def seen(self) -> None:
+        """Time for a look at NVML's list, and for what follows."""
+        await trio.sleep(1)
+        await settle()
+
+    async def number(self, pid: int, name: str) -> int:
+        return int(await self.h.read(f"{pid}/0/{name}"))
+
+
+def drive(
+    monkeypatch: pytest.MonkeyPatch, spawn: Spawn, test: Callable[[Rig], object], *, programs: int = 1, room: int = HELD
+) -> None:
+    fake, nvml = FakeSystem(trace=None), FakeNvml(count=1)
+    driver = Driver(nvml)
+    monkeypatch.setattr(checkpoint, "suspend", driver.suspend)
+    monkeypatch.setattr(checkpoint, "resume", driver.resume)
+    monkeypatch.setattr(checkpoint, "left", tuple)
+
+    @asynccontextmanager
+    async def rig() -> AsyncIterator[Rig]:
+        (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
+        gpu.whole._room = lambda _: room
+        pids = []
+        for _ in range(programs):
+            process = backend.identity.identify(spawn().pid)
+            fake.program(process.pid, 0, start=process.start)
+            pids.append(process.pid)
+        nvml.compute[0] = [(pid, HELD) for pid in pids]
+        async with running(gpu) as h:
+            yield Rig(h, gpu, driver, fake, pids)
+
+    async def main() -> None:
+        async with rig() as found:
+            await found.seen()
+            await test(found)  # type: ignore[misc]
+
+    clock = MockClock(autojump_threshold=0.005)
+    with patient(clock, lambda: False):
+        trio.run(main, clock=clock)
+
+
+def test_out_and_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    """By gmem.reclaim; for the thaw it is on the GPU again before anything of it runs."""
+
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        assert await rig.h.refused(f"{pid}/0/gmem.reclaim", MIB) == errno.EOPNOTSUPP
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
+        await rig.seen()
+        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (0, HELD)
+        assert "frozen 1\n" in await rig.h.read(f"{pid}/0/compute.events")
+        await rig.h.write(f"{pid}/0/compute.freeze", 0)
+        await rig.seen()
+        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
+        assert rig.driver.done == [("suspend", pid), ("resume", pid)]
+        assert "frozen 0\n" in await rig.h.read(f"{pid}/0/compute.events")
+
+    drive(monkeypatch, spawn, test)
+
+
+def test_a_slice_over_its_limit_takes_the_frozen_one(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    """The other runs, and cannot be moved; without the frozen one the limit would be refused."""
+
+    async def test(rig: Rig) -> None:
+        frozen, other = rig.pids
+        for pid in rig.pids:
+            rig.h.world.cgroups[pid] = backend.identity.Slice("/jobs")
+        await rig.seen()
+        assert await rig.h.refused("slice/jobs/0/gmem.limit.high", HELD) == errno.EBUSY
+        await rig.h.write(f"{frozen}/0/compute.freeze", 1)
+        await rig.h.write("slice/jobs/0/gmem.limit.high", HELD)
+        assert rig.driver.done == [("suspend", frozen)]
+        assert await rig.number(other, "gmem.current") == HELD
+        assert await rig.h.refused(f"{frozen}/0/compute.freeze", 0) == errno.ENOSPC
+        assert rig.driver.done == [("suspend", frozen)]
+        await rig.h.write("slice/jobs/0/gmem.limit.high", "max")
+        await rig.h.write(f"{frozen}/0/compute.freeze", 0)
+        assert rig.driver.done == [("suspend", frozen), ("resume", frozen)]
+
+    drive(monkeypatch, spawn, test, programs=2)
+
+
+@pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EOPNOTSUPP, errno.EIO])
+def test_one_that_cannot_go_stays_and_is_frozen(monkeypatch: pytest.MonkeyPatch, spawn: Spawn, code: int) -> None:
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        rig.driver.fails = [code]
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        assert await rig.h.refused(f"{pid}/0/gmem.reclaim", MIB) == code
+        await rig.seen()
+        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
+        assert rig.gpu._is_frozen(backend.identity.identify(pid))
+        await rig.h.write(f"{pid}/0/compute.freeze", 0)
+
+    drive(monkeypatch, spawn, test)
+
+
+def test_the_host_has_no_room(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        assert await rig.h.refused(f"{pid}/0/gmem.reclaim", MIB) == errno.EOPNOTSUPP
+        assert rig.driver.done == []
+
+    drive(monkeypatch, spawn, test, room=HELD - 1)
+
+
+def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    """Whoever asked for it may be gone by then: the agent goes on, and the thaw undoes it."""
+
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        rig.driver.seconds = 3.0
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        with trio.move_on_after(1):
+            await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
+        assert rig.driver.done == []
+        assert await rig.h.refused(f"{pid}/0/compute.freeze", 0) == errno.ETIMEDOUT
+        await trio.sleep(10)
+        rig.driver.seconds = 0.0
+        await rig.h.write(f"{pid}/0/compute.freeze", 0)
+        await rig.seen()
+        assert rig.driver.done[:2] == [("suspend", pid), ("resume", pid)]
+        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
+
+    drive(monkeypatch, spawn, test)
+
+
+def test_a_daemon_that_ends_brings_it_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    """As it thaws what it froze."""
+    ended: list[Driver] = []
+
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
+        assert rig.driver.done == [("suspend", pid)]
+        ended.append(rig.driver)
+
+    drive(monkeypatch, spawn, test)
+    assert [what for what, _ in ended[0].done] == ["suspend", "resume"]
