@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": ("doctor", "what this machine can enforce, and why"),
     "metrics": ("metrics", "what the tree says, for Prometheus"),
     "policy": ("policies.command", "a policy at work on a tree"),
+    "balance": ("policies.balance.command", "programs go from GPUs that are overloaded to others"),
     "replay": ("replay.command", "what a policy makes of a trace of jobs, in virtual time"),
     "tenant": ("tenant", "a program of the software GPU, to try things on"),
     "demo": ("demo", "mount, start tenants on the software GPU, and walk a live tour"),

@@ -7,6 +7,7 @@ seconds. Errors are those of the files (OSError): ENOENT for who is not there, E
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -18,6 +19,7 @@ from typing import TypeVar
 import attrs
 import trio
 
+from backend.errors import fail
 from backend.identity import Slice, cgroup_of
 from ggroupfs.client.events import emit
 from ggroupfs.client.reading import CONTENT_MOST, content, flat, numbers, require_tree
@@ -29,7 +31,7 @@ T = TypeVar("T")
 THREADS = trio.CapacityLimiter(16)
 """Accesses at a time. Of its own: whoever waits for writes does not keep others of trio's threads from working."""
 WAITING = trio.CapacityLimiter(math.inf)
-"""Threads in poll(2), one for each file that is watched."""
+"""Threads in poll(2), one for each file that is watched, or in a move: both may be left behind."""
 
 LOOK_S = 0.05
 """Between two looks for a directory that is to come: inotify tells of nothing that a FUSE server makes by itself."""
@@ -93,6 +95,16 @@ class Group:
     async def write(self, name: str, value: object) -> None:
         """``echo VALUE > NAME``: returns once it holds."""
         await _in_thread(partial((self.path / name).write_text, f"{value}\n"))
+
+    async def migrate(self, gpu: int, seconds: float) -> None:
+        """``echo GPU > compute.migrate``: returns once it runs there. OSError ETIMEDOUT after `seconds`: it may be
+        moved yet. Whoever is cancelled meanwhile waits for it all the same: a move cannot be taken back."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(deadline=trio.current_time() + seconds, shield=True):
+            write = partial((self.path / "compute.migrate").write_text, f"{gpu}\n")
+            await trio.to_thread.run_sync(write, abandon_on_cancel=True, limiter=WAITING)
+            return
+        raise fail(errno.ETIMEDOUT)
 
     async def changed(self, name: str) -> None:
         """Waits for the next event of ``gmem.events`` or ``compute.events``. What came before the call is none."""

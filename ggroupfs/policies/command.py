@@ -27,6 +27,7 @@ from ggroupfs.watchdog import notify
 log = logging.getLogger(__name__)
 
 PROGRAMS = {
+    "balance": "ggroupfs.policies.balance.program:run",
     "cooperative": "ggroupfs.policies.cooperative:run",
     "dynamic": "ggroupfs.policies.dynamic:run",
     "lanes": "ggroupfs.policies.lanes.program:run",
@@ -46,17 +47,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand. SIGTERM and SIGINT end it; a second one does not wait for what is being taken back."""
+    """The subcommand."""
+    return run_program(arguments.name, arguments.config, arguments.mount)
+
+
+def run_program(name: str, file: Path | None, mount: Path) -> int:
+    """Runs a policy; without a file it is configured by an empty one. SIGTERM and SIGINT end it; a second one does not
+    wait for what is being taken back."""
     try:
-        program = _program(arguments.name)
-        config = Table.load(arguments.config)
-        require_tree(arguments.mount)
-        trio.run(_until_signal, program, Tree(arguments.mount), config)
+        program = _program(name)
+        config = Table.load(file) if file is not None else Table({}, name)
+        require_tree(mount)
+        trio.run(_until_signal, program, Tree(mount), config)
     except BaseExceptionGroup as group:
         leaves = list(_leaves(group))
         if not all(isinstance(error, UsageError | OSError | RuntimeError) for error in leaves):
             raise  # a mistake in the policy, which is best seen whole
-        log.debug("%s ended", arguments.name, exc_info=group)
+        log.debug("%s ended", name, exc_info=group)
         if isinstance(leaves[0], UsageError):
             raise UsageError(f"policy: {leaves[0]}") from None
         raise leaves[0] from None

@@ -101,17 +101,11 @@ def _critical(table: Table) -> Target:
         raise table.wrong("lower", "not below upper")
     if not bounds.least <= bounds.initial <= bounds.most:
         raise table.wrong("share", "not between least and most")
-    place = _place(table)
-    word = table.text("statistic", "p99")
-    try:
-        statistic = Statistic(word)
-    except ValueError as error:
-        raise table.wrong("statistic", str(error)) from None
-    return Target(table.text("name"), _gpu(table), place, bounds, statistic)
+    return Target(table.text("name"), _gpu(table), place_of(table), bounds, statistic_of(table))
 
 
 def _best_effort(table: Table) -> Target:
-    place = _place(table)
+    place = place_of(table)
     name = place.cgroup.path if place.cgroup is not None else str(place.pid)
     return Target(f"best effort {name} on GPU {_gpu(table)}", _gpu(table), place)
 
@@ -120,7 +114,16 @@ def _gpu(table: Table) -> int:
     return table.whole("gpu", 0)
 
 
-def _place(table: Table) -> Place:
+def statistic_of(table: Table) -> Statistic:
+    """The key `statistic`."""
+    try:
+        return Statistic(table.text("statistic", "p99"))
+    except ValueError as error:
+        raise table.wrong("statistic", str(error)) from None
+
+
+def place_of(table: Table) -> Place:
+    """The keys `slice` and `pid`, of which one is to be there."""
     if ("slice" in table) == ("pid" in table):
         raise table.wrong("slice", "one of slice and pid is needed")
     if "pid" in table:

@@ -1,0 +1,43 @@
+"""Moves: a plan is carried out, and told."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+
+import trio
+
+from ggroupfs.client import Group, emit
+from ggroupfs.policies.balance.choice import Plan
+from ggroupfs.policies.balance.core import Core
+from ggroupfs.policies.balance.picture import Move, Picture
+from ggroupfs.refusals import NAMES
+
+log = logging.getLogger(__name__)
+
+
+async def carry_out(
+    core: Core, picture: Picture, plan: Plan, group_of: Callable[[str, int], Group], seconds: float
+) -> list[Move]:
+    """One move after the other, each in `seconds` at most; those that were made. The rest of a plan of which one was
+    refused would not be what it was made for."""
+    made = []
+    for move in plan.moves:
+        load = move.load
+        what = {"group": load.name, "gpu": load.gpu, "to": move.to}
+        emit("move", **what, bytes=load.held, want=round(load.want, 2), critical=load.bound is not None)
+        began = trio.current_time()
+        try:
+            await group_of(load.name, load.gpu).migrate(move.to, seconds)
+        except OSError as error:
+            core.refused(trio.current_time(), picture, move, error.errno or errno.EIO)
+            log.info("%s: not moved from GPU %d to GPU %d: %s", load.name, load.gpu, move.to, error.strerror)
+            emit("refused", **what, error=NAMES.get(error.errno or 0, "EIO"))
+            break
+        ended = trio.current_time()
+        core.moved(ended, picture, move)
+        log.info("%s: moved from GPU %d to GPU %d", load.name, load.gpu, move.to)
+        emit("moved", **what, seconds=round(ended - began, 3))
+        made.append(move)
+    return made

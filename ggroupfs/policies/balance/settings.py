@@ -1,0 +1,91 @@
+"""What the policy is told: docs/policies.md has every key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from ggroupfs.client.latencies import SOCKET
+from ggroupfs.names import is_number
+from ggroupfs.policies.balance.core import Pace
+from ggroupfs.policies.balance.eyes import Watched
+from ggroupfs.policies.balance.picture import Bound
+from ggroupfs.policies.config import Table
+from ggroupfs.policies.slo.samples import Statistic
+from ggroupfs.policies.slo.settings import place_of, statistic_of
+
+REST_S = 60.0
+"""No group is moved twice in this time, whatever is configured."""
+DEADLINE_S = 60.0
+"""A move takes so long at most, unless something else is said."""
+
+
+@attrs.frozen
+class Settings:
+    """The configuration."""
+
+    socket: Path
+    """Where programs report, if there are bounds of latencies."""
+    interval: float
+    """Seconds between two looks."""
+    deadline: float
+    """Seconds that a move may take."""
+    pace: Pace
+    """Windows, rests and cool-downs."""
+    room: int | None
+    """Bytes that are to stay free on each GPU; None for a part of it."""
+    processes: bool
+    """Whether processes may be moved that are in none of the groups."""
+    groups: Sequence[Watched]
+    """Those that have a name."""
+    statistics: Mapping[str, Statistic]
+    """What is made of the latencies of those that have a bound of them."""
+
+    @classmethod
+    def read(cls, config: Table) -> Settings:
+        """UsageError for a mistake."""
+        tables = config.tables("group")
+        groups = [_group(table) for table in tables]
+        statistics = {
+            one.name: statistic_of(table)
+            for one, table in zip(groups, tables, strict=True)
+            if one.bound is not None and one.bound.upper is not None
+        }
+        settings = cls(
+            socket=Path(config.text("socket", SOCKET)),
+            interval=config.seconds("interval", 0.5),
+            deadline=config.seconds("deadline", DEADLINE_S),
+            pace=Pace(
+                window=config.whole("window", 3, low=1, high=1000),
+                silence=config.seconds("silence", 60.0),
+                rest=config.seconds("rest", REST_S),
+                cooldown=config.seconds("cooldown", 5.0),
+                overload=config.number("overload", 1.2, low=1.0),
+            ),
+            room=config.size("room") if "room" in config else None,
+            processes=config.flag("processes", True),
+            groups=groups,
+            statistics=statistics,
+        )
+        config.finish()
+        if settings.pace.rest < REST_S:
+            raise config.wrong("rest", "less than a minute")
+        for key in ("name", "place"):
+            seen = [getattr(one, key) for one in groups]
+            if len(set(seen)) < len(seen):
+                raise config.wrong("group", f"two of the same {'process or slice' if key == 'place' else key}")
+        return settings
+
+
+def _group(table: Table) -> Watched:
+    place = place_of(table)
+    found = place.cgroup.path if place.cgroup is not None else str(place.pid)
+    name = table.text("name", found)
+    if is_number(name) and name != found:
+        raise table.wrong("name", "looks like the pid of another process")
+    upper = table.seconds("upper") if "upper" in table else None
+    least = table.number("least", low=0.01, high=1.0) if "least" in table else None
+    bound = Bound(upper, least) if upper is not None or least is not None else None
+    return Watched(name, place, bound, table.flag("move", True))
