@@ -158,7 +158,7 @@ def _moves(picture: Picture, load: Load, may: May) -> Iterator[Move]:
 def _harmless(before: Picture, after: Picture, move: Move) -> bool:
     """Whether those who have bounds where it goes keep them, or it makes no difference to them."""
     return all(
-        after.strain(one.name, move.to) <= max(KEEP, before.strain(one.name, move.to) + 1e-9)
+        after.fear(one.name, move.to) <= max(KEEP, before.fear(one.name, move.to) + 1e-9)
         for one in before.on(move.to)
         if one.bound is not None and one.name != move.load.name
     )

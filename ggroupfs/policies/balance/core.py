@@ -12,14 +12,16 @@ cool-down, and a group that was moved for a rest that doubles each time it is mo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import attrs
 
-from ggroupfs.policies.balance.choice import Plan, even, relieve
+from ggroupfs.policies.balance.choice import GOAL, Plan, even, relieve
 from ggroupfs.policies.balance.history import History
 from ggroupfs.policies.balance.picture import LEAST, Load, Move, Picture
 
+HOLD_S = 600.0
+"""For so long it is kept in mind how slow a group once was."""
 MISSED = 0.9
 """Who has less than that part of its least share misses it."""
 
@@ -42,7 +44,7 @@ class Pace:
 
 @attrs.frozen
 class Short:
-    """A group misses its bounds, and no move helps now. Said once, until they hold again."""
+    """A group has missed its bounds for a cool-down, and no move helps. Said once, until they hold again."""
 
     group: str
     """Which."""
@@ -73,8 +75,14 @@ class _Watch:
     """When there was one, seconds."""
     alone: float | None = None
     """Seconds: what it would be if it had a GPU for itself, by the last full window."""
+    worst: float | None = None
+    """The most that this was..."""
+    worst_at: float = 0.0
+    """... and when, seconds."""
     misses: int = 0
     """Looks in a row in which it had less than its least share."""
+    since: float | None = None
+    """Since when it misses its bounds and nothing helps, seconds; None while that is not so."""
     told: bool = False
     """Whether it was said to be short."""
 
@@ -82,6 +90,12 @@ class _Watch:
     def latency(self) -> float | None:
         """The mean of a full window, seconds; None while it is not full."""
         return sum(self.samples) / len(self.samples) if len(self.samples) == self.samples.maxlen else None
+
+    def measured(self, now: float, alone: float) -> None:
+        """A full window says that it would be so fast alone."""
+        self.alone = alone
+        if self.worst is None or alone >= self.worst or now - self.worst_at >= HOLD_S:
+            self.worst, self.worst_at = alone, now
 
 
 class Core:
@@ -104,22 +118,12 @@ class Core:
         told by :meth:`moved` and :meth:`refused`, before the next look."""
         picture = self.look(now, picture)
         short = self._short(picture)
-        made: list[Decision] = []
-        missing = {name for names in short.values() for name in names}
-        names = {load.name for load in picture.loads}
-        for name, watch in self._watched.items():
-            is_known = name not in names or watch.alone is None or watch.latency is not None
-            if watch.told and name not in missing and is_known:
-                watch.told = False
-                made.append(Met(name))
+        made: list[Decision] = list(self._met(picture, short))
         for gpu in sorted(short, key=lambda gpu: -max(picture.strain(name, gpu) for name in short[gpu])):
             plan = self.relieve(now, picture, gpu, short[gpu])
             if plan is not None:
                 return [*made, plan]
-            for name in short[gpu]:
-                if not self._watched[name].told:
-                    self._watched[name].told = True
-                    made.append(Short(name, gpu, self._watched[name].latency))
+            made += self._stuck(now, gpu, short[gpu])
         full = [gpu for gpu, looks in self._overloaded.items() if looks >= self._pace.window and gpu not in short]
         for gpu in sorted(full, key=picture.demand, reverse=True):
             plan = even(picture, gpu, lambda load, to: self._history.may(now, load.name, load.gpu, to))
@@ -143,10 +147,10 @@ class Core:
             if load.bound is not None:
                 watch = self._watch(load.name)
                 if watch.latency is not None:
-                    watch.alone = watch.latency * picture.rate(load.name, self._slowest(picture, load.name))
+                    watch.measured(now, watch.latency * picture.rate(load.name, self._slowest(picture, load.name)))
                 asked = min(load.bound.least or 0.0, load.want)
                 watch.misses = watch.misses + 1 if asked > LEAST and load.use < MISSED * asked else 0
-                load = attrs.evolve(load, alone=watch.alone)
+                load = attrs.evolve(load, alone=watch.alone, feared=watch.worst)
             known.append(load)
         return Picture.of(picture.cards, known)
 
@@ -172,6 +176,27 @@ class Core:
             for name in {move.load.name, *(load.name for load in picture.on(gpu))} & self._watched.keys():
                 self._watched[name].samples.clear()
                 self._watched[name].misses = 0
+
+    def _stuck(self, now: float, gpu: int, names: Iterable[str]) -> Iterator[Short]:
+        """Nothing helps those."""
+        for name in names:
+            watch = self._watched[name]
+            watch.since = now if watch.since is None else watch.since
+            if not watch.told and now - watch.since >= self._pace.cooldown:
+                watch.told = True
+                yield Short(name, gpu, watch.latency)
+
+    def _met(self, picture: Picture, short: Mapping[int, Collection[str]]) -> Iterator[Met]:
+        """Who has his bounds again, clearly; or is gone, or silent."""
+        missing = {name for names in short.values() for name in names}
+        for name, watch in self._watched.items():
+            strains = [picture.strain(load.name, load.gpu) for load in picture.loads if load.name == name]
+            if name in missing or (watch.alone is not None and watch.latency is None and strains):
+                continue
+            watch.since = None
+            if watch.told and max(strains, default=0.0) <= GOAL:
+                watch.told = False
+                yield Met(name)
 
     def _short(self, picture: Picture) -> dict[int, list[str]]:
         """Who misses his bounds, on which GPU."""

@@ -50,6 +50,9 @@ class Load:
     """None for one of best effort."""
     alone: float | None = None
     """Seconds that its latency would be if it had a GPU for itself, as the model has it; None where nobody knows."""
+    feared: float | None = None
+    """The most that this was thought to be lately: as the model is no more than one, beside others a latency may grow
+    faster than it says, and that is seen only where there were others."""
     movable: bool = True
     """Whether it may be moved at all."""
 
@@ -153,6 +156,12 @@ class Picture:
         """See :func:`strain`."""
         others = [load for load in self.on(gpu) if load.name != name]
         return strain(self.groups[gpu][name], others)
+
+    def fear(self, name: str, gpu: int) -> float:
+        """The same by the worst that is known of the group."""
+        load = self.groups[gpu][name]
+        others = [other for other in self.on(gpu) if other is not load]
+        return strain(attrs.evolve(load, alone=load.feared), others)
 
     def rate(self, name: str, gpu: int) -> float:
         """See :func:`rate`."""

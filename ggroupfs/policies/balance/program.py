@@ -28,8 +28,7 @@ class Program:
     """The state of one that runs."""
 
     def __init__(self, tree: Tree, settings: Settings) -> None:
-        span = settings.interval * settings.pace.window
-        self._eyes = Eyes(tree, settings.groups, span, settings.room, settings.processes)
+        self._eyes = Eyes(tree, settings.groups, settings.span, settings.room, settings.processes)
         self._core = Core(settings.pace)
         self._deadline = settings.deadline
         self.intervals = {name: Interval(statistic) for name, statistic in settings.statistics.items()}

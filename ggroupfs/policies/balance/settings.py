@@ -20,6 +20,8 @@ REST_S = 60.0
 """No group is moved twice in this time, whatever is configured."""
 DEADLINE_S = 60.0
 """A move takes so long at most, unless something else is said."""
+LOOKS = 8
+"""Use, and the part of the time that a group waits, are measured over so many looks."""
 
 
 @attrs.frozen
@@ -30,6 +32,8 @@ class Settings:
     """Where programs report, if there are bounds of latencies."""
     interval: float
     """Seconds between two looks."""
+    span: float
+    """Seconds over which use is measured."""
     deadline: float
     """Seconds that a move may take."""
     pace: Pace
@@ -53,16 +57,18 @@ class Settings:
             for one, table in zip(groups, tables, strict=True)
             if one.bound is not None and one.bound.upper is not None
         }
+        interval = config.seconds("interval", 0.5)
         settings = cls(
             socket=Path(config.text("socket", SOCKET)),
-            interval=config.seconds("interval", 0.5),
+            interval=interval,
+            span=LOOKS * interval,
             deadline=config.seconds("deadline", DEADLINE_S),
             pace=Pace(
-                window=config.whole("window", 3, low=1, high=1000),
-                silence=config.seconds("silence", 60.0),
+                window=config.whole("window", Pace().window, low=1, high=1000),
+                silence=config.seconds("silence", Pace().silence),
                 rest=config.seconds("rest", REST_S),
-                cooldown=config.seconds("cooldown", 5.0),
-                overload=config.number("overload", 1.2, low=1.0),
+                cooldown=config.seconds("cooldown", Pace().cooldown),
+                overload=config.number("overload", Pace().overload, low=1.0),
             ),
             room=config.size("room") if "room" in config else None,
             processes=config.flag("processes", True),
