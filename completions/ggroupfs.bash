@@ -3,7 +3,7 @@
 #
 # What is offered for each command is a table, which tests/t0_completions.py holds against the command itself.
 
-_ggroupfs_commands="mount umount run show top set doctor metrics policy replay tenant demo"
+_ggroupfs_commands="mount umount run show top set doctor metrics policy balance replay tenant demo"
 
 declare -A _ggroupfs_options=(
     [mount]="-f --foreground --gpu --ledger -o"
@@ -15,6 +15,7 @@ declare -A _ggroupfs_options=(
     [doctor]="--json"
     [metrics]="--mount --no-processes --listen --textfile"
     [policy]="--config --mount"
+    [balance]="--config --mount"
     [replay]="--policy --order --lanes --set --capacity --json --plot --generate --seed --jobs"
     [tenant]="--mount --gpu --gmem --kernel --contexts --depth --touch --report --seconds"
     [demo]="--mount --gpu"
@@ -128,8 +129,8 @@ _ggroupfs() {
             ;;
         *,--mount) _ggroupfs_files -d "$whole" ;;
         metrics,--textfile) _ggroupfs_files -f "$whole" ;;
-        policy,policy) _ggroupfs_offer "$whole" lanes --config --mount -h --help ;;
-        policy,--config) _ggroupfs_files -f "$whole" ;;
+        policy,policy) _ggroupfs_offer "$whole" balance cooperative dynamic lanes slo --config --mount -h --help ;;
+        policy,--config | balance,--config) _ggroupfs_files -f "$whole" ;;
         replay,--policy) _ggroupfs_offer "$whole" lanes ;;
         replay,--order) _ggroupfs_offer "$whole" fifo srtf pack fair ;;
         replay,--plot) _ggroupfs_files -d "$whole" ;;

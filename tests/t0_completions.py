@@ -98,6 +98,10 @@ def test_every_mount_option_and_setting() -> None:
         ),
         ("ggroupfs run -p compute.freeze=", {"0", "1"}),
         ("ggroupfs run -p compute.freeze=1 -- mkfif", {"mkfifo"}),
+        (
+            "ggroupfs policy ",
+            {"balance", "cooperative", "dynamic", "lanes", "slo", "--config", "--mount", "-h", "--help"},
+        ),
         ("ggroupfs tenant --gmem ", set()),
         ("ggroupfs nonsense -", {"-h", "--help"}),
     ],

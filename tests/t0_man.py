@@ -57,8 +57,13 @@ def test_every_mount_option() -> None:
 
 @pytest.mark.parametrize(
     ("command", "behind"),
-    [("metrics", ".It Cm tenant"), ("policy", ".It Cm replay"), ("replay", ".Sh MOUNT OPTIONS")],
-    ids=["metrics", "policy", "replay"],
+    [
+        ("metrics", ".It Cm tenant"),
+        ("policy", ".It Cm balance"),
+        ("balance", ".It Cm replay"),
+        ("replay", ".Sh MOUNT OPTIONS"),
+    ],
+    ids=["metrics", "policy", "balance", "replay"],
 )
 def test_every_option(command: str, behind: str) -> None:
     text = (MAN / "ggroupfs.8").read_text().replace("\\-", "-")
