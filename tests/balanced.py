@@ -13,9 +13,8 @@ import attrs
 
 from ggroupfs.policies.balance.choice import Plan
 from ggroupfs.policies.balance.core import Core, Decision, Pace
-from ggroupfs.policies.balance.demand import Demand, Seen
+from ggroupfs.policies.balance.demand import LOOKS, Demand, Seen
 from ggroupfs.policies.balance.picture import Bound, Card, Move, Picture
-from ggroupfs.policies.balance.settings import LOOKS
 from ggroupfs.policies.slo.samples import Interval, Statistic
 from tests.t2_scheduler import Machine, Program
 

@@ -27,7 +27,7 @@ from ggroupfs.policies.slo.core import Bounds
 from ggroupfs.policies.slo.reports import Desk, Place
 from ggroupfs.policies.slo.samples import Interval, Statistic
 from ggroupfs.policies.slo.settings import Settings
-from tests.mounted import Mounted, Tenant, eventually
+from tests.mounted import Mounted, Tenant, eventually, mounted
 from tests.policy_program import PolicyProgram
 from tests.t4_command import complaint
 
@@ -182,6 +182,76 @@ def test_a_server_has_its_latency_kept(mount: Mounted, tmp_path: Path, path: Pat
             told = policy.until("share", was=0.2)
             assert told["latency_ms"] > 35
             eventually(lambda: max(latency(10), latency(10)) <= 0.04, "its latency is within its bound")
+
+
+MOVED = """
+socket = "{socket}"
+interval = "100ms"
+cooldown = "300ms"
+migrate = {migrate}
+
+[[group]]
+name = "server"
+pid = {critical}
+upper = "35ms"
+lower = "1ms"
+statistic = "mean"
+share = 0.2
+most = 0.3
+"""
+
+
+@pytest.fixture
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    """A mounted tree with two software GPUs."""
+    with mounted(tmp_path_factory.mktemp("ggroup"), "soft.gpus=2", "soft.gmem=1G") as mount:
+        yield mount
+
+
+@pytest.mark.parametrize("who", ["neighbour", "itself", "nobody"])
+def test_where_no_share_helps_somebody_is_moved(two: Mounted, tmp_path: Path, path: Path, who: str) -> None:
+    """The server may have three tenths, and is not within its bound with that. So its neighbour of best effort goes; or
+    the server does, where there is no room for the neighbour. What was written is taken back, wherever they are."""
+    memory = "600M" if who == "itself" else "64M"
+    with (
+        Tenant(two, "--gpu", "1", "--gmem", "500M", "--depth", "0"),
+        ended("-c", SERVER, two.path, path) as server,
+        Tenant(two, *OPTIONS, "--gmem", memory) as batch,
+    ):
+        assert server.stdout is not None
+        server.stdout.readline()
+        file = tmp_path / "slo.toml"
+        text = MOVED.format(socket=path, critical=server.pid, migrate=str(who != "nobody").lower())
+        file.write_text(text + f"[[best_effort]]\npid = {batch.pid}\n")
+        batch.write("compute.weight", 170)
+        command = ("-m", "ggroupfs", "policy", "slo", "--config", file, "--mount", two.path)
+        with ended(*command) as policy:
+            until(policy, "migrate", 0.3)
+            if who == "nobody":
+                assert one_line(policy) == "server: GPU 0 has no share left for it: it should migrate"
+            else:
+                told = until(policy, "moved")
+                assert (told["gpu"], told["to"]) == (0, 1)
+                assert until(policy, "stay")["group"] == "server"
+                if who == "itself":
+                    told = until(policy, "share")
+                    assert (told["gpu"], told["was"]) == (1, 0)
+                else:
+                    eventually(lambda: (two.group(batch.pid, 1) / "compute.weight").read_text() == "10000\n", "all")
+                server_latencies = [float(server.stdout.readline()) for _ in range(200)]
+                assert sum(server_latencies[-50:]) / 50 <= 0.035
+            policy.send_signal(signal.SIGTERM)
+            assert policy.wait() == 0
+        places = [os.listdir(two / pid) for pid in (server.pid, batch.pid)]
+        assert places == {"neighbour": [["0"], ["1"]], "itself": [["1"], ["0"]], "nobody": [["0"], ["0"]]}[who]
+        for pid, (gpu,), weight in zip((server.pid, batch.pid), places, (100, 170), strict=True):
+            assert (two.group(pid, int(gpu)) / "compute.weight").read_text() == f"{weight}\n"
+
+
+def one_line(policy: subprocess.Popen[str]) -> str:
+    """What it says on standard error, up to a semicolon."""
+    assert policy.stderr is not None
+    return policy.stderr.readline().removeprefix("ggroupfs: ").partition(";")[0]
 
 
 def test_what_somebody_else_wrote_stays(

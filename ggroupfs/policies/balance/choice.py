@@ -61,6 +61,8 @@ def relieve(picture: Picture, gpu: int, short: Collection[str], may: May) -> Pla
     None where nothing helps.
     """
     now = _worst(picture, gpu, short)
+    if now <= GOAL:
+        return None  # it was helped already, as far as anybody can tell
     found = [*_without_neighbours(picture, gpu, short, may), *_without_one(picture, gpu, short, may)]
     enough = [plan for plan in found if plan.strain <= GOAL]
     if enough:

@@ -17,6 +17,8 @@ import attrs
 
 from ggroupfs.policies.balance.picture import Load, parts
 
+LOOKS = 8
+"""Over so many looks use and waiting are measured."""
 FULL = 0.9
 """A GPU that is used for that part of the time has no time left that somebody would have wanted."""
 FAIR = 0.8

@@ -33,6 +33,8 @@ class Watched:
     """None for one of best effort."""
     movable: bool = True
     """Whether it may be moved."""
+    gpu: int | None = None
+    """The only GPU on which it is that group; None for all."""
 
 
 @attrs.frozen
@@ -58,6 +60,11 @@ class Eyes:
         self._room = room
         self._others = others
         self._demand = Demand(span)
+
+    def moved(self, name: str, gpu: int) -> None:
+        """A group that is one on a GPU only is that on another one now."""
+        if name in self._watched and self._watched[name].gpu is not None:
+            self._watched[name] = attrs.evolve(self._watched[name], gpu=gpu)
 
     def path(self, name: str, gpu: int) -> Path:
         """The control files of a group of a picture."""
@@ -87,26 +94,34 @@ class Eyes:
         for member in members(self._mount):
             processes.setdefault(member.pid, {})[member.gpu] = member.path
         cards = {gpu: self._card(gpu) for gpu in numbers(self._mount / "gpus")}
-        slices = {name: one.place.cgroup for name, one in self._watched.items() if one.place.cgroup is not None}
-        pids = {one.place.pid: name for name, one in self._watched.items()}
         fixed = {name for name, one in self._watched.items() if not one.movable}
-        seen = [one for name in slices for one in self._slice(name, cards)]
+        seen = [one for gpu in cards for name in self._slices(gpu) for one in _seen(name, gpu, self.path(name, gpu))]
         for pid, paths in processes.items():
-            name = pids.get(pid)
-            if name is None:
-                if _is_in(pid, slices.values()):
-                    continue
-                name = str(pid)
-                if not self._others:
-                    fixed.add(name)
-            if len(paths) > 1:
-                fixed.add(name)  # it works on all of them together
-            seen += [one for gpu, path in paths.items() for one in _seen(name, gpu, path)]
+            cgroup = _cgroup(pid)
+            for gpu, path in paths.items():
+                name = self._name(pid, gpu)
+                if name is None:
+                    if cgroup is None or any(one.contains(cgroup) for one in self._slices(gpu).values()):
+                        continue  # gone, or counted there
+                    name = str(pid)
+                    if not self._others:
+                        fixed.add(name)
+                if len(paths) > 1:
+                    fixed.add(name)  # it works on all of them together
+                seen += _seen(name, gpu, path)
         return _Found(cards, seen, frozenset(fixed))
 
-    def _slice(self, name: str, gpus: Iterable[int]) -> Iterator[Seen]:
-        for gpu in gpus:
-            yield from _seen(name, gpu, self.path(name, gpu))
+    def _slices(self, gpu: int) -> dict[str, Slice]:
+        """The watched groups that are slices, on a GPU."""
+        return {
+            name: one.place.cgroup
+            for name, one in self._watched.items()
+            if one.place.cgroup is not None and one.gpu in (None, gpu)
+        }
+
+    def _name(self, pid: int, gpu: int) -> str | None:
+        """The watched group that is a process, on a GPU."""
+        return next((n for n, one in self._watched.items() if one.place.pid == pid and one.gpu in (None, gpu)), None)
 
     def _card(self, gpu: int) -> Card:
         path = self._mount / "gpus" / str(gpu)
@@ -115,13 +130,12 @@ class Eyes:
         return Card(capacity - room, int(content(path / "gmem.current")))
 
 
-def _is_in(pid: int, slices: Iterable[Slice]) -> bool:
-    """Whether a process is in one of them; who is gone is nowhere."""
+def _cgroup(pid: int) -> Slice | None:
+    """Where a process is; None for one that is gone."""
     try:
-        cgroup = cgroup_of(pid)
+        return cgroup_of(pid)
     except OSError:
-        return True
-    return any(one.contains(cgroup) for one in slices)
+        return None
 
 
 def _seen(name: str, gpu: int, path: Path) -> Iterator[Seen]:

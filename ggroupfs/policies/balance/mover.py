@@ -16,6 +16,9 @@ from ggroupfs.refusals import NAMES
 
 log = logging.getLogger(__name__)
 
+DEADLINE_S = 60.0
+"""A move takes so many seconds at most, unless something else is said."""
+
 
 async def carry_out(
     core: Core, picture: Picture, plan: Plan, group_of: Callable[[str, int], Group], seconds: float

@@ -10,7 +10,9 @@ import attrs
 from ggroupfs.client.latencies import SOCKET
 from ggroupfs.names import is_number
 from ggroupfs.policies.balance.core import Pace
+from ggroupfs.policies.balance.demand import LOOKS
 from ggroupfs.policies.balance.eyes import Watched
+from ggroupfs.policies.balance.mover import DEADLINE_S
 from ggroupfs.policies.balance.picture import Bound
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo.samples import Statistic
@@ -18,10 +20,6 @@ from ggroupfs.policies.slo.settings import place_of, statistic_of
 
 REST_S = 60.0
 """No group is moved twice in this time, whatever is configured."""
-DEADLINE_S = 60.0
-"""A move takes so long at most, unless something else is said."""
-LOOKS = 8
-"""Use, and the part of the time that a group waits, are measured over so many looks."""
 
 
 @attrs.frozen

@@ -55,6 +55,10 @@ class Levers:
                 log.error("%s: %s", self._group.path, error.strerror)
                 self._complained = True
 
+    def follow(self, group: Group) -> None:
+        """The group, and what was written, is there now."""
+        self._group = group
+
     def forget(self) -> None:
         """The group is gone, and what was written with it."""
         self._before.clear()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
+import attrs
 import trio
 
 from ggroupfs.client import GONE, Group, Tree, emit
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo.core import WHOLE, Change, Core, Decision, Migrate
 from ggroupfs.policies.slo.levers import Levers, wanted
+from ggroupfs.policies.slo.moves import Moves
 from ggroupfs.policies.slo.reports import Desk, receive, receiving
 from ggroupfs.policies.slo.samples import Interval
 from ggroupfs.policies.slo.settings import Settings, Target
@@ -31,12 +33,24 @@ class Tenant:
         """Which."""
         self.interval = Interval(target.statistic)
         """What it reports."""
+        self._tree = tree
         self._group = target.group(tree)
         self.levers = Levers(self._group)
         """What is written for it."""
         self.is_present = False
         """Whether a process of it has a context on the GPU."""
         self._over = False
+
+    async def follow(self, gpu: int) -> None:
+        """It was moved to another GPU. What was written for a process has gone with it; of a slice it is taken back."""
+        self.target = attrs.evolve(self.target, gpu=gpu)
+        self._group = self.target.group(self._tree)
+        self.is_present = False
+        if self.target.place.pid is not None:
+            self.levers.follow(self._group)
+        else:
+            await self.levers.release()
+            self.levers = Levers(self._group)
 
     async def look(self) -> bool:
         """Whether it came or went. A process that has gone does not come back: who has its pid then is another one."""
@@ -56,11 +70,14 @@ class Tenant:
 class Card:
     """One GPU, and its groups."""
 
-    def __init__(self, index: int, settings: Settings, tenants: Iterable[Tenant]) -> None:
+    def __init__(self, index: int, settings: Settings, moves: Moves | None) -> None:
         self._index = index
         self._priority = settings.priority
         self._core = Core(settings.pace, settings.reserve)
-        self._tenants = list(tenants)
+        self._tenants: list[Tenant] = []
+        self._moves = moves
+        self.asking: set[str] = set()
+        """Groups that are to go to another GPU."""
 
     async def step(self, now: float) -> None:
         """One interval has passed."""
@@ -75,11 +92,26 @@ class Card:
             sample = tenant.interval.take()
             if sample is not None:
                 self._core.sample(now, name, sample)
+                if self._moves is not None:
+                    self._moves.sample(now, name, sample)
         present = [tenant for tenant in self._tenants if tenant.is_present]
         made += self._core.decide(now, contended=len(present) > 1)
         for decision in made:
             self._tell(decision)
         await self._apply(present)
+
+    def leave(self, name: str) -> Tenant:
+        """A group has been moved away."""
+        (tenant,) = (one for one in self._tenants if one.target.name == name)
+        self._tenants.remove(tenant)
+        for decision in self._core.go(name):
+            self._tell(decision)
+        return tenant
+
+    def enter(self, tenant: Tenant) -> None:
+        """One has been moved here. What it reported meanwhile is of the time for which it stood still."""
+        tenant.interval.take()
+        self._tenants.append(tenant)
 
     async def _apply(self, present: Sequence[Tenant]) -> None:
         others = sum(tenant.target.bounds is None for tenant in present)
@@ -94,12 +126,14 @@ class Card:
             log.info("%s: share of GPU %d from %g to %g", name, index, was, share)
             emit("share", group=name, gpu=index, share=share, was=was, latency_ms=_ms(decision.latency))
         elif isinstance(decision, Migrate):
+            self.asking.add(name)
             share, missing = decision.share / WHOLE, decision.missing / WHOLE
-            log.warning(
-                "%s: GPU %d has no share left for it: it should migrate; %g GPU is missing", name, index, missing
-            )
+            level = logging.WARNING if self._moves is None else logging.INFO
+            words = "%s: GPU %d has no share left for it: it should migrate; %g GPU is missing"
+            log.log(level, words, name, index, missing)
             emit("migrate", group=name, gpu=index, share=share, missing=missing, latency_ms=_ms(decision.latency))
         else:
+            self.asking.discard(name)
             log.info("%s: may stay on GPU %d", name, index)
             emit("stay", group=name, gpu=index)
 
@@ -108,39 +142,59 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1e3 * seconds, 3)
 
 
-def _cards(settings: Settings, tenants: Sequence[Tenant]) -> Iterator[Card]:
-    for index in sorted({one.target.gpu for one in tenants}):
-        yield Card(index, settings, [one for one in tenants if one.target.gpu == index])
+class Cards:
+    """All GPUs that groups are on."""
+
+    def __init__(self, settings: Settings, tenants: Iterable[Tenant], moves: Moves | None) -> None:
+        self._settings, self._moves = settings, moves
+        self._cards: dict[int, Card] = {}
+        for tenant in tenants:
+            self._card(tenant.target.gpu).enter(tenant)
+
+    async def step(self) -> None:
+        """One interval has passed."""
+        for _, card in sorted(self._cards.items()):
+            await card.step(trio.current_time())
+        if self._moves is not None:
+            for move in await self._moves.step({index: card.asking for index, card in self._cards.items()}):
+                tenant = self._card(move.load.gpu).leave(move.load.name)
+                await tenant.follow(move.to)
+                self._card(move.to).enter(tenant)
+
+    def _card(self, index: int) -> Card:
+        if index not in self._cards:
+            self._cards[index] = Card(index, self._settings, self._moves)
+        return self._cards[index]
 
 
-async def _check(tree: Tree, settings: Settings) -> None:
-    """FileNotFoundError for a GPU that is not there; OSError EOPNOTSUPP where there are no shares to be given."""
+async def _check(tree: Tree, settings: Settings) -> bool:
+    """Whether groups can be moved. FileNotFoundError for a GPU that is not there; OSError EOPNOTSUPP where there are
+    no shares to be given."""
     for index in {one.gpu for one in settings.targets}:
         await tree.capacity(index)
     capabilities = await Group(tree.mount).read("ggroup.capabilities")
     for line in capabilities.splitlines():
         if line == "compute.weight unsupported":
             raise OSError(errno.EOPNOTSUPP, f"{line}: is the scheduler off?", os.fspath(tree.mount))
+    return "compute.migrate unsupported" not in capabilities.splitlines()
 
 
 async def run(tree: Tree, config: Table) -> None:
     """The program; see docs/policies.md."""
     settings = Settings.read(config)
-    await _check(tree, settings)
+    can_move = await _check(tree, settings)
     tenants = [Tenant(tree, target) for target in settings.targets]
-    cards = list(_cards(settings, tenants))
+    cards = Cards(settings, tenants, Moves(tree, settings) if can_move and settings.migrate else None)
     desk = Desk({one.target.name: (one.target.place, one.interval) for one in tenants if one.target.bounds})
     with receiving(settings.socket) as ours:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(receive, ours, desk.take)
-                for card in cards:
-                    await card.step(trio.current_time())
+                await cards.step()
                 await tree.ready()
                 while True:
                     await trio.sleep(settings.interval)
-                    for card in cards:
-                        await card.step(trio.current_time())
+                    await cards.step()
         finally:
             with trio.move_on_after(RELEASE_S, shield=True):
                 for tenant in tenants:

@@ -53,6 +53,8 @@ class Settings:
     """Points that no group is given."""
     priority: int
     """compute.priority of groups that have all of a GPU together."""
+    migrate: bool
+    """Whether groups are moved to other GPUs where there are any."""
     targets: Sequence[Target]
     """All groups, those without bounds too."""
 
@@ -70,6 +72,7 @@ class Settings:
             pace=pace,
             reserve=_points(config, "reserve", 0, low=0),
             priority=config.whole("priority", 7, high=15),
+            migrate=config.flag("migrate", True),
             targets=[
                 *[_critical(table) for table in config.tables("group")],
                 *[_best_effort(table) for table in config.tables("best_effort")],

@@ -1,0 +1,67 @@
+"""What becomes of groups that are to go to another GPU: they are moved, or a neighbour of best effort is.
+
+Which of them is decided by the core of the policy balance, and so is who was moved too lately for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import trio
+
+from ggroupfs.client import Group, Tree
+from ggroupfs.policies.balance.core import Core, Pace
+from ggroupfs.policies.balance.demand import LOOKS
+from ggroupfs.policies.balance.eyes import Eyes, Watched
+from ggroupfs.policies.balance.mover import DEADLINE_S, carry_out
+from ggroupfs.policies.balance.picture import Bound, Move
+from ggroupfs.policies.slo.core import WHOLE
+from ggroupfs.policies.slo.settings import Settings, Target
+
+log = logging.getLogger(__name__)
+
+
+class Moves:
+    """See the module. Processes that the configuration does not name are counted, and never moved."""
+
+    def __init__(self, tree: Tree, settings: Settings) -> None:
+        places = Counter(target.place for target in settings.targets)
+        watched = [_watched(target, movable=places[target.place] == 1) for target in settings.targets]
+        pace = settings.pace
+        self._eyes = Eyes(tree, watched, LOOKS * settings.interval, others=False)
+        self._core = Core(Pace(window=pace.window, silence=pace.silence, cooldown=pace.cooldown))
+        self._told: set[str] = set()
+
+    def sample(self, now: float, name: str, latency: float) -> None:
+        """The latency of a group, seconds."""
+        self._core.sample(now, name, latency)
+
+    async def step(self, asking: Mapping[int, Collection[str]]) -> list[Move]:
+        """One interval has passed, and those groups, by their GPU, are to go. The moves that were made."""
+        picture = await self._eyes.look()
+        now = trio.current_time()
+        picture = self._core.look(now, picture)
+        self._told &= {name for names in asking.values() for name in names}
+        for gpu, names in asking.items():
+            plan = self._core.relieve(now, picture, gpu, names) if names else None
+            if plan is not None:
+                made = await carry_out(self._core, picture, plan, self._group, DEADLINE_S)
+                for move in made:
+                    self._eyes.moved(move.load.name, move.to)
+                return made
+            for name in set(names) - self._told:
+                self._told.add(name)
+                log.warning("%s: no move from GPU %d would help it now", name, gpu)
+        return []
+
+    def _group(self, name: str, gpu: int) -> Group:
+        return Group(self._eyes.path(name, gpu))
+
+
+def _watched(target: Target, movable: bool) -> Watched:
+    """What is the same place on two GPUs stays on both."""
+    bounds = target.bounds
+    bound = None if bounds is None else Bound(bounds.upper, bounds.least / WHOLE)
+    return Watched(target.name, target.place, bound, movable, target.gpu)
