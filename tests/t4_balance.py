@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
-from ggroupfs.client import numbers
+from ggroupfs.client import Group, numbers
 from ggroupfs.errors import UsageError
 from ggroupfs.policies.balance.picture import Bound
 from ggroupfs.policies.balance.settings import Settings
 from ggroupfs.policies.config import Table
 from tests.cgroups import cgroup, enter, slice_path
-from tests.mounted import SLOW, Mounted, Tenant, eventually, mounted
+from tests.mounted import SECONDS, SLOW, Mounted, Tenant, eventually, mounted
 from tests.policy_program import PolicyProgram
 from tests.t4_command import complaint
 
@@ -208,6 +210,39 @@ def put(mount: Mounted, tenant: Tenant, path: Path, gpu: int = 0) -> Path:
     held = tenant.number("gmem.current")
     eventually(lambda: int((here / "0" / "gmem.current").read_text()) >= held, "its slice has it")
     return here / str(gpu)
+
+
+def test_a_move_that_takes_too_long_is_left_behind(tmp_path: Path) -> None:
+    """To a pipe that nobody reads yet."""
+    os.mkfifo(tmp_path / "compute.migrate")
+    with pytest.raises(TimeoutError):
+        trio.run(Group(tmp_path).migrate, 1, 0.05)
+    assert (tmp_path / "compute.migrate").read_text() == "1\n", "the thread that was left ends"
+
+
+def test_who_is_ended_in_a_move_waits_for_it(tmp_path: Path) -> None:
+    """A move cannot be taken back; another one is not begun."""
+    pipe, ended = tmp_path / "compute.migrate", []
+    os.mkfifo(pipe)
+
+    async def move(scope: trio.CancelScope) -> None:
+        with scope:
+            for gpu in (1, 2):
+                await Group(tmp_path).migrate(gpu, SECONDS)
+                ended.append(gpu)
+
+    async def main() -> None:
+        scope = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(move, scope)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            assert not ended
+            assert await trio.to_thread.run_sync(pipe.read_text) == "1\n"
+        assert ended == [1]
+
+    trio.run(main)
 
 
 GROUP = '[[group]]\nslice = "/a.slice"\n'

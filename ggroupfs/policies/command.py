@@ -31,7 +31,7 @@ PROGRAMS = {
     "cooperative": "ggroupfs.policies.cooperative:run",
     "dynamic": "ggroupfs.policies.dynamic:run",
     "lanes": "ggroupfs.policies.lanes.program:run",
-    "slo": "ggroupfs.policies.slo:run",
+    "slo": "ggroupfs.policies.slo.program:run",
 }
 """Those that go by a name of their own, a line each."""
 

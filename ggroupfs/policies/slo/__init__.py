@@ -4,7 +4,3 @@
 ``levers.py`` where shares go to, ``moves.py`` what becomes of a group that no share helps, ``settings.py`` what is
 configured, and ``program.py`` puts them together.
 """
-
-from ggroupfs.policies.slo.program import run
-
-__all__ = ["run"]
