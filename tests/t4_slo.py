@@ -27,6 +27,7 @@ from ggroupfs.policies.slo.core import Bounds
 from ggroupfs.policies.slo.reports import Desk, Place
 from ggroupfs.policies.slo.samples import Interval, Statistic
 from ggroupfs.policies.slo.settings import Settings
+from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import Mounted, Tenant, eventually, mounted
 from tests.policy_program import PolicyProgram
 from tests.t4_command import complaint
@@ -208,13 +209,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
         yield mount
 
 
-@pytest.mark.parametrize("who", ["neighbour", "itself", "nobody"])
+@pytest.mark.parametrize("who", ["neighbour", "itself", "none has room", "nobody"])
 def test_where_no_share_helps_somebody_is_moved(two: Mounted, tmp_path: Path, path: Path, who: str) -> None:
     """The server may have three tenths, and is not within its bound with that. So its neighbour of best effort goes; or
     the server does, where there is no room for the neighbour. What was written is taken back, wherever they are."""
     memory = "600M" if who == "itself" else "64M"
     with (
-        Tenant(two, "--gpu", "1", "--gmem", "500M", "--depth", "0"),
+        Tenant(two, "--gpu", "1", "--gmem", "1000M" if who == "none has room" else "500M", "--depth", "0"),
         ended("-c", SERVER, two.path, path) as server,
         Tenant(two, *OPTIONS, "--gmem", memory) as batch,
     ):
@@ -229,6 +230,8 @@ def test_where_no_share_helps_somebody_is_moved(two: Mounted, tmp_path: Path, pa
             until(policy, "migrate", 0.3)
             if who == "nobody":
                 assert one_line(policy) == "server: GPU 0 has no share left for it: it should migrate"
+            elif who == "none has room":
+                assert one_line(policy) == "server: no move from GPU 0 would help it now"
             else:
                 told = until(policy, "moved")
                 assert (told["gpu"], told["to"]) == (0, 1)
@@ -243,15 +246,39 @@ def test_where_no_share_helps_somebody_is_moved(two: Mounted, tmp_path: Path, pa
             policy.send_signal(signal.SIGTERM)
             assert policy.wait() == 0
         places = [os.listdir(two / pid) for pid in (server.pid, batch.pid)]
-        assert places == {"neighbour": [["0"], ["1"]], "itself": [["1"], ["0"]], "nobody": [["0"], ["0"]]}[who]
+        assert places == {"neighbour": [["0"], ["1"]], "itself": [["1"], ["0"]]}.get(who, [["0"], ["0"]])
         for pid, (gpu,), weight in zip((server.pid, batch.pid), places, (100, 170), strict=True):
             assert (two.group(pid, int(gpu)) / "compute.weight").read_text() == f"{weight}\n"
+
+
+def test_a_slice_that_was_moved_has_nothing_left_behind(two: Mounted, tmp_path: Path, path: Path) -> None:
+    """Its weight is its own on the GPU that it left, at once, and on the other one in the end."""
+    with (
+        cgroup("ggroupslo.slice") as batch,
+        ended("-c", SERVER, two.path, path) as server,
+        Tenant(two, *OPTIONS, "--gmem", "64M") as tenant,
+    ):
+        assert server.stdout is not None
+        server.stdout.readline()
+        enter(tenant.pid, batch)
+        here = two / "slice" / slice_path(batch)
+        eventually(lambda: (here / "0" / "gmem.current").read_text() == f"{64 << 20}\n", "it is in its slice")
+        (here / "0" / "compute.weight").write_text("170\n")
+        file = tmp_path / "slo.toml"
+        text = MOVED.format(socket=path, critical=server.pid, migrate="true")
+        file.write_text(text + f'[[best_effort]]\nslice = "/{slice_path(batch)}"\n')
+        with PolicyProgram(two.path, "slo", file) as policy:
+            assert (here / "0" / "compute.weight").read_text() == "8000\n"
+            policy.until("moved")
+            eventually(lambda: (here / "1" / "compute.weight").read_text() == "10000\n", "it has all of the other")
+            assert (here / "0" / "compute.weight").read_text() == "170\n"
+        assert (here / "1" / "compute.weight").read_text() == "100\n"
 
 
 def one_line(policy: subprocess.Popen[str]) -> str:
     """What it says on standard error, up to a semicolon."""
     assert policy.stderr is not None
-    return policy.stderr.readline().removeprefix("ggroupfs: ").partition(";")[0]
+    return policy.stderr.readline().removeprefix("ggroupfs: ").strip().partition(";")[0]
 
 
 def test_what_somebody_else_wrote_stays(

@@ -32,6 +32,8 @@ class Moves:
         pace = settings.pace
         self._eyes = Eyes(tree, watched, LOOKS * settings.interval, others=False)
         self._core = Core(Pace(window=pace.window, silence=pace.silence, cooldown=pace.cooldown))
+        self._cooldown = pace.cooldown
+        self._since: dict[str, float] = {}
         self._told: set[str] = set()
 
     def sample(self, now: float, name: str, latency: float) -> None:
@@ -43,17 +45,22 @@ class Moves:
         picture = await self._eyes.look()
         now = trio.current_time()
         picture = self._core.look(now, picture)
-        self._told &= {name for names in asking.values() for name in names}
+        asked = {name for names in asking.values() for name in names}
+        self._told &= asked
+        self._since = {name: self._since.get(name, now) for name in asked}
         for gpu, names in asking.items():
             plan = self._core.relieve(now, picture, gpu, names) if names else None
             if plan is not None:
                 made = await carry_out(self._core, picture, plan, self._group, DEADLINE_S)
                 for move in made:
                     self._eyes.moved(move.load.name, move.to)
+                self._since.clear()
                 return made
             for name in set(names) - self._told:
-                self._told.add(name)
-                log.warning("%s: no move from GPU %d would help it now", name, gpu)
+                is_short = picture.find(name, gpu) is not None and picture.strain(name, gpu) > 1.0
+                if is_short and now - self._since[name] >= self._cooldown:
+                    self._told.add(name)
+                    log.warning("%s: no move from GPU %d would help it now", name, gpu)
         return []
 
     def _group(self, name: str, gpu: int) -> Group:
