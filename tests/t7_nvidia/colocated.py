@@ -1,6 +1,8 @@
 """Two kinds of PyTorch programs that know nothing of ggroupfs, told what to do on standard input.
 
-    colocated.py requests    a latency-critical one: requests at random, each four steps of a stack of 16 bf16 blocks
+    colocated.py requests [SOCKET]
+                             a latency-critical one: requests at random, each four steps of a stack of 16 bf16 blocks;
+                             it reports its latencies to a policy at SOCKET
     colocated.py batch       one that would fill the GPU: products of 8192 x 8192 bf16 matrices, back to back
 
 Both print `ready`. `go RATE SECONDS` has the first serve so many requests a second for so long (open loop: a request
@@ -40,6 +42,11 @@ def requests() -> None:
             x = x / (x.abs().mean() + 1e-3)
         return x
 
+    reported = None
+    if len(sys.argv) > 2:
+        from ggroupfs.client import Latencies
+
+        reported = Latencies(None, sys.argv[2])
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -60,6 +67,8 @@ def requests() -> None:
                 graph.replay()
             torch.cuda.synchronize()
             latencies.append(time.monotonic() - due)
+            if reported is not None:
+                reported.report(latencies[-1])
             due += chance.expovariate(rate)
         print(json.dumps(latencies), flush=True)
 
