@@ -10,12 +10,12 @@ from collections.abc import Collection
 
 import attrs
 
+from ggroupfs.client import GONE
+
 NEVER = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES})
 """Errors of a move that another try would have too, to whatever GPU."""
 NOT_THERE = frozenset({errno.EXDEV, errno.EEXIST})
 """... to that GPU: another chip, or work of the same process there."""
-GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ESRCH})
-"""Errors of a group that is not there any more."""
 SOON = 12
 """A move within so many rests after the one before says that one of the two was wrong."""
 PATIENCE_MOST = 64
