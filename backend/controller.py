@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
 import trio
@@ -51,6 +52,7 @@ class Controller:
         """Who knows what slices are to have, before a program in them may go on."""
         self.turns = Turns()
         """Of what is to be done for many who come at once."""
+        self._undone: Counter[Group] = Counter()
         self._seconds = seconds
         self._writers: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, seconds)
@@ -131,6 +133,10 @@ class Controller:
     def moved(self, group: Group) -> int:
         """How often a process was moved to another GPU, or how often one came to this GPU in a slice."""
         return self._migrator.moved(group)
+
+    def undone_count(self, group: Group) -> int:
+        """How often the process, or one of the slice, undid by itself what was set, and it was set again."""
+        return self._undone[group]
 
     def is_populated(self, group: Group) -> bool:
         """Whether a process of the group has a context on the GPU."""
@@ -338,6 +344,11 @@ class Controller:
         elif nbytes < before:
             self._fell(group)
 
+    def undone(self, process: Process, gpu: int) -> None:
+        for level in self.population.path(Group(gpu, process)):
+            self._undone[level] += 1
+            self._tell(level, Channel.COMPUTE)
+
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Group(gpu, process)
         self.ledger.charge(group, nbytes)
@@ -432,6 +443,7 @@ class Controller:
         self._schedulers.forget(group)
         self._migrator.forget(group)
         self._writers.pop(group, None)
+        self._undone.pop(group, None)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

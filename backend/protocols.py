@@ -144,6 +144,9 @@ class Host(Protocol):
     def observe(self, process: Process, gpu: int, nbytes: int) -> None:
         """The driver's own figure for a process's GPU memory, bytes."""
 
+    def undone(self, process: Process, gpu: int) -> None:
+        """The process had undone its freeze or its timeslice by itself; it holds again."""
+
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         """Charges `nbytes` and returns once every level is back under its high. OSError(ENOMEM) if refused."""
 

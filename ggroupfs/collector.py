@@ -78,6 +78,7 @@ ROWS = (
     Row("frozen", "Whether nothing of it can run (compute.events).", "frozen"),
     Row("populated", "Whether it has a context on the GPU (compute.events).", "populated"),
     Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),
+    Row("undone", "Times that a process undid its freeze or timeslice (compute.events).", "undone", counter=True),
     Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True, members=True),
     Row("kernels_finished", "Kernels finished.", "finished", counter=True, members=True),
     Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True, members=True),

@@ -93,6 +93,7 @@ def _compute_events(controller: Controller, group: Group) -> str:
             "populated": int(controller.is_populated(group)),
             "frozen": int(controller.is_frozen(group)),
             "migrated": controller.moved(group),
+            "undone": controller.undone_count(group),
         }
     )
 

@@ -64,6 +64,8 @@ class Figures:
     """Whether a process of it has a context on the GPU."""
     migrated: int | None = None
     """How often a process was moved to another GPU, or one of a slice to this one."""
+    undone: int | None = None
+    """How often a process undid its freeze or its timeslice by itself, and it was set again."""
     priority: int | None = None
     """compute.priority."""
     weight: int | None = None
@@ -142,7 +144,7 @@ SOURCES: Mapping[str, Source] = {
     "gmem.events": _one("events", flat),
     "compute.timeslice": _one("timeslice", lambda text: values.timeslice(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
-    "compute.events": _keyed("frozen populated migrated"),
+    "compute.events": _keyed("frozen populated migrated undone"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
     "gcgroup.stat": _keyed(

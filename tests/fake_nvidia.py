@@ -14,6 +14,7 @@ import os
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -568,6 +569,7 @@ class FakeHost:
 
     arrived: list[tuple[Process, int]] = attrs.field(factory=list)
     seen: dict[tuple[Process, int], int] = attrs.field(factory=dict)
+    brought_back: Counter[Process] = attrs.field(factory=Counter)
     on_arrive: Mapping[int, Callable[[Process], Any]] = attrs.field(factory=dict)
 
     async def arrive(self, process: Process, gpu: int) -> None:
@@ -577,6 +579,15 @@ class FakeHost:
 
     def observe(self, process: Process, gpu: int, nbytes: int) -> None:
         self.seen[process, gpu] = nbytes
+
+    def knows(self, process: Process, gpu: int) -> bool:
+        return (process, gpu) in self.arrived
+
+    def levels(self, process: Process, gpu: int) -> Sequence[Any]:
+        return [SimpleNamespace(frozen=True)]
+
+    def undone(self, process: Process, gpu: int) -> None:
+        self.brought_back[process] += 1
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         raise AssertionError("not for this GPU")

@@ -96,6 +96,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "frozen": 1,
             "populated": 1,
             "migrations_total": 0,
+            "undone_total": 0,
             "kernels_submitted_total": work["submitted"],
             "kernels_finished_total": work["finished"],
             "gpu_seconds_total": work["gpu_usec"] / 1e6,

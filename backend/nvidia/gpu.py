@@ -1,7 +1,7 @@
 """One GPU of a stock NVIDIA driver: finds the processes that use it, and pulls the levers on their TSGs.
 
 A lever records what is wanted and then makes the hardware follow; the same step runs again for TSGs that came later,
-and for tenants that undid it: for a freeze they are asked in turns, few at a time, since each question is a call.
+and for tenants that undid it (``keeper.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from backend.identity import Process
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import TICK, Census, ClientCounter, Tsg
+from backend.nvidia.keeper import Keeper
 from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.readback import ChannelStates
@@ -37,18 +38,6 @@ GRANULE = 2 << 20
 """What CUDA's virtual memory management moves, and so the library in a program."""
 POLL = 0.2
 """Seconds between two looks at NVML's list (50 us of CPU each): a process appears this long after its context."""
-KEEP = 0.5
-"""Seconds between two looks for new TSGs of processes that have a policy."""
-QUESTIONS = 5
-"""Asked in each of them, whether tenants undid their freeze: 10 calls of the driver in a second, however many they are.
-With the 40 that the scheduler may make (``scheduler.py``) these are all that nobody asked for. A timeslice is no such
-call: the driver has it in its own memory (GET_TIMESLICE, ctrla06cgpfifo.h), and is asked for each."""
-SETTLE = 0.02
-"""Seconds from a lever to the wide look that follows it: not in the way of another lever right behind."""
-IDLE_LOOKS = 4
-"""Processes without one are looked at this many times less often."""
-FORCED_LOOKS = 20
-"""Every so many looks are made although the host's totals stand still."""
 NEWCOMER = 2.0
 """Seconds for which a program on NVML's list may be without a TSG."""
 LEVER_DEADLINE = 2.0
@@ -87,8 +76,10 @@ class NvidiaGpu:
         self._tenants: dict[Process, Tenant] = {}
         self._present: dict[Process, float] = {}  # since when NVML lists it
         self._held: dict[Process, int] = {}  # bytes, as NVML last said
-        self._wake = trio.Event()
         self._nvml_answers = True
+        self._keeper = Keeper(
+            info.index, self._tenants, census.counter.totals, usage.exact, self._asked_to_stand, self._undone
+        )
         self._began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICK)
 
     def adopt(self, verdicts: Sequence[Verdict]) -> None:
@@ -108,7 +99,7 @@ class NvidiaGpu:
                 async with trio.open_nursery() as first:
                     await self._poll(host, first)
                 task_status.started()
-                nursery.start_soon(self._keep)
+                nursery.start_soon(self._keeper.run)
                 if self.mover.home == self.info.index:
                     nursery.start_soon(self.mover.run)
                 while True:
@@ -153,6 +144,10 @@ class NvidiaGpu:
     async def _welcome(self, host: Host, process: Process, nbytes: int | None) -> None:
         tenant = self._tenant(process)
         try:
+            if not await tenant.has_files():
+                # A client outlives who made it where somebody else has its file; the pid may be another's by now.
+                self.forget(process)
+                return
             try:
                 await tenant.look()
             except ProcessLookupError:
@@ -165,42 +160,6 @@ class NvidiaGpu:
         if nbytes is not None and process in self._present:
             self._see(process, nbytes)
 
-    # ---- keeping up with them --------------------------------------------------------------------------------
-
-    async def _keep(self) -> None:
-        """Applies policy to TSGs that came later, and again where a tenant undid it."""
-        turn = 0
-        due = trio.current_time() + KEEP
-        while True:
-            with trio.move_on_at(due):
-                await self._wake.wait()
-                await trio.sleep(SETTLE)
-            self._wake = trio.Event()
-            woken = trio.current_time() < due
-            if not woken:
-                turn += 1
-                due = trio.current_time() + KEEP
-            left = 0 if woken else QUESTIONS
-            for tenant in sorted(self._tenants.values(), key=lambda tenant: tenant.looked_at):
-                if not tenant.has_policy and (woken or turn % IDLE_LOOKS):
-                    continue
-                try:
-                    known = tenant.tsgs()
-                    await tenant.look(force=not woken and turn % FORCED_LOOKS == 0)
-                    # Right after a lever only what it did not see; a lever that follows shall not wait for this.
-                    questions = min(left, tenant.questions())
-                    left -= questions
-                    if questions == tenant.questions():
-                        tenant.looked_at = turn  # else it comes first in the next round, with those that are left
-                    again = not woken and tenant.timeslice_us != 0
-                    if questions or again or ((not woken or tenant.tsgs() != known) and tenant.is_behind):
-                        await tenant.enforce(questions, again=again)
-                except ProcessLookupError:
-                    continue
-                except OSError as error:
-                    tenant.looked_at = turn
-                    log.debug("pid %d on GPU %d: %s", tenant.process.pid, self.info.index, error)
-
     async def _release_all(self) -> None:
         for tenant in self._tenants.values():
             tenant.frozen = False
@@ -212,6 +171,12 @@ class NvidiaGpu:
                     continue
                 except OSError as error:
                     log.warning("pid %d on GPU %d was not released: %s", tenant.process.pid, self.info.index, error)
+
+    def _undone(self, process: Process) -> None:
+        """A tenant had undone what was set for it, and it holds again."""
+        host = self.managed.host
+        if host is not None and host.knows(process, self.info.index):
+            host.undone(process, self.info.index)
 
     def _tenant(self, process: Process) -> Tenant:
         tenant = self._tenants.get(process)
@@ -276,12 +241,17 @@ class NvidiaGpu:
     def _whole(self, process: Process) -> int:
         """What a program without the library holds, if it may go into the host: somebody has asked that it stand still,
         and it does. (One that the scheduler has off the runlist for a moment is not frozen.)"""
-        host, held = self.managed.host, self._held.get(process, 0)
-        if host is None or process in self.managed or not self._is_frozen(process):
+        held = self._held.get(process, 0)
+        if process in self.managed or not self._is_frozen(process) or not self.whole.can(process, held):
             return 0
-        if not host.knows(process, self.info.index) or not self.whole.can(process, held):
-            return 0
-        return held if any(books.frozen for books in host.levels(process, self.info.index)) else 0
+        return held if self._asked_to_stand(process) else 0
+
+    def _asked_to_stand(self, process: Process) -> bool:
+        """Whether somebody has frozen it, or a slice above."""
+        host = self.managed.host
+        if host is None or not host.knows(process, self.info.index):
+            return False
+        return any(books.frozen for books in host.levels(process, self.info.index))
 
     def _is_frozen(self, process: Process) -> bool:
         """Whether its work is off the GPU: the copies that move memory are, too, and would wait for the thaw."""
@@ -334,11 +304,11 @@ class NvidiaGpu:
         except ProcessLookupError:
             raise
         except BaseException:
-            # Refused, or given up by the caller: what it did change is put back by the next round of _keep.
+            # Refused, or given up by the caller: what it did change is put back by the keeper.
             tenant.frozen, tenant.timeslice_us = before
             raise
         finally:
-            self._wake.set()  # the wide look, right after
+            self._keeper.wake(process)  # the wide look, right after
 
     async def _find_some(self, tenant: Tenant) -> None:
         """EOPNOTSUPP for a program that uses the GPU, but through no TSG that we can find: one under MPS, or one that

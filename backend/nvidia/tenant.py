@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,11 +22,16 @@ from backend.identity import Process
 from backend.nvidia import levers, rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import Engine, Handles, Tsg
-from backend.nvidia.levers import Key
+from backend.nvidia.levers import Controls, Key
 from backend.nvidia.readback import ChannelStates
 from backend.records import Activity
 
 log = logging.getLogger(__name__)
+
+SLICES_AT_ONCE = 64
+"""TSGs of a program that are asked for their timeslice in one go: one that has thousands keeps nobody waiting."""
+SAY_AGAIN_S = 60.0
+"""Seconds after which it is said again of a program that it undoes what was set: it may do so ten times a second."""
 
 
 @attrs.define(eq=False)
@@ -59,12 +66,31 @@ class Tenant:
     """Whether it was asked for channels that an earlier daemon left off."""
     activity: Activity = attrs.field(factory=Activity)
     """As last seen."""
-    looked_at: int = 0
-    """The round of looks in which it was last its turn to be asked whether it undid anything."""
-    asked: int = 0
-    """Of the questions that there are, those that were asked, ever: it goes on behind them."""
     acting: threading.Lock = attrs.field(factory=threading.Lock)
     """Held while the hardware is made to follow."""
+
+    # What the keeper remembers of it (keeper.py)
+
+    asked: int = 0
+    """When it was last asked whether it undid its freeze, by a count of questions."""
+    is_asked: bool | None = None
+    """Whether somebody froze it, and not only the scheduler for a moment."""
+    sliced: int = 0
+    """... and its timeslice."""
+    suspect: int = 0
+    """Questions that come before those to others: it had the engine while it was frozen."""
+    used: int | None = None
+    """The time that it had had the engine when that was last looked at, microseconds."""
+    looked_at: float = 0.0
+    """When it was last its turn to be looked at for new TSGs."""
+    looks_made: int = 0
+    """... and how often it was."""
+    kept_at: float = 0.0
+    """When it was last looked whether the hardware is behind."""
+    totals: tuple[int, ...] | None = None
+    """What the host had made of objects by then."""
+    _questions: list[Key] = attrs.field(factory=list)  # channels not yet asked for in this round, the next one last
+    _said: float | None = None  # when it was last said that it undid something
 
     @property
     def has_policy(self) -> bool:
@@ -82,28 +108,75 @@ class Tenant:
             return True
         return any(levers.differing(tsgs, self.timeslice_us, self.slices))
 
-    def questions(self) -> int:
-        """How many calls it takes yet to see whether the tenant undid its freeze."""
-        every = len(self._questions(self.tsgs()))
-        return every - self.asked % every if every else 0
-
     def tsgs(self) -> Sequence[Tsg]:
         """Those on this GPU, as last seen."""
         return [tsg for tsg in self.handles.tsgs() if tsg.gpu_id == self.gpu_id]
+
+    async def has_files(self) -> bool:
+        """Whether it has the driver's device open. OSError."""
+        return bool(await self.looks.call(partial(self.system.control_fds, self.process.pid)))
 
     async def look(self, force: bool = False) -> None:
         """Finds its TSGs; with `force` also where the host's totals say that there are no new ones. OSError."""
         await self.looks.call(partial(self._look, force))
 
-    async def enforce(self, questions: int = 0, *, again: bool = False) -> None:
+    async def enforce(self, *, again: bool = False) -> bool:
         """Makes the hardware follow what is wanted. OSError.
 
-        Asks so many of its `questions` first, the next ones each time, and, for what is to hold `again`, for its
-        timeslices, to see whether the tenant undid it.
+        With `again` the tenant seems to have undone it: it is asked once more, and what it undid is done again. Whether
+        it had.
         """
-        await self.levers.call(partial(self._enforce, questions, again))
+        return await self.levers.call(partial(self._enforce, again))
+
+    def suspected(self) -> None:
+        """It had the engine, frozen or not: the channels that run kernels come first now."""
+        if not self.suspect:
+            kernels = [tsg for tsg in self.tsgs() if tsg.engine is not Engine.COPY]
+            self._questions = [(tsg.client, channel) for tsg in kernels for channel in tsg.channels]
+            random.shuffle(self._questions)
+            self.suspect = len(self._questions)
 
     # In threads
+
+    def is_thawed(self) -> bool:
+        """Asks for one channel that is to be off the runlist, another one each time, whether it is back. Takes no lock:
+        who acts may hang, and may have changed it meanwhile."""
+        self.suspect = max(0, self.suspect - 1)
+        key = self._next_question()
+        return key is not None and self._is_undone(key)
+
+    def is_stretched(self) -> bool:
+        """Asks for timeslices, whether they are not what was set."""
+        known = dict(self.slices)
+        tsgs = [tsg for tsg in self.tsgs() if known.get((tsg.client, tsg.handle), levers.UNKNOWN) != levers.UNKNOWN]
+        tsgs = random.sample(tsgs, min(len(tsgs), SLICES_AT_ONCE))
+        found = dict(known)
+        try:
+            with rm.borrowed(self.system, self.process, sorted({tsg.fd for tsg in tsgs})) as controls:
+                levers.look_at_timeslices(controls, [tsg for tsg in tsgs if tsg.fd in controls], found)
+        except OSError:
+            return False  # gone, or about to be found so
+        return found != known
+
+    def _next_question(self) -> Key | None:
+        """A channel of each TSG first, of those that run kernels before the others; nobody knows which one."""
+        if not self._questions:
+            lists = [[(tsg.client, channel) for channel in tsg.channels] for tsg in self._kernels_first()]
+            for keys in lists:
+                random.shuffle(keys)
+            rounds = [keys[n] for n in range(max(map(len, lists), default=0)) for keys in lists if n < len(keys)]
+            self._questions = rounds[::-1]
+        return self._questions.pop() if self._questions else None
+
+    def _kernels_first(self) -> Sequence[Tsg]:
+        return sorted(self.tsgs(), key=lambda tsg: tsg.engine is Engine.COPY)
+
+    def _is_undone(self, key: Key) -> bool:
+        """Whether that channel is on the runlist, and ought not to be."""
+        undone = self.frozen and key in self.off and self.states.enabled(*key) is True
+        if undone:
+            self._questions.append(key)  # the one to ask for again, before anything is done about it
+        return undone
 
     def _look(self, force: bool) -> None:
         with self._alive():
@@ -113,21 +186,26 @@ class Tenant:
                     self._adopt_channels()
         self._count()
 
-    def _enforce(self, questions: int, again: bool) -> None:
+    def _enforce(self, again: bool) -> bool:
         """The levers proper take about 1 ms."""
+        undone = ""
         with self.acting, self._alive():
-            handles = self.handles
-            if not handles.fds():
-                handles.wide()
+            if not self.handles.fds():
+                self.handles.wide()
             self._adopt_channels()
-            with rm.borrowed(self.system, self.process, handles.fds()) as controls:
-                handles.quick(controls)
+            with self._borrowed() as controls:
+                self.handles.quick(controls)
                 tsgs = levers.still_there(controls, self.tsgs())
                 enabled = self.states.enabled
                 if again and self.timeslice_us:
+                    before = dict(self.slices)
                     levers.look_at_timeslices(controls, levers.shares(tsgs, 0), self.slices)
-                if questions:
-                    self._ask(tsgs, questions)
+                    if any(self.slices.get(key) != us for key, us in before.items() if us != levers.UNKNOWN):
+                        undone = "timeslice"
+                if again and self.frozen and (key := self._next_question()) and self._is_undone(key):
+                    undone = "freeze"
+                    self._questions.clear()
+                    levers.attach_once(controls, tsgs, self.off)
                 if self.frozen:
                     levers.detach(controls, tsgs, self.off, enabled)
                 levers.set_timeslice(controls, tsgs, self.timeslice_us, self.slices)
@@ -135,20 +213,29 @@ class Tenant:
                     levers.attach(controls, tsgs, self.off, enabled)
                     self.off.clear()  # what is left in it was freed
         self._count()
+        if undone:
+            self._say(undone)
+        return bool(undone)
 
-    def _questions(self, tsgs: Sequence[Tsg]) -> Sequence[Tsg]:
-        """TSGs to be asked for a channel of theirs."""
-        return [tsg for tsg in tsgs if tsg.channels] if self.frozen else []
+    @contextmanager
+    def _borrowed(self) -> Iterator[Controls]:
+        """The files that its clients belong to. A program that gave one another number (dup2) looks as if it had closed
+        it: then it is looked for. EBUSY for one that does so all the time."""
+        for last in (False, True):
+            fds = self.handles.fds()
+            with rm.borrowed(self.system, self.process, fds) as controls:
+                if len(controls) == len(fds):
+                    yield controls
+                    return
+            if last:
+                raise OSError(errno.EBUSY, "the files of this program change as they are looked for")
+            self.handles.wide(force=True)
 
-    def _ask(self, tsgs: Sequence[Tsg], most: int) -> None:
-        questions = self._questions(tsgs)
-        if not questions:
-            return
-        turn, at = divmod(self.asked, len(questions))
-        asked = (*questions[at:], *questions[:at])[:most]
-        self.asked += len(asked)
-        if levers.undone(asked, self.off, self.states.enabled, turn):
-            log.warning("pid %d undid its freeze: frozen again", self.process.pid)
+    def _say(self, what: str) -> None:
+        now = time.monotonic()
+        if self._said is None or now - self._said >= SAY_AGAIN_S:
+            self._said = now
+            log.warning("pid %d undid its %s: set again", self.process.pid, what)
 
     def _adopt_channels(self) -> None:
         """Learns, once, what a daemon before us left off: disabled once more it would stay so. `acting` is held."""

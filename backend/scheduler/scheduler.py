@@ -39,7 +39,7 @@ SETTLE_S = 0.01
 """Who come together are looked at together."""
 RATE, BURST = 25, 15
 """Calls of the driver a second, and at once: no more than 40 in any second. With those by which a GPU looks whether
-what was done still holds (``nvidia/gpu.py``) it is 50."""
+what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
 """What a lever may take, of the time that a write may: 1 s by default. It takes 2 ms as a rule; all others wait."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
