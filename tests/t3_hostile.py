@@ -1,4 +1,4 @@
-"""Level 3: programs that fight what is set for them, against a driver in memory whose calls take as long as a real one's."""
+"""Level 3: programs that fight what is set for them, against a driver in memory whose calls take as long as real ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from backend.identity import Process
 from backend.nvidia import discover, rm
 from backend.nvidia.gpu import open_gpus
 from backend.nvidia.keeper import QUESTIONS, TICK
@@ -76,6 +77,11 @@ def drive(test: Callable[[Costly], Awaitable[None]], trace: bool = True) -> None
 
     with patient(clock, lambda: False):
         trio.run(main, clock=clock)
+
+
+class KnowsAll(FakeHost):
+    def knows(self, process: Process, gpu: int) -> bool:
+        return True
 
 
 def frozen(programs: Sequence[Program]) -> bool:
@@ -168,8 +174,8 @@ def test_all_who_take_longer_timeslices_lose_them_within_a_second(many: int, con
 
 @pytest.mark.parametrize("many", [20, 100, 1000])
 def test_what_keeping_costs_does_not_grow_with_the_programs(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than 200 questions a second, 4 percent of a CPU, and a tenth of one for looks at what is new. Everybody has
-    his turn: every max(0.5, n / 200) s."""
+    """No more than 200 questions a second, 4 percent of a CPU, and a tenth of one for looks at what is new. Everybody
+    has his turn: every max(0.5, n / 200) s."""
 
     monkeypatch.setattr(discover, "FIRST_RUN", 64)  # the first looks are not what this is about
 
@@ -178,9 +184,10 @@ def test_what_keeping_costs_does_not_grow_with_the_programs(many: int, monkeypat
         for pid in range(100, 100 + many):
             rig.fake.program(pid).tsg(channels=2)
         identities = [program.identity for program in rig.fake.programs.values()]
-        for identity in identities:
-            await gpu.detach(identity)
-        gpu.managed.host = FakeHost([(identity, 0) for identity in identities])  # type: ignore[assignment]
+        async with trio.open_nursery() as nursery:
+            for identity in identities:
+                nursery.start_soon(gpu.detach, identity)
+        gpu.managed.host = KnowsAll()  # type: ignore[assignment]
         law = max(0.5, many / 200)
         real = gpu._states.enabled
 

@@ -36,8 +36,8 @@ QUESTIONS = 10
 KEEP = 0.5
 """Seconds in which every program that has a policy is asked, and looked at for new TSGs, if there are not too many."""
 HELD = 0.1
-"""Seconds between two questions to those that nobody froze, but the scheduler has off the runlist for a moment: with its
-own calls that makes no more than 50 a second that nobody asked for (``scheduler.py``)."""
+"""Seconds between two questions to those that nobody froze, but the scheduler has off the runlist for a moment: with
+its own calls that makes no more than 50 a second that nobody asked for (``scheduler.py``)."""
 ROUND = 1.0
 """Seconds in which a frozen program is asked for each of its channels, if there are not too many."""
 SETTLE = 0.02
@@ -70,7 +70,8 @@ class Keeper:
         undone: Callable[[Process], None],
     ) -> None:
         """`totals` are what the host has made of clients and objects (a call of the driver), `used` is the time that a
-        process had the engine, if that is known, `asked` whether somebody froze it, and `undone` is told of each one that was brought back."""
+        process had the engine, if that is known, `asked` whether somebody froze it, and `undone` is told of each one
+        that was brought back."""
         self._gpu = gpu
         self._tenants = tenants
         self._totals = totals
