@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import struct
 
@@ -157,12 +158,36 @@ def slice_at(path: str) -> Slice | None:
     return Slice("/" + "/".join(parts))
 
 
+SO_PEERPIDFD = 77
+"""Linux 6.5 (asm-generic/socket.h); the socket module has it from Python 3.14 on."""
+
+
 def peer_of(connection: socket.socket) -> Process:
     """The process at the other end of a unix socket, as the kernel vouches for it; ProcessLookupError if it is gone.
 
-    The pid is that of connect(2) or socketpair(2), translated to our namespace.
+    The pid is that of connect(2) or socketpair(2), translated to our namespace. Who connects, hands the socket to a
+    child and dies leaves a pid behind that may be another's by the time that it is read. So the kernel is asked for a
+    pidfd, which is never another's: does it live after the process was identified, then that is it. Before Linux 6.5
+    there is none, and who recycles pids as fast as we accept can speak for another.
     """
-    return identify(tgid_of(_peer(connection)[0]))
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, struct.calcsize("i"))
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ESRCH):  # it was reaped
+            raise fail(errno.ESRCH) from None
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        return identify(tgid_of(_peer(connection)[0]))
+    (pidfd,) = struct.unpack("i", raw)
+    try:
+        found = identify(tgid_of(_peer(connection)[0]))
+        exited = select.poll()
+        exited.register(pidfd, select.POLLIN)
+        if exited.poll(0):
+            raise fail(errno.ESRCH)
+    finally:
+        os.close(pidfd)
+    return found
 
 
 def user_of(connection: socket.socket) -> int:

@@ -11,7 +11,8 @@ import errno
 import logging
 import os
 import socket
-from collections import Counter
+import stat
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,8 @@ import trio
 
 from backend.errors import fail
 from backend.identity import Process, peer_of, user_of
+from backend.scheduler.bucket import Bucket
+from backend.turns import Turns
 from backend.wire import SIZE, Message, Op
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,9 @@ CONNECTIONS = 4096
 """Connections that one user may have: nobody can use up the daemon's descriptors for all others."""
 
 Connection = trio.socket.SocketType
+
+COMPLAINTS = 1.0, 32
+"""Lines about programs that break the rules, a second, and at once: the log is no place to be flooded, either."""
 
 
 class Session(Protocol):
@@ -48,33 +54,83 @@ class Session(Protocol):
         """Gives back what it holds."""
 
 
+class Complaints:
+    """What is said of programs that break the rules. Those that come too fast are counted."""
+
+    def __init__(self) -> None:
+        self._bucket = Bucket(*COMPLAINTS)
+        self._left_out = 0
+
+    def say(self, text: str, *words: object) -> None:
+        """One line, or none."""
+        if not self._bucket.take(trio.current_time()):
+            self._left_out += 1
+            return
+        if self._left_out:
+            log.warning("%d more lines like the next one were left out", self._left_out)
+            self._left_out = 0
+        log.warning(text, *words)
+
+
 @contextlib.contextmanager
 def listening(path: Path) -> Iterator[Connection]:
     """A SEQPACKET socket at `path`, for everybody on the machine, removed at the end.
 
-    What lies there already is a leftover: the path carries the mount's device number, which is ours alone. Once our
-    tree is unmounted it may be another's, and what then lies there is left to it.
+    A socket that lies there already is a leftover: the path carries the mount's device number, which is ours alone.
+    Once our tree is unmounted it may be another's, and what then lies there is left to it. OSError where it is anything
+    else (EEXIST), or where others could put something else in its place (EPERM).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
+    trusted(path)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(errno.EEXIST, "there is something that is no socket", os.fspath(path))
+        path.unlink()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.bind(os.fspath(path))
-        stack.callback(_remove, path, os.stat(path).st_ino)
+        stack.callback(_remove, path, os.lstat(path).st_ino)
         path.chmod(0o666)
         listener.listen(128)
         yield stack.enter_context(contextlib.closing(trio.socket.from_stdlib_socket(listener)))
 
 
+def trusted(path: Path) -> None:
+    """EPERM where somebody but root, or us, could put something else at `path`: one of the directories that lead there,
+    or a link among them, is another's, or may be written by others (and is not sticky; the last one in any case)."""
+    whole = Path(os.path.abspath(path))
+    real = Path(os.path.realpath(whole.parent))
+    for place in {*whole.parents, real, *real.parents}:
+        found = os.lstat(place)
+        if found.st_uid not in (0, os.geteuid()):
+            raise OSError(errno.EPERM, f"user {found.st_uid} owns a directory above the socket", os.fspath(place))
+        open_to_others = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o022
+        if open_to_others and (place == real or not found.st_mode & stat.S_ISVTX):
+            raise OSError(errno.EPERM, "others may write to a directory above the socket", os.fspath(place))
+
+
 def _remove(path: Path, inode: int) -> None:
     with contextlib.suppress(FileNotFoundError):
-        if os.stat(path).st_ino == inode:
+        if os.lstat(path).st_ino == inode:
             path.unlink()
 
 
-async def serve(listener: Connection, open_session: Callable[[Connection, Process], Session]) -> None:
+class Door:
+    """What the connections of one listener share."""
+
+    def __init__(self) -> None:
+        self.complaints = Complaints()
+        """Lines for the log."""
+        self.connections: Counter[int] = Counter()
+        """How many a user has."""
+        self.turns: dict[int, Turns] = defaultdict(Turns)
+        """Of each user: however many connections he has, one message of his is taken each time that the event loop goes
+        round."""
+
+
+async def serve(listener: Connection, open_session: Callable[[Connection, Process, Line], Session]) -> None:
     """Serves every program that connects, until cancelled."""
-    connections: Counter[int] = Counter()
+    door = Door()
     async with trio.open_nursery() as nursery:
         while True:
             try:
@@ -82,28 +138,29 @@ async def serve(listener: Connection, open_session: Callable[[Connection, Proces
             except OSError as error:
                 if error.errno not in ACCEPT_AGAIN:
                     raise
-                log.warning("no room for another program: %s", error.strerror)
+                door.complaints.say("no room for another program: %s", error.strerror)
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
-            nursery.start_soon(_serve_one, connection, open_session, connections)
+            nursery.start_soon(_serve_one, connection, open_session, door)
 
 
 async def _serve_one(
-    connection: Connection, open_session: Callable[[Connection, Process], Session], connections: Counter[int]
+    connection: Connection, open_session: Callable[[Connection, Process, Line], Session], door: Door
 ) -> None:
     with contextlib.closing(connection), contextlib.ExitStack() as stack:
         uid = user_of(connection)  # type: ignore[arg-type]
-        connections[uid] += 1
-        stack.callback(connections.subtract, [uid])
-        if connections[uid] > CONNECTIONS:
-            log.warning("user %d: more than %d connections: dropped", uid, CONNECTIONS)
+        door.connections[uid] += 1
+        stack.callback(_leave, door, uid)
+        if door.connections[uid] > CONNECTIONS:
+            door.complaints.say("user %d: more than %d connections: dropped", uid, CONNECTIONS)
             return
         try:
-            session = open_session(connection, peer_of(connection))  # type: ignore[arg-type]
+            process = peer_of(connection)  # type: ignore[arg-type]
+            session = open_session(connection, process, Line(connection, process, door.turns[uid], door.complaints))
         except ProcessLookupError:
             return  # it connected and died
         except OSError as error:
-            log.warning("a program cannot be served: %s", error.strerror)
+            door.complaints.say("a program cannot be served: %s", error.strerror)
             return
         try:
             await session.run()
@@ -115,16 +172,38 @@ async def _serve_one(
             session.close()
 
 
-async def receive(connection: Connection, process: Process) -> Message | None:
-    """The next message; None where the other end is closed, or sent what is none."""
-    raw = await connection.recv(SIZE + 1)
-    if not raw:
-        return None
-    try:
-        return Message.decode(raw)
-    except ValueError:
-        log.warning("process %d: not a message (%d bytes): dropped", process.pid, len(raw))
-        return None
+def _leave(door: Door, uid: int) -> None:
+    door.connections[uid] -= 1
+    if not door.connections[uid]:
+        del door.connections[uid]
+        door.turns.pop(uid, None)
+
+
+class Line:
+    """The receiving end of a connection."""
+
+    def __init__(
+        self, connection: Connection, process: Process, turns: Turns | None = None, complaints: Complaints | None = None
+    ) -> None:
+        """`turns` are those of its user."""
+        self._connection = connection
+        self._process = process
+        self._turns = turns if turns is not None else Turns()
+        self._complaints = complaints if complaints is not None else Complaints()
+
+    async def receive(self) -> Message | None:
+        """The next message; None where the other end is closed, or sent what is none. Descriptors that come with it are
+        closed by the kernel: there is no room for any."""
+        await trio.lowlevel.wait_readable(self._connection)
+        await self._turns.turn()
+        raw = await self._connection.recv(SIZE + 1)
+        if not raw:
+            return None
+        try:
+            return Message.decode(raw)
+        except ValueError:
+            self._complaints.say("process %d: not a message (%d bytes): dropped", self._process.pid, len(raw))
+            return None
 
 
 def check(request: Message, greeted: bool) -> None:

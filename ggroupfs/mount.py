@@ -82,7 +82,10 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         controller.facts["gpu"] = "soft" if backend.soft else "nvidia"
         controller.facts["pid"] = str(os.getpid())
         path = options.socket or SOCKETS / f"{_device(mountpoint)}.sock"
-        listener = stack.enter_context(tenants.listening(path))
+        try:
+            listener = stack.enter_context(tenants.listening(path))
+        except OSError as error:
+            raise MountError(f"no socket at {path}: {error.strerror}: {error.filename or path}") from None
         controller.facts["socket"] = os.fspath(path)
 
         nursery = await stack.enter_async_context(trio.open_nursery())

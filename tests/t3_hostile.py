@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 import trio
 from trio.testing import MockClock
 
-from backend.identity import Process
-from backend.nvidia import discover, rm
+from backend import tenants
+from backend.cuda.holding import AWAY_MOST
+from backend.identity import Process, peer_of
+from backend.nvidia import discover, rm, tenant
 from backend.nvidia.gpu import open_gpus
 from backend.nvidia.keeper import QUESTIONS, TICK
 from backend.nvidia.nvml import Nvml
+from backend.scheduler.use import ACTIVE_US, LEAD_US, WORD_US, Sample, Use
+from backend.wire import Message, Op
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
+from tests.harness import until, virtual
 from tests.t2_nvidia_gpu import Rig, running
+from tests.t2_nvidia_gpu import drive as plain
+from tests.t3_cuda_session import CONTEXT, U64, Drive, Spawn, drive, pieces
+from tests.t3_cuda_session import Rig as Session
+
+__all__ = ["drive", "pieces"]  # fixtures
 
 COSTS = {rm.FIFO_GET_CHANNEL_STATE: 200e-6, rm.SET_TIMESLICE: 300e-6}
 """Seconds of a call of the driver (docs/nvidia.md)."""
@@ -53,7 +69,7 @@ class Costly(Rig):
         return trio.current_time() - began
 
 
-def drive(test: Callable[[Costly], Awaitable[None]], trace: bool = True) -> None:
+def costly(test: Callable[[Costly], Awaitable[None]], trace: bool = True) -> None:
     """Runs a test with two GPUs whose calls cost time."""
     fake, nvml = FakeSystem(), FakeNvml()
     if not trace:
@@ -107,7 +123,7 @@ def test_all_who_undo_their_freeze_at_once_are_frozen_again_within_a_second(many
             assert counts == {1}
             assert all(rig.host.brought_back[program.identity] == 1 for program in programs), "counted once"
 
-    drive(test, trace=False)
+    costly(test, trace=False)
 
 
 @pytest.mark.logs(r"undid its freeze")
@@ -127,7 +143,7 @@ def test_one_channel_that_runs_kernels_is_enough(many: int) -> None:
             law = max(1.0, many * 20 / 200)
             await rig.until_all(lambda: frozen(programs), 2 * law)  # at worst at the end of the second round
 
-    drive(test, trace=False)
+    costly(test, trace=False)
 
 
 @pytest.mark.logs(r"undid its freeze")
@@ -148,7 +164,7 @@ def test_who_had_the_engine_is_asked_before_the_others() -> None:
             used[culprit.pid] += 5000
             await rig.until_all(lambda: frozen(programs), SECOND)
 
-    drive(test)
+    costly(test)
 
 
 @pytest.mark.logs(r"undid its timeslice")
@@ -169,7 +185,7 @@ def test_all_who_take_longer_timeslices_lose_them_within_a_second(many: int, con
             await trio.sleep(2)
             assert all(rig.host.brought_back[program.identity] == 1 for program in programs)
 
-    drive(test, trace=False)
+    costly(test, trace=False)
 
 
 @pytest.mark.parametrize("many", [20, 100, 1000])
@@ -210,7 +226,7 @@ def test_what_keeping_costs_does_not_grow_with_the_programs(many: int, monkeypat
         for times in asked.values():
             assert max(b - a for a, b in itertools.pairwise(times)) <= law * 1.1 + TICK
 
-    drive(test, trace=False)
+    costly(test, trace=False)
 
 
 @pytest.mark.logs(r"undid its freeze")
@@ -243,4 +259,354 @@ def test_one_who_never_stops_costs_a_bounded_share_and_hides_nobody() -> None:
                 nursery.cancel_scope.cancel()
             assert min(rig.host.brought_back[program.identity] for program in loop) > 5
 
-    drive(test, trace=False)
+    costly(test, trace=False)
+
+
+# ---- identities ------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_renumbers_its_files_is_frozen_all_the_same() -> None:
+    """dup2 and close: its objects are reached through the file, whatever its number."""
+
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        async with running(rig):
+            await trio.sleep(1)
+            program.files[50], program.ctl = program.files.pop(9), 50
+            await rig.gpus[0].detach(program.identity)
+            assert frozen([program])
+            await rig.gpus[0].attach(program.identity)
+            assert all(program.running())
+
+    plain(test)
+
+
+def test_a_program_that_never_stops_renumbering_is_not_said_to_be_frozen() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        real = rig.fake.pidfd_open
+
+        def renumber(pid: int) -> int:
+            after = program.ctl + 1
+            program.files[after], program.ctl = program.files.pop(program.ctl), after
+            return real(pid)
+
+        async with running(rig):
+            await trio.sleep(3)
+            rig.fake.pidfd_open = renumber  # type: ignore[method-assign]
+            with pytest.raises(OSError, match=r"files of this program change|no channel group"):
+                await rig.gpus[0].detach(program.identity)
+            rig.fake.pidfd_open = real  # type: ignore[method-assign]
+
+    plain(test)
+
+
+def test_a_client_that_outlived_its_maker_is_not_put_down_to_who_has_the_pid_now() -> None:
+    """NVML has the pid of who made a client. Its file may be a child's by now, and the pid a stranger's."""
+
+    async def test(rig: Rig) -> None:
+        stranger = rig.fake.program(7)
+        files, stranger.files = stranger.files, {}
+        rig.nvml.compute[0] = [(7, 80 << 30)]
+        async with running(rig):
+            await trio.sleep(2)
+            assert rig.host.arrived == []
+            assert rig.host.seen == {}
+            stranger.files = files  # it uses the GPU itself
+            stranger.context()
+            await trio.sleep(1)
+            assert rig.host.arrived == [(stranger.identity, 0)]
+
+    plain(test)
+
+
+STEPS = ("pidfd_open", "start_time", "pidfd_getfd", "control_fds", "ioctl")
+"""Calls between which a process can die, and another be born that has its number."""
+
+
+async def _freeze(rig: Rig, program: Program) -> None:
+    await rig.gpus[0].detach(program.identity)
+
+
+async def _slice(rig: Rig, program: Program) -> None:
+    await rig.gpus[0].set_timeslice(program.identity, 500)
+
+
+async def _thaw(rig: Rig, program: Program) -> None:
+    await rig.gpus[0].attach(program.identity)
+
+
+async def _look(rig: Rig, program: Program) -> None:
+    await rig.gpus[0]._tenant(program.identity).look(True)
+
+
+async def _again(rig: Rig, program: Program) -> None:
+    known = rig.gpus[0]._tenant(program.identity)
+    if known.is_thawed() or known.is_stretched():
+        await known.enforce(again=True)
+
+
+@pytest.mark.logs
+@pytest.mark.parametrize("operation", [_freeze, _slice, _thaw, _look, _again])
+def test_a_pid_that_is_recycled_between_any_two_steps_is_nobody_we_act_on(
+    operation: Callable[[Rig, Program], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newcomer has the pid, the same descriptors, and where RM could give them again the very same handles."""
+    monkeypatch.setattr(tenant.log, "warning", lambda *words: None)
+    for name in ("FIRST_RUN", "WIDE_RUN"):
+        monkeypatch.setattr(discover, name, 64)
+    tried = 0
+
+    async def attempt(rig: Rig, at: int) -> bool:
+        """Replaces the process before step `at`; whether there is such a step."""
+        program = rig.fake.program(5, 0)
+        await rig.gpus[0].set_timeslice(program.identity, 900)
+        await rig.gpus[0].detach(program.identity)
+        if operation in (_freeze, _look):
+            await rig.gpus[0].attach(program.identity)
+        if operation is _again:
+            for channel in program.channels():
+                program.objects[channel].disabled = 0
+        steps, newcomer = itertools.count(), list[Program]()
+
+        def replace() -> None:
+            if next(steps) != at:
+                return
+            file, index, start = program.files[9], program.client - 0xC1D00000, program.start + 1
+            rig.fake.kill(5)
+            if not file.clients:  # else RM still has it
+                rig.fake.index = index
+            newcomer.append(rig.fake.program(5, 0, start=start))
+
+        for name in STEPS:
+            real = getattr(FakeSystem, name)
+
+            def step(*words: Any, real: Callable[..., Any] = real) -> Any:
+                replace()
+                return real(rig.fake, *words)
+
+            setattr(rig.fake, name, step)
+        try:
+            await operation(rig, program)
+        except (ProcessLookupError, rm.RmError):
+            pass
+        finally:
+            for name in STEPS:
+                rig.fake.__dict__.pop(name, None)
+        if not newcomer:
+            return False
+        assert all(newcomer[0].running()), at
+        tsgs = [found.timeslice for found in newcomer[0].objects.values() if found.class_ == rm.CLASS_TSG]
+        assert tsgs == [2048, 1024, 1024, 1024], at
+        rig.gpus[0].forget(program.identity)
+        rig.fake.kill(5)
+        rig.fake.index += 100
+        return True
+
+    async def test(rig: Rig) -> None:
+        nonlocal tried
+        while await attempt(rig, tried):
+            # Looks at handles are many and all alike.
+            tried += 1 if tried < 60 else 7
+
+    plain(test)
+    assert tried > 20
+
+
+def recycled(start: Callable[[], subprocess.Popen[bytes]], pid: int) -> subprocess.Popen[bytes] | None:
+    """A process that has that very pid, if nobody is faster."""
+    for _ in range(200):
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        process = start()
+        if process.pid == pid:
+            return process
+    return None
+
+
+def test_who_connects_and_dies_does_not_speak_for_who_has_its_pid_then(tmp_path: Path, spawn: Spawn) -> None:
+    """Its child has the connection, and waits until the pid is somebody else's."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        program = (
+            "import os, socket, sys, time\n"
+            "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1])\n"
+            "if os.fork(): os._exit(0)\n"
+            "s.recv(1)\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "socket")]) as child:
+            child.wait()
+        newcomer = recycled(spawn, child.pid)
+        assert newcomer is not None, "the pid never came back"
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4) == child.pid.to_bytes(4, "little")
+            with pytest.raises(ProcessLookupError):
+                peer_of(connection)
+        # One that lives is itself.
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            assert peer_of(ours).pid == os.getpid()
+
+
+# ---- the socket ------------------------------------------------------------------------------------------------------
+
+
+def test_a_flood_takes_one_turn_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three hundred connections of one user say all that they can. A neighbour's request waits for a few messages of
+    theirs, not for one of each. Others say what is no message: the log has a line a second."""
+    many, handled, lines = 300, [0], list[str]()
+    monkeypatch.setattr(tenants.log, "warning", lambda *words: lines.append(words[0]))
+    uids = itertools.chain([1000] * many, itertools.repeat(1001))
+    monkeypatch.setattr(tenants, "user_of", lambda connection: next(uids))
+
+    class Echo:
+        """A session that answers."""
+
+        def __init__(self, connection: tenants.Connection, process: Process, line: tenants.Line) -> None:
+            self.process, self._connection, self._line = process, connection, line
+
+        async def run(self) -> None:
+            while message := await self._line.receive():
+                handled[0] += 1
+                await self._connection.send(message.answer().encode())
+
+        def close(self) -> None:
+            pass
+
+    async def connected(path: str) -> trio.socket.SocketType:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        end.setblocking(False)
+        while True:
+            try:
+                end.connect(path)
+            except BlockingIOError:  # the queue is full
+                await trio.lowlevel.checkpoint()
+            else:
+                return trio.socket.from_stdlib_socket(end)
+
+    async def flood(path: str) -> None:
+        with await connected(path) as end:
+            async with trio.open_nursery() as nursery:
+
+                async def read() -> None:
+                    while True:
+                        await end.recv(64)
+
+                nursery.start_soon(read)
+                while True:
+                    await end.send(Message(Op.LIMITS, 1).encode())
+
+    async def garbage(path: str) -> None:
+        while True:
+            with await connected(path) as end:
+                await end.send(b"x")
+                await end.recv(1)
+
+    async def main() -> None:
+        path = tmp_path / "socket"
+        with tenants.listening(path) as listener:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tenants.serve, listener, Echo)
+                for _ in range(many):
+                    nursery.start_soon(flood, str(path))
+                await until(lambda: handled[0] > 2 * many, "all are there")
+                with await connected(str(path)) as end:
+                    waits = []
+                    for seq in range(20):
+                        before = handled[0]
+                        await end.send(Message(Op.LIMITS, seq + 1).encode())
+                        assert Message.decode(await end.recv(64)).seq == seq + 1
+                        waits.append(handled[0] - before)
+                    assert max(waits[1:]) <= 20, waits
+                for _ in range(20):
+                    nursery.start_soon(garbage, str(path))
+                connections = handled[0]
+                await until(lambda: handled[0] > connections + 500, "it goes on")
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert 1 <= len(lines) <= 60
+
+
+@virtual
+async def test_the_socket_is_where_nobody_else_can_put_one(tmp_path: Path) -> None:
+    """Directories that somebody else owns or may write to, on the way and at the end, through links too."""
+
+    def refused(path: Path) -> str:
+        with pytest.raises(OSError, match=r"socket|directory") as caught, tenants.listening(path):
+            raise AssertionError("it listens")
+        return caught.value.strerror or ""
+
+    good = tmp_path / "good"
+    with tenants.listening(good / "socket"):
+        assert (good / "socket").stat().st_mode & 0o777 == 0o666
+    theirs = tmp_path / "theirs"
+    (theirs / "ours").mkdir(parents=True)
+    os.chown(theirs, 1000, 1000)
+    assert "user 1000 owns" in refused(theirs / "socket")
+    assert "user 1000 owns" in refused(theirs / "ours" / "socket")
+    (tmp_path / "link").symlink_to(theirs / "ours")
+    assert "user 1000 owns" in refused(tmp_path / "link" / "socket")
+    for mode in (0o777, 0o1777, 0o775):
+        public = tmp_path / f"public{mode:o}"
+        public.mkdir()
+        public.chmod(mode)
+        assert "others may write" in refused(public / "socket")
+        (public / "ours").mkdir()
+        if mode & 0o1000:  # as below /tmp
+            with tenants.listening(public / "ours" / "socket"):
+                pass
+        else:
+            assert "others may write" in refused(public / "ours" / "socket")
+    # What is no socket is left alone, and so is what a link leads to.
+    (good / "precious").write_text("data")
+    (good / "socket").symlink_to("precious")
+    assert "no socket" in refused(good / "socket")
+    assert "no socket" in refused(good / "precious")
+    assert (good / "precious").read_text() == "data"
+    assert (good / "precious").stat().st_mode & 0o777 == 0o644
+
+
+# ---- lies ------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_that_is_said_to_be_away_does_not_stay_in_the_books(drive: Drive) -> None:
+    """It charges 40 GiB, has none, and says that they change places just now: NVML wins but for what can be true."""
+
+    async def test(session: Session) -> None:
+        program = await session.program()
+        program.lag = CONTEXT
+        program.show()
+        (await program.ask(Op.REPORT, 0, 0, 80 << 30)).check()
+        (await program.ask(Op.CHARGE, 40 << 30)).check()
+        await trio.sleep(2)
+        assert await session.number(program.file + "gmem.current") <= CONTEXT + AWAY_MOST
+        (await program.ask(Op.REPORT, U64, U64, U64)).check()
+        program.lag = 60 << 30  # and as it is found out, it takes more than it said
+        program.show()
+        await trio.sleep(2)
+        assert await session.number(program.file + "gmem.current") >= 60 << 30
+
+    drive(test)
+
+
+def test_what_a_program_says_of_its_kernels_keeps_no_place_for_it() -> None:
+    """It claims work that waits, forever, and uses nothing: then nobody stands back for it. One that has had its turn
+    is believed again, and so is one that could not run."""
+    liar, other = Process(1, 1), Process(2, 2)
+    use = Use()
+    window = 100_000
+    for _ in range(3):
+        use.observe(window, [liar, other], {liar: Sample(5000, True), other: Sample(5000, True)})
+    for _ in range((WORD_US + LEAD_US) // window + 2):
+        use.observe(window, [liar, other], {liar: Sample(0, True), other: Sample(window, True)})
+    assert not use.wants(liar, LEAD_US)
+    assert use.wants(other, ACTIVE_US)
+    use.observe(window, [liar, other], {liar: Sample(10, True), other: Sample(0, True)})
+    assert use.wants(liar, ACTIVE_US)
+    use.placed([liar])
+    for _ in range(2 * (WORD_US + LEAD_US) // window):
+        use.observe(window, [liar, other], {liar: Sample(0, True), other: Sample(window, True)})
+    assert use.wants(liar, ACTIVE_US)

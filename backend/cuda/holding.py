@@ -25,6 +25,10 @@ TOLERANCE = 16 << 20
 OVERCOMMIT = 16
 """Memory a program may have, on the GPU or not, in capacities of it."""
 
+AWAY_MOST = 512 << 20
+"""Bytes that are off the GPU for a moment at most, whatever a program says: the library exchanges half as much at a
+time. A program that charges more than it has may have so much too much in the books without being found out."""
+
 USEC_MOST = 60_000_000
 """A move that is said to have taken longer took this long."""
 
@@ -141,7 +145,7 @@ class Holding:
         the GPU from now on, until it says otherwise: the driver counts less then, and nothing has become free."""
         self.unmovable = min(nbytes, self._capacity)
         self.exchanged = min(exchanged, MAX)
-        self.away = min(away, self._capacity)
+        self.away = min(away, AWAY_MOST)
         self._mark()
 
     def ask(self, nbytes: int) -> None:

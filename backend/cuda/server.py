@@ -52,7 +52,7 @@ class Asked:
 
 async def serve(listener: tenants.Connection, gpus: Mapping[int, Managed]) -> None:
     """Serves every program that connects, until cancelled."""
-    await tenants.serve(listener, lambda connection, process: Session(connection, process, gpus))
+    await tenants.serve(listener, lambda connection, process, line: Session(connection, process, gpus, line))
 
 
 def words(name: str) -> tuple[int, int] | None:
@@ -67,10 +67,17 @@ def words(name: str) -> tuple[int, int] | None:
 class Session:
     """One connection; see :class:`backend.tenants.Session` and :class:`backend.cuda.managed.Mover`."""
 
-    def __init__(self, connection: tenants.Connection, process: Process, gpus: Mapping[int, Managed]) -> None:
+    def __init__(
+        self,
+        connection: tenants.Connection,
+        process: Process,
+        gpus: Mapping[int, Managed],
+        line: tenants.Line | None = None,
+    ) -> None:
         self.process = process
         """Who is at the other end."""
         self._connection = connection
+        self._line = line if line is not None else tenants.Line(connection, process)
         self._gpus = gpus
         self._page = CounterPage()
         self._holdings: dict[int, Holding] = {}
@@ -88,7 +95,7 @@ class Session:
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
             nursery.start_soon(self._tell_room)
-            while message := await tenants.receive(self._connection, self.process):
+            while message := await self._line.receive():
                 if message.reply:
                     if not self._answered(message):
                         log.warning("process %d: an answer to nothing: dropped", self.process.pid)

@@ -23,16 +23,23 @@ CONTEXTS = 64
 
 async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu]) -> None:
     """Serves every program that connects, until cancelled."""
-    await tenants.serve(listener, lambda connection, process: Session(connection, process, gpus))
+    await tenants.serve(listener, lambda connection, process, line: Session(connection, process, gpus, line))
 
 
 class Session:
     """One connection, and what it opened."""
 
-    def __init__(self, connection: tenants.Connection, process: Process, gpus: Mapping[int, SoftGpu]) -> None:
+    def __init__(
+        self,
+        connection: tenants.Connection,
+        process: Process,
+        gpus: Mapping[int, SoftGpu],
+        line: tenants.Line | None = None,
+    ) -> None:
         self.process = process
         """Who is at the other end."""
         self._connection = connection
+        self._line = line if line is not None else tenants.Line(connection, process)
         self._gpus = gpus
         # GPUs are named as the program does: it does not know that it was moved.
         self._contexts: dict[int, int] = {}  # tsg -> gpu
@@ -51,7 +58,7 @@ class Session:
 
     async def _answer(self) -> None:
         """Answers requests, one after the other."""
-        while request := await tenants.receive(self._connection, self.process):
+        while request := await self._line.receive():
             try:
                 reply = request.answer(*await self._do(request))
             except OSError as error:
