@@ -142,6 +142,8 @@ def test_one_channel_that_runs_kernels_is_enough(many: int) -> None:
             rig.undo(programs[-1], [channel])
             law = max(1.0, many * 20 / 200)
             await rig.until_all(lambda: frozen(programs), 2 * law)  # at worst at the end of the second round
+            counts = {program.objects[channel].disabled for program in programs for channel in program.channels()}
+            assert counts == {1}, "what was off is off as often as before"
 
     costly(test, trace=False)
 
