@@ -19,6 +19,7 @@ from pyfuse3 import FUSEError
 
 from ggroupfs.files import Events, OpenFile, open_file
 from ggroupfs.notify import Notifier
+from ggroupfs.opened import FILES, LISTINGS, Opened
 from ggroupfs.tree import Attributes, Tree
 
 P = ParamSpec("P")
@@ -88,8 +89,8 @@ class Operations(pyfuse3.Operations):
         self._tree = tree
         self._events = events
         self._notifier = notifier
-        self._files: dict[int, OpenFile] = {}
-        self._listings: dict[int, list[tuple[str, int]]] = {}
+        self._files = Opened[OpenFile](FILES)
+        self._listings = Opened[list[tuple[str, int]]](LISTINGS)
         self._next = 1
         self._poll = poll
 
@@ -148,8 +149,9 @@ class Operations(pyfuse3.Operations):
 
     @_handler
     def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        self._listings.require(ctx.uid)
         listing = list(self._tree.entries(inode))
-        return self._open(self._listings, listing)
+        return self._open(self._listings, listing, ctx.uid)
 
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         try:
@@ -168,7 +170,7 @@ class Operations(pyfuse3.Operations):
 
     @_handler
     def releasedir(self, fh: int) -> None:
-        del self._listings[fh]
+        self._listings.close(fh)
 
     @_handler
     def mkdir(self, parent: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
@@ -184,8 +186,10 @@ class Operations(pyfuse3.Operations):
     def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if flags & os.O_DIRECT:
             raise FUSEError(errno.EINVAL)
+        self._files.require(ctx.uid)
         control, group = self._tree.file(inode)
-        fh = self._open(self._files, open_file(self._tree.controller, self._events, control, group, ctx.uid))
+        file = open_file(self._tree.controller, self._events, control, group, ctx.uid)
+        fh = self._open(self._files, file, ctx.uid)
         return pyfuse3.FileInfo(fh=fh, direct_io=True, keep_cache=False)
 
     async def read(self, fh: int, offset: int, size: int) -> bytes:
@@ -210,7 +214,7 @@ class Operations(pyfuse3.Operations):
 
     @_handler
     def release(self, fh: int) -> None:
-        self._files.pop(fh).close()
+        self._files.close(fh).close()
 
     @_handler
     def fsync(self, fh: int, datasync: bool) -> None:
@@ -248,7 +252,7 @@ class Operations(pyfuse3.Operations):
         self._notifier.looked_up(attributes.inode)
         return _entry(attributes)
 
-    def _open(self, table: dict[int, Any], what: object) -> int:
+    def _open(self, table: Opened[T], what: T, uid: int) -> int:
         fh, self._next = self._next, self._next + 1
-        table[fh] = what
+        table.add(fh, what, uid)
         return fh
