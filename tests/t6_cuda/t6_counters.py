@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from . import harness
 from .harness import GrantingDaemon, Program, daemon, eventually, running
 
 SANITIZERS = ["", "thread", "address,undefined"]
@@ -145,3 +147,24 @@ def test_without_a_daemon(tmp_path: Path) -> None:
             assert len(list(Path(f"/proc/{program.process.pid}/task").iterdir())) <= 2  # it, and the double's stream
             program.go()
         program.ends()
+
+
+def test_a_page_that_can_be_cut_off_is_not_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sits at the socket instead of the daemon cannot end a program by it (SIGBUS)."""
+
+    class Unsealed:
+        def __init__(self) -> None:
+            self.descriptor = os.memfd_create("impostor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self.descriptor, 4096)
+
+        def close(self) -> None:
+            os.close(self.descriptor)
+
+    monkeypatch.setattr(harness, "CounterPage", Unsealed)
+    with daemon(tmp_path) as server:
+        with running("count_all", "plain", tmp_path=tmp_path, extra={"GGROUP_SOCKET": str(server.path)}) as program:
+            for _ in range(3):
+                program.hears("launched")
+                os.ftruncate(server.pages[0].descriptor, 0)
+                program.go()
+            program.ends()

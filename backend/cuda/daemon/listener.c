@@ -3,6 +3,7 @@
 #include "listener.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -161,8 +162,10 @@ static void share(int fd)
 	struct stat status;
 	void *page;
 
-	/* A page that we had before stays mapped: somebody may be about to count on it. */
-	if (!fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct counters_page)) {
+	/* A page that we had before stays mapped: somebody may be about to count on it. One that can be
+	 * cut off would end the program (SIGBUS): no daemon of ours hands that out. */
+	if (!fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct counters_page) &&
+	    fcntl(fd, F_GET_SEALS) >= 0 && (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK)) {
 		page = mmap(NULL, sizeof(struct counters_page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		if (page != MAP_FAILED)
 			counters_share(page);
