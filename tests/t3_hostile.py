@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -612,3 +613,18 @@ def test_what_a_program_says_of_its_kernels_keeps_no_place_for_it() -> None:
     for _ in range(2 * (WORD_US + LEAD_US) // window):
         use.observe(window, [liar, other], {liar: Sample(0, True), other: Sample(window, True)})
     assert use.wants(liar, ACTIVE_US)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_tests_that_the_page_on_security_names_are_there() -> None:
+    root = Path(__file__).resolve().parent
+    named = set(re.findall(r"`(test_\w+)`", (root.parent / "docs/security.md").read_text()))
+    there = {
+        name
+        for path in root.rglob("*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.M)
+    }
+    assert len(named) > 25
+    assert named <= there

@@ -161,10 +161,12 @@ def test_a_page_that_can_be_cut_off_is_not_counted_on(tmp_path: Path, monkeypatc
             os.close(self.descriptor)
 
     monkeypatch.setattr(harness, "CounterPage", Unsealed)
-    with daemon(tmp_path) as server:
-        with running("count_all", "plain", tmp_path=tmp_path, extra={"GGROUP_SOCKET": str(server.path)}) as program:
-            for _ in range(3):
-                program.hears("launched")
-                os.ftruncate(server.pages[0].descriptor, 0)
-                program.go()
-            program.ends()
+    with (
+        daemon(tmp_path) as server,
+        running("count_all", "plain", tmp_path=tmp_path, extra={"GGROUP_SOCKET": str(server.path)}) as program,
+    ):
+        for _ in range(3):
+            program.hears("launched")
+            os.ftruncate(server.pages[0].descriptor, 0)
+            program.go()
+        program.ends()
