@@ -22,7 +22,7 @@ DELAY_S = 1.0
 DELAY_LEAST_S = 0.1
 """... and the shortest: rates over less are noise."""
 
-FIELDS = columns.fields(columns.WATCHED) | {*rates.COUNTERS}
+FIELDS = columns.fields(columns.WATCHED) | {*rates.COUNTERS, "undone"}
 """The figures that a frame is made of."""
 
 
@@ -84,8 +84,10 @@ def summary(frame: Frame) -> str:
     """How many there are."""
     pids = {process.pid for process in frame.snapshot.processes}
     frozen = {process.pid for process in frame.snapshot.processes if process.figures.frozen}
+    fighting = {process.pid for process in frame.snapshot.processes if process.figures.undone}
     words = f"{len(pids)} process{'' if len(pids) == 1 else 'es'}"
-    return f"{words}, {len(frozen)} frozen" if frozen else words
+    words += f", {len(frozen)} frozen" if frozen else ""
+    return f"{words}, {len(fighting)} undid what was set" if fighting else words
 
 
 BESIDE_BARS = len("GPU 00  mem  1023.9G/1023.9G  busy  100%")

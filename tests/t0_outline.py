@@ -250,6 +250,10 @@ def test_a_frame() -> None:
     taken = snapshot(process(1, current=4 * GIB, frozen=True), process(1, gpu=1, current=0), gpus=2)
     frame = Frame(taken, None, build(taken, {"1/0": Rates(share=0.5)}))
     assert summary(frame) == "1 process, 1 frozen"
+    one, other = taken.processes
+    fights = attrs.evolve(one, figures=attrs.evolve(one.figures, undone=3))
+    fought = attrs.evolve(frame, snapshot=attrs.evolve(taken, processes=(fights, other)))
+    assert summary(fought) == "1 process, 1 frozen, 1 undid what was set"
     assert gauges(frame.gpus[0], 60) == "GPU 0   mem ██▌░░░░░░░ 4.0G/16.0G      busy █████░░░░░  50%"
     assert gauges(frame.gpus[1], 60) == "GPU 1   mem ██▌░░░░░░░ 4.0G/16.0G      busy               -"
     assert plain(frame).splitlines()[4].split()[:3] == ["CURRENT", "HIGH", "SWAP"]
