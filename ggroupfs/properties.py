@@ -16,9 +16,11 @@ import attrs
 Text = Callable[[str, int], str]
 """(value, bytes of memory that the GPU has) -> what to write. ValueError with the reason, in words."""
 
-SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<suffix>[KMGTP]?)B?")
-PERCENT = re.compile(r"(?P<number>\d+(?:\.\d{1,2})?)%")
-SPAN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>usec|us|µs|msec|ms|sec|s)?")
+NUMBER = r"(?P<number>[0-9]{1,30}(?:\.[0-9]{1,30})?)"
+"""Longer than any that means something: what has no end here has none in what is computed with it."""
+SIZE = re.compile(rf"{NUMBER}\s*(?P<suffix>[KMGTP]?)B?")
+PERCENT = re.compile(r"(?P<number>[0-9]{1,30}(?:\.[0-9]{1,2})?)%")
+SPAN = re.compile(rf"{NUMBER}\s*(?P<unit>usec|us|µs|msec|ms|sec|s)?")
 US = {"us": 1, "usec": 1, "µs": 1, "ms": 1000, "msec": 1000, None: 1000, "s": 1_000_000, "sec": 1_000_000}
 SWITCH = {
     **dict.fromkeys(("1", "yes", "y", "true", "t", "on"), "1"),
@@ -67,8 +69,10 @@ def microseconds(value: str) -> int:
             raise ValueError("not a time span: milliseconds, or with us or ms")
         us += Decimal(match["number"]) * US[match["unit"]]
         rest = rest[match.end() :].strip()
-    if not us:
+    if us < 1:
         raise ValueError("no time at all")
+    if us >= 1 << 64:
+        raise ValueError("too long")
     return int(us)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import re
-from decimal import Decimal
+from fractions import Fraction
 
 from backend.errors import fail
 from backend.records import MAX
@@ -21,7 +21,7 @@ NUMBER = re.compile(r"(?P<sign>[+-]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|(?P<oct>0[0-7
 
 SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
-TIME = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|us)?")
+TIME = re.compile(rf"(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[{BLANKS}]*(?P<unit>ms|us)?")
 
 U64 = 1 << 64
 
@@ -73,7 +73,7 @@ def timeslice(word: str) -> int:
     match = TIME.fullmatch(word)
     if match is None:
         raise fail(errno.EINVAL)
-    us = round(Decimal(match["number"]) * (1 if match["unit"] == "us" else 1000))
+    us = round(Fraction(match["number"]) * (1 if match["unit"] == "us" else 1000))
     if not 0 < us < U64:
         raise fail(errno.ERANGE)
     return us

@@ -32,6 +32,8 @@ class Table:
             return cls(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
         except ValueError as error:  # TOMLDecodeError is one, and so is what is no UTF-8
             raise UsageError(f"{file}: {error}") from None
+        except RecursionError:
+            raise UsageError(f"{file}: arrays and tables in each other, too many") from None
 
     def __contains__(self, key: str) -> bool:
         """Whether the key is there; asking so is not yet reading it."""
@@ -120,7 +122,13 @@ def _flag(value: object) -> bool:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("not a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError("too large") from None
+    if not math.isfinite(number):
         raise ValueError("not a number")
     return value
 
