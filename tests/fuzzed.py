@@ -14,11 +14,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
+T = TypeVar("T")
 
 CORPUS = Path(__file__).parent / "corpus"
 LONG = int(os.environ.get("GGROUP_FUZZ", "0"))
@@ -36,7 +39,7 @@ class Target:
     """Of its corpus."""
     check: Callable[[bytes], None]
     """The property: raises for bytes that break it, AssertionError or anything else."""
-    shaped: st.SearchStrategy[bytes]
+    shaped: st.SearchStrategy[bytes] = attrs.field(repr=False)
     """Bytes that mean something."""
     examples: int = 200
     """How many are tried in `make test`."""
@@ -100,6 +103,16 @@ def changed(draw: st.DrawFn, seeds: Sequence[bytes]) -> bytes:
         piece = draw(st.one_of(st.just(b""), st.binary(max_size=4), st.sampled_from(EDGES), st.sampled_from(seeds)))
         raw = raw[:begin] + piece + raw[end:]
     return raw
+
+
+def outcome(call: Callable[[], T], complaint: type[Exception]) -> tuple[T | None, str]:
+    """What a call returns and an empty string; or None and its complaint, which says something."""
+    try:
+        return call(), ""
+    except complaint as error:
+        said = str(error)
+    assert said, "a complaint without a word"
+    return None, said
 
 
 @contextlib.contextmanager

@@ -23,14 +23,15 @@ class Mistake:
     """Something in a file that does not act, and why."""
 
     place: Place
-    """Where it stands."""
+    """Where it stands; line 0 for the whole file."""
     key: str
-    """Of which assignment; empty for the whole file."""
+    """Of which assignment; empty where it has none."""
     reason: str
     """In words."""
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.key}=: {self.reason}" if self.key else f"{self.place.file}: {self.reason}"
+        where = self.place if self.place.line else self.place.file
+        return f"{where}: {self.key}=: {self.reason}" if self.key else f"{where}: {self.reason}"
 
 
 @attrs.frozen
