@@ -67,7 +67,7 @@ class Target:
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
         )
-        @given(st.one_of(self.shaped, self.shaped, changed(seeds), st.binary(max_size=256)))
+        @given(st.one_of(self.shaped, self.shaped, changed(Seeds(seeds)), st.binary(max_size=256)))
         def attempt(raw: bytes) -> None:
             try:
                 self.check(raw)
@@ -93,14 +93,22 @@ class Target:
         return sorted((CORPUS / self.name).glob("*"))
 
 
+class Seeds(tuple[bytes, ...]):
+    """A corpus, which nobody wants to see in a message."""
+
+    def __repr__(self) -> str:
+        return f"{len(self)} seeds"
+
+
 @st.composite
-def changed(draw: st.DrawFn, seeds: Sequence[bytes]) -> bytes:
+def changed(draw: st.DrawFn, seeds: Seeds) -> bytes:
     """One of the seeds, changed in one to four places."""
-    raw = draw(st.sampled_from(seeds))
+    any_seed = st.integers(0, len(seeds) - 1).map(seeds.__getitem__)
+    raw = draw(any_seed)
     for _ in range(draw(st.integers(1, 4))):
         at, end = (min(draw(st.integers(0, len(raw))), draw(st.integers(0, len(raw)))) for _ in range(2))
         begin, end = min(at, end), min(max(at, end), at + 16)
-        piece = draw(st.one_of(st.just(b""), st.binary(max_size=4), st.sampled_from(EDGES), st.sampled_from(seeds)))
+        piece = draw(st.one_of(st.just(b""), st.binary(max_size=4), st.sampled_from(EDGES), any_seed))
         raw = raw[:begin] + piece + raw[end:]
     return raw
 

@@ -17,7 +17,7 @@ from jeepney.bus_messages import message_bus
 from jeepney.io.trio import DBusConnection, open_dbus_connection
 
 from ggroupfs.units.manager import KINDS, News
-from ggroupfs.units.wire import Reader, Unread
+from ggroupfs.units.wire import Malformed, Reader, Unread
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +130,8 @@ class Bus:
                         self._take(await self._connection.receive(), tell)
                 except LOST as error:
                     log.debug("the bus: %r", error)
+                except Malformed as error:
+                    log.warning("the bus: %s", error)
                 self._give_up()
                 nursery.cancel_scope.cancel()
         finally:
@@ -280,10 +282,13 @@ class Bus:
         await call.answered.wait()
         if call.reply is None:
             raise ConnectionError("the bus is gone")
-        if call.reply.header.message_type is MessageType.error:
-            words = call.reply.body[0] if call.reply.body else ""
-            raise Refused(call.reply.header.fields.get(HeaderFields.error_name, ""), words)
-        return call.reply.body
+        try:
+            if call.reply.header.message_type is MessageType.error:
+                words = call.reply.body[0] if call.reply.body else ""
+                raise Refused(call.reply.header.fields.get(HeaderFields.error_name, ""), words)
+            return call.reply.body
+        except Malformed as error:
+            raise ConnectionError(str(error)) from None
 
 
 def _note(unit: str, error: Refused) -> None:

@@ -7,29 +7,55 @@ where the header alone takes 17 us.
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from jeepney import Message
+from jeepney import HeaderFields, Message
 from jeepney.low_level import Header, Parser
+
+
+MOST = 1 << 27
+"""Bytes of the longest message (D-Bus Specification, "Message Format")."""
+
+
+class Malformed(ValueError):
+    """What came is no message, or not what its signature says."""
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """What jeepney makes of what is no message are exceptions of many kinds."""
+    try:
+        yield
+    except Malformed:
+        raise
+    except Exception as error:
+        raise Malformed(f"no message of D-Bus: {error!r}") from None
 
 
 class Unread(Message):  # type: ignore[misc]  # jeepney has no types
     """A message of which only the header was looked at."""
 
     def __init__(self, raw: bytes) -> None:
-        self.header, end = Header.from_buffer(raw)
+        with _reading():
+            self.header, end = Header.from_buffer(raw)
         self._raw = raw
         self._end = end
 
     @cached_property
     def body(self) -> tuple[Any, ...]:
-        """What is in it."""
-        return tuple(Message.from_buffer(self._raw).body)
+        """What is in it. Malformed."""
+        with _reading():
+            if "()" in self.header.fields.get(HeaderFields.signature, ""):
+                raise Malformed("a structure of nothing")  # which takes no bytes: an array of it has no end
+            return tuple(Message.from_buffer(self._raw).body)
 
     def named(self, name: str, kind: str) -> str | bytes | None:
         """What the body has by a name, as in PropertiesChanged: a string (``s``) or bytes (``ay``); None for nothing.
+        Malformed.
 
         It is found by its bytes: a string that long, and that variant behind it. No other string can look like that,
         since there is no NUL in one.
@@ -40,9 +66,12 @@ class Unread(Message):  # type: ignore[misc]  # jeepney has no types
         if at < 0:
             return None
         at = (at + len(found) + 3) & ~3  # a length is aligned to what it is long
-        (length,) = u32.unpack_from(self._raw, at)
-        value = self._raw[at + 4 : at + 4 + length]
-        return value.decode() if kind == "s" else value
+        with _reading():
+            (length,) = u32.unpack_from(self._raw, at)
+            value = self._raw[at + 4 : at + 4 + length]
+            if len(value) < length:
+                raise Malformed("a value that is longer than its message")
+            return value.decode() if kind == "s" else value
 
 
 class Reader(Parser):  # type: ignore[misc]
@@ -55,9 +84,12 @@ class Reader(Parser):  # type: ignore[misc]
             self.add_data(other.buf.read(other.buf.bytes_buffered))
 
     def get_next_message(self) -> Unread | None:
-        """The next message that is whole, None where there is none."""
-        if self.bytes_desired() > 0:
-            return None
+        """The next message that is whole, None where there is none. Malformed: there will be none any more."""
+        with _reading():
+            if self.bytes_desired() > 0:
+                if (self.next_msg_size or 0) > MOST:
+                    raise Malformed("longer than a message can be")
+                return None
         raw = self.buf.read(self.next_msg_size)  # which bytes_desired() has learnt
         self.next_msg_size = None
         return Unread(raw)
