@@ -16,7 +16,6 @@ from typing import Any
 from jeepney import HeaderFields, Message
 from jeepney.low_level import Header, Parser
 
-
 MOST = 1 << 27
 """Bytes of the longest message (D-Bus Specification, "Message Format")."""
 

@@ -1,0 +1,139 @@
+"""Tries everything on some files and directories, as whoever runs it: one JSON object, what each operation answers.
+
+A program of its own, of Python's library alone: it is run in namespaces in which there is nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import mmap
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+GIVEN = 4242
+"""A user to whom things are given."""
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read(path: Path) -> None:
+    with opened(path, os.O_RDONLY) as fd, contextlib.suppress(BlockingIOError):  # a usermemfd has nothing to tell
+        os.read(fd, 4096)
+
+
+def write(path: Path) -> None:
+    with opened(path, os.O_WRONLY) as fd:
+        os.write(fd, b"0" if path.name == "gmem.reclaim" else b"max")
+
+
+def read_and_write(path: Path) -> None:
+    with opened(path, os.O_RDWR):
+        pass
+
+
+def chmod(path: Path) -> None:
+    before = path.stat().st_mode & 0o7777
+    path.chmod(before ^ 0o010)
+    path.chmod(before)
+
+
+def chown(path: Path) -> None:
+    before = path.stat()
+    os.chown(path, GIVEN, -1)
+    os.chown(path, before.st_uid, -1)
+
+
+def chgrp(path: Path) -> None:
+    """To a group that whoever runs this is in."""
+    before = path.stat()
+    os.chown(path, -1, os.getgid())
+    os.chown(path, -1, before.st_gid)
+
+
+def poll(path: Path) -> None:
+    with opened(path, os.O_RDONLY) as fd:
+        poller = select.poll()
+        poller.register(fd, select.POLLPRI)
+        poller.poll(0)
+
+
+def shared_map(path: Path) -> None:
+    """mmap(2) itself: Python's looks at st_size first."""
+    libc.mmap.restype = ctypes.c_void_p
+    with opened(path, os.O_RDONLY) as fd:
+        where = libc.mmap(None, ctypes.c_size_t(4096), mmap.PROT_READ, mmap.MAP_SHARED, fd, ctypes.c_long(0))
+        if where == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "mmap")
+        libc.munmap(ctypes.c_void_p(where), ctypes.c_size_t(4096))
+
+
+def make_and_remove(path: Path) -> None:
+    (path / "made").mkdir()
+    (path / "made").rmdir()
+
+
+FILE: dict[str, Callable[[Path], object]] = {
+    "read": read,
+    "write": write,
+    "open to read and write": read_and_write,
+    "truncate": lambda path: os.truncate(path, 0),
+    "poll": poll,
+    "mmap": shared_map,
+    "chmod": chmod,
+    "chown": chown,
+    "chgrp": chgrp,
+    "utimes": lambda path: os.utime(path, (1, 1)),
+    "setxattr": lambda path: os.setxattr(path, "user.x", b""),
+    "unlink": os.unlink,
+    "rename": lambda path: os.rename(path, path.parent / "renamed"),
+    "link": lambda path: os.link(path, path.parent / "linked"),
+}
+DIRECTORY: dict[str, Callable[[Path], object]] = {
+    "list": os.listdir,
+    "mkdir and rmdir": make_and_remove,
+    "make a file": lambda path: os.close(os.open(path / "made", os.O_WRONLY | os.O_CREAT)),
+    "make a fifo": lambda path: os.mkfifo(path / "made"),
+    "symlink": lambda path: os.symlink("x", path / "made"),
+    "rename": lambda path: os.rename(path, path.parent / "renamed"),
+    "rmdir": os.rmdir,
+    "chmod": chmod,
+    "chown": chown,
+    "chgrp": chgrp,
+}
+
+
+def answer(call: Callable[[Path], object], path: Path) -> str:
+    """``yes``, or the name of the errno."""
+    try:
+        call(path)
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return "yes"
+
+
+def main(asked: str) -> None:
+    """`asked`: what to try, ``[[operation, path], ...]``; a path ``self`` begins with is where `self` leads to."""
+    answers = []
+    for operation, name in json.loads(asked):
+        path = Path(name)
+        answers.append(answer((DIRECTORY if path.is_dir() else FILE)[operation], path))
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main(sys.stdin.readline())
