@@ -8,6 +8,7 @@
 #   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
 #   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; six minutes
+#   make fuzz         the fuzzers for longer, FUZZ=50 times as long as in `make test`; what breaks is kept in tests/corpus
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
 #   make deb          a Debian package, in build/deb
@@ -34,7 +35,7 @@ SOURCES := ggroupfs backend tests
 SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh packaging/tree.sh tests/t8_systemd/disk.sh tests/t8_systemd/again.sh \
 	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
-.PHONY: all build build-test run test check test-unit test-gpu bench-files screenshot clean
+.PHONY: all build build-test run test check test-unit test-gpu fuzz bench-files screenshot clean
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
 all: build
@@ -97,6 +98,12 @@ include tests/vm/kmod.mk
 include backend/cuda/cuda.mk
 include packaging/package.mk
 include tests/t8_systemd/systemd.mk
+
+FUZZ ?= 50
+
+# Other bytes each time. The kernel module's fuzzer is a part of test-kmod-debug.
+fuzz: build-test
+	GGROUP_FUZZ=$(FUZZ) $(PYTEST) --timeout 0 -k fresh $(wildcard tests/t?_fuzz_*.py)
 
 test-gpu: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }

@@ -120,6 +120,7 @@ class Operations(pyfuse3.Operations):
                 attr.st_uid if fields.update_uid else None,
                 attr.st_gid if fields.update_gid else None,
                 attr.st_mode & 0o7777 if fields.update_mode else None,
+                ctx.uid,
             )
             self._notifier.owner_changed(changed)
         return _entry(self._tree.attributes(inode))

@@ -62,6 +62,8 @@ class Ownership:
     """Group."""
     permissions: int | None = None
     """Permission bits."""
+    lent: int | None = None
+    """Whose it was by delegation who set this: it holds while it is his. None: it holds whosever it is."""
 
 
 @attrs.define(eq=False)
@@ -174,7 +176,7 @@ class Tree:
             kind, permissions, size = stat.S_IFLNK, 0o777, 1
         uid, gid = self._inherited(directory, itself=slot == DIRECTORY_SLOT)
         own = self._ownership.get(inode)
-        if own is not None:
+        if own is not None and own.lent in (None, uid):
             uid = uid if own.uid is None else own.uid
             gid = gid if own.gid is None else own.gid
             permissions = permissions if own.permissions is None else own.permissions
@@ -230,19 +232,30 @@ class Tree:
         else:
             raise fail(errno.EPERM)
 
-    def chown(self, inode: int, uid: int | None, gid: int | None, permissions: int | None) -> Sequence[int]:
-        """chown(2) and chmod(2), None for what stays. Returns the inodes whose attributes changed with it."""
-        directory = self.directory(inode)
+    def chown(
+        self, inode: int, uid: int | None, gid: int | None, permissions: int | None, by: int = 0
+    ) -> Sequence[int]:
+        """chown(2) and chmod(2) by a user, None for what stays. Returns the inodes whose attributes changed with it.
+
+        What a delegate sets ends with the delegation: nobody keeps a door open to what is no longer his.
+        """
+        directory, before = self.directory(inode), self.attributes(inode)
+        if by and uid == before.uid:
+            uid = None  # it is his already: he does not give himself for good what he was lent
         subject = directory.subject
         slice_ = subject if isinstance(subject, Slice) and inode == directory.inode else None
         owner = {name: new for name, new in (("uid", uid), ("gid", gid)) if new is not None}
         if slice_ is not None and owner:
             self._population.give(slice_, **owner)
+        inherited, _ = self._inherited(directory, itself=inode == directory.inode)
         own = self._ownership.get(inode, Ownership())
+        if own.lent not in (None, inherited):
+            own = Ownership()
         self._ownership[inode] = Ownership(
             own.uid if uid is None else uid,
             own.gid if gid is None else gid,
             own.permissions if permissions is None else permissions,
+            by if by and by == inherited and own.uid is None and uid is None else None,
         )
         if slice_ is None:
             return ()

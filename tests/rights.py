@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ PROGRAM, DELEGATE, OTHER = 1000, 1001, 65534
 
 CONTAINER = r"""
 set -e
-root=$1 mode=$2 actor=$3; shift 3
+root=$1 mode=$2 program=$3 trees=$4; shift 4
 mount -t tmpfs none "$root"
 mkdir "$root/usr" "$root/old" "$root/proc"
 for name in bin sbin lib lib64; do
@@ -32,13 +33,17 @@ for name in bin sbin lib lib64; do
     [ -L "/$name" ] || [ ! -d "/$name" ] || { mkdir "$root/$name"; mount --rbind "/$name" "$root/$name"; }
 done
 mount --rbind /usr "$root/usr"
-cp "$actor" "$root/actor.py"
-for tree; do mkdir -p "$root$tree"; mount --bind "$tree" "$root$tree"; mount -o "remount,bind,$mode" "$root$tree"; done
+cp "$program" "$root/program.py"
+for tree in $trees; do
+    mkdir -p "$root$tree"
+    mount --bind "$tree" "$root$tree"
+    mount -o "remount,bind,$mode" "$root$tree"
+done
 cd "$root"
 pivot_root . old
 mount -t proc proc /proc
 umount -l /old
-exec /usr/bin/python3 -I ${PROGRAM-/actor.py}
+exec /usr/bin/python3 -I /program.py "$@"
 """
 """A container without a runtime: a root of its own, with the trees bind-mounted into it, and a pid namespace."""
 
@@ -69,16 +74,17 @@ class Row:
 
     line: int
     """Where it is in the page."""
-    place: str
-    """The file or directory."""
+    places: Sequence[str]
+    """Files or directories."""
     operations: Sequence[str]
-    """What is done to it; all have the same answers."""
+    """What is done to them; all have the same answers."""
     answers: Mapping[str, str]
     """By actor."""
 
 
 def parse(page: str) -> list[Row]:
-    """The rows of the page's tables that have these actors as columns: ``| `place`: operation, ... | yes | ...``."""
+    """The rows of the page's tables that have these actors as columns: ``| `place`: operation, ... | yes | ...``, or
+    several places."""
     rows, columns = [], None
     for number, line in enumerate(page.splitlines(), 1):
         cells = [cell.strip() for cell in line.split("|")[1:-1]] if line.startswith("|") else None
@@ -87,10 +93,10 @@ def parse(page: str) -> list[Row]:
         elif columns is None:
             columns = cells[1:] if cells[0] == "" and set(cells[1:]) == set(ACTORS) else []
         elif columns and not set(cells[0]) <= {"-"}:
-            place, _, operations = cells[0].partition(": ")
+            places, _, operations = cells[0].partition(": ")
             assert len(cells) == len(columns) + 1, f"line {number}: cells that are in no column"
             answers = dict(zip(columns, cells[1:], strict=True))
-            rows.append(Row(number, place.strip("`"), operations.split(", "), answers))
+            rows.append(Row(number, re.findall("`([^`]+)`", places), operations.split(", "), answers))
     return rows
 
 
@@ -121,18 +127,17 @@ class Stage:
 
     def place(self, name: str, pid: int) -> str:
         """A place of the page, for somebody whose process is `pid`."""
-        words = {"$M": self.mount.path, "$PID": pid, "$S": self.slice, "$CG": self.cgroup}
-        for word, found in words.items():
-            name = name.replace(word, os.fspath(found) if isinstance(found, Path) else str(found))
-        return name
+        words = {"$M": self.mount.path, "$PID": pid, "$P": self.mount.group(pid), "$S": self.slice, "$CG": self.cgroup}
+        return re.sub(r"\$[A-Z]+", lambda match: str(words[match[0]]), name)
 
     def ask(self, who: str, tried: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
         """What somebody is answered who does operations to places. A program has a directory of its own."""
         # What is removed comes last; the process's directory after the slice, which is busy while there is one.
-        tried = sorted(tried, key=lambda one: (one[0] == "rmdir", one[1].startswith("$M"), -one[1].count("/")))
+        tried = sorted(
+            tried, key=lambda one: (one[0] == "rmdir", one[1][:2] != "$S", -self.place(one[1], 0).count("/"))
+        )
         self.prepare()
-        words = [*self.become(who), *PYTHON, os.fspath(ACTOR)] if who not in ("ro", "rw") else self.become(who)
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as actor:
+        with subprocess.Popen(self.become(who), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as actor:
             try:
                 pid = self.process.pid
                 if who == "program":
@@ -148,14 +153,15 @@ class Stage:
                 actor.kill()
         return dict(zip(tried, json.loads(said), strict=True))
 
-    def become(self, who: str) -> Sequence[str]:
-        """The words that a program of somebody begins with."""
+    def become(self, who: str, program: Path = ACTOR, *arguments: str | Path) -> Sequence[str]:
+        """The words that a program of Python, somebody's, is started with."""
         words = ACTORS[who]
         if words[:1] != ("container",):
-            return words
+            return (*words, *PYTHON, os.fspath(program), *map(os.fspath, arguments))
         namespaces = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private")
-        trees = (os.fspath(self.mount.path), os.fspath(cgroup2()))
-        return (*namespaces, "sh", "-c", CONTAINER, "sh", os.fspath(self.container), words[1], os.fspath(ACTOR), *trees)
+        trees = f"{self.mount.path} {cgroup2()}"
+        container = ("sh", "-c", CONTAINER, "sh", os.fspath(self.container), words[1], os.fspath(program), trees)
+        return (*namespaces, *container, *map(os.fspath, arguments))
 
 
 @contextlib.contextmanager
@@ -184,6 +190,27 @@ def stage(mount: Mounted) -> Iterator[Stage]:
                     made.rmdir()
 
 
-def operations(place: Path) -> Sequence[str]:
-    """All that is tried on it."""
-    return list(DIRECTORY if place.is_dir() else FILE)
+FILES = (
+    *(f"$P/{name}" for name in ("gmem.limit.high", "gmem.current", "gmem.reclaim", "usermemfd")),
+    *(f"$S/0/{name}" for name in ("gmem.limit.high", "gmem.current", "gmem.reclaim", "usermemfd")),
+    *(f"$S/part/0/{name}" for name in ("gmem.limit.high", "gmem.current", "gmem.reclaim", "usermemfd")),
+    *("$M/ggroup.backend", "$M/gpus/0/gmem.current"),
+)
+DIRECTORIES = ("$M", "$M/gpus", "$M/$PID", "$P", "$M/slice", "$S", "$S/0", "$S/part", "$S/part/0")
+TRIED = [
+    *((operation, place) for place in FILES for operation in FILE),
+    *((operation, place) for place in DIRECTORIES for operation in DIRECTORY),
+]
+"""What the page has to have an answer to: every operation on everything of some kind..."""
+for about_above in ("rename", "rmdir"):  # ... but what is a matter of the directory above the mountpoint
+    TRIED.remove((about_above, "$M"))
+
+KERNEL = {
+    "$S/0/gmem.limit.high": "$CG/cgroup.max.depth",
+    "$S/0/gmem.current": "$CG/cgroup.stat",
+    "$S/part/0/gmem.limit.high": "$CG/part/cgroup.max.depth",
+    "$S/part/0/gmem.current": "$CG/part/cgroup.stat",
+    "$S": "$CG",
+    "$S/part": "$CG/part",
+}
+"""What is what in the kernel's own cgroups."""

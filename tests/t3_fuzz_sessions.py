@@ -102,7 +102,7 @@ class Connection:
             self.must_end = True
             return
         message = Message.decode(raw)
-        if not self.must_end and not (message.reply and self.may_end):
+        if not self.must_end:
             self.unanswered[message.op, message.seq] += 1
 
     def hear(self) -> None:
@@ -204,11 +204,9 @@ class Stage:
             case 0 | 1 | 2:
                 self.message(one, rest)
             case 3:
-                one.say(bytes(next(rest, 0) for _ in range(next(rest, 0))))
+                self.say(one, bytes(next(rest, 0) for _ in range(next(rest, 0))))
             case 4:
-                raw = bytes(next(rest, 0) for _ in range(SIZE))
-                one.may_end |= self.is_cuda and bool(Message.decode(raw).reply)
-                self.note_event(one, raw)
+                self.say(one, bytes(next(rest, 0) for _ in range(SIZE)))
             case 5:
                 ends = [end for _ in range(next(rest, 0) % 3 + 1) for end in os.pipe()]
                 one.seq += 1
@@ -235,14 +233,16 @@ class Stage:
             options & 0x1C == 0x1C,
             int(options & 0x1A == 0x1A),
         )
-        one.may_end |= self.is_cuda and message.reply
-        self.note_event(one, message.encode())
+        self.say(one, message.encode())
 
-    def note_event(self, one: Connection, raw: bytes) -> None:
-        """Says it; an event of a CUDA program is not answered, nor is its answer."""
+    def say(self, one: Connection, raw: bytes) -> None:
+        """Says something; an event of a CUDA program is not answered, nor is an answer, which may be to nothing."""
         before = one.unanswered.copy()
         one.say(raw)
+        if len(raw) != SIZE:
+            return
         message = Message.decode(raw)
+        one.may_end |= self.is_cuda and message.reply
         if self.is_cuda and (message.reply or (message.op in backend.cuda.server.EVENTS and not message.seq)):
             one.unanswered = before
         if self.is_cuda and message.op == Op.MANAGE:  # who connects anew ends his former connection
@@ -264,8 +264,7 @@ class Stage:
                 self.driver(self.processes[process].pid, min(value, 80 << 30))
             case 3 if one.asked:
                 asked = one.asked.pop(0)
-                one.may_end = True
-                self.note_event(one, asked.answer(min(value, asked.args[3] * 2), value).encode())
+                self.say(one, asked.answer(min(value, asked.args[3] * 2), value).encode())
 
     async def write(self, path: str, value: int) -> None:
         self.writes += 1
