@@ -161,7 +161,7 @@ class Hall:
             log.info("hung up on %s: %s", guest.name if guest else "somebody", error)
         finally:
             self.connected -= 1
-            if guest is None or guest.name not in self._guests:
+            if guest is None or self._guests.get(guest.name) is not guest:  # else :meth:`close` does
                 connection.close()
 
     async def close(self) -> None:
