@@ -23,6 +23,9 @@ from hypothesis import strategies as st
 
 T = TypeVar("T")
 
+NAMES: list[str] = []
+"""Of the targets of the modules that are loaded."""
+
 CORPUS = Path(__file__).parent / "corpus"
 LONG = int(os.environ.get("GGROUP_FUZZ", "0"))
 """How many times as many examples as in `make test`, and other ones each time; 0 for those of `make test`."""
@@ -43,6 +46,9 @@ class Target:
     """Bytes that mean something."""
     examples: int = 200
     """How many are tried in `make test`."""
+
+    def __attrs_post_init__(self) -> None:
+        NAMES.append(self.name)
 
     def kept(self) -> Sequence[object]:
         """The corpus, as parameters of a test."""

@@ -37,7 +37,7 @@ def check(raw: bytes) -> None:
             continue
         same = Message.from_buffer(whole)
         assert (body, message.header.fields) == (same.body, same.header.fields)
-        if message.header.fields.get(HeaderFields.signature) == "sa{sv}as" and not nested(body[1]):
+        if message.header.fields.get(HeaderFields.signature) == "sa{sv}as" and proper(same, whole):
             changed: dict[str, Any] = body[1]
             wanted = [
                 changed[n][1] if n in changed and changed[n][0] == k else None for n in NAMES for k in ("s", "ay")
@@ -47,9 +47,20 @@ def check(raw: bytes) -> None:
         assert len(raw) < calc_msg_size(raw) <= MOST
 
 
-def nested(changed: dict[str, Any]) -> bool:
-    """Whether there are values that have others in them, or bytes: in those, anything can look like anything."""
-    return any(kind not in ("s", "u", "as") and name != "InvocationID" for name, (kind, _) in changed.items())
+def proper(message: Message, raw: bytes) -> bool:
+    """Whether a bus would pass it on, with no bytes in it that could look like anything."""
+    name, changed, others = message.body
+    strings = [name, *others, *changed, *(one for _, value in changed.values() for one in flat(value))]
+    return (
+        not any("\0" in one for one in strings if isinstance(one, str))
+        and all(kind in ("s", "u", "as") or name == "InvocationID" for name, (kind, _) in changed.items())
+        and not any(name.encode() in one for one in strings if isinstance(one, bytes) for name in NAMES)
+        and outcome(lambda: message.serialise(serial=message.header.serial), ValueError)[0] == raw
+    )
+
+
+def flat(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 PLACE = DBusAddress("/org/freedesktop/systemd1/unit/a_2eservice", "org.example", "org.freedesktop.DBus.Properties")

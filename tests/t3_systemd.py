@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 import trio
-from jeepney import new_signal
+from jeepney import Message, new_signal
 from jeepney.io.trio import open_dbus_connection
-from jeepney.low_level import HeaderFields
+from jeepney.low_level import HeaderFields, Parser
 
 from backend.identity import Group, Slice
 from ggroupfs.units import Units
-from ggroupfs.units.systemd import Systemd, name_at
+from ggroupfs.units.systemd import Bus, Systemd, name_at
+from ggroupfs.units.wire import Reader, Unread
 from tests.fake_systemd import MANAGER, FakeSystemd, Unit, bus, open_systemd, path_of
 from tests.harness import MIB, Harness, running, until
 from tests.t3_controller import Spawn
@@ -164,3 +166,35 @@ def test_names_and_objects() -> None:
         assert name_at(path_of(name)) == name
     assert name_at("/org/freedesktop/systemd1/job/1") == ""
     assert name_at("/org/freedesktop/systemd1/unit/_ff") == ""
+
+
+@real
+@pytest.mark.logs("^the bus: no message of D-Bus")
+async def test_what_is_no_message_loses_the_connection() -> None:
+    """And nothing else: who waits for an answer is told so, as when the bus is gone."""
+
+    class Garbled:
+        """A connection on which there is an answer of no known kind."""
+
+        outgoing_serial = itertools.count(1)
+
+        def __init__(self) -> None:
+            self.reader = Reader(Parser())
+            self.sent = trio.Event()
+
+        async def send(self, message: Message, serial: int) -> None:
+            self.sent.set()
+
+        async def receive(self) -> Unread | None:
+            await self.sent.wait()
+            self.reader.add_data(b"l" + bytes(40))
+            return self.reader.get_next_message()
+
+        async def aclose(self) -> None:
+            pass
+
+    bus = Bus(Garbled(), ":1.1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bus.run, lambda news: None)
+        with pytest.raises(ConnectionError, match="the bus is gone"):
+            await bus.active()

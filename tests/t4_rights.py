@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from tests import rights
 from tests.cgroups import enter
-from tests.mounted import Mounted, eventually
+from tests.mounted import SECONDS, Mounted, eventually
 from tests.rights import ACTORS, DELEGATE, KERNEL, OTHER, PROGRAM, TRIED, Stage, user
 
 PAGE = Path(__file__).parent.parent / "docs" / "rights.md"
@@ -163,9 +165,7 @@ def test_names_are_the_daemons_pids_in_every_namespace(stage: Stage, mount: Moun
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as container:
         assert container.stdout is not None
         me, inside, names, told = json.loads(container.stdout.readline())
-        ours = next(
-            int(pid) for pid in Path(f"/proc/{container.pid}/task/{container.pid}/children").read_text().split()
-        )
+        ours = child_of(container.pid)
         assert (int(me), inside) == (ours, 1), "self is what the daemon calls it"
         assert str(stage.process.pid) in names, "it sees whom it does not see in its /proc"
         assert f"\npid {mount.daemon.pid}\n" in told
@@ -173,6 +173,33 @@ def test_names_are_the_daemons_pids_in_every_namespace(stage: Stage, mount: Moun
         assert (mount / ours / "0").is_dir()
         container.communicate("")
     eventually(lambda: not (mount / ours).exists(), "it is gone")
+
+
+def test_for_who_is_outside_of_the_daemons_pid_namespace_self_leads_nowhere(tmp_path: Path) -> None:
+    namespaces = ("unshare", "--pid", "--fork", "--mount", "--mount-proc", "--propagation", "private")
+    words = [*namespaces, sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", "soft", os.fspath(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as outer:
+        assert outer.stdout is not None
+        try:
+            assert outer.stdout.readline() == "ready\n"
+        finally:
+            daemon = child_of(outer.pid)
+            tree = Path(f"/proc/{daemon}/root{tmp_path}")
+            try:
+                told = (tree / "ggroup.backend").read_text()
+                with pytest.raises(FileNotFoundError):
+                    os.readlink(tree / "self")
+            finally:
+                os.kill(daemon, signal.SIGTERM)
+                _, errors = outer.communicate(timeout=SECONDS)
+    assert "\npid 1\n" in told
+    assert (outer.returncode, errors) == (0, "")
+
+
+def child_of(pid: int) -> int:
+    """The one child of a process."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
 
 
 # The page: it must be able to be wrong

@@ -248,7 +248,7 @@ SCRIPTS = Target(
         st.sampled_from([b"", registered, registered + added]),
         st.lists(st.one_of(*[calls] * 4, others), max_size=14),
     ),
-    examples=40,
+    examples=25,
 )
 
 
