@@ -6,7 +6,7 @@ import pytest
 from jeepney import DBusAddress, HeaderFields, Message, new_signal
 from jeepney.low_level import Endianness, Parser
 
-from ggroupfs.units.wire import Reader, Unread
+from ggroupfs.units.wire import Malformed, Reader, Unread
 
 PLACE = DBusAddress("/org/example/place", "org.example", "org.example.Interface")
 
@@ -51,3 +51,14 @@ def _signal(endianness: Endianness, number: int, signature: str, body: tuple[obj
     message: Message = new_signal(PLACE, f"Told{number}", signature or None, body)
     message.header.endianness = endianness
     return bytes(message.serialise(serial=number + 1))
+
+
+@pytest.mark.parametrize("endianness", list(Endianness))
+def test_words_with_brackets_are_no_structures(endianness: Endianness) -> None:
+    """... of nothing, which there are none of."""
+    raw = _signal(endianness, 0, "ss", ("auto()", "ay()"))
+    assert Unread(raw).body == ("auto()", "ay()")
+    raw = _signal(endianness, 0, "v", (("(y)", (1,)),))
+    assert Unread(raw).body == (("(y)", (1,)),)
+    with pytest.raises(Malformed, match="a structure of nothing"):
+        _ = Unread(raw.replace(b"\x03(y)", b"\x03a()")).body

@@ -8,16 +8,22 @@ where the header alone takes 17 us.
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from jeepney import HeaderFields, Message
+from jeepney import Message
 from jeepney.low_level import Header, Parser
 
 MOST = 1 << 27
 """Bytes of the longest message (D-Bus Specification, "Message Format")."""
+
+
+NOTHING = re.compile(rb"(?<!\0\0\0)[\2-\xff](?=([ybnqiuxtdsogvha(){}]{0,253}\(\)[ybnqiuxtdsogvha(){}]{0,253})\0)")
+"""The length of a signature that has a structure of nothing in it. That takes no bytes: for jeepney, an array of it has
+no end. (What has three zeros before it is a string, with the length of a string.)"""
 
 
 class Malformed(ValueError):
@@ -40,6 +46,8 @@ class Unread(Message):  # type: ignore[misc]  # jeepney has no types
 
     def __init__(self, raw: bytes) -> None:
         with _reading():
+            if b"()" in raw and any(len(found[1]) == found[0][-1] for found in NOTHING.finditer(raw)):
+                raise Malformed("a structure of nothing")
             self.header, end = Header.from_buffer(raw)
         self._raw = raw
         self._end = end
@@ -48,8 +56,6 @@ class Unread(Message):  # type: ignore[misc]  # jeepney has no types
     def body(self) -> tuple[Any, ...]:
         """What is in it. Malformed."""
         with _reading():
-            if "()" in self.header.fields.get(HeaderFields.signature, ""):
-                raise Malformed("a structure of nothing")  # which takes no bytes: an array of it has no end
             return tuple(Message.from_buffer(self._raw).body)
 
     def named(self, name: str, kind: str) -> str | bytes | None:
