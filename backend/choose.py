@@ -10,6 +10,10 @@ import attrs
 
 from backend import kmod
 from backend.cuda.managed import Managed
+from backend.journal.attributes import Attributes
+from backend.journal.file import Journal
+from backend.journal.ledger import JournaledLedger
+from backend.journal.levers import Noted, Timeslices
 from backend.protocols import Gpu, Ledger
 from backend.provider import Provided
 from backend.soft.config import SoftConfig
@@ -29,6 +33,14 @@ class Cuda(Protocol):
 
     managed: Managed
     """Those of them whose memory can be moved."""
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """A GPU that has to be told what its TSGs had of their own (:class:`backend.nvidia.gpu.NvidiaGpu`)."""
+
+    notes: Timeslices
+    """Who remembers it."""
 
 
 @attrs.frozen
@@ -59,6 +71,8 @@ class Backend:
     """Those of them that are software, by index: programs come to these by a socket."""
     cuda: Mapping[int, Managed]
     """The programs whose memory can be moved, of each of the others: they come by a socket, too."""
+    attributes: Attributes | None = None
+    """Whose files are, where that is to outlive the daemon."""
 
 
 async def gpus(choice: Choice) -> Sequence[Gpu]:
@@ -78,18 +92,28 @@ async def gpus(choice: Choice) -> Sequence[Gpu]:
     return [SoftGpu(index, choice.soft_config, machine) for index in range(choice.soft_gpus)]
 
 
-def backend(choice: Choice, found: Sequence[Gpu], seconds: float) -> Backend:
+def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journal | None = None) -> Backend:
     """The books for these GPUs, and who pulls their levers, which may take `seconds`.
 
-    OSError, in words, where `kmod` was asked for and cannot be had.
+    A `journal` keeps what the daemon knows alone. OSError, in words, where `kmod` was asked for and cannot be had.
     """
     soft = {gpu.info.index: gpu for gpu in found if isinstance(gpu, SoftGpu)}
     cuda = {gpu.info.index: gpu.managed for gpu in found if isinstance(gpu, Cuda)}
-    if not _kernel_keeps_books(choice):
-        return Backend(SoftLedger(), found, soft, cuda)
+    names = {gpu.info.index: gpu.info.uuid for gpu in found}
+    attributes = Attributes(journal, names) if journal is not None else None
     # A software GPU is gone with its mount, and so are its books; those of a real one are there for the next mount.
-    ledger = kmod.KernelLedger({gpu.info.index: gpu.info.uuid for gpu in found}, temporary=soft.keys())
-    return Backend(ledger, [Provided(gpu, ledger, seconds) for gpu in found], soft, cuda)
+    if journal is not None:
+        journal.temporary = {gpu.info.uuid for gpu in soft.values()}
+        for gpu in found:
+            if isinstance(gpu, Forgetful):
+                gpu.notes = Timeslices(journal, gpu.info.uuid)
+    if _kernel_keeps_books(choice):
+        ledger = kmod.KernelLedger(names, temporary=soft.keys())
+        return Backend(ledger, [Provided(gpu, ledger, seconds) for gpu in found], soft, cuda, attributes)
+    if journal is None:
+        return Backend(SoftLedger(), found, soft, cuda)
+    noted = [Noted(gpu, journal) for gpu in found]
+    return Backend(JournaledLedger(journal, names), noted, soft, cuda, attributes)
 
 
 def _kernel_keeps_books(choice: Choice) -> bool:

@@ -152,14 +152,14 @@ class Follower:
             wanted = self.wanted(group)  # asked inside the lock: the last write wins
             applied = self.applied(group)
             again = group in self._inherited
+            if again and wanted.detached:  # first of all: a Gpu that was not told so yet lets it run at another lever
+                await self._detach(group, Wanted(wanted.frozen, applied.timeslice_us, wanted.off))
+                applied = self.applied(group)
             if again or wanted.timeslice_us != applied.timeslice_us:
                 await gpu.set_timeslice(process, wanted.timeslice_us)
                 self._remember(group, Wanted(applied.frozen, wanted.timeslice_us, applied.off))
-            if wanted.detached and (again or not applied.detached or group in self._doubtful):
-                self._remember(group, wanted)  # before the lever moves: one that is half frozen must be thawed too
-                self._doubtful.add(group)
-                await gpu.detach(process)
-                self._doubtful.discard(group)
+            if wanted.detached and (not applied.detached or group in self._doubtful):
+                await self._detach(group, wanted)
             elif not wanted.detached and (again or applied.detached):
                 await gpu.attach(process)
                 self._doubtful.discard(group)
@@ -167,6 +167,13 @@ class Follower:
             elif wanted != applied:
                 self._remember(group, wanted)  # it is off, or on, the runlist for another reason
             self._inherited.discard(group)
+
+    async def _detach(self, group: Group, wanted: Wanted) -> None:
+        assert isinstance(group.node, Process)
+        self._remember(group, wanted)  # before the lever moves: one that is half frozen must be thawed too
+        self._doubtful.add(group)
+        await self._gpus[group.gpu].detach(group.node)
+        self._doubtful.discard(group)
 
     @contextlib.asynccontextmanager
     async def released(self, here: Group, there: Group) -> AsyncIterator[None]:

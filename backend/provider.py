@@ -14,7 +14,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import trio
@@ -22,8 +22,8 @@ import trio
 from backend.deadline import deadline
 from backend.errors import fail
 from backend.identity import Group, Process, is_alive
+from backend.passing import Passing
 from backend.protocols import Gpu, Host
-from backend.records import Activity, Capability, Footprint
 from backend.wire import SIZE, Message, Op
 
 log = logging.getLogger(__name__)
@@ -41,40 +41,19 @@ class Kernel(Protocol):
         """Has a lever of a process moved by whoever serves its GPU; bytes moved for RECLAIM."""
 
 
-class Provided:
+class Provided(Passing):
     """See :class:`backend.protocols.Gpu`, which it implements, and the module."""
 
     def __init__(self, inner: Gpu, kernel: Kernel, seconds: float) -> None:
         """`seconds` is what a lever may take."""
-        self.info = inner.info
-        self._inner = inner
+        super().__init__(inner)
         self._kernel = kernel
         self._seconds = seconds
         self._serving = False
         self._behind: set[int] = set()  # commands from before we came that are not answered
         self._caught_up = trio.Event()
 
-    def capabilities(self) -> Mapping[str, Capability]:
-        return self._inner.capabilities()
-
-    def activity(self, process: Process) -> Activity:
-        return self._inner.activity(process)
-
-    def manages(self, process: Process) -> bool:
-        return self._inner.manages(process)
-
-    def footprint(self, process: Process) -> Footprint:
-        return self._inner.footprint(process)
-
-    def offer(self, room: Callable[[Process], int]) -> None:
-        self._inner.offer(room)
-
-    async def migrate(self, process: Process, target: Gpu) -> None:
-        # Not by the kernel's queue: it commands what is to hold again, and a move is done once.
-        await self._inner.migrate(process, target._inner if isinstance(target, Provided) else target)
-
-    def forget(self, process: Process) -> None:
-        self._inner.forget(process)
+    # A move does not go by the kernel's queue: it commands what is to hold again, and a move is done once.
 
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._serving = True

@@ -18,6 +18,7 @@ from backend import choose, tenants
 from backend.choose import Backend
 from backend.controller import Controller
 from backend.cuda import server as cuda_server
+from backend.journal.file import Busy, Journal, default_path
 from backend.soft import server as soft_server
 from ggroupfs import watchdog
 from ggroupfs.files import Events
@@ -33,6 +34,9 @@ from ggroupfs.units.manager import Manager
 log = logging.getLogger(__name__)
 
 SOCKETS = Path("/run/ggroupfs")
+
+JOURNAL_AGAIN_S = 0.02
+"""Between two looks whether the journal is free."""
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
 """Each of them ends the mount."""
@@ -66,9 +70,13 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         ends = stack.enter_context(trio.open_signal_receiver(*ENDS))
         reloads = stack.enter_context(trio.open_signal_receiver(*RELOADS))
         _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
-        controller, backend = await _controller(options, mountpoint)
+        journal = await _journal(options, mountpoint)
+        served = False
+        if journal is not None:
+            stack.callback(lambda: journal.close(ended=served))
+        controller, backend = await _controller(options, mountpoint, journal)
         stack.callback(_close, controller)
-        tree, events = Tree(controller), Events()
+        tree, events = Tree(controller, backend.attributes), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, pyfuse3, messenger, mountpoint)
         operations = Operations(tree, events, notifier, poll=options.poll)
@@ -87,9 +95,12 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         except OSError as error:
             raise MountError(f"no socket at {path}: {error.strerror}: {error.filename or path}") from None
         controller.facts["socket"] = os.fspath(path)
+        if journal is not None:
+            controller.facts["journal"] = os.fspath(journal.path)
 
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(_until_signal, ends, messenger, nursery.cancel_scope)
+        served = True
         await nursery.start(controller.run)
         if options.units:  # before any program can come in
             units = Units(controller, options.slices_d, _manager(options), wait=options.units_wait)
@@ -113,7 +124,25 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
     log.debug("unmounted %s", mountpoint)
 
 
-async def _controller(options: MountOptions, mountpoint: str) -> tuple[Controller, Backend]:
+async def _journal(options: MountOptions, mountpoint: str) -> Journal | None:
+    """What a daemon before us wrote down, and we go on with. MountError where another one still does."""
+    if not options.keep_journal:
+        return None
+    path = options.journal or default_path(SOCKETS, mountpoint)
+    words = ""
+    with trio.move_on_after(options.deadline):  # one that was unmounted gives everything back first, and may need that
+        while True:
+            try:
+                return Journal(path)
+            except Busy as error:
+                words = str(error.strerror)
+            except OSError as error:
+                raise MountError(error.strerror if error.filename is None else f"{path}: {error.strerror}") from None
+            await trio.sleep(JOURNAL_AGAIN_S)
+    raise MountError(words)
+
+
+async def _controller(options: MountOptions, mountpoint: str, journal: Journal | None) -> tuple[Controller, Backend]:
     """What the tree shows, and what is behind it. MountError where there is no GPU, or nobody to keep its books."""
     # Other mounts have other software GPUs; the next mount here has the same again, with the books that are left.
     place = os.stat(mountpoint)  # two containers may have the same path
@@ -125,7 +154,7 @@ async def _controller(options: MountOptions, mountpoint: str) -> tuple[Controlle
     except OSError as error:
         raise MountError(f"no GPU: {error.strerror}") from None
     try:
-        backend = choose.backend(choice, gpus, options.deadline)
+        backend = choose.backend(choice, gpus, options.deadline, journal)
     except OSError as error:
         raise MountError(error.strerror) from None
     try:

@@ -41,6 +41,10 @@ class MountOptions:
     """Whether poll(2) asks the daemon: events wake pollers, but every poll of any file waits for an answer."""
     socket: Path | None = None
     """Where programs of the GPUs connect; by default under /run/ggroupfs, by the mount's device number."""
+    journal: Path | None = None
+    """Where what must outlive a daemon that is killed is written down; by default under /run/ggroupfs."""
+    keep_journal: bool = True
+    """Whether it is at all."""
     deadline: float = DEADLINE_S
     """Seconds that the hardware has to answer a write."""
     scheduler: bool = True
@@ -79,6 +83,8 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
             return attrs.evolve(options, fuse=options.fuse | {key})
         if key == "nopoll":
             return attrs.evolve(options, poll=False)
+        if key == "nojournal":
+            return attrs.evolve(options, keep_journal=False)
         if key == "noselftest":
             return attrs.evolve(options, choice=attrs.evolve(choice, selftest=False))
     elif key == "gpu":
@@ -87,6 +93,8 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         return attrs.evolve(options, choice=attrs.evolve(choice, ledger=_one_of(LEDGERS, value)))
     elif key == "socket":
         return attrs.evolve(options, socket=Path(_something(value)))
+    elif key == "journal":
+        return attrs.evolve(options, journal=_absolute(value), keep_journal=True)
     elif key == "deadline":
         return attrs.evolve(options, deadline=_seconds(value))
     elif key == "scheduler":
@@ -125,6 +133,13 @@ def _something(value: str) -> str:
     if not value:
         raise ValueError("empty")
     return value
+
+
+def _absolute(value: str) -> Path:
+    path = Path(value)
+    if not path.is_absolute() or not path.name:
+        raise ValueError("the daemon is in another directory")
+    return path
 
 
 def _seconds(value: str) -> float:

@@ -17,9 +17,11 @@ import attrs
 from backend.controller import Controller
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice, tgid_of
+from backend.journal.state import Owned
 from backend.records import NOBODY
 from ggroupfs.controls import CONTROLS, Control
 from ggroupfs.facts import GPU_FACTS, ROOT_FACTS
+from ggroupfs.keeper import Keeper, Nobody, Subject
 from ggroupfs.names import DIGITS, escape, is_number, unescape
 
 SLOT_BITS = 6
@@ -52,20 +54,6 @@ class Attributes:
     """All three times: when it came into the tree, Unix time."""
 
 
-@attrs.frozen
-class Ownership:
-    """What chown(2) and chmod(2) set on one inode; None where they did not."""
-
-    uid: int | None = None
-    """Owner."""
-    gid: int | None = None
-    """Group."""
-    permissions: int | None = None
-    """Permission bits."""
-    lent: int | None = None
-    """Whose it was by delegation who set this: it holds while it is his. None: it holds whosever it is."""
-
-
 @attrs.define(eq=False)
 class Directory:
     """A directory that somebody looked at."""
@@ -76,7 +64,7 @@ class Directory:
     """Inode of the directory above."""
     name: str
     """Its name there."""
-    subject: Group | Process | Slice | str
+    subject: Subject
     """What it is the directory of: a group's control files, a process, a slice, or ``root``, ``gpus``."""
     files: tuple[Control, ...] = ()
     """Its files, by slot."""
@@ -96,18 +84,22 @@ class Directory:
 class Tree:
     """See the module. All errors are OSError; a directory or file that is gone gives ENOENT by inode."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, keeper: Keeper | None = None) -> None:
+        """`keeper` is told of owners and modes, and says those that were there before."""
         self.controller = controller
+        self._keeper: Keeper = keeper or Nobody()
         self._population = controller.population
         self._directories: dict[int, Directory] = {}
-        self._by_subject: dict[Group | Process | Slice | str, Directory] = {}
-        self._ownership: dict[int, Ownership] = {}
+        self._by_subject: dict[Subject, Directory] = {}
+        self._ownership: dict[int, Owned] = {}
         self._next = 0
         self.root = self._directory("root", ROOT_INODE, "", ROOT_FACTS)
         self.gpus = self._directory("gpus", ROOT_INODE, "gpus")
         self.slices = self._directory(ROOT, ROOT_INODE, "slice")
         for slice_ in self._population.slices():
             self._restore(slice_)
+        for subject, file, owned in list(self._keeper.kept()):
+            self._restore_one(subject, file, owned)
 
     # Finding
 
@@ -248,14 +240,18 @@ class Tree:
         if slice_ is not None and owner:
             self._population.give(slice_, **owner)
         inherited, _ = self._inherited(directory, itself=inode == directory.inode)
-        own = self._ownership.get(inode, Ownership())
+        own = self._ownership.get(inode, Owned())
         if own.lent not in (None, inherited):
-            own = Ownership()
-        self._ownership[inode] = Ownership(
-            own.uid if uid is None else uid,
-            own.gid if gid is None else gid,
-            own.permissions if permissions is None else permissions,
-            by if by and by == inherited and own.uid is None and uid is None else None,
+            own = Owned()
+        self._own(
+            directory,
+            inode,
+            Owned(
+                own.uid if uid is None else uid,
+                own.gid if gid is None else gid,
+                own.permissions if permissions is None else permissions,
+                by if by and by == inherited and own.uid is None and uid is None else None,
+            ),
         )
         if slice_ is None:
             return ()
@@ -285,7 +281,9 @@ class Tree:
             return []
         other = self._directory(there, directory.parent, str(there.gpu), directory.files)
         pairs = list(zip(self.inodes(directory), self.inodes(other), strict=True))
-        self._ownership |= {to: self._ownership[inode] for inode, to in pairs if inode in self._ownership}
+        for inode, to in pairs:
+            if inode in self._ownership:
+                self._own(other, to, self._ownership[inode])
         return [to for _, to in pairs]
 
     def forget(self, subject: Group | Process | Slice) -> list[Directory]:
@@ -293,15 +291,13 @@ class Tree:
         gone = self.seen(subject)
         for directory in gone:
             del self._directories[directory.number], self._by_subject[directory.subject]
-            for inode in self.inodes(directory):
-                self._ownership.pop(inode, None)
+            if [inode for inode in self.inodes(directory) if self._ownership.pop(inode, None) is not None]:
+                self._keeper.forget(directory.subject)
         return gone
 
     # The small parts
 
-    def _directory(
-        self, subject: Group | Process | Slice | str, parent: int, name: str, files: tuple[Control, ...] = ()
-    ) -> Directory:
+    def _directory(self, subject: Subject, parent: int, name: str, files: tuple[Control, ...] = ()) -> Directory:
         directory = self._by_subject.get(subject)
         if directory is None:
             directory = Directory(self._next, parent, name, subject, files)
@@ -313,7 +309,48 @@ class Tree:
         """A slice that is here from the start belongs to whom the books say that it was given to."""
         uid, gid = (None if one == NOBODY else one for one in self._population.owner(slice_))
         if (uid, gid) != (None, None):
-            self._ownership[self._slice(slice_).inode] = Ownership(uid, gid)
+            self._ownership[self._slice(slice_).inode] = Owned(uid, gid)
+
+    def _restore_one(self, subject: Subject, file: str, owned: Owned) -> None:
+        """A file belongs to whom it was given, if it is there still. Of a slice's directory the books say it."""
+        directory = self._place(subject)
+        names = {control.name: inode for control, inode in self._files(directory)} if directory is not None else {}
+        if directory is None:
+            self._keeper.forget(subject)
+        if directory is None or (file and file not in names):
+            return
+        inode = names[file] if file else directory.inode
+        if isinstance(subject, Slice) and subject != ROOT:
+            of_books = self._ownership.get(inode, Owned())
+            owned = attrs.evolve(owned, uid=of_books.uid, gid=of_books.gid)
+        self._ownership[inode] = owned
+
+    def _place(self, subject: Subject) -> Directory | None:
+        """The directory of a subject, made known if it was not; None where there is none."""
+        if isinstance(subject, str):
+            return self._by_subject.get(subject)
+        node = subject.node if isinstance(subject, Group) else subject
+        above: Directory | None
+        if isinstance(node, Process):
+            there = self._population.resident(node) is not None
+            above = self._child(self.root, str(node.pid)) if there else None
+        else:
+            above = self._slice(node) if self._population.slice_entry(node) is not None else None
+        if above is None or not isinstance(subject, Group):
+            return above
+        return self._child(self.gpus if node == ROOT else above, str(subject.gpu))
+
+    def _own(self, directory: Directory, inode: int, owned: Owned) -> None:
+        """A directory, or a file in it, is somebody's. Links are nobody's business after us."""
+        self._ownership[inode] = owned
+        names = {directory.inode: "", **{at: control.name for control, at in self._files(directory)}}
+        if inode in names:
+            self._keeper.keep(directory.subject, names[inode], owned)
+
+    @staticmethod
+    def _files(directory: Directory) -> Iterator[tuple[Control, int]]:
+        for slot, control in enumerate(directory.files, FIRST_FILE_SLOT):
+            yield control, directory.number << SLOT_BITS | slot
 
     def _slice(self, slice_: Slice) -> Directory:
         """The directory of a slice, made known with those above it."""

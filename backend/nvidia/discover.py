@@ -218,6 +218,16 @@ class Handles:
         self._searched = counter.since(process.start)
         self._totals: tuple[int, ...] = (0, 0)
         self._tsgs: tuple[Tsg, ...] | None = None
+        self._recalled: dict[tuple[int, int], int] = {}
+
+    def recall(self, defaults: Mapping[tuple[int, int], int]) -> None:
+        """Timeslices that TSGs (client, handle) had of their own before a daemon before us gave them others."""
+        with self._lock:
+            self._recalled |= defaults
+            for client in self._clients.values():
+                own = {handle: us for (root, handle), us in defaults.items() if root == client.handle}
+                client.defaults |= {handle: us for handle, us in own.items() if handle in client.defaults}
+            self._tsgs = None
 
     def fds(self) -> Sequence[int]:
         """The descriptors, in the process, that its clients belong to."""
@@ -324,7 +334,8 @@ class Handles:
                 if class_ == rm.CLASS_SUBDEVICE and handle not in client.gpu_ids:
                     gpu_ids[handle] = control.query(client.handle, handle, rm.GPU_GET_ID, rm.GPU_ID, 0)[0]
                 elif class_ == rm.CLASS_TSG and handle not in client.defaults:
-                    defaults[handle] = control.query(client.handle, handle, rm.GET_TIMESLICE, rm.TIMESLICE, 0)[0]
+                    now = control.query(client.handle, handle, rm.GET_TIMESLICE, rm.TIMESLICE, 0)[0]
+                    defaults[handle] = self._recalled.get((client.handle, handle), now)
             except rm.RmError as error:  # freed meanwhile, or a GPU that fell off the bus
                 log.debug("object 0x%x of pid %d: %s", handle, self.process.pid, error)
         with self._lock:

@@ -25,7 +25,7 @@ from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.selftest import Verdict, prove
-from backend.nvidia.tenant import Tenant
+from backend.nvidia.tenant import NoNotes, Notes, Tenant
 from backend.nvidia.trace import Trace
 from backend.nvidia.usage import Usage
 from backend.nvidia.whole import Whole
@@ -69,6 +69,8 @@ class NvidiaGpu:
         self.whole = Whole(info, self._freeze)
         """Frozen programs that are in the host, without the library."""
         self._states = states
+        self.notes: Notes = NoNotes()
+        """Of what TSGs had of their own, for the daemon after us."""
         self.verdicts: Sequence[Verdict] = ()
         self._gpu_id = gpu_id
         self._nvml = nvml
@@ -191,12 +193,14 @@ class NvidiaGpu:
                 gpu_id=self._gpu_id,
                 states=self._states,
                 began=self._began,
+                notes=self.notes,
             )
             self._tenants[process] = tenant
         return tenant
 
     def forget(self, process: Process) -> None:
         self._tenants.pop(process, None)
+        self.notes.note(process, {})
         self._present.pop(process, None)
         self._held.pop(process, None)
         self.managed.forget(process)

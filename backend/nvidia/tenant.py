@@ -12,9 +12,10 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
 
 import attrs
 
@@ -32,6 +33,26 @@ SLICES_AT_ONCE = 64
 """TSGs of a program that are asked for their timeslice in one go: one that has thousands keeps nobody waiting."""
 SAY_AGAIN_S = 60.0
 """Seconds after which it is said again of a program that it undoes what was set: it may do so ten times a second."""
+
+
+class Notes(Protocol):
+    """Who remembers, over the death of a daemon, what TSGs had of their own. For any thread."""
+
+    def known(self, process: Process) -> Mapping[str, int]:
+        """Timeslices, microseconds, by the names under which they were noted."""
+
+    def note(self, process: Process, timeslices: Mapping[str, int]) -> None:
+        """From now on these are to be given back, and no others."""
+
+
+class NoNotes:
+    """Remembers nothing."""
+
+    def known(self, process: Process) -> Mapping[str, int]:
+        return {}
+
+    def note(self, process: Process, timeslices: Mapping[str, int]) -> None:
+        pass
 
 
 @attrs.define(eq=False)
@@ -54,6 +75,8 @@ class Tenant:
     """Which channels of the GPU are on its runlist."""
     began: int
     """When this daemon did, in clock ticks since boot: an earlier one may have had programs that are older."""
+    notes: Notes = attrs.field(factory=NoNotes)
+    """Of the timeslices that its TSGs had."""
     frozen: bool = False
     """Wanted: off the runlist."""
     timeslice_us: int = 0
@@ -64,6 +87,8 @@ class Tenant:
     """Its TSGs whose timeslice is not their own, microseconds."""
     adopted: bool = False
     """Whether it was asked for channels that an earlier daemon left off."""
+    unsure: bool = False
+    """Whether an earlier daemon may have left channels off, and that cannot be asked here."""
     activity: Activity = attrs.field(factory=Activity)
     """As last seen."""
     acting: threading.Lock = attrs.field(factory=threading.Lock)
@@ -91,6 +116,12 @@ class Tenant:
     """What the host had made of objects by then."""
     _questions: list[Key] = attrs.field(factory=list)  # channels not yet asked for in this round, the next one last
     _said: float | None = None  # when it was last said that it undid something
+
+    def __attrs_post_init__(self) -> None:
+        known = {_key(name): us for name, us in self.notes.known(self.process).items()}
+        if known:
+            self.handles.recall(known)
+            self.slices |= dict.fromkeys(known, levers.UNKNOWN)
 
     @property
     def has_policy(self) -> bool:
@@ -206,9 +237,16 @@ class Tenant:
                     undone = "freeze"
                     self._questions.clear()
                     levers.attach_once(controls, tsgs, self.off)
+                if self.unsure:  # enabled once more than needed does no harm, disabled twice does
+                    levers.attach(controls, tsgs, self.off, enabled)
+                    self.unsure = False
                 if self.frozen:
                     levers.detach(controls, tsgs, self.off, enabled)
+                if self.timeslice_us:  # noted before it is so: the driver does not know it any more then
+                    self.notes.note(self.process, {_name(tsg): us for tsg, us in levers.shares(tsgs, 0).items()})
                 levers.set_timeslice(controls, tsgs, self.timeslice_us, self.slices)
+                if not self.timeslice_us:
+                    self.notes.note(self.process, {})
                 if self.off and not self.frozen:
                     levers.attach(controls, tsgs, self.off, enabled)
                     self.off.clear()  # what is left in it was freed
@@ -244,6 +282,8 @@ class Tenant:
             self.adopted = True
             if self.process.start < self.began:
                 self.off |= levers.left_off(tsgs, self.states.enabled)
+                channels = [(tsg.client, channel) for tsg in tsgs for channel in tsg.channels]
+                self.unsure = any(self.states.enabled(*key) is None for key in channels[:1])
 
     def _count(self) -> None:
         tsgs = self.tsgs()
@@ -263,3 +303,12 @@ class Tenant:
             if self.system.start_time(self.process.pid) != self.process.start:
                 raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
             raise
+
+
+def _name(tsg: Tsg) -> str:
+    return f"{tsg.client:x}:{tsg.handle:x}"
+
+
+def _key(name: str) -> Key:
+    client, _, handle = name.partition(":")
+    return int(client, 16), int(handle, 16)

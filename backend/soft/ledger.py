@@ -19,7 +19,7 @@ from backend.records import MAX, NOBODY, Books, Channel
 from backend.soft import reclaim
 from backend.soft.account import Account
 
-_RANGES = {
+RANGES = {
     "high": range(MAX + 1),
     "low": range(MAX + 1),
     "swap_max": range(MAX + 1),
@@ -67,7 +67,7 @@ class SoftLedger:
         root = Group(index, ROOT)
         if root in self._accounts:
             raise fail(errno.EEXIST)
-        self._accounts[root] = Account(root, None, granule)
+        self._accounts[root] = self._open(root, None, granule)
         self._accounts[root].update(high=capacity)
 
     def add(self, group: Group, parent: Group) -> None:
@@ -78,7 +78,7 @@ class SoftLedger:
             raise fail(errno.EXDEV)
         if not isinstance(parent.node, Slice):
             raise fail(errno.EINVAL)
-        self._accounts[group] = Account(group, above)
+        self._accounts[group] = self._open(group, above)
 
     def move(self, group: Group, parent: Group) -> None:
         account, above = self._account(group), self._account(parent)
@@ -110,14 +110,14 @@ class SoftLedger:
         return self._account(group).figures
 
     def configure(self, group: Group, **changes: int | bool) -> None:
-        if not changes.keys() <= _RANGES.keys():
+        if not changes.keys() <= RANGES.keys():
             raise fail(errno.EINVAL)
         account = self._account(group)
         if account.parent is None:  # cgroup-v2.rst: the root has no limits
             raise fail(errno.EPERM)
         if not isinstance(group.node, Slice) and changes.keys() & _OF_SLICES:
             raise fail(errno.EINVAL)
-        if any(value not in _RANGES[name] for name, value in changes.items()):
+        if any(value not in RANGES[name] for name, value in changes.items()):
             raise fail(errno.ERANGE)
         account.update(**changes)
 
@@ -211,6 +211,10 @@ class SoftLedger:
         self._tell(group, Channel.USERMEM)
 
     # The small parts
+
+    def _open(self, group: Group, parent: Account | None, granule: int = 1) -> Account:
+        """A new page in the books, empty."""
+        return Account(group, parent, granule)
 
     def _account(self, group: Group) -> Account:
         try:

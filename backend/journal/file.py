@@ -1,0 +1,244 @@
+"""The file of a journal: one daemon's at a time, added to with every change, and written anew when it has grown.
+
+**Added to.** A change is one write(2) at the end and an fdatasync(2). On the tmpfs that it is on by default, that is
+some microseconds; on a disk it is as slow as the disk. (What is in the page cache outlives any daemon. The sync is for
+a disk that cannot write: that is known at once, and not after the next crash.)
+
+**Written anew** by a file beside it that takes its name (rename(2)), so that there is a whole journal at every moment.
+The lock (flock(2)) is on the file, and the new one is locked before it has the name: who waits for the old one finds
+that it is not there any more, and begins again.
+
+**It is never wrong.** Where a change could not be written, the journal is emptied at once, since what it would say is
+not so any more. Nothing fails for that; it is written anew as soon as that is possible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from urllib.parse import quote
+
+from backend.identity import Process, is_alive
+from backend.journal import format
+from backend.journal.state import Operation, State
+
+log = logging.getLogger(__name__)
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+GROWN = 1 << 16
+"""Bytes by which it may grow, besides as much as it began with, before it is written anew."""
+RETRY_S = 1.0
+"""Seconds from a write that failed to the next try."""
+
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Busy(OSError):
+    """Another daemon has it."""
+
+
+class Journal:
+    """See the module. :meth:`commit` may be called in any thread."""
+
+    def __init__(self, path: Path, *, boot: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Takes it, and reads what a daemon before us left. Busy; OSError, in words, where it cannot be ours."""
+        self.path = path
+        self._boot = boot if boot is not None else BOOT.read_text().strip()
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._broken = False
+        self._tried = 0.0
+        self._size = self._began = self._checksum = 0
+        self.temporary: set[str] = set()
+        """UUIDs of GPUs that end with the daemon, where it comes to an end, and their books with them."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._fd = self._take()
+            try:
+                self.state = self._read()
+                """What it says."""
+            except BaseException:
+                os.close(self._fd)
+                raise
+        except BaseException:
+            os.close(self._folder)
+            raise
+        try:
+            self._write_anew()
+        except OSError as error:
+            self._fail(error)
+
+    @property
+    def broken(self) -> bool:
+        """Whether what happens is not written down at the moment."""
+        return self._broken
+
+    def commit(self, *operations: Operation) -> None:
+        """Has something happen, and be known after our death. Never fails: see the module."""
+        with self._lock:
+            for operation in operations:
+                self.state.apply(operation)
+            if self._broken:
+                self._try_again()
+            elif operations:
+                self._append(operations)
+
+    def close(self, *, ended: bool = True) -> None:
+        """Lets go of it. What was asked for stays, for the next daemon, but for GPUs that have `ended` with this one;
+        where nothing is left, the file goes, too."""
+        with self._lock:
+            for uuid in self.temporary if ended else ():
+                self.state.forget_gpu(uuid)
+            try:
+                if not self.state.is_empty:
+                    self._write_anew()
+                elif self._is_there(self._fd):
+                    os.unlink(self.path.name, dir_fd=self._folder)
+            except OSError as error:
+                self._fail(error)
+            os.close(self._fd)
+            os.close(self._folder)
+
+    # Taking it
+
+    def _take(self) -> int:
+        while True:
+            fd = os.open(self.path.name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=self._folder)
+            try:
+                found = os.fstat(fd)
+                if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                    raise OSError(errno.EPERM, f"{self.path} is not a file of ours alone")
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise Busy(errno.EBUSY, f"another daemon keeps its journal in {self.path}") from None
+                if self._is_there(fd):
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)  # written anew, or removed, before we had the lock
+
+    def _is_there(self, fd: int) -> bool:
+        try:
+            there = os.stat(self.path.name, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(os.fstat(fd), there)
+
+    def _read(self) -> State:
+        with open(self._fd, "rb", closefd=False) as file:
+            data = file.read()
+        try:
+            content = format.read(data)
+        except format.NotOurs:
+            raise OSError(errno.EINVAL, f"{self.path} is no journal, and stays as it is") from None
+        except format.Refused as error:
+            aside = f"{self.path.name}.refused"
+            os.rename(self.path.name, aside, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            log.error("the journal %s is not obeyed: %s; it is %s now", self.path, error, aside)
+            return State()
+        if content.boot != self._boot:
+            if content.boot:
+                log.info("the journal %s is of another boot of this machine", self.path)
+            return State()
+        if data.find(b"\n", content.end) >= 0:  # else it is what a write that was cut off leaves
+            log.warning("the journal %s is damaged from byte %d on: what is before that counts", self.path, content.end)
+        found = content.state
+        found.drop({key for key in (*found.groups, *found.levers, *found.own) if _is_dead(key[1])})
+        for subject in [subject for subject in found.given if _is_dead(subject)]:
+            del found.given[subject]
+        return found
+
+    # Writing
+
+    def _append(self, operations: Collection[Operation]) -> None:
+        text, checksum = format.line(operations, self._checksum)
+        try:
+            if self._size + len(text) > 2 * self._began + GROWN:
+                self._write_anew()
+                return
+            self._put(self._fd, text)
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self._fail(error)
+        else:
+            self._size += len(text)
+            self._checksum = checksum
+
+    def _write_anew(self) -> None:
+        """The journal is what `state` says and nothing else. On failure it is as it was."""
+        new = f"{self.path.name}.new"
+        text, checksum = format.begin(self._boot, self.state)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=self._folder)  # of one that died on the way
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=self._folder)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._put(fd, text)
+            os.fsync(fd)
+            os.rename(new, self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=self._folder)
+            raise
+        os.close(self._fd)
+        self._fd, self._checksum, self._size, self._began = fd, checksum, len(text), len(text)
+        with contextlib.suppress(OSError):  # it is there; whether it is after a power cut nobody will ask
+            os.fsync(self._folder)
+
+    @staticmethod
+    def _put(fd: int, text: bytes) -> None:
+        left = memoryview(text)
+        while left:
+            left = left[os.write(fd, left) :]
+
+    def _try_again(self) -> None:
+        if self._clock() - self._tried < RETRY_S:
+            return
+        self._tried = self._clock()
+        try:
+            self._write_anew()
+        except OSError as error:
+            log.debug("the journal %s still cannot be written: %s", self.path, error.strerror)
+        else:
+            self._broken = False
+            log.warning("the journal %s is kept again", self.path)
+
+    def _fail(self, error: OSError) -> None:
+        """What is there is not true any more: it has to go."""
+        self._broken, self._tried = True, self._clock()
+        log.error("the journal %s: %s: a daemon that is killed now forgets what was set", self.path, error.strerror)
+        try:
+            if self._is_there(self._fd):  # and is not one that was put aside
+                os.ftruncate(self._fd, 0)
+        except OSError:
+            try:
+                os.unlink(self.path.name, dir_fd=self._folder)
+            except OSError as worse:
+                log.error("the journal %s is out of date, and cannot be removed: %s", self.path, worse.strerror)
+
+
+def default_path(folder: Path, mountpoint: str) -> Path:
+    """The journal of a mount, named after its place: another name for each place."""
+    name = quote(mountpoint.strip("/"), safe="") or "root"
+    if len(name) > 200:  # a name may have 255 bytes
+        name = hashlib.sha256(mountpoint.encode(errors="surrogateescape")).hexdigest()
+    return folder / f"{name}.journal"
+
+
+def _is_dead(subject: object) -> bool:
+    process = subject[1] if isinstance(subject, tuple) else subject
+    return isinstance(process, Process) and not is_alive(process)
