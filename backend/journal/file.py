@@ -233,7 +233,7 @@ class Journal:
 
 def default_path(folder: Path, mountpoint: str) -> Path:
     """The journal of a mount, named after its place: another name for each place."""
-    name = quote(mountpoint.strip("/"), safe="") or "root"
+    name = quote(mountpoint.strip("/"), safe="", errors="surrogateescape") or "root"
     if len(name) > 200:  # a name may have 255 bytes
         name = hashlib.sha256(mountpoint.encode(errors="surrogateescape")).hexdigest()
     return folder / f"{name}.journal"

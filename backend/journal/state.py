@@ -29,7 +29,7 @@ FIELDS = tuple(field.name for field in attrs.fields(Books) if field.name not in 
 
 FLAGS = {"frozen", "kept"}
 
-_LARGEST = 1 << 64
+_LARGEST = 1 << 128
 _NAME = re.compile("[0-9a-f]{1,8}:[0-9a-f]{1,8}")
 _BOOKS = Books()
 
