@@ -34,6 +34,7 @@ from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
 from ggroupfs.controls import LEVERS
 from ggroupfs.files import Events
+from ggroupfs.keeper import Keeper
 from ggroupfs.messenger import Messenger
 from ggroupfs.notify import Notifier
 from ggroupfs.operations import Operations
@@ -406,10 +407,11 @@ async def running(
     mountpoint: Path | None = None,
     poll: bool = True,
     scheduler: bool = False,
+    keeper: Keeper | None = None,
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
-    The Notifier's waiting part runs only with a `mountpoint`, which it truncates files in.
+    `keeper` knows owners and modes from before. The Notifier's waiting part runs only with a `mountpoint`, which it truncates files in.
     """
     gc.collect()
     before = descriptors()
@@ -420,7 +422,7 @@ async def running(
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
         controller = Controller(ledger, gpus or [SoftGpu(0, SoftConfig(capacity=64 * MIB))], scheduler=scheduler)
-        tree, events = Tree(controller), Events()
+        tree, events = Tree(controller, keeper), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))
         operations = Operations(tree, events, notifier, poll=poll)

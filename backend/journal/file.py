@@ -63,21 +63,17 @@ class Journal:
         """UUIDs of GPUs that end with the daemon, where it comes to an end, and their books with them."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, self._folder)
             self._fd = self._take()
+            stack.callback(lambda: os.close(self._fd))
+            self.state = self._read()
+            """What it says."""
             try:
-                self.state = self._read()
-                """What it says."""
-            except BaseException:
-                os.close(self._fd)
-                raise
-        except BaseException:
-            os.close(self._folder)
-            raise
-        try:
-            self._write_anew()
-        except OSError as error:
-            self._fail(error)
+                self._write_anew()
+            except OSError as error:
+                self._fail(error)
+            stack.pop_all()
 
     @property
     def broken(self) -> bool:

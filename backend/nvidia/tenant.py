@@ -117,6 +117,11 @@ class Tenant:
     _questions: list[Key] = attrs.field(factory=list)  # channels not yet asked for in this round, the next one last
     _said: float | None = None  # when it was last said that it undid something
 
+    @property
+    def _is_older(self) -> bool:
+        """Whether a daemon before us may have pulled its levers."""
+        return self.process.start < self.began
+
     def __attrs_post_init__(self) -> None:
         known = {_key(name): us for name, us in self.notes.known(self.process).items()}
         if known:
@@ -221,7 +226,8 @@ class Tenant:
         """The levers proper take about 1 ms."""
         undone = ""
         with self.acting, self._alive():
-            if not self.handles.fds():
+            if not self.handles.fds() or (self._is_older and not self.adopted):
+                # A look that is under way comes to its end: half of what there is was not left off by us
                 self.handles.wide()
             self._adopt_channels()
             with self._borrowed() as controls:
@@ -280,7 +286,7 @@ class Tenant:
         tsgs = self.tsgs()
         if tsgs and not self.adopted:
             self.adopted = True
-            if self.process.start < self.began:
+            if self._is_older:
                 self.off |= levers.left_off(tsgs, self.states.enabled)
                 channels = [(tsg.client, channel) for tsg in tsgs for channel in tsg.channels]
                 self.unsure = any(self.states.enabled(*key) is None for key in channels[:1])

@@ -1,0 +1,503 @@
+"""Killed at every point where anything that outlives a daemon changes: the next one goes on from there.
+
+What outlives it are the driver and the journal (and programs, which come and go meanwhile). Between two changes of
+those no moment differs from another, so death right before, in the middle of, and right after each of them is death at
+every await and at every call of the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+import backend.identity
+from backend.identity import ROOT, Group, Process
+from backend.journal.attributes import Attributes
+from backend.journal.file import Journal
+from backend.journal.ledger import JournaledLedger
+from backend.journal.levers import Noted, Timeslices
+from backend.nvidia import rm
+from backend.nvidia.gpu import open_gpus
+from backend.nvidia.nvml import Nvml
+from backend.protocols import split_timeslice
+from tests.fake_nvidia import FakeNvml, FakeSystem, Program, patient
+from tests.harness import MIB, REAL_S, Harness, World, running, settle
+from tests.t2_journal import MEMORY, let_go
+
+CHANGES = (rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS)
+"""Calls that leave something behind."""
+
+OWN_US = 777
+"""A timeslice that a program gave itself."""
+
+FILES = {
+    "gmem.limit.high": "max",
+    "gmem.limit.low": "0",
+    "gmem.swap.max": "max",
+    "compute.timeslice": "default",
+    "compute.freeze": "0",
+    "compute.priority": "8",
+    "compute.weight": "100",
+}
+"""What is asked for by a file, and what that says where nobody asked."""
+
+
+class Killed(BaseException):
+    """From here on the daemon does nothing any more."""
+
+
+@attrs.define
+class Life:
+    """One daemon's, up to a point."""
+
+    at: int | None = None
+    """The point at which it ends; None: it ends cleanly."""
+    points: int = 0
+    """Passed so far."""
+    dead: bool = False
+
+    def point(self) -> bool:
+        """Here it may be killed. Whether it is now, for who has something to leave half done; Killed afterwards."""
+        if self.dead:
+            raise Killed
+        self.points += 1
+        self.dead = self.points == self.at
+        return self.dead
+
+    def pass_(self) -> None:
+        """Here it may be killed."""
+        if self.point():
+            raise Killed
+
+
+class Minded(FakeSystem):
+    """A driver that minds that nobody runs who is not to."""
+
+    def __init__(self, readback: bool) -> None:
+        super().__init__(trace=None, readback=readback)
+        self.still: frozenset[int] = frozenset()
+        """Pids of those that are not to run, not for a moment."""
+        self.ran: list[int] = []
+
+    def mind(self) -> None:
+        """A lever has moved."""
+        self.ran += [pid for pid in self.still if pid in self.programs and any(self.programs[pid].running())]
+
+
+class Driver:
+    """The same, as one daemon has it: who is dead does not reach it, in none of his threads."""
+
+    def __init__(self, fake: Minded, life: Life) -> None:
+        self._fake = fake
+        self._life = life
+        self._inside = 0
+        self._left = threading.Condition()
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._fake, name)
+
+        def reached(*args: Any) -> Any:
+            with self._entered():
+                return call(*args)
+
+        return reached
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
+        with self._entered():
+            changes = request == rm.IOCTL_CONTROL and struct.unpack_from("<III", argument)[2] in CHANGES
+            if changes:
+                self._life.pass_()
+            self._fake.ioctl(fd, request, argument)
+            if changes:
+                self._fake.mind()
+                self._life.pass_()
+
+    def end(self) -> None:
+        """A call that was under way comes to its end; then the kernel closes what is open."""
+        with self._left:
+            self._left.wait_for(lambda: not self._inside, REAL_S)
+        for fd in list(self._fake.open):
+            self._fake.close(fd)
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        with self._left:
+            if self._life.dead:
+                raise Killed
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._left:
+                self._inside -= 1
+                self._left.notify_all()
+
+
+class Mortal(Journal):
+    """A journal whose daemon may be killed before, in the middle of and after each write."""
+
+    def __init__(self, path: Path, life: Life) -> None:
+        self._life = life
+        super().__init__(path, boot="b")
+
+    def _put(self, fd: int, text: bytes) -> None:  # type: ignore[override]
+        self._life.pass_()
+        if self._life.point():
+            os.write(fd, text[: len(text) // 2])
+            raise Killed
+        Journal._put(fd, text)
+        self._life.pass_()
+
+
+@attrs.define
+class Machine:
+    """What outlives daemons, and what was asked of them."""
+
+    path: Path
+    """The journal."""
+    spawn: Callable[..., subprocess.Popen[bytes]]
+    fake: Minded
+    nvml: FakeNvml = attrs.field(factory=lambda: FakeNvml(count=1))
+    world: World = attrs.field(factory=World)
+    said: dict[str, str] = attrs.field(factory=dict)
+    """What was written and acknowledged, by path."""
+    owned: dict[str, int] = attrs.field(factory=dict)
+    """Owners, by path."""
+    made: set[str] = attrs.field(factory=set)
+    """Slices that were made, and processes, by path."""
+    doing: tuple[str, str] | None = None
+    """What was asked and not answered: path and value, of whatever kind."""
+    programs: dict[str, Program] = attrs.field(factory=dict)
+    """By a name of ours."""
+    processes: dict[str, subprocess.Popen[bytes]] = attrs.field(factory=dict)
+
+    def start(self, name: str, cgroup: str = "/") -> None:
+        """A program makes a context."""
+        self.processes[name] = self.spawn()
+        process = backend.identity.identify(self.processes[name].pid)
+        self.world.cgroups[process.pid] = backend.identity.Slice(cgroup)
+        self.programs[name] = self.fake.program(process.pid, 0, start=process.start)
+        self.nvml.compute.setdefault(0, []).append((process.pid, MIB))
+
+    def end(self, name: str) -> None:
+        """A program ends."""
+        pid = self.programs.pop(name).pid
+        self.processes[name].kill()
+        self.processes[name].wait()
+        self.nvml.compute[0] = [(other, held) for other, held in self.nvml.compute[0] if other != pid]
+        self.fake.kill(pid)
+        for table in (self.said, self.owned):
+            for path in [path for path in table if path.startswith(f"{pid}/")]:
+                del table[path]
+        self.made.discard(str(pid))
+
+    @contextlib.asynccontextmanager
+    async def daemon(self, life: Life) -> AsyncIterator[Harness]:
+        """The next one."""
+        driver = Driver(self.fake, life)
+        journal = Mortal(self.path, life)
+        h: Harness | None = None
+        try:
+            (gpu,) = await open_gpus(system=driver, nvml=Nvml(self.nvml), selftest=False)  # type: ignore[arg-type]
+            names = {0: gpu.info.uuid}
+            gpu.notes = Timeslices(journal, names[0])
+            ledger = JournaledLedger(journal, names)
+            keeper = Attributes(journal, names)
+            async with running(Noted(gpu, journal), ledger=ledger, world=self.world, keeper=keeper) as h:
+                yield h
+            ledger.close(released=h.controller.released)
+            journal.close()
+        except BaseException:
+            let_go(journal)  # as the kernel closes what a dead process had open
+            if h is not None:
+                h.controller._traffic.exits.close()
+            raise
+        finally:
+            driver.end()
+
+    # What a history is made of
+
+    async def write(self, h: Harness, path: str, value: str) -> None:
+        self.doing = path, value
+        await h.write(path, value)
+        self.said[path], self.doing = value, None
+
+    async def mkdir(self, h: Harness, path: str) -> None:
+        self.doing = path, "mkdir"
+        above, _, name = path.rpartition("/")
+        await h.operations.mkdir(await h.inode(above) if above else 1, name.encode(), 0o755, h.ctx)
+        self.made.add(path)
+        self.doing = None
+
+    async def chown(self, h: Harness, path: str, uid: int) -> None:
+        self.doing = path, f"chown {uid}"
+        fields = SimpleNamespace(update_uid=True, update_gid=False, update_mode=False)
+        entry = SimpleNamespace(st_uid=uid, st_gid=0, st_mode=0)
+        await h.operations.setattr(await h.inode(path), entry, fields, None, h.ctx)
+        self.owned[path], self.doing = uid, None
+
+
+def pid_of(machine: Machine, name: str) -> str:
+    return f"{machine.programs[name].pid}/0"
+
+
+async def past(machine: Machine, h: Harness) -> None:
+    """Everything that can be asked, programs that come and go, and a move."""
+    machine.start("a", "/job")
+    gr = next(o for o in machine.programs["a"].objects.values() if o.class_ == rm.CLASS_TSG)
+    gr.timeslice = OWN_US
+    machine.start("b")
+    await trio.sleep(0.25)
+    a, b = pid_of(machine, "a"), pid_of(machine, "b")
+    await machine.mkdir(h, "slice/made")
+    await machine.chown(h, "slice/made", 1000)
+    await machine.write(h, f"{a}/compute.freeze", "1")
+    await machine.chown(h, f"{a}/compute.freeze", 1000)
+    await machine.write(h, f"{b}/compute.timeslice", "4")
+    await machine.write(h, "slice/job/0/compute.timeslice", "1")
+    machine.programs["a"].context()  # frozen, and given its part, with the others
+    await trio.sleep(0.6)
+    await machine.write(h, "slice/made/0/gmem.limit.high", "1073741824")
+    await machine.write(h, "slice/made/0/gmem.swap.max", "2147483648")
+    await machine.write(h, "slice/job/0/compute.freeze", "1")
+    await machine.write(h, f"{a}/compute.freeze", "0")
+    machine.start("c", "/job")  # comes into a slice that is frozen
+    await trio.sleep(0.25)
+    machine.world.cgroups[machine.programs["a"].pid] = backend.identity.Slice("/made")  # and out of it
+    await trio.sleep(0.4)
+    await machine.write(h, f"{b}/compute.freeze", "1")
+    gone = Process(machine.programs["b"].pid, machine.programs["b"].start)
+    machine.end("b")
+    await h.gone(gone)
+    await machine.write(h, "slice/job/0/compute.freeze", "0")
+    await machine.write(h, "slice/job/0/compute.timeslice", "default")
+    await machine.write(h, "slice/made/0/compute.freeze", "1")
+
+
+def candidates(machine: Machine, path: str, name: str) -> set[str]:
+    """What a file may say: what was acknowledged, or what was under way."""
+    said = {machine.said.get(f"{path}/{name}", FILES[name])}
+    if machine.doing is not None and machine.doing[0] == f"{path}/{name}":
+        said.add(machine.doing[1])
+    return said
+
+
+def to_stand_still(machine: Machine) -> frozenset[int]:
+    """Pids of those that some level has frozen, whatever became of what was under way."""
+    found = set()
+    for program in machine.programs.values():
+        cgroup = machine.world.cgroups.get(program.pid, ROOT).path
+        levels = [f"{program.pid}/0", f"slice{cgroup}/0"] if cgroup != "/" else [f"{program.pid}/0"]
+        if not any(program.running()) and any(
+            candidates(machine, level, "compute.freeze") == {"1"} for level in levels
+        ):
+            found.add(program.pid)
+    return frozenset(found)
+
+
+async def agrees(machine: Machine, h: Harness) -> None:
+    """The files say what was asked; the hardware does what they say; and nobody is there who should not be."""
+    doing = machine.doing or ("", "")
+    slices = set(await h.listdir("slice"))
+    for path in machine.made:
+        assert path.removeprefix("slice/") in slices, path
+    for slice_ in slices:
+        wanted = {f"slice/{slice_}" in machine.made, doing == (f"slice/{slice_}", "mkdir")}
+        occupied = any(machine.world.cgroups[p.pid].path == f"/{slice_}" for p in machine.programs.values())
+        touched = any(path.startswith(f"slice/{slice_}/") for path in (*machine.said, doing[0]))
+        assert any(wanted) or occupied or touched, slice_
+    for path, uid in machine.owned.items():
+        allowed = {uid, int(doing[1].split()[1])} if doing[0] == path and "chown" in doing[1] else {uid}
+        assert (await h.operations.getattr(await h.inode(path), h.ctx)).st_uid in allowed, path
+    for group in [f"slice/{slice_}/0" for slice_ in slices] + [f"{pid}/0" for pid in h.controller.population.pids()]:
+        for name in FILES:
+            assert await asked(h, group, name) in candidates(machine, group, name), (group, name)
+    assert set(h.controller.population.pids()) == {program.pid for program in machine.programs.values()}
+    for name, program in machine.programs.items():
+        group = Group(0, program.identity)
+        path = h.controller.population.path(group)
+        frozen = any(h.ledger.books(level).frozen for level in path)
+        states = {program.objects[channel].disabled for channel in program.channels()}
+        assert states == {int(frozen)}, (name, states, frozen)
+        assert f"frozen {int(frozen)}" in await h.read(f"{program.pid}/0/compute.events"), name
+        us = h.controller.applied_timeslice(group)
+        assert us == expected_timeslice(h, group), name
+        gr = [o.timeslice for o in program.objects.values() if o.class_ == rm.CLASS_TSG and o.timeslice != 1024]
+        assert gr == ([split_timeslice(us, len(gr))] * len(gr) if us else own_timeslices(name, len(gr))), name
+
+
+async def asked(h: Harness, path: str, name: str) -> str:
+    """What a file says is asked for. Of timeslices a process's says what holds."""
+    if name != "compute.timeslice":
+        return (await h.read(f"{path}/{name}")).strip()
+    group = h.tree.directory(await h.inode(path)).subject
+    assert isinstance(group, Group)
+    us = h.ledger.books(group).timeslice_us
+    return f"{us // 1000}" if us else "default"
+
+
+def expected_timeslice(h: Harness, group: Group) -> int:
+    """The shortest of those on the path; a slice's is shared by who is in it."""
+    found = []
+    for level in h.controller.population.path(group):
+        if us := h.ledger.books(level).timeslice_us:
+            sharers = 1 if isinstance(level.node, Process) else len(list(h.controller.population.below(level)))
+            found.append(us // sharers)
+    return min(found, default=0)
+
+
+def own_timeslices(name: str, count: int) -> list[int]:
+    return [OWN_US if name == "a" and not n else 2048 for n in range(count)]
+
+
+def is_released(machine: Machine) -> None:
+    """After a clean end: everybody runs, and has what it had of its own."""
+    for name, program in machine.programs.items():
+        assert all(program.running()), name
+        gr = [o.timeslice for o in program.objects.values() if o.class_ == rm.CLASS_TSG and o.timeslice != 1024]
+        assert gr == own_timeslices(name, len(gr)), name
+
+
+def in_virtual_time(main: Callable[[], Any]) -> None:
+    clock = MockClock(autojump_threshold=0.002)
+    with patient(clock, lambda: False):
+        trio.run(main, clock=clock)
+
+
+@contextlib.contextmanager
+def a_machine(spawn: Callable[..., subprocess.Popen[bytes]], readback: bool = True) -> Iterator[Machine]:
+    fake = Minded(readback)
+    small = {"FIRST_RUN": 64, "WIDE_RUN": 32}  # handles are tried in Python here
+    with (
+        tempfile.TemporaryDirectory(prefix="ggroup-killed-", dir=MEMORY) as folder,
+        mock.patch.multiple("backend.nvidia.discover", **small),
+        mock.patch.object(backend.nvidia.checkpoint, "left", tuple),
+    ):
+        yield Machine(Path(folder) / "one.journal", spawn, fake)
+
+
+def live(machine: Machine, life: Life, story: Callable[[Machine, Harness], Any]) -> None:
+    """A daemon, with a story, to its end."""
+
+    async def main() -> None:
+        async with machine.daemon(life) as h:
+            await story(machine, h)
+
+    try:
+        in_virtual_time(main)
+    except* Killed:
+        assert life.dead
+
+
+def again(machine: Machine, *, further: bool, readback: bool = True) -> None:
+    """The daemon after the one that was killed; and, to go `further`, those after that, which was ended."""
+
+    async def check(machine: Machine, h: Harness) -> None:
+        await settle()
+        await trio.sleep(1.2)
+        await agrees(machine, h)
+        assert not readback or not machine.fake.ran, "somebody ran who was to stand still"
+        machine.fake.still = frozenset()
+
+    machine.fake.still = to_stand_still(machine)
+    before = descriptors()
+    live(machine, Life(), check)
+    is_released(machine)
+    assert descriptors() == before
+    assert machine.fake.open == {}
+    assert os.listdir(machine.path.parent) == [machine.path.name]
+    if not further:
+        return
+    live(machine, Life(), check)
+    is_released(machine)
+
+    async def leave(machine: Machine, h: Harness) -> None:
+        for name in list(machine.programs):
+            gone = machine.programs[name].identity
+            machine.end(name)
+            await h.gone(gone)
+        for slice_ in await h.listdir("slice"):
+            await h.operations.rmdir(await h.inode("slice"), slice_.encode(), h.ctx)
+        assert (h.leftovers()["accounts"], h.leftovers()["owners"]) == (1, 0)
+
+    live(machine, Life(), leave)
+    journal = Journal(machine.path, boot="b")
+    assert set(journal.state.groups) == {("GPU-0", ROOT)}
+    assert (journal.state.levers, journal.state.own, journal.state.given) == ({}, {}, {}), "nothing is left of anybody"
+    let_go(journal)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+
+
+@contextlib.contextmanager
+def sleepers() -> Iterator[Spawn]:
+    """Makes idle processes, and ends them."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def spawn() -> subprocess.Popen[bytes]:
+        processes.append(subprocess.Popen(["sleep", "600"]))
+        return processes[-1]
+
+    try:
+        yield spawn
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def points() -> int:
+    """How many there are in a whole life."""
+    life = Life()
+    with sleepers() as spawn, a_machine(spawn) as machine:
+        live(machine, life, past)
+        is_released(machine)
+    assert life.points > 150
+    return life.points
+
+
+PARTS = 20
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_killed_at_every_point(points: int, part: int) -> None:
+    """Every write is there or, if it was under way, perhaps not; who was frozen never runs, and who was not does."""
+    for at in range(1 + part, points + 1, PARTS):
+        one_death(at)
+
+
+def test_killed_where_nothing_can_be_asked(points: int) -> None:
+    """Without the read-back of channels (a driver that refuses it): nothing is disabled twice, so that a thaw thaws."""
+    for at in range(1, points + 1, 25):
+        one_death(at, readback=False)
+
+
+def one_death(at: int, readback: bool = True) -> None:
+    with sleepers() as spawn, a_machine(spawn, readback) as machine:
+        life = Life(at)
+        live(machine, life, past)
+        try:
+            again(machine, further=at % 4 == 0, readback=readback)
+        except BaseException as error:
+            error.add_note(f"killed at point {at} of {life.points}, while {machine.doing}")
+            raise
