@@ -14,35 +14,31 @@ import trio
 
 from backend import kmod
 from backend.identity import cgroup_of
-
-
-@attrs.frozen
-class Finding:
-    """One thing that was looked at."""
-
-    subject: str
-    """What."""
-    verdict: str
-    """``ok``, ``missing``, or a capability: ``enforced``, ``advisory``, ``unsupported``."""
-    why: str
-    """In words."""
+from ggroupfs.finding import BAD, Finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--thaw-all", action="store_true", help="where no daemon is: have every program run again")
+    parser.add_argument("--journal", type=Path, metavar="PATH", help="of a mount with that option, for --thaw-all")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand. Exit code 1 if a tree could not be mounted here."""
-    findings = [*_machine(), *trio.run(_gpus)]
+    """The subcommand. Exit code 1 if a tree could not be mounted here, or if somebody could not be thawed."""
+    if arguments.thaw_all:
+        from ggroupfs.thaw import thaw_all
+
+        findings = thaw_all([arguments.journal] if arguments.journal else [])
+    else:
+        findings = [*_machine(), *trio.run(_gpus)]
     if arguments.json:
         print(json.dumps([attrs.asdict(finding) for finding in findings], indent=2))
     else:
         width = max(len(finding.subject) for finding in findings)
         for finding in findings:
             print(f"{finding.subject:<{width}}  {finding.verdict:<11}  {finding.why}")
-    return int(any(finding.verdict == "missing" for finding in findings))
+    return int(any(finding.verdict in BAD for finding in findings))
 
 
 def _machine() -> Iterator[Finding]:

@@ -30,3 +30,14 @@ def cgroup2() -> Path | None:
             if fields[fields.index("-") + 1] == "cgroup2":
                 return Path(fields[4])
     return None
+
+
+def trees() -> list[str]:
+    """Where trees of ours are mounted, by daemons alive and dead."""
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.split()
+            if fields[fields.index("-") + 1] == "fuse.ggroupfs":
+                found.append(fields[4].encode("latin-1", "replace").decode("unicode_escape", "replace"))
+    return found

@@ -411,7 +411,8 @@ async def running(
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
-    `keeper` knows owners and modes from before. The Notifier's waiting part runs only with a `mountpoint`, which it truncates files in.
+    `keeper` knows owners and modes from before. The Notifier's waiting part runs only with a `mountpoint`, which it
+    truncates files in.
     """
     gc.collect()
     before = descriptors()

@@ -6,6 +6,7 @@ and for tenants that undid it (``keeper.py``).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import time
@@ -17,7 +18,7 @@ import trio
 
 from backend.cuda.managed import Managed
 from backend.identity import Process
-from backend.nvidia import rm
+from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import TICK, Census, ClientCounter, Tsg
 from backend.nvidia.keeper import Keeper
@@ -179,6 +180,15 @@ class NvidiaGpu:
         host = self.managed.host
         if host is not None and host.knows(process, self.info.index):
             host.undone(process, self.info.index)
+
+    async def free(self) -> Sequence[thaw.Freed]:
+        """Without a daemon: every program of this GPU runs, with its own timeslices where they are known. OSError where
+        it is not known who there is."""
+        listed = []
+        for pid in await self._nvml.usage(self.info.index):
+            with contextlib.suppress(ProcessLookupError):
+                listed.append(Process(pid, self._census.system.start_time(pid)))
+        return await thaw.free(listed, self._tenant)
 
     def _tenant(self, process: Process) -> Tenant:
         tenant = self._tenants.get(process)

@@ -227,8 +227,7 @@ class Tenant:
         undone = ""
         with self.acting, self._alive():
             if not self.handles.fds() or (self._is_older and not self.adopted):
-                # A look that is under way comes to its end: half of what there is was not left off by us
-                self.handles.wide()
+                self.handles.wide()  # one that is under way comes to its end first: whoever is half known is not adopted
             self._adopt_channels()
             with self._borrowed() as controls:
                 self.handles.quick(controls)

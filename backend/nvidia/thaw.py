@@ -1,0 +1,58 @@
+"""Frees the programs of a GPU where no daemon is there to do it: channels that are off, timeslices that were set."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import attrs
+
+from backend.identity import Process
+from backend.nvidia import levers
+from backend.nvidia.tenant import Tenant
+
+TRIES = levers.NESTED
+"""Times that a program is freed before it is said that it cannot be."""
+
+
+@attrs.frozen
+class Freed:
+    """What was done for one program on one GPU."""
+
+    process: Process
+    """Who."""
+    channels: int
+    """Of its channels, those that were off and are on the runlist again."""
+    timeslices: int
+    """Of its TSGs, those that have their own timeslice back."""
+    asked: bool
+    """Whether the driver says which channels are off. If not, all were put on the runlist."""
+    failure: str = ""
+    """Why it is not free, in words."""
+
+
+async def free(processes: Iterable[Process], tenant_of: Callable[[Process], Tenant]) -> list[Freed]:
+    """Frees each of them, one after the other. Who dies meanwhile is free."""
+    freed = []
+    for process in processes:
+        try:
+            freed.append(await _free_one(tenant_of(process)))
+        except ProcessLookupError:
+            continue
+        except OSError as error:
+            freed.append(Freed(process, 0, 0, True, error.strerror or str(error)))
+    return freed
+
+
+async def _free_one(tenant: Tenant) -> Freed:
+    tenant.began = sys.maxsize  # whatever is off, it was not us
+    await tenant.look(force=True)
+    channels, timeslices, asked = len(tenant.off), len(tenant.slices), not tenant.unsure
+    for _ in range(TRIES):
+        await tenant.enforce()
+        tenant.off |= await tenant.looks.call(partial(levers.left_off, tenant.tsgs(), tenant.states.enabled))
+        if not tenant.off:
+            break
+    failure = f"{len(tenant.off)} channels are still off" if tenant.off else ""
+    return Freed(tenant.process, channels, timeslices, asked, failure)

@@ -1,0 +1,376 @@
+"""kill -9 of a real daemon at moments that nobody chose, and the next one: what was acknowledged is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from backend.journal.file import Journal, default_path
+from ggroupfs.mount import SOCKETS
+from tests.mounted import LEDGER, SECONDS, SLOW, Mounted, Tenant, eventually, mounted, mountpoint
+
+LEFT_BEHIND = "unmounting what is left of another daemon"
+
+FILES = {
+    "gmem.limit.high": ("max", ["1073741824", "2147483648", "max"]),
+    "gmem.limit.low": ("0", ["4096", "0"]),
+    "gmem.swap.max": ("max", ["0", "4096", "max"]),
+    "compute.freeze": ("0", ["0", "1"]),
+    "compute.priority": ("8", ["0", "8", "15"]),
+    "compute.weight": ("100", ["1", "100", "10000"]),
+}
+"""What a file says at first, and what is written to it."""
+
+SLICES = ("a", "a/b", "c", "a/b/d")
+
+ACTIONS = 400
+"""More than a daemon that is to be killed has the time for."""
+
+
+@attrs.define
+class Model:
+    """What was acknowledged; of what was under way when the daemon died, nobody knows."""
+
+    slices: set[str] = attrs.field(factory=set)
+    processes: dict[int, subprocess.Popen[bytes]] = attrs.field(factory=dict)
+    values: dict[str, str] = attrs.field(factory=dict)
+    owners: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+    """Uid and mode, by path."""
+    doubtful: tuple[str, str, object] | None = None
+    """Of an action under way: what it does, to what, and what is to be there."""
+
+    def directories(self) -> list[str]:
+        """Those with control files."""
+        return [f"slice/{slice_}/0" for slice_ in sorted(self.slices)] + [f"{pid}/0" for pid in sorted(self.processes)]
+
+    def drop(self, directory: str) -> None:
+        """A process or a slice is gone."""
+        for table in (self.values, self.owners):
+            for path in [path for path in table if path == directory or path.startswith(f"{directory}/")]:
+                del table[path]
+
+
+class Story(threading.Thread):
+    """Somebody who does one thing after the other, as long as he gets an answer."""
+
+    def __init__(self, mount: Path, model: Model, rng: random.Random) -> None:
+        super().__init__()
+        self._mount = mount
+        self._model = model
+        self._rng = rng
+        self._answered = threading.Condition()
+        self.count = 0
+        """What was acknowledged."""
+        self.refused: OSError | None = None
+        self.start()
+
+    def run(self) -> None:
+        for _ in range(ACTIONS):
+            try:
+                self._act()
+            except OSError as error:
+                self.refused = error
+                return
+            finally:
+                with self._answered:
+                    self.count += 1
+                    self._answered.notify_all()
+            self._model.doubtful = None
+
+    def until(self, count: int) -> None:
+        """Returns in the middle of something, after so many answers."""
+        with self._answered:
+            assert self._answered.wait_for(lambda: self.count >= count or self.refused, SECONDS * SLOW)
+
+    def _act(self) -> None:
+        model, rng = self._model, self._rng
+        what = rng.choice(("mkdir", "rmdir", "process", "end", "chown", *["write"] * 6))
+        directories = model.directories()
+        if what == "mkdir":
+            free = [s for s in SLICES if s not in model.slices and (os.path.dirname(s) or "a") in {*model.slices, "a"}]
+            free = [s for s in free if "/" not in s or os.path.dirname(s) in model.slices]
+            if free:
+                slice_ = rng.choice(free)
+                model.doubtful = "slice", slice_, None
+                (self._mount / "slice" / slice_).mkdir()
+                model.slices.add(slice_)
+        elif what == "rmdir":
+            empty = [s for s in model.slices if not any(other.startswith(f"{s}/") for other in model.slices)]
+            if empty:
+                slice_ = rng.choice(sorted(empty))
+                model.doubtful = "slice", slice_, None
+                (self._mount / "slice" / slice_).rmdir()
+                model.slices.discard(slice_)
+                model.drop(f"slice/{slice_}")
+        elif what == "process" and len(model.processes) < 4:
+            process = subprocess.Popen(["sleep", "600"])
+            model.processes[process.pid] = process
+            model.doubtful = "process", str(process.pid), None
+            (self._mount / str(process.pid)).mkdir()
+        elif what == "end" and model.processes:
+            pid = rng.choice(sorted(model.processes))
+            process = model.processes.pop(pid)
+            process.kill()
+            process.wait()
+            model.drop(str(pid))
+        elif what == "chown" and directories:
+            path = f"{rng.choice(directories)}/{rng.choice(list(FILES))}"
+            uid, mode = rng.choice((0, 1000, 1001)), rng.choice((0o644, 0o600, 0o664))
+            model.doubtful = "owner", path, (uid, mode)
+            os.chown(self._mount / path, uid, -1)
+            os.chmod(self._mount / path, mode)
+            model.owners[path] = uid, mode
+        elif what == "write" and directories:
+            path = f"{rng.choice(directories)}/{rng.choice(list(FILES))}"
+            value = rng.choice(FILES[os.path.basename(path)][1])
+            model.doubtful = "value", path, value
+            with open(self._mount / path, "w") as file:
+                file.write(f"{value}\n")
+            model.values[path] = value
+
+
+def agrees(mount: Path, model: Model) -> None:
+    """The tree is what was acknowledged, and, where something was under way, that with it or without."""
+    kind, where, becomes = model.doubtful or ("", "", None)
+    found = {os.path.relpath(at, mount / "slice") for at, _, _ in os.walk(mount / "slice")} - {"."}
+    slices = {path for path in found if not os.path.basename(path).isdigit()}
+    assert slices ^ model.slices <= ({where} if kind == "slice" else set())
+    pids = {int(name) for name in os.listdir(mount) if name.isdigit()}
+    assert pids ^ set(model.processes) <= ({int(where)} if kind == "process" else set())
+    for directory in model.directories():
+        if not (mount / directory).exists():
+            continue  # it was being made, or taken away: looked at above
+        for name, (default, _) in FILES.items():
+            path = f"{directory}/{name}"
+            allowed = {model.values.get(path, default)}
+            if (kind, where) == ("value", path):
+                allowed.add(str(becomes))
+            if kind == "slice" and directory.startswith(f"slice/{where}/"):
+                continue
+            assert (mount / path).read_text().strip() in allowed, path
+            status = (mount / path).stat()
+            now, before = (status.st_uid, stat.S_IMODE(status.st_mode)), model.owners.get(path, (0, 0o644))
+            if (kind, where) == ("owner", path):
+                assert isinstance(becomes, tuple)
+                assert all(one in both for one, both in zip(now, zip(before, becomes, strict=True), strict=True)), path
+            else:
+                assert now == before, path
+
+
+def settle(mount: Path, model: Model) -> None:
+    """What was in doubt is what it is found to be: from now on it counts."""
+    kind, where, _ = model.doubtful or ("", "", None)
+    model.doubtful = None
+    if kind == "slice":
+        there = (mount / "slice" / where).exists()
+        (model.slices.add if there else model.slices.discard)(where)
+        if not there:
+            model.drop(f"slice/{where}")
+    elif kind == "process" and not (mount / where).exists():
+        process = model.processes.pop(int(where))
+        process.kill()
+        process.wait()
+    elif kind == "value":
+        model.values[where] = (mount / where).read_text().strip()
+    elif kind == "owner":
+        status = (mount / where).stat()
+        model.owners[where] = status.st_uid, stat.S_IMODE(status.st_mode)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with mountpoint() as path:
+        yield path
+
+
+@contextlib.contextmanager
+def daemons(place: Path, *options: str) -> Iterator[Callable[[], Mounted]]:
+    """One daemon after the other, each in the place of the one before."""
+    with contextlib.ExitStack() as stack:
+
+        def start() -> Mounted:
+            mount = stack.enter_context(mounted(place, *options, expect_errors=[LEFT_BEHIND]))
+            assert all(LEFT_BEHIND in line for line in mount.errors)
+            mount.errors.clear()
+            return mount
+
+        yield start
+
+
+def kill(mount: Mounted) -> None:
+    mount.daemon.kill()
+    mount.daemon.wait()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_while_somebody_is_at_it(place: Path, seed: int) -> None:
+    """An acknowledged write is never lost; one under way is there or not; and nothing else is ever there."""
+    rng, model = random.Random(seed), Model()
+    try:
+        with daemons(place) as start:
+            for _ in range(5):
+                mount = start()
+                agrees(place, model)
+                settle(place, model)
+                mount.check()
+                story = Story(place, model, rng)
+                story.until(rng.randrange(1, ACTIONS // 4))
+                kill(mount)
+                story.join(SECONDS * SLOW)
+                assert not story.is_alive()
+                assert story.refused is not None, "it was killed in the middle"
+            start()
+            agrees(place, model)
+    finally:
+        for process in model.processes.values():
+            process.kill()
+            process.wait()
+    assert not list(SOCKETS.glob("*.journal*")), "a clean end of a software GPU leaves nothing"
+
+
+def test_who_died_meanwhile_is_gone_and_whoever_bears_his_pid_has_nothing_of_it(place: Path) -> None:
+    with daemons(place) as start, contextlib.ExitStack() as stack:
+        mount = start()
+        first = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+        (place / str(first.pid)).mkdir()
+        (place / f"{first.pid}/0/compute.freeze").write_text("1\n")
+        os.chown(place / f"{first.pid}/0/compute.freeze", 1000, 1000)
+        kill(mount)
+        first.kill()
+        first.wait()
+        for _ in range(1000):
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(first.pid - 1))
+            second = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+            stack.callback(second.kill)
+            if second.pid == first.pid:
+                break
+        assert second.pid == first.pid, "the pid never came back"
+        start()
+        assert not (place / str(first.pid)).exists()
+        (place / str(second.pid)).mkdir()
+        assert (place / f"{second.pid}/0/compute.freeze").read_text() == "0\n"
+        assert (place / f"{second.pid}/0/compute.freeze").stat().st_uid == 0
+
+
+@pytest.mark.skipif(LEDGER == "kmod", reason="the module's books keep what was charged until the process ends")
+def test_what_was_counted_is_counted_on(place: Path) -> None:
+    """Peaks and events of a slice, over the death of the daemon, and of the programs with it."""
+    with daemons(place) as start:
+        mount = start()
+        with Tenant(mount, "--gmem", "64M", "--report", "0.05") as tenant:
+            tenant.write("gmem.limit.high", "16M")
+            events = tenant.flat("gmem.events")
+            assert events["reclaim"] == 1
+            os.kill(tenant.pid, signal.SIGSTOP)  # it would end when its GPU does, and take along what was its own
+            kill(mount)
+            second = start()
+            assert tenant.number("gmem.peak") == 64 << 20
+            assert tenant.flat("gmem.events") == events
+            assert tenant.number("gmem.current") == 0, "its contexts were on a GPU that is gone"
+            second.check()
+
+
+def test_nothing_is_left_open_and_no_file_is_left_over(place: Path) -> None:
+    """A daemon that took over has the descriptors that a new one has, and one for each process besides."""
+    with daemons(place) as start, subprocess.Popen(["sleep", "600"]) as sleeper:
+        try:
+            mount = start()
+            fresh = len(os.listdir(f"/proc/{mount.daemon.pid}/fd"))
+            before = set(os.listdir(SOCKETS))
+            (place / str(sleeper.pid)).mkdir()
+            for _ in range(3):
+                kill(mount)
+                mount = start()
+            eventually(lambda: len(os.listdir(f"/proc/{mount.daemon.pid}/fd")) <= fresh + 1, "as many as at first")
+            assert set(os.listdir(SOCKETS)) == before
+        finally:
+            sleeper.kill()
+            sleeper.wait()
+            eventually(lambda: not (place / str(sleeper.pid)).exists(), "it is gone")
+
+
+def test_the_next_one_is_there_within_two_seconds(place: Path) -> None:
+    """From the start of the process to an answer; systemd starts it at once (RestartSec=100ms)."""
+    with daemons(place) as start:
+        mount = start()
+        for name in range(200):
+            (place / f"slice/{name}x").mkdir()
+        kill(mount)
+        again = start()
+        seconds = eventually(
+            lambda: float(Path(f"/proc/{again.daemon.pid}/schedstat").read_text().split()[0]) / 1e9, ""
+        )
+        assert seconds < 2 * SLOW, "of processor time, however busy this machine is"
+        assert len(os.listdir(place / "slice")) == 200
+
+
+def test_two_daemons_never_share_a_journal(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shared.journal"
+    with mounted(place, f"journal={path}"), mountpoint() as other:
+        words = ["-m", "ggroupfs", "mount", "-f", "--gpu", "soft", "-o", f"journal={path},deadline=0.2", str(other)]
+        result = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr == f"ggroupfs: mount: another daemon keeps its journal in {path}\n"
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_a_journal(place: Path) -> None:
+    """As it was before there were any."""
+    with daemons(place, "nojournal") as start:
+        mount = start()
+        assert "journal" not in (place / "ggroup.backend").read_text()
+        (place / "slice/a").mkdir()
+        assert not default_path(SOCKETS, os.fspath(place)).exists()
+        kill(mount)
+        start()
+        if LEDGER != "kmod":
+            assert os.listdir(place / "slice") == []
+
+
+def test_one_that_is_no_journal_is_not_touched(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("text\n")
+    path.chmod(0o600)
+    words = ["-m", "ggroupfs", "mount", "-f", "--gpu", "soft", "-o", f"journal={path}", str(place)]
+    result = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert (result.returncode, path.read_text()) == (1, "text\n")
+    assert "is no journal, and stays as it is" in result.stderr
+
+
+def test_a_journal_that_was_cut_off_is_read_up_to_there(place: Path) -> None:
+    with daemons(place) as start:
+        mount = start()
+        path = default_path(SOCKETS, os.fspath(place))
+        (place / "slice/a").mkdir()
+        size = path.stat().st_size
+        (place / "slice/b").mkdir()
+        kill(mount)
+        os.truncate(path, size + 30)
+        start()
+        if LEDGER != "kmod":
+            assert os.listdir(place / "slice") == ["a"]
+
+
+def test_thaw_all_where_no_driver_is(place: Path) -> None:
+    """Nobody can be frozen: a software GPU's daemon has nothing to do with it, and keeps its journal."""
+    words = [sys.executable, "-m", "ggroupfs", "doctor", "--thaw-all"]
+    with daemons(place) as start:
+        start()
+        result = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "nobody can be frozen" in result.stdout
+        result = subprocess.run(words, capture_output=True, text=True, check=False, user=65534)
+        assert (result.returncode, result.stderr.startswith("ggroupfs: doctor: only root may")) == (1, True)
+        with pytest.raises(OSError, match="another daemon"):
+            Journal(default_path(SOCKETS, os.fspath(place)))
