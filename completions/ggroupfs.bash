@@ -12,7 +12,7 @@ declare -A _ggroupfs_options=(
     [show]="--tree --json --mount"
     [top]="-d --delay --once --json --mount"
     [set]="--gpu --mount"
-    [doctor]="--json"
+    [doctor]="--json --thaw-all --journal"
     [metrics]="--mount --no-processes --listen --textfile"
     [policy]="--config --mount"
     [balance]="--config --mount"
@@ -21,7 +21,7 @@ declare -A _ggroupfs_options=(
     [demo]="--mount --gpu"
 )
 
-_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= scheduler= units= units.wait=
+_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= journal= nojournal scheduler= units= units.wait=
     slices.d= bus= soft.gpus= soft.gmem= soft.switch= ro debug auto_unmount"
 
 _ggroupfs_settings="gmem.limit.high= gmem.limit.low= gmem.peak= gmem.swap.max= gmem.reclaim= compute.timeslice=
@@ -128,7 +128,7 @@ _ggroupfs() {
             _ggroupfs_offer "$whole" "${gpus[@]}"
             ;;
         *,--mount) _ggroupfs_files -d "$whole" ;;
-        metrics,--textfile) _ggroupfs_files -f "$whole" ;;
+        metrics,--textfile | doctor,--journal) _ggroupfs_files -f "$whole" ;;
         policy,policy) _ggroupfs_offer "$whole" balance cooperative dynamic lanes slo --config --mount -h --help ;;
         policy,--config | balance,--config) _ggroupfs_files -f "$whole" ;;
         replay,--policy) _ggroupfs_offer "$whole" lanes ;;

@@ -301,7 +301,7 @@ def test_nothing_is_left_open_and_no_file_is_left_over(place: Path) -> None:
 
 
 def test_the_next_one_is_there_within_two_seconds(place: Path) -> None:
-    """From the start of the process to an answer; systemd starts it at once (RestartSec=100ms)."""
+    """From the start of the process to an answer; systemd starts it at once (RestartSec=500ms)."""
     with daemons(place) as start:
         mount = start()
         for name in range(200):
