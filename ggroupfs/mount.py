@@ -100,6 +100,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
 
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(_until_signal, ends, messenger, nursery.cancel_scope)
+        if journal is not None:
+            nursery.start_soon(journal.run)
         served = True
         await nursery.start(controller.run)
         if options.units:  # before any program can come in

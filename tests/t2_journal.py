@@ -30,6 +30,7 @@ from backend.journal.levers import Noted, Timeslices
 from backend.journal.state import FIELDS, Lever, Owned, State
 from backend.protocols import Ledger
 from backend.records import Books, Wanted
+from tests.fake_nvidia import patient
 from tests.harness import StubGpu, refuses, settle, virtual
 from tests.strategies import history
 from tests.t2_ledger_machine import CAPACITIES, LedgerMachine
@@ -564,6 +565,7 @@ def test_a_full_disk(small_disk: Path) -> None:
 @pytest.mark.logs("Input/output error: a daemon that is killed now forgets", "is kept again")
 @pytest.mark.parametrize("call", ["write", "fdatasync"])
 def test_a_disk_that_fails(path: Path, call: str) -> None:
+    """At once, or when what was written is to be on the disk, a moment later."""
     now = [0.0]
     journal = a_journal(path)
     journal._clock = lambda: now[0]
@@ -571,11 +573,46 @@ def test_a_disk_that_fails(path: Path, call: str) -> None:
     with failing:
         journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 6}))
         journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 7}))
+        if call == "fdatasync":
+            journal.sync()
     assert format.read(path.read_bytes()).state == State()
     now[0] += RETRY_S
     journal.commit()
     assert format.read(path.read_bytes()).state == journal.state
     assert says(journal) == 7
+    let_go(journal)
+
+
+@pytest.mark.logs("forgets", "is kept again")
+def test_what_was_written_is_on_the_disk_within_a_second(path: Path) -> None:
+    """And only then is the disk asked; what could not be written is tried again, though nobody changes anything."""
+    journal = a_journal(path)
+    calls: list[int] = []
+    real = os.fdatasync
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.run)
+            await trio.sleep(1.5)
+            assert len(calls) == 1
+            await trio.sleep(5)
+            assert len(calls) == 1, "nothing changed"
+            with mock.patch("backend.journal.file.os.write", side_effect=OSError(errno.ENOSPC, "no")):
+                journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 6}))
+            assert journal.broken
+            journal._clock = lambda: journal._tried + RETRY_S
+            await trio.sleep(1.5)
+            assert not journal.broken
+            nursery.cancel_scope.cancel()
+
+    def counted(fd: int) -> None:
+        calls.append(fd)
+        real(fd)
+
+    clock = trio.testing.MockClock(autojump_threshold=0.01)
+    with mock.patch("backend.journal.file.os.fdatasync", counted), patient(clock, lambda: False):
+        trio.run(main, clock=clock)
+    assert format.read(path.read_bytes()).state == journal.state
     let_go(journal)
 
 

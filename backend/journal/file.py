@@ -1,8 +1,9 @@
 """The file of a journal: one daemon's at a time, added to with every change, and written anew when it has grown.
 
-**Added to.** A change is one write(2) at the end and an fdatasync(2). On the tmpfs that it is on by default, that is
-some microseconds; on a disk it is as slow as the disk. (What is in the page cache outlives any daemon. The sync is for
-a disk that cannot write: that is known at once, and not after the next crash.)
+**Added to.** A change is one write(2) at the end, which has happened when the call that it is of returns: what is in
+the page cache outlives any daemon, and what a power cut takes along is of a boot that is over. fdatasync(2) follows
+within a second, in a thread, so that a disk that cannot write is known soon. Nobody waits for it: /run is not a tmpfs
+everywhere, and a disk takes as long for it as ten writes to a control file do, or a thousand.
 
 **Written anew** by a file beside it that takes its name (rename(2)), so that there is a whole journal at every moment.
 The lock (flock(2)) is on the file, and the new one is locked before it has the name: who waits for the old one finds
@@ -26,6 +27,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from urllib.parse import quote
+
+import trio
 
 from backend.identity import Process, is_alive
 from backend.journal import format
@@ -59,6 +62,7 @@ class Journal:
         self._broken = False
         self._tried = 0.0
         self._size = self._began = self._checksum = 0
+        self._synced = True
         self.temporary: set[str] = set()
         """UUIDs of GPUs that end with the daemon, where it comes to an end, and their books with them."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,6 +93,28 @@ class Journal:
                 self._try_again()
             elif operations:
                 self._append(operations)
+
+    async def run(self) -> None:
+        """Has what was written be on the disk, and tries again what could not be written, until cancelled."""
+        while True:
+            await trio.sleep(RETRY_S)
+            if self._broken:
+                self.commit()
+            elif not self._synced:
+                await trio.to_thread.run_sync(self.sync, abandon_on_cancel=True)
+
+    def sync(self) -> None:
+        """Waits until what was written is on the disk; where that fails, it is as if it could not be written."""
+        with self._lock:
+            self._synced = True
+            fd = os.dup(self._fd)  # the file may be another before the disk has answered
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            with self._lock:
+                self._fail(error)
+        finally:
+            os.close(fd)
 
     def close(self, *, ended: bool = True) -> None:
         """Lets go of it. What was asked for stays, for the next daemon, but for GPUs that have `ended` with this one;
@@ -166,12 +192,12 @@ class Journal:
                 self._write_anew()
                 return
             self._put(self._fd, text)
-            os.fdatasync(self._fd)
         except OSError as error:
             self._fail(error)
         else:
             self._size += len(text)
             self._checksum = checksum
+            self._synced = False
 
     def _write_anew(self) -> None:
         """The journal is what `state` says and nothing else. On failure it is as it was."""
@@ -192,6 +218,7 @@ class Journal:
             raise
         os.close(self._fd)
         self._fd, self._checksum, self._size, self._began = fd, checksum, len(text), len(text)
+        self._synced = True
         with contextlib.suppress(OSError):  # it is there; whether it is after a power cut nobody will ask
             os.fsync(self._folder)
 

@@ -7,14 +7,13 @@ that move.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
 from backend.identity import ROOT, Group, Process, Slice
 from backend.journal import state
-from backend.journal.file import RETRY_S, Journal
+from backend.journal.file import Journal
 from backend.journal.state import FIELDS, FLAGS, UNTOUCHED, Key, Operation
 from backend.protocols import Inherited
 from backend.records import Books, Wanted
@@ -55,8 +54,7 @@ class JournaledLedger(SoftLedger):
 
     async def run(self) -> None:
         while True:
-            with trio.move_on_after(RETRY_S if self._journal.broken else math.inf):
-                await self._wake.wait()
+            await self._wake.wait()
             await trio.sleep(SOON_S)
             self._wake = trio.Event()
             self._write()
