@@ -227,7 +227,8 @@ class Tenant:
         undone = ""
         with self.acting, self._alive():
             if not self.handles.fds() or (self._is_older and not self.adopted):
-                self.handles.wide()  # one that is under way comes to its end first: whoever is half known is not adopted
+                # One that is under way comes to its end first: whoever is half known is not adopted.
+                self.handles.wide()
             self._adopt_channels()
             with self._borrowed() as controls:
                 self.handles.quick(controls)
