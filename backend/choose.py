@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -83,8 +84,8 @@ async def gpus(choice: Choice) -> Sequence[Gpu]:
         try:
             found = await open_gpus(selftest=choice.selftest)
         except OSError as error:
-            if choice.gpu == "nvidia":
-                raise
+            if choice.gpu == "nvidia" or error.errno != errno.ENODEV:
+                raise  # there are GPUs, and something keeps us from them: no time to play with others
             log.info("no NVIDIA GPU (%s): the software GPU serves", error.strerror)
         else:
             return found

@@ -63,6 +63,7 @@ class Controller:
             ledger, self.gpus, self.population, self._follower, self._reclaimer, self._offers, self._tell
         )
         self._migrator = Migrator(ledger, self.gpus, self.population, self._follower, self._traffic.admit, self._tell)
+        self._losses: Counter[Group] = Counter()
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
         self._traffic.take_over()
@@ -138,6 +139,10 @@ class Controller:
         """How often the process, or one of the slice, undid by itself what was set, and it was set again."""
         return self._undone[group]
 
+    def losses(self, group: Group) -> int:
+        """How often the GPU was lost since a group is in the tree, or, of a GPU's root, since the mount."""
+        return self._losses[group]
+
     def is_populated(self, group: Group) -> bool:
         """Whether a process of the group has a context on the GPU."""
         return any(group.gpu in resident.contexts for resident in self.population.below(group))
@@ -197,6 +202,7 @@ class Controller:
 
     async def reset_peak(self, group: Group) -> None:
         """gmem.peak starts again at gmem.current."""
+        self._require_gpu(group)
         self.ledger.reset_peak(group)
 
     async def reclaim(self, group: Group, nbytes: int) -> None:
@@ -243,11 +249,13 @@ class Controller:
                     await self._migrator.migrate(member, target)
 
     def require(self, group: Group, control: str) -> None:
-        """EOPNOTSUPP where this GPU cannot do what `control` says, of this program; ENODEV when the group is gone.
+        """EOPNOTSUPP where this GPU cannot do what `control` says, of this program; ENODEV when the group is gone, and
+        while the GPU is lost.
 
         What is set for a program before it has a context waits for it to come.
         """
         self.ledger.books(group)
+        self._require_gpu(group)
         gpu, process = self.gpus[group.gpu], group.node
         if self._schedulers.capabilities(gpu).get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
             raise fail(errno.EOPNOTSUPP)
@@ -255,6 +263,10 @@ class Controller:
             resident = self.population.resident(process)
             if resident is None or group.gpu in resident.contexts:
                 raise fail(errno.EOPNOTSUPP)
+
+    def _require_gpu(self, group: Group) -> None:
+        if self.gpus[group.gpu].lost:
+            raise fail(errno.ENODEV)
 
     def listens(self, group: Group, change: int) -> None:
         """Somebody whose memory it is opened (1) or closed (-1) a usermemfd."""
@@ -328,7 +340,7 @@ class Controller:
         except ProcessLookupError:
             raise
         except OSError as error:
-            log.error("GPU %d does not follow for %s: %s", gpu, process, error)
+            self._follower.background.failed(group, error)
 
     def knows(self, process: Process, gpu: int) -> bool:
         return self.population.holds(Group(gpu, process))
@@ -355,7 +367,7 @@ class Controller:
         try:
             await self._reclaimer.settle_path(group)
         except OSError as error:  # charged is charged: a reclaim that fails is not the program's failure
-            if self.population.holds(group):
+            if self.population.holds(group) and error.errno != errno.ENODEV:
                 log.error("GPU %d: nothing moved out for %s: %s", gpu, process, error)
 
     def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
@@ -402,6 +414,22 @@ class Controller:
             raise fail(errno.ENODEV)
         return [self.ledger.books(level) for level in self.population.path(group)]
 
+    def presence(self, gpu: int) -> None:
+        root, is_lost = Group(gpu, ROOT), self.gpus[gpu].lost
+        everybody = [Group(gpu, slice_) for slice_ in self.population.slices()]
+        everybody += [Group(gpu, resident.process) for resident in self.population.below(root)]
+        if is_lost:
+            self._losses.update(everybody)
+        self._tell(root, Channel.GPU)
+        for group in everybody:
+            self._tell(group, Channel.COMPUTE)
+        if not is_lost:
+            self._follower.begin_again(gpu)
+            self._reclaimer.background.later(root)
+            if self.policy is not None:
+                self.policy.again(gpu)
+        self._schedulers.poke(gpu)
+
     def settle(self, process: Process, gpu: int) -> None:
         group = Group(gpu, process)
         if not self.population.holds(group):
@@ -442,6 +470,7 @@ class Controller:
         self._reclaimer.forget(group)
         self._schedulers.forget(group)
         self._migrator.forget(group)
+        self._losses.pop(group, None)
         self._writers.pop(group, None)
         self._undone.pop(group, None)
 

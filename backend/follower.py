@@ -11,7 +11,7 @@ import trio
 
 from backend.background import Background
 from backend.errors import fail
-from backend.identity import Group, Process, Slice
+from backend.identity import ROOT, Group, Process, Slice
 from backend.population import Population, Resident
 from backend.protocols import Gpu, Inherited, Ledger
 from backend.records import NOWHERE, Channel, Place, Wanted
@@ -175,6 +175,13 @@ class Follower:
         await self._gpus[group.gpu].detach(group.node)
         self._doubtful.discard(group)
 
+    def begin_again(self, gpu: int) -> None:
+        """A GPU that was lost is back. Nobody knows what holds there: each lever is pulled, soon."""
+        for resident in self._population.below(Group(gpu, ROOT)):
+            if gpu in resident.contexts:
+                self._inherited.add(Group(gpu, resident.process))
+        self.background.later(Group(gpu, ROOT))
+
     @contextlib.asynccontextmanager
     async def released(self, here: Group, there: Group) -> AsyncIterator[None]:
         """A process runs with what its driver gives, and no lever of it is pulled, where it is and where it will be.
@@ -254,6 +261,8 @@ class Follower:
         except ProcessLookupError:
             pass
         except Exception as error:  # the others are to have theirs all the same
+            if gpu.lost:
+                return True  # nothing runs there, whatever it was given
             log.error("could not give process %d its GPU %d back: %s", process.pid, group.gpu, error)
             return False
         return True
@@ -266,3 +275,4 @@ class Follower:
         self._frozen.discard(group)
         self._doubtful.discard(group)
         self._inherited.discard(group)
+        self.background.forget(group)

@@ -18,6 +18,10 @@ class Passing:
         self.info = inner.info
         self._inner = inner
 
+    @property
+    def lost(self) -> bool:
+        return self._inner.lost
+
     def capabilities(self) -> Mapping[str, Capability]:
         return self._inner.capabilities()
 

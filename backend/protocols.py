@@ -163,6 +163,9 @@ class Host(Protocol):
     def levels(self, process: Process, gpu: int) -> Sequence[Books]:
         """The books of the process, and of every slice above it, the GPU's root last. ENODEV for one that is gone."""
 
+    def presence(self, gpu: int) -> None:
+        """A GPU was lost, or is back: its `lost` says which."""
+
     def settle(self, process: Process, gpu: int) -> None:
         """What the process holds has changed: every level above it is to be back under its high, soon."""
 
@@ -173,16 +176,24 @@ class Policy(Protocol):
     async def settle(self, slice_: Slice, gpu: int) -> None:
         """Returns once a slice, and every one above it, has what it is to have on a GPU; in any case soon."""
 
+    def again(self, gpu: int) -> None:
+        """A GPU that was lost is back: what was refused meanwhile is to be asked for once more."""
+
 
 class Gpu(Protocol):
     """One GPU: its truth and its levers.
 
     Levers return once the state holds. They raise ProcessLookupError when the process is gone and OSError otherwise
-    (EOPNOTSUPP cannot, ETIMEDOUT no answer, EIO refused by the driver). They may be cancelled at a checkpoint.
-    A Gpu remembers what was asked for a process and applies it to every TSG that appears later.
+    (EOPNOTSUPP cannot, ETIMEDOUT no answer, EIO refused by the driver, ENODEV while the GPU is lost). They may be
+    cancelled at a checkpoint. A Gpu remembers what was asked for a process and applies it to every TSG that appears
+    later.
     """
 
     info: GpuInfo
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is not there: fallen off the bus, or of no use until it is reset. What is known of it stays."""
 
     def capabilities(self) -> Mapping[str, Capability]:
         """What each control (by file name) does on this GPU; a control that is not named is unsupported."""

@@ -200,6 +200,7 @@ class Reclaimer:
         """The group is gone."""
         self._locks.pop(group, None)
         self._ignored.pop(group, None)
+        self.background.forget(group)
         self.fell(group)
 
 

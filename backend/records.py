@@ -29,6 +29,7 @@ class Channel(enum.Enum):
     GMEM = "gmem.events"
     COMPUTE = "compute.events"
     USERMEM = "usermemfd"
+    GPU = "gpu.events"
 
 
 class Capability(enum.Enum):

@@ -73,7 +73,12 @@ class Traffic:
         if stale is not None and stale is not resident:  # the pid was recycled before its exit was noticed
             self.expel(stale.process)
         self.exits.watch(process)
-        return self._population.admit(process, cgroup_of(process.pid), gpus)
+        try:
+            return self._population.admit(process, cgroup_of(process.pid), gpus)
+        except OSError:  # it is gone, or we are short of something
+            if resident is None:
+                self.exits.unwatch(process)
+            raise
 
     def expel(self, process: Process) -> None:
         """A process is not in the population any more, whether or not it lives."""
@@ -109,7 +114,7 @@ class Traffic:
             for count, resident in enumerate(list(self._population.residents()), 1):
                 if count % CGROUP_SWEEP_MOST == 0:
                     await trio.sleep(CGROUP_SWEEP_S)
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):  # it is gone; or descriptors are short: it is looked at again
                     slice_ = cgroup_of(resident.process.pid)
                     if slice_ != resident.slice and self._population.resident(resident.process) is resident:
                         self._relocate(resident, slice_)

@@ -22,7 +22,7 @@ declare -A _ggroupfs_options=(
 )
 
 _ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= journal= nojournal scheduler= units= units.wait=
-    slices.d= bus= soft.gpus= soft.gmem= soft.switch= ro debug auto_unmount"
+    slices.d= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
 
 _ggroupfs_settings="gmem.limit.high= gmem.limit.low= gmem.peak= gmem.swap.max= gmem.reclaim= compute.timeslice=
     compute.freeze= compute.priority= compute.weight= compute.migrate=

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from backend.client import facts_of
 from backend.identity import cgroup_of
 from backend.records import MAX
-from ggroupfs.client import GONE, Branch, Member, branches, content, members, numbers
+from ggroupfs.client import GONE, Branch, Member, branches, content, flat, members, numbers
 from ggroupfs.figures import Figures, figures_of, files_for
 
 PATIENCE_S = 10.0
@@ -79,6 +79,7 @@ ROWS = (
     Row("populated", "Whether it has a context on the GPU (compute.events).", "populated"),
     Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),
     Row("undone", "Times that a process undid its freeze or timeslice (compute.events).", "undone", counter=True),
+    Row("gpu_losses", "Times that its GPU was lost while it was there (compute.events).", "lost", counter=True),
     Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True, members=True),
     Row("kernels_finished", "Kernels finished.", "finished", counter=True, members=True),
     Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True, members=True),
@@ -205,6 +206,8 @@ class TreeCollector(Collector):
         info = InfoMetricFamily("ggroup_gpu", "The GPU.", labels=names)
         capacity = GaugeMetricFamily("ggroup_gpu_capacity_bytes", "Memory of the GPU.", labels=names)
         resident = GaugeMetricFamily("ggroup_gpu_resident_bytes", "Memory of all processes on the GPU.", labels=names)
+        present = GaugeMetricFamily("ggroup_gpu_present", "Whether the GPU is there (gpu.events).", labels=names)
+        losses = CounterMetricFamily("ggroup_gpu_losses", "Times that the GPU was lost (gpu.events).", labels=names)
         for index in numbers(self._mount / "gpus"):
             gpu = self._mount / "gpus" / str(index)
             facts = {name: content(gpu / name) for name in ("uuid", "name", "pci")}
@@ -213,7 +216,10 @@ class TreeCollector(Collector):
             info.add_metric(labels, facts)
             capacity.add_metric(labels, int(content(gpu / "gmem.capacity")))
             resident.add_metric(labels, int(content(gpu / "gmem.current")))
-        yield from (info, capacity, resident)
+            events = flat(content(gpu / "gpu.events"))
+            present.add_metric(labels, events["present"])
+            losses.add_metric(labels, events["lost"])
+        yield from (info, capacity, resident, present, losses)
 
 
 def _process(family: Family, member: Member, uuids: Mapping[int, str]) -> None:

@@ -94,6 +94,7 @@ def _compute_events(controller: Controller, group: Group) -> str:
             "frozen": int(controller.is_frozen(group)),
             "migrated": controller.moved(group),
             "undone": controller.undone_count(group),
+            "lost": controller.losses(group),
         }
     )
 
@@ -197,5 +198,4 @@ CONTROLS = (
     Control("gcgroup.stat", 0o444, _gcgroup_stat),
 )
 
-BY_CHANNEL = {control.channel: control for control in CONTROLS if control.channel is not None}
 LEVERS = tuple(control.name for control in CONTROLS if control.lever)

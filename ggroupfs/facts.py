@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backend.controller import Controller
-from backend.identity import Group
-from backend.records import Capability, GpuInfo
+from backend.identity import ROOT, Group
+from backend.records import Capability, Channel, GpuInfo
 from ggroupfs import values
 from ggroupfs.controls import LEVERS, Control
 
@@ -29,10 +29,18 @@ ROOT_FACTS = (
     Control("ggroup.capabilities", 0o444, _capabilities),
 )
 
+
+def _gpu_events(controller: Controller, group: Group) -> str:
+    return values.flat_keyed(
+        {"present": int(not controller.gpus[group.gpu].lost), "lost": controller.losses(Group(group.gpu, ROOT))}
+    )
+
+
 GPU_FACTS = (
     _gpu("uuid", lambda info: info.uuid),
     _gpu("name", lambda info: info.name),
     _gpu("pci", lambda info: info.pci),
     _gpu("gmem.capacity", lambda info: info.capacity),
     Control("gmem.current", 0o444, lambda controller, group: f"{controller.gpu_current(group.gpu)}\n"),
+    Control("gpu.events", 0o444, _gpu_events, channel=Channel.GPU),
 )

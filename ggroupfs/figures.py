@@ -66,6 +66,8 @@ class Figures:
     """How often a process was moved to another GPU, or one of a slice to this one."""
     undone: int | None = None
     """How often a process undid its freeze or its timeslice by itself, and it was set again."""
+    lost: int | None = None
+    """How often its GPU was lost while it was there."""
     priority: int | None = None
     """compute.priority."""
     weight: int | None = None
@@ -144,7 +146,7 @@ SOURCES: Mapping[str, Source] = {
     "gmem.events": _one("events", flat),
     "compute.timeslice": _one("timeslice", lambda text: values.timeslice(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
-    "compute.events": _keyed("frozen populated migrated undone"),
+    "compute.events": _keyed("frozen populated migrated undone lost"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
     "gcgroup.stat": _keyed(

@@ -30,10 +30,15 @@ class Messenger:
 
     def post(self, call: Callable[[], None]) -> None:
         """Has it called soon; after the end: never."""
-        if self._thread is None and not self._ended:
-            self._thread = threading.Thread(target=self._work, name="messenger", daemon=True)
-            self._thread.start()
         self._calls.put(call)
+        if self._thread is None and not self._ended:
+            thread = threading.Thread(target=self._work, name="messenger", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # pthread_create(3), EAGAIN: with the next call
+                log.warning("no thread for messages to the kernel: %s", error)
+            else:
+                self._thread = thread
 
     async def deliver(self, call: Callable[[], None]) -> None:
         """Has it called, and waits until it was; after the end: for ever."""

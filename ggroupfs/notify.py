@@ -18,7 +18,6 @@ import trio
 
 from backend.identity import Group, Process, Slice
 from backend.records import Channel
-from ggroupfs.controls import BY_CHANNEL
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
 from ggroupfs.tree import Tree
@@ -70,8 +69,9 @@ class Notifier:
     def event(self, group: Group, channel: Channel) -> None:
         """The Controller's listener."""
         self._events.happened(group, channel)
-        directory, control = self._tree.known(group), BY_CHANNEL[channel]
-        if directory is None or control not in directory.files:
+        directory = self._tree.known(group)
+        control = next((one for one in directory.files if one.channel is channel), None) if directory else None
+        if directory is None or control is None:
             return
         inode = directory.file_inode(control)
         if inode in self._looked_up:

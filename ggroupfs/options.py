@@ -118,6 +118,9 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
     elif key == "soft.switch":
         config = attrs.evolve(choice.soft_config, switch_us=values.timeslice(value) if value != "0" else 0)
         return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
+    elif key == "soft.faults":
+        config = attrs.evolve(choice.soft_config, faults=_something(value))
+        return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
     elif key.startswith("x-"):
         return options
     raise UsageError(f"unknown option {key}" + ("" if value is None else f"={value}"))

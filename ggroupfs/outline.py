@@ -104,7 +104,7 @@ def _gpu(
             inside[above].append(Node(slice_, path.rpartition("/")[2], slice_.figures, sum_, children))
     return Node(
         gpu,
-        f"GPU {gpu.index} {gpu.name}",
+        f"GPU {gpu.index} {gpu.name}" + ("" if gpu.present else " (lost)"),
         Figures(current=gpu.current, swap=_sum(child.figures.swap for child in inside["/"])),
         total(child.rates for child in inside["/"]),
         tuple(inside["/"]),

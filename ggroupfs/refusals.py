@@ -17,7 +17,7 @@ MEANINGS: Mapping[int, str] = {
     errno.EPERM: "no right to change it",
     errno.EROFS: "the tree is mounted read-only",
     errno.ENOENT: "no such process, slice or control file",
-    errno.ENODEV: "the process or slice is gone",
+    errno.ENODEV: "the process, the slice or its GPU is gone",
     errno.ETIMEDOUT: "the GPU did not answer in time",
     errno.ENOTCONN: "the daemon of the tree is dead",
 }

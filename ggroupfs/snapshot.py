@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from backend.identity import cgroup_of, start_time
-from ggroupfs.client import branches, content, members, numbers, require_tree
+from ggroupfs.client import branches, content, flat, members, numbers, require_tree
 from ggroupfs.figures import EVERYTHING, Figures, figures_of, files_for
 from ggroupfs.names import slice_directory
 
@@ -29,6 +29,8 @@ class GpuUse:
     """Bytes of memory that it has."""
     current: int
     """Bytes that its processes have on it."""
+    present: bool = True
+    """Whether it is there, and not lost."""
 
     @property
     def directory(self) -> str:
@@ -114,6 +116,7 @@ def _gpu(mount: Path, index: int) -> GpuUse:
         content(f"{path}/name"),
         int(content(f"{path}/gmem.capacity")),
         int(content(f"{path}/gmem.current")),
+        flat(content(f"{path}/gpu.events"))["present"] == 1,
     )
 
 

@@ -101,6 +101,8 @@ def gauges(gpu: outline.Node, width: int) -> str:
     memory = f"{columns.human(use.current)}/{columns.human(use.capacity)}"
     busy = gpu.rates.share
     told = columns.NOT_TOLD if busy is None else columns.percent(busy)
+    if not use.present:
+        return f"GPU {use.index:<2}  mem {columns.bar(0, long)} {memory:<15} lost"
     return (
         f"GPU {use.index:<2}  mem {columns.bar(use.current / max(use.capacity, 1), long)} {memory:<15} "
         f"busy {columns.bar(busy, long) if busy is not None else ' ' * long} {told:>4}"
@@ -125,7 +127,13 @@ def as_json(frame: Frame) -> Mapping[str, Any]:
         values = columns.as_json(line.node, columns.WATCHED)
         if isinstance(use, snapshot.GpuUse):
             of_gpu = {"current", "swap"} | {field.name for field in attrs.fields(rates.Rates)}
-            own = {"gpu": use.index, "uuid": use.uuid, "name": use.name, "capacity": use.capacity}
+            own = {
+                "gpu": use.index,
+                "uuid": use.uuid,
+                "name": use.name,
+                "capacity": use.capacity,
+                "present": use.present,
+            }
             found["gpus"].append(own | {key: value for key, value in values.items() if key in of_gpu})
         elif isinstance(use, snapshot.SliceUse):
             found["slices"].append({"slice": use.path, "gpu": use.gpu, **values})

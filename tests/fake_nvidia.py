@@ -447,8 +447,7 @@ class FakeSystem:
 
     def _do_20800403(self, _objects: dict[int, Object], target: Object, data: bytearray) -> int:
         assert target.class_ == 0x2080
-        assert self.trace is not None
-        struct.pack_into("<Q", data, 0, self.trace.clock())
+        struct.pack_into("<Q", data, 0, self.trace.clock() if self.trace is not None else time.time_ns())
         return 0
 
     def _do_20801238(self, objects: dict[int, Object], target: Object, data: bytearray) -> int:
@@ -510,13 +509,20 @@ class FakeNvml:
 
     NVMLError = FakeNvmlError
     NVML_ERROR_UNINITIALIZED = 1
+    NVML_ERROR_INVALID_ARGUMENT = 2
     NVML_ERROR_NOT_SUPPORTED = 3
     NVML_ERROR_NO_PERMISSION = 4
     NVML_ERROR_NOT_FOUND = 6
     NVML_ERROR_DRIVER_NOT_LOADED = 9
     NVML_ERROR_TIMEOUT = 10
     NVML_ERROR_LIBRARY_NOT_FOUND = 12
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13
     NVML_ERROR_GPU_IS_LOST = 15
+    NVML_ERROR_RESET_REQUIRED = 16
+    NVML_ERROR_IN_USE = 19
+    NVML_ERROR_MEMORY = 20
+    NVML_ERROR_INSUFFICIENT_RESOURCES = 23
+    NVML_ERROR_GPU_NOT_FOUND = 28
 
     def _enter(self) -> None:
         self.calls += 1
@@ -535,6 +541,12 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        for device in range(self.count):
+            if self.nvmlDeviceGetUUID(device) == uuid:
+                return device
+        raise FakeNvmlError(self.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetUUID(self, device: int) -> str:
         return f"GPU-{device}"
@@ -571,6 +583,11 @@ class FakeHost:
     seen: dict[tuple[Process, int], int] = attrs.field(factory=dict)
     brought_back: Counter[Process] = attrs.field(factory=Counter)
     on_arrive: Mapping[int, Callable[[Process], Any]] = attrs.field(factory=dict)
+    presences: list[int] = attrs.field(factory=list)
+    """GPUs that were lost, or came back."""
+
+    def presence(self, gpu: int) -> None:
+        self.presences.append(gpu)
 
     async def arrive(self, process: Process, gpu: int) -> None:
         self.arrived.append((process, gpu))

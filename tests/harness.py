@@ -127,6 +127,7 @@ class StubGpu:
         self.offers: list[Callable[[Process], int]] = []
         """Every time that there was room again."""
         self.host: Host | None = None
+        self.lost = False
         self._scripts: dict[tuple[str, int | None], list[Callable[[], Awaitable[None]] | None]] = {}
 
     def script(self, lever: str, *behaviours: Callable[[], Awaitable[None]] | None, pid: int | None = None) -> None:
@@ -362,6 +363,7 @@ class Harness:
             "follower locks": len(follower._locks),
             "shown as frozen": len(follower._frozen),
             "held": len(follower._held),
+            "lost": len([g for g in self.controller._losses if isinstance(g.node, Process)]),
             "moved": len([node for _, node in self.controller._migrator._moved if isinstance(node, Process)]),
             "to be applied": len(follower.background),
             "reclaimer locks": len([g for g in reclaimer._locks if isinstance(g.node, Process)]),

@@ -260,6 +260,7 @@ class Stage:
             "PID": str(pid),
             "CG": os.fspath(self.cgroups / name) if self.cgroups is not None else "",
             "S": os.fspath(self.mount / "slice" / name),
+            "FAULTS": os.fspath(self.bin.parent / "faults"),
             "SHELL_TMP": os.fspath(self.bin.parent),
             "TENANT_ASK": str(ask.fileno()),
             "TENANT_TELL": str(tell.fileno()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backend.records import Capability
 from backend.soft.gpu import SoftGpu
-from ggroupfs.controls import BY_CHANNEL, CONTROLS, LEVERS
+from ggroupfs.controls import CONTROLS, LEVERS
 from ggroupfs.tree import FIRST_FILE_SLOT, SLOT_BITS
 
 DESIGN = {
@@ -39,7 +39,7 @@ def test_modes_say_what_the_functions_can() -> None:
 
 
 def test_every_channel_has_its_file() -> None:
-    assert {channel.value: control.name for channel, control in BY_CHANNEL.items()} == {
+    assert {control.channel.value: control.name for control in CONTROLS if control.channel is not None} == {
         name: name for name in ("gmem.events", "compute.events", "usermemfd")
     }
 

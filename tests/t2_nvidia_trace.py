@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from backend.identity import Process
-from backend.nvidia import rm, trace
+from backend.nvidia import rm, subdevice, trace
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.residency import SWITCH_MOST_NS, Edge, Residency, Switch
 from backend.nvidia.trace import Trace
@@ -208,7 +208,7 @@ def _refusing(refused: int) -> Callable[[int, int, int], int]:
 
 
 def test_nothing_is_left_open_where_it_is_refused() -> None:
-    for refused in (trace.FECS_BIND, trace.BUFFER_ENABLE, trace.TIMER_GET_TIME, rm.GPU_GET_ID_INFO):
+    for refused in (trace.FECS_BIND, trace.BUFFER_ENABLE, subdevice.TIMER_GET_TIME, rm.GPU_GET_ID_INFO):
         fake = FakeSystem(refuse=_refusing(refused))
         with pytest.raises(OSError, match="INSUFFICIENT_PERMISSIONS"):
             Trace(fake, rm.Card(0x100, "0000:01:00.0", 0))
@@ -301,7 +301,44 @@ def test_with_neither_there_is_no_figure(caplog: pytest.LogCaptureFixture) -> No
 def test_a_trace_that_ends(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeSystem()
     calls = iter(range(1000))
-    fake.refuse = lambda cmd, client, handle: 0x0F if cmd == trace.TIMER_GET_TIME and next(calls) > 5 else 0
+    fake.refuse = lambda cmd, client, handle: 0xFFFF if cmd == subdevice.TIMER_GET_TIME and next(calls) > 5 else 0
     exact, estimate = estimated(fake, FakeNvml(), caplog)
     assert exact is None
     assert estimate is not None
+
+
+def test_a_read_that_begins_after_the_end() -> None:
+    """The GPU is lost between the order to read and the thread that does it: it does not wait for ever."""
+    with bound() as rig:
+        rig.trace.close()
+        with pytest.raises(OSError, match="closed"):
+            rig.trace.read()
+
+
+@pytest.mark.parametrize("step_ms", [-500_000, 3_600_000])
+def test_the_clock_of_the_gpu_is_set(step_ms: int) -> None:
+    """As after a suspend: nobody is charged for what it jumped over, and what comes then is charged as before."""
+    with bound() as rig:
+        host = Clock()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("backend.nvidia.trace.time.monotonic_ns", host)
+            rig.log(ON, A, 1)
+            for now in (100, 200, 300, 400):
+                host.ns, rig.clock.ns = (1_000_000 + now) * MS, (1_000_000 + now) * MS
+                rig.trace.read()
+            before = rig.trace.usec(A)
+            assert before > 0
+            for now in (500, 600, 700):
+                host.ns, rig.clock.ns = (1_000_000 + now) * MS, (1_000_000 + now + step_ms) * MS
+                rig.trace.read()
+                rig.trace.settle()
+            assert rig.binds == 2
+            assert rig.trace.usec(A) - before < 200_000
+            now_usec = rig.trace.usec(A)
+            rig.log(ON, A, 750 + step_ms)
+            rig.log(OFF, A, 850 + step_ms)
+            for now in (900, 1000, 1100, 1200, 1300):
+                host.ns, rig.clock.ns = (1_000_000 + now) * MS, (1_000_000 + now + step_ms) * MS
+                rig.trace.read()
+                rig.trace.settle()
+            assert 99_000 <= rig.trace.usec(A) - now_usec <= 102_000

@@ -306,7 +306,7 @@ async def test_a_slice_hears_of_its_first_and_last_process(spawn: Spawn, cgroup:
         process = spawn()
         for populated in (1, 0):
             before = await h.operations.read(fh, 0, 4096)
-            assert before == b"populated %d\nfrozen 0\nmigrated 0\nundone 0\n" % (not populated)
+            assert before == b"populated %d\nfrozen 0\nmigrated 0\nundone 0\nlost 0\n" % (not populated)
             waker = Waker()
             await h.operations.poll(0, fh, waker, h.ctx)
             if populated:

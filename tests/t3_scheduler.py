@@ -211,7 +211,7 @@ async def test_of_three_that_fill_each_has_a_third_and_none_is_frozen(spawn: Spa
         assert [p.gpu.is_attached(process) for process in three].count(True) == 1
         for place in ("slice/jobs/0", *[f"{process.pid}/0" for process in three]):
             assert await p.h.read(f"{place}/compute.freeze") == "0\n"
-            assert await p.h.read(f"{place}/compute.events") == "populated 1\nfrozen 0\nmigrated 0\nundone 0\n"
+            assert await p.h.read(f"{place}/compute.events") == "populated 1\nfrozen 0\nmigrated 0\nundone 0\nlost 0\n"
         stat = dict(line.split() for line in (await p.h.read("slice/jobs/0/gcgroup.stat")).splitlines())
         assert int(stat["throttled_usec"]) == pytest.approx(2 * 30e6, rel=0.02)
         assert 50 <= int(stat["nr_throttled"]) <= 70

@@ -139,7 +139,16 @@ def plant(path: Path, files: dict[str, str]) -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A tree of plain files, in which this very process uses a GPU."""
-    plant(tmp_path / "gpus/0", {"uuid": "GPU-0\n", "name": "a GPU\n", "gmem.capacity": "64\n", "gmem.current": "5\n"})
+    plant(
+        tmp_path / "gpus/0",
+        {
+            "uuid": "GPU-0\n",
+            "name": "a GPU\n",
+            "gmem.capacity": "64\n",
+            "gmem.current": "5\n",
+            "gpu.events": "present 1\n",
+        },
+    )
     (tmp_path / "gpus/GPU-0").symlink_to("0")
     (tmp_path / "ggroup.backend").write_text("gpu soft\n")
     plant(tmp_path / str(os.getpid()) / "0", FILES)
@@ -197,7 +206,15 @@ def test_a_pass_opens_only_what_is_asked_for(tree: Path, monkeypatch: pytest.Mon
     (alone,) = take(tree, ("current", "swap", "high"), slices=False).processes
     assert (alone.figures.current, alone.figures.swap, alone.figures.high) == (5, 7, MAX)
     assert (alone.figures.low, alone.figures.frozen) == (None, None)
-    assert sorted(opened) == ["gmem.capacity", "gmem.current", "gmem.limit.high", "gmem.stat", "name", "uuid"]
+    assert sorted(opened) == [
+        "gmem.capacity",
+        "gmem.current",
+        "gmem.limit.high",
+        "gmem.stat",
+        "gpu.events",
+        "name",
+        "uuid",
+    ]
 
 
 def test_who_exits_meanwhile_is_left_out(tree: Path) -> None:

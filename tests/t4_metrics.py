@@ -99,6 +99,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "undone_total": 0,
             "kernels_submitted_total": work["submitted"],
             "kernels_finished_total": work["finished"],
+            "gpu_losses_total": 0,
             "gpu_seconds_total": work["gpu_usec"] / 1e6,
             "throttles_total": 0,
             "throttled_seconds_total": 0,
@@ -175,6 +176,8 @@ def test_a_gpu_and_what_serves(mount: Mounted) -> None:
         found = told(mount)
         gpu = mount / "gpus/0"
         uuid = (gpu / "uuid").read_text().strip()
+        assert one(found, "ggroup_gpu_present", gpu=0, uuid=uuid) == 1
+        assert one(found, "ggroup_gpu_losses_total", gpu=0, uuid=uuid) == 0
         assert one(found, "ggroup_gpu_capacity_bytes", gpu=0, uuid=uuid) == int((gpu / "gmem.capacity").read_text())
         assert one(found, "ggroup_gpu_resident_bytes", gpu=0, uuid=uuid) == int((gpu / "gmem.current").read_text())
         assert one(found, "ggroup_gpu_info", gpu=0, uuid=uuid, name="ggroupfs software GPU", pci="none") == 1

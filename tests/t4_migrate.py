@@ -71,7 +71,7 @@ def test_a_frozen_one_moves_and_stays_frozen(two: Mounted) -> None:
     with Tenant(two, "--gmem", "64M", "--kernel", "1ms", "--report", "0.05") as tenant:
         tenant.write("compute.freeze", 1)
         move(two, tenant, 1)
-        assert tenant.flat("compute.events") == {"populated": 1, "frozen": 1, "migrated": 1, "undone": 0}
+        assert tenant.flat("compute.events") == {"populated": 1, "frozen": 1, "migrated": 1, "undone": 0, "lost": 0}
         before = tenant.flat("gcgroup.stat")
         assert before["attached"] == 0
         tenant.write("compute.freeze", 0)

@@ -233,7 +233,7 @@ CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "compute.priority": lambda c, g: f"{c.books(g).priority}\n",
     "compute.weight": lambda c, g: f"{c.books(g).weight}\n",
     "compute.events": lambda c, g: table(
-        populated=int(c.is_populated(g)), frozen=int(c.is_frozen(g)), migrated=c.moved(g), undone=0
+        populated=int(c.is_populated(g)), frozen=int(c.is_frozen(g)), migrated=c.moved(g), undone=0, lost=0
     ),
     "gcgroup.stat": gcgroup_stat,
 }

@@ -17,6 +17,8 @@ from tests.mounted import mounted
 from tests.semantics import DocumentError, Stage, Statement
 
 PAGE = Path(__file__).parent.parent / "docs" / "semantics.md"
+LOSSES = ("GPU 1 is lost", "GPU 1 is back")
+"""What the daemon says when an example has the second GPU fall off the bus."""
 DOCUMENT = semantics.parse(PAGE.read_text())
 
 
@@ -27,7 +29,10 @@ def stage() -> Iterator[Stage]:
         os.chmod(top, 0o755)
         place = Path(top, "ggroup")
         place.mkdir()
-        with mounted(place, "soft.gpus=2") as mount, semantics.stage(mount, Path(top)) as stage:
+        faults = Path(top, "faults")
+        faults.mkdir()
+        options = ("soft.gpus=2", f"soft.faults={faults}")
+        with mounted(place, *options, expect_errors=LOSSES) as mount, semantics.stage(mount, Path(top)) as stage:
             yield stage
 
 

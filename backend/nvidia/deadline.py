@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import trio
@@ -27,15 +29,54 @@ class Deadline:
         self._overdue = False
 
     async def call(self, function: Callable[[], T]) -> T:
-        """The result of `function`, called in a thread. OSError(ETIMEDOUT) when it takes too long."""
+        """The result of `function`, called in a thread. OSError: ETIMEDOUT when it takes too long, EAGAIN where no
+        thread is to be had."""
+        began = False
+
+        def work() -> T:
+            nonlocal began
+            began = True
+            return function()
+
         async with self._turn:
             if self._overdue and self._limiter.available_tokens == 0:
                 raise self._timeout()
             self._overdue = False
             with trio.move_on_after(self._seconds):
-                return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
+                try:
+                    return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+                except RuntimeError as error:  # pthread_create(3): EAGAIN, by Python's word
+                    if began:
+                        raise
+                    raise OSError(errno.EAGAIN, f"{self._what} is not asked: {error}") from None
             self._overdue = True
             raise self._timeout()
 
     def _timeout(self) -> OSError:
         return OSError(errno.ETIMEDOUT, f"{self._what} does not answer")
+
+
+class Narrow:
+    """Where one thread at a time may be, in calls that may never return.
+
+    Who finds another in it waits for a limited time, and once somebody did so in vain nobody waits until it is free
+    again: a call that hangs for one program shall not stop the threads of all others one after the other.
+    """
+
+    def __init__(self, what: str, seconds: float) -> None:
+        self._what = what
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._late = False
+
+    @contextlib.contextmanager
+    def passed(self) -> Iterator[None]:
+        """For the one that is in it. OSError(ETIMEDOUT)."""
+        if not self._lock.acquire(timeout=0 if self._late else self._seconds):
+            self._late = True
+            raise OSError(errno.ETIMEDOUT, f"{self._what} does not answer")
+        self._late = False
+        try:
+            yield
+        finally:
+            self._lock.release()

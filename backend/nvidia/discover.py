@@ -22,6 +22,7 @@ import attrs
 
 from backend.identity import Process
 from backend.nvidia import rm
+from backend.nvidia.deadline import Narrow
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ WIDE_RUN = 1024
 """The wide look, in the background."""
 BACK = 8
 """Handles below the highest that are tried again: two threads of a program can finish theirs in either order."""
+WAIT_S = 1.0
+"""For another thread's call that is for the whole host: the usual one takes 4 us."""
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -124,7 +127,7 @@ class ClientCounter:
     def __init__(self, system: rm.System) -> None:
         self._system = system
         self._fd = system.open_control()
-        self._lock = threading.Lock()
+        self._narrow = Narrow("the driver", WAIT_S)
         self._samples: list[tuple[int, int]] = []
         try:
             self._control = rm.Control(system, self._fd)
@@ -140,17 +143,17 @@ class ClientCounter:
 
     def cards(self) -> Sequence[rm.Card]:
         """The GPUs of the driver."""
-        with self._lock:
+        with self._narrow.passed():
             return self._control.cards()
 
     def totals(self) -> tuple[int, ...]:
         """Clients and resources of the whole host: while they stay the same nothing new was made (4 us)."""
-        with self._lock:
+        with self._narrow.passed():
             return self._control.query(self._root, self._root, rm.GET_CLIENT_DATABASE_INFO, rm.DATABASE_INFO, 0, 0)
 
     def sample(self) -> int:
         """The index that the next client will get. Learnt by making a client and dropping it, which uses one up."""
-        with self._lock:
+        with self._narrow.passed():
             client = self._control.allocate(0, 0, 0, rm.CLASS_ROOT)
             self._control.free(client, client, client)
             index = (client - rm.CLIENT_BASE + 1) % rm.CLIENT_COUNT
@@ -159,9 +162,8 @@ class ClientCounter:
 
     def since(self, start: int) -> int:
         """An index that no client made after `start` (clock ticks since boot) is below; 0 from before our time."""
-        with self._lock:
-            at = bisect.bisect_left(self._samples, (start, 0))
-            return self._samples[at - 1][1] if at else 0
+        at = bisect.bisect_left(self._samples, (start, 0))  # others only append, what is later
+        return self._samples[at - 1][1] if at else 0
 
 
 def indices(low: int, high: int) -> Iterable[int]:
@@ -285,7 +287,7 @@ class Handles:
             low = self._searched if fd in self._fds else self._counter.since(self.process.start)
             for index in indices(low, now):
                 handle = rm.CLIENT_BASE + index
-                if control.class_of(handle, handle) is not None:
+                if control.is_client(handle):
                     with self._lock:
                         self._clients.setdefault((fd, handle), _Client(fd, handle))
         self._searched = now
@@ -329,11 +331,15 @@ class Handles:
 
     def _merge(self, client: _Client, control: rm.Control, found: Found) -> None:
         gpu_ids, defaults = {}, {}
-        for handle, (class_, _) in found.objects.items():
+        # A subdevice whose GPU could not be learnt is asked again: without it all its TSGs are out of reach. Not so a
+        # TSG for its default: it may have what was set for it by now.
+        again = {handle: value for handle, value in client.objects.items() if handle not in client.gpu_ids}
+        again = {handle: value for handle, value in again.items() if value[0] == rm.CLASS_SUBDEVICE}
+        for handle, (class_, _) in (again | {**found.objects}).items():
             try:
                 if class_ == rm.CLASS_SUBDEVICE and handle not in client.gpu_ids:
                     gpu_ids[handle] = control.query(client.handle, handle, rm.GPU_GET_ID, rm.GPU_ID, 0)[0]
-                elif class_ == rm.CLASS_TSG and handle not in client.defaults:
+                elif class_ == rm.CLASS_TSG and handle not in client.objects:
                     now = control.query(client.handle, handle, rm.GET_TIMESLICE, rm.TIMESLICE, 0)[0]
                     defaults[handle] = self._recalled.get((client.handle, handle), now)
             except rm.RmError as error:  # freed meanwhile, or a GPU that fell off the bus

@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from backend.cuda.managed import Managed
+from backend.errors import fail
 from backend.identity import Process
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
@@ -26,6 +27,7 @@ from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.selftest import Verdict, prove
+from backend.nvidia.subdevice import Subdevice
 from backend.nvidia.tenant import NoNotes, Notes, Tenant
 from backend.nvidia.trace import Trace
 from backend.nvidia.usage import Usage
@@ -43,8 +45,13 @@ NEWCOMER = 2.0
 """Seconds for which a program on NVML's list may be without a TSG."""
 LEVER_DEADLINE = 2.0
 """Seconds for a lever; the usual one takes 2 ms."""
+RELEASES, RELEASE_AGAIN = 3, 0.1
+"""Times that a program is let go in the end until it is, and seconds between them: nobody would do it later."""
 LOOK_DEADLINE = 10.0
 """Seconds for a wide look; the first one on a host that ran for months can take some."""
+BACK, BACK_MOST = 5.0, 60.0
+"""Seconds between two looks whether a GPU that was lost is there again; after each loss twice as many, up to the
+second: one that comes and goes is told of so often at most."""
 
 
 class NvidiaGpu:
@@ -59,12 +66,18 @@ class NvidiaGpu:
         states: ChannelStates,
         usage: Usage,
         mover: Mover,
+        present: Callable[[], None] = lambda: None,
     ) -> None:
-        """`mover` is that of all GPUs of its model."""
+        """`mover` is that of all GPUs of its model. `present` asks the GPU for something, in a thread: OSError where it
+        is not there."""
         self.info = info
+        self.lost = False
         self.mover = mover
         """Takes programs to another of them."""
         self._usage = usage
+        usage.lost = self._lose
+        self._ask_it = present
+        self._back_s = BACK
         self.managed = Managed(info, self._is_frozen)
         """The programs whose memory can be moved; others the driver keeps where it is."""
         self.whole = Whole(info, self._freeze)
@@ -83,6 +96,9 @@ class NvidiaGpu:
         self._keeper = Keeper(
             info.index, self._tenants, census.counter.totals, usage.exact, self._asked_to_stand, self._undone
         )
+        self._unmet = False  # a program could not be looked at, and it was told of
+        self._host: Host | None = None
+        self._probe = Deadline("the driver", LEVER_DEADLINE)
         self._began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICK)
 
     def adopt(self, verdicts: Sequence[Verdict]) -> None:
@@ -95,18 +111,23 @@ class NvidiaGpu:
     # ---- finding processes -----------------------------------------------------------------------------------
 
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self.managed.host = self.whole.host = host
+        self._host = self.managed.host = self.whole.host = host
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._usage.run)
                 async with trio.open_nursery() as first:
                     await self._poll(host, first)
                 task_status.started()
-                nursery.start_soon(self._keeper.run)
                 if self.mover.home == self.info.index:
                     nursery.start_soon(self.mover.run)
                 while True:
-                    await trio.sleep(POLL)
+                    async with trio.open_nursery() as keeping:
+                        keeping.start_soon(self._keeper.run)
+                        while not self.lost:
+                            await trio.sleep(POLL)
+                            await self._poll(host, nursery)
+                        keeping.cancel_scope.cancel()
+                    await self._until_back()
                     await self._poll(host, nursery)
         finally:
             # Nobody is left to thaw them: a frozen program would stay so until it is killed.
@@ -117,6 +138,9 @@ class NvidiaGpu:
         try:
             usage = await self._nvml.usage(self.info.index)
         except OSError as error:
+            if error.errno == errno.ENODEV:
+                self._lose(error)
+                return
             if self._nvml_answers:
                 log.warning("GPU %d: no list of processes: %s", self.info.index, error)
             self._nvml_answers = False
@@ -124,11 +148,15 @@ class NvidiaGpu:
         if not self._nvml_answers:
             log.info("GPU %d: NVML answers again", self.info.index)
             self._nvml_answers = True
-        listed = set()
+        listed: set[Process] = set()
         for pid, nbytes in usage.items():
             try:
                 process = Process(pid, self._census.system.start_time(pid))
             except ProcessLookupError:
+                continue
+            except OSError as error:
+                self._not_met(pid, error)
+                listed.update(known for known in self._present if known.pid == pid)  # as it was
                 continue
             listed.add(process)
             if process not in self._present:
@@ -144,6 +172,15 @@ class NvidiaGpu:
         self._held[process] = nbytes
         self.managed.look(process, nbytes)
 
+    def _not_met(self, pid: int, error: OSError) -> None:
+        """Something is short here, say descriptors: it is looked at again with the next list."""
+        log.log(
+            logging.DEBUG if self._unmet else logging.WARNING,
+            "pid %d on GPU %d is not in the tree yet: %s",
+            *(pid, self.info.index, error),
+        )
+        self._unmet = True
+
     async def _welcome(self, host: Host, process: Process, nbytes: int | None) -> None:
         tenant = self._tenant(process)
         try:
@@ -156,24 +193,88 @@ class NvidiaGpu:
             except ProcessLookupError:
                 raise
             except OSError as error:  # it is there, whether or not the levers will reach it
-                log.warning("pid %d on GPU %d: its TSGs are unknown: %s", process.pid, self.info.index, error)
+                if not self._is_loss(error):
+                    log.warning("pid %d on GPU %d: its TSGs are unknown: %s", process.pid, self.info.index, error)
             await host.arrive(process, self.info.index)
         except ProcessLookupError:
             return
+        except OSError as error:
+            self._present.pop(process, None)
+            self._not_met(process.pid, error)
+            return
+        self._unmet = False
         if nbytes is not None and process in self._present:
             self._see(process, nbytes)
 
-    async def _release_all(self) -> None:
+    # ---- one that is lost ------------------------------------------------------------------------------------
+
+    def _is_loss(self, error: OSError) -> bool:
+        """Whether the driver says by an error that the GPU is not there; then it is known from now on."""
+        is_loss = isinstance(error, rm.RmError) and error.lost
+        if is_loss:
+            self._lose(error)
+        return is_loss
+
+    def _lose(self, error: OSError) -> None:
+        """The driver says that the GPU is not there: nothing is asked of it from now on, and nothing of it held open,
+        so that it can be reset."""
+        if self.lost:
+            return
+        self.lost = True
+        log.error("GPU %d is lost: %s", self.info.index, error)
+        self._usage.gone()
+        if self._host is not None:
+            self._host.presence(self.info.index)
+
+    async def _until_back(self) -> None:
+        """Returns once the GPU is there again. Its programs are new ones, or have to be found anew."""
+        await self._in_a_thread(self._states.close)
+        while True:
+            await trio.sleep(self._back_s)
+            try:
+                await self._nvml.usage(self.info.index)
+                await self._probe.call(self._ask_it)
+            except OSError as error:
+                log.debug("GPU %d is still lost: %s", self.info.index, error)
+            else:
+                break
+        self._back_s = min(BACK_MOST, 2 * self._back_s)
+        await self._in_a_thread(self._states.open)
         for tenant in self._tenants.values():
-            tenant.frozen = False
-            tenant.timeslice_us = 0
-            if tenant.has_policy:
-                try:
-                    await tenant.enforce()
-                except ProcessLookupError:
-                    continue
-                except OSError as error:
+            tenant.begin_again()
+        self.lost = False
+        self._usage.back()
+        log.warning("GPU %d is back", self.info.index)
+        if self._host is not None:
+            self._host.presence(self.info.index)
+
+    async def _in_a_thread(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(OSError):
+            await self._probe.call(work)
+
+    async def _release_all(self) -> None:
+        async with trio.open_nursery() as nursery:  # one that hangs shall not keep the others
+            for tenant in self._tenants.values():
+                tenant.frozen = False
+                tenant.timeslice_us = 0
+                if tenant.has_policy and not self.lost:
+                    nursery.start_soon(self._release, tenant)
+
+    async def _release(self, tenant: Tenant) -> None:
+        for left in reversed(range(RELEASES)):
+            try:
+                await tenant.enforce()
+            except ProcessLookupError:
+                return
+            except OSError as error:
+                if self._is_loss(error):
+                    return
+                if not left or isinstance(error, TimeoutError):
                     log.warning("pid %d on GPU %d was not released: %s", tenant.process.pid, self.info.index, error)
+                    return
+            else:
+                return
+            await trio.sleep(RELEASE_AGAIN)
 
     def _undone(self, process: Process) -> None:
         """A tenant had undone what was set for it, and it holds again."""
@@ -250,7 +351,8 @@ class NvidiaGpu:
         return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0)
 
     def offer(self, room: Callable[[Process], int]) -> None:
-        self.managed.offer(room)
+        if not self.lost:
+            self.managed.offer(room)
 
     def _whole(self, process: Process) -> int:
         """What a program without the library holds, if it may go into the host: somebody has asked that it stand still,
@@ -282,6 +384,7 @@ class NvidiaGpu:
             await self._freeze(process, True)
 
     async def attach(self, process: Process) -> None:
+        self._require()
         await self.whole.back(process)
         await self._freeze(process, False)
 
@@ -289,13 +392,16 @@ class NvidiaGpu:
         await self._change(process, frozen=frozen)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
+        self._require()
         if process in self.managed or not self._whole(process):
             return await self.managed.reclaim(process, nbytes)
         return await self.whole.out(process, lambda: self._whole(process))
 
     async def migrate(self, process: Process, target: Gpu) -> None:
+        self._require()
         if not isinstance(target, NvidiaGpu):
             raise OSError(errno.EXDEV, "there is no way to that GPU")
+        target._require()
         if process in self.managed:
             # Measured: it is checkpointed with that memory, and then not restored (999): the program is lost.
             raise OSError(errno.EOPNOTSUPP, "the memory that the library in this program manages cannot be moved yet")
@@ -305,6 +411,7 @@ class NvidiaGpu:
         self.forget(process)
 
     async def _change(self, process: Process, *, frozen: bool | None = None, timeslice_us: int | None = None) -> None:
+        self._require()
         tenant = self._tenant(process)
         before = (tenant.frozen, tenant.timeslice_us)
         if frozen is not None:
@@ -317,12 +424,21 @@ class NvidiaGpu:
                 await self._find_some(tenant)
         except ProcessLookupError:
             raise
-        except BaseException:
+        except BaseException as error:
             # Refused, or given up by the caller: what it did change is put back by the keeper.
             tenant.frozen, tenant.timeslice_us = before
+            if isinstance(error, OSError):
+                self._is_loss(error)
+                if error.errno == errno.ENOENT:  # what was there a moment ago is not, again and again
+                    raise OSError(errno.EIO, error.strerror) from None
             raise
         finally:
             self._keeper.wake(process)  # the wide look, right after
+
+    def _require(self) -> None:
+        """ENODEV while the GPU is lost."""
+        if self.lost:
+            raise fail(errno.ENODEV)
 
     async def _find_some(self, tenant: Tenant) -> None:
         """EOPNOTSUPP for a program that uses the GPU, but through no TSG that we can find: one under MPS, or one that
@@ -354,21 +470,41 @@ async def open_gpus(
         raise OSError(errno.ENODEV, f"no {rm.CONTROL_DEVICE}") from None
     cards = {card.pci: card for card in await deadline.call(counter.cards)}
     census = Census(system, counter)
-    gpus = []
+    gpus: list[NvidiaGpu] = []
+    failed: OSError | None = None
     infos = await nvml.gpus()
     movers = {info.name: Mover(info.index) for info in reversed(infos)}
     for info in infos:
-        if info.pci in cards:
-            states = await deadline.call(partial(ChannelStates, system, cards[info.pci]))
-            usage = Usage(info.index, nvml, partial(Trace, system, cards[info.pci]))
-            info = attrs.evolve(info, granule=GRANULE)
-            gpus.append(NvidiaGpu(info, cards[info.pci].gpu_id, nvml, census, states, usage, movers[info.name]))
-        else:
+        card = cards.get(info.pci)
+        if card is None:
             log.warning("GPU %d at %s is not in the driver's list", info.index, info.pci)
+            continue
+        try:  # of its own: one that hangs keeps the others from nothing
+            states = await Deadline("the driver", LOOK_DEADLINE).call(partial(ChannelStates, system, card))
+        except OSError as error:
+            log.warning("GPU %d is left out: %s", info.index, error)
+            failed = error
+            continue
+        usage = Usage(info.index, nvml, partial(Trace, system, card))
+        info = attrs.evolve(info, granule=GRANULE)
+        present = partial(_ask, system, card)
+        gpus.append(NvidiaGpu(info, card.gpu_id, nvml, census, states, usage, movers[info.name], present))
+    if not gpus and failed is not None:
+        counter.close()
+        raise failed
     async with trio.open_nursery() as nursery:
         for gpu in gpus:
             nursery.start_soon(_test, gpu, selftest, sum(one.mover is gpu.mover for one in gpus) > 1)
     return gpus
+
+
+def _ask(system: rm.System, card: rm.Card) -> None:
+    """Asks a GPU for the time. OSError where it is not there."""
+    own = Subdevice(system, card)
+    try:
+        own.time_ns()
+    finally:
+        own.close()
 
 
 async def _test(gpu: NvidiaGpu, selftest: bool, movable: bool) -> None:

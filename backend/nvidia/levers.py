@@ -71,10 +71,11 @@ def set_timeslice(controls: Controls, tsgs: Sequence[Tsg], us: int, slices: Muta
         try:
             controls[tsg.fd].query(tsg.client, tsg.handle, rm.SET_TIMESLICE, rm.TIMESLICE, share)
         except rm.RmError as error:
-            if not error.gone:
+            if not error.gone or controls[tsg.fd].class_of(tsg.client, tsg.handle) == rm.CLASS_TSG:
                 raise
             log.debug("TSG 0x%x went away: %s", tsg.handle, error)
-        slices[key] = share
+        else:
+            slices[key] = share
     there = {(tsg.client, tsg.handle) for tsg in tsgs} if us else set()
     for key in slices.keys() - there:
         del slices[key]
@@ -103,12 +104,14 @@ def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
             # A call that fails for one channel, say one freed a moment ago, has disabled the others (measured).
             states = {channel: enabled(client, channel) for channel in channels}
             off.update((client, channel) for channel, state in states.items() if state is not True)
-            if not error.gone:
-                raise
             left = still_channels(control, client, channels)
-            # Where there is no read-back: enabled once more than needed does no harm, disabled twice does.
+            # Where there is no read-back: enabled once more than needed does no harm, disabled twice does, and to
+            # believe that they are off, where they are not, would call frozen what runs.
             if unknown := [channel for channel in left if states[channel] is None]:
                 _send(control, client, subdevice, unknown, False)
+                off.difference_update((client, channel) for channel in unknown)
+            if not error.gone:
+                raise
             if again := [channel for channel in left if states[channel] is not False]:
                 _send(control, client, subdevice, again, True)
             off.update((client, channel) for channel in left)

@@ -1,12 +1,16 @@
 """NVML: which GPUs there are, which processes use them, and how much memory each holds.
 
-Any call can hang in the driver, so all of them go through one :class:`~backend.nvidia.deadline.Deadline`.
+Any call can hang in the driver, so all of them go through a :class:`~backend.nvidia.deadline.Deadline`: one for each
+GPU, so that one that hangs keeps nobody from the others. A GPU is asked for by its UUID, which means the same GPU
+whatever else has fallen off the bus; that it is not there any more is ENODEV.
 """
 
 from __future__ import annotations
 
 import errno
 import importlib
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
@@ -18,8 +22,32 @@ from backend.records import GpuInfo
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 DEADLINE = 2.0
 """Seconds for one call; the usual one takes 40 us, the first after a driver load a second."""
+STEP_S = 1.0
+"""The clock of the day was set where it went by so much more, or less, than time did between two looks at samples: they
+have its time."""
+
+ERRNOS = {
+    "UNINITIALIZED": errno.ENODEV,
+    "INVALID_ARGUMENT": errno.EINVAL,
+    "NOT_SUPPORTED": errno.EOPNOTSUPP,
+    "NO_PERMISSION": errno.EACCES,
+    "NOT_FOUND": errno.ENODEV,
+    "DRIVER_NOT_LOADED": errno.ENODEV,
+    "TIMEOUT": errno.ETIMEDOUT,
+    "LIBRARY_NOT_FOUND": errno.ENODEV,
+    "FUNCTION_NOT_FOUND": errno.EOPNOTSUPP,
+    "GPU_IS_LOST": errno.ENODEV,
+    "RESET_REQUIRED": errno.ENODEV,
+    "IN_USE": errno.EBUSY,
+    "MEMORY": errno.ENOMEM,
+    "INSUFFICIENT_RESOURCES": errno.ENOMEM,
+    "GPU_NOT_FOUND": errno.ENODEV,
+}
+"""Of nvmlReturn_t (nvml.h), by the names behind ``NVML_ERROR_``; all others are EIO. NOT_FOUND is that of a UUID."""
 
 
 class Nvml:
@@ -29,66 +57,83 @@ class Nvml:
         if module is None:
             module = importlib.import_module("pynvml")
         self._nvml: Any = module
+        self._errnos = {
+            getattr(module, f"NVML_ERROR_{name}"): code
+            for name, code in ERRNOS.items()
+            if hasattr(module, f"NVML_ERROR_{name}")
+        }
         self._deadline = Deadline("NVML", DEADLINE)
+        self._deadlines: dict[int, Deadline] = {}  # by GPU
+        self._uuids: dict[int, str] = {}  # by GPU
         self._since: dict[int, int] = {}  # by GPU: the time of the last sample, microseconds by NVML
+        self._stepped = False  # the clock of the day was set once
+        self._offset: dict[int, float] = {}  # by GPU: of the clock of the day, at the last look at samples
 
     async def open(self) -> None:
         """Loads the library. OSError(ENODEV) where there is none or no driver."""
         await self._call(self._nvml.nvmlInit)
 
     async def gpus(self) -> Sequence[GpuInfo]:
-        """The GPUs, in NVML's order."""
+        """The GPUs, in NVML's order. One that is lost is left out, and told of; OSError where nothing else is left."""
         return await self._call(self._gpus)
 
     async def usage(self, index: int) -> Mapping[int, int | None]:
         """Pid to bytes of GPU memory held, for each process with a context; None where the driver does not say."""
-        return await self._call(partial(self._usage, index))
+        return await self._call(partial(self._usage, index), index)
 
     async def busy(self, index: int) -> Mapping[int, float]:
         """Pid to the part of the time, from 0 to 1, that its kernels ran of late. It counts two that ran at once
         twice, and says nothing of the driver's last second or so. OSError where the GPU takes no such samples."""
-        return await self._call(partial(self._busy, index))
+        return await self._call(partial(self._busy, index), index)
 
-    async def _call(self, function: Callable[[], T]) -> T:
+    async def _call(self, function: Callable[[], T], index: int | None = None) -> T:
         def translated() -> T:
             try:
                 return function()
             except self._nvml.NVMLError as error:
                 raise self._translate(error) from error
 
-        return await self._deadline.call(translated)
+        if index is None:
+            return await self._deadline.call(translated)
+        deadline = self._deadlines.setdefault(index, Deadline("NVML", DEADLINE))
+        return await deadline.call(translated)
 
     def _translate(self, error: Any) -> OSError:
-        nvml = self._nvml
-        codes = {
-            nvml.NVML_ERROR_LIBRARY_NOT_FOUND: errno.ENODEV,
-            nvml.NVML_ERROR_DRIVER_NOT_LOADED: errno.ENODEV,
-            nvml.NVML_ERROR_UNINITIALIZED: errno.ENODEV,
-            nvml.NVML_ERROR_GPU_IS_LOST: errno.ENODEV,
-            nvml.NVML_ERROR_NOT_SUPPORTED: errno.EOPNOTSUPP,
-            nvml.NVML_ERROR_NO_PERMISSION: errno.EACCES,
-            nvml.NVML_ERROR_TIMEOUT: errno.ETIMEDOUT,
-        }
-        return OSError(codes.get(error.value, errno.EIO), f"NVML: {error}")
+        return OSError(self._errnos.get(error.value, errno.EIO), f"NVML: {error}")
 
     def _gpus(self) -> Sequence[GpuInfo]:
         found = []
+        lost: OSError | None = None
         for index in range(self._nvml.nvmlDeviceGetCount()):
-            device = self._nvml.nvmlDeviceGetHandleByIndex(index)
-            found.append(
-                GpuInfo(
-                    index=index,
-                    uuid=_text(self._nvml.nvmlDeviceGetUUID(device)),
-                    name=_text(self._nvml.nvmlDeviceGetName(device)),
-                    pci=sysfs_address(_text(self._nvml.nvmlDeviceGetPciInfo(device).busId)),
-                    capacity=int(self._nvml.nvmlDeviceGetMemoryInfo(device).total),
-                    timeslice_default_us=rm.TIMESLICE_DEFAULT_US,
-                )
-            )
+            try:
+                found.append(self._gpu(index))
+            except self._nvml.NVMLError as error:
+                lost = self._translate(error)
+                log.warning("GPU %d is left out: %s", index, lost.strerror)
+        if not found and lost is not None:
+            raise lost
+        self._uuids = {info.index: info.uuid for info in found}
         return found
 
-    def _usage(self, index: int) -> Mapping[int, int | None]:
+    def _gpu(self, index: int) -> GpuInfo:
         device = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        return GpuInfo(
+            index=index,
+            uuid=_text(self._nvml.nvmlDeviceGetUUID(device)),
+            name=_text(self._nvml.nvmlDeviceGetName(device)),
+            pci=sysfs_address(_text(self._nvml.nvmlDeviceGetPciInfo(device).busId)),
+            capacity=int(self._nvml.nvmlDeviceGetMemoryInfo(device).total),
+            timeslice_default_us=rm.TIMESLICE_DEFAULT_US,
+        )
+
+    def _device(self, index: int) -> Any:
+        uuid = self._uuids.get(index)
+        if uuid is None:
+            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+        return self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def _usage(self, index: int) -> Mapping[int, int | None]:
+        device = self._device(index)
         held: dict[tuple[int, int], int | None] = {}
         for listing in (
             self._nvml.nvmlDeviceGetComputeRunningProcesses,
@@ -108,13 +153,21 @@ class Nvml:
         return usage
 
     def _busy(self, index: int) -> Mapping[int, float]:
-        device = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        device = self._device(index)
+        offset = time.time() - time.monotonic()
+        if abs(offset - self._offset.setdefault(index, offset)) > STEP_S:
+            # Samples from before have another time, perhaps one to come: what is of now on counts.
+            self._since[index] = int(time.time() * 1e6)
+            self._stepped = True
+        self._offset[index] = offset
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(device, self._since.get(index, 0))
         except self._nvml.NVMLError as error:
             if error.value == self._nvml.NVML_ERROR_NOT_FOUND:
                 return {}  # none since the last
             raise
+        if self._stepped:
+            samples = [sample for sample in samples if sample.timeStamp <= (time.time() + STEP_S) * 1e6]
         shares: dict[int, float] = {}
         for sample in samples:
             if sample.timeStamp > self._since.get(index, 0):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -83,9 +83,18 @@ class Residency:
         if ns is not None:
             self._charged = max(self._charged, ns)
 
+    def restart(self, ns: int) -> None:
+        """The clock was set, and says `ns` now: what was from the last charge until then is nobody's."""
+        self.lose(ns)
+        self._charged = ns
+
     def usec(self, pid: int) -> int:
         """Microseconds that a process used; it only grows."""
         return self._used.get(pid, 0) // 1000
+
+    def used(self) -> Mapping[int, int]:
+        """Microseconds of all, by pid."""
+        return {pid: ns // 1000 for pid, ns in self._used.items()}
 
     def drop(self, pid: int) -> None:
         """The process is gone: who has its pid next begins at 0."""

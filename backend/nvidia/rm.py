@@ -19,7 +19,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import attrs
@@ -95,9 +95,16 @@ CARD_COUNT = 32
 
 
 class Status(enum.IntEnum):
-    """The RM status codes that a caller can meet here (nvstatuscodes.h)."""
+    """The RM status codes (nvstatuscodes.h) that mean something in particular here. There are 140, and any may come."""
 
     OK = 0x00
+    BUSY_RETRY = 0x03
+    CARD_NOT_PRESENT = 0x05
+    GPU_IS_LOST = 0x0F
+    GPU_IN_FULLCHIP_RESET = 0x10
+    GPU_NOT_FULL_POWER = 0x11
+    IN_USE = 0x17
+    INSUFFICIENT_RESOURCES = 0x1A
     INSUFFICIENT_PERMISSIONS = 0x1B
     INVALID_ARGUMENT = 0x1F
     INVALID_CHANNEL = 0x21
@@ -105,20 +112,37 @@ class Status(enum.IntEnum):
     INVALID_OBJECT = 0x31
     INVALID_OBJECT_HANDLE = 0x33
     INVALID_OBJECT_PARENT = 0x36
-    INVALID_PARAM_STRUCT = 0x3C
+    INVALID_PARAM_STRUCT = 0x3A
+    INVALID_PARAMETER = 0x3B
     INVALID_STATE = 0x40
     NO_MEMORY = 0x51
+    NOT_READY = 0x55
     NOT_SUPPORTED = 0x56
     OBJECT_NOT_FOUND = 0x57
+    RESET_REQUIRED = 0x62
     STATE_IN_USE = 0x63
     TIMEOUT = 0x65
+    TIMEOUT_RETRY = 0x66
+    RESOURCE_LOST = 0x6E
     GENERIC = 0xFFFF
 
 
 _ERRNO = {
+    Status.CARD_NOT_PRESENT: errno.ENODEV,
+    Status.GPU_IS_LOST: errno.ENODEV,
+    Status.GPU_IN_FULLCHIP_RESET: errno.ENODEV,
+    Status.RESET_REQUIRED: errno.ENODEV,
+    Status.BUSY_RETRY: errno.EBUSY,
+    Status.GPU_NOT_FULL_POWER: errno.EBUSY,
+    Status.IN_USE: errno.EBUSY,
+    Status.NOT_READY: errno.EBUSY,
+    Status.INSUFFICIENT_RESOURCES: errno.ENOMEM,
+    Status.TIMEOUT_RETRY: errno.ETIMEDOUT,
     Status.INSUFFICIENT_PERMISSIONS: errno.EPERM,
     Status.INVALID_ARGUMENT: errno.EINVAL,
     Status.INVALID_PARAM_STRUCT: errno.EINVAL,
+    Status.INVALID_PARAMETER: errno.EINVAL,
+    Status.RESOURCE_LOST: errno.ENOENT,
     Status.INVALID_CHANNEL: errno.ENOENT,
     Status.INVALID_CLIENT: errno.ENOENT,
     Status.INVALID_OBJECT: errno.ENOENT,
@@ -134,9 +158,14 @@ _ERRNO = {
 # A handle that is no longer what it was. NOT_SUPPORTED is not one of them: 0x56 beside 0x57 is easily misread.
 GONE = frozenset(status for status, code in _ERRNO.items() if code == errno.ENOENT)
 
+PASSING = frozenset((errno.ENOMEM, errno.EBUSY, errno.ETIMEDOUT, errno.ENODEV))
+"""Errnos of what is not so for good."""
+
+LOST = frozenset(status for status, code in _ERRNO.items() if code == errno.ENODEV)
+
 
 class RmError(OSError):
-    """RM refused; the errno says it in the system's terms, `status` in RM's."""
+    """RM refused; the errno says it in the system's terms, `status` in RM's. GPU_IS_LOST and its like are ENODEV."""
 
     def __init__(self, status: int, what: str) -> None:
         try:
@@ -152,6 +181,19 @@ class RmError(OSError):
     def gone(self) -> bool:
         """Whether the object that was named is no longer there."""
         return self.status in GONE
+
+    @property
+    def lost(self) -> bool:
+        """Whether the GPU itself is not there, or of no use before it is reset."""
+        return self.status in LOST
+
+
+class CallError(RmError):
+    """The ioctl itself failed, before RM could say anything: out of memory, interrupted, or the driver is unloading."""
+
+    def __init__(self, error: OSError, what: str) -> None:
+        super().__init__(Status.GENERIC, what)
+        self.errno, self.strerror = error.errno, f"{what}: {error.strerror}"
 
 
 def check(status: int, what: str) -> None:
@@ -258,13 +300,20 @@ class Control:
         self._argument = bytearray(NVOS54.size)
         self._info = ctypes.create_string_buffer(HANDLE_INFO.size)
 
+    def _call(self, request: int, argument: bytearray, what: str) -> None:
+        try:
+            self._system.ioctl(self._fd, request, argument)
+        except OSError as error:
+            raise CallError(error, what) from None
+
     def send(self, client: int, target: int, cmd: int, params: ctypes.Array[ctypes.c_char]) -> int:
-        """RM_CONTROL `cmd` on object `target` of `client`; `params` is read and written. Returns the status."""
+        """RM_CONTROL `cmd` on object `target` of `client`; `params` is read and written. Returns the status.
+        CallError."""
         argument = self._argument
         NVOS54.pack_into(
             argument, 0, client, target, cmd, 0, ctypes.addressof(params), len(params), Status.GENERIC.value
         )
-        self._system.ioctl(self._fd, IOCTL_CONTROL, argument)
+        self._call(IOCTL_CONTROL, argument, f"control 0x{cmd:x}")
         status: int = NVOS54.unpack_from(argument)[6]
         return status
 
@@ -275,16 +324,31 @@ class Control:
         return layout.unpack(params.raw)
 
     def handle_info(self, client: int, handle: int, index: int) -> int | None:
-        """CLIENT_GET_HANDLE_INFO: the class or parent of an object, None if `client` has none such (or is not ours)."""
+        """CLIENT_GET_HANDLE_INFO: the class or parent of an object, None if `client` has none such (or is not ours).
+
+        RmError for any other refusal: to take that for "there is none" would freeze nothing and call it frozen.
+        """
         HANDLE_INFO.pack_into(self._info, 0, handle, index, 0)
-        if self.send(client, client, CLIENT_GET_HANDLE_INFO, self._info) != Status.OK:
+        status = self.send(client, client, CLIENT_GET_HANDLE_INFO, self._info)
+        if status in GONE:
             return None
+        check(status, "handle info")
         result: int = HANDLE_INFO.unpack_from(self._info)[2]
         return result & 0xFFFFFFFF
 
     def class_of(self, client: int, handle: int) -> int | None:
         """Class of an object, None if there is none such."""
         return self.handle_info(client, handle, HANDLE_INFO_CLASS)
+
+    def is_client(self, handle: int) -> bool:
+        """Whether a number is that of a client of this file. It may be anybody's, so any refusal says no, but for one
+        that would be another in a moment. RmError."""
+        try:
+            return self.class_of(handle, handle) is not None
+        except RmError as error:
+            if isinstance(error, CallError) or error.errno in PASSING:
+                raise
+            return False
 
     def parent_of(self, client: int, handle: int) -> int | None:
         """Parent of an object, None if there is none such."""
@@ -295,7 +359,7 @@ class Control:
         buffer = ctypes.create_string_buffer(params, len(params)) if params else None
         address = ctypes.addressof(buffer) if buffer is not None else 0
         argument = bytearray(NVOS21.pack(client, parent, handle, class_, address, len(params), Status.GENERIC.value))
-        self._system.ioctl(self._fd, IOCTL_ALLOC, argument)
+        self._call(IOCTL_ALLOC, argument, f"allocate class 0x{class_:x}")
         fields = NVOS21.unpack(argument)
         check(fields[6], f"allocate class 0x{class_:x}")
         new: int = fields[2]
@@ -304,7 +368,7 @@ class Control:
     def free(self, client: int, parent: int, handle: int) -> None:
         """RM_FREE of an object and everything below it."""
         argument = bytearray(NVOS00.pack(client, parent, handle, Status.GENERIC.value))
-        self._system.ioctl(self._fd, IOCTL_FREE, argument)
+        self._call(IOCTL_FREE, argument, "free")
         check(NVOS00.unpack(argument)[3], "free")
 
     def map_to(self, fd: int, client: int, memory: int, nbytes: int) -> None:
@@ -312,13 +376,13 @@ class Control:
         argument = bytearray(
             MAP_MEMORY.pack(client, client, memory, 0, nbytes, 0, Status.GENERIC.value, MAP_READ_ONLY, fd)
         )
-        self._system.ioctl(self._fd, IOCTL_MAP_MEMORY, argument)
+        self._call(IOCTL_MAP_MEMORY, argument, "map memory")
         check(MAP_MEMORY.unpack(argument)[6], "map memory")
 
     def cards(self) -> Sequence[Card]:
         """The GPUs that the driver has, from NV_ESC_CARD_INFO."""
         argument = bytearray(CARD.size * CARD_COUNT)
-        self._system.ioctl(self._fd, IOCTL_CARD_INFO, argument)
+        self._call(IOCTL_CARD_INFO, argument, "card info")
         found = []
         for fields in CARD.iter_unpack(argument):
             valid, domain, bus, slot, function, _vendor, _device, gpu_id = fields[:8]
@@ -363,7 +427,8 @@ def borrowed(system: System, process: Process, fds: Sequence[int]) -> Iterator[d
     """
     pidfd = system.pidfd_open(process.pid)
     mine: dict[int, int] = {}
-    try:
+    with ExitStack() as stack:
+        stack.callback(system.close, pidfd)
         # The pidfd names whoever bears the pid now. Was it our process then it still is: a pidfd is never recycled.
         if system.start_time(process.pid) != process.start:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
@@ -373,8 +438,6 @@ def borrowed(system: System, process: Process, fds: Sequence[int]) -> Iterator[d
             except OSError as error:
                 if error.errno != errno.EBADF:
                     raise
+            else:
+                stack.callback(system.close, mine[fd])
         yield {fd: Control(system, copy) for fd, copy in mine.items()}
-    finally:
-        for copy in mine.values():
-            system.close(copy)
-        system.close(pidfd)

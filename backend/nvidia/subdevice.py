@@ -8,6 +8,10 @@ from backend.nvidia import rm
 
 _DEVICE, _SUBDEVICE = 0x5C000001, 0x5C000002
 
+TIMER_GET_TIME = 0x20800403  # ctrl2080timer.h
+TIME = struct.Struct("<Q")
+"""TIMER_GET_TIME: nanoseconds since 1970 by the GPU; 8 bytes."""
+
 
 class Subdevice:
     """The open files and objects. OSError where the driver refuses one; nothing is left open then."""
@@ -32,6 +36,10 @@ class Subdevice:
         except BaseException:
             self.close()
             raise
+
+    def time_ns(self) -> int:
+        """The GPU's own clock: it is asked, and answers only if it is there. RmError."""
+        return self.control.query(self.root, _SUBDEVICE, TIMER_GET_TIME, TIME, 0)[0]
 
     def close(self) -> None:
         """Gives back what it holds open: RM frees the objects with the file."""

@@ -29,6 +29,9 @@ from backend.records import Activity
 
 log = logging.getLogger(__name__)
 
+NEVER = 1 << 62
+"""Clock ticks since boot that nobody lives to see."""
+
 SLICES_AT_ONCE = 64
 """TSGs of a program that are asked for their timeslice in one go: one that has thousands keeps nobody waiting."""
 SAY_AGAIN_S = 60.0
@@ -152,6 +155,12 @@ class Tenant:
         """Whether it has the driver's device open. OSError."""
         return bool(await self.looks.call(partial(self.system.control_fds, self.process.pid)))
 
+    def begin_again(self) -> None:
+        """The GPU was lost and is back: whatever was done to it before is undone, or asked for anew."""
+        self.off.clear()
+        self.slices.clear()
+        self.adopted, self.began = False, NEVER
+
     async def look(self, force: bool = False) -> None:
         """Finds its TSGs; with `force` also where the host's totals say that there are no new ones. OSError."""
         await self.looks.call(partial(self._look, force))
@@ -250,12 +259,16 @@ class Tenant:
                     levers.detach(controls, tsgs, self.off, enabled)
                 if self.timeslice_us:  # noted before it is so: the driver does not know it any more then
                     self.notes.note(self.process, {_name(tsg): us for tsg, us in levers.shares(tsgs, 0).items()})
+                unseen = {(tsg.client, tsg.handle) for tsg in self.tsgs()} - {(tsg.client, tsg.handle) for tsg in tsgs}
+                left = {key: us for key, us in self.slices.items() if key in unseen}
                 levers.set_timeslice(controls, tsgs, self.timeslice_us, self.slices)
-                if not self.timeslice_us:
+                self.slices |= left  # until a look says that they were freed
+                if not self.slices:
                     self.notes.note(self.process, {})
                 if self.off and not self.frozen:
                     levers.attach(controls, tsgs, self.off, enabled)
-                    self.off.clear()  # what is left in it was freed
+                    # What is left was freed; or could not be seen, and is tried again until a look says that it was.
+                    self.off &= {(tsg.client, channel) for tsg in self.tsgs() for channel in tsg.channels}
         self._count()
         if undone:
             self._say(undone)

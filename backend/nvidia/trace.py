@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 CLASS_EVENT_BUFFER = 0x90CD  # NV_EVENT_BUFFER, cl90cd.h
 CLASS_MEMORY_DEVICELESS = 0x90CE  # NV01_MEMORY_DEVICELESS, cl90ce.h
 
-TIMER_GET_TIME = 0x20800403  # ctrl2080timer.h
 FECS_BIND = 0x20801238  # NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2, ctrl2080gr.h
 BUFFER_ENABLE = 0x90CD0101  # ctrl90cd.h
 BUFFER_UPDATE_GET = 0x90CD0102  # ctrl90cd.h
@@ -45,8 +44,6 @@ ENABLE = struct.Struct("<B3xI")
 """BUFFER_ENABLE: on u8@0, flags@4 (1: keep the oldest); 8 bytes."""
 UPDATE_GET = struct.Struct("<II")
 """BUFFER_UPDATE_GET: next record to be read@0, next byte of variable data@4; 8 bytes."""
-TIME = struct.Struct("<Q")
-"""TIMER_GET_TIME: nanoseconds since 1970 by the GPU; 8 bytes."""
 HEADER_NBYTES = 4096
 PUT, DROPPED = 1, 4
 """Where the header has its u32 recordPut@4 and its u64 recordDropcount@16, counted in u32."""
@@ -66,6 +63,9 @@ LATE_NS = 70_000_000
 LAG_NS = 200_000_000
 """How old a figure is: every time. The trace is read each tenth of a second, and what is newer than LATE_NS is unknown
 then. With figures as old as the last look, a window of 3 s was measured 2.4 % short."""
+STEP_NS = 500_000_000
+"""The GPU's clock was set where it went by so much more, or less, than this host's did between two reads. The driver
+sets it when it wakes the GPU, after a suspend: nobody used the time in between."""
 REBIND_NS = 50_000_000
 """From the end of a binding to the next. The firmware notices an end at the next switch; what it then writes at its old
 place makes the driver pass it, and its log look full for good: no records, and slow switches (measured: 1 of 31 that
@@ -90,11 +90,12 @@ class Trace:
         self._last = 0  # its time
         self._since = 0  # what is older has no time
         self._unbound: int | None = None  # since when, by the monotonic clock
+        self._set: int | None = None  # what the GPU's clock was set to; to be settled before anything else
         try:
             self._header = self._memory(system, _HEADER, HEADER_NBYTES).cast("I")
             self._ring = self._memory(system, _RING, RECORDS * RECORD.size)
             self._bind()
-            now = self._now()
+            now = self._own.time_ns()
             self.residency = Residency(now)
             self._backlog = Backlog(self.residency)
             self._clocks = time.monotonic_ns(), now  # of this host and of the GPU, at one time
@@ -103,12 +104,19 @@ class Trace:
             raise
 
     def read(self) -> None:
-        """Takes over what happened since the last call. In a thread. OSError where the driver refuses."""
-        with self._busy:
+        """Takes over what happened since the last call. In a thread, one at a time. OSError."""
+        if not self._busy.acquire(blocking=False):
+            raise OSError(errno.EBADF, "the trace was closed")  # before the thread began
+        try:
             self._read()
+        finally:
+            self._busy.release()
 
     def settle(self) -> None:
         """Charges what happened until LAG_NS ago, as far as it was read."""
+        if self._set is not None:  # nothing is noted before it is bound again
+            self.residency.restart(self._set)
+            self._backlog, self._set = Backlog(self.residency), None
         host, gpu = self._clocks
         self._backlog.settle(gpu + time.monotonic_ns() - host - LAG_NS)
 
@@ -123,18 +131,25 @@ class Trace:
             self._own.close()
 
     def _read(self) -> None:
-        now = self._now()
+        now = self._own.time_ns()
+        host, gpu = self._clocks
         self._clocks = time.monotonic_ns(), now
+        if abs(now - gpu - (self._clocks[0] - host)) > STEP_NS:
+            log.info("the GPU's clock was set: its trace is bound again")
+            self._set = now
+            self._unbind()
+            return
         if self._unbound is not None:
             if time.monotonic_ns() - self._unbound >= REBIND_NS:
                 self._backlog.lose(now)
                 self._bind()
             return
         put = self._header[PUT]
+        if put >= RECORDS:
+            raise OSError(errno.EIO, f"record {put} of {RECORDS}")
         dropped = self._header[DROPPED]  # the newest, for which there was no room
-        if not self._note(put):
-            self._own.control.free(self._own.root, self._own.root, _BUFFER)
-            self._unbound = time.monotonic_ns()
+        if not self._note(put, now):
+            self._unbind()
             self._backlog.lose(now)
             return
         if put != self._get:
@@ -144,8 +159,8 @@ class Trace:
             self._backlog.lose(now)
         self._backlog.know(now - LATE_NS)
 
-    def _note(self, put: int) -> bool:
-        """Notes the records up to `put`. False where one is old: this binding is of no use any more."""
+    def _note(self, put: int, now: int) -> bool:
+        """Notes the records up to `put`. False where one is old, or to come: this binding is of no use any more."""
         for number, tag, pid, ns in self._records(put):
             if number != (self._number + 1) & 0xFFFF and self._number >= 0:
                 self._backlog.lose()
@@ -157,8 +172,8 @@ class Trace:
                 if edge is Edge.ON:
                     self._backlog.lose()
                 continue
-            if ns < self._last:
-                log.info("an old record in the trace: bound again")
+            if not self._last <= ns <= now + STEP_NS:
+                log.info("a record of another time in the trace: bound again")
                 return False
             self._last = ns
             self._backlog.note(Switch(edge, pid, ns))
@@ -180,12 +195,13 @@ class Trace:
         control.allocate(root, root, _BUFFER, CLASS_EVENT_BUFFER, buffer)
         control.query(root, Subdevice.HANDLE, FECS_BIND, BIND, _BUFFER, RECORD.size, 1, 0, 1, 0)
         control.query(root, _BUFFER, BUFFER_ENABLE, ENABLE, 1, 1)
-        self._get, self._number, self._last, self._since = 0, -1, 0, self._now() - OLDEST_NS
+        self._get, self._number, self._last, self._since = 0, -1, 0, self._own.time_ns() - OLDEST_NS
         self._unbound = None
 
-    def _now(self) -> int:
-        """The clock of the GPU, nanoseconds."""
-        return self._own.control.query(self._own.root, Subdevice.HANDLE, TIMER_GET_TIME, TIME, 0)[0]
+    def _unbind(self) -> None:
+        if self._unbound is None:
+            self._own.control.free(self._own.root, self._own.root, _BUFFER)
+        self._unbound = time.monotonic_ns()
 
     def _memory(self, system: rm.System, handle: int, nbytes: int) -> memoryview:
         """Memory that the driver writes and we read."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 import trio
 
 from backend.identity import Process, start_time
+from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.trace import Trace
@@ -33,10 +36,17 @@ class Usage:
         self._deadline = Deadline(f"the trace of GPU {index}", DEADLINE)
         self._estimates: dict[int, float] = {}
         self._sampled = False  # there are samples to be had
+        self._past: Counter[int] = Counter()  # by pid: microseconds by the traces of before the GPU was lost
+        self._back = trio.Event()
+        self._waits = False  # for the GPU to be back: what is known is what it was
+        self.lost: Callable[[OSError], None] = lambda error: None
+        """Is told that the GPU is not there any more."""
 
     def exact(self, process: Process) -> int | None:
-        """What the trace says; None where there is none."""
-        return self._trace.usec(process.pid) if self._trace is not None else None
+        """What the trace says; None where there is none. It only grows, also where the GPU was lost and came back."""
+        if self._trace is None:
+            return self._past[process.pid] if self._waits and self._past else None
+        return self._past[process.pid] + self._trace.usec(process.pid)
 
     def estimate(self, process: Process) -> int | None:
         """What NVML's samples add up to, where there is no trace; None where there are no samples either."""
@@ -47,24 +57,50 @@ class Usage:
     def forget(self, process: Process) -> None:
         """The process is gone."""
         self._estimates.pop(process.pid, None)
+        self._past.pop(process.pid, None)
         if self._trace is not None:
             self._trace.residency.drop(process.pid)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Reads what there is until cancelled; started once that is known."""
+        await self._begin()
+        task_status.started()
+        while True:
+            self._back = trio.Event()
+            try:
+                while (trace := self._trace) is not None:
+                    await self._read(trace)
+                    await trio.sleep(READ_S)
+                if not self._waits:
+                    await self._sample()
+            finally:
+                self._end()
+            await self._back.wait()
+            self._waits = False
+            await self._begin()
+
+    def back(self) -> None:
+        """The GPU was lost, and is there again."""
+        self._back.set()
+
+    def gone(self) -> None:
+        """The GPU is lost: what it said is kept, and nothing of it is held open."""
+        if self._trace is not None:
+            self._waits = True
+            self._end()
+
+    async def _begin(self) -> None:
         try:
             self._trace = await self._deadline.call(self._bind)
         except OSError as error:
             log.info("GPU %d: no trace of context switches, times are estimates: %s", self._index, error)
-        task_status.started()
-        try:
-            while self._trace is not None:
-                await trio.sleep(READ_S)
-                await self._read(self._trace)
-            await self._sample()
-        finally:
-            if self._trace is not None:
-                self._trace.close()
+
+    def _end(self) -> None:
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            for pid, usec in trace.residency.used().items():
+                self._past[pid] += usec
+            trace.close()
 
     async def _read(self, trace: Trace) -> None:
         try:
@@ -72,10 +108,21 @@ class Usage:
         except TimeoutError:
             return  # the thread goes on, and so does the ring
         except OSError as error:
+            if self._trace is not trace:
+                trace.close()  # the GPU was lost meanwhile
+                return
+            if isinstance(error, rm.RmError) and error.lost:
+                self._waits = True
+                self.lost(error)
+                self._end()
+                return
             log.warning("GPU %d: the trace of context switches ended: %s: times are estimates now", self._index, error)
             self._trace = None
             trace.close()
         else:
+            if self._trace is not trace:
+                trace.close()
+                return
             trace.settle()
             trace.residency.prune(_lives)
 
@@ -86,6 +133,10 @@ class Usage:
             try:
                 shares = await self._nvml.busy(self._index)
             except OSError as error:
+                if error.errno == errno.ENODEV:
+                    self.lost(error)
+                    since = trio.current_time()
+                    continue
                 log.log(logging.DEBUG if self._sampled else logging.INFO, "GPU %d: %s", self._index, error)
                 continue
             now = trio.current_time()
@@ -100,4 +151,6 @@ def _lives(pid: int) -> bool:
         start_time(pid)
     except ProcessLookupError:
         return False
+    except OSError:
+        pass  # nobody knows
     return True

@@ -136,7 +136,9 @@ class Scheduler:
 
     def _find(self) -> Sequence[Contender]:
         """Who has a context, and is not frozen. The books are not asked each time."""
-        found = []
+        found: list[Contender] = []
+        if self._gpu.lost:
+            return found
         for resident in self._population.below(Group(self._index, ROOT)):
             group = Group(self._index, resident.process)
             if self._follower.is_held(group):
@@ -181,7 +183,10 @@ class Scheduler:
         samples = self._samples() if len(self._contenders) > 1 else {}
         places = dict(self._core.decide(window, self._contenders, samples))
         for process in self._follower.scheduled(self._index):
-            places.setdefault(process, NOWHERE)
+            if self._gpu.lost:  # nothing is there that a lever could be pulled on
+                self._drop(process)
+            else:
+                places.setdefault(process, NOWHERE)
         changes = [(p, place) for p, place in places.items() if place != self._place(p) and not self._is_stuck(p)]
         self._busy = trio.current_time() - began  # nobody else ran meanwhile
         for process, place in sorted(changes, key=self._urgency):
@@ -222,6 +227,11 @@ class Scheduler:
             times += 1 if place.off else 2
         return times * max(1, self._gpu.activity(process).contexts)
 
+    def _drop(self, process: Process) -> None:
+        """It has no place any more, and nobody is to be told."""
+        self._follower.schedule(Group(self._index, process), NOWHERE)
+        self._count(process, False)
+
     def _failed(self, group: Group, before: Place, error: Exception) -> None:
         """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone.
 
@@ -232,10 +242,16 @@ class Scheduler:
         assert isinstance(process, Process)
         if not self._population.holds(group):
             return
-        if isinstance(error, ProcessLookupError) or not is_alive(process):
+        if self._gpu.lost:
+            self._drop(process)
+            return
+        try:
+            ended = isinstance(error, ProcessLookupError) or not is_alive(process)
+        except OSError:  # descriptors are short, say: its exit would be told of
+            ended = False
+        if ended:
             self._gone.add(process)
-            self._follower.schedule(group, NOWHERE)
-            self._count(process, False)
+            self._drop(process)
             self.poke()  # the others share without it
             return
         failure = self._failures.get(process)

@@ -27,5 +27,7 @@ class SoftConfig:
     """Memory a process may allocate, resident or not, in capacities."""
     queue: int = 1 << 16
     """Kernels that a TSG may have queued."""
+    faults: str = ""
+    """A directory: while a file in it has the index of a GPU for its name, that GPU is lost. For tests; empty: none."""
     identity: str = ""
     """Whose GPUs they are: two with the same identity and index are the same GPU, by their UUID."""

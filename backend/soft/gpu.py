@@ -7,9 +7,11 @@ shares of engine time are exact however late the daemon is woken; completions ar
 from __future__ import annotations
 
 import errno
+import logging
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import attrs
@@ -26,6 +28,8 @@ from backend.soft.runlist import US, Runlist, Tsg
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 ENFORCED = (
     "gmem.limit.high",
     "gmem.limit.low",
@@ -39,6 +43,9 @@ ENFORCED = (
 )
 PAGES_AT_ONCE = 64
 """Pages worked on before everybody else has a turn."""
+
+FAULTS_S = 0.02
+"""Seconds between two looks into the directory of faults, where there is one."""
 
 REPORT_S = 0.001
 """Completions are reported no more often than this, in seconds."""
@@ -61,6 +68,8 @@ class Tenant:
     """Whether its TSGs, and those to come, belong on the runlist."""
     leaving: bool = False
     """Whether its memory is on the way to another GPU."""
+    dead: bool = False
+    """Whether what it has here was lost with the GPU: it is good for nothing but to be given back."""
     retired: Activity = attrs.field(factory=lambda: Activity(0, 0, 0, 0, managed=True))
     """The work of the contexts that it closed."""
 
@@ -90,6 +99,7 @@ class SoftGpu:
         self._work = trio.Event()
         self._host: Host | None = None
         self._epoch = 0.0
+        self.lost = False
 
     def capabilities(self) -> Mapping[str, Capability]:
         migrate = Capability.ENFORCED if self.machine.gpus > 1 else Capability.UNSUPPORTED
@@ -99,6 +109,21 @@ class SoftGpu:
         self._host = host
         self._epoch = trio.current_time()
         task_status.started()
+        async with trio.open_nursery() as nursery:
+            if self.config.faults:
+                nursery.start_soon(self._follow_faults, Path(self.config.faults, str(self.info.index)))
+            await self._report()
+
+    async def _follow_faults(self, path: Path) -> None:
+        while True:
+            self._follow_fault(path)
+            await trio.sleep(FAULTS_S)
+
+    def _follow_fault(self, path: Path) -> None:
+        if path.exists() != self.lost:
+            (self.restore if self.lost else self.lose)()
+
+    async def _report(self) -> None:
         while True:
             await self._work.wait()
             wait = self._until_report()
@@ -107,6 +132,37 @@ class SoftGpu:
             else:
                 await trio.sleep(min(max(REPORT_S, wait), REPORT_MOST_S))
                 self._advance()
+
+    # A GPU that falls off the bus, and comes back by a reset
+
+    def lose(self) -> None:
+        """What is queued is never finished, what is in memory is lost, and every call gives ENODEV."""
+        self._advance()
+        self.lost = True
+        for tenant in self._tenants.values():
+            tenant.dead = True
+            for tsg in tenant.tsgs.values():
+                tsg.queue.clear()
+        log.error("GPU %d is lost", self.info.index)
+        self._booked().presence(self.info.index)
+
+    def restore(self) -> None:
+        """It works again, for contexts that are made from now on."""
+        self.lost = False
+        log.warning("GPU %d is back", self.info.index)
+        self._booked().presence(self.info.index)
+
+    def _require(self) -> None:
+        if self.lost:
+            raise fail(errno.ENODEV)
+
+    def _living(self, process: Process) -> Tenant:
+        """What is kept for a process that may use the GPU. ENODEV."""
+        self._require()
+        tenant = self._tenant(process)
+        if tenant.dead:
+            raise fail(errno.ENODEV)
+        return tenant
 
     # Levers
 
@@ -138,15 +194,18 @@ class SoftGpu:
         pass  # pages come back when a launch touches them
 
     async def set_timeslice(self, process: Process, us: int) -> None:
+        self._require()
         self._advance()
         tenant = self._tenant(process)
         tenant.timeslice_us = us
         self._slice(tenant)
 
     async def detach(self, process: Process) -> None:
+        self._require()
         self._attach(process, False)
 
     async def attach(self, process: Process) -> None:
+        self._require()
         self._attach(process, True)
 
     def _attach(self, process: Process, attached: bool) -> None:
@@ -158,6 +217,7 @@ class SoftGpu:
         self._work.set()
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
+        self._require()
         tenant = self._tenants.get(process)
         if tenant is None or tenant.leaving:
             return 0
@@ -176,6 +236,7 @@ class SoftGpu:
                 tenant.memory.evict()
             moved += batch
             await trio.sleep(self._transfer_us(batch) / 1e6)
+            self._require()
         return moved
 
     async def migrate(self, process: Process, target: Gpu) -> None:
@@ -183,6 +244,7 @@ class SoftGpu:
             raise fail(errno.EXDEV)
         if target.config.page != self.config.page:
             raise fail(errno.EXDEV)
+        self._living(process)
         async with self.machine.gate(process).shut():
             tenant = self._tenant(process)
             tenant.leaving = True
@@ -190,6 +252,8 @@ class SoftGpu:
             try:
                 # Out and in again, as a checkpoint and a restore: what is in the host stays there.
                 await trio.sleep(2 * self._transfer_us(tenant.memory.resident * self.config.page) / 1e6)
+                self._require()
+                target._require()
                 if self._tenants.get(process) is not tenant or target._holds_work(process):
                     raise fail(errno.EEXIST if self._tenants.get(process) is tenant else errno.ESRCH)
                 self._hand_over(process, target)
@@ -232,8 +296,9 @@ class SoftGpu:
 
     async def open_context(self, process: Process, channels: int, progress: Callable[[int], None]) -> int:
         """A context for a process; returns the number of its TSG. `progress` is told the kernels finished so far."""
+        self._require()
         await self._booked().arrive(process, self.info.index)
-        tenant = self._tenant(process)
+        tenant = self._living(process)
         tsg = Tsg(self.config.timeslice_us * US, channels, tenant.attached)
         number = next(self.machine.tsgs)
         self._advance()
@@ -253,10 +318,11 @@ class SoftGpu:
         tenant.retired += Activity(tsg.submitted, tsg.finished, 0, tsg.busy // US, managed=True)
         self._drop(tsg)
         self._slice(tenant)
+        self._revive(tenant)
 
     async def allocate(self, process: Process, nbytes: int) -> range:
         """The pages that hold `nbytes` for a process. ENOMEM where the limits refuse them, and then none of them."""
-        tenant, host, page = self._tenant(process), self._booked(), self.config.page
+        tenant, host, page = self._living(process), self._booked(), self.config.page
         count = -(-nbytes // page)
         if count <= 0:
             raise fail(errno.EINVAL)
@@ -289,21 +355,22 @@ class SoftGpu:
             if self._tenants.get(process) is tenant:
                 for resident, count in freed.items():
                     host.uncharge(process, self.info.index, count * self.config.page, swapped=not resident)
+                self._revive(tenant)
 
     def write(self, process: Process, page: int, stamp: int) -> None:
         """Stores a stamp in a page. EFAULT where there is none."""
-        _mapped(self._tenant(process).memory.write, page, stamp)
+        _mapped(self._living(process).memory.write, page, stamp)
 
     def read(self, process: Process, page: int) -> int:
         """The stamp in a page. EFAULT where there is none."""
-        return _mapped(self._tenant(process).memory.read, page)
+        return _mapped(self._living(process).memory.read, page)
 
     async def launch(self, process: Process, number: int, kernels: int, us: int, pages: range) -> None:
         """Queues kernels that each touch `pages`. ENOENT for the TSG, EAGAIN for a full queue, EFAULT for a page.
 
         A page in the host comes back if the limits have room for it; else each kernel reaches over PCIe for it.
         """
-        tenant = self._tenant(process)
+        tenant = self._living(process)
         tsg = tenant.tsgs.get(number)
         if tsg is None:
             raise fail(errno.ENOENT)
@@ -324,6 +391,7 @@ class SoftGpu:
                 once += transfer
             else:
                 every += transfer
+        self._living(process)  # still
         self._advance()
         if once:
             tsg.launch(1, (us + every + once) * US)
@@ -341,6 +409,10 @@ class SoftGpu:
                 raise fail(errno.ESRCH)
             tenant = self._tenants[process] = Tenant(Memory(self._frames, self._slots))
         return tenant
+
+    def _revive(self, tenant: Tenant) -> None:
+        """Who gave back all that was lost may begin anew."""
+        tenant.dead = tenant.dead and bool(tenant.tsgs or len(tenant.memory))
 
     def _booked(self) -> Host:
         if self._host is None:

@@ -143,6 +143,10 @@ class Units:
         """Is another while something gets done."""
         return self._configurations, self._active.answered if self._active is not None else 0
 
+    def again(self, gpu: int) -> None:
+        for slice_ in self._population.slices():
+            self._later(Group(gpu, slice_))
+
     def process_gone(self, process: Process) -> None:
         """Watcher: nothing to do."""
 

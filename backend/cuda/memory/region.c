@@ -228,13 +228,13 @@ static void wait_idle(struct region *region)
 		pthread_mutex_lock(&region_lock);
 		if (!any_busy(region))
 			break;
-		clock_gettime(CLOCK_REALTIME, &until);
+		clock_gettime(CLOCK_MONOTONIC, &until);
 		until.tv_nsec += LOOK_NS;
 		if (until.tv_nsec >= 1000000000) {
 			until.tv_nsec -= 1000000000;
 			until.tv_sec++;
 		}
-		pthread_cond_timedwait(&idle, &region_lock, &until);
+		pthread_cond_clockwait(&idle, &region_lock, CLOCK_MONOTONIC, &until);
 	}
 }
 

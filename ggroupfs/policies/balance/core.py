@@ -139,9 +139,10 @@ class Core:
             if now - watch.heard >= self._pace.silence or name not in names:
                 watch.samples.clear()
                 watch.alone = None
-        for gpu in picture.cards:
-            more = picture.demand(gpu) > self._pace.overload
-            self._overloaded[gpu] = self._overloaded.get(gpu, 0) + 1 if more else 0
+        self._overloaded = {  # one that is lost is in no picture
+            gpu: self._overloaded.get(gpu, 0) + 1 if picture.demand(gpu) > self._pace.overload else 0
+            for gpu in picture.cards
+        }
         known = []
         for load in picture.loads:
             if load.bound is not None:
@@ -157,6 +158,8 @@ class Core:
     def relieve(self, now: float, picture: Picture, gpu: int, short: Collection[str]) -> Plan | None:
         """What helps groups on a GPU that miss their bounds; None if nothing does. The picture is that of
         :meth:`look`."""
+        if gpu not in picture.cards:
+            return None
         return relieve(picture, gpu, short, lambda load, to: self._history.may(now, load.name, load.gpu, to))
 
     def moved(self, now: float, picture: Picture, move: Move) -> None:

@@ -93,12 +93,14 @@ class Eyes:
         processes: dict[int, dict[int, Path]] = {}
         for member in members(self._mount):
             processes.setdefault(member.pid, {})[member.gpu] = member.path
-        cards = {gpu: self._card(gpu) for gpu in numbers(self._mount / "gpus")}
+        cards = {gpu: self._card(gpu) for gpu in numbers(self._mount / "gpus") if self._is_present(gpu)}
         fixed = {name for name, one in self._watched.items() if not one.movable}
         seen = [one for gpu in cards for name in self._slices(gpu) for one in _seen(name, gpu, self.path(name, gpu))]
         for pid, paths in processes.items():
             cgroup = _cgroup(pid)
             for gpu, path in paths.items():
+                if gpu not in cards:
+                    continue
                 name = self._name(pid, gpu)
                 if name is None:
                     if cgroup is None or any(one.contains(cgroup) for one in self._slices(gpu).values()):
@@ -122,6 +124,10 @@ class Eyes:
     def _name(self, pid: int, gpu: int) -> str | None:
         """The watched group that is a process, on a GPU."""
         return next((n for n, one in self._watched.items() if one.place.pid == pid and one.gpu in (None, gpu)), None)
+
+    def _is_present(self, gpu: int) -> bool:
+        """Whether a GPU is there. One that is lost is no place for anybody, and who is on it cannot be moved."""
+        return flat(content(self._mount / "gpus" / str(gpu) / "gpu.events"))["present"] == 1
 
     def _card(self, gpu: int) -> Card:
         path = self._mount / "gpus" / str(gpu)

@@ -1,0 +1,320 @@
+"""Faults seen through the files, in virtual time: a GPU that is lost, a driver that refuses, no descriptors left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+import backend.exits
+import backend.identity
+import backend.traffic
+from backend.errors import fail
+from backend.nvidia import rm
+from backend.nvidia.faults import Fault, FaultyNvml, FaultySystem, Plan
+from backend.nvidia.gpu import NvidiaGpu, open_gpus
+from backend.nvidia.nvml import Nvml
+from backend.nvidia.subdevice import TIMER_GET_TIME
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
+from backend.soft.machine import Machine
+from tests.fake_nvidia import FakeNvml, FakeSystem, Program, patient
+from tests.harness import MIB, Harness, StubGpu, Waker, refuses, running, settle, virtual
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+
+LOST = [
+    *(Fault("nvmlDeviceGetComputeRunningProcesses", gpu=0, status=status) for status in (15, 16, 9, 1)),
+    Fault("nvmlDeviceGetHandleByUUID", gpu=0, status=6),
+]
+"""NVML says so: lost, to be reset, no driver, not begun; or it does not find it any more."""
+
+
+@attrs.define
+class Rig:
+    """Two GPUs, and a program on both."""
+
+    h: Harness
+    fake: FakeSystem
+    nvml: FakeNvml
+    plan: Plan
+    gpus: list[NvidiaGpu]
+    program: Program
+
+    @property
+    def pid(self) -> int:
+        return self.program.pid
+
+    def frozen(self) -> list[bool]:
+        """On each GPU whether none of it runs."""
+        running = self.program.running()
+        return [not any(running[:20]), not any(running[20:])]
+
+
+def drive(spawn: Spawn, test: Callable[[Rig], object], *, trace: bool = True, scheduler: bool = False) -> None:
+    fake, nvml, plan = FakeSystem(), FakeNvml(), Plan()
+    if not trace:
+        fake.trace = None
+
+    @asynccontextmanager
+    async def rig() -> AsyncIterator[Rig]:
+        faulty = FaultyNvml(nvml, plan)
+        gpus = await open_gpus(system=FaultySystem(fake, plan), nvml=Nvml(faulty), selftest=False)  # type: ignore[arg-type]
+        process = backend.identity.identify(spawn().pid)
+        program = fake.program(process.pid, 0, 1, start=process.start)
+        for gpu in (0, 1):
+            nvml.compute[gpu] = [(program.pid, MIB)]
+        async with running(*gpus, scheduler=scheduler) as h:
+            yield Rig(h, fake, nvml, plan, gpus, program)
+            plan.heal()
+
+    async def main() -> None:
+        async with rig() as found:
+            await test(found)  # type: ignore[misc]
+
+    clock = MockClock(autojump_threshold=0.005)
+    with patient(clock, lambda: any(fault.stuck for fault in plan.faults)):
+        trio.run(main, clock=clock)
+
+
+READABLE = ("gmem.current", "gmem.limit.high", "gmem.stat", "compute.freeze", "compute.timeslice", "gcgroup.stat")
+WRITES = {"compute.freeze": 1, "compute.timeslice": 5, "compute.weight": 50, "gmem.peak": 0, "compute.migrate": 1}
+
+
+@pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
+@pytest.mark.parametrize("fault", LOST, ids=lambda fault: f"{fault.call}-{fault.number}-{fault.status}")
+def test_lost_and_back(spawn: Spawn, fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
+    """ENODEV for writes, the last figures for reads, an event; the other GPU goes on; and all of it again when it is
+    back, with nobody's restart, and with two lines in the log."""
+
+    async def test(rig: Rig) -> None:
+        h, pid = rig.h, rig.pid
+        await h.write(f"{pid}/0/compute.freeze", 1)
+        await h.write(f"{pid}/1/compute.timeslice", 5)
+        assert rig.frozen() == [True, False]
+        before = {name: await h.read(f"{pid}/0/{name}") for name in READABLE}
+        waker = Waker()
+        files = [await h.open(path) for path in (f"{pid}/0/compute.events", "gpus/0/gpu.events")]
+        for file in files:
+            await h.operations.read(file, 0, 4096)
+            inode = await h.inode("gpus/0/gpu.events")
+            await h.operations.poll(inode, file, waker, h.ctx)
+        rig.plan.faults = [fault]
+        await trio.sleep(1)
+        assert waker.woken == 2
+        assert await h.read("gpus/0/gpu.events") == "present 0\nlost 1\n"
+        assert await h.read("gpus/1/gpu.events") == "present 1\nlost 0\n"
+        assert "lost 1\n" in await h.read(f"{pid}/0/compute.events")
+        for name, value in WRITES.items():
+            assert await h.refused(f"{pid}/0/{name}", value) == errno.ENODEV, name
+        for name in READABLE:
+            if name != "gcgroup.stat":
+                assert await h.read(f"{pid}/0/{name}") == before[name]
+        assert "tsgs 4" in await h.read(f"{pid}/0/gcgroup.stat")
+        await h.write(f"{pid}/1/compute.freeze", 1)
+        assert rig.frozen() == [True, True]
+        await h.write(f"{pid}/1/compute.freeze", 0)
+        await trio.sleep(7)
+        for file in files:
+            await h.operations.release(file)
+        rig.plan.heal()
+        await trio.sleep(6)
+        assert await h.read("gpus/0/gpu.events") == "present 1\nlost 1\n"
+        assert rig.frozen() == [True, False], "what was asked for holds again"
+        assert {rig.program.objects[channel].disabled for channel in rig.program.channels()[:20]} == {1}
+        await h.write(f"{pid}/0/compute.freeze", 0)
+        assert rig.frozen() == [False, False]
+
+    caplog.set_level("WARNING")
+    drive(spawn, test)
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.logs("GPU [01] is lost", "GPU [01] is back")
+@pytest.mark.parametrize(("status", "trace"), [*((status, False) for status in sorted(rm.LOST)), (0x0F, True)])
+def test_lost_by_what_the_driver_says(spawn: Spawn, status: int, trace: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """To whoever reads the trace, and without a trace to the first lever. Both GPUs fall off: each is told of once."""
+
+    async def test(rig: Rig) -> None:
+        h, pid = rig.h, rig.pid
+        await h.write(f"{pid}/0/compute.freeze", 1)
+        rig.plan.faults = [
+            Fault("control", number, status=status)
+            for number in (TIMER_GET_TIME, rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS, rm.FIFO_GET_CHANNEL_STATE)
+        ]
+        if not trace:
+            for gpu in (0, 1):
+                assert await h.refused(f"{pid}/{gpu}/compute.timeslice", 5) == errno.ENODEV
+        await trio.sleep(1)
+        for gpu in (0, 1):
+            assert await h.read(f"gpus/{gpu}/gpu.events") == "present 0\nlost 1\n"
+            assert await h.refused(f"{pid}/{gpu}/compute.freeze", 1) == errno.ENODEV
+        calls = len(rig.plan.calls)
+        await trio.sleep(17)
+        looks = [call for call in rig.plan.calls[calls:] if call == ("control", TIMER_GET_TIME)]
+        assert 0 < len(looks) <= 6, "it is looked for rarely"
+        rig.plan.heal()
+        await trio.sleep(6)
+        assert await h.read("gpus/0/gpu.events") == "present 1\nlost 1\n"
+        assert rig.frozen() == [True, False]
+
+    caplog.set_level("WARNING")
+    drive(spawn, test, trace=trace)
+    assert len(caplog.records) == 4
+
+
+@pytest.mark.logs("GPU 0 is lost")
+def test_the_end_while_it_is_lost(spawn: Spawn) -> None:
+    """Nothing is there to be given back, and nobody is told that it could not be."""
+
+    async def test(rig: Rig) -> None:
+        await rig.h.write(f"{rig.pid}/0/compute.freeze", 1)
+        rig.plan.faults = [Fault("nvmlDeviceGetComputeRunningProcesses", gpu=0, status=15)]
+        await trio.sleep(1)
+        rig.plan.faults.append(Fault("control", rm.FIFO_DISABLE_CHANNELS, status=rm.Status.GPU_IS_LOST))
+
+    drive(spawn, test)
+
+
+@pytest.mark.logs("does not follow")
+def test_what_was_asked_is_applied_once_the_fault_is_gone(spawn: Spawn) -> None:
+    """A program that comes into a frozen slice while the driver refuses runs, is told of once, and is frozen then."""
+
+    async def test(rig: Rig) -> None:
+        h, pid = rig.h, rig.pid
+        inode = await h.inode("slice")
+        await h.operations.mkdir(inode, b"jobs", 0o755, h.ctx)
+        await h.write("slice/jobs/0/compute.freeze", 1)
+        rig.plan.faults = [Fault("control", rm.FIFO_DISABLE_CHANNELS, status=rm.Status.TIMEOUT)]
+        h.world.cgroups[pid] = backend.identity.Slice("/jobs")
+        await trio.sleep(5)
+        assert rig.frozen() == [False, False]
+        rig.plan.heal()
+        await trio.sleep(10)
+        assert rig.frozen() == [True, False]
+
+    drive(spawn, test)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("call", ["start_time", "watch", "cgroup"])
+@pytest.mark.logs("is not in the tree yet")
+def test_short_of_descriptors(spawn: Spawn, call: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program comes meanwhile: told once, and in the tree afterwards. Nobody else is disturbed."""
+
+    async def test(rig: Rig) -> None:
+        h = rig.h
+        process = backend.identity.identify(spawn().pid)
+        rig.fake.program(process.pid, 0, start=process.start)
+
+        def refuse(*_: object) -> int:
+            raise fail(code)
+
+        with monkeypatch.context() as patch:
+            if call == "start_time":
+                rig.plan.faults = [Fault("start_time", errno=code)]
+            elif call == "watch":
+                patch.setattr(os, "pidfd_open", refuse)
+            else:
+                patch.setattr(backend.traffic, "cgroup_of", refuse)
+            rig.nvml.compute[0].append((process.pid, MIB))
+            await trio.sleep(5)
+            assert str(process.pid) not in await h.listdir("/")
+            assert await h.read(f"{rig.pid}/0/gmem.current") == f"{MIB}\n"
+        rig.plan.heal()
+        await trio.sleep(2)
+        assert await h.read(f"{process.pid}/0/gmem.current") == f"{MIB}\n"
+
+    drive(spawn, test)
+
+
+# The software GPU
+
+
+@pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
+@virtual
+async def test_soft(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
+    """As above. What a program had there is lost; it may give it back, and begin anew."""
+    machine = Machine(2)
+    gpus = [SoftGpu(index, SoftConfig(capacity=64 * MIB), machine) for index in (0, 1)]
+    async with running(*gpus, scheduler=True) as h:
+        process = backend.identity.identify(spawn().pid)
+        tsg = await gpus[0].open_context(process, 8, lambda _: None)
+        other = await gpus[1].open_context(process, 8, lambda _: None)
+        pages = await gpus[0].allocate(process, 4 * MIB)
+        await gpus[0].launch(process, tsg, 10, 1000, pages)
+        await h.write(f"{process.pid}/0/compute.weight", 200)
+        gpus[0].lose()
+        assert await h.read("gpus/0/gpu.events") == "present 0\nlost 1\n"
+        assert "lost 1\n" in await h.read(f"{process.pid}/0/compute.events")
+        assert await h.read(f"{process.pid}/0/compute.weight") == "200\n"
+        assert await h.read(f"{process.pid}/0/gmem.current") == f"{4 * MIB}\n"
+        for name, value in WRITES.items():
+            assert await h.refused(f"{process.pid}/0/{name}", value) == errno.ENODEV, name
+        assert await h.refused(f"{process.pid}/1/compute.migrate", 0) == errno.ENODEV
+        await gpus[1].launch(process, other, 1, 1000, range(0))
+        await h.write(f"{process.pid}/1/compute.freeze", 1)
+        await h.write(f"{process.pid}/1/compute.freeze", 0)
+        await trio.sleep(5)
+        assert gpus[0].activity(process).pending == 0
+        gpus[0].restore()
+        await settle()
+        with pytest.raises(OSError, match="No such device"):
+            await gpus[0].launch(process, tsg, 1, 1000, range(0))
+        gpus[0].close_context(process, tsg)
+        gpus[0].free(process, pages)
+        tsg = await gpus[0].open_context(process, 8, lambda _: None)
+        await gpus[0].launch(process, tsg, 1, 1000, range(0))
+        await h.write(f"{process.pid}/0/compute.freeze", 1)
+        assert "frozen 1\n" in await h.read(f"{process.pid}/0/compute.events")
+        assert await h.read("gpus/0/gpu.events") == "present 1\nlost 1\n"
+
+
+@pytest.mark.logs("does not follow")
+@virtual
+async def test_what_failed_in_the_background_is_done_later(spawn: Spawn) -> None:
+    gpu = StubGpu()
+    async with running(gpu) as h:
+        await h.operations.mkdir(await h.inode("slice"), b"jobs", 0o755, h.ctx)
+        await h.write("slice/jobs/0/compute.freeze", 1)
+        gpu.script("detach", *[refuses(errno.EIO)] * 3)
+        who = await h.arrive(spawn().pid, "/jobs")
+        assert who not in gpu.detached
+        await trio.sleep(10)
+        assert who in gpu.detached
+        await h.write("slice/jobs/0/compute.freeze", 0)
+
+
+# Time
+
+
+@pytest.mark.parametrize("years", [-50, 50])
+@virtual
+async def test_the_clock_of_the_day_is_nobodys(spawn: Spawn, years: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set by years while everything is at work: writes are answered, engine time is as it was."""
+    import time
+
+    gpu = SoftGpu(0, SoftConfig(capacity=64 * MIB))
+    real, real_ns, shift = time.time, time.time_ns, [0]
+    monkeypatch.setattr(time, "time", lambda: real() + shift[0])
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + shift[0] * 10**9)
+    async with running(gpu, scheduler=True) as h:
+        process = backend.identity.identify(spawn().pid)
+        tsg = await gpu.open_context(process, 8, lambda _: None)
+        await gpu.launch(process, tsg, 1000, 10_000, range(0))
+        await trio.sleep(1)
+        shift[0] = years * 365 * 86400
+        await trio.sleep(1)
+        await h.write(f"{process.pid}/0/compute.freeze", 1)
+        busy = gpu.activity(process).gpu_usec
+        assert busy is not None
+        assert 1_900_000 <= busy <= 2_000_000
+        await trio.sleep(1)
+        assert gpu.activity(process).gpu_usec == busy
