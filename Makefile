@@ -14,6 +14,7 @@
 #   make deb          a Debian package, in build/deb
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench-files  what one file access costs, against a C server
+#   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
 #   make screenshot   the picture of `ggroupfs top` in the README
 #
 # On a host without network, PY=python3 takes a Python that has the requirements already.
@@ -29,13 +30,14 @@ APT_TEST := shellcheck inotify-tools util-linux mandoc dbus-daemon zsh
 APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source-6.1 xz-utils sparse kmod qemu-system-x86 iproute2
 APT_KMOD_DEBUG := flex bison bc libelf-dev libssl-dev
 APT_DEB := dpkg-dev lintian
+APT_SOAK := stress-ng
 APT_SYSTEMD := mmdebstrap e2fsprogs libc6-dev
 
 SOURCES := ggroupfs backend tests
 SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh packaging/tree.sh tests/t8_systemd/disk.sh tests/t8_systemd/again.sh \
 	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
-.PHONY: all build build-test run test check test-unit test-gpu fuzz bench-files screenshot clean
+.PHONY: all build build-test run test check test-unit test-gpu fuzz soak bench-files screenshot clean
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
 all: build
@@ -111,6 +113,11 @@ test-gpu: build-test cuda
 
 bench-files: build-test
 	$(PY) tests/bench/files.py
+
+soak: build-test
+	@[ "$$(id -u)" = 0 ] || { echo "make soak: only root may mount" >&2; exit 1; }
+	$(call apt_install,$(APT_SOAK))
+	PYTHONPATH=. $(PY) tests/bench/soak.py --json build/soak.json
 
 screenshot: build-test
 	$(PY) docs/screenshot.py

@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 GGROUPFS = [sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", "soft"]
-PROGRAMS = ("baseline", "client", "processes")
+PROGRAMS = ("baseline", "client", "clients", "processes")
 START_DEADLINE = 30.0
 STOP_DEADLINE = 20.0
 TICK = os.sysconf("SC_CLK_TCK")
@@ -69,7 +69,7 @@ def build(into: Path) -> dict[str, Path]:
     flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=True)
     built = {name: into / name for name in PROGRAMS}
     for name, path in built.items():
-        compiler = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-o", path, HERE / f"{name}.c"]
+        compiler = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-o", path, HERE / f"{name}.c"]
         subprocess.run([*compiler, *shlex.split(flags.stdout)], check=True)
     return built
 

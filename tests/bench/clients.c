@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * clients - N processes that read, or write, all files of a tree as fast as they are answered.
+ *
+ *   read    the whole tree, again and again: lists every directory, and opens, reads and closes every readable file
+ *   write   a control of a process picked at random, again and again: values that the process has room for
+ *
+ * usage: clients read|write N MOUNT
+ * Prints "ready" once they are at it. At the end of its standard input it ends them and prints lines
+ *   count C          calls of open, read or write, and close together
+ *   p50 US, p99 US, p999 US, worst US     how long one took, microseconds (within 3 %)
+ *   error NAME COUNT for each errno that one of them met; a process or slice that has gone is none
+ * They die with it.
+ */
+#include <dirent.h>
+#include <err.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STEPS 32 /* of the histogram, to twice the time */
+#define BUCKETS (STEPS * 32)
+#define ERRNOS 256
+#define DEEPEST 8
+
+struct results {
+	uint64_t count[BUCKETS];
+	uint64_t errors[ERRNOS];
+	uint64_t worst; /* ns */
+};
+
+static struct results *results; /* of this process */
+
+static uint64_t now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * UINT64_C(1000000000) + t.tv_nsec;
+}
+
+/* Logarithmic from 256 ns on, in steps of a 32nd. */
+static unsigned int bucket(uint64_t ns)
+{
+	unsigned int power = ns < 256 ? 8 : 63 - __builtin_clzll(ns);
+	uint64_t part = ns < 256 ? 0 : (ns >> (power - 5)) & (STEPS - 1);
+	unsigned int index = (power - 8) * STEPS + part;
+
+	return index < BUCKETS ? index : BUCKETS - 1;
+}
+
+static double bucket_us(unsigned int index)
+{
+	return (UINT64_C(1) << (index / STEPS + 8)) * (1 + (index % STEPS + 1.0) / STEPS) / 1e3;
+}
+
+static void took(uint64_t since)
+{
+	uint64_t ns = now() - since;
+
+	results->count[bucket(ns)]++;
+	if (ns > results->worst)
+		results->worst = ns;
+}
+
+static void failed(int error)
+{
+	/* It was listed, and is gone by now. */
+	if (error != ENOENT && error != ENODEV)
+		results->errors[error % ERRNOS]++;
+}
+
+static void read_file(int directory, const char *name)
+{
+	char buffer[8192];
+	uint64_t start = now();
+	int fd = openat(directory, name, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0) {
+		failed(errno);
+		return;
+	}
+	if (read(fd, buffer, sizeof(buffer)) < 0)
+		failed(errno);
+	close(fd);
+	took(start);
+}
+
+static void read_directory(int directory, int depth)
+{
+	struct dirent *entry;
+	DIR *stream = fdopendir(directory);
+
+	if (!stream) {
+		failed(errno);
+		close(directory);
+		return;
+	}
+	while ((entry = readdir(stream))) {
+		struct stat st;
+		int fd;
+
+		if (entry->d_name[0] == '.')
+			continue;
+		if (fstatat(dirfd(stream), entry->d_name, &st, AT_SYMLINK_NOFOLLOW)) {
+			failed(errno);
+		} else if (S_ISDIR(st.st_mode) && depth < DEEPEST) {
+			fd = openat(dirfd(stream), entry->d_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+			if (fd < 0)
+				failed(errno);
+			else
+				read_directory(fd, depth + 1);
+		} else if (S_ISREG(st.st_mode) && st.st_mode & 0444 && strcmp(entry->d_name, "usermemfd")) {
+			read_file(dirfd(stream), entry->d_name);
+		}
+	}
+	closedir(stream);
+}
+
+static void reader(const char *mount)
+{
+	for (;;) {
+		int fd = open(mount, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+		if (fd < 0)
+			err(1, "%s", mount);
+		read_directory(fd, 0);
+	}
+}
+
+/* What is written, one after the other: it ends as it began. */
+static const struct action {
+	const char *file;
+	const char *values[2];
+} actions[] = {
+	{ "compute.freeze", { "1", "0" } },
+	{ "compute.timeslice", { "500us", "default" } },
+	{ "compute.weight", { "700", "100" } },
+	{ "compute.priority", { "3", "0" } },
+	{ "gmem.limit.low", { "2M", "0" } },
+	{ "gmem.limit.high", { "2M", "max" } },
+	{ "gmem.limit.high", { "1G", "max" } },
+	{ "gmem.peak", { "0", "0" } },
+};
+
+static void write_file(const char *path, const char *value)
+{
+	ssize_t length = strlen(value);
+	uint64_t start = now();
+	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+
+	if (fd < 0) {
+		failed(errno);
+		return;
+	}
+	if (write(fd, value, length) != length)
+		failed(errno);
+	close(fd);
+	took(start);
+}
+
+static void writer(const char *mount, unsigned int seed)
+{
+	for (;;) {
+		struct dirent **entries;
+		int count = scandir(mount, &entries, NULL, NULL);
+
+		if (count < 0)
+			err(1, "%s", mount);
+		for (int i = 0; i < 256 && count; i++) {
+			const char *name = entries[rand_r(&seed) % count]->d_name;
+			const struct action *action = &actions[rand_r(&seed) % (sizeof(actions) / sizeof(*actions))];
+			char path[4096];
+
+			if (!atoi(name))
+				continue;
+			snprintf(path, sizeof(path), "%s/%s/0/%s", mount, name, action->file);
+			write_file(path, action->values[0]);
+			write_file(path, action->values[1]);
+		}
+		for (int i = 0; i < count; i++)
+			free(entries[i]);
+		free(entries);
+	}
+}
+
+static double percentile(const struct results *all, uint64_t total, double part)
+{
+	uint64_t below = 0;
+
+	for (unsigned int i = 0; i < BUCKETS; i++) {
+		below += all->count[i];
+		if (below >= total * part)
+			return bucket_us(i);
+	}
+	return bucket_us(BUCKETS - 1);
+}
+
+static void print_sum(const struct results *each, int n)
+{
+	static struct results sum;
+	uint64_t total = 0;
+
+	for (int client = 0; client < n; client++) {
+		for (unsigned int i = 0; i < BUCKETS; i++) {
+			sum.count[i] += each[client].count[i];
+			total += each[client].count[i];
+		}
+		for (int i = 0; i < ERRNOS; i++)
+			sum.errors[i] += each[client].errors[i];
+		if (each[client].worst > sum.worst)
+			sum.worst = each[client].worst;
+	}
+	printf("count %llu\n", (unsigned long long)total);
+	printf("p50 %.1f\np99 %.1f\np999 %.1f\n", percentile(&sum, total, 0.5), percentile(&sum, total, 0.99),
+	       percentile(&sum, total, 0.999));
+	printf("worst %.1f\n", sum.worst / 1e3);
+	for (int i = 0; i < ERRNOS; i++)
+		if (sum.errors[i])
+			printf("error %s %llu\n", strerrorname_np(i) ?: "?", (unsigned long long)sum.errors[i]);
+}
+
+int main(int argc, char **argv)
+{
+	int n = argc == 4 ? atoi(argv[2]) : 0, made, status, code = 0;
+	struct results *all;
+	pid_t self = getpid(), *pids;
+	char sink[64];
+
+	if (n < 1 || (strcmp(argv[1], "read") && strcmp(argv[1], "write")))
+		errx(2, "usage: clients read|write N MOUNT");
+	all = mmap(NULL, n * sizeof(*all), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pids = calloc(n, sizeof(*pids));
+	if (all == MAP_FAILED || !pids)
+		err(1, "memory");
+	for (made = 0; made < n; made++) {
+		pids[made] = fork();
+		if (pids[made] < 0)
+			err(1, "fork");
+		if (!pids[made]) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			if (getppid() != self)
+				_exit(0);
+			results = &all[made];
+			if (!strcmp(argv[1], "read"))
+				reader(argv[3]);
+			else
+				writer(argv[3], made + 1);
+		}
+	}
+	puts("ready");
+	fflush(stdout);
+	while (read(STDIN_FILENO, sink, sizeof(sink)) > 0)
+		;
+	for (int i = 0; i < made; i++)
+		kill(pids[i], SIGKILL);
+	/* One that ended by itself had something to say. */
+	while (wait(&status) > 0)
+		code |= !WIFSIGNALED(status);
+	print_sum(all, n);
+	return code;
+}
