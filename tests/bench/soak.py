@@ -100,14 +100,16 @@ class Soak:
                 started([clients, "read", str(READERS), server.mountpoint]) as readers,
                 started([clients, "write", str(WRITERS), server.mountpoint]) as writers,
             ):
-                end = time.monotonic() + self.seconds
+                end, cpu = time.monotonic() + self.seconds, server.cpu_seconds()
                 while time.monotonic() < end:
                     time.sleep(1)
                     server.check()
                     samples.append(sample(server))
+                cpu = server.cpu_seconds() - cpu
                 read, wrote = self.answers(readers), self.answers(writers)
             report.add("reads", read["count"] / self.seconds, "a second", None, f"{READERS} clients")
             report.add("writes", wrote["count"] / self.seconds, "a second", None, f"{WRITERS} clients")
+            report.add("the daemon", cpu / self.seconds * 100, "% CPU")
             for name, found, budget in (("read", read, READ_BUDGET_MS), ("write", wrote, None)):
                 note = ", ".join(f"{key} {found[key] / 1e3:.2f}" for key in ("p50", "p999", "worst"))
                 report.add(f"{name}, p99", found["p99"] / 1e3, "ms", budget, note)
