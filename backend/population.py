@@ -113,7 +113,8 @@ class Population:
         return resident is not None and group.gpu in resident.gpus
 
     def below(self, group: Group) -> Iterator[Resident]:
-        """The processes at or below a group that have a directory on its GPU."""
+        """The processes at or below a group that have a directory on its GPU. For one look: who waits meanwhile, or lets
+        somebody in or out, makes a list of them first."""
         if isinstance(group.node, Process):
             resident = self.resident(group.node)
             if resident is not None and group.gpu in resident.gpus:
@@ -123,7 +124,9 @@ class Population:
         while pending:
             entry = self._slices.get(pending.pop())
             if entry is not None:
-                yield from [resident for resident in entry.members.values() if group.gpu in resident.gpus]
+                for resident in entry.members.values():  # the first may be all that is asked for, of thousands
+                    if group.gpu in resident.gpus:
+                        yield resident
                 pending.extend(entry.children)
 
     def path(self, group: Group) -> list[Group]:

@@ -95,7 +95,6 @@ class SoftGpu:
         self._runlist = Runlist(self.config.switch_us * US)
         self._tenants: dict[Process, Tenant] = {}
         self._progress: dict[Tsg, Callable[[int], None]] = {}
-        self._reported: dict[Tsg, int] = {}
         self._work = trio.Event()
         self._host: Host | None = None
         self._epoch = 0.0
@@ -277,7 +276,6 @@ class SoftGpu:
             self._runlist.remove(tsg)
             target._runlist.add(tsg)
             target._progress[tsg] = self._progress.pop(tsg)
-            target._reported[tsg] = self._reported.pop(tsg)
         target._tenants[process] = tenant
         target._attach(process, True)
         target._slice(tenant)
@@ -304,7 +302,7 @@ class SoftGpu:
         self._advance()
         tenant.tsgs[number] = tsg
         self._runlist.add(tsg)
-        self._progress[tsg], self._reported[tsg] = progress, 0
+        self._progress[tsg] = progress
         self._slice(tenant)
         return number
 
@@ -430,15 +428,12 @@ class SoftGpu:
 
     def _drop(self, tsg: Tsg) -> None:
         self._runlist.remove(tsg)
-        del self._progress[tsg], self._reported[tsg]
+        del self._progress[tsg]
 
     def _advance(self) -> None:
         """Brings the engine up to the present and reports what finished."""
-        self._runlist.advance(int((trio.current_time() - self._epoch) * 1e9))
-        for tsg, progress in self._progress.items():
-            if tsg.finished != self._reported[tsg]:
-                self._reported[tsg] = tsg.finished
-                progress(tsg.finished)
+        for tsg in self._runlist.advance(int((trio.current_time() - self._epoch) * 1e9)):
+            self._progress[tsg](tsg.finished)
 
     def _until_report(self) -> float | None:
         """Seconds until there is something to report, None when nothing runs."""

@@ -8,10 +8,17 @@ compute preemption on real hardware. Changing from one TSG to another costs engi
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
 
 import attrs
 
 US = 1000
+
+
+def _changed(tsg: Tsg, attribute: attrs.Attribute[bool], attached: bool) -> bool:
+    tsg.news()
+    return attached
 
 
 @attrs.define(eq=False)
@@ -22,7 +29,7 @@ class Tsg:
     """Longest turn, nanoseconds."""
     channels: int = 1
     """Channels in it; only counted."""
-    attached: bool = True
+    attached: bool = attrs.field(default=True, on_setattr=_changed)
     """Whether it is on the runlist."""
     queue: deque[int] = attrs.field(factory=deque)
     """What each kernel that is queued or running still needs, nanoseconds, oldest first."""
@@ -32,6 +39,8 @@ class Tsg:
     """Kernels completed, ever."""
     busy: int = 0
     """Time on the engine, nanoseconds."""
+    news: Callable[[], Any] = attrs.field(default=lambda: None, repr=False)
+    """Called when it may be runnable and was not: by who is asked again and again, with a thousand that are not."""
 
     @property
     def runnable(self) -> bool:
@@ -42,6 +51,7 @@ class Tsg:
         """Queues `count` kernels of `duration` nanoseconds each."""
         self.queue.extend([duration] * count)
         self.submitted += count
+        self.news()
 
 
 class Runlist:
@@ -56,10 +66,13 @@ class Runlist:
         self._running: Tsg | None = None
         self._turn = 0  # what is left of the running TSG's timeslice
         self._switching = 0  # what is left of the switch to it
+        self._idle = False  # nobody was runnable, and nobody has had any news since
 
     def add(self, tsg: Tsg) -> None:
         """Puts a TSG at the end of the round."""
         self._ring.append(tsg)
+        tsg.news = self._wake
+        self._wake()
 
     def remove(self, tsg: Tsg) -> None:
         """Takes a TSG, and whatever it had queued, away for good."""
@@ -67,10 +80,12 @@ class Runlist:
         if self._running is tsg:
             self._running = None
 
-    def advance(self, until: int) -> None:
-        """Runs the engine up to time `until`, nanoseconds."""
-        while self.advance_to_finish(until) is not None:
-            pass
+    def advance(self, until: int) -> Collection[Tsg]:
+        """Runs the engine up to time `until`, nanoseconds; returns whose kernels finished, each once."""
+        finished: dict[Tsg, None] = {}
+        while (tsg := self.advance_to_finish(until)) is not None:
+            finished[tsg] = None
+        return finished.keys()
 
     def advance_to_finish(self, until: int) -> Tsg | None:
         """Runs the engine to the end of the next kernel, and says whose it was, but no further than time `until`."""
@@ -97,6 +112,8 @@ class Runlist:
 
     def until_next_finish(self) -> int | None:
         """Nanoseconds of work to the end of the kernel whose turn it is or comes next; None when all is idle."""
+        if self._idle:
+            return None
         tsg = self._running if self._running is not None and self._running.runnable else None
         tsg = tsg or next((other for other in self._ring if other.runnable), None)
         return None if tsg is None else tsg.queue[0] + self._switching
@@ -106,6 +123,8 @@ class Runlist:
         running = self._running
         if running is not None and running.runnable and self._turn > 0:
             return running
+        if self._idle:
+            return None
         for _ in range(len(self._ring)):
             tsg = self._ring.popleft()
             self._ring.append(tsg)
@@ -118,5 +137,8 @@ class Runlist:
                     ahead = min(tsg.queue[0], until - self.now)
                     self._turn *= max(1, -(-ahead // tsg.timeslice))
                 return tsg
-        self._running = None
+        self._running, self._idle = None, True
         return None
+
+    def _wake(self) -> None:
+        self._idle = False
