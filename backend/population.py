@@ -113,8 +113,8 @@ class Population:
         return resident is not None and group.gpu in resident.gpus
 
     def below(self, group: Group) -> Iterator[Resident]:
-        """The processes at or below a group that have a directory on its GPU. For one look: who waits meanwhile, or lets
-        somebody in or out, makes a list of them first."""
+        """The processes at or below a group that have a directory on its GPU. For one look: who waits meanwhile, or
+        lets somebody in or out, makes a list of them first."""
         if isinstance(group.node, Process):
             resident = self.resident(group.node)
             if resident is not None and group.gpu in resident.gpus:
