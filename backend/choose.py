@@ -74,6 +74,8 @@ class Backend:
     """The programs whose memory can be moved, of each of the others: they come by a socket, too."""
     attributes: Attributes | None = None
     """Whose files are, where that is to outlive the daemon."""
+    lasting: bool = True
+    """Whether the books, and what holds, are known to another daemon afterwards."""
 
 
 async def gpus(choice: Choice) -> Sequence[Gpu]:
@@ -112,7 +114,7 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
         ledger = kmod.KernelLedger(names, temporary=soft.keys())
         return Backend(ledger, [Provided(gpu, ledger, seconds) for gpu in found], soft, cuda, attributes)
     if journal is None:
-        return Backend(SoftLedger(), found, soft, cuda)
+        return Backend(SoftLedger(), found, soft, cuda, lasting=False)
     noted = [Noted(gpu, journal) for gpu in found]
     return Backend(JournaledLedger(journal, names), noted, soft, cuda, attributes)
 

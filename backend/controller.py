@@ -66,6 +66,8 @@ class Controller:
         self._losses: Counter[Group] = Counter()
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
+        self.handed_over = False
+        """Whether they are to be left what they have."""
         self._traffic.take_over()
         ledger.listen(self._tell, self._traffic.configured)
 
@@ -87,9 +89,16 @@ class Controller:
                     self._traffic.follow(resident)
                 task_status.started()
         finally:
-            with trio.move_on_after(self._seconds, shield=True):
-                self.released = await self._follower.release()
+            if not self.handed_over:
+                with trio.move_on_after(self._seconds, shield=True):
+                    self.released = await self._follower.release()
             self._traffic.exits.close()
+
+    def hand_over(self) -> None:
+        """The end is near, and another daemon goes on from the books: what holds then is not given back."""
+        self.handed_over = True
+        for gpu in self.gpus.values():
+            gpu.hand_over()
 
     # Reading
 

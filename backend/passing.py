@@ -57,3 +57,6 @@ class Passing:
 
     def forget(self, process: Process) -> None:
         self._inner.forget(process)
+
+    def hand_over(self) -> None:
+        self._inner.hand_over()

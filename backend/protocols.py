@@ -238,6 +238,9 @@ class Gpu(Protocol):
     def forget(self, process: Process) -> None:
         """The process exited: drop what was remembered for it."""
 
+    def hand_over(self) -> None:
+        """The end is near, and another daemon goes on from here: what holds then is not given back."""
+
 
 def split_timeslice(us: int, tsgs: int) -> int:
     """One TSG's part of a process's timeslice, microseconds: forking contexts buys nothing."""

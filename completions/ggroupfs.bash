@@ -3,11 +3,12 @@
 #
 # What is offered for each command is a table, which tests/t0_completions.py holds against the command itself.
 
-_ggroupfs_commands="mount umount run show top set doctor metrics policy balance replay tenant demo"
+_ggroupfs_commands="mount umount upgrade run show top set doctor metrics policy balance replay tenant demo"
 
 declare -A _ggroupfs_options=(
     [mount]="-f --foreground --gpu --ledger -o"
     [umount]=""
+    [upgrade]=""
     [run]="--mount -p --slice --gpu"
     [show]="--tree --json --mount"
     [top]="-d --delay --once --json --mount"
@@ -151,7 +152,7 @@ _ggroupfs() {
                 _ggroupfs_files -f "$whole"
             elif [[ $command == mount ]]; then
                 _ggroupfs_files -d "$whole"
-            elif [[ $command == umount ]]; then
+            elif [[ $command == umount || $command == upgrade ]]; then
                 local -a places=()
                 local place kind
                 while read -r _ place kind _; do

@@ -17,6 +17,7 @@ OK, FAILED, USAGE = 0, 1, 2
 COMMANDS = {
     "mount": ("daemon", "mount the tree; returns when it answers"),
     "umount": ("umount", "thaw everything and unmount"),
+    "upgrade": ("upgrade", "what is installed now takes over a mounted tree"),
     "run": ("run", "start a program, with limits from its first allocation on"),
     "show": ("show", "who uses what"),
     "top": ("top", "who uses what, live"),

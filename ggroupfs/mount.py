@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import attrs
@@ -20,7 +20,7 @@ from backend.controller import Controller
 from backend.cuda import server as cuda_server
 from backend.journal.file import Busy, Journal, default_path
 from backend.soft import server as soft_server
-from ggroupfs import watchdog
+from ggroupfs import upgrade, watchdog
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
 from ggroupfs.mounts import SYSTEMD, mount_of
@@ -47,6 +47,14 @@ RELOADS = (signal.SIGHUP,)
 BASE_OPTIONS = frozenset(("fsname=ggroupfs", "subtype=ggroupfs", "allow_other", "default_permissions"))
 
 
+@attrs.define
+class Ending:
+    """How a mount ended."""
+
+    upgraded: bool = False
+    """Another daemon is to go on in this process."""
+
+
 class MountError(Exception):
     """The tree could not be mounted; the text says why, in one line."""
 
@@ -56,24 +64,32 @@ def run(options: MountOptions, ready: Callable[[], None]) -> None:
 
     MountError where that fails before `ready`.
     """
-    for number in (*ENDS, *RELOADS):
-        signal.signal(number, signal.SIG_IGN)  # what holds before _run() takes them, and after
+    early = upgrade.take_over_signals(ENDS)  # ignored before _run() takes them, and after
+    for number in (*RELOADS, upgrade.SIGNAL):
+        signal.signal(number, signal.SIG_IGN)
     try:
-        trio.run(_run, options, os.path.abspath(options.mountpoint), ready)
+        successor = trio.run(_run, options, os.path.abspath(options.mountpoint), ready, early)
     except* MountError as group:
         raise _first(group) from None
+    if successor is not None:
+        upgrade.become_next(successor, ENDS)
 
 
-async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]) -> None:
+async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None], early: Iterable[int]) -> Path | None:
+    """Returns the socket on which another daemon is to go on in this process; None for the end."""
+    ending = Ending()
     async with contextlib.AsyncExitStack() as stack:
         # Until the very end: a second signal, too, must not kill us before everything is thawed and unmounted.
         ends = stack.enter_context(trio.open_signal_receiver(*ENDS))
         reloads = stack.enter_context(trio.open_signal_receiver(*RELOADS))
+        upgrades = stack.enter_context(trio.open_signal_receiver(upgrade.SIGNAL))
+        for number in early:
+            signal.raise_signal(number)
         _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
         journal = await _journal(options, mountpoint)
         served = False
         if journal is not None:
-            stack.callback(lambda: journal.close(ended=served))
+            stack.callback(lambda: journal.close(ended=served and not controller.handed_over))
         controller, backend = await _controller(options, mountpoint, journal)
         stack.callback(_close, controller)
         tree, events = Tree(controller, backend.attributes), Events()
@@ -97,9 +113,11 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         controller.facts["socket"] = os.fspath(path)
         if journal is not None:
             controller.facts["journal"] = os.fspath(journal.path)
+        controller.facts["upgrade"] = upgrade.SIGNAL.name
 
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(_until_signal, ends, messenger, nursery.cancel_scope)
+        nursery.start_soon(_until_upgrade, upgrades, ending, controller, backend, messenger, nursery.cancel_scope)
         if journal is not None:
             nursery.start_soon(journal.run)
         served = True
@@ -124,6 +142,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         watchdog.notify("READY=1", f"STATUS={_status(controller, mountpoint)}")
         ready()
     log.debug("unmounted %s", mountpoint)
+    return path if ending.upgraded else None
 
 
 async def _journal(options: MountOptions, mountpoint: str) -> Journal | None:
@@ -197,6 +216,25 @@ async def _until_signal(signals: AsyncIterator[int], messenger: Messenger, scope
         # First of all, while the tree still answers: a message under way may wait for an answer of ours.
         await trio.to_thread.run_sync(messenger.end)
         scope.cancel()
+
+
+async def _until_upgrade(
+    signals: AsyncIterator[int],
+    ending: Ending,
+    controller: Controller,
+    backend: Backend,
+    messenger: Messenger,
+    scope: trio.CancelScope,
+) -> None:
+    """Ends the mount at the first signal, for another daemon to go on with what holds, where that is written down."""
+    async for _ in signals:
+        watchdog.notify("RELOADING=1", "STATUS=Another daemon takes over")
+        await trio.to_thread.run_sync(messenger.end)
+        ending.upgraded = True
+        if backend.lasting:
+            controller.hand_over()
+        scope.cancel()
+        return
 
 
 async def _reload(signals: AsyncIterator[int], units: Units) -> None:

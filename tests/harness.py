@@ -180,6 +180,9 @@ class StubGpu:
         await self._act("migrate", process, target.info.index)
         self.forget(process)
 
+    def hand_over(self) -> None:
+        self.handed_over = True
+
     def forget(self, process: Process) -> None:
         self.forgotten.append(process)
         self.detached.discard(process)

@@ -501,3 +501,18 @@ def one_death(at: int, readback: bool = True) -> None:
         except BaseException as error:
             error.add_note(f"killed at point {at} of {life.points}, while {machine.doing}")
             raise
+
+
+def test_who_hands_over_gives_nothing_back(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """A daemon that another one replaces: whoever is frozen does not run for a moment, from the one to the other."""
+
+    async def hand_over(machine: Machine, h: Harness) -> None:
+        await past(machine, h)
+        machine.fake.still = to_stand_still(machine)
+        h.controller.hand_over()
+
+    with a_machine(spawn) as machine:
+        live(machine, Life(), hand_over)
+        assert machine.fake.still
+        assert not machine.fake.ran
+        again(machine, further=False)

@@ -99,6 +99,7 @@ class NvidiaGpu:
         self._unmet = False  # a program could not be looked at, and it was told of
         self._host: Host | None = None
         self._probe = Deadline("the driver", LEVER_DEADLINE)
+        self._handed_over = False
         self._began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICK)
 
     def adopt(self, verdicts: Sequence[Verdict]) -> None:
@@ -131,8 +132,9 @@ class NvidiaGpu:
                     await self._poll(host, nursery)
         finally:
             # Nobody is left to thaw them: a frozen program would stay so until it is killed.
-            with trio.CancelScope(shield=True):
-                await self._release_all()
+            if not self._handed_over:
+                with trio.CancelScope(shield=True):
+                    await self._release_all()
 
     async def _poll(self, host: Host, nursery: trio.Nursery) -> None:
         try:
@@ -318,6 +320,9 @@ class NvidiaGpu:
         self.whole.forget(process)
         self._usage.forget(process)
         self._census.forget(process)
+
+    def hand_over(self) -> None:
+        self._handed_over = True
 
     # ---- what is known ---------------------------------------------------------------------------------------
 

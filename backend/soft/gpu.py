@@ -255,7 +255,7 @@ class SoftGpu:
                 target._require()
                 if self._tenants.get(process) is not tenant or target._holds_work(process):
                     raise fail(errno.EEXIST if self._tenants.get(process) is tenant else errno.ESRCH)
-                self._hand_over(process, target)
+                self._pass_on(process, target)
             finally:
                 tenant.leaving = False
                 if self._tenants.get(process) is tenant:
@@ -266,7 +266,7 @@ class SoftGpu:
         tenant = self._tenants.get(process)
         return tenant is not None and bool(tenant.tsgs or len(tenant.memory))
 
-    def _hand_over(self, process: Process, target: SoftGpu) -> None:
+    def _pass_on(self, process: Process, target: SoftGpu) -> None:
         """The tenant is the other's from now on, attached and with its timeslices; nothing of it is left here."""
         self._advance()
         target._advance()
@@ -289,6 +289,9 @@ class SoftGpu:
             for tsg in tenant.tsgs.values():
                 self._drop(tsg)
             tenant.memory.clear()
+
+    def hand_over(self) -> None:
+        pass  # it ends with its daemon, whatever comes then
 
     # What tenants do, through backend.soft.server
 

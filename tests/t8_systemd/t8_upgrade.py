@@ -7,17 +7,23 @@ from tests.t8_systemd.units import MIB, daemon, holding, until_holds
 from tests.vm.guest import Guest
 
 
-def test_an_upgrade_mounts_again(guest: Guest) -> None:
-    """By a daemon of the new version, with the options that the administrator wrote."""
+def test_an_upgrade_goes_on(guest: Guest) -> None:
+    """The same process is a daemon of the new version, and what was asked for holds. What the administrator wrote
+    stays, and counts with the next start."""
     guest.ok("sed -i 's/^OPTIONS=.*/OPTIONS=-o soft.gmem=1G/' /etc/default/ggroupfs")
     guest.ok("touch /etc/ggroupfs/slices.d/mine.conf")
-    old = daemon(guest)
+    guest.ok("mkdir /run/ggroup/slice/kept.slice && echo 1 >/run/ggroup/slice/kept.slice/0/compute.freeze")
+    old, since = daemon(guest), guest.ok("stat -c %Z.%z /run/ggroupfs/ggroup.sock")
     with holding(guest, "during", 16 * MIB) as place:
         until_holds(guest, place, 16 * MIB)
         guest.ok("dpkg -i /mnt/ggroupfs-next.deb", 300)
         assert guest.ok("dpkg-query -W -f '${Version} ${Status}' ggroupfs").endswith("+next install ok installed")
         assert guest.ok("systemctl is-active ggroupfs") == "active\n"
-        assert daemon(guest) != old
+        assert daemon(guest) == old
+        assert guest.ok("stat -c %Z.%z /run/ggroupfs/ggroup.sock") != since
+        assert guest.ok("cat /run/ggroup/slice/kept.slice/0/compute.freeze") == "1\n"
+        until_holds(guest, place, 16 * MIB)
+        guest.ok("systemctl restart ggroupfs")
         assert guest.ok("cat /run/ggroup/gpus/0/gmem.capacity") == f"{1024 * MIB}\n"
         until_holds(guest, place, 16 * MIB)
     assert guest.run("test -e /etc/ggroupfs/slices.d/mine.conf").code == 0

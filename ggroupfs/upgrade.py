@@ -1,0 +1,113 @@
+"""``ggroupfs upgrade``: the daemon of a tree becomes the program that is installed now, while programs run.
+
+The daemon ends without giving anything back, and executes itself anew (execve(2)): the same process, for systemd and
+for who started it, goes on from the journal or from the kernel's books. Meanwhile the tree is not there, and what was
+open in it fails with ENOTCONN; pollers are told of an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from backend.client import facts_of
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
+
+SIGNAL = signal.SIGUSR2
+SECONDS = 30.0
+"""How long the next one may take: the levers of a GPU are proven before the tree answers."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("mountpoint", nargs="?", type=Path, default=DEFAULT_MOUNTPOINT)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand. Exit code 0 once the tree answers again."""
+    path = os.path.abspath(arguments.mountpoint)
+    found = mount_of(path)
+    if found is None or found[1] != "fuse.ggroupfs":
+        raise RuntimeError(f"upgrade: {path} is not a ggroup tree")
+    with contextlib.ExitStack() as stack:
+        root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, root)
+        pidfd = _daemon(path, facts_of(path))
+        stack.callback(os.close, pidfd)
+        mounts = stack.enter_context(open("/proc/self/mountinfo", "rb"))
+        began = time.monotonic()
+        signal.pidfd_send_signal(pidfd, SIGNAL)
+        while _lives(root) or not _answers(path):
+            _wait(pidfd, mounts.fileno(), path, began + SECONDS - time.monotonic())
+        print(f"{path}: answers again after {time.monotonic() - began:.2f} s")
+    return 0
+
+
+def _daemon(path: str, facts: Mapping[str, str]) -> int:
+    """A descriptor of who serves a tree, and knows the signal: another would die of it."""
+    if facts.get("upgrade") != SIGNAL.name:
+        raise RuntimeError(f"upgrade: the daemon of {path} cannot be replaced as it runs: unmount and mount")
+    return os.pidfd_open(int(facts["pid"]))
+
+
+def _lives(root: int) -> bool:
+    """Whether the tree of an open directory is still served. (The numbers of mounts and of their devices are used
+    again.)"""
+    try:
+        os.fstatvfs(root)
+    except OSError:
+        return False
+    return True
+
+
+def _answers(path: str) -> bool:
+    try:
+        return bool(facts_of(path))
+    except OSError:
+        return False
+
+
+def _wait(pidfd: int, mounts: int, path: str, seconds: float) -> None:
+    """Until something is mounted or unmounted, anywhere (proc_pid_mountinfo(5): it is an error for poll(2), that time).
+
+    RuntimeError where nobody is left who could, or time is up.
+    """
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    poller.register(mounts, select.POLLPRI)
+    found = dict(poller.poll(max(0.0, seconds) * 1000))
+    if pidfd in found:
+        raise RuntimeError(f"upgrade: the next daemon of {path} has ended: see its log")
+    if not found:
+        raise RuntimeError(f"upgrade: {path} does not answer after {SECONDS:.0f} s")
+
+
+# In the daemon
+
+
+def become_next(socket: Path, ends: Collection[signal.Signals]) -> NoReturn:
+    """Executes what is installed now, with the same words, in place of this process, and on the same socket: programs
+    have its path. The signals that end a daemon wait for the next one."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    words = list(sys.orig_argv)
+    option = f"socket={socket}"
+    if not any(option in word.split(",") for word in words):
+        words += ["-o", option]
+    os.execv(sys.executable, words)
+
+
+def take_over_signals(ends: Collection[signal.Signals]) -> Iterable[int]:
+    """Those that came while the one before became this one. They are ignored now, until somebody takes them."""
+    early = [number for number in signal.sigpending() if number in ends]
+    for number in ends:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+    return early
