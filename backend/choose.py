@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import attrs
@@ -58,6 +59,8 @@ class Choice:
     """What they are like."""
     selftest: bool = True
     """Whether the levers of a real GPU are proven before the mount answers."""
+    proven: Path | None = None
+    """Where it is kept that they were, for the next daemon."""
 
 
 @attrs.frozen
@@ -82,9 +85,11 @@ async def gpus(choice: Choice) -> Sequence[Gpu]:
     """The GPUs. OSError(ENODEV) where `nvidia` was asked for and there is none."""
     if choice.gpu != "soft":
         from backend.nvidia.gpu import open_gpus  # needs NVML, which is not everywhere
+        from backend.nvidia.proven import Proven
 
         try:
-            found = await open_gpus(selftest=choice.selftest)
+            proven = Proven(choice.proven) if choice.proven is not None else None
+            found = await open_gpus(selftest=choice.selftest, proven=proven)
         except OSError as error:
             if choice.gpu == "nvidia" or error.errno != errno.ENODEV:
                 raise  # there are GPUs, and something keeps us from them: no time to play with others

@@ -169,7 +169,7 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
     place = os.stat(mountpoint)  # two containers may have the same path
     identity = f"{place.st_dev}:{place.st_ino}:{mountpoint}"
     config = attrs.evolve(options.choice.soft_config, identity=identity)
-    choice = attrs.evolve(options.choice, soft_config=config)
+    choice = attrs.evolve(options.choice, soft_config=config, proven=SOCKETS / "proven")
     try:
         gpus = await choose.gpus(choice)
     except OSError as error:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
+from pathlib import Path
 
 import attrs
 import pytest
@@ -11,7 +14,8 @@ from trio.testing import MockClock
 
 from backend.identity import Process
 from backend.nvidia import selftest
-from backend.nvidia.selftest import Verdict, prove
+from backend.nvidia.proven import Proven, Verdict
+from backend.nvidia.selftest import prove
 from backend.records import Capability, GpuInfo
 
 RATE = 9000.0
@@ -63,7 +67,9 @@ class Machine:
         self.forgotten += 1
 
 
-def verdicts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Verdict]:
+def verdicts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, proven: Proven | None = None, tested: bool = True
+) -> dict[str, Verdict]:
     class Child:
         def __init__(self, uuid: str) -> None:
             assert uuid == "GPU-0"
@@ -86,10 +92,10 @@ def verdicts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Ver
 
     async def main() -> list[Verdict]:
         machine.at = trio.current_time()
-        return await prove(machine)
+        return await prove(machine, proven=proven)
 
     found = trio.run(main, clock=MockClock(autojump_threshold=0))
-    assert (machine.ended, machine.forgotten) == (2, 2) if machine.starts else machine.ended
+    assert (machine.ended, machine.forgotten) == ((2, 2) if tested else (0, 0)) if machine.starts else machine.ended
     assert "compute.migrate" in {v.control for v in found}
     assert len(found) == len({v.control for v in found})
     return {v.control: v for v in found}
@@ -133,3 +139,56 @@ def test_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     found = verdicts(Machine(starts=False), monkeypatch)
     assert found["compute.freeze"].capability is Capability.ADVISORY
     assert "CUDA error 100" in found["compute.freeze"].evidence
+
+
+@pytest.fixture
+def proven(tmp_path: Path) -> Proven:
+    (tmp_path / "boot").write_text("b\n")
+    (tmp_path / "driver").write_text("580\n")
+    return Proven(tmp_path / "run" / "proven", tmp_path / "boot", tmp_path / "driver")
+
+
+def test_what_was_proven_is_not_tested_again(monkeypatch: pytest.MonkeyPatch, proven: Proven) -> None:
+    found = verdicts(Machine(), monkeypatch, proven)
+    assert verdicts(Machine(), monkeypatch, proven, tested=False) == found
+    assert stat.S_IMODE(proven.path.stat().st_mode) == 0o600
+    assert os.listdir(proven.path.parent) == ["proven"]
+
+
+@pytest.mark.parametrize(
+    "machine", [{"obeys_timeslice": False}, {"obeys_freeze": False}, {"refuses": True}, {"starts": False}], ids=str
+)
+def test_what_was_not_proven_is_tested_again(
+    monkeypatch: pytest.MonkeyPatch, proven: Proven, machine: dict[str, bool]
+) -> None:
+    verdicts(Machine(**machine), monkeypatch, proven)
+    assert verdicts(Machine(), monkeypatch, proven)["compute.freeze"].capability is Capability.ENFORCED
+
+
+@pytest.mark.parametrize("change", ["boot", "driver", "edition", "other GPU", "mode", "link", "nonsense", "shape"])
+def test_it_counts_here_and_now(monkeypatch: pytest.MonkeyPatch, proven: Proven, change: str) -> None:
+    verdicts(Machine(), monkeypatch, proven)
+    text = proven.path.read_text()
+    match change:
+        case "boot" | "driver":
+            (proven.boot if change == "boot" else proven.driver).write_text("another")
+        case "edition":
+            proven.path.write_text(text.replace('"edition": 1', '"edition": 0'))
+        case "other GPU":
+            proven.path.write_text(text.replace("GPU-0", "GPU-1"))
+        case "mode":
+            proven.path.chmod(0o622)
+        case "link":
+            proven.path.rename(proven.path.with_name("elsewhere"))
+            proven.path.symlink_to("elsewhere")
+        case "nonsense":
+            proven.path.write_text("{")
+        case "shape":
+            proven.path.write_text("[[]]")
+    verdicts(Machine(), monkeypatch, proven)
+
+
+def test_a_place_that_cannot_be_written_to_is_none(monkeypatch: pytest.MonkeyPatch, proven: Proven) -> None:
+    proven.path.parent.write_text("a file")
+    for _ in range(2):
+        assert verdicts(Machine(), monkeypatch, proven)["compute.freeze"].capability is Capability.ENFORCED

@@ -25,8 +25,9 @@ from backend.nvidia.discover import TICK, Census, ClientCounter, Tsg
 from backend.nvidia.keeper import Keeper
 from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.proven import Proven, Verdict
 from backend.nvidia.readback import ChannelStates
-from backend.nvidia.selftest import Verdict, prove
+from backend.nvidia.selftest import prove
 from backend.nvidia.subdevice import Subdevice
 from backend.nvidia.tenant import NoNotes, Notes, Tenant
 from backend.nvidia.trace import Trace
@@ -457,11 +458,12 @@ class NvidiaGpu:
 
 
 async def open_gpus(
-    *, system: rm.System | None = None, nvml: Nvml | None = None, selftest: bool = True
+    *, system: rm.System | None = None, nvml: Nvml | None = None, selftest: bool = True, proven: Proven | None = None
 ) -> list[NvidiaGpu]:
     """The NVIDIA GPUs of this host, each with its verdicts. OSError(ENODEV) where there is no driver.
 
-    The self-test takes some three seconds, all GPUs at the same time; without it the levers are advisory.
+    The self-test takes some three seconds, all GPUs at the same time, but for those that were `proven` before;
+    without it the levers are advisory.
     """
     if nvml is None:
         nvml = Nvml()
@@ -499,7 +501,7 @@ async def open_gpus(
         raise failed
     async with trio.open_nursery() as nursery:
         for gpu in gpus:
-            nursery.start_soon(_test, gpu, selftest, sum(one.mover is gpu.mover for one in gpus) > 1)
+            nursery.start_soon(_test, gpu, selftest, sum(one.mover is gpu.mover for one in gpus) > 1, proven)
     return gpus
 
 
@@ -512,5 +514,5 @@ def _ask(system: rm.System, card: rm.Card) -> None:
         own.close()
 
 
-async def _test(gpu: NvidiaGpu, selftest: bool, movable: bool) -> None:
-    gpu.adopt(await prove(gpu, run=selftest, movable=movable))
+async def _test(gpu: NvidiaGpu, selftest: bool, movable: bool, proven: Proven | None) -> None:
+    gpu.adopt(await prove(gpu, run=selftest, movable=movable, proven=proven))

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
-import attrs
 import trio
 
 from backend import interpreter
 from backend.identity import Process, identify
 from backend.nvidia import probe
+from backend.nvidia.proven import Proven, Verdict
 from backend.records import OF_MEMORY, Capability, GpuInfo
 
 log = logging.getLogger(__name__)
@@ -42,18 +42,6 @@ LIBRARY = "moves the memory of programs that `ggroupfs run` starts, by a library
 CHECKPOINT = "cuCheckpoint, by way of the host; not for programs that `ggroupfs run` starts"
 SCHEDULED = ("compute.priority", "compute.weight")
 """What the scheduler makes of the two levers."""
-
-
-@attrs.frozen
-class Verdict:
-    """What one control does on one GPU, and how we know."""
-
-    control: str
-    """File name."""
-    capability: Capability
-    """What to promise."""
-    evidence: str
-    """A sentence, with the figures that were measured."""
 
 
 class Levers(Protocol):
@@ -134,10 +122,10 @@ async def _rates(children: Sequence[Child], seconds: float = WINDOW) -> list[flo
     return [(child.finished - count) / elapsed for child, count in zip(children, before, strict=True)]
 
 
-async def prove(gpu: Levers, run: bool = True, movable: bool = False) -> list[Verdict]:
+async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Proven | None = None) -> list[Verdict]:
     """A verdict for every control. Never raises OSError: what could not be tested is advisory, with the reason.
 
-    `movable` says whether there is another GPU that programs can be moved to.
+    `movable` says whether there is another GPU that programs can be moved to; what is `proven` is not tested again.
     """
     verdicts = [Verdict(control, Capability.ADVISORY, LIBRARY) for control in OF_MEMORY]
     if movable:
@@ -148,6 +136,8 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False) -> list[Ve
         why = "not tested"
         tested = [Verdict(name, Capability.ADVISORY, why) for name in ("compute.timeslice", "compute.freeze")]
         return [*tested, *_scheduled(tested), *verdicts]
+    if proven is not None and (known := proven.of(gpu.info.uuid)):
+        return [*known, *_scheduled(known), *verdicts]
     with ExitStack() as stack:
         try:
             children = []
@@ -161,6 +151,8 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False) -> list[Ve
             tested = [Verdict(name, Capability.ADVISORY, why) for name in ("compute.timeslice", "compute.freeze")]
         else:
             tested = [await _timeslice(gpu, children), await _freeze(gpu, children)]
+            if proven is not None:
+                proven.keep(gpu.info.uuid, tested)
     for verdict in tested:
         log.info("GPU %d: %s %s: %s", gpu.info.index, verdict.control, verdict.capability.value, verdict.evidence)
     return [*tested, *_scheduled(tested), *verdicts]
