@@ -195,12 +195,12 @@ def place() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def daemons(place: Path, *options: str) -> Iterator[Callable[[], Mounted]]:
+def daemons(place: Path, *options: str, gpu: str = "soft") -> Iterator[Callable[[], Mounted]]:
     """One daemon after the other, each in the place of the one before."""
     with contextlib.ExitStack() as stack:
 
         def start() -> Mounted:
-            mount = stack.enter_context(mounted(place, *options, expect_errors=[LEFT_BEHIND]))
+            mount = stack.enter_context(mounted(place, *options, gpu=gpu, expect_errors=[LEFT_BEHIND]))
             assert all(LEFT_BEHIND in line for line in mount.errors)
             mount.errors.clear()
             return mount
