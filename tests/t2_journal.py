@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
-import json
 import os
 import subprocess
 import tempfile
@@ -36,7 +35,6 @@ from tests.strategies import history
 from tests.t2_ledger_machine import CAPACITIES, LedgerMachine
 from tests.t3_controller import Spawn
 
-CORPUS = Path(__file__).resolve().parent / "corpus" / "journal"
 NAMES = {index: f"GPU-{index}" for index in CAPACITIES}
 BOOT = "this-boot"
 MEMORY = "/dev/shm"
@@ -244,39 +242,6 @@ def test_what_makes_a_state_makes_it_again(lines: list[list[state.Operation]]) -
     assert format.read(text).state == truths[-1][1]
 
 
-def survives(data: bytes) -> None:
-    """Read, refused or not ours: nothing else comes of any bytes. What was read can be written, and is the same."""
-    try:
-        found = format.read(data)
-    except (format.NotOurs, format.Refused):
-        return
-    assert found.end <= len(data)
-    text, _ = format.begin(found.boot or BOOT, found.state)
-    assert format.read(text).state == found.state
-
-
-@given(
-    st.one_of(st.binary(max_size=300), st.binary(max_size=100).map(lambda tail: format.begin(BOOT, State())[0] + tail))
-)
-@quick
-def test_arbitrary_bytes(data: bytes) -> None:
-    survives(data)
-
-
-values = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-2, 1 << 70),
-        st.floats(),
-        st.text(max_size=8),
-        st.sampled_from(("gpu", "add", "move", "remove", "put", "lever", "own", "give", "forget", "GPU-a", "/", "/a")),
-    ),
-    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(("high", "uid", "x", "1:2")), inner),
-    max_leaves=12,
-)
-
-
 def signed(bodies: list[bytes]) -> bytes:
     """Lines with the right checksums, whatever they say."""
     words = format.MAGIC + b"1 " + BOOT.encode()
@@ -286,35 +251,6 @@ def signed(bodies: list[bytes]) -> bytes:
         checksum = zlib.crc32(body, checksum)
         data += b"%08x %b\n" % (checksum, body)
     return data
-
-
-@given(st.lists(st.lists(values, max_size=4).map(lambda value: json.dumps(value).encode()), max_size=4))
-@quick
-def test_nonsense_with_the_right_checksums(bodies: list[bytes]) -> None:
-    survives(signed([b'[["gpu","GPU-a"],["add","GPU-a","/a","/"]]', *bodies]))
-
-
-@given(histories(), st.integers(0, 11), values)
-@quick
-def test_a_history_with_a_line_that_means_nothing(lines: list[list[state.Operation]], at: int, value: object) -> None:
-    bodies = [json.dumps(line).encode() for line in lines]
-    survives(signed([*bodies[:at], json.dumps([value]).encode(), *bodies[at:]]))
-
-
-@pytest.mark.parametrize("kept_case", sorted(CORPUS.iterdir()), ids=lambda one: one.name)
-def test_the_corpus(kept_case: Path) -> None:
-    """Each name begins with what is to come of it."""
-    data = kept_case.read_bytes()
-    survives(data)
-    outcome = kept_case.name.partition("-")[0]
-    if outcome == "read":
-        assert format.read(data).end == len(data)
-    elif outcome == "prefix":
-        assert format.read(data).end < len(data)
-    else:
-        expected = {"refused": format.Refused, "foreign": format.NotOurs}[outcome]
-        with pytest.raises(expected):
-            format.read(data)
 
 
 # The file

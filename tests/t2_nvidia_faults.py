@@ -174,11 +174,11 @@ def test_levers(lever: str, readback: bool) -> None:
         w.tenant.frozen, w.tenant.timeslice_us = what
 
     want(before)
-    w.tenant._enforce(0, False)
+    w.tenant._enforce(False)
     assert w.holds()
     w.plan.calls.clear()
     want(after)
-    w.tenant._enforce(0, False)
+    w.tenant._enforce(False)
     assert w.holds()
     calls = tuple(w.plan.calls)
     seen: set[tuple[str, int | None]] = set()
@@ -188,7 +188,7 @@ def test_levers(lever: str, readback: bool) -> None:
         seen.add((call, number))
         for fault in ways(call, number, first):
             want(before)
-            w.tenant._enforce(0, True)
+            w.tenant._enforce(True)
             assert w.holds()
             fault.after, fault.times = nth, 1
             tried += 1
@@ -199,11 +199,11 @@ def test_levers(lever: str, readback: bool) -> None:
 def _once(w: World, fault: Fault, ask: Callable[[], None]) -> None:
     ask()
     w.plan.faults = [fault]
-    error = caught(lambda: w.tenant._enforce(0, False))
+    error = caught(lambda: w.tenant._enforce(False))
     assert right(error, fault) if error else w.holds() or absorbed(fault), (fault, error)
     w.check_others()
     w.plan.heal()
-    w.tenant._enforce(0, True)
+    w.tenant._enforce(True)
     assert w.holds(), (fault, w.mine, w.slices)
     w.check_others()
 
@@ -216,7 +216,7 @@ def test_a_lever_that_is_refused_all_the_time(lever: str) -> None:
     for status in STATUSES:
         for number in (rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS):
             _set(w, before)
-            w.tenant._enforce(0, True)
+            w.tenant._enforce(True)
             assert w.holds()
             _once(w, Fault("control", number, status=status), lambda: _set(w, after))
 
@@ -225,15 +225,16 @@ def _set(w: World, what: tuple[bool, int]) -> None:
     w.tenant.frozen, w.tenant.timeslice_us = what
 
 
+@pytest.mark.logs("pid 5 undid its timeslice: set again")  # as far as anybody can tell
 def test_a_lever_that_says_it_did_and_did_not() -> None:
     """Who is asked whether it holds is found out, and what is wanted is done."""
     w = world()
     w.plan.faults = [Fault("control", rm.SET_TIMESLICE, nothing=True)]
     w.tenant.timeslice_us = 500
-    w.tenant._enforce(0, False)
+    w.tenant._enforce(False)
     assert w.slices[0] == 2048, "nothing happened"
     w.plan.heal()
-    w.tenant._enforce(0, True)
+    w.tenant._enforce(True)
     assert w.holds()
 
 
@@ -455,10 +456,10 @@ def test_a_read_back_that_hangs_keeps_no_lever_of_others() -> None:
     while not fault.stuck:
         pass
     w.tenant.frozen = True
-    w.tenant._enforce(0, False)
+    w.tenant._enforce(False)
     assert w.holds()
     w.tenant.frozen = False
-    w.tenant._enforce(0, False)
+    w.tenant._enforce(False)
     assert w.holds()
     fault.hangs.set()
     thread.join()

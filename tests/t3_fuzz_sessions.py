@@ -304,11 +304,11 @@ async def staged(
     """A stage, with nothing left on it in the end."""
     listener, processes = Listener(), [backend.identity.identify(pid) for pid in sleepers()]
 
-    def open_session(connection: trio.socket.SocketType, _: Process) -> tenants.Session:
+    def open_session(connection: tenants.Connection, _: Process, line: tenants.Line) -> tenants.Session:
         process = stage.opening.pop(0)
         if isinstance(gpus, NvidiaGpu):
-            return Counted(stage, backend.cuda.server.Session(connection, process, {0: gpus.managed}))
-        return Counted(stage, backend.soft.server.Session(connection, process, gpus))
+            return Counted(stage, backend.cuda.server.Session(connection, process, {0: gpus.managed}, line))
+        return Counted(stage, backend.soft.server.Session(connection, process, gpus, line))
 
     async with trio.open_nursery() as nursery:
         is_cuda = isinstance(gpus, NvidiaGpu)

@@ -46,6 +46,12 @@ A_CHANNEL = 50e-6
 SECOND = 1.0 + 0.001
 
 
+@pytest.fixture(autouse=True)
+def patient_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand threads of ours wait for each other, and for the interpreter, in the time of this machine."""
+    monkeypatch.setattr(discover, "WAIT_S", 60.0)
+
+
 @attrs.define
 class Costly(Rig):
     """The clock goes on by what calls cost."""
