@@ -1,0 +1,1 @@
+"""What a measurement is. Pure: no clock, no file, no process."""

@@ -1,0 +1,102 @@
+"""What moved since the last record: a new record against the committed one.
+
+Two machines, or one machine on two days, are never equally fast. So what is compared is how a system stands to the
+reference of its scenario within one run, repetition by repetition. Such a ratio has moved if its median changed by more
+than a tolerance, and by more than the spreads of both runs together: all of one run's repetitions from least to most,
+and all of the other's. With that, repetitions that differ by chance alone are seldom taken for a change (t0_bench.py
+says how seldom). One repetition says nothing about its spread, so nothing is said about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import attrs
+
+from tests.bench.core.figures import KINDS
+from tests.bench.core.record import Case, Cell, Record, Run
+from tests.bench.core.spread import Spread
+
+TOLERANCE = 0.1
+"""A smaller change of a ratio is never told."""
+ENOUGH = 2
+"""Repetitions that both records must have of it."""
+
+
+@attrs.frozen
+class Moved:
+    """A ratio that changed."""
+
+    scenario: str
+    system: str
+    case: Case
+    figure: str
+    before: Spread
+    """Of the ratio to the reference, in the committed record."""
+    after: Spread
+    """... and in the new one."""
+    worse: bool
+
+    def __str__(self) -> str:
+        case = " ".join(f"{key}={value}" for key, value in self.case.items())
+        return (
+            f"{'worse ' if self.worse else 'better'} {self.scenario} {case}: {self.system}, {KINDS[self.figure].label} "
+            f"{_told(self.before)} of the reference's, now {_told(self.after)}"
+        )
+
+
+@attrs.frozen
+class Report:
+    """What came of a comparison."""
+
+    moved: tuple[Moved, ...]
+    """The worse ones first."""
+    compared: int
+    """Ratios that both have often enough."""
+    missing: tuple[str, ...]
+    """Of a scenario that both have: what the committed record has, and the new one not."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is worse, or gone."""
+        return any(one.worse for one in self.moved) or bool(self.missing)
+
+
+def compare(before: Record, after: Record, tolerance: float = TOLERANCE) -> Report:
+    """Scenarios that both have."""
+    moved: list[Moved] = []
+    missing: list[str] = []
+    compared = 0
+    for name in sorted(before.runs.keys() & after.runs.keys()):
+        old, new = before.runs[name], after.runs[name]
+        for cell in old.cells:
+            same = new.cell(cell.system, cell.case)
+            if same is None:
+                missing.append(f"{name}: {cell.system} {dict(cell.case)}")
+                continue
+            for figure, was, now in _ratios(old, cell, new, same):
+                compared += 1
+                if abs(math.log(now.median / was.median)) > max(math.log1p(tolerance), _width(was) + _width(now)):
+                    worse = (now.median > was.median) == bool(KINDS[figure].lower)
+                    moved.append(Moved(name, cell.system, cell.case, figure, was, now, worse))
+    return Report(tuple(sorted(moved, key=lambda one: not one.worse)), compared, tuple(missing))
+
+
+def _ratios(old: Run, was: Cell, new: Run, now: Cell) -> Iterator[tuple[str, Spread, Spread]]:
+    """Of each figure that is good or bad, and not of the reference itself."""
+    names = {name for sample in was.samples for name in sample.figures}
+    for figure in sorted(names):
+        if was.system == old.reference or KINDS[figure].lower is None:
+            continue
+        pair = [one for one in old.ratios(was, figure) if one > 0], [one for one in new.ratios(now, figure) if one > 0]
+        if min(map(len, pair)) >= ENOUGH:
+            yield figure, Spread.of(pair[0]), Spread.of(pair[1])
+
+
+def _width(spread: Spread) -> float:
+    return math.log(spread.most / spread.least)
+
+
+def _told(spread: Spread) -> str:
+    return f"{spread.median:.3g} ({spread.least:.3g} to {spread.most:.3g})"

@@ -1,0 +1,48 @@
+"""What the figures of a measurement are: their units, and whether less or more of them is better."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class Kind:
+    """A kind of figure."""
+
+    label: str
+    """As tables and plots call it."""
+    unit: str
+    """Empty for a part of 1, or a count."""
+    lower: bool | None
+    """Whether less of it is better; None for what is only told."""
+
+
+KINDS = {
+    "p50_ms": Kind("p50", "ms", True),
+    "p99_ms": Kind("p99", "ms", True),
+    "mean_ms": Kind("mean", "ms", True),
+    "worst_ms": Kind("worst", "ms", None),
+    "requests": Kind("requests", "", None),
+    "given_up": Kind("requests given up", "", None),
+    "batch_per_s": Kind("batch", "1/s", False),
+    "passes_per_s": Kind("passes", "1/s", False),
+    "attained": Kind("requests within the SLO", "", False),
+    "unfairness": Kind("farthest from its weight", "", True),
+    "out_gb_s": Kind("to the host", "GB/s", False),
+    "in_gb_s": Kind("to the GPU", "GB/s", False),
+    "pread_us": Kind("pread", "us", True),
+    "cat_us": Kind("cat", "us", True),
+    "stat_us": Kind("stat", "us", True),
+    "pwrite_us": Kind("pwrite", "us", True),
+    "echo_us": Kind("echo", "us", True),
+    "mkdir_us": Kind("mkdir of one", "us", True),
+    "list_ms": Kind("ls -l of all", "ms", True),
+    "memory_mb": Kind("daemon's memory", "MB", True),
+    "idle_percent": Kind("daemon idle", "% of a CPU", None),
+    "makespan_min": Kind("makespan", "min", True),
+    "completion_min": Kind("mean completion", "min", True),
+    "completion_p95_min": Kind("95 % complete in", "min", True),
+    "latency_ratio": Kind("latency, of that alone", "", True),
+    "others_part": Kind("the others' part of the GPU", "", False),
+}
+"""By the name that they have in a record."""

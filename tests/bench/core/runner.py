@@ -1,0 +1,118 @@
+"""How a scenario is measured: its systems by turns, again and again, for as long as there is time.
+
+In repetition n the n-th system begins, so none is always the first, and what drifts (clocks, temperature) falls on all.
+A system that is not there says why, once, and the others go on; so does one that fails.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from tests.bench.core.record import Absence, Case, Cell, Figures, Run, Sample, Value
+
+
+class Unavailable(Exception):
+    """A system cannot be measured here; the message says why."""
+
+
+class Subject(Protocol):
+    """A system in a scenario."""
+
+    @property
+    def name(self) -> str:
+        """Of the system."""
+        ...
+
+    def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
+        """Sets it up, measures each case once, and takes it down. Unavailable where that cannot be."""
+        ...
+
+
+@attrs.frozen
+class Scenario:
+    """What is measured."""
+
+    name: str
+    reference: str
+    """The name of the system that others are compared with."""
+    subjects: Sequence[Subject]
+    prepare: Callable[[], Mapping[str, Any]] = dict
+    """Is done first; what it measures is among the parameters of the run."""
+    parameters: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.define
+class _Plan:
+    """What is left to do of a scenario."""
+
+    cells: dict[tuple[str, str], Cell] = attrs.field(factory=dict)
+    absences: list[Absence] = attrs.field(factory=list)
+    longest: dict[str, float] = attrs.field(factory=dict)
+    """Seconds that a system took at most."""
+
+    def add(self, system: str, case: Case, sample: Sample) -> None:
+        key = (system, repr(sorted(case.items())))
+        cell = self.cells.get(key) or Cell(system, dict(case), [])
+        self.cells[key] = attrs.evolve(cell, samples=[*cell.samples, sample])
+
+
+def run(
+    scenario: Scenario,
+    on: Mapping[str, Value],
+    *,
+    repetitions: int,
+    budget: float,
+    clock: Callable[[], float] = time.monotonic,
+    save: Callable[[Run], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Run:
+    """At most so many repetitions, and none that would end more than `budget` seconds after the begin, by what the
+    system took before. `save` is called after each system, for what there is by then."""
+    start, plan = clock(), _Plan()
+    parameters = {**scenario.parameters, **scenario.prepare(), "repetitions": repetitions, "budget_s": budget}
+    gone: set[str] = set()
+
+    def so_far() -> Run:
+        return Run(
+            scenario.name,
+            scenario.reference,
+            on,
+            parameters,
+            round(clock() - start, 3),
+            list(plan.cells.values()),
+            list(plan.absences),
+        )
+
+    for repetition in range(repetitions):
+        turn = repetition % max(1, len(scenario.subjects))
+        for subject in (*scenario.subjects[turn:], *scenario.subjects[:turn]):
+            if subject.name in gone:
+                continue
+            left, began = start + budget - clock(), clock()
+            if left <= plan.longest.get(subject.name, 0.0):
+                plan.absences.append(Absence(subject.name, f"no time was left for repetition {repetition + 1}"))
+                gone.add(subject.name)
+                continue
+            try:
+                for case, figures in subject.measure(repetition):
+                    plan.add(subject.name, case, Sample(repetition, round(clock() - start, 3), dict(figures)))
+                    tell(f"{subject.name} {dict(case)}: {_brief(figures)}")
+            except Unavailable as error:
+                plan.absences.append(Absence(subject.name, str(error)))
+                gone.add(subject.name)
+            except Exception as error:
+                tell(traceback.format_exc())
+                plan.absences.append(Absence(subject.name, f"failed: {type(error).__name__}: {error}"[:300]))
+                gone.add(subject.name)
+            plan.longest[subject.name] = max(plan.longest.get(subject.name, 0.0), clock() - began)
+            save(so_far())
+    return so_far()
+
+
+def _brief(figures: Figures) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())

@@ -1,0 +1,232 @@
+"""CUDA programs on this machine's GPU, and the pages of memory on which they are told what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pynvml
+
+from tests.bench.core.runner import Unavailable
+from tests.bench.gpu.faces import Served, Shared
+from tests.mounted import mounted, mountpoint
+from tests.t7_nvidia import t7_dynamic
+from tests.t7_nvidia.conftest import ROOT, wait_for
+from tests.t7_nvidia.programs import MIB, STOP, Program, nvml_used, program
+from tests.t7_nvidia.t7_memory import speed
+
+SOURCES = Path(__file__).parent / "programs"
+TESTS = ROOT / "tests" / "t7_nvidia"
+BUILD = ROOT / "build" / "bench"
+
+READY, GO, OVER, COUNT, SERVED, LIMIT = 8, 32, 36, 40, 44, 48
+ARRIVALS, LATENCIES, MOST = 4096, 4096 + 32768, 4096
+SIZE = LATENCIES + 8 * MOST
+"""Offsets in the page of critical.cu, and its size."""
+WORK, IDLE, CREATED = 32, 36, 40
+"""... of products.cu."""
+HOT_NS, FULL_NS, PREFETCH_OUT, PREFETCH_IN = 64, 72, 48, 56
+"""... of elastic.cu."""
+OUT, IN = 40, 48
+"""... of copies.cu."""
+START_S, STOP_S = 60.0, 60.0
+COPIED_MIB = 4096
+
+
+def built(source: Path) -> str:
+    """A CUDA program, compiled unless that was done since its source changed. Unavailable without nvcc."""
+    path = BUILD / source.stem
+    newest = max(one.stat().st_mtime for one in (source, TESTS / "words.cuh"))
+    if not path.exists() or path.stat().st_mtime < newest:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        words = ["nvcc", "-O2", "-I", TESTS, "-I", ROOT / "backend" / "cuda", "-o", path, source]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True)
+        except FileNotFoundError:
+            raise Unavailable("there is no nvcc") from None
+        if done.returncode:
+            raise Unavailable(f"nvcc: {done.stderr[-300:]}")
+    return os.fspath(path)
+
+
+@contextlib.contextmanager
+def started(ready: Callable[[Program], bool], *words: str, size: int = 4096) -> Iterator[Program]:
+    """A program that runs, and is ready. In the end it is told to stop, and waited for: a client of MPS that is killed
+    may take others with it."""
+    with program(*words, size=size) as run:
+        wait_for(lambda: ready(run) or run.process.poll() is not None, f"{words[-2:]} is ready", seconds=START_S)
+        if run.process.poll() is not None:
+            raise Unavailable(f"the program ended: {last_line(run.log)}")
+        try:
+            yield run
+        finally:
+            run.set(STOP, 1)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.process.wait(STOP_S)
+
+
+def last_line(log: Path) -> str:
+    """What a program said last, in short."""
+    lines = log.read_text().strip().splitlines()
+    return lines[-1][:200] if lines else "without a word"
+
+
+class CriticalProgram:
+    """critical.cu"""
+
+    def __init__(self, run: Program) -> None:
+        self._run = run
+        self.pid = run.pid
+
+    def serve(self, arrivals: Sequence[float], limit: float, watch: Callable[[float], None] | None = None) -> Served:
+        run, count = self._run, len(arrivals)
+        if not 0 < count <= MOST:
+            raise ValueError(f"{count} requests, and there is room for {MOST}")
+        data = b"".join(int(one * 1e9).to_bytes(8, "little") for one in arrivals)
+        memoryview(run.page)[ARRIVALS : ARRIVALS + 8 * count] = data
+        memoryview(run.page)[LIMIT : LIMIT + 8] = int(limit * 1e9).to_bytes(8, "little")
+        run.set(COUNT, count)
+        number = run.u32(OVER) + 1
+        run.set(GO, number)
+        told, deadline = 0, time.monotonic() + limit + START_S
+        while run.u32(OVER) != number:
+            if run.process.poll() is not None:
+                raise Unavailable(f"the program ended: {last_line(run.log)}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a burst of {limit} s is not over after {limit + START_S} s")
+            time.sleep(0.001)
+            while watch is not None and told < min(run.u64(0), count) and run.u32(OVER) != number:
+                watch(run.u64(LATENCIES + 8 * told) / 1e9)
+                told += 1
+        latencies = [run.u64(LATENCIES + 8 * i) / 1e9 for i in range(count)]
+        return Served(latencies, count - run.u32(SERVED))
+
+
+class ProductsProgram:
+    """products.cu"""
+
+    def __init__(self, run: Program) -> None:
+        self._run = run
+        self.pid = run.pid
+
+    @property
+    def done(self) -> int:
+        return self._run.u64(0)
+
+    @property
+    def created(self) -> float:
+        return self._run.u64(CREATED) / 1e9
+
+    def work(self, on: bool) -> None:
+        self._run.set(WORK, int(on))
+        ended = self._run.process.poll
+        wait_for(lambda: self._run.u32(IDLE) == int(not on) or ended() is not None, "it is told", seconds=START_S)
+        if ended() is not None:
+            raise Unavailable(f"the program ended: {last_line(self._run.log)}")
+
+
+class ElasticProgram:
+    """elastic.cu of the tests"""
+
+    def __init__(self, run: Program) -> None:
+        self._run = run
+        self.pid = run.pid
+
+    @property
+    def passes(self) -> int:
+        if self._run.process.poll() is not None:
+            raise Unavailable(f"the program ended: {last_line(self._run.log)}")
+        return self._run.passes
+
+    @property
+    def pass_seconds(self) -> tuple[float, float]:
+        return self._run.u64(HOT_NS) / 1e9, self._run.u64(FULL_NS) / 1e9
+
+    @property
+    def prefetched(self) -> tuple[float, float]:
+        return self._run.u64(PREFETCH_OUT) / 1e9, self._run.u64(PREFETCH_IN) / 1e9
+
+    def moved(self) -> tuple[float, float]:
+        log = self._run.log.read_text()
+        try:
+            return speed(log, r"moved (\d+) MiB in (\d+) us"), speed(log, r"moved (\d+) MiB back in (\d+) us")
+        except ZeroDivisionError:
+            raise ValueError("the library has not moved memory both ways") from None
+
+
+class GpuLab:
+    """The GPU 0 of this machine."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    @contextlib.contextmanager
+    def critical(self, words: Sequence[str], kind: str) -> Iterator[CriticalProgram]:
+        command = [*words, built(SOURCES / "critical.cu"), "PAGE", kind]
+        with started(lambda run: run.u64(READY) == 1, *command, size=SIZE) as run:
+            yield CriticalProgram(run)
+
+    @contextlib.contextmanager
+    def products(self, words: Sequence[str]) -> Iterator[ProductsProgram]:
+        with started(lambda run: run.u64(READY) == 1, *words, built(SOURCES / "products.cu"), "PAGE") as run:
+            yield ProductsProgram(run)
+
+    @contextlib.contextmanager
+    def elastic(self, words: Sequence[str], mib: int, parts: int, *options: str) -> Iterator[ElasticProgram]:
+        if "managed" in options and mib > free_mib() // 2:
+            raise Unavailable(f"{mib} MiB of unified memory are more than half of what the GPU has free")
+        command = [*words, built(TESTS / "elastic.cu"), "PAGE", str(mib), str(parts), *options]
+        with started(lambda run: run.passes > 0, *command) as run:
+            yield ElasticProgram(run)
+
+    @contextlib.contextmanager
+    def copied(self) -> Iterator[Callable[[], tuple[float, float]]]:
+        command = [built(SOURCES / "copies.cu"), "PAGE", str(COPIED_MIB)]
+        with started(lambda run: run.u64(READY) == 1, *command) as run:
+
+            def measure() -> tuple[float, float]:
+                number = run.u32(OVER) + 1
+                run.set(GO, number)
+                wait_for(lambda: run.u32(OVER) == number, "it has copied", seconds=START_S)
+                return run.u64(OUT) / 1e9, run.u64(IN) / 1e9
+
+            yield measure
+
+    def shared(self, how: str, seed: int) -> Shared:
+        serving, batch = (built(TESTS / f"{name}.cu") for name in ("serving", "batch"))
+        with contextlib.ExitStack() as stack:
+            mount = stack.enter_context(mounted(stack.enter_context(mountpoint()), gpu="nvidia"))
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ggroupfs-bench-")))
+            pair = stack.enter_context(t7_dynamic.pair_of(mount, serving, batch))
+            if how != "static":
+                t7_dynamic.write(pair.low, "gmem.limit.high", "max")
+            pair.listen(how == "cooperative")
+            turn = t7_dynamic.Turn()
+            with contextlib.nullcontext() if how == "static" else t7_dynamic.policy(pair, how, directory):
+                time.sleep(t7_dynamic.SETTLED_S)
+                pair.turn(seed, turn)
+            return Shared(turn.latencies, turn.throughput)
+
+    def context_mib(self) -> int:
+        mib = 64
+        command = [built(TESTS / "elastic.cu"), "PAGE", str(mib)]
+        with started(lambda run: run.passes > 0, *command) as run:
+            return nvml_used(run.pid) // MIB - mib
+
+
+def free_mib() -> int:
+    """GPU memory that nobody has."""
+    pynvml.nvmlInit()
+    try:
+        found: int = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).free
+        return found >> 20
+    finally:
+        pynvml.nvmlShutdown()

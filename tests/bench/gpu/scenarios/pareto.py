@@ -1,0 +1,153 @@
+"""What the critical program's SLO costs the batch program: Ghost's figure 14, GVM's figure 15.
+
+As there, the SLO is the p99 of the critical program alone, the batch program's throughput is told as a part of that
+alone, and a system is a curve: one point for each timeslice, or limit of the batch program's memory, that it is given.
+The programs are others than the paper's: requests as in `latency`, at a load of 35 %, and a program with 8 GiB of which
+half is used in one pass of eight only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from tests.bench.core.arrivals import SHAPE
+from tests.bench.core.record import Case, Figures
+from tests.bench.core.runner import Scenario
+from tests.bench.core.spread import percentile
+from tests.bench.gpu.faces import Elastic, Lab, Part, Served, System
+from tests.bench.gpu.scenarios.latency import EXCLUSIVE, Bench, waited
+from tests.bench.gpu.systems import Ggroupfs, Mps, Plain, nothing, priority, slo
+
+LOAD = 0.35
+MIB, PARTS = 8192, 64
+SLICES_MS = (0.2, 1.0, 2.0, 5.0, 20.0)
+"""Of the batch program; the critical one has CRITICAL_MS."""
+CRITICAL_MS = 10.0
+PERCENTS = (100, 85, 70)
+"""Of its footprint that the batch program may have on the GPU."""
+SLACK = 1.02
+"""An SLO is met by who is slower by so much: the same requests take a little longer or shorter each time."""
+SETTLE_S, MOVE_S, WINDOW_S = 1.0, 3.0, 2.0
+CRITICAL, BATCH = Part(critical=True), Part(memory=True)
+
+
+@attrs.define
+class Curve(Bench):
+    """What all systems have in common."""
+
+    slo_s: float = 0.0
+    """The p99 alone, once that was measured."""
+
+    def prepare(self) -> Mapping[str, Any]:
+        """How long a request takes; the SLO."""
+        found = dict(self.calibrate())
+        with self.lab.critical([], self.kind) as critical:
+            self.burst(critical, LOAD, 0)
+            self.slo_s = SLACK * percentile(self.burst(critical, LOAD, 0).latencies, 0.99)
+        return {**found, "slo_ms": 1e3 * self.slo_s}
+
+    def figures(self, burst: Callable[[], Served], batch: Elastic | None) -> Figures:
+        """Of a burst of the same requests each time, and of what the batch program does meanwhile."""
+        passes, start = batch.passes if batch is not None else 0, self.lab.now()
+        served = burst()
+        met = sum(one <= self.slo_s for one in served.latencies) / len(served.latencies)
+        figures = {"attained": met, **waited(served)}
+        if batch is not None:
+            figures["passes_per_s"] = (batch.passes - passes) / (self.lab.now() - start)
+        return figures
+
+
+@attrs.define
+class Alone:
+    """Each with the GPU to itself."""
+
+    curve: Curve
+    name: str = EXCLUSIVE
+
+    def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
+        """See runner.Subject."""
+        lab = self.curve.lab
+        with lab.critical([], self.curve.kind) as critical:
+            figures = self.curve.figures(lambda: self.curve.burst(critical, LOAD, 0), None)
+        with lab.elastic([], MIB, PARTS) as batch:
+            passes, start = batch.passes, lab.now()
+            lab.sleep(WINDOW_S)
+            yield {}, {**figures, "passes_per_s": (batch.passes - passes) / (lab.now() - start)}
+
+
+@attrs.frozen
+class Point:
+    """One setting of a system."""
+
+    timeslice_ms: float | None = None
+    """Of the batch program; None leaves it to the system."""
+    percent: int = 100
+    """Of its footprint, the batch program's limit."""
+
+    @property
+    def case(self) -> Case:
+        """As it is recorded."""
+        slices: Case = {} if self.timeslice_ms is None else {"timeslice_ms": self.timeslice_ms}
+        return {**slices, **({} if self.percent == 100 else {"limit_percent": self.percent})}
+
+
+@attrs.define
+class Points:
+    """A system, with one setting after the other while both programs run."""
+
+    curve: Curve
+    system: System
+    points: Sequence[Point] = (Point(),)
+
+    @property
+    def name(self) -> str:
+        """Of the system."""
+        return self.system.name
+
+    def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
+        """See runner.Subject."""
+        lab, limited = self.curve.lab, any(point.percent != 100 for point in self.points)
+        besides = lab.context_mib() if limited else 0
+        with self.system.enter() as stage, contextlib.ExitStack() as stack:
+            critical = stack.enter_context(lab.critical(stage.words(CRITICAL), self.curve.kind))
+            batch = stack.enter_context(lab.elastic(stage.words(BATCH), MIB, PARTS))
+            stage.share([(CRITICAL, critical), (BATCH, batch)])
+            before = Point()
+            for point in self.points:
+                if point.timeslice_ms is not None and point.timeslice_ms != before.timeslice_ms:
+                    stage.write(critical, "compute.timeslice", f"{CRITICAL_MS:g}")
+                    stage.write(batch, "compute.timeslice", f"{point.timeslice_ms:g}")
+                if point.percent != before.percent:
+                    limit = (MIB + besides) * point.percent // 100 << 20
+                    stage.write(batch, "gmem.limit.high", "max" if point.percent == 100 else str(limit))
+                    lab.sleep(MOVE_S)
+                lab.sleep(SETTLE_S)
+                yield point.case, self.curve.figures(lambda: self.curve.burst(critical, LOAD, 0, stage), batch)
+                before = point
+
+
+def curves(curve: Curve) -> list[Points]:
+    """Those that are compared."""
+    limits = [Point(percent=percent) for percent in PERCENTS]
+    slices = [Point(timeslice_ms=one) for one in SLICES_MS]
+    tight = [Point(timeslice_ms=SLICES_MS[0], percent=percent) for percent in PERCENTS[1:]]
+    return [
+        Points(curve, Plain("time slicing")),
+        Points(curve, Mps("MPS")),
+        Points(curve, Mps("MPS, batch at 50 %", lambda part: None if part.critical else 50)),
+        Points(curve, Mps("MPS, batch at 25 %", lambda part: None if part.critical else 25)),
+        Points(curve, Ggroupfs("ggroupfs", priority), limits),
+        Points(curve, Ggroupfs("ggroupfs, timeslices", nothing, ["scheduler=off"]), [*reversed(slices), *tight]),
+        Points(curve, Ggroupfs("ggroupfs, slo", slo(lambda: curve.slo_s))),
+    ]
+
+
+def make(lab: Lab, seed: int, compared: Callable[[Curve], Sequence[Points]] = curves) -> Scenario:
+    """The scenario."""
+    curve = Curve(lab, "decode", seed)
+    fixed = {"seed": seed, "shape": SHAPE, "load": LOAD, "mib": MIB, "critical_ms": CRITICAL_MS}
+    return Scenario("pareto", EXCLUSIVE, [Alone(curve), *compared(curve)], curve.prepare, fixed)

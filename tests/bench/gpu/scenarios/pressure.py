@@ -1,0 +1,100 @@
+"""One program that holds more than a budget of 16 GiB of GPU memory: how much of its speed is left.
+
+It goes over all of its memory in one pass of eight, and over half of it in the others. The card itself has far more
+free and is never oversubscribed with unified memory, which can hang it. So unified memory has the budget as a rule that
+the program keeps by itself, as docs/nvidia.md says (elastic.cu): the least recently used parts are sent to the host
+before others come back, by the kernel's page faults or by a prefetch; or its author decides for good (advice).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from tests.bench.core.record import Case, Figures
+from tests.bench.core.runner import Scenario, Unavailable
+from tests.bench.gpu.faces import Elastic, Lab, Part, System
+from tests.bench.gpu.systems import Ggroupfs, Mps, Plain, nothing
+
+BUDGET_MIB = 16 << 10
+PERCENTS = (120, 150, 200)
+"""Of the budget, what the program holds."""
+PARTS = 64
+CYCLE = 8
+"""Passes, of which one uses everything."""
+WINDOW_S, SLOW_S, SETTLE_S = 2.0, 8.0, 6.0
+PROGRAM = Part(memory=True)
+RESIDENT = "all of it resident"
+
+
+def speed(lab: Lab, program: Elastic, window: float = WINDOW_S) -> float:
+    """Passes a second. Of a program so slow that a window has no whole cycle, by what its last passes of both kinds
+    took."""
+    first = program.passes
+    while program.passes == first:  # from the end of a pass on
+        lab.sleep(0.005)
+    first, start = program.passes, lab.now()
+    while True:
+        lab.sleep(0.01)
+        done, elapsed = program.passes - first, lab.now() - start
+        if elapsed >= window and done >= CYCLE and done % CYCLE == 0:
+            return done / elapsed
+        hot, full = program.pass_seconds
+        if elapsed >= SLOW_S and hot and full and done < CYCLE:
+            return CYCLE / ((CYCLE - 1) * hot + full)
+        if elapsed >= SLOW_S + window and done >= CYCLE:
+            return done / elapsed  # so fast that the end of a cycle is never seen
+
+
+@attrs.define
+class Pressed:
+    """A program under some system."""
+
+    lab: Lab
+    system: System
+    options: Sequence[str] = ()
+    """Of elastic.cu; the word BUDGET stands for what of its data fits."""
+    limit: bool = False
+    """Whether the system is told the budget."""
+
+    @property
+    def name(self) -> str:
+        """Of the system."""
+        return self.system.name
+
+    def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
+        """See runner.Subject."""
+        data = BUDGET_MIB - self.lab.context_mib()
+        options = [str(data) if one == "BUDGET" else one for one in self.options]
+        for percent in PERCENTS:
+            mib = BUDGET_MIB * percent // 100
+            with self.system.enter() as stage, contextlib.ExitStack() as stack:
+                try:
+                    program = stack.enter_context(self.lab.elastic(stage.words(PROGRAM), mib, PARTS, *options))
+                except Unavailable as error:
+                    raise Unavailable(f"at {percent} % of the budget {error}") from None
+                stage.share([(PROGRAM, program)])
+                if self.limit:
+                    stage.write(program, "gmem.limit.high", str(BUDGET_MIB << 20))
+                    self.lab.sleep(SETTLE_S)  # what is used most comes back
+                yield {"percent": percent}, {"passes_per_s": speed(self.lab, program)}
+
+
+def subjects(lab: Lab) -> list[Pressed]:
+    """Those that are compared."""
+    return [
+        Pressed(lab, Plain(RESIDENT)),
+        Pressed(lab, Ggroupfs("ggroupfs", nothing), limit=True),
+        Pressed(lab, Plain("unified memory, page faults"), ["managed", "BUDGET", "faults"]),
+        Pressed(lab, Plain("unified memory, prefetch"), ["managed", "BUDGET", "prefetch"]),
+        Pressed(lab, Plain("unified memory, advice"), ["managed", "BUDGET", "advised"]),
+        Pressed(lab, Mps("MPS, limit of 16 GiB", limit="16G")),
+    ]
+
+
+def make(lab: Lab, seed: int, compared: Sequence[Pressed] | None = None) -> Scenario:
+    """The scenario."""
+    fixed = {"budget_mib": BUDGET_MIB, "parts": PARTS, "window_s": WINDOW_S}
+    return Scenario("pressure", RESIDENT, subjects(lab) if compared is None else compared, parameters=fixed)

@@ -1,0 +1,268 @@
+"""The ways to share a GPU that are compared. Each is set up anew each time, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from ggroupfs.client import Latencies
+from tests.bench.core.runner import Unavailable
+from tests.bench.gpu.faces import Part, Running
+from tests.mounted import Mounted, eventually, mounted, mountpoint
+from tests.policy_program import PolicyProgram
+from tests.t7_nvidia.programs import run_in
+
+Programs = Sequence[tuple[Part, Running]]
+
+
+class PlainStage:
+    """Nothing but the driver."""
+
+    def words(self, part: Part) -> list[str]:
+        return []
+
+    def share(self, programs: Programs) -> None:
+        pass
+
+    def present(self, program: Running) -> None:
+        pass
+
+    def write(self, program: Running, name: str, value: str) -> None:
+        raise Unavailable(f"it has no {name}")
+
+    def report(self, latency: float) -> None:
+        pass
+
+
+@attrs.frozen
+class Plain:
+    """The driver alone: exclusive where one program runs, time slicing where several do."""
+
+    name: str
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[PlainStage]:
+        yield PlainStage()
+
+
+# MPS
+
+
+CONTROL = "nvidia-cuda-mps-control"
+START_S, QUIT_S = 10.0, 15.0
+
+
+class MpsStage(PlainStage):
+    """A control daemon that runs, and those that are to be its clients."""
+
+    def __init__(self, environment: Mapping[str, str], percentage: Callable[[Part], int | None], limit: str | None):
+        self._environment, self._percentage, self._limit = environment, percentage, limit
+
+    def words(self, part: Part) -> list[str]:
+        percentage = self._percentage(part)
+        more = {} if percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
+        if self._limit is not None and part.memory:
+            more["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={self._limit}"
+        return ["env", *(f"{key}={value}" for key, value in {**self._environment, **more}.items())]
+
+    def share(self, programs: Programs) -> None:
+        """All of them are clients. Unavailable where they are not: they would be on the GPU by themselves."""
+        clients = sum(len(self.ask(f"get_client_list {server}").split()) for server in self.servers())
+        if clients < len(programs):
+            raise Unavailable(f"{len(programs)} programs run, and {clients} are clients of the MPS server")
+
+    def servers(self) -> list[int]:
+        """Pids."""
+        return [int(word) for word in self.ask("get_server_list").split() if word.isdigit()]
+
+    def ask(self, command: str) -> str:
+        """What the daemon answers. Unavailable if it does not."""
+        environment = {**os.environ, **self._environment}
+        try:
+            done = subprocess.run(
+                [CONTROL], input=f"{command}\n", capture_output=True, text=True, timeout=QUIT_S, env=environment
+            )
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"{CONTROL} does not answer to {command!r}") from None
+        return done.stdout
+
+
+@attrs.frozen
+class Mps:
+    """NVIDIA's Multi-Process Service, its daemon an ordinary process with directories of its own."""
+
+    name: str = "MPS"
+    percentage: Callable[[Part], int | None] = lambda part: None
+    """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of a program; None for all."""
+    limit: str | None = None
+    """CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, such as 16G."""
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[MpsStage]:
+        if shutil.which(CONTROL) is None:
+            raise Unavailable(f"there is no {CONTROL}")
+        top = Path(tempfile.mkdtemp(prefix="ggroupfs-mps-"))
+        try:
+            environment = {f"CUDA_MPS_{what.upper()}_DIRECTORY": os.fspath(top / what) for what in ("pipe", "log")}
+            for path in environment.values():
+                os.mkdir(path)
+            # In the foreground: it stays a child, which is ended by its pid if it does not go by itself.
+            with (top / "output").open("w") as output:
+                daemon = subprocess.Popen(
+                    [CONTROL, "-f"],
+                    env={**os.environ, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
+            try:
+                self._started(daemon, top)
+                yield MpsStage(environment, self.percentage, self.limit)
+            finally:
+                _end(daemon, environment)
+        finally:
+            shutil.rmtree(top, ignore_errors=True)
+
+    def _started(self, daemon: subprocess.Popen[bytes], top: Path) -> None:
+        try:
+            eventually(
+                lambda: (top / "pipe" / "control").exists() or daemon.poll() is not None, "it listens", seconds=START_S
+            )
+        except AssertionError:
+            raise Unavailable(f"{CONTROL} does not listen after {START_S:.0f} s") from None
+        if daemon.poll() is not None:
+            raise Unavailable(f"{CONTROL} ended: {(top / 'output').read_text().strip()[-200:]}")
+
+
+def _end(daemon: subprocess.Popen[bytes], environment: Mapping[str, str]) -> None:
+    """By its own command, else by its pid; its servers go with it."""
+    if daemon.poll() is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [CONTROL], input=b"quit -t 5\n", capture_output=True, timeout=QUIT_S, env={**os.environ, **environment}
+            )
+    for end in (lambda: None, daemon.terminate, daemon.kill):
+        if daemon.poll() is None:
+            end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(QUIT_S)
+
+
+# ggroupfs
+
+
+class GgroupfsStage(PlainStage):
+    """A mounted tree."""
+
+    def __init__(self, mount: Mounted, controls: Controls, stack: contextlib.ExitStack) -> None:
+        self.mount, self._controls, self.stack = mount, controls, stack
+        self.reports: Latencies | None = None
+
+    def words(self, part: Part) -> list[str]:
+        return run_in(self.mount) if part.memory else []
+
+    def present(self, program: Running) -> None:
+        eventually((self.mount.group(program.pid) / "compute.freeze").exists, f"{program.pid} is in the tree")
+
+    def write(self, program: Running, name: str, value: str) -> None:
+        (self.mount.group(program.pid) / name).write_text(f"{value}\n")
+
+    def share(self, programs: Programs) -> None:
+        for _, program in programs:
+            self.present(program)
+        self._controls(self, programs)
+
+    def report(self, latency: float) -> None:
+        if self.reports is not None:
+            self.reports.report(latency)
+
+    def policy(self, name: str, config: str, directory: Path) -> None:
+        """Starts a policy, which ends before the tree does."""
+        path = directory / f"{name}.toml"
+        path.write_text(config)
+        self.stack.enter_context(PolicyProgram(self.mount.path, name, path))
+
+
+Controls = Callable[[GgroupfsStage, Programs], None]
+
+
+@attrs.frozen
+class Ggroupfs:
+    """A mounted tree, and what is written into it."""
+
+    name: str
+    controls: Controls
+    options: Sequence[str] = ()
+    """Of the mount."""
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[GgroupfsStage]:
+        with mountpoint() as path, mounted(path, *self.options, gpu="nvidia") as mount, contextlib.ExitStack() as stack:
+            yield GgroupfsStage(mount, self.controls, stack)
+
+
+def nothing(stage: GgroupfsStage, programs: Programs) -> None:
+    """What is written is the scenario's matter."""
+
+
+def priority(stage: GgroupfsStage, programs: Programs) -> None:
+    """The critical program comes first; the scheduler does the rest."""
+    for part, program in programs:
+        if part.critical:
+            stage.write(program, "compute.priority", "0")
+
+
+def weights(stage: GgroupfsStage, programs: Programs) -> None:
+    """By the weight of each."""
+    for part, program in programs:
+        stage.write(program, "compute.weight", str(part.weight))
+
+
+def timeslices(critical_ms: float, batch_ms: float) -> Controls:
+    """Those, and no scheduler."""
+
+    def write(stage: GgroupfsStage, programs: Programs) -> None:
+        for part, program in programs:
+            stage.write(program, "compute.timeslice", f"{critical_ms if part.critical else batch_ms:g}")
+
+    return write
+
+
+SLO = """
+socket = "{socket}"
+interval = "200ms"
+cooldown = "500ms"
+
+[[group]]
+name = "critical"
+pid = {pid}
+upper = "{upper}us"
+lower = "{lower}us"
+statistic = "p99"
+share = 0.5
+scale_up = 0.5
+"""
+
+
+def slo(upper_s: Callable[[], float]) -> Controls:
+    """The policy slo keeps the p99 of the critical program below that; who is batch has no bounds."""
+
+    def write(stage: GgroupfsStage, programs: Programs) -> None:
+        if stage.reports is not None:
+            return
+        directory = Path(stage.stack.enter_context(tempfile.TemporaryDirectory(prefix="ggroupfs-slo-")))
+        path = directory / "slo.sock"
+        (critical,) = (program for part, program in programs if part.critical)
+        config = SLO.format(socket=path, pid=critical.pid, upper=int(1e6 * upper_s()), lower=int(5e5 * upper_s()))
+        config += "".join(f"[[best_effort]]\npid = {program.pid}\n" for part, program in programs if not part.critical)
+        stage.policy("slo", config, directory)
+        stage.reports = Latencies("critical", os.fspath(path))
+
+    return write

@@ -1,0 +1,109 @@
+"""What an access to a control file costs: cgroup2 in the kernel, the least a FUSE server can cost, and ggroupfs.
+
+The client is client.c. It, and each server, run on one CPU, as in files.py, which holds the same figures against
+budgets: wake-ups across CPUs would hide everything else. The files are memory.max or, where cgroup2 has no such
+controller, cgroup.max.depth; and gmem.limit.high of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from tests.bench.core.record import Case, Figures
+from tests.bench.core.runner import Scenario, Unavailable
+from tests.bench.mounts import GGROUPFS, BenchError, build, mount
+from tests.cgroups import cgroup
+
+OPERATIONS = ("pread", "cat", "stat", "pwrite", "echo")
+CALLS = 1000
+REFERENCE = "a C libfuse server"
+Place = contextlib.AbstractContextManager[tuple[Path, str]]
+"""A file, and what can be written into it."""
+
+
+@contextlib.contextmanager
+def pinned() -> Iterator[None]:
+    """This process, and all that it starts, on one CPU; as before in the end."""
+    every = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(every)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, every)
+
+
+def timed(client: Path, file: Path, value: str, calls: int) -> Figures:
+    """The median of each operation. BenchError where one fails."""
+    done = subprocess.run([client, file, value, str(calls), *OPERATIONS], capture_output=True, text=True)
+    if done.returncode:
+        raise BenchError(f"client: {done.stderr}")
+    return {f"{name}_us": float(p50) for name, p50, *_ in map(str.split, done.stdout.splitlines())}
+
+
+@contextlib.contextmanager
+def in_cgroup2() -> Iterator[tuple[Path, str]]:
+    """A file of a cgroup of our own. Unavailable where none can be made."""
+    try:
+        with cgroup(f"ggroup-bench-{os.getpid()}") as path:
+            limit = path / "memory.max"
+            yield (limit, "8589934592") if limit.exists() else (path / "cgroup.max.depth", "100")
+    except (AssertionError, OSError) as error:
+        raise Unavailable(f"no cgroup can be made: {error}") from None
+
+
+@contextlib.contextmanager
+def served_by(command: Sequence[str], make: bool) -> Iterator[tuple[Path, str]]:
+    """A file of a mounted tree."""
+    with mount(list(command)) as server:
+        if make:
+            server.add([os.getpid()])
+        yield server.file(os.getpid()), "8589934592"
+
+
+@attrs.define
+class Accessed:
+    """One kind of file."""
+
+    name: str
+    place: Callable[[Path], Place]
+    """Given where the programs in C are."""
+    programs: Callable[[], Mapping[str, Path]]
+    calls: int = CALLS
+
+    def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
+        """See runner.Subject."""
+        programs = self.programs()
+        with pinned(), self.place(programs["baseline"]) as (file, value):
+            yield {}, timed(programs["client"], file, value, self.calls)
+
+
+@attrs.define
+class Programs:
+    """client.c, baseline.c and processes.c, built once."""
+
+    _directory: tempfile.TemporaryDirectory[str] | None = None
+    _built: dict[str, Path] = attrs.field(factory=dict)
+
+    def __call__(self) -> Mapping[str, Path]:
+        if self._directory is None:
+            self._directory = tempfile.TemporaryDirectory(prefix="ggroupfs-bench-")
+            self._built = build(Path(self._directory.name))
+        return self._built
+
+
+def make(seed: int, calls: int = CALLS) -> Scenario:
+    """The scenario."""
+    programs = Programs()
+    subjects = [
+        Accessed(REFERENCE, lambda baseline: served_by([os.fspath(baseline)], False), programs, calls),
+        Accessed("cgroup2", lambda _: in_cgroup2(), programs, calls),
+        Accessed("ggroupfs", lambda _: served_by(GGROUPFS, True), programs, calls),
+    ]
+    return Scenario("files", REFERENCE, subjects, parameters={"calls": calls})

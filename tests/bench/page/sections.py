@@ -1,0 +1,108 @@
+"""What the page says of each scenario: a title, a sentence, the figures of its table, and its plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+WAITS = ("p50_ms", "p99_ms", "batch_per_s", "given_up")
+
+
+@attrs.frozen
+class Section:
+    """Of the page."""
+
+    title: str
+    text: str
+    """What was measured; nothing that the figures say."""
+    figures: Sequence[str]
+    """Columns of its table, where the record has them."""
+    plot: str = ""
+    """A function of `plots`; none for none."""
+
+
+LATENCY = (
+    "Requests come in bursts (gamma-distributed gaps, shape {shape}, seed {seed}), of which the program alone would be "
+    "busy for the load's part of the time; latency counts from arrival. Alone a request takes {service_ms:.2f} ms. "
+    "{kind} The batch programs multiply matrices back to back. What was not begun {twice:g} s after the first request "
+    "is given up, and makes the p99 a lower bound (≥). `x`: of the figure alone."
+)
+
+SECTIONS = {
+    "latency-decode": Section(
+        "Latency-critical requests beside batch programs: decoding",
+        LATENCY.replace("{kind}", "A request is many short kernels, bound by memory."),
+        WAITS,
+        "latency",
+    ),
+    "latency-convolution": Section(
+        "Latency-critical requests beside batch programs: convolutions",
+        LATENCY.replace("{kind}", "A request is some medium kernels, bound by arithmetic."),
+        WAITS,
+        "latency",
+    ),
+    "pressure": Section(
+        "Memory pressure",
+        "A program that holds more than a budget of 16 GiB, and uses half of it in one pass of eight only. The card is "
+        "never oversubscribed with unified memory, which can hang it: that has the budget as a rule that the program "
+        "keeps by itself, and far less than the card has free.",
+        ("passes_per_s",),
+        "pressure",
+    ),
+    "pareto": Section(
+        "SLO attainment against batch throughput",
+        "As in figure 14 of Ghost: the SLO is the p99 alone ({slo_ms:.2f} ms, with 2 % of slack), at a load of 35 %. "
+        "Each point is a timeslice, or a limit of the batch program's memory.",
+        ("attained", "passes_per_s", "p99_ms"),
+        "pareto",
+    ),
+    "policies": Section(
+        "Memory that follows the load",
+        "A server of bursts and a batch program, 16 GiB in a budget of 14: a static split, and two policies.",
+        ("p50_ms", "p99_ms", "batch_per_s"),
+    ),
+    "levers": Section(
+        "Levers",
+        "From the begin of a write to its return, when it holds; and from a program's first context until it is in the "
+        "tree. The reference is a write that moves nothing.",
+        ("p50_ms", "p99_ms", "worst_ms"),
+    ),
+    "fairness": Section(
+        "Shares by weight",
+        "Three batch programs of weights 100, 200 and 400. MPS has no weights: it has percentages of threads in their "
+        "ratio.",
+        ("unfairness", "batch_per_s"),
+    ),
+    "bandwidth": Section(
+        "Moving memory",
+        "8 GiB, half of it out and in, next to what the bus gives.",
+        ("out_gb_s", "in_gb_s"),
+    ),
+    "files": Section(
+        "One access to a file",
+        "Client and server on one CPU, {calls} calls each; medians.",
+        ("pread_us", "cat_us", "stat_us", "pwrite_us", "echo_us"),
+        "files",
+    ),
+    "scale": Section(
+        "A thousand and ten thousand processes",
+        "Directories of processes in a tree, next to as many empty cgroups.",
+        ("mkdir_us", "list_ms", "memory_mb", "idle_percent"),
+    ),
+    "salus": Section(
+        "Traces of Salus, in virtual time",
+        "The trace of its table 2 and its searches, replayed by `ggroupfs replay`; repetitions are other seeds. What "
+        "was published of it, and the paper's figures: [policies.md](policies.md#the-papers-workloads).",
+        ("makespan_min", "completion_min", "completion_p95_min"),
+    ),
+    "flyt": Section(
+        "Table 6 of Flyt, in virtual time",
+        "A critical program that needs half of a GPU, beside some of best effort. The paper publishes no trace, and of "
+        "the programs of its table 7 neither times nor bounds; table 6 is what there is to replay. With time slicing "
+        "its queue grows for as long as is measured ({seconds:g} s). The paper: 2.02 s alone, "
+        "2.01 to 2.04 beside them.",
+        ("mean_ms", "others_part"),
+    ),
+}
+"""By scenario, in the order of the page."""

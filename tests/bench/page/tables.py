@@ -1,0 +1,104 @@
+"""Tables in Markdown, of what a record says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tests.bench.core.figures import KINDS
+from tests.bench.core.record import Case, Cell, Run
+from tests.bench.core.spread import Spread
+
+CASES = {
+    "load": lambda value: f"load {100 * value:.0f} %",
+    "batch": lambda value: f"{value} batch",
+    "percent": lambda value: f"{value} % of the budget",
+    "timeslice_ms": lambda value: f"batch {value:g} ms",
+    "limit_percent": lambda value: f"limit {value} %",
+    "lever": str,
+    "weights": str,
+    "processes": lambda value: f"{value:,} processes",
+    "trace": str,
+    "others": lambda value: f"{value} beside",
+}
+"""How a case is told, by what was varied."""
+
+
+def number(value: float) -> str:
+    """Three digits that mean something."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, and from least to most where there are several."""
+    found = Spread.of(values)
+    if found.count == 1 or number(found.least) == number(found.most):
+        return number(found.median)
+    return f"{number(found.median)} ({number(found.least)} to {number(found.most)})"
+
+
+def case_of(case: Case) -> str:
+    """In words."""
+    return ", ".join(CASES[key](value) for key, value in case.items())
+
+
+def heading(figure: str) -> str:
+    """Of a column."""
+    kind = KINDS[figure]
+    return f"{kind.label}, {kind.unit}" if kind.unit else kind.label
+
+
+def row(*words: str) -> str:
+    """A line of a table."""
+    return "| " + " | ".join(words) + " |"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """All of it."""
+    return "\n".join([row(*heads), row(*("---" for _ in heads)), *(row(*one) for one in rows)])
+
+
+def cases(run: Run) -> list[Case]:
+    """In the order they were measured in, the reference's own ones first."""
+    found: dict[str, Case] = {}
+    for cell in sorted(run.cells, key=lambda cell: cell.system != run.reference):
+        found.setdefault(repr(sorted(cell.case.items())), cell.case)
+    return list(found.values())
+
+
+def everything(run: Run, figures: Sequence[str]) -> str:
+    """A row for each case and system, a column for each figure that anybody has."""
+    there = [name for name in figures if any(cell.values(name) for cell in run.cells)]
+    rows = []
+    for case in cases(run):
+        for system in run.systems():
+            cell = run.cell(system, case)
+            if cell is not None and any(cell.values(name) for name in there):
+                rows.append([case_of(case), system, *(_told(run, cell, name) for name in there)])
+    return table(["", "", *map(heading, there)], rows)
+
+
+def _told(run: Run, cell: Cell, figure: str) -> str:
+    """A figure, and how it stands to the reference's."""
+    values = cell.values(figure)
+    if not values:
+        return ""
+    ratios = run.ratios(cell, figure) if cell.system != run.reference and KINDS[figure].lower is not None else []
+    least = "≥ " if figure.startswith(("p99", "mean")) and any(cell.values("given_up")) else ""
+    return least + spread(values) + (f", {number(Spread.of(ratios).median)} x" if ratios else "")
+
+
+def machine(run: Run) -> str:
+    """What it was measured on, in a line."""
+    on: Mapping[str, object] = run.on
+    words = []
+    if "gpu" in on:
+        words.append(f"{on['gpu']}, driver {on.get('driver', 'unknown')}")
+    words.append(f"{on.get('cpus', '?')} CPUs ({on.get('cpu', 'unknown')}), Linux {on.get('kernel', 'unknown')}")
+    words.append(
+        f"Python {on.get('python', 'unknown')}, {on.get('date', 'no date')}, commit {on.get('commit', 'unknown')}"
+    )
+    return "; ".join(words)
