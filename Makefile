@@ -13,6 +13,10 @@
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
 #   make deb          a Debian package, in build/deb
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
+#   make bench        the measured comparison, what needs no GPU; a quarter of an hour, into build/bench.json
+#   make bench-gpu    ... and what needs one: nvcc, no network; 25 minutes. ONLY="pareto levers" for some of it
+#   make bench-check  what moved since the committed record; bench-keep puts build/bench.json there
+#   make bench-render docs/benchmarks.md and its plots, from the committed record
 #   make bench-files  what one file access costs, against a C server
 #   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
 #   make screenshot   the picture of `ggroupfs top` in the README
@@ -38,6 +42,7 @@ SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh packaging/t
 	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
 .PHONY: all build build-test run test check test-unit test-gpu fuzz soak bench-files screenshot clean
+.PHONY: bench bench-gpu bench-keep bench-render bench-check
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
 all: build
@@ -110,6 +115,21 @@ fuzz: build-test
 test-gpu: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
 	$(PYTEST) -s tests/t7_nvidia
+
+# Each scenario has a budget of time; BUDGET (seconds) and REPETITIONS are for every one that is run.
+BENCH := $(PY) -m tests.bench
+BENCH_OPTIONS = $(ONLY:%=--only %) $(BUDGET:%=--budget %) $(REPETITIONS:%=--repetitions %)
+
+bench: build-test
+	@[ "$$(id -u)" = 0 ] || { echo "make bench: only root may mount a tree that acts on every process" >&2; exit 1; }
+	$(BENCH) host $(BENCH_OPTIONS)
+
+bench-gpu: build-test cuda
+	@[ -e /dev/nvidiactl ] || { echo "make bench-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
+	$(BENCH) gpu $(BENCH_OPTIONS)
+
+bench-keep bench-render bench-check: bench-%: build-test
+	$(BENCH) $*
 
 bench-files: build-test
 	$(PY) tests/bench/files.py

@@ -3,13 +3,15 @@
 Two machines, or one machine on two days, are never equally fast. So what is compared is how a system stands to the
 reference of its scenario within one run, repetition by repetition. Such a ratio has moved if its median changed by more
 than a tolerance, and by more than the spreads of both runs together: all of one run's repetitions from least to most,
-and all of the other's. With that, repetitions that differ by chance alone are seldom taken for a change (t0_bench.py
-says how seldom). One repetition says nothing about its spread, so nothing is said about it.
+and all of the other's. A few repetitions may be close to each other by chance; so a spread counts as no less than what
+is usual for that figure in its scenario. With that, runs that differ by chance alone are seldom taken for a change
+(t0_bench.py says how seldom). One repetition says nothing about its spread, so nothing is said about it.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 
 import attrs
@@ -70,16 +72,20 @@ def compare(before: Record, after: Record, tolerance: float = TOLERANCE) -> Repo
     compared = 0
     for name in sorted(before.runs.keys() & after.runs.keys()):
         old, new = before.runs[name], after.runs[name]
+        found: list[tuple[Cell, str, Spread, Spread]] = []
         for cell in old.cells:
             same = new.cell(cell.system, cell.case)
             if same is None:
                 missing.append(f"{name}: {cell.system} {dict(cell.case)}")
                 continue
-            for figure, was, now in _ratios(old, cell, new, same):
-                compared += 1
-                if abs(math.log(now.median / was.median)) > max(math.log1p(tolerance), _width(was) + _width(now)):
-                    worse = (now.median > was.median) == bool(KINDS[figure].lower)
-                    moved.append(Moved(name, cell.system, cell.case, figure, was, now, worse))
+            found += ((cell, *what) for what in _ratios(old, cell, new, same))
+        compared += len(found)
+        for cell, figure, was, now in found:
+            usual = statistics.median(_width(one, other) for _, kind, one, other in found if kind == figure)
+            least = max(math.log1p(tolerance), usual, _width(was, now))
+            if abs(math.log(now.median / was.median)) > least:
+                worse = (now.median > was.median) == bool(KINDS[figure].lower)
+                moved.append(Moved(old.scenario, cell.system, cell.case, figure, was, now, worse))
     return Report(tuple(sorted(moved, key=lambda one: not one.worse)), compared, tuple(missing))
 
 
@@ -94,8 +100,9 @@ def _ratios(old: Run, was: Cell, new: Run, now: Cell) -> Iterator[tuple[str, Spr
             yield figure, Spread.of(pair[0]), Spread.of(pair[1])
 
 
-def _width(spread: Spread) -> float:
-    return math.log(spread.most / spread.least)
+def _width(*spreads: Spread) -> float:
+    """Of some together, of the logarithm."""
+    return sum(math.log(one.most / one.least) for one in spreads)
 
 
 def _told(spread: Spread) -> str:

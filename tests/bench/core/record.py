@@ -40,7 +40,7 @@ class Cell:
 
     system: str
     case: Case
-    samples: Sequence[Sample]
+    samples: Sequence[Sample] = attrs.field(converter=tuple)
     """In the order they were measured in."""
 
     def values(self, figure: str) -> list[float]:
@@ -70,8 +70,8 @@ class Run:
     """What was fixed: seeds, windows, and what was measured before everything else."""
     seconds: float
     """How long it took."""
-    cells: Sequence[Cell] = ()
-    absences: Sequence[Absence] = ()
+    cells: Sequence[Cell] = attrs.field(default=(), converter=tuple)
+    absences: Sequence[Absence] = attrs.field(default=(), converter=tuple)
 
     def cell(self, system: str, case: Case) -> Cell | None:
         """None where that was not measured."""

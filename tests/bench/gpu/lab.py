@@ -17,7 +17,7 @@ from tests.bench.gpu.faces import Served, Shared
 from tests.mounted import mounted, mountpoint
 from tests.t7_nvidia import t7_dynamic
 from tests.t7_nvidia.conftest import ROOT, wait_for
-from tests.t7_nvidia.programs import MIB, STOP, Program, nvml_used, program
+from tests.t7_nvidia.programs import MIB, STOP, Program, nvml_used, program, write
 from tests.t7_nvidia.t7_memory import speed
 
 SOURCES = Path(__file__).parent / "programs"
@@ -44,7 +44,7 @@ def built(source: Path) -> str:
     newest = max(one.stat().st_mtime for one in (source, TESTS / "words.cuh"))
     if not path.exists() or path.stat().st_mtime < newest:
         BUILD.mkdir(parents=True, exist_ok=True)
-        words = ["nvcc", "-O2", "-I", TESTS, "-I", ROOT / "backend" / "cuda", "-o", path, source]
+        words = ["nvcc", "-O2", f"-I{TESTS}", f"-I{ROOT}/backend/cuda", "-o", os.fspath(path), os.fspath(source)]
         try:
             done = subprocess.run(words, capture_output=True, text=True)
         except FileNotFoundError:
@@ -207,7 +207,7 @@ class GpuLab:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ggroupfs-bench-")))
             pair = stack.enter_context(t7_dynamic.pair_of(mount, serving, batch))
             if how != "static":
-                t7_dynamic.write(pair.low, "gmem.limit.high", "max")
+                write(pair.low, "gmem.limit.high", "max")
             pair.listen(how == "cooperative")
             turn = t7_dynamic.Turn()
             with contextlib.nullcontext() if how == "static" else t7_dynamic.policy(pair, how, directory):

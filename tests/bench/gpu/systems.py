@@ -148,9 +148,10 @@ def _end(daemon: subprocess.Popen[bytes], environment: Mapping[str, str]) -> Non
             subprocess.run(
                 [CONTROL], input=b"quit -t 5\n", capture_output=True, timeout=QUIT_S, env={**os.environ, **environment}
             )
-    for end in (lambda: None, daemon.terminate, daemon.kill):
+    for end in (None, daemon.terminate, daemon.kill):
         if daemon.poll() is None:
-            end()
+            if end is not None:
+                end()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 daemon.wait(QUIT_S)
 

@@ -8,9 +8,9 @@ controller, cgroup.max.depth; and gmem.limit.high of this process.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,11 +18,13 @@ import attrs
 
 from tests.bench.core.record import Case, Figures
 from tests.bench.core.runner import Scenario, Unavailable
+from tests.bench.machine import ROOT
 from tests.bench.mounts import GGROUPFS, BenchError, build, mount
 from tests.cgroups import cgroup
 
 OPERATIONS = ("pread", "cat", "stat", "pwrite", "echo")
 CALLS = 1000
+BUILD = ROOT / "build" / "bench"
 REFERENCE = "a C libfuse server"
 Place = contextlib.AbstractContextManager[tuple[Path, str]]
 """A file, and what can be written into it."""
@@ -74,36 +76,26 @@ class Accessed:
     name: str
     place: Callable[[Path], Place]
     """Given where the programs in C are."""
-    programs: Callable[[], Mapping[str, Path]]
     calls: int = CALLS
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
         """See runner.Subject."""
-        programs = self.programs()
-        with pinned(), self.place(programs["baseline"]) as (file, value):
-            yield {}, timed(programs["client"], file, value, self.calls)
+        with pinned(), self.place(programs()["baseline"]) as (file, value):
+            yield {}, timed(programs()["client"], file, value, self.calls)
 
 
-@attrs.define
-class Programs:
+@functools.cache
+def programs() -> Mapping[str, Path]:
     """client.c, baseline.c and processes.c, built once."""
-
-    _directory: tempfile.TemporaryDirectory[str] | None = None
-    _built: dict[str, Path] = attrs.field(factory=dict)
-
-    def __call__(self) -> Mapping[str, Path]:
-        if self._directory is None:
-            self._directory = tempfile.TemporaryDirectory(prefix="ggroupfs-bench-")
-            self._built = build(Path(self._directory.name))
-        return self._built
+    BUILD.mkdir(parents=True, exist_ok=True)
+    return build(BUILD)
 
 
 def make(seed: int, calls: int = CALLS) -> Scenario:
     """The scenario."""
-    programs = Programs()
     subjects = [
-        Accessed(REFERENCE, lambda baseline: served_by([os.fspath(baseline)], False), programs, calls),
-        Accessed("cgroup2", lambda _: in_cgroup2(), programs, calls),
-        Accessed("ggroupfs", lambda _: served_by(GGROUPFS, True), programs, calls),
+        Accessed(REFERENCE, lambda baseline: served_by([os.fspath(baseline)], False), calls),
+        Accessed("cgroup2", lambda _: in_cgroup2(), calls),
+        Accessed("ggroupfs", lambda _: served_by(GGROUPFS, True), calls),
     ]
     return Scenario("files", REFERENCE, subjects, parameters={"calls": calls})

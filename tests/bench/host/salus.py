@@ -39,6 +39,7 @@ class Ordered:
     order: Order
     seed: int
     jobs: int
+    """Of the trace; of a search there are three times as many."""
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ class Ordered:
         yield {"trace": "table 2"}, replayed(salus(self.seed + repetition, self.jobs), self.order)
         if repetition == 0 and self.order in (Order.FIFO, Order.PACK):
             for name in SEARCHES:
-                yield {"trace": f"300 x {name}"}, replayed(equal(name), self.order)
+                yield {"trace": f"{3 * self.jobs} x {name}"}, replayed(equal(name, 3 * self.jobs), self.order)
 
 
 def make(seed: int, jobs: int = 100) -> Scenario:

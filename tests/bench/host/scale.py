@@ -13,7 +13,7 @@ import attrs
 
 from tests.bench.core.record import Case, Figures
 from tests.bench.core.runner import Scenario, Unavailable
-from tests.bench.host.files import Programs
+from tests.bench.host.files import programs
 from tests.bench.mounts import GGROUPFS, BenchError, mount, processes
 from tests.cgroups import cgroup
 
@@ -69,7 +69,6 @@ class Cgroups:
 class Tree:
     """Processes in a mounted tree."""
 
-    programs: Programs
     counts: Sequence[int] = COUNTS
     idle_s: float = IDLE_S
     name: str = "ggroupfs"
@@ -77,7 +76,7 @@ class Tree:
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
         """See runner.Subject."""
         for count in self.counts:
-            with processes(self.programs()["processes"], count) as pids, mount(GGROUPFS) as server:
+            with processes(programs()["processes"], count) as pids, mount(GGROUPFS) as server:
                 mkdir = made(server.mountpoint, [str(pid) for pid in pids])
                 ls = listed(server.mountpoint, count)
                 time.sleep(1)  # it settles
@@ -88,6 +87,6 @@ class Tree:
             yield {"processes": count}, figures
 
 
-def make(seed: int, counts: Sequence[int] = COUNTS) -> Scenario:
+def make(seed: int, counts: Sequence[int] = COUNTS, idle_s: float = IDLE_S) -> Scenario:
     """The scenario."""
-    return Scenario("scale", REFERENCE, [Cgroups(counts), Tree(Programs(), counts)], parameters={"idle_s": IDLE_S})
+    return Scenario("scale", REFERENCE, [Cgroups(counts), Tree(counts, idle_s)], parameters={"idle_s": idle_s})

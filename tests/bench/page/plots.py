@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -13,8 +14,13 @@ from tests.bench.core.figures import KINDS
 from tests.bench.core.record import Cell, Run
 from tests.bench.core.spread import Spread
 
-STYLE = {"svg.hashsalt": "ggroupfs", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
-         "axes.spines.right": False}  # fmt: skip
+STYLE: Any = {
+    "svg.hashsalt": "ggroupfs",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 
 def draw(run: Run, plot: str, path: Path) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tests.bench.core.figures import KINDS
 from tests.bench.core.record import Case, Cell, Run
 from tests.bench.core.spread import Spread
 
-CASES = {
+CASES: Mapping[str, Callable[[Any], str]] = {
     "load": lambda value: f"load {100 * value:.0f} %",
     "batch": lambda value: f"{value} batch",
     "percent": lambda value: f"{value} % of the budget",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import attrs
 
 from tests.bench.core.record import Case, Figures
-from tests.bench.core.runner import Scenario
+from tests.bench.core.runner import Scenario, Subject
 from tests.bench.gpu.faces import Lab, Part, System
 from tests.bench.gpu.systems import Ggroupfs, nothing
 
@@ -78,5 +78,5 @@ class Limited:
 def make(lab: Lab, seed: int, system: System | None = None) -> Scenario:
     """The scenario."""
     system = Ggroupfs("ggroupfs", nothing) if system is None else system
-    subjects = [Copied(lab), Prefetched(lab), Limited(lab, system)]
+    subjects: list[Subject] = [Copied(lab), Prefetched(lab), Limited(lab, system)]
     return Scenario("bandwidth", REFERENCE, subjects, parameters={"mib": MIB, "times": TIMES})

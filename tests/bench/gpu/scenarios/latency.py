@@ -14,7 +14,7 @@ import attrs
 
 from tests.bench.core.arrivals import SHAPE, arrivals, seed_of
 from tests.bench.core.record import Case, Figures
-from tests.bench.core.runner import Scenario
+from tests.bench.core.runner import Scenario, Subject
 from tests.bench.core.spread import percentile
 from tests.bench.gpu.faces import Critical, Lab, Part, Products, Served, Stage, System
 from tests.bench.gpu.systems import Ggroupfs, Mps, Plain, priority, timeslices
@@ -141,7 +141,10 @@ def maker(kind: str) -> Any:
 
     def make(lab: Lab, seed: int, compared: Sequence[System] | None = None) -> Scenario:
         bench = Bench(lab, kind, seed)
-        subjects = [Alone(bench), *(Beside(bench, one) for one in (systems() if compared is None else compared))]
+        subjects: list[Subject] = [
+            Alone(bench),
+            *(Beside(bench, one) for one in (systems() if compared is None else compared)),
+        ]
         fixed = {"seed": seed, "shape": SHAPE, "seconds": SECONDS, "settle_s": SETTLE_S, "kind": kind}
         return Scenario(f"latency-{kind}", EXCLUSIVE, subjects, bench.calibrate, fixed)
 

@@ -1,0 +1,226 @@
+"""A GPU, the programs on it and the systems that share it, in virtual time, for the scenarios of tests/bench/gpu.
+
+A program that computes alone has all of the GPU; how several divide it is the system's matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from tests.bench.core.runner import Unavailable
+from tests.bench.gpu.faces import Part, Running, Served, Shared
+
+SERVICE_S = 0.002
+"""A request, alone."""
+PRODUCTS, PASSES = 1000.0, 400.0
+"""A second, alone."""
+
+
+@attrs.define(eq=False)
+class FakeProgram:
+    """Any of them. `words` say which system it was started by."""
+
+    lab: FakeLab
+    words: Sequence[str]
+    pid: int
+    critical: bool = False
+    per_second: float = 0.0
+    """Of what it does, alone."""
+    share: float = 1.0
+    """Of the GPU, while it works."""
+    limit: str = "max"
+    working: bool = False
+    count: float = 0.0
+    created: float = 0.0
+    options: Sequence[str] = ()
+    bursts: list[tuple[float, ...]] = attrs.field(factory=list)
+
+    def advance(self, seconds: float) -> None:
+        """Time passes."""
+        if self.working:
+            self.count += self.per_second * self.share * seconds
+
+    # As products.cu and elastic.cu
+
+    @property
+    def done(self) -> int:
+        return int(self.count)
+
+    @property
+    def passes(self) -> int:
+        if self.limit == "deadly":
+            raise Unavailable("the program ended: out of memory")
+        return int(self.count)
+
+    @property
+    def pass_seconds(self) -> tuple[float, float]:
+        return 1 / (self.per_second * self.share), 3 / (self.per_second * self.share)
+
+    @property
+    def prefetched(self) -> tuple[float, float]:
+        return 4.0, 50.0
+
+    def moved(self) -> tuple[float, float]:
+        if self.limit != "max" or not self.lab.writes:
+            raise ValueError("nothing has moved both ways")
+        return 40.0, 48.0
+
+    def work(self, on: bool) -> None:
+        self.working = on
+        self.lab.divide()
+
+    # As critical.cu
+
+    def serve(self, arrivals: Sequence[float], limit: float, watch: Callable[[float], None] | None = None) -> Served:
+        start, at, latencies, given_up = self.lab.now(), 0.0, [], 0
+        self.bursts.append(tuple(arrivals))
+        for due in arrivals:
+            at = max(at, due)
+            if at < limit:
+                at += SERVICE_S / self.share
+            else:
+                given_up += 1
+            latencies.append(at - due)
+            if watch is not None:
+                watch(latencies[-1])
+        self.lab.sleep(start + at - self.lab.now())
+        return Served(latencies, given_up)
+
+
+Divide = Callable[[Sequence[FakeProgram]], None]
+"""Sets the share of each program that works."""
+
+
+def equally(programs: Sequence[FakeProgram]) -> None:
+    """Time slicing."""
+    for one in programs:
+        one.share = 1 / len(programs)
+
+
+@attrs.define(eq=False)
+class FakeStage:
+    """What a system was told."""
+
+    system: FakeSystem
+    lab: FakeLab
+    shared: list[list[int]] = attrs.field(factory=list)
+    reports: list[float] = attrs.field(factory=list)
+
+    def words(self, part: Part) -> list[str]:
+        return [self.system.name, "critical" if part.critical else "batch", str(part.weight)]
+
+    def share(self, programs: Sequence[tuple[Part, Running]]) -> None:
+        self.shared.append([program.pid for _, program in programs])
+        assert all(program in self.lab.programs for _, program in programs), "it has ended"
+
+    def present(self, program: Running) -> None:
+        self.lab.sleep(0.05)
+
+    def write(self, program: Any, name: str, value: str) -> None:
+        assert program in self.lab.programs, "it has ended"
+        self.lab.writes.append((self.system.name, name, value))
+        if name == "gmem.limit.high":
+            program.limit = value
+        self.lab.sleep(self.lab.costs.get(name, 0.0))
+
+    def report(self, latency: float) -> None:
+        self.reports.append(latency)
+
+
+@attrs.define(eq=False)
+class FakeSystem:
+    """A way to share the fake GPU."""
+
+    lab: FakeLab
+    name: str
+    divide: Divide = equally
+    refuses: str = ""
+    """Why it is not there."""
+    stages: list[FakeStage] = attrs.field(factory=list)
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[FakeStage]:
+        if self.refuses:
+            raise Unavailable(self.refuses)
+        assert not self.lab.programs, "programs of another system still run"
+        self.lab.by = self.divide
+        self.stages.append(FakeStage(self, self.lab))
+        try:
+            yield self.stages[-1]
+        finally:
+            assert not self.lab.programs, "programs outlive their system"
+            self.lab.by = equally
+
+
+class FakeLab:
+    """The GPU, and a clock that goes when somebody sleeps or serves."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.programs: list[FakeProgram] = []
+        """That run."""
+        self.started: list[FakeProgram] = []
+        """All that ever ran."""
+        self.writes: list[tuple[str, str, str]] = []
+        self.costs: dict[str, float] = {}
+        """Seconds that a write of a file takes."""
+        self.by: Divide = equally
+        self.most_mib = 1 << 30
+        """More than that is more than a program may have."""
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.time += seconds
+        for one in self.programs:
+            one.advance(seconds)
+
+    def divide(self) -> None:
+        """Anew, as programs begin and end."""
+        working = [one for one in self.programs if one.working or one.critical]
+        if working:
+            self.by(working)
+
+    @contextlib.contextmanager
+    def run(self, program: FakeProgram) -> Iterator[FakeProgram]:
+        self.started.append(program)
+        self.programs.append(program)
+        self.divide()
+        try:
+            yield program
+        finally:
+            self.programs.remove(program)
+            self.divide()
+
+    def program(self, words: Sequence[str], **what: Any) -> FakeProgram:
+        return FakeProgram(self, list(words), 1000 + len(self.started), created=self.time, **what)
+
+    def critical(self, words: Sequence[str], kind: str) -> contextlib.AbstractContextManager[FakeProgram]:
+        assert kind in ("decode", "convolution")
+        return self.run(self.program(words, critical=True))
+
+    def products(self, words: Sequence[str]) -> contextlib.AbstractContextManager[FakeProgram]:
+        return self.run(self.program(words, per_second=PRODUCTS))
+
+    def elastic(
+        self, words: Sequence[str], mib: int, parts: int, *options: str
+    ) -> contextlib.AbstractContextManager[FakeProgram]:
+        if mib > self.most_mib:
+            raise Unavailable("the program ended: out of memory")
+        return self.run(self.program(words, per_second=PASSES, working=True, options=[str(mib), *options], count=1.0))
+
+    @contextlib.contextmanager
+    def copied(self) -> Iterator[Callable[[], tuple[float, float]]]:
+        yield lambda: (55.0, 56.0)
+
+    def shared(self, how: str, seed: int) -> Shared:
+        return Shared([0.01, 0.02, 0.03], {"static": 10.0, "dynamic": 20.0, "cooperative": 30.0}[how])
+
+    def context_mib(self) -> int:
+        return 512

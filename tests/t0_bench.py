@@ -1,0 +1,338 @@
+"""What is pure of the benchmarks: arrivals, spreads, records, what moved, and the page."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.bench.core import record
+from tests.bench.core.arrivals import SHAPE, arrivals, seed_of
+from tests.bench.core.check import TOLERANCE, compare
+from tests.bench.core.figures import KINDS
+from tests.bench.core.record import Absence, Cell, Record, Run, Sample
+from tests.bench.core.spread import Spread, percentile
+from tests.bench.page import documents, tables
+from tests.bench.page.published import FIGURES
+from tests.bench.page.sections import SECTIONS
+
+# Arrivals
+
+
+@given(rate=st.floats(1, 500), seconds=st.floats(1, 10), seed=st.integers(0, 1 << 32), shape=st.floats(0.1, 4))
+def test_as_many_requests_come_as_the_load_wants(rate: float, seconds: float, seed: int, shape: float) -> None:
+    found = arrivals(rate, seconds, seed, shape)
+    assert len(found) == round(rate * seconds)
+    assert found == sorted(found)
+    assert found[0] >= 0
+    assert found[-1] <= seconds
+
+
+@pytest.mark.parametrize("shape", [0.25, SHAPE, 1.0, 4.0])
+def test_gaps_are_spread_as_the_gamma_distribution_is(shape: float) -> None:
+    """Its coefficient of variation is 1 / sqrt(shape), and the part of gaps below the mean grows as the shape falls."""
+    times = arrivals(1000, 20, 7, shape)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert statistics.fmean(gaps) == pytest.approx(1e-3, rel=0.01)
+    assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(shape**-0.5, rel=0.05)
+    drawn = random.Random(1)
+    other = [drawn.gammavariate(shape, 1e-3 / shape) for _ in gaps]
+    for part in (0.1, 0.5, 0.9):
+        assert percentile(gaps, part) == pytest.approx(percentile(other, part), rel=0.1, abs=2e-6)
+
+
+def test_the_same_seed_gives_the_same_requests() -> None:
+    assert arrivals(50, 2, 3) == arrivals(50, 2, 3) != arrivals(50, 2, 4)
+    assert seed_of(9, "decode", 0.1, 0) == 1_565_015_650, "records name it"
+    seeds = {seed_of(9, kind, load, n) for kind in ("a", "b") for load in (0.1, 0.35) for n in range(3)}
+    assert len(seeds) == 12
+
+
+def test_no_request_at_all() -> None:
+    with pytest.raises(ValueError, match="no request"):
+        arrivals(0.1, 1, 1)
+
+
+# Spreads
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))
+def test_percentiles_and_medians(values: list[float], part: float) -> None:
+    found = percentile(values, part)
+    assert sum(one <= found for one in values) >= part * len(values) - 1e-9
+    assert sum(one < found for one in values) <= part * len(values)
+    spread = Spread.of(values)
+    assert spread == Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+def test_of_nothing() -> None:
+    for act in (lambda: percentile([], 0.5), lambda: Spread.of([])):
+        with pytest.raises(ValueError, match="no values"):
+            act()
+
+
+# Records
+
+Numbers = Callable[[str, Mapping[str, object], int], float]
+
+
+def measured(numbers: Numbers, scenario: str = "latency-decode", repetitions: int = 3) -> Run:
+    """A run of three systems: p99 and batch throughput by the system, the case and the repetition."""
+    cells = []
+    for load in (0.1, 0.35):
+        for batch in (None, 1, 3):
+            case = {"load": load} if batch is None else {"load": load, "batch": batch}
+            for system in ["exclusive"] if batch is None else ["ggroupfs", "time slicing"]:
+                samples = [
+                    Sample(n, 1.0 + n, {"p99_ms": numbers(system, case, n), "requests": 100.0})
+                    for n in range(repetitions)
+                ]
+                cells.append(Cell(system, case, samples))
+    parameters = {"seed": 9, "shape": 0.5, "seconds": 2.0, "service_ms": 2.0}
+    return Run(scenario, "exclusive", {"cpus": 2, "date": "2026-01-01 00:00"}, parameters, 12.5, cells)
+
+
+def steady(system: str, case: Mapping[str, object], repetition: int) -> float:
+    """No noise."""
+    return {"exclusive": 10.0, "ggroupfs": 11.0, "time slicing": 40.0}[system]
+
+
+def of(*runs: Run) -> Record:
+    return Record({run.scenario: run for run in runs})
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    run = attrs.evolve(measured(steady), absences=[Absence("MPS", 'there is no "control"')])
+    found = of(run, measured(steady, "pareto"))
+    assert record.load(record.dump(found)) == found
+    assert record.load(record.dump(Record({}))) == Record({})
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"schema": 2, "runs": {}}', '{"schema": 1, "runs": {"a": {}}}', "nothing"]
+)
+def test_what_is_no_record(text: str) -> None:
+    with pytest.raises(ValueError, match=r"record|Expecting"):
+        record.load(text)
+
+
+def test_merging_replaces_whole_scenarios() -> None:
+    old = of(measured(steady), measured(steady, "pareto"))
+    new = attrs.evolve(measured(lambda *_: 5.0), cells=measured(lambda *_: 5.0).cells[:2])
+    found = record.merge(old, of(new))
+    assert found.runs == {"latency-decode": new, "pareto": old.runs["pareto"]}
+
+
+def test_a_ratio_is_to_the_nearest_case_of_the_reference_in_the_same_repetition() -> None:
+    run = measured(lambda system, case, n: (n + 1.0) * (1 if system == "exclusive" else 3) * float(str(case["load"])))
+    cell = run.cell("ggroupfs", {"load": 0.35, "batch": 3})
+    assert cell is not None
+    assert run.ratios(cell, "p99_ms") == [pytest.approx(3)] * 3
+    other = run.compared(cell, "p99_ms")
+    assert other is not None
+    assert other.case == {"load": 0.35}
+    assert run.ratios(cell, "batch_per_s") == []
+    lonely = attrs.evolve(cell, samples=[attrs.evolve(cell.samples[0], repetition=7)])
+    assert run.ratios(lonely, "p99_ms") == []
+
+
+# What moved
+
+
+def noisy(seed: int, spread: float, factor: float = 1.0) -> Numbers:
+    """Chance of so large a part; `factor` on what ggroupfs has beside three."""
+    chance = random.Random(seed)
+
+    def numbers(system: str, case: Mapping[str, object], repetition: int) -> float:
+        planted = factor if (system, case.get("batch")) == ("ggroupfs", 3) else 1.0
+        return steady(system, case, repetition) * planted * chance.lognormvariate(0, spread)
+
+    return numbers
+
+
+def test_a_planted_regression_is_found_and_named() -> None:
+    for seed in range(20):
+        report = compare(of(measured(noisy(seed, 0.02))), of(measured(noisy(1000 + seed, 0.02, 1.5))))
+        assert {(one.system, one.case["batch"], one.figure, one.worse) for one in report.moved} == {
+            ("ggroupfs", 3, "p99_ms", True)
+        }
+        assert len(report.moved) == 2, "at both loads"
+        assert report.failed
+        assert "worse" in str(report.moved[0])
+        assert "ggroupfs, p99 1." in str(report.moved[0])
+
+
+def test_what_is_better_is_told_and_fails_nothing() -> None:
+    report = compare(of(measured(noisy(1, 0.02))), of(measured(noisy(2, 0.02, 0.6))))
+    assert [one.worse for one in report.moved] == [False, False]
+    assert not report.failed
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.05, 0.2])
+def test_noise_is_not(spread: float) -> None:
+    """Of eight ratios in each of 200 pairs of runs that differ by chance alone, at most 1 % are taken for a change."""
+    found = [compare(of(measured(noisy(n, spread))), of(measured(noisy(n + 5000, spread)))) for n in range(200)]
+    assert all(report.compared == 8 for report in found)
+    assert sum(len(report.moved) for report in found) <= 0.01 * 200 * 8
+
+
+def test_another_machine_is_no_change() -> None:
+    """All of it twice as slow."""
+    report = compare(of(measured(noisy(1, 0.02))), of(measured(lambda *what: 2 * noisy(2, 0.02)(*what))))
+    assert report.moved == ()
+    assert report.compared == 8
+
+
+def test_a_small_change_is_never_told_however_exact() -> None:
+    def by(part: float) -> Numbers:
+        return lambda system, case, n: steady(system, case, n) * (part if system == "ggroupfs" else 1)
+
+    assert compare(of(measured(steady)), of(measured(by(1 + 0.9 * TOLERANCE)))).moved == ()
+    assert len(compare(of(measured(steady)), of(measured(by(1 + 1.1 * TOLERANCE)))).moved) == 4
+
+
+def test_more_throughput_is_better() -> None:
+    def having(throughput: float) -> Record:
+        cells = [
+            Cell(name, {}, [Sample(n, 0, {"batch_per_s": value}) for n in range(2)])
+            for name, value in (("exclusive", 100.0), ("ggroupfs", throughput))
+        ]
+        return of(attrs.evolve(measured(steady), cells=cells))
+
+    assert [one.worse for one in compare(having(70), having(40)).moved] == [True]
+    assert [one.worse for one in compare(having(40), having(70)).moved] == [False]
+
+
+def test_one_repetition_says_nothing() -> None:
+    report = compare(of(measured(steady)), of(measured(noisy(1, 0.01, 9.0), repetitions=1)))
+    assert (report.moved, report.compared, report.missing) == ((), 0, ())
+
+
+def test_what_is_gone_fails_and_a_scenario_that_was_not_measured_does_not() -> None:
+    old = of(measured(steady), measured(steady, "pareto"))
+    new = attrs.evolve(measured(steady), cells=measured(steady).cells[:-1])
+    report = compare(old, of(new))
+    assert report.missing == ("latency-decode: time slicing {'load': 0.35, 'batch': 3}",)
+    assert report.failed
+    assert not compare(old, of(measured(steady))).failed
+
+
+# The page
+
+
+def test_every_scenario_has_a_section_and_nothing_else() -> None:
+    from tests.bench.gpu import scenarios
+    from tests.bench.host import SCENARIOS
+
+    assert set(SECTIONS) == {*scenarios.SCENARIOS, *SCENARIOS}
+    assert {name for section in SECTIONS.values() for name in section.figures} <= set(KINDS)
+
+
+def rows_of(text: str, title: str) -> list[list[str]]:
+    """The table below a heading, without its head."""
+    below = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    lines = [line for line in below.splitlines() if line.startswith("|")]
+    return [[word.strip() for word in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_page_has_what_is_in_the_record_and_nothing_else() -> None:
+    run = attrs.evolve(measured(lambda s, c, n: steady(s, c, n) + n), absences=[Absence("MPS", "there is no daemon")])
+    text = documents.page(of(run), set())
+    title = SECTIONS["latency-decode"].title
+    rows = rows_of(text, title)
+    assert len(rows) == len(run.cells)
+    assert ["load 35 %, 3 batch", "ggroupfs", "12 (11 to 13), 1.09 x"] in rows
+    assert ["load 10 %", "exclusive", "11 (10 to 12)"] in rows
+    assert "- MPS: there is no daemon" in text
+    assert "](benchmarks-" not in text, "a plot that was not drawn"
+    absent = [section.title for name, section in SECTIONS.items() if name != "latency-decode"]
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [title, "Not measured yet", "Published by others"]
+    assert re.findall(r"^- (.*)$", text.partition("## Not measured yet")[2], re.MULTILINE) == absent
+    assert len(rows_of(text, "Published by others")) == len(FIGURES)
+
+
+def test_a_bound_is_marked_as_one() -> None:
+    figures = {"p99_ms": 900.0, "p50_ms": 4.0, "given_up": 3.0}
+    cells = [Cell("time slicing", {"load": 0.8, "batch": 3}, [Sample(0, 1.0, figures)])]
+    text = tables.everything(attrs.evolve(measured(steady), cells=cells), ("p50_ms", "p99_ms"))
+    assert "| load 80 %, 3 batch | time slicing | 4 | ≥ 900 |" in text
+
+
+def test_of_an_empty_record() -> None:
+    text = documents.page(Record({}), set())
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Not measured yet", "Published by others"]
+    assert "nothing is measured yet" in documents.summary(Record({}), set())
+
+
+def test_published_figures_say_where_they_are_from() -> None:
+    for one in FIGURES:
+        assert re.fullmatch(r"(GVM|Ghost), section \d.*", one.source)
+
+
+@pytest.fixture
+def matplotlib() -> None:
+    pytest.importorskip("matplotlib")
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_rendering_writes_the_page_the_plots_and_the_readme(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    stale = documents.picture(tmp_path / "docs", "pareto")
+    stale.write_text("of a record that had it")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{documents.BEGIN}\nold\n{documents.END}\nafter\n")
+    picture = documents.picture(tmp_path / "docs", "latency-decode")
+    found = set(documents.render(of(measured(steady)), tmp_path))
+    assert found == {picture, tmp_path / "docs" / "benchmarks.md", readme}
+    assert not stale.exists()
+    drawn = picture.read_text()
+    assert all(system in drawn for system in ("exclusive", "ggroupfs", "time slicing"))
+    assert "beside 3 batch programs" in drawn
+    assert picture.name in (tmp_path / "docs" / "benchmarks.md").read_text()
+    text = readme.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert f"](docs/{picture.name})" in text
+    assert "benchmarks-pareto" not in text
+    assert "load 10 %" not in text, "of the table only the one case"
+    assert "| load 35 %, 3 batch | ggroupfs |" in text
+    list(documents.render(of(measured(steady)), tmp_path))
+    assert (picture.read_text(), readme.read_text()) == (drawn, text), "the same record gives the same files"
+
+
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize(
+    ("name", "figures", "case", "seen"),
+    [
+        ("pareto", {"attained": 0.9, "passes_per_s": 50.0}, {"timeslice_ms": 1.0}, "requests within the SLO"),
+        ("pressure", {"passes_per_s": 50.0}, {"percent": 150}, "footprint"),
+        ("files", {"pread_us": 50.0, "echo_us": 80.0}, {}, "echo"),
+    ],
+)
+def test_every_plot(
+    name: str, figures: Mapping[str, float], case: Mapping[str, float], seen: str, tmp_path: Path
+) -> None:
+    from tests.bench.page import plots
+
+    cells = [Cell(system, case, [Sample(0, 0.0, figures)]) for system in ("exclusive", "ggroupfs")]
+    path = tmp_path / "plot.svg"
+    run = attrs.evolve(measured(steady), cells=cells)
+    assert plots.draw(run, SECTIONS[name].plot, path)
+    assert seen in path.read_text()
+    assert "ggroupfs" in path.read_text()
+    assert not plots.draw(attrs.evolve(run, cells=[]), SECTIONS[name].plot, path)
+
+
+@settings(max_examples=50)
+@given(st.floats(1e-6, 1e6))
+def test_a_number_is_not_far_from_what_it_tells(value: float) -> None:
+    assert float(tables.number(value).replace(",", "")) == pytest.approx(value, rel=0.005)
