@@ -111,7 +111,7 @@ class FakeStage:
     reports: list[float] = attrs.field(factory=list)
 
     def words(self, part: Part) -> list[str]:
-        return [self.system.name, "critical" if part.critical else "batch", str(part.weight)]
+        return [self.system.name, "critical" if part.critical else "batch", str(part.weight), part.limit]
 
     def share(self, programs: Sequence[tuple[Part, Running]]) -> None:
         self.shared.append([program.pid for _, program in programs])

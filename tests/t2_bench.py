@@ -201,7 +201,7 @@ def test_the_curve() -> None:
     points = [pareto.Point(2.0), pareto.Point(0.2), pareto.Point(0.2, 70)]
 
     def compared(curve: pareto.Curve) -> list[pareto.Points]:
-        return [pareto.Points(curve, plain), pareto.Points(curve, set_by_us, points)]
+        return [pareto.Points(curve, plain), pareto.Points(curve, set_by_us, points, warm=2)]
 
     found = measured(lab, pareto.make(lab, 9, compared))
     alone = values(found, "exclusive", {}, "attained")
@@ -216,6 +216,8 @@ def test_the_curve() -> None:
         {"timeslice_ms": 0.2, "limit_percent": 70},
     ]
     assert max(values(found, "time slicing", {}, "attained")) < 0.9
+    bursts = {one.words[0]: len(one.bursts) for one in lab.started if one.critical and one.words}
+    assert bursts == {"time slicing": 1, "set": 5}, "two of them to warm up"
     limit = str((pareto.MIB + lab.context_mib()) * 70 // 100 << 20)
     once = [("compute.timeslice", "10"), ("compute.timeslice", "2"), ("compute.timeslice", "10")]
     once += [("compute.timeslice", "0.2"), ("gmem.limit.high", limit)]
@@ -245,7 +247,7 @@ def test_memory_pressure() -> None:
     managed = FakeSystem(lab, "unified memory, page faults")
     compared = [
         pressure.Pressed(lab, plain),
-        pressure.Pressed(lab, limited, limit=True),
+        pressure.Pressed(lab, limited, part=pressure.LIMITED),
         pressure.Pressed(lab, managed, ["managed", "BUDGET", "faults"]),
     ]
     found = measured(lab, pressure.make(lab, 9, compared), repetitions=1)
@@ -253,7 +255,11 @@ def test_memory_pressure() -> None:
         for percent in pressure.PERCENTS:
             done = values(found, system.name, {"percent": percent}, "passes_per_s")
             assert done == [pytest.approx(PASSES, rel=0.05)]
-    assert lab.writes == [("ggroupfs", "gmem.limit.high", str(16 << 30))] * 3
+    assert {one.words[0]: one.words[3] for one in lab.started} == {
+        "all of it resident": "",
+        "ggroupfs": "16G",
+        "unified memory, page faults": "",
+    }
     options = [one.options for one in lab.started if one.words[0].startswith("unified")]
     budget = str(pressure.BUDGET_MIB - lab.context_mib())
     sizes = [str((16 << 10) * percent // 100) for percent in (120, 150, 200)]

@@ -28,9 +28,11 @@ def described(command: Sequence[str], gpu: bool) -> Mapping[str, Value]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "pyfuse3": importlib.metadata.version("pyfuse3"),
+        "pyfuse3": _version("pyfuse3"),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M"),
-        "commit": _said("git", "-C", os.fspath(ROOT), "describe", "--always", "--dirty"),
+        # A copy of the tree may be without its history: then who made it can say.
+        "commit": os.environ.get("GGROUP_COMMIT")
+        or _said("git", "-C", os.fspath(ROOT), "describe", "--always", "--dirty"),
         "command": shlex.join(command),
         "load_average": round(os.getloadavg()[0], 2),
     }
@@ -54,6 +56,13 @@ def _gpu() -> dict[str, Value]:
         }
     finally:
         pynvml.nvmlShutdown()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _cpu() -> str:

@@ -7,7 +7,7 @@ merging two records replaces whole scenarios: figures of two runs are never besi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -34,13 +34,17 @@ class Sample:
     """What was measured."""
 
 
+def _samples(found: Iterable[Sample]) -> Sequence[Sample]:
+    return tuple(found)
+
+
 @attrs.frozen
 class Cell:
     """One system in one case."""
 
     system: str
     case: Case
-    samples: Sequence[Sample] = attrs.field(converter=tuple)
+    samples: Sequence[Sample] = attrs.field(converter=_samples)
     """In the order they were measured in."""
 
     def values(self, figure: str) -> list[float]:
@@ -54,6 +58,14 @@ class Absence:
 
     system: str
     reason: str
+
+
+def _cells(found: Iterable[Cell]) -> Sequence[Cell]:
+    return tuple(found)
+
+
+def _absences(found: Iterable[Absence]) -> Sequence[Absence]:
+    return tuple(found)
 
 
 @attrs.frozen
@@ -70,8 +82,8 @@ class Run:
     """What was fixed: seeds, windows, and what was measured before everything else."""
     seconds: float
     """How long it took."""
-    cells: Sequence[Cell] = attrs.field(default=(), converter=tuple)
-    absences: Sequence[Absence] = attrs.field(default=(), converter=tuple)
+    cells: Sequence[Cell] = attrs.field(default=(), converter=_cells)
+    absences: Sequence[Absence] = attrs.field(default=(), converter=_absences)
 
     def cell(self, system: str, case: Case) -> Cell | None:
         """None where that was not measured."""

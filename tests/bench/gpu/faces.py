@@ -22,7 +22,9 @@ class Part:
     weight: int = 100
     """Of its share, where a system has such a thing."""
     memory: bool = False
-    """Whether its memory is to be limited."""
+    """Whether its memory is to be limited, now or later."""
+    limit: str = ""
+    """Of its memory from its start on, such as 16G; none where that is empty."""
 
 
 class Running(Protocol):

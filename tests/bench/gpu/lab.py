@@ -91,6 +91,7 @@ class CriticalProgram:
         memoryview(run.page)[ARRIVALS : ARRIVALS + 8 * count] = data
         memoryview(run.page)[LIMIT : LIMIT + 8] = int(limit * 1e9).to_bytes(8, "little")
         run.set(COUNT, count)
+        memoryview(run.page)[:8] = bytes(8)  # requests that are over, of the burst before
         number = run.u32(OVER) + 1
         run.set(GO, number)
         told, deadline = 0, time.monotonic() + limit + START_S
@@ -100,11 +101,19 @@ class CriticalProgram:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"a burst of {limit} s is not over after {limit + START_S} s")
             time.sleep(0.001)
-            while watch is not None and told < min(run.u64(0), count) and run.u32(OVER) != number:
-                watch(run.u64(LATENCIES + 8 * told) / 1e9)
-                told += 1
-        latencies = [run.u64(LATENCIES + 8 * i) / 1e9 for i in range(count)]
-        return Served(latencies, count - run.u32(SERVED))
+            told = self._tell(told, min(run.u64(0), count), watch)
+        self._tell(told, count, watch)
+        return Served([self._latency(number) for number in range(count)], count - run.u32(SERVED))
+
+    def _tell(self, told: int, over: int, watch: Callable[[float], None] | None) -> int:
+        """How many latencies have been told now."""
+        if watch is not None:
+            for number in range(told, over):
+                watch(self._latency(number))
+        return over
+
+    def _latency(self, number: int) -> float:
+        return self._run.u64(LATENCIES + 8 * number) / 1e9
 
 
 class ProductsProgram:

@@ -56,20 +56,30 @@ class Plain:
 
 
 CONTROL = "nvidia-cuda-mps-control"
+PLACES = "/usr/local/nvidia/bin"
+"""Where it is in some containers, besides the PATH."""
 START_S, QUIT_S = 10.0, 15.0
+
+
+def control() -> str:
+    """The program. Unavailable where it is not there."""
+    found = shutil.which(CONTROL) or shutil.which(CONTROL, path=PLACES)
+    if found is None:
+        raise Unavailable(f"there is no {CONTROL}")
+    return found
 
 
 class MpsStage(PlainStage):
     """A control daemon that runs, and those that are to be its clients."""
 
-    def __init__(self, environment: Mapping[str, str], percentage: Callable[[Part], int | None], limit: str | None):
-        self._environment, self._percentage, self._limit = environment, percentage, limit
+    def __init__(self, environment: Mapping[str, str], percentage: Callable[[Part], int | None]) -> None:
+        self._environment, self._percentage = environment, percentage
 
     def words(self, part: Part) -> list[str]:
         percentage = self._percentage(part)
         more = {} if percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
-        if self._limit is not None and part.memory:
-            more["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={self._limit}"
+        if part.limit:
+            more["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={part.limit}"
         return ["env", *(f"{key}={value}" for key, value in {**self._environment, **more}.items())]
 
     def share(self, programs: Programs) -> None:
@@ -87,7 +97,7 @@ class MpsStage(PlainStage):
         environment = {**os.environ, **self._environment}
         try:
             done = subprocess.run(
-                [CONTROL], input=f"{command}\n", capture_output=True, text=True, timeout=QUIT_S, env=environment
+                [control()], input=f"{command}\n", capture_output=True, text=True, timeout=QUIT_S, env=environment
             )
         except subprocess.TimeoutExpired:
             raise Unavailable(f"{CONTROL} does not answer to {command!r}") from None
@@ -101,13 +111,10 @@ class Mps:
     name: str = "MPS"
     percentage: Callable[[Part], int | None] = lambda part: None
     """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of a program; None for all."""
-    limit: str | None = None
-    """CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, such as 16G."""
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[MpsStage]:
-        if shutil.which(CONTROL) is None:
-            raise Unavailable(f"there is no {CONTROL}")
+        control()
         top = Path(tempfile.mkdtemp(prefix="ggroupfs-mps-"))
         try:
             environment = {f"CUDA_MPS_{what.upper()}_DIRECTORY": os.fspath(top / what) for what in ("pipe", "log")}
@@ -116,7 +123,7 @@ class Mps:
             # In the foreground: it stays a child, which is ended by its pid if it does not go by itself.
             with (top / "output").open("w") as output:
                 daemon = subprocess.Popen(
-                    [CONTROL, "-f"],
+                    [control(), "-f"],
                     env={**os.environ, **environment},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -124,7 +131,7 @@ class Mps:
                 )
             try:
                 self._started(daemon, top)
-                yield MpsStage(environment, self.percentage, self.limit)
+                yield MpsStage(environment, self.percentage)
             finally:
                 _end(daemon, environment)
         finally:
@@ -146,7 +153,11 @@ def _end(daemon: subprocess.Popen[bytes], environment: Mapping[str, str]) -> Non
     if daemon.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(
-                [CONTROL], input=b"quit -t 5\n", capture_output=True, timeout=QUIT_S, env={**os.environ, **environment}
+                [control()],
+                input=b"quit -t 5\n",
+                capture_output=True,
+                timeout=QUIT_S,
+                env={**os.environ, **environment},
             )
     for end in (None, daemon.terminate, daemon.kill):
         if daemon.poll() is None:
@@ -167,7 +178,8 @@ class GgroupfsStage(PlainStage):
         self.reports: Latencies | None = None
 
     def words(self, part: Part) -> list[str]:
-        return run_in(self.mount) if part.memory else []
+        limits = [f"gmem.limit.high={part.limit}"] if part.limit else []
+        return run_in(self.mount, *limits) if part.memory else []
 
     def present(self, program: Running) -> None:
         eventually((self.mount.group(program.pid) / "compute.freeze").exists, f"{program.pid} is in the tree")

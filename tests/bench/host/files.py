@@ -91,6 +91,15 @@ def programs() -> Mapping[str, Path]:
     return build(BUILD)
 
 
+def named() -> Mapping[str, str]:
+    """Which file of a cgroup it is here."""
+    try:
+        with in_cgroup2() as (file, _):
+            return {"cgroup2_file": file.name}
+    except Unavailable:
+        return {}
+
+
 def make(seed: int, calls: int = CALLS) -> Scenario:
     """The scenario."""
     subjects = [
@@ -98,4 +107,4 @@ def make(seed: int, calls: int = CALLS) -> Scenario:
         Accessed("cgroup2", lambda _: in_cgroup2(), calls),
         Accessed("ggroupfs", lambda _: served_by(GGROUPFS, True), calls),
     ]
-    return Scenario("files", REFERENCE, subjects, parameters={"calls": calls})
+    return Scenario("files", REFERENCE, subjects, named, {"calls": calls})

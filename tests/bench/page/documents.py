@@ -108,7 +108,6 @@ def summary(record: Record, drawn: set[str]) -> str:
     run = record.runs.get(TABLE)
     if run is not None:
         cells = [cell for cell in run.cells if cell.case.items() <= TABLE_CASE.items() and "load" in cell.case]
-        small = Run(run.scenario, run.reference, run.on, run.parameters, run.seconds, cells)
         alone = [cell for cell in run.cells if not cell.case]
         small = Run(run.scenario, run.reference, run.on, run.parameters, run.seconds, [*cells, *alone])
         parts += [tables.everything(small, SECTIONS[TABLE].figures), "", tables.machine(run) + ".", ""]

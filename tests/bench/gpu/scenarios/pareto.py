@@ -102,6 +102,8 @@ class Points:
     curve: Curve
     system: System
     points: Sequence[Point] = (Point(),)
+    warm: int = 0
+    """Bursts before those that count, for a system that learns from them."""
 
     @property
     def name(self) -> str:
@@ -116,6 +118,8 @@ class Points:
             critical = stack.enter_context(lab.critical(stage.words(CRITICAL), self.curve.kind))
             batch = stack.enter_context(lab.elastic(stage.words(BATCH), MIB, PARTS))
             stage.share([(CRITICAL, critical), (BATCH, batch)])
+            for _ in range(self.warm):
+                self.curve.burst(critical, LOAD, 0, stage)
             before = Point()
             for point in self.points:
                 if point.timeslice_ms is not None and point.timeslice_ms != before.timeslice_ms:
@@ -142,7 +146,7 @@ def curves(curve: Curve) -> list[Points]:
         Points(curve, Mps("MPS, batch at 25 %", lambda part: None if part.critical else 25)),
         Points(curve, Ggroupfs("ggroupfs", priority), limits),
         Points(curve, Ggroupfs("ggroupfs, timeslices", nothing, ["scheduler=off"]), [*reversed(slices), *tight]),
-        Points(curve, Ggroupfs("ggroupfs, slo", slo(lambda: curve.slo_s))),
+        Points(curve, Ggroupfs("ggroupfs, slo", slo(lambda: curve.slo_s)), warm=4),
     ]
 
 

@@ -25,7 +25,7 @@ PARTS = 64
 CYCLE = 8
 """Passes, of which one uses everything."""
 WINDOW_S, SLOW_S, SETTLE_S = 2.0, 8.0, 6.0
-PROGRAM = Part(memory=True)
+PROGRAM, LIMITED = Part(memory=True), Part(memory=True, limit="16G")
 RESIDENT = "all of it resident"
 
 
@@ -56,8 +56,8 @@ class Pressed:
     system: System
     options: Sequence[str] = ()
     """Of elastic.cu; the word BUDGET stands for what of its data fits."""
-    limit: bool = False
-    """Whether the system is told the budget."""
+    part: Part = PROGRAM
+    """LIMITED where the system is told the budget."""
 
     @property
     def name(self) -> str:
@@ -72,12 +72,11 @@ class Pressed:
             mib = BUDGET_MIB * percent // 100
             with self.system.enter() as stage, contextlib.ExitStack() as stack:
                 try:
-                    program = stack.enter_context(self.lab.elastic(stage.words(PROGRAM), mib, PARTS, *options))
+                    program = stack.enter_context(self.lab.elastic(stage.words(self.part), mib, PARTS, *options))
                 except Unavailable as error:
                     raise Unavailable(f"at {percent} % of the budget {error}") from None
-                stage.share([(PROGRAM, program)])
-                if self.limit:
-                    stage.write(program, "gmem.limit.high", str(BUDGET_MIB << 20))
+                stage.share([(self.part, program)])
+                if self.part.limit:
                     self.lab.sleep(SETTLE_S)  # what is used most comes back
                 yield {"percent": percent}, {"passes_per_s": speed(self.lab, program)}
 
@@ -86,11 +85,11 @@ def subjects(lab: Lab) -> list[Pressed]:
     """Those that are compared."""
     return [
         Pressed(lab, Plain(RESIDENT)),
-        Pressed(lab, Ggroupfs("ggroupfs", nothing), limit=True),
+        Pressed(lab, Ggroupfs("ggroupfs", nothing), part=LIMITED),
         Pressed(lab, Plain("unified memory, page faults"), ["managed", "BUDGET", "faults"]),
         Pressed(lab, Plain("unified memory, prefetch"), ["managed", "BUDGET", "prefetch"]),
         Pressed(lab, Plain("unified memory, advice"), ["managed", "BUDGET", "advised"]),
-        Pressed(lab, Mps("MPS, limit of 16 GiB", limit="16G")),
+        Pressed(lab, Mps("MPS, limit of 16 GiB"), part=LIMITED),
     ]
 
 
