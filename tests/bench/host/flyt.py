@@ -1,61 +1,79 @@
 """Flyt's table 6 in virtual time: the mean latency of a critical program beside none to four of best effort.
 
-That is what there is to replay: the paper publishes no trace, and of the programs of its table 7 neither their
-service times nor their bounds. The critical program's requests come at random, for half of the time of a GPU, since in
-the paper it has 8 of 16 SMs. Engine, scheduler and policy are the real ones (tests/served.py); with time slicing there
-is the runlist alone. A repetition has other requests.
+That is what there is to replay: the paper publishes no trace, and of the programs of its table 7 neither their service
+times nor their bounds. The critical program computes half of the time, since in the paper it has 8 of 16 SMs: after a
+request it thinks for about as long as one takes, by chance. Engine, scheduler and policy are the real ones
+(tests/served.py); with time slicing there is the runlist alone. A repetition has other times to think.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
+from backend.soft.runlist import US, Runlist
 from ggroupfs.policies.slo.core import Bounds, Pace
 from tests.bench.core.record import Case, Figures
 from tests.bench.core.runner import Scenario
-from tests.served import Served, service
+from tests.served import REQUEST_US, Served
 from tests.t2_scheduler import Machine, Program
 
 REFERENCE = "alone"
 OTHERS = (1, 2, 3, 4)
-LOAD, SECONDS, BEGUN_S = 0.5, 60.0, 20.0
+SECONDS, BEGUN_S = 60.0, 20.0
 """The policy finds the share in the first seconds, which do not count."""
 WITHIN = 1.02
 """The paper's bound on how much slower the critical program is beside others."""
 PACE = Pace(window=3, cooldown=1.0, silence=60.0)
 
 
-def critical(seed: int) -> Program:
-    """Its requests, the same for the same seed, the last first: the machine takes them from the end."""
-    return service(1, lambda _: LOAD, SECONDS, seed)
+class Thinking(list[int]):
+    """Latencies of a program whose next request comes some time after each."""
+
+    def __init__(self, program: Program, runlist: Runlist, seed: int) -> None:
+        super().__init__()
+        self._program, self._runlist, self._chance = program, runlist, random.Random(seed)
+
+    def append(self, latency: int) -> None:
+        """A request is done."""
+        super().append(latency)
+        think = self._program.request_us * US * self._chance.uniform(0.5, 1.5)
+        self._program.arrivals.append(self._runlist.now + int(think))
 
 
-def mean(program: Program, begun: int) -> float:
-    """Seconds, of the requests from that one on."""
-    found = program.latencies[begun:]
-    return sum(found) / len(found) / 1e9
+def programs(others: int) -> list[Program]:
+    """The critical one, whose first request is there at once, and the others."""
+    critical = Program(1, request_us=REQUEST_US, kernel_us=REQUEST_US, load=1.0, starts_us=1 << 50)
+    critical.arrivals = [0]
+    return [critical, *(Program(2 + number) for number in range(others))]
+
+
+def measured(machine: Machine, run: Callable[[float], object], seed: int, seconds: float) -> tuple[float, float]:
+    """Mean latency, and the others' part of the GPU, after the begin. `run` is told until when, in seconds."""
+    critical, *batch = machine.programs
+    critical.latencies = Thinking(critical, machine.runlist, seed)
+    run(BEGUN_S)
+    begun, used = len(critical.latencies), sum(one.used for one in batch)
+    run(seconds)
+    found = critical.latencies[begun:]
+    part = (sum(one.used for one in batch) - used) / (seconds - BEGUN_S) / 1e9
+    return sum(found) / len(found) / 1e9, part
 
 
 def sliced(seed: int, others: int, seconds: float) -> tuple[float, float]:
-    """Mean latency, and the others' part of the GPU, with equal turns for all."""
-    program, batch = critical(seed), [Program(2 + number) for number in range(others)]
-    machine = Machine(program, *batch, schedule=False)
-    machine.run(BEGUN_S)
-    begun, used = len(program.latencies), sum(one.used for one in batch)
-    machine.run(seconds - BEGUN_S)
-    return mean(program, begun), (sum(one.used for one in batch) - used) / (seconds - BEGUN_S) / 1e9
+    """With equal turns for all."""
+    machine = Machine(*programs(others), schedule=False)
+    return measured(machine, lambda until: machine.run(until - machine.runlist.now / 1e9), seed, seconds)
 
 
 def kept(seed: int, others: int, seconds: float, upper: float) -> tuple[float, float]:
-    """The same, with the policy slo."""
-    program, batch = critical(seed), [Program(2 + number) for number in range(others)]
+    """With the policy slo."""
+    critical, *batch = programs(others)
     bounds = Bounds(upper=upper, lower=upper / 2)
-    served = Served({"critical": (program, bounds)}, batch, PACE, statistic="mean").run(BEGUN_S)
-    begun, used = len(program.latencies), sum(one.used for one in batch)
-    served.run(seconds)
-    return mean(program, begun), (sum(one.used for one in batch) - used) / (seconds - BEGUN_S) / 1e9
+    served = Served({"critical": (critical, bounds)}, batch, PACE, statistic="mean")
+    return measured(served.machine, served.run, seed, seconds)
 
 
 @attrs.define
@@ -85,5 +103,5 @@ class Beside:
 def make(seed: int, seconds: float = SECONDS) -> Scenario:
     """The scenario."""
     names: Sequence[str] = (REFERENCE, "time slicing", "ggroupfs, slo")
-    fixed = {"seed": seed, "load": LOAD, "seconds": seconds, "begun_s": BEGUN_S}
+    fixed = {"seed": seed, "seconds": seconds, "begun_s": BEGUN_S}
     return Scenario("flyt", REFERENCE, [Beside(name, seed, seconds) for name in names], parameters=fixed)
