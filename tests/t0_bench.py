@@ -20,6 +20,7 @@ from tests.bench.core.check import TOLERANCE, compare
 from tests.bench.core.figures import KINDS
 from tests.bench.core.record import Absence, Cell, Record, Run, Sample
 from tests.bench.core.spread import Spread, percentile
+from tests.bench.machine import ROOT
 from tests.bench.page import documents, tables
 from tests.bench.page.published import FIGURES
 from tests.bench.page.sections import SECTIONS
@@ -249,7 +250,7 @@ def test_the_page_has_what_is_in_the_record_and_nothing_else() -> None:
     title = SECTIONS["latency-decode"].title
     rows = rows_of(text, title)
     assert len(rows) == len(run.cells)
-    assert ["load 35 %, 3 batch", "ggroupfs", "12 (11 to 13), 1.09 x"] in rows
+    assert ["load 35 %, 3 batch", "ggroupfs", "12 (11 to 13), 1.091 x"] in rows
     assert ["load 10 %", "exclusive", "11 (10 to 12)"] in rows
     assert "- MPS: there is no daemon" in text
     assert "](benchmarks-" not in text, "a plot that was not drawn"
@@ -270,6 +271,16 @@ def test_of_an_empty_record() -> None:
     text = documents.page(Record({}), set())
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Not measured yet", "Published by others"]
     assert "nothing is measured yet" in documents.summary(Record({}), set())
+
+
+def test_what_is_committed_is_what_the_record_says() -> None:
+    """The page and the README's part; plots are those that are there."""
+    committed = record.load((ROOT / "docs" / "benchmarks.json").read_text())
+    there = {name for name in SECTIONS if documents.picture(ROOT / "docs", name).exists()}
+    assert there == {name for name in committed.runs if SECTIONS[name].plot}
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == documents.page(committed, there)
+    part = (ROOT / "README.md").read_text().partition(documents.BEGIN)[2].partition(documents.END)[0]
+    assert part == "\n" + documents.summary(committed, there)
 
 
 def test_published_figures_say_where_they_are_from() -> None:

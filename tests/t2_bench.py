@@ -278,6 +278,14 @@ def test_the_speed_of_any_program_is_found_in_time(rate: float) -> None:
     assert speed == pytest.approx(expected, rel=0.25 if rate == 0.9 else 0.1)
 
 
+def test_a_program_that_is_stuck_is_given_up() -> None:
+    lab = FakeLab()
+    with lab.elastic([], 1, 1) as program:
+        program.per_second = 1e-9
+        with pytest.raises(TimeoutError, match="within 90 s"):
+            pressure.speed(lab, program)
+
+
 def test_a_program_that_dies_of_a_limit_says_where() -> None:
     lab = FakeLab()
     lab.most_mib = 20 << 10

@@ -79,7 +79,7 @@ def page(record: Record, drawn: set[str]) -> str:
     parts.append(
         "## Published by others\n\nNot measured here, on other GPUs and with other programs: MIG is a setting of the "
         "card, which these benchmarks leave as it is, and GVM and Ghost need a driver of their own.\n\n"
-        + tables.table(["", "", "as published", "source"], rows)
+        + tables.table(["system", "what", "as published", "source"], rows)
         + "\n"
     )
     return "\n".join(parts)

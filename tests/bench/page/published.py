@@ -48,7 +48,7 @@ FIGURES = (
     Published(
         "Ghost",
         "SLO attainment, with as much batch throughput as the best other system",
-        "1.0 (no other above 0.8, or with more than 0.35 of the throughput)",
+        "1.0; no other above 0.8, none with more than 0.35 of the throughput",
         f"{GHOST} 6.4, figure 14",
     ),
     Published("Ghost (AC)", "SLO attainment, at 0.48 of the batch throughput alone", "above 0.93", f"{GHOST} 6.4"),

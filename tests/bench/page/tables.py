@@ -73,13 +73,16 @@ def cases(run: Run) -> list[Case]:
 def everything(run: Run, figures: Sequence[str]) -> str:
     """A row for each case and system, a column for each figure that anybody has."""
     there = [name for name in figures if any(cell.values(name) for cell in run.cells)]
-    rows = []
+    rows: list[list[str]] = []
     for case in cases(run):
         for system in run.systems():
             cell = run.cell(system, case)
             if cell is not None and any(cell.values(name) for name in there):
                 rows.append([case_of(case), system, *(_told(run, cell, name) for name in there)])
-    return table(["", "", *map(heading, there)], rows)
+    heads = ["", "system", *map(heading, there)]
+    if not any(row[0] for row in rows):  # only one case
+        heads, rows = heads[1:], [row[1:] for row in rows]
+    return table(heads, rows)
 
 
 def _told(run: Run, cell: Cell, figure: str) -> str:
@@ -89,7 +92,7 @@ def _told(run: Run, cell: Cell, figure: str) -> str:
         return ""
     ratios = run.ratios(cell, figure) if cell.system != run.reference and KINDS[figure].lower is not None else []
     least = "≥ " if figure.startswith(("p99", "mean")) and any(cell.values("given_up")) else ""
-    return least + spread(values) + (f", {number(Spread.of(ratios).median)} x" if ratios else "")
+    return least + spread(values) + (f", {Spread.of(ratios).median:.4g} x" if ratios else "")
 
 
 def machine(run: Run) -> str:

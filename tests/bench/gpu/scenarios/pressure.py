@@ -24,19 +24,19 @@ PERCENTS = (120, 150, 200)
 PARTS = 64
 CYCLE = 8
 """Passes, of which one uses everything."""
-WINDOW_S, SLOW_S, SETTLE_S = 2.0, 8.0, 6.0
+WINDOW_S, SLOW_S, SETTLE_S, STUCK_S = 2.0, 8.0, 6.0, 90.0
 PROGRAM, LIMITED = Part(memory=True), Part(memory=True, limit="16G")
 RESIDENT = "all of it resident"
 
 
 def speed(lab: Lab, program: Elastic, window: float = WINDOW_S) -> float:
     """Passes a second. Of a program so slow that a window has no whole cycle, by what its last passes of both kinds
-    took."""
-    first = program.passes
-    while program.passes == first:  # from the end of a pass on
+    took. TimeoutError for one that is stuck."""
+    first, deadline = program.passes, lab.now() + STUCK_S
+    while program.passes == first and lab.now() < deadline:  # from the end of a pass on
         lab.sleep(0.005)
     first, start = program.passes, lab.now()
-    while True:
+    while lab.now() < deadline:
         lab.sleep(0.01)
         done, elapsed = program.passes - first, lab.now() - start
         if elapsed >= window and done >= CYCLE and done % CYCLE == 0:
@@ -46,6 +46,7 @@ def speed(lab: Lab, program: Elastic, window: float = WINDOW_S) -> float:
             return CYCLE / ((CYCLE - 1) * hot + full)
         if elapsed >= SLOW_S + window and done >= CYCLE:
             return done / elapsed  # so fast that the end of a cycle is never seen
+    raise TimeoutError(f"{program.passes} passes, and none of some kind, within {STUCK_S:.0f} s")
 
 
 @attrs.define
