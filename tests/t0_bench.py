@@ -270,7 +270,7 @@ def test_a_bound_is_marked_as_one() -> None:
 def test_of_an_empty_record() -> None:
     text = documents.page(Record({}), set())
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Not measured yet", "Published by others"]
-    assert "nothing is measured yet" in documents.summary(Record({}), set())
+    assert f"0 of {len(SECTIONS)} scenarios are measured" in documents.summary(Record({}), set())
 
 
 def test_what_is_committed_is_what_the_record_says() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import attrs
 import pytest
 
-from tests.bench.core.record import Absence, Case, Figures, Run
+from tests.bench.core import record
+from tests.bench.core.check import compare
+from tests.bench.core.record import Absence, Case, Figures, Record, Run
 from tests.bench.core.runner import Scenario, Subject, Unavailable, run
 from tests.bench.gpu.faces import Part
 from tests.bench.gpu.scenarios import SCENARIOS, bandwidth, fairness, latency, levers, pareto, policies, pressure
 from tests.bench.gpu.systems import Mps
+from tests.bench.page import documents
+from tests.bench.page.sections import SECTIONS
 from tests.fake_bench import PASSES, PRODUCTS, SERVICE_S, FakeLab, FakeProgram, FakeSystem
 
 HOUR = 3600.0
@@ -364,6 +369,40 @@ def test_every_scenario_names_a_reference_that_it_measures_and_no_system_twice()
         assert scenario.name == name
         assert scenario.reference == names[0]
         assert len(set(names)) == len(names), names
+
+
+def test_a_page_and_a_check_of_all_of_it(tmp_path: Path) -> None:
+    """As on a GPU: measured, written, read, rendered with plots, and compared with itself."""
+    lab = FakeLab()
+    compared = systems(lab)
+    scenarios = [
+        *(latency.maker(kind)(lab, 9, compared) for kind in ("decode", "convolution")),
+        pareto.make(lab, 9, lambda curve: [pareto.Points(curve, one) for one in compared]),
+        pressure.make(lab, 9, [pressure.Pressed(lab, FakeSystem(lab, pressure.RESIDENT)), *pressed(lab, compared)]),
+        levers.make(lab, 9, FakeSystem(lab, "ggroupfs")),
+        fairness.make(lab, 9, compared),
+        bandwidth.make(lab, 9, FakeSystem(lab, "ggroupfs")),
+        policies.make(lab, 9),
+    ]
+    assert {one.name for one in scenarios} == set(SCENARIOS)
+    found = record.load(record.dump(Record({one.name: measured(lab, one) for one in scenarios})))
+    pytest.importorskip("matplotlib")
+    (tmp_path / "docs").mkdir()
+    files = {path.name for path in documents.render(found, tmp_path)}
+    drawn = ("latency-decode", "latency-convolution", "pareto", "pressure")
+    assert files == {"benchmarks.md", *(f"benchmarks-{name}.svg" for name in drawn)}
+    text = (tmp_path / "docs" / "benchmarks.md").read_text()
+    for name in SCENARIOS:
+        assert f"## {SECTIONS[name].title}\n" in text
+    assert "| load 35 %, 3 batch | ggroupfs |" in text
+    assert "{" not in text.partition("## Published")[0], "something was not filled in"
+    report = compare(found, found)
+    assert report.moved == ()
+    assert report.compared > 50
+
+
+def pressed(lab: FakeLab, compared: Sequence[FakeSystem]) -> list[pressure.Pressed]:
+    return [pressure.Pressed(lab, one) for one in compared]
 
 
 def test_the_budgets_fit_into_what_a_machine_is_lent_for() -> None:

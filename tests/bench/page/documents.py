@@ -111,7 +111,6 @@ def summary(record: Record, drawn: set[str]) -> str:
         alone = [cell for cell in run.cells if not cell.case]
         small = Run(run.scenario, run.reference, run.on, run.parameters, run.seconds, [*cells, *alone])
         parts += [tables.everything(small, SECTIONS[TABLE].figures), "", tables.machine(run) + ".", ""]
-    there = [SECTIONS[name].title for name in SECTIONS if name in record.runs]
-    what = f"measured so far: {'; '.join(there)}" if there else "nothing is measured yet"
-    parts += [f"[benchmarks.md](docs/benchmarks.md) has all of it; {what}.", ""]
+    there = sum(name in record.runs for name in SECTIONS)
+    parts += [f"{there} of {len(SECTIONS)} scenarios are measured: [benchmarks.md](docs/benchmarks.md).", ""]
     return "\n".join(parts)

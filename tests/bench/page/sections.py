@@ -25,7 +25,8 @@ class Section:
 LATENCY = (
     "Requests come in bursts (gamma-distributed gaps, shape {shape}, seed {seed}), of which the program alone would be "
     "busy for the load's part of the time; latency counts from arrival. Alone a request takes {service_ms:.2f} ms. "
-    "{kind} The batch programs multiply matrices back to back. What was not begun {twice:g} s after the first request "
+    "{kind} The batch programs multiply matrices back to back; all data is zeros, which takes "
+    "the least power. What was not begun {twice:g} s after the first request "
     "is given up, and makes the p99 a lower bound (≥). `x`: of the figure alone."
 )
 
