@@ -56,7 +56,7 @@ def pressure(run: Run) -> Figure | None:
     figure = Figure(figsize=(5.5, 3.2), layout="constrained")
     axes = figure.subplots()
     others = [system for system in run.systems() if system != run.reference]
-    for number, system in enumerate(others):
+    for number, system in enumerate(others, 1):
         points = []
         for cell in run.cells:
             if cell.system == system and (ratios := run.ratios(cell, "passes_per_s")):
@@ -121,7 +121,9 @@ def _errors(axes: Axes, points: Sequence[tuple[float, Spread]], label: str, numb
     below = [one.median - one.least for _, one in points]
     above = [one.most - one.median for _, one in points]
     x = [at for at, _ in points]
-    axes.errorbar(x, middles, [below, above], fmt="o-", markersize=3, capsize=2, label=label, color=f"C{number}")
+    # The reference, which is the first, is seen where others are the same.
+    look = {"color": f"C{number}"} if number else {"color": "black", "linestyle": "--", "zorder": 3}
+    axes.errorbar(x, middles, [below, above], marker="o", markersize=3, capsize=2, label=label, **look)
 
 
 PLOTS: Mapping[str, Callable[[Run], Figure | None]] = {
