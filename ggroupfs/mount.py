@@ -87,9 +87,9 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             signal.raise_signal(number)
         _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
         journal = await _journal(options, mountpoint)
-        served = False
+        served = journal is not None and journal.state.is_empty  # else a mount that fails leaves it as it found it
         if journal is not None:
-            stack.callback(lambda: journal.close(ended=served and not controller.handed_over))
+            stack.callback(lambda: journal.close(ended=served and not ending.upgraded))
         controller, backend = await _controller(options, mountpoint, journal)
         stack.callback(_close, controller)
         tree, events = Tree(controller, backend.attributes), Events()

@@ -75,5 +75,5 @@ def test_lost_and_back(mount: Mounted, faults: Path) -> None:
         eventually(lambda: events(mount) == "present 1\nlost 1\n", "it is back")
         with Tenant(mount, "--gpu", "0", "--gmem", "64M") as again:
             again.write("compute.freeze", 1)
-            assert again.flat("compute.events") == {"populated": 1, "frozen": 1, "migrated": 0, "lost": 0}
+            assert again.flat("compute.events") == {"populated": 1, "frozen": 1, "migrated": 0, "undone": 0, "lost": 0}
             again.write("compute.freeze", 0)
