@@ -7,6 +7,7 @@ compute preemption on real hardware. Changing from one TSG to another costs engi
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
@@ -17,7 +18,7 @@ US = 1000
 
 
 def _changed(tsg: Tsg, attribute: attrs.Attribute[bool], attached: bool) -> bool:
-    tsg.news()
+    tsg.turned(tsg, attached and bool(tsg.queue))
     return attached
 
 
@@ -39,8 +40,10 @@ class Tsg:
     """Kernels completed, ever."""
     busy: int = 0
     """Time on the engine, nanoseconds."""
-    news: Callable[[], Any] = attrs.field(default=lambda: None, repr=False)
-    """Called when it may be runnable and was not: by who is asked again and again, with a thousand that are not."""
+    turned: Callable[[Tsg, bool], Any] = attrs.field(default=lambda tsg, runnable: None, repr=False)
+    """Called when it may have become runnable, or not: by the one who would have to ask a thousand of them."""
+    place: int = attrs.field(default=0, repr=False)
+    """In the round."""
 
     @property
     def runnable(self) -> bool:
@@ -51,7 +54,7 @@ class Tsg:
         """Queues `count` kernels of `duration` nanoseconds each."""
         self.queue.extend([duration] * count)
         self.submitted += count
-        self.news()
+        self.turned(self, self.runnable)
 
 
 class Runlist:
@@ -62,21 +65,26 @@ class Runlist:
         """Engine time lost when another TSG takes over, nanoseconds."""
         self.now = 0
         """Simulated time, nanoseconds."""
-        self._ring: deque[Tsg] = deque()
+        self._round: list[Tsg] = []
+        self._next = 0  # the place in the round whose turn it is
+        self._ready: list[int] = []  # places of those that are runnable, ascending
         self._running: Tsg | None = None
         self._turn = 0  # what is left of the running TSG's timeslice
         self._switching = 0  # what is left of the switch to it
-        self._idle = False  # nobody was runnable, and nobody has had any news since
 
     def add(self, tsg: Tsg) -> None:
         """Puts a TSG at the end of the round."""
-        self._ring.append(tsg)
-        tsg.news = self._wake
-        self._wake()
+        self._round.insert(self._next, tsg)
+        self._next += 1
+        tsg.turned = self._turned
+        self._number()
 
     def remove(self, tsg: Tsg) -> None:
         """Takes a TSG, and whatever it had queued, away for good."""
-        self._ring.remove(tsg)
+        self._round.remove(tsg)
+        self._next -= tsg.place < self._next
+        tsg.turned = lambda tsg, runnable: None
+        self._number()
         if self._running is tsg:
             self._running = None
 
@@ -107,15 +115,14 @@ class Runlist:
             if not tsg.queue[0]:
                 tsg.queue.popleft()
                 tsg.finished += 1
+                if not tsg.queue:
+                    self._turned(tsg, False)
                 return tsg
         return None
 
     def until_next_finish(self) -> int | None:
         """Nanoseconds of work to the end of the kernel whose turn it is or comes next; None when all is idle."""
-        if self._idle:
-            return None
-        tsg = self._running if self._running is not None and self._running.runnable else None
-        tsg = tsg or next((other for other in self._ring if other.runnable), None)
+        tsg = self._running if self._running is not None and self._running.runnable else self._first()
         return None if tsg is None else tsg.queue[0] + self._switching
 
     def _elect(self, until: int) -> Tsg | None:
@@ -123,22 +130,36 @@ class Runlist:
         running = self._running
         if running is not None and running.runnable and self._turn > 0:
             return running
-        if self._idle:
+        tsg = self._first()
+        if tsg is None:
+            self._running = None
             return None
-        for _ in range(len(self._ring)):
-            tsg = self._ring.popleft()
-            self._ring.append(tsg)
-            if tsg.runnable:
-                if tsg is not running:
-                    self._switching = self.switch
-                self._running, self._turn = tsg, tsg.timeslice
-                if tsg is running and not any(other.runnable for other in self._ring if other is not tsg):
-                    # Turn after turn of one that is alone, in one go: no other begins before `until`.
-                    ahead = min(tsg.queue[0], until - self.now)
-                    self._turn *= max(1, -(-ahead // tsg.timeslice))
-                return tsg
-        self._running, self._idle = None, True
-        return None
+        self._next = tsg.place + 1
+        if tsg is not running:
+            self._switching = self.switch
+        self._running, self._turn = tsg, tsg.timeslice
+        if tsg is running and len(self._ready) == 1:
+            # Turn after turn of one that is alone, in one go: no other begins before `until`.
+            ahead = min(tsg.queue[0], until - self.now)
+            self._turn *= max(1, -(-ahead // tsg.timeslice))
+        return tsg
 
-    def _wake(self) -> None:
-        self._idle = False
+    def _first(self) -> Tsg | None:
+        """Whose turn it is."""
+        if not self._ready:
+            return None
+        at = bisect.bisect_left(self._ready, self._next)
+        return self._round[self._ready[at % len(self._ready)]]
+
+    def _turned(self, tsg: Tsg, runnable: bool) -> None:
+        at = bisect.bisect_left(self._ready, tsg.place)
+        there = at < len(self._ready) and self._ready[at] == tsg.place
+        if runnable and not there:
+            self._ready.insert(at, tsg.place)
+        elif there and not runnable:
+            del self._ready[at]
+
+    def _number(self) -> None:
+        for place, tsg in enumerate(self._round):
+            tsg.place = place
+        self._ready = [tsg.place for tsg in self._round if tsg.runnable]
