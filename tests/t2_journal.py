@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
+import backend.journal.file
 from backend.identity import ROOT, Group, Process, Slice, identify
 from backend.journal import format, state
 from backend.journal.file import RETRY_S, Busy, Journal, default_path
@@ -400,7 +401,8 @@ def test_the_dead_are_dropped(path: Path, spawn: Spawn) -> None:
     let_go(again)
 
 
-def test_it_does_not_grow_for_ever(path: Path) -> None:
+def test_it_does_not_grow_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend.journal.file, "GROWN", 1 << 16)
     journal = a_journal(path)
     most = 0
     for high in range(3000):

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
-GROWN = 1 << 16
+GROWN = 1 << 21
 """Bytes by which it may grow, besides as much as it began with, before it is written anew."""
 RETRY_S = 1.0
 """Seconds from a write that failed to the next try."""
