@@ -132,12 +132,12 @@ bench-keep bench-render bench-check: bench-%: build-test
 	$(BENCH) $*
 
 bench-files: build-test
-	$(PY) tests/bench/files.py
+	$(PY) -m tests.bench.files
 
 soak: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make soak: only root may mount" >&2; exit 1; }
 	$(call apt_install,$(APT_SOAK))
-	PYTHONPATH=. $(PY) tests/bench/soak.py --json build/soak.json
+	$(PY) -m tests.bench.soak --json build/soak.json
 
 screenshot: build-test
 	$(PY) docs/screenshot.py

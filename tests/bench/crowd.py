@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """Many programs of the software GPU, as children of one: those that stay, and those that come and go.
 
-    python tests/bench/crowd.py stay N MOUNT
+    python -m tests.bench.crowd stay N MOUNT
 
 N programs with a context and memory, that work a little now and then.
 
-    python tests/bench/crowd.py pass N SECONDS MOUNT
+    python -m tests.bench.crowd pass N SECONDS MOUNT
 
 N programs a second, each with a context, memory and one kernel; every other one is killed, the others end.
 

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """The file benchmark: what a control file costs, held against budgets. Run by `make bench-files`.
 
-    python tests/bench/files.py [--json FILE] [--quick] [--only PART] [--command CMD]
+    python -m tests.bench.files [--json FILE] [--quick] [--only PART] [--command CMD]
 
 Four parts, all against real mounts on this machine:
 
@@ -18,7 +17,6 @@ Exit status: 0 all budgets hold, 1 one does not, 2 it could not be measured.
 """
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -28,12 +26,12 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import opcodes
-from mounts import GGROUPFS, BenchError, Server, build, mount, pin, processes
-from report import Report
+from tests.bench import opcodes
+from tests.bench.mounts import GGROUPFS, BenchError, Server, build, mount, pin, processes
+from tests.bench.report import Report
 
 OPERATIONS = ("pread", "cat", "stat", "pwrite", "echo")
 RATIO_BUDGETS = {"pread": 3.5, "cat": 4.5}
@@ -142,9 +140,9 @@ def options() -> argparse.Namespace:
 def main() -> int:
     args = options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: everything is unwound
-    report = Report()
     every_cpu = os.sched_getaffinity(0)
-    try:
+
+    def parts(report: Report) -> None:
         with tempfile.TemporaryDirectory(prefix="ggroupfs-bench-") as directory:
             rounds, calls, idle_seconds = (5, 300, 3.0) if args.quick else (25, 1000, 10.0)
             command = shlex.split(args.command)
@@ -154,15 +152,8 @@ def main() -> int:
                     PARTS[name](bench, report)
                 finally:
                     os.sched_setaffinity(0, every_cpu)
-    except (BenchError, OSError, subprocess.CalledProcessError) as error:
-        print(f"could not measure: {error}", file=sys.stderr)
-        return 2
-    finally:
-        if args.json:
-            rows = [{**asdict(figure), "verdict": figure.verdict} for figure in report.figures]
-            args.json.write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"{len(report.failed)} of {sum(f.budget is not None for f in report.figures)} budgets fail")
-    return 1 if report.failed else 0
+
+    return Report().fill(parts, args.json)
 
 
 if __name__ == "__main__":

@@ -16,16 +16,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bench.report import BenchError
+
 HERE = Path(__file__).parent
 GGROUPFS = [sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", "soft"]
 PROGRAMS = ("baseline", "client", "clients", "processes")
 START_DEADLINE = 30.0
 STOP_DEADLINE = 20.0
 TICK = os.sysconf("SC_CLK_TCK")
-
-
-class BenchError(Exception):
-    """The benchmark could not measure; says nothing about the budgets."""
 
 
 @dataclass(frozen=True)

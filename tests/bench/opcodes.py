@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from mounts import BenchError, Server
+from tests.bench.mounts import BenchError, Server
 
 OPCODE = re.compile(rb"^\s*unique: \d+, opcode: (\w+) ", re.MULTILINE)
 QUIET = 0.15

@@ -1,6 +1,15 @@
 """Figures that a benchmark found, each with what it may be at most."""
 
-from dataclasses import dataclass, field
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+class BenchError(Exception):
+    """The benchmark could not measure; says nothing about the budgets."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +43,18 @@ class Report:
     @property
     def failed(self) -> list[Figure]:
         return [figure for figure in self.figures if figure.verdict == "FAIL"]
+
+    def fill(self, measure: Callable[["Report"], None], file: Path | None) -> int:
+        """Measures, and writes what was found by then, to a file too. Returns the exit status: 0 all budgets hold, 1
+        one does not, 2 it could not be measured."""
+        try:
+            measure(self)
+        except (BenchError, OSError, subprocess.CalledProcessError) as error:
+            print(f"could not measure: {error}", file=sys.stderr)
+            return 2
+        finally:
+            if file:
+                rows = [{**asdict(figure), "verdict": figure.verdict} for figure in self.figures]
+                file.write_text(json.dumps(rows, indent=1) + "\n")
+        print(f"{len(self.failed)} of {sum(figure.budget is not None for figure in self.figures)} budgets fail")
+        return 1 if self.failed else 0

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """The soak: what holds of a mount that a crowd has used for a while. Run by `make soak`.
 
-    python tests/bench/soak.py [--minutes M] [--processes N] [--only PART] [--json FILE]
+    python -m tests.bench.soak [--minutes M] [--processes N] [--only PART] [--json FILE]
 
 Three parts, each on a mount of its own with the software GPU; everything together is given two CPUs:
 
@@ -18,7 +17,6 @@ Exit status: 0 all of it holds, 1 something does not, 2 it could not be measured
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import statistics
@@ -28,11 +26,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from mounts import GGROUPFS, BenchError, Server, build, first_line, mount
-from report import Report
+from tests.bench.mounts import GGROUPFS, BenchError, Server, build, first_line, mount
+from tests.bench.report import Report
 
 CPUS = 2
 READERS, WRITERS = 100, 50
@@ -42,6 +40,7 @@ RATE = 100
 PATIENCE = 180.0
 """Seconds until a crowd is there."""
 ROOT = Path(__file__).parents[2]
+CROWD = [sys.executable, "-m", "tests.bench.crowd"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Soak:
     seconds: float
 
     def crowd(self, server: Server) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-        crowd = [sys.executable, ROOT / "tests/bench/crowd.py", "stay", str(self.processes), server.mountpoint]
+        crowd = [*CROWD, "stay", str(self.processes), server.mountpoint]
         return started(crowd)
 
     def load(self, report: Report) -> None:
@@ -171,7 +170,7 @@ class Soak:
 
             watcher = threading.Thread(target=watch)
             watcher.start()
-            words = [sys.executable, ROOT / "tests/bench/crowd.py", "pass", str(RATE), str(seconds), server.mountpoint]
+            words = [*CROWD, "pass", str(RATE), str(seconds), server.mountpoint]
             try:
                 found = subprocess.run(words, stdout=subprocess.PIPE, check=True, cwd=ROOT).stdout.split()
             finally:
@@ -208,21 +207,14 @@ def main() -> int:
     args = options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: everything is unwound
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CPUS])
-    report = Report()
-    try:
+
+    def parts(report: Report) -> None:
         with tempfile.TemporaryDirectory(prefix="ggroupfs-soak-") as directory:
             soak = Soak(build(Path(directory)), args.processes, args.minutes * 60)
             for name in args.only or PARTS:
                 PARTS[name](soak, report)
-    except (BenchError, OSError, subprocess.CalledProcessError) as error:
-        print(f"could not measure: {error}", file=sys.stderr)
-        return 2
-    finally:
-        if args.json:
-            rows = [{**asdict(figure), "verdict": figure.verdict} for figure in report.figures]
-            args.json.write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"{len(report.failed)} of {sum(f.budget is not None for f in report.figures)} do not hold")
-    return 1 if report.failed else 0
+
+    return Report().fill(parts, args.json)
 
 
 if __name__ == "__main__":
