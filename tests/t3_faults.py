@@ -277,6 +277,43 @@ async def test_soft(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
         assert await h.read("gpus/0/gpu.events") == "present 1\nlost 1\n"
 
 
+@pytest.mark.logs("is lost", "is back")
+@pytest.mark.parametrize("lost", [0, 1])
+@virtual
+async def test_lost_in_the_middle_of_a_move(spawn: Spawn, lost: int) -> None:
+    """The mover is told, nothing is left on the other GPU, and one that was to be left works on."""
+    machine = Machine(2)
+    gpus = [SoftGpu(index, SoftConfig(capacity=64 * MIB, pcie=16 * MIB), machine) for index in (0, 1)]
+    async with running(*gpus) as h:
+        process = backend.identity.identify(spawn().pid)
+        tsg = await gpus[0].open_context(process, 8, lambda _: None)
+        pages = await gpus[0].allocate(process, 16 * MIB)
+        await gpus[0].launch(process, tsg, 5000, 1000, range(0))
+        errors: list[int] = []
+
+        async def move() -> None:
+            errors.append(await h.refused(f"{process.pid}/0/compute.migrate", 1))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(move)
+            await trio.sleep(1)  # of two
+            assert not errors
+            gpus[lost].lose()
+        assert errors == [errno.ENODEV]
+        assert await h.listdir(str(process.pid)) == ["0"]
+        assert await h.read("gpus/1/gmem.current") == "0\n"
+        assert await h.read(f"{process.pid}/0/gmem.current") == f"{16 * MIB}\n"
+        before = gpus[0].activity(process).finished
+        await trio.sleep(1)
+        assert gpus[0].activity(process).finished - before == (0 if lost == 0 else pytest.approx(1000, rel=0.01))
+        gpus[lost].restore()
+        await settle()
+        if lost == 1:
+            await h.write(f"{process.pid}/0/compute.migrate", 1)
+            assert await h.listdir(str(process.pid)) == ["1"]
+            gpus[1].free(process, pages)
+
+
 @pytest.mark.logs("does not follow")
 @virtual
 async def test_what_failed_in_the_background_is_done_later(spawn: Spawn) -> None:

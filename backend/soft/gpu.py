@@ -141,7 +141,7 @@ class SoftGpu:
         for tenant in self._tenants.values():
             tenant.dead = True
             for tsg in tenant.tsgs.values():
-                tsg.queue.clear()
+                tsg.drop()
         log.error("GPU %d is lost", self.info.index)
         self._booked().presence(self.info.index)
 

@@ -56,6 +56,11 @@ class Tsg:
         self.submitted += count
         self.turned(self, self.runnable)
 
+    def drop(self) -> None:
+        """What is queued is never done."""
+        self.queue.clear()
+        self.turned(self, False)
+
 
 class Runlist:
     """The engine and the TSGs that share it, at a time of its own: nothing happens but by :meth:`advance`."""
