@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import attrs
 import pytest
@@ -434,7 +435,7 @@ def test_one_that_hangs_in_what_all_pass_keeps_nobody_for_long() -> None:
             inside.set()
             go.wait()
 
-    thread = threading.Thread(target=hang)
+    thread = threading.Thread(target=hang, daemon=True)
     thread.start()
     inside.wait()
     for _ in range(1000):  # ten seconds, if each of them waited
@@ -451,7 +452,8 @@ def test_a_read_back_that_hangs_keeps_no_lever_of_others() -> None:
     fault = Fault("control", rm.FIFO_GET_CHANNEL_STATE, times=1, hangs=threading.Event())
     w.plan.faults = [fault]
     assert fault.hangs is not None
-    thread = threading.Thread(target=lambda: w.tenant.states.enabled(w.program.client, w.program.channels()[0]))
+    question = partial(w.tenant.states.enabled, w.program.client, w.program.channels()[0])
+    thread = threading.Thread(target=question, daemon=True)
     thread.start()
     while not fault.stuck:
         pass
