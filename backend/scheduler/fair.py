@@ -23,6 +23,8 @@ SHORT_ROUND_US = 8_000
 """A round in which somebody comes and goes: he waits for so long at most."""
 LEADER_ROUND_US = 20_000
 """... where others fill what they leave: nothing they do in one go is interrupted for a filler more often."""
+LONE_LEADER_US = 50_000
+"""... of one that leads alone: nobody waits for him but who is to wait (measured by hand, docs/nvidia.md)."""
 ROUND_MOST_US = 250_000
 """A round of very different parts, so that the smallest is a slice worth switching for."""
 SLICE_US = 1_000
@@ -82,7 +84,7 @@ class Fair:
         self._calm = 0 if self._lively else self._calm + window_us
         self._lively = max(0, self._lively - window_us)
         self._measure(window_us, use)
-        short = LEADER_ROUND_US if leads else SHORT_ROUND_US
+        short = SHORT_ROUND_US if not leads else LEADER_ROUND_US if len(active) > 1 else LONE_LEADER_US
         length = short if self._lively else ROUND_US
         weighted = {process: part * self._gains.get(process, 1.0) for process, part in layer.items()}
         whole = sum(weighted[process] for process in active) or 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -112,8 +113,9 @@ def test_a_critical_program_beside_batch_programs(
         one.process.wait()
     after = critical.latencies()
     late, alone = p99(latencies), p99(before + after)
+    p50 = [f"{statistics.median(some) * 1e3:.2f}" for some in (before, latencies, after)]
     print(
-        f"{others} beside it: p99 alone {p99(before) * 1e3:.2f} and {p99(after) * 1e3:.2f} ms, "
+        f"{others} beside it: p50 {' '.join(p50)}, p99 alone {p99(before) * 1e3:.2f} and {p99(after) * 1e3:.2f} ms, "
         f"sharing {default * 1e3:.2f}, first {late * 1e3:.2f} ({late / alone:.3f} x); "
         f"batch {rate / full:.3f} of its speed alone, {moved} times taken off the runlist in {SECONDS:.0f} s"
     )

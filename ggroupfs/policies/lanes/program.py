@@ -3,11 +3,10 @@
 Who runs is decided by :class:`ggroupfs.policies.lanes.Lanes`, the object that the simulator runs. Here is the rest:
 jobs come by a Unix socket (:mod:`ggroupfs.client.protocol`), one waits for the other, and who waits is frozen besides.
 
-In a switch, the next job is thawed, and told as soon as that holds; meanwhile the one that ended an iteration is
-frozen, which nobody has to wait for: it does nothing before it is told, and the freeze is for one that does all the
-same. But where memory is withdrawn, one thing is done after the other: it has to be free before anybody may use it.
-Nothing is lost by the freeze, as the iteration is over; what a job has on the GPU all the same goes on at its next
-turn.
+In a switch, the next job is thawed, and told as soon as that holds; then the one that ended an iteration is frozen,
+which nobody has to wait for: it does nothing before it is told, and the freeze is for one that does all the same. But
+where memory is withdrawn, one thing is done after the other: it has to be free before anybody may use it. Nothing is
+lost by the freeze, as the iteration is over; what a job has on the GPU all the same goes on at its next turn.
 """
 
 from __future__ import annotations
@@ -266,9 +265,12 @@ class Hall:
                 elif isinstance(decision, Run):
                     self._let(decision.job, ended)
         else:
-            async with trio.open_nursery() as nursery:
-                for turn in turns:
-                    nursery.start_soon(self._turn, turn, ended)
+            # First who is to run: in the driver he would be behind the freeze of the other.
+            for kind in (Run, Pause):
+                async with trio.open_nursery() as nursery:
+                    for turn in turns:
+                        if isinstance(turn, kind):
+                            nursery.start_soon(self._turn, turn, ended)
         return decisions
 
     async def _turn(self, decision: Run | Pause, ended: Ended | None) -> None:
