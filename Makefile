@@ -99,7 +99,8 @@ check: build-test
 
 test-unit: build-test cuda
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
-	$(PYTEST) tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd
+	$(PYTEST) -n auto --maxprocesses 2 --dist loadfile \
+		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd
 
 include tests/vm/kmod.mk
 include backend/cuda/cuda.mk

@@ -104,7 +104,8 @@ class KernelLedger:
     name = "kernel"
 
     def __init__(self, names: Mapping[int, str], *, temporary: Collection[int] = ()) -> None:
-        """`names` has the UUID of each GPU, by index. The books of `temporary` ones end with :meth:`close`."""
+        """`names` has the UUID of each GPU, by index. The books of `temporary` ones end with :meth:`close`, but
+        where another daemon goes on with them."""
         self._names = dict(names)
         self._temporary = frozenset(temporary)
         self._control = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
@@ -118,10 +119,10 @@ class KernelLedger:
         self._configured: list[Callable[[Group], None]] = []
         self._limiter = trio.CapacityLimiter(LEVERS_AT_ONCE)
 
-    def close(self, *, released: bool = False) -> None:
+    def close(self, *, released: bool = False, handed_over: bool = False) -> None:
         for index, queue in self._queues.items():
             flags = abi.UNREGISTER_RELEASED if released else 0
-            if index in self._temporary:
+            if index in self._temporary and not handed_over:
                 flags |= abi.UNREGISTER_FORGET
             if flags:
                 _ask(queue, abi.IOC_UNREGISTER, abi.Unregister(flags=flags))

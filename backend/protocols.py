@@ -128,8 +128,9 @@ class Ledger(Protocol):
     def press(self, group: Group, nbytes: int) -> None:
         """Asks the program to give back `nbytes`: the latest record of its usermemfd."""
 
-    def close(self, *, released: bool = False) -> None:
-        """The last call. `released` says that every process has its TSGs and default timeslices back."""
+    def close(self, *, released: bool = False, handed_over: bool = False) -> None:
+        """The last call. `released` says that every process has its TSGs and default timeslices back, `handed_over`
+        that another daemon goes on at once, with the same GPUs."""
 
 
 class Host(Protocol):

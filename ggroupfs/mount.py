@@ -204,7 +204,7 @@ def _manager(options: MountOptions) -> Manager | None:
 
 
 def _close(controller: Controller) -> None:
-    controller.ledger.close(released=controller.released)
+    controller.ledger.close(released=controller.released, handed_over=controller.handed_over)
 
 
 async def _serve(scope: trio.CancelScope) -> None:

@@ -59,7 +59,7 @@ class JournaledLedger(SoftLedger):
             self._wake = trio.Event()
             self._write()
 
-    def close(self, *, released: bool = False) -> None:
+    def close(self, *, released: bool = False, handed_over: bool = False) -> None:
         self._write()
 
     # The tree

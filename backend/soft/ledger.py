@@ -55,7 +55,7 @@ class SoftLedger:
     async def run(self) -> None:
         await trio.sleep_forever()  # nobody else knows these books
 
-    def close(self, *, released: bool = False) -> None:
+    def close(self, *, released: bool = False, handed_over: bool = False) -> None:
         pass
 
     # The tree

@@ -282,19 +282,20 @@ def test_one_at_a_time() -> None:
         second.close()
 
 
-def test_the_end() -> None:
-    """Books of a GPU that is gone with its mount are closed; others are not."""
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_the_end(handed_over: bool) -> None:
+    """Books of a GPU that is gone with its mount are closed, but where another daemon goes on; others are not."""
     names = uuids(2)
     slices = [Group(index, Slice("/a")) for index in names]
     ledger = KernelLedger(names, temporary=[1])
     for group in slices:
         ledger.add_gpu(group.gpu, 1000)
         ledger.add(group, Group(group.gpu, ROOT))
-    ledger.close(released=True)
+    ledger.close(released=True, handed_over=handed_over)
     with keeping(names) as ledger:
         for index in names:
             ledger.add_gpu(index, 1000)
-        assert [item.group for item in ledger.inherited()] == slices[:1]
+        assert [item.group for item in ledger.inherited()] == slices[: 1 + handed_over]
         assert ledger.books(slices[0]) == Books()
 
 
