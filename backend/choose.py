@@ -84,7 +84,7 @@ class Backend:
 async def gpus(choice: Choice) -> Sequence[Gpu]:
     """The GPUs. OSError(ENODEV) where `nvidia` was asked for and there is none."""
     if choice.gpu != "soft":
-        from backend.nvidia.gpu import open_gpus  # needs NVML, which is not everywhere
+        from backend.nvidia.opening import open_gpus  # needs NVML, which is not everywhere
         from backend.nvidia.proven import Proven
 
         try:

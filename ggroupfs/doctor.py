@@ -65,7 +65,7 @@ def _machine() -> Iterator[Finding]:
 async def _gpus() -> list[Finding]:
     """What each control does on each GPU, proven by running it."""
     try:
-        from backend.nvidia.gpu import open_gpus
+        from backend.nvidia.opening import open_gpus
 
         found = await open_gpus()
     except OSError as error:

@@ -36,7 +36,7 @@ def thaw_all(journals: Iterable[Path], folder: Path = SOCKETS) -> Sequence[Findi
     frozen again, and is the one to ask."""
     if os.geteuid() != 0:
         raise RuntimeError("doctor: only root may: it acts on every process of the machine")
-    from backend.nvidia.gpu import open_gpus
+    from backend.nvidia.opening import open_gpus
 
     return trio.run(
         _thaw_all, [*sorted(folder.glob("*.journal")), *journals], lambda: open_gpus(selftest=False), trees()

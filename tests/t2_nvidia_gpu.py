@@ -15,8 +15,9 @@ from trio.testing import MockClock
 from backend.identity import Process
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
-from backend.nvidia.gpu import NvidiaGpu, open_gpus
+from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml, sysfs_address
+from backend.nvidia.opening import open_gpus
 from backend.records import Capability
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
 
@@ -678,9 +679,9 @@ def test_one_that_was_moved_is_the_others() -> None:
             await rig.gpus[0].migrate(process, rig.gpus[1])
             assert asked == [(process, rig.gpus[0].info, rig.gpus[1].info, 4096)]
             assert process not in rig.gpus[0]._tenants
-            assert process not in rig.gpus[0]._present
+            assert process not in rig.gpus[0]._roster._since
             await trio.sleep(1)
-            assert process not in rig.gpus[0]._present
+            assert process not in rig.gpus[0]._roster._since
 
     drive(test)
 
@@ -701,6 +702,6 @@ def test_one_that_cannot_be_moved_is_refused_before_anything_is_done() -> None:
                 await rig.gpus[0].migrate(process, rig.gpus[1])
             assert refused.value.errno == errno.EOPNOTSUPP
             rig.gpus[0].managed = rig.gpus[1].managed
-            assert process in rig.gpus[0]._present
+            assert process in rig.gpus[0]._roster._since
 
     drive(test)

@@ -27,8 +27,9 @@ from backend.cuda.managed import RECLAIM_S
 from backend.cuda.page import SEALS
 from backend.cuda.server import WAITING_MOST, Session, words
 from backend.identity import Group, Process, Slice
-from backend.nvidia.gpu import NvidiaGpu, open_gpus
+from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.opening import open_gpus
 from backend.reclaimer import IGNORED_S, USERMEM_S
 from backend.wire import FORMAT, SIZE, VERSION, Message, Op
 from ggroupfs.client import flat

@@ -19,8 +19,9 @@ import backend.traffic
 from backend.errors import fail
 from backend.nvidia import rm
 from backend.nvidia.faults import Fault, FaultyNvml, FaultySystem, Plan
-from backend.nvidia.gpu import NvidiaGpu, open_gpus
+from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.opening import open_gpus
 from backend.nvidia.subdevice import TIMER_GET_TIME
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu

@@ -29,8 +29,9 @@ import backend.soft.server
 from backend import tenants
 from backend.cuda.holding import OVERCOMMIT
 from backend.identity import Process
-from backend.nvidia.gpu import NvidiaGpu, open_gpus
+from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.opening import open_gpus
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine

@@ -23,9 +23,9 @@ from backend import tenants
 from backend.cuda.holding import AWAY_MOST
 from backend.identity import Process, peer_of
 from backend.nvidia import discover, rm, tenant
-from backend.nvidia.gpu import open_gpus
 from backend.nvidia.keeper import QUESTIONS, TICK
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.opening import open_gpus
 from backend.scheduler.use import ACTIVE_US, LEAD_US, WORD_US, Sample, Use
 from backend.wire import Message, Op
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient

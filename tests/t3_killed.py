@@ -31,8 +31,8 @@ from backend.journal.file import Journal
 from backend.journal.ledger import JournaledLedger
 from backend.journal.levers import Noted, Timeslices
 from backend.nvidia import rm
-from backend.nvidia.gpu import open_gpus
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.opening import open_gpus
 from backend.protocols import split_timeslice
 from tests.fake_nvidia import FakeNvml, FakeSystem, Program, patient
 from tests.harness import MIB, REAL_S, Harness, World, running, settle

@@ -10,8 +10,8 @@ import trio
 from trio.testing import MockClock
 
 import backend.identity
-from backend.nvidia.gpu import open_gpus
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.opening import open_gpus
 from tests.fake_nvidia import FakeNvml, FakeSystem, patient
 from tests.harness import running
 from tests.t2_nvidia_gpu import ON_THE_GPU

@@ -16,8 +16,9 @@ import backend.identity
 from backend.identity import Process
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint.records import Outcome, State, Step
-from backend.nvidia.gpu import NvidiaGpu, open_gpus
+from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.opening import open_gpus
 from tests.fake_nvidia import FakeNvml, FakeSystem, patient
 from tests.harness import MIB, Harness, running, settle
 

@@ -17,8 +17,8 @@ from backend.journal import state
 from backend.journal.file import Journal
 from backend.nvidia import checkpoint, rm
 from backend.nvidia.checkpoint.records import Action, Outcome, Request, State, Step
-from backend.nvidia.gpu import open_gpus
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.opening import open_gpus
 from ggroupfs import thaw
 from ggroupfs.finding import Finding
 from tests.fake_nvidia import FakeNvml, FakeSystem, Program

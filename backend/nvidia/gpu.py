@@ -11,7 +11,6 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import attrs
 import trio
@@ -21,16 +20,14 @@ from backend.errors import fail
 from backend.identity import Process
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
-from backend.nvidia.discover import TICK, Census, ClientCounter, Tsg
+from backend.nvidia.discover import TICK, Census, Tsg
 from backend.nvidia.keeper import Keeper
 from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
-from backend.nvidia.proven import Proven, Verdict
+from backend.nvidia.proven import Verdict
 from backend.nvidia.readback import ChannelStates
-from backend.nvidia.selftest import prove
-from backend.nvidia.subdevice import Subdevice
+from backend.nvidia.roster import Roster
 from backend.nvidia.tenant import NoNotes, Notes, Tenant
-from backend.nvidia.trace import Trace
 from backend.nvidia.usage import Usage
 from backend.nvidia.whole import Whole
 from backend.protocols import Gpu, Host
@@ -38,8 +35,6 @@ from backend.records import Activity, Capability, Footprint, GpuInfo
 
 log = logging.getLogger(__name__)
 
-GRANULE = 2 << 20
-"""What CUDA's virtual memory management moves, and so the library in a program."""
 POLL = 0.2
 """Seconds between two looks at NVML's list (50 us of CPU each): a process appears this long after its context."""
 NEWCOMER = 2.0
@@ -91,13 +86,10 @@ class NvidiaGpu:
         self._nvml = nvml
         self._census = census
         self._tenants: dict[Process, Tenant] = {}
-        self._present: dict[Process, float] = {}  # since when NVML lists it
-        self._held: dict[Process, int] = {}  # bytes, as NVML last said
-        self._nvml_answers = True
+        self._roster = Roster(info.index, nvml, census.system, self.managed.look)
         self._keeper = Keeper(
             info.index, self._tenants, census.counter.totals, usage.exact, self._asked_to_stand, self._undone
         )
-        self._unmet = False  # a program could not be looked at, and it was told of
         self._host: Host | None = None
         self._probe = Deadline("the driver", LEVER_DEADLINE)
         self._handed_over = False
@@ -139,52 +131,12 @@ class NvidiaGpu:
 
     async def _poll(self, host: Host, nursery: trio.Nursery) -> None:
         try:
-            usage = await self._nvml.usage(self.info.index)
-        except OSError as error:
-            if error.errno == errno.ENODEV:
-                self._lose(error)
-                return
-            if self._nvml_answers:
-                log.warning("GPU %d: no list of processes: %s", self.info.index, error)
-            self._nvml_answers = False
-            return
-        if not self._nvml_answers:
-            log.info("GPU %d: NVML answers again", self.info.index)
-            self._nvml_answers = True
-        listed: set[Process] = set()
-        for pid, nbytes in usage.items():
-            try:
-                process = Process(pid, self._census.system.start_time(pid))
-            except ProcessLookupError:
-                continue
-            except OSError as error:
-                self._not_met(pid, error)
-                listed.update(known for known in self._present if known.pid == pid)  # as it was
-                continue
-            listed.add(process)
-            if process not in self._present:
-                self._present[process] = trio.current_time()
-                nursery.start_soon(self._welcome, host, process, nbytes)
-            elif nbytes is not None:
-                self._see(process, nbytes)
-        for process in self._present.keys() - listed:
-            self._see(process, 0)
+            for process in await self._roster.look():
+                nursery.start_soon(self._welcome, host, process)
+        except OSError as error:  # ENODEV
+            self._lose(error)
 
-    def _see(self, process: Process, nbytes: int) -> None:
-        """The driver says that a process holds so much; of a program that says so itself, it is compared with that."""
-        self._held[process] = nbytes
-        self.managed.look(process, nbytes)
-
-    def _not_met(self, pid: int, error: OSError) -> None:
-        """Something is short here, say descriptors: it is looked at again with the next list."""
-        log.log(
-            logging.DEBUG if self._unmet else logging.WARNING,
-            "pid %d on GPU %d is not in the tree yet: %s",
-            *(pid, self.info.index, error),
-        )
-        self._unmet = True
-
-    async def _welcome(self, host: Host, process: Process, nbytes: int | None) -> None:
+    async def _welcome(self, host: Host, process: Process) -> None:
         tenant = self._tenant(process)
         try:
             if not await tenant.has_files():
@@ -202,12 +154,9 @@ class NvidiaGpu:
         except ProcessLookupError:
             return
         except OSError as error:
-            self._present.pop(process, None)
-            self._not_met(process.pid, error)
+            self._roster.not_met(process, error)
             return
-        self._unmet = False
-        if nbytes is not None and process in self._present:
-            self._see(process, nbytes)
+        self._roster.met(process)
 
     # ---- one that is lost ------------------------------------------------------------------------------------
 
@@ -315,8 +264,7 @@ class NvidiaGpu:
     def forget(self, process: Process) -> None:
         self._tenants.pop(process, None)
         self.notes.note(process, {})
-        self._present.pop(process, None)
-        self._held.pop(process, None)
+        self._roster.forget(process)
         self.managed.forget(process)
         self.whole.forget(process)
         self._usage.forget(process)
@@ -352,7 +300,7 @@ class NvidiaGpu:
     def footprint(self, process: Process) -> Footprint:
         if process in self.managed:
             return self.managed.footprint(process)
-        held = self._held.get(process, 0)
+        held = self._roster.held(process)
         movable = self._whole(process)
         return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0)
 
@@ -363,7 +311,7 @@ class NvidiaGpu:
     def _whole(self, process: Process) -> int:
         """What a program without the library holds, if it may go into the host: somebody has asked that it stand still,
         and it does. (One that the scheduler has off the runlist for a moment is not frozen.)"""
-        held = self._held.get(process, 0)
+        held = self._roster.held(process)
         if process in self.managed or not self._is_frozen(process) or not self.whole.can(process, held):
             return 0
         return held if self._asked_to_stand(process) else 0
@@ -411,9 +359,9 @@ class NvidiaGpu:
         if process in self.managed:
             # Measured: it is checkpointed with that memory, and then not restored (999): the program is lost.
             raise OSError(errno.EOPNOTSUPP, "the memory that the library in this program manages cannot be moved yet")
-        if not self._held.get(process):
+        if not self._roster.held(process):
             raise OSError(errno.EOPNOTSUPP, "the driver does not say how much memory it has")
-        await self.mover.move(process, self.info, target.info, self._held[process])
+        await self.mover.move(process, self.info, target.info, self._roster.held(process))
         self.forget(process)
 
     async def _change(self, process: Process, *, frozen: bool | None = None, timeslice_us: int | None = None) -> None:
@@ -449,70 +397,9 @@ class NvidiaGpu:
     async def _find_some(self, tenant: Tenant) -> None:
         """EOPNOTSUPP for a program that uses the GPU, but through no TSG that we can find: one under MPS, or one that
         draws. Whoever has just come, or is yet to come, may still make some."""
-        since = self._present.get(tenant.process)
+        since = self._roster.since(tenant.process)
         if since is None or trio.current_time() - since < NEWCOMER:
             return
         await tenant.look(force=True)
         if not tenant.tsgs():
             raise OSError(errno.EOPNOTSUPP, "no channel group of this program can be found")
-
-
-async def open_gpus(
-    *, system: rm.System | None = None, nvml: Nvml | None = None, selftest: bool = True, proven: Proven | None = None
-) -> list[NvidiaGpu]:
-    """The NVIDIA GPUs of this host, each with its verdicts. OSError(ENODEV) where there is no driver.
-
-    The self-test takes some three seconds, all GPUs at the same time, but for those that were `proven` before;
-    without it the levers are advisory.
-    """
-    if nvml is None:
-        nvml = Nvml()
-    await nvml.open()
-    if system is None:
-        system = rm.LinuxSystem()
-    deadline = Deadline("the driver", LOOK_DEADLINE)
-    try:
-        counter = await deadline.call(partial(ClientCounter, system))
-    except FileNotFoundError:
-        raise OSError(errno.ENODEV, f"no {rm.CONTROL_DEVICE}") from None
-    cards = {card.pci: card for card in await deadline.call(counter.cards)}
-    census = Census(system, counter)
-    gpus: list[NvidiaGpu] = []
-    failed: OSError | None = None
-    infos = await nvml.gpus()
-    movers = {info.name: Mover(info.index) for info in reversed(infos)}
-    for info in infos:
-        card = cards.get(info.pci)
-        if card is None:
-            log.warning("GPU %d at %s is not in the driver's list", info.index, info.pci)
-            continue
-        try:  # of its own: one that hangs keeps the others from nothing
-            states = await Deadline("the driver", LOOK_DEADLINE).call(partial(ChannelStates, system, card))
-        except OSError as error:
-            log.warning("GPU %d is left out: %s", info.index, error)
-            failed = error
-            continue
-        usage = Usage(info.index, nvml, partial(Trace, system, card))
-        info = attrs.evolve(info, granule=GRANULE)
-        present = partial(_ask, system, card)
-        gpus.append(NvidiaGpu(info, card.gpu_id, nvml, census, states, usage, movers[info.name], present))
-    if not gpus and failed is not None:
-        counter.close()
-        raise failed
-    async with trio.open_nursery() as nursery:
-        for gpu in gpus:
-            nursery.start_soon(_test, gpu, selftest, sum(one.mover is gpu.mover for one in gpus) > 1, proven)
-    return gpus
-
-
-def _ask(system: rm.System, card: rm.Card) -> None:
-    """Asks a GPU for the time. OSError where it is not there."""
-    own = Subdevice(system, card)
-    try:
-        own.time_ns()
-    finally:
-        own.close()
-
-
-async def _test(gpu: NvidiaGpu, selftest: bool, movable: bool, proven: Proven | None) -> None:
-    gpu.adopt(await prove(gpu, run=selftest, movable=movable, proven=proven))

@@ -1,0 +1,89 @@
+"""The NVIDIA GPUs of a host, each with the levers that were proven on it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from functools import partial
+
+import attrs
+import trio
+
+from backend.nvidia import rm
+from backend.nvidia.deadline import Deadline
+from backend.nvidia.discover import Census, ClientCounter
+from backend.nvidia.gpu import LOOK_DEADLINE, NvidiaGpu
+from backend.nvidia.mover import Mover
+from backend.nvidia.nvml import Nvml
+from backend.nvidia.proven import Proven
+from backend.nvidia.readback import ChannelStates
+from backend.nvidia.selftest import prove
+from backend.nvidia.subdevice import Subdevice
+from backend.nvidia.trace import Trace
+from backend.nvidia.usage import Usage
+
+log = logging.getLogger(__name__)
+
+GRANULE = 2 << 20
+"""What CUDA's virtual memory management moves, and so the library in a program."""
+
+
+async def open_gpus(
+    *, system: rm.System | None = None, nvml: Nvml | None = None, selftest: bool = True, proven: Proven | None = None
+) -> list[NvidiaGpu]:
+    """The NVIDIA GPUs of this host, each with its verdicts. OSError(ENODEV) where there is no driver.
+
+    The self-test takes some three seconds, all GPUs at the same time, but for those that were `proven` before;
+    without it the levers are advisory.
+    """
+    if nvml is None:
+        nvml = Nvml()
+    await nvml.open()
+    if system is None:
+        system = rm.LinuxSystem()
+    deadline = Deadline("the driver", LOOK_DEADLINE)
+    try:
+        counter = await deadline.call(partial(ClientCounter, system))
+    except FileNotFoundError:
+        raise OSError(errno.ENODEV, f"no {rm.CONTROL_DEVICE}") from None
+    cards = {card.pci: card for card in await deadline.call(counter.cards)}
+    census = Census(system, counter)
+    gpus: list[NvidiaGpu] = []
+    failed: OSError | None = None
+    infos = await nvml.gpus()
+    movers = {info.name: Mover(info.index) for info in reversed(infos)}
+    for info in infos:
+        card = cards.get(info.pci)
+        if card is None:
+            log.warning("GPU %d at %s is not in the driver's list", info.index, info.pci)
+            continue
+        try:  # of its own: one that hangs keeps the others from nothing
+            states = await Deadline("the driver", LOOK_DEADLINE).call(partial(ChannelStates, system, card))
+        except OSError as error:
+            log.warning("GPU %d is left out: %s", info.index, error)
+            failed = error
+            continue
+        usage = Usage(info.index, nvml, partial(Trace, system, card))
+        info = attrs.evolve(info, granule=GRANULE)
+        present = partial(_ask, system, card)
+        gpus.append(NvidiaGpu(info, card.gpu_id, nvml, census, states, usage, movers[info.name], present))
+    if not gpus and failed is not None:
+        counter.close()
+        raise failed
+    async with trio.open_nursery() as nursery:
+        for gpu in gpus:
+            nursery.start_soon(_test, gpu, selftest, sum(one.mover is gpu.mover for one in gpus) > 1, proven)
+    return gpus
+
+
+def _ask(system: rm.System, card: rm.Card) -> None:
+    """Asks a GPU for the time. OSError where it is not there."""
+    own = Subdevice(system, card)
+    try:
+        own.time_ns()
+    finally:
+        own.close()
+
+
+async def _test(gpu: NvidiaGpu, selftest: bool, movable: bool, proven: Proven | None) -> None:
+    gpu.adopt(await prove(gpu, run=selftest, movable=movable, proven=proven))

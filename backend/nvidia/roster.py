@@ -1,0 +1,106 @@
+"""Who NVML lists on one GPU, since when, and how much it says that each holds."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Sequence
+
+import attrs
+import trio
+
+from backend.identity import Process
+from backend.nvidia.nvml import Nvml
+from backend.nvidia.rm import System
+
+log = logging.getLogger(__name__)
+
+
+@attrs.define
+class Roster:
+    """See the module."""
+
+    _index: int
+    _nvml: Nvml
+    _system: System
+    _see: Callable[[Process, int], None]
+    """Told what a process holds, each time, to compare with what it says itself; 0 for one that is listed no more."""
+    _since: dict[Process, float] = attrs.field(factory=dict)
+    _first: dict[Process, int | None] = attrs.field(factory=dict)  # bytes, of those who are not met yet
+    _held: dict[Process, int] = attrs.field(factory=dict)
+    _answers: bool = True
+    _unmet: bool = False  # a program could not be looked at, and it was told of
+
+    async def look(self) -> Sequence[Process]:
+        """Looks at the list; who is new on it, and is to be :meth:`met`. OSError(ENODEV) where the GPU is lost."""
+        try:
+            usage = await self._nvml.usage(self._index)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                raise
+            if self._answers:
+                log.warning("GPU %d: no list of processes: %s", self._index, error)
+            self._answers = False
+            return ()
+        if not self._answers:
+            log.info("GPU %d: NVML answers again", self._index)
+            self._answers = True
+        new: list[Process] = []
+        listed: set[Process] = set()
+        for pid, nbytes in usage.items():
+            try:
+                process = Process(pid, self._system.start_time(pid))
+            except ProcessLookupError:
+                continue
+            except OSError as error:
+                self._tell(pid, error)
+                listed.update(known for known in self._since if known.pid == pid)  # as it was
+                continue
+            listed.add(process)
+            if process not in self._since:
+                self._since[process] = trio.current_time()
+                new.append(process)
+                self._first[process] = nbytes
+            elif nbytes is not None:
+                self._hold(process, nbytes)
+        for process in self._since.keys() - listed:
+            self._hold(process, 0)
+        return new
+
+    def met(self, process: Process) -> None:
+        """One that was new is known now."""
+        self._unmet = False
+        nbytes = self._first.pop(process, None)
+        if nbytes is not None and process in self._since:
+            self._hold(process, nbytes)
+
+    def not_met(self, process: Process, error: OSError) -> None:
+        """One that was new cannot be known: something is short here, say descriptors. With the next list it is new."""
+        self._since.pop(process, None)
+        self._first.pop(process, None)
+        self._tell(process.pid, error)
+
+    def forget(self, process: Process) -> None:
+        """It is gone."""
+        for known in (self._since, self._first, self._held):
+            known.pop(process, None)
+
+    def since(self, process: Process) -> float | None:
+        """When it came, by trio's clock; None for who was never listed."""
+        return self._since.get(process)
+
+    def held(self, process: Process) -> int:
+        """Bytes, as NVML last said; 0 where it does not say."""
+        return self._held.get(process, 0)
+
+    def _hold(self, process: Process, nbytes: int) -> None:
+        self._held[process] = nbytes
+        self._see(process, nbytes)
+
+    def _tell(self, pid: int, error: OSError) -> None:
+        log.log(
+            logging.DEBUG if self._unmet else logging.WARNING,
+            "pid %d on GPU %d is not in the tree yet: %s",
+            *(pid, self._index, error),
+        )
+        self._unmet = True
