@@ -155,6 +155,8 @@ class Activity:
     """Whether this program's memory can be moved."""
     contexts: int = 0
     """TSGs that a timeslice is split over: one of each context."""
+    stays: int | None = None
+    """Times that it came onto the engine in place of another, ever."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(
@@ -168,6 +170,7 @@ class Activity:
             attached=self.attached + other.attached,
             managed=self.managed and other.managed,
             contexts=self.contexts + other.contexts,
+            stays=_total(self.stays, other.stays),
         )
 
 

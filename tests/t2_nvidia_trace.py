@@ -92,6 +92,7 @@ def test_turns() -> None:
         rig.log(0x03, A, 10)
         rig.log(0x01, A, 10)  # and one that says nothing of that
         assert rig.read(200) == (4, 4)
+        assert [rig.trace.residency.stays(pid) for pid in (A, B, 1)] == [2, 1, 0]
 
 
 def test_who_stays_is_charged_until_now() -> None:
@@ -255,10 +256,10 @@ def test_the_dead_are_forgotten() -> None:
     for pid in range(2000):
         residency.note(Switch(Edge.ON, pid, pid * MS))
     residency.drop(1500)
-    assert residency.usec(1500) == 0
+    assert (residency.usec(1500), residency.stays(1500)) == (0, 0)
     residency.prune(lambda pid: pid >= 1900)
-    assert residency.usec(10) == 0
-    assert residency.usec(1950) == 1000
+    assert (residency.usec(10), residency.stays(10)) == (0, 0)
+    assert (residency.usec(1950), residency.stays(1950)) == (1000, 1)
 
 
 def estimated(fake: FakeSystem, nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> tuple[int | None, int | None]:

@@ -286,6 +286,7 @@ class NvidiaGpu:
             tenant.activity if tenant else Activity(),
             gpu_usec=self._usage.exact(process),
             gpu_usec_estimate=self._usage.estimate(process),
+            stays=self._usage.stays(process),
         )
         counts = self.managed.counts(process)
         if counts is None:

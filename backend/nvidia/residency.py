@@ -49,6 +49,7 @@ class Residency:
 
     def __init__(self, now_ns: int) -> None:
         self._used: dict[int, int] = {}
+        self._stays: dict[int, int] = {}
         self._charged = now_ns  # everything before this is
         self._on: int | None = None  # whose context is on the engine
         self._begun = False  # with this one there was a switch
@@ -66,6 +67,7 @@ class Residency:
             else:
                 self._charged = max(self._charged, switch.ns)
             self._on = switch.pid
+            self._stays[switch.pid] = self._stays.get(switch.pid, 0) + 1
         else:
             if self._on is not None or not self._begun:  # or it was there before we were
                 self._charge(switch.pid if self._on is None else self._on, switch.ns)
@@ -92,6 +94,10 @@ class Residency:
         """Microseconds that a process used; it only grows."""
         return self._used.get(pid, 0) // 1000
 
+    def stays(self, pid: int) -> int:
+        """How often a process came onto the engine."""
+        return self._stays.get(pid, 0)
+
     def used(self) -> Mapping[int, int]:
         """Microseconds of all, by pid."""
         return {pid: ns // 1000 for pid, ns in self._used.items()}
@@ -99,11 +105,13 @@ class Residency:
     def drop(self, pid: int) -> None:
         """The process is gone: who has its pid next begins at 0."""
         self._used.pop(pid, None)
+        self._stays.pop(pid, None)
 
     def prune(self, lives: Callable[[int], bool]) -> None:
         """Drops those that are gone, once there are many."""
         if len(self._used) > PRUNE:
             self._used = {pid: ns for pid, ns in self._used.items() if lives(pid)}
+            self._stays = {pid: count for pid, count in self._stays.items() if pid in self._used}
 
     def _charge(self, pid: int, ns: int) -> None:
         if ns > self._charged:

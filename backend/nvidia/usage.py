@@ -48,6 +48,10 @@ class Usage:
             return self._past[process.pid] if self._waits and self._past else None
         return self._past[process.pid] + self._trace.usec(process.pid)
 
+    def stays(self, process: Process) -> int | None:
+        """How often it came onto the engine since the trace began; None where there is none."""
+        return None if self._trace is None else self._trace.residency.stays(process.pid)
+
     def estimate(self, process: Process) -> int | None:
         """What NVML's samples add up to, where there is no trace; None where there are no samples either."""
         if self._trace is not None or not self._sampled:

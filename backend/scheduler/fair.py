@@ -5,6 +5,9 @@ engine time, which is taken off the slice of whose context it is: a program of f
 What each used is besides compared with what it was to have (Ghost, section 4.3: credits), and slices are changed where
 the difference cannot be that one had its turn just before the end of what was measured, and another not. So nothing
 oscillates, and among programs that go on as before nothing is done at all.
+
+Who waits for each of his results leaves the engine before his slice is over, once in each round. Beside one who never
+does he has his part only if that one's slice is as long as his own stays, in proportion: it is fitted to them.
 """
 
 from __future__ import annotations
@@ -22,9 +25,8 @@ ROUND_US = 60_000
 SHORT_ROUND_US = 8_000
 """A round in which somebody comes and goes: he waits for so long at most."""
 LEADER_ROUND_US = 20_000
-"""... where others fill what they leave: nothing they do in one go is interrupted for a filler more often."""
-LONE_LEADER_US = 50_000
-"""... of one that leads alone: nobody waits for him but who is to wait (measured by hand, docs/nvidia.md)."""
+"""... where others fill what they leave: nothing they do in one go is interrupted for a filler more often. (For one who
+leads alone rounds are always long: nobody waits for him but who is to wait.)"""
 ROUND_MOST_US = 250_000
 """A round of very different parts, so that the smallest is a slice worth switching for."""
 SLICE_US = 1_000
@@ -38,6 +40,10 @@ LOOK_US = 1_000_000
 """What was used is looked at over no less than this."""
 MEMORY_US = 8_000_000
 """... and after so long what was before counts half."""
+YIELDS = 0.7
+"""Who stays no longer on the engine than this part of his slice leaves it by himself, to wait for something."""
+MOVES = 0.15
+"""The slice of who shares with such is set anew where it would differ by so much."""
 FULL = 0.8
 """Who uses so much of its part, or of what its slices are, has always something to do."""
 SOME = 0.5
@@ -65,6 +71,8 @@ class Fair:
     _gains: dict[Process, float] = attrs.field(factory=dict)
     _used: dict[Process, float] = attrs.field(factory=dict)
     _recent: dict[Process, int] = attrs.field(factory=dict)  # ... since it was looked at
+    _stays: dict[Process, int] = attrs.field(factory=dict)  # ... and how often each came onto the engine
+    _stayer: tuple[Process, float] | None = None  # who never yields, and what the others use between two stays of his
     _slices: dict[Process, int] = attrs.field(factory=dict)
     _switches: dict[Process, int] = attrs.field(factory=dict)  # microseconds of them in a round
     _measured: int = 0  # microseconds that _used is of
@@ -84,7 +92,7 @@ class Fair:
         self._calm = 0 if self._lively else self._calm + window_us
         self._lively = max(0, self._lively - window_us)
         self._measure(window_us, use)
-        short = SHORT_ROUND_US if not leads else LEADER_ROUND_US if len(active) > 1 else LONE_LEADER_US
+        short = SHORT_ROUND_US if not leads else LEADER_ROUND_US if len(active) > 1 else ROUND_US
         length = short if self._lively else ROUND_US
         weighted = {process: part * self._gains.get(process, 1.0) for process, part in layer.items()}
         whole = sum(weighted[process] for process in active) or 1.0
@@ -95,7 +103,18 @@ class Fair:
             process: max(SLICE_LEAST_US, round(length * part / whole) - self._switches[process])
             for process, part in weighted.items()
         }
+        if self._stayer is not None and not leads:
+            self._fit(weighted, active)
         return self._slices
+
+    def _fit(self, parts: Mapping[Process, float], active: Iterable[Process]) -> None:
+        """The slice of who never yields among those who do. In the time of a round they have one stay each, whatever
+        their slices are; so his is what makes parts right."""
+        assert self._stayer is not None
+        process, between = self._stayer
+        others = sum(parts[one] for one in active if one != process) or 1.0
+        fair = round(between * parts[process] / others) - self._switches[process]
+        self._slices[process] = min(self._slices[process], max(SLICE_US, fair))
 
     def beside(self, contenders: Iterable[Contender], default_us: int) -> Mapping[Process, int]:
         """Timeslices of those who share with one that was given his by hand: who did that set it against those that the
@@ -109,12 +128,14 @@ class Fair:
 
     def _begin(self, parts: Layer) -> None:
         self._parts = dict(parts)
+        self._stayer = None
         self._gains = {process: gain for process, gain in self._gains.items() if process in parts}
         self._forget()
 
     def _forget(self) -> None:
         self._used = dict.fromkeys(self._parts, 0.0)
         self._recent = dict.fromkeys(self._parts, 0)
+        self._stays = dict.fromkeys(self._parts, 0)
         self._measured = self._looked = 0
         self._late = LATE_US
 
@@ -130,11 +151,12 @@ class Fair:
         for process, used in windows.items():
             self._used[process] += used or 0
             self._recent[process] += used or 0
+            self._stays[process] += use.stays(process) or 0
         self._measured += window_us
         self._looked += window_us
         if self._looked >= LOOK_US:
             self._looked = 0
-            self._look()
+            self._look(use)
         if self._measured >= MEMORY_US:
             self._used = {process: used / 2 for process, used in self._used.items()}
             self._measured //= 2
@@ -149,13 +171,34 @@ class Fair:
             for process, part in self._parts.items()
         }
 
-    def _look(self) -> None:
+    def _look_for_a_stayer(self, use: Use) -> None:
+        """Where all but one yield, and he does not. Short rounds cost nobody anything then, as where all do."""
+        yielding = {
+            process
+            for process, stays in self._stays.items()
+            if stays and self._recent[process] / stays < YIELDS * self._slices.get(process, 0) / use.contexts(process)
+        }
+        here = {process for process, used in self._recent.items() if used}
+        staying = here - yielding
+        if len(staying) != 1:
+            self._stayer = None
+        if not yielding or len(staying) > 1:
+            return
+        self._lively = max(self._lively, LIVELY_US)
+        for process in staying:
+            between = sum(self._recent[one] for one in yielding) / max(1, self._stays[process])
+            if self._stayer is None or self._stayer[0] != process or abs(self._stayer[1] / between - 1) > MOVES:
+                self._stayer = process, between
+
+    def _look(self, use: Use) -> None:
         # Rounds follow what was just seen, slices what was seen for long: they are to be right on the average.
         if any(used < SOME for used in self._had(self._recent).values()):
             if not self._lively:
                 self._patience = min(LIVELY_MOST_US, 2 * self._patience) if self._calm < self._patience else LIVELY_US
             self._lively = self._patience
+        self._look_for_a_stayer(use)
         self._recent = dict.fromkeys(self._parts, 0)
+        self._stays = dict.fromkeys(self._parts, 0)
         full = [process for process, used in self._had(self._used).items() if used >= FULL]
         spent, parts = sum(self._used[p] for p in full), sum(self._parts[p] for p in full)
         due = {process: self._parts[process] / parts * spent for process in full}

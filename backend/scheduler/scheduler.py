@@ -82,7 +82,7 @@ class Scheduler:
         self._core = Core(gpu.info.timeslice_default_us)
         self._bucket = Bucket(RATE, BURST)
         self._contenders: Sequence[Contender] = ()
-        self._last: dict[Process, tuple[int | None, int | None]] = {}  # time used so far, and its estimate
+        self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
         self._looked = 0.0
         self._busy = 0.0  # seconds of a CPU that the last look took
         self._failures: dict[Process, Failure] = {}
@@ -161,15 +161,15 @@ class Scheduler:
         last, self._last = self._last, {}
         for one in self._contenders:
             activity = self._gpu.activity(one.process)
-            figures = self._last[one.process] = (activity.gpu_usec, activity.gpu_usec_estimate)
-            exact, estimate = (
+            figures = self._last[one.process] = (activity.gpu_usec, activity.gpu_usec_estimate, activity.stays)
+            exact, estimate, stays = (
                 None if now is None else max(0, now - (now if before is None else before))
-                for now, before in zip(figures, last.get(one.process, (None, None)), strict=True)
+                for now, before in zip(figures, last.get(one.process, (None, None, None)), strict=True)
             )
             # An estimate grows about once a second: that it did not says nothing.
             used = exact if exact is not None else estimate or None
             pending = activity.pending
-            samples[one.process] = Sample(used, None if pending is None else pending > 0, activity.contexts)
+            samples[one.process] = Sample(used, None if pending is None else pending > 0, activity.contexts, stays)
         return samples
 
     # What is done about it

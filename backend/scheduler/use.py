@@ -31,6 +31,8 @@ class Sample:
     """Whether it has work at the end of the window that is not done, by its own word; None where it does not say."""
     contexts: int = 1
     """What its timeslice is split over."""
+    stays: int | None = None
+    """Times that it came onto the engine in place of another; None where the machine cannot tell."""
 
 
 class Use:
@@ -71,6 +73,10 @@ class Use:
     def contexts(self, process: Process) -> int:
         """What its timeslice is split over, at least 1."""
         return max(1, self.samples.get(process, Sample()).contexts)
+
+    def stays(self, process: Process) -> int | None:
+        """Times that it came onto the engine in the last window; None where the machine cannot tell."""
+        return self.samples.get(process, Sample()).stays
 
     def used(self, process: Process) -> int | None:
         """Microseconds in the last window; None where the machine cannot tell."""

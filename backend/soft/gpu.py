@@ -180,6 +180,7 @@ class SoftGpu:
             channels=sum(tsg.channels for tsg in tsgs),
             attached=sum(tsg.attached for tsg in tsgs),
             contexts=len(tsgs),
+            stays=sum(tsg.stays for tsg in tsgs),
             managed=True,
         )
 

@@ -40,6 +40,8 @@ class Tsg:
     """Kernels completed, ever."""
     busy: int = 0
     """Time on the engine, nanoseconds."""
+    stays: int = 0
+    """Times that it took over, ever."""
     turned: Callable[[Tsg, bool], Any] = attrs.field(default=lambda tsg, runnable: None, repr=False)
     """Called when it may have become runnable, or not: by the one who would have to ask a thousand of them."""
     place: int = attrs.field(default=0, repr=False)
@@ -142,6 +144,7 @@ class Runlist:
         self._next = tsg.place + 1
         if tsg is not running:
             self._switching = self.switch
+            tsg.stays += 1
         self._running, self._turn = tsg, tsg.timeslice
         if tsg is running and len(self._ready) == 1:
             # Turn after turn of one that is alone, in one go: no other begins before `until`.
