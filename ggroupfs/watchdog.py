@@ -1,7 +1,8 @@
 """What systemd is told of the daemon (sd_notify(3)), and its watchdog, fed only while the tree itself answers.
 
-A daemon that runs is not yet a tree that works: so what is fed is fed after a read *through the mount*, as any program
-reads, which takes the kernel, the connection to it and the event loop.
+A daemon that runs is not yet a tree that works: so it is fed after a question *through the mount*, as any program asks,
+which takes the kernel, the connection to it and the event loop. It is one request (statfs), and not the three of a
+read: where hundreds of programs come at once the event loop takes one in each of its rounds, and is busy, not dead.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ def period(environment: Mapping[str, str]) -> float | None:
 
 
 async def feed(path: Path, seconds: float) -> None:
-    """Reads the file every half of `seconds`, and feeds the watchdog if that worked in as long. Until cancelled."""
+    """Asks for the file system of a file in the tree every half of `seconds`, and feeds the watchdog if that was
+    answered in as long. Until cancelled."""
     beat = seconds / 2
     while True:
         began = trio.current_time()
         try:
             with trio.fail_after(beat):
-                # A read that hangs is left behind. Not many: soon nobody is there to read any more.
-                await trio.to_thread.run_sync(path.read_bytes, abandon_on_cancel=True)
+                # A question that hangs is left behind. Not many: soon nobody is there to ask any more.
+                await trio.to_thread.run_sync(os.statvfs, path, abandon_on_cancel=True)
         except (OSError, trio.TooSlowError) as error:
             why = str(error) if isinstance(error, OSError) else f"no answer within {beat:g} s"
             log.warning("%s: %s: the watchdog is not fed", path, why)
