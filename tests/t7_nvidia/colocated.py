@@ -3,11 +3,13 @@
     colocated.py requests [SOCKET]
                              a latency-critical one: requests at random, each four steps of a stack of 16 bf16 blocks;
                              it reports its latencies to a policy at SOCKET
-    colocated.py batch       one that would fill the GPU: products of 8192 x 8192 bf16 matrices, back to back
+    colocated.py products    one that would fill the GPU: products of 8192 x 8192 bf16 matrices, back to back. Tensor
+                             cores have an H200 at its power cap, and the driver lowers the clock, for everybody
+    colocated.py vectors     one that would, too: what is multiplied are vectors of 2 GiB, and the clock stays
 
-Both print `ready`. `go RATE SECONDS` has the first serve so many requests a second for so long (open loop: a request
+All print `ready`. `go RATE SECONDS` has the first serve so many requests a second for so long (open loop: a request
 that comes while another is served waits, and that counts), and print their latencies as JSON, in seconds. `count` has
-the second print how many products it has done.
+the others print how many products they have done.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import torch
 
 WIDTH, BLOCKS, STEPS = 4096, 16, 4
-SIDE, IN_FLIGHT = 8192, 8
+SIDE, LENGTH, IN_FLIGHT = 8192, 1 << 29, 8
 
 
 def weight(rows: int, columns: int) -> torch.Tensor:
@@ -73,9 +76,19 @@ def requests() -> None:
         print(json.dumps(latencies), flush=True)
 
 
-def batch() -> None:
+def products() -> None:
     a, b = [torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-    product = a @ b
+    out = a @ b
+    batch(lambda: torch.matmul(a, b, out=out))
+
+
+def vectors() -> None:
+    a = torch.randn(LENGTH, device="cuda")
+    out = a * 1.5
+    batch(lambda: torch.mul(a, 1.5, out=out))
+
+
+def batch(product: Callable[[], object]) -> None:
     torch.cuda.synchronize()
     asked: list[str] = []
     threading.Thread(target=lambda: asked.extend(sys.stdin), daemon=True).start()
@@ -83,7 +96,7 @@ def batch() -> None:
     events: list[torch.cuda.Event] = []
     done = 0
     while True:
-        torch.matmul(a, b, out=product)
+        product()
         event = torch.cuda.Event()
         event.record()
         events.append(event)
@@ -96,4 +109,4 @@ def batch() -> None:
 
 
 if __name__ == "__main__":
-    {"requests": requests, "batch": batch}[sys.argv[1]]()
+    {"requests": requests, "products": products, "vectors": vectors}[sys.argv[1]]()

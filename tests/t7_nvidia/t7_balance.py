@@ -62,7 +62,7 @@ def test_an_overloaded_gpu_and_an_idle_one(gpu_mount: Mounted, tmp_path: Path) -
         critical = stack.enter_context(colocated(gpu_mount, "requests", os.fspath(socket)))
         alone = p99(critical.latencies(10))
         upper = 1.5 * alone
-        batch = [stack.enter_context(colocated(gpu_mount, "batch")) for _ in range(3)]
+        batch = [stack.enter_context(colocated(gpu_mount, "products")) for _ in range(3)]
         shared = p99(critical.latencies(5))
         file.write_text(CONFIG.format(socket=socket, pid=critical.process.pid, upper=upper * 1e3))
         counts = [one.count() for one in batch]

@@ -6,12 +6,14 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import attrs
+import pynvml
 import pytest
 
 from tests.mounted import Mounted
@@ -75,6 +77,26 @@ def p99(latencies: Sequence[float]) -> float:
     return sorted(latencies)[int(0.99 * len(latencies))]
 
 
+def at_clock(act: Callable[[], T]) -> tuple[T, float]:
+    """What `act` gives, and the clock that the SMs have meanwhile, MHz, of samples a tenth of a second apart."""
+    pynvml.nvmlInit()
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    clocks: list[int] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(0.1):
+            clocks.append(pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        return act(), statistics.fmean(clocks)
+    finally:
+        over.set()
+        thread.join()
+
+
 def stat(mount: Mounted, pid: int, key: str) -> int:
     text = (mount.group(pid) / "gcgroup.stat").read_text()
     return int(dict(line.split() for line in text.splitlines()).get(key, "0"))
@@ -92,21 +114,25 @@ def nothing() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("others", [1, 3])
+@pytest.mark.parametrize(("kind", "others"), [("vectors", 1), ("vectors", 3), ("products", 1)])
 def test_a_critical_program_beside_batch_programs(
-    gpu_mount: Mounted, colocated: Callable[[str], Colocated], others: int
+    gpu_mount: Mounted, colocated: Callable[[str], Colocated], kind: str, others: int
 ) -> None:
-    """p99 at most 1.05 times what it is alone, with compute.priority and nothing else; and they have the rest."""
+    """p99 at most 1.05 times what it is alone, with compute.priority and nothing else; and they have the rest.
+
+    Beside products the GPU is at its power cap, where it is slower for everybody, whatever the order in which they have
+    it; what that costs is known from the clock, and is not what this bounds.
+    """
     critical = colocated("requests")
-    before = critical.latencies()
-    batch = [colocated("batch")]
+    before, clock = at_clock(critical.latencies)
+    batch = [colocated(kind)]
     time.sleep(SETTLED_S)
     _, full = product_rate(batch, nothing)
-    batch += [colocated("batch") for _ in range(others - 1)]
+    batch += [colocated(kind) for _ in range(others - 1)]
     default = p99(critical.latencies(5))
     (gpu_mount.group(critical.process.pid) / "compute.priority").write_text("0\n")
     moved = -sum(stat(gpu_mount, one.process.pid, "nr_throttled") for one in batch)
-    latencies, rate = product_rate(batch, critical.latencies)
+    (latencies, lower), rate = product_rate(batch, lambda: at_clock(critical.latencies))
     moved += sum(stat(gpu_mount, one.process.pid, "nr_throttled") for one in batch)
     for one in batch:
         one.process.kill()
@@ -115,11 +141,13 @@ def test_a_critical_program_beside_batch_programs(
     late, alone = p99(latencies), p99(before + after)
     p50 = [f"{statistics.median(some) * 1e3:.2f}" for some in (before, latencies, after)]
     print(
-        f"{others} beside it: p50 {' '.join(p50)}, p99 alone {p99(before) * 1e3:.2f} and {p99(after) * 1e3:.2f} ms, "
+        f"{others} of {kind} beside it: {clock:.0f} MHz, then {lower:.0f}; p50 {' '.join(p50)}, "
+        f"p99 alone {p99(before) * 1e3:.2f} and {p99(after) * 1e3:.2f} ms, "
         f"sharing {default * 1e3:.2f}, first {late * 1e3:.2f} ({late / alone:.3f} x); "
         f"batch {rate / full:.3f} of its speed alone, {moved} times taken off the runlist in {SECONDS:.0f} s"
     )
-    assert late <= 1.05 * alone
+    assert late <= 1.05 * alone * clock / lower
+    assert kind == "products" or lower == pytest.approx(clock, rel=0.005)
     assert rate >= 0.65 * full
     assert moved <= 3 * SECONDS
     assert (moved > 0) == (others > 1)
