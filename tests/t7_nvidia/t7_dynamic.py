@@ -263,5 +263,5 @@ def test_memory_follows_the_load(gpu_mount: Mounted, serving: str, batch: str, t
     assert dynamic.throughput >= 1.5 * static.throughput
     assert dynamic.p99 <= 1.1 * static.p99
     assert cooperative.throughput > dynamic.throughput
-    assert cooperative.p99 <= 1.02 * dynamic.p99  # not higher; 2 % is what the 8 longest of as many requests differ by
+    assert cooperative.p99 < dynamic.p99
     assert cooperative.moved < dynamic.moved / 4

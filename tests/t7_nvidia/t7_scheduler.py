@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import attrs
 import pynvml
 import pytest
 
+from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import Mounted
 from tests.t7_nvidia.conftest import WANT, Worker, rates, wait_for
 from tests.t7_nvidia.t7_real_programs import group_of
@@ -114,14 +116,14 @@ def nothing() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("kind", "others"), [("vectors", 1), ("vectors", 3), ("products", 1)])
+@pytest.mark.parametrize(("kind", "others", "most"), [("vectors", 1, 1.05), ("vectors", 3, 1.05), ("products", 1, 1.1)])
 def test_a_critical_program_beside_batch_programs(
-    gpu_mount: Mounted, colocated: Callable[[str], Colocated], kind: str, others: int
+    gpu_mount: Mounted, colocated: Callable[[str], Colocated], kind: str, others: int, most: float
 ) -> None:
     """p99 at most 1.05 times what it is alone, with compute.priority and nothing else; and they have the rest.
 
-    Beside products the GPU is at its power cap, where it is slower for everybody, whatever the order in which they have
-    it; what that costs is known from the clock, and is not what this bounds.
+    Beside products the GPU is at its power cap: the driver lowers the clock, whoever has the engine and in whatever
+    order. By a fifth it was on an H200, and p99 1.02 to 1.07 times that alone.
     """
     critical = colocated("requests")
     before, clock = at_clock(critical.latencies)
@@ -146,8 +148,8 @@ def test_a_critical_program_beside_batch_programs(
         f"sharing {default * 1e3:.2f}, first {late * 1e3:.2f} ({late / alone:.3f} x); "
         f"batch {rate / full:.3f} of its speed alone, {moved} times taken off the runlist in {SECONDS:.0f} s"
     )
-    assert late <= 1.05 * alone * clock / lower
     assert kind == "products" or lower == pytest.approx(clock, rel=0.005)
+    assert late <= most * alone
     assert rate >= 0.65 * full
     assert moved <= 3 * SECONDS
     assert (moved > 0) == (others > 1)
@@ -200,6 +202,31 @@ def test_weights(gpu_mount: Mounted, worker: Start, contexts: int) -> None:
     print(f"; {scheduled:.0f} kernels/s, with default slices {default:.0f}")
     assert scheduled >= default
     assert parts == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.03 if contexts == 1 else 0.05)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A cgroup, to be left after the programs in it have ended."""
+    with cgroup(f"ggroup-t7-four-{os.getpid()}") as path:
+        yield path
+
+
+@pytest.mark.timeout(120)
+def test_a_slice_has_the_share_of_a_program(gpu_mount: Mounted, place: Path, worker: Start) -> None:
+    """Four programs in a slice have together what one beside it has: within 5 % over 10 s."""
+    four, beside = [worker(500) for _ in range(4)], worker(500)
+    for one in four:
+        enter(one.pid, place)
+    for one in (*four, beside):
+        group_of(gpu_mount, one)
+    wait_for((gpu_mount / "slice" / slice_path(place) / "0").exists, "the slice is in the tree")
+    time.sleep(5)
+    window, found = used(gpu_mount, *four, beside, seconds=10)
+    total = sum(one.seconds for one in found)
+    parts = [one.seconds / total for one in found]
+    print(f"four in a slice, and one: {[f'{part:.4f}' for part in parts]}, {total / window:.4f} of the time")
+    assert sum(parts[:4]) == pytest.approx(0.5, rel=0.05)
+    assert parts[:4] == pytest.approx([0.125] * 4, rel=0.1)
 
 
 @pytest.mark.timeout(120)

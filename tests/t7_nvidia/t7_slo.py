@@ -25,6 +25,8 @@ RUNNING_S, FROZEN_S, SETTLED_S = 3.0, 1.5, 0.3
 """Windows with the others running and frozen, and what is left out after each change."""
 WITHIN = 0.02
 """The paper's bound: latency of the critical program varies "by less than 2 %"."""
+FILLED = 0.25
+"""What the others do at least, all together, of what one does alone, while the critical one leaves them half."""
 
 CONFIG = """
 socket = "{socket}"
@@ -172,6 +174,8 @@ def test_latency_isolation(gpu_mount: Mounted, program: Callable[..., Program], 
                 print(f"policy: all of the GPU after {time.monotonic() - start:.1f} s; it told {policy.events}")
             alone, latency, rest = compared(gpu_mount, critical, running)
             ratios[f"{number}"] = latency.mean / alone.mean
+            assert latency.mean <= (1 + WITHIN) * before.mean
+            assert sum(one.count for one in rest) / RUNNING_S >= FILLED / before.mean, "they have what is left"
             print(f"beside {number}: frozen {alone}, running {latency}: {latency.mean / alone.mean:.4f}; theirs:")
             print("    " + told_of(rest))
         critical.tell("think 0")
