@@ -51,11 +51,11 @@ class Tree:
 
     def process(self, pid: int, gpu: int = 0) -> Group:
         """A process on one GPU; it need not be there yet."""
-        return Group(self.mount / str(pid) / str(gpu))
+        return self._at(str(pid), str(gpu))
 
     def slice(self, path: str, gpu: int = 0) -> Group:
         """A cgroup on one GPU, by its path such as ``/batch.slice``; it need not be there yet."""
-        return Group(self.mount / slice_directory(path) / str(gpu))
+        return self._at(slice_directory(path), str(gpu))
 
     async def present(self, group: Group) -> None:
         """Waits until there is such a group: it comes when a process of it first uses the GPU."""
@@ -64,12 +64,20 @@ class Tree:
 
     async def capacity(self, gpu: int = 0) -> int:
         """Bytes of memory that a GPU has. FileNotFoundError where there is no such GPU."""
-        return int(await _in_thread(partial(content, self.mount / "gpus" / str(gpu) / "gmem.capacity")))
+        return int(await self._at("gpus", str(gpu)).read("gmem.capacity"))
+
+    async def capabilities(self) -> dict[str, str]:
+        """What each control does on this machine, by its name: a word of ``ggroup.capabilities``."""
+        return dict(line.split() for line in (await self._at().read("ggroup.capabilities")).splitlines())
 
     async def ready(self) -> None:
         """Says that the policy is at work: to systemd, where it started us, and as ``{"event": "ready"}``."""
         await _in_thread(partial(notify, "READY=1"))
         emit("ready")
+
+    def _at(self, *parts: str) -> Group:
+        """The files of a directory: all that is read and written goes through such a Group."""
+        return Group(self.mount.joinpath(*parts))
 
 
 @attrs.frozen

@@ -63,10 +63,8 @@ class Program:
 
 async def check(tree: Tree) -> None:
     """OSError EOPNOTSUPP where nothing can be moved, as on a machine with one GPU."""
-    capabilities = await Group(tree.mount).read("ggroup.capabilities")
-    for line in capabilities.splitlines():
-        if line == "compute.migrate unsupported":
-            raise OSError(errno.EOPNOTSUPP, f"{line}: is there another GPU?", os.fspath(tree.mount))
+    if (await tree.capabilities())["compute.migrate"] == "unsupported":
+        raise OSError(errno.EOPNOTSUPP, "compute.migrate unsupported: is there another GPU?", os.fspath(tree.mount))
 
 
 async def run(tree: Tree, config: Table) -> None:

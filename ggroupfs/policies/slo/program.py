@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 import trio
 
-from ggroupfs.client import GONE, Group, Tree, emit
+from ggroupfs.client import GONE, Tree, emit
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo.core import WHOLE, Change, Core, Decision, Migrate
 from ggroupfs.policies.slo.levers import Levers, wanted
@@ -172,11 +172,10 @@ async def _check(tree: Tree, settings: Settings) -> bool:
     no shares to be given."""
     for index in {one.gpu for one in settings.targets}:
         await tree.capacity(index)
-    capabilities = await Group(tree.mount).read("ggroup.capabilities")
-    for line in capabilities.splitlines():
-        if line == "compute.weight unsupported":
-            raise OSError(errno.EOPNOTSUPP, f"{line}: is the scheduler off?", os.fspath(tree.mount))
-    return "compute.migrate unsupported" not in capabilities.splitlines()
+    capabilities = await tree.capabilities()
+    if capabilities["compute.weight"] == "unsupported":
+        raise OSError(errno.EOPNOTSUPP, "compute.weight unsupported: is the scheduler off?", os.fspath(tree.mount))
+    return capabilities["compute.migrate"] != "unsupported"
 
 
 async def run(tree: Tree, config: Table) -> None:
