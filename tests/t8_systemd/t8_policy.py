@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 
+import pytest
+
+from tests.t8_systemd.units import MIB, SLICES, holding, until_holds
 from tests.vm.guest import Guest
 
 EXPOSURE = 1.5
@@ -15,6 +20,57 @@ with Job(persistent=1, ephemeral=1, duration=1, name="one") as job:
         with job.iteration():
             print(open(f"/run/ggroup/self/0/compute.freeze").read())
 """
+SLO = """
+interval = "500ms"
+window = 2
+cooldown = "1s"
+[[group]]
+name = "chat"
+slice = "/serving.slice"
+upper = "50ms"
+lower = "20ms"
+share = 0.5
+[[best_effort]]
+slice = "/batch.slice"
+"""
+REPORTS = """
+import time
+from ggroupfs.client import Latencies
+latencies = Latencies()
+while True:
+    latencies.report(0.1)
+    time.sleep(0.1)
+"""
+CHAT, BATCH = f"{SLICES}/gpu.slice/gpu-chat.slice/0", f"{SLICES}/gpu.slice/gpu-batch.slice/0"
+MEMORY = """
+high = "/gpu.slice/gpu-chat.slice"
+low = "/gpu.slice/gpu-batch.slice"
+within = "/gpu.slice"
+headroom = "64M"
+interval = "600s"
+"""
+"""It looks once, and then no more unless an event wakes it."""
+SECONDS = 240.0
+"""What anything may take: the processor is emulated."""
+
+
+@contextlib.contextmanager
+def policy(guest: Guest, name: str, config: str) -> Iterator[None]:
+    """The unit of that policy at work. In the end it has stopped, and nothing went wrong with it."""
+    unit = f"ggroupfs-policy@{name}"
+    guest.write(f"/etc/ggroupfs/policies/{name}.toml", config)
+    guest.ok(f"systemctl start {unit}", SECONDS)
+    try:
+        yield
+        assert guest.ok(f"systemctl show -P NRestarts {unit}") == "0\n"
+    finally:
+        guest.ok(f"systemctl stop {unit}; rm /etc/ggroupfs/policies/{name}.toml", SECONDS)
+    assert guest.ok(f"systemctl show -P Result {unit}") == "success\n"
+
+
+def content(guest: Guest, *files: str) -> list[str]:
+    """What those files say."""
+    return guest.ok(f"cat {' '.join(files)}").split()
 
 
 def test_lanes_as_a_service(guest: Guest) -> None:
@@ -30,6 +86,54 @@ def test_lanes_as_a_service(guest: Guest) -> None:
     guest.ok("systemctl stop ggroupfs-policy@lanes")
     assert guest.ok("systemctl show -P Result ggroupfs-policy@lanes") == "success\n"
     assert guest.run("test -e /run/ggroupfs/lanes.sock").code == 1
+
+
+def test_slo_as_a_service(guest: Guest) -> None:
+    """Who reports is a stranger to it, nobody, and is known by his cgroup: the share of that one rises."""
+    guest.write("/tmp/reports.py", REPORTS)
+    places = [f"{SLICES}/{name}.slice/0" for name in ("serving", "batch")]
+    weights = [f"{place}/compute.weight" for place in places]
+    with (
+        holding(guest, "chat", 16 * MIB, slice_="serving.slice"),
+        holding(guest, "train", 16 * MIB, slice_="batch.slice"),
+    ):
+        for place in places:
+            until_holds(guest, place, 16 * MIB, seconds=SECONDS)
+        with policy(guest, "slo", SLO):
+            assert content(guest, *weights) == ["5000", "5000"]
+            guest.ok(
+                "systemd-run -q --unit=reports --slice=serving.slice -p User=nobody -E PYTHONPATH=/usr/lib/ggroupfs"
+                " python3 /tmp/reports.py"
+            )
+            guest.until(f"test $(cat {weights[0]}) -ge 7000", "it has more", SECONDS)
+            guest.until(f"test $(cat {weights[1]}) -le 3000", "the other has what is left", SECONDS)
+            guest.ok("systemctl stop reports")
+            said = guest.ok("journalctl -q --no-pager -u ggroupfs-policy@slo")
+            assert '"latency_ms": 100.0' in said
+            assert "dropped" not in said
+        assert content(guest, *weights) == ["100", "100"]
+    assert guest.run("test -e /run/ggroupfs/slo.sock").code == 1
+
+
+@pytest.mark.parametrize("name", ["dynamic", "cooperative"])
+def test_memory_policies_as_services(guest: Guest, name: str) -> None:
+    """A limit is set, an event of the slice above has it follow, and in the end all is taken back."""
+    with (
+        holding(guest, "chat", 64 * MIB, slice_="gpu-chat.slice"),
+        holding(guest, "train", 256 * MIB, slice_="gpu-batch.slice"),
+    ):
+        until_holds(guest, CHAT, 64 * MIB, seconds=SECONDS)
+        until_holds(guest, BATCH, 256 * MIB, seconds=SECONDS)
+        guest.ok(f"echo 512M >{SLICES}/gpu.slice/0/gmem.limit.high")
+        files = f"{BATCH}/gmem.limit.high", f"{CHAT}/gmem.limit.low"
+        with policy(guest, name, MEMORY):
+            until_holds(guest, BATCH, 384 * MIB, "gmem.limit.high", SECONDS)
+            assert content(guest, *files) == [f"{384 * MIB}", "max"]
+            with holding(guest, "more", 256 * MIB, slice_="gpu-chat.slice"):
+                guest.until(f"test $(cat {files[0]}) -le {192 * MIB}", "it was woken", SECONDS)
+                guest.until(f"test $(cat {BATCH}/gmem.current) -le {192 * MIB}", "the other gave", SECONDS)
+        assert content(guest, *files) == ["max", "0"]
+        guest.ok(f"echo max >{SLICES}/gpu.slice/0/gmem.limit.high")
 
 
 def test_a_policy_ends_and_begins_with_the_tree(guest: Guest) -> None:
