@@ -20,6 +20,7 @@ from ggroupfs.policies.dynamic.core import GRAINS, GRANULE, RETRY_S, Core, Figur
 from ggroupfs.policies.dynamic.demand import Looking
 from ggroupfs.policies.dynamic.pace import Pace
 from ggroupfs.policies.dynamic.settings import Manner, read
+from tests.page import rows, section
 
 MIB, GIB = 1 << 20, 1 << 30
 BUDGET, BASE, PEAK = 14 * GIB, 1 * GIB, 7 * GIB
@@ -383,8 +384,7 @@ def test_small_requests_say_nothing_of_large_ones() -> None:
 
 
 def page() -> str:
-    text = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
-    return text.partition("## dynamic and cooperative\n")[2].partition("\n## ")[0]
+    return section("dynamic and cooperative")
 
 
 def test_the_example_of_the_page_is_right() -> None:
@@ -397,8 +397,7 @@ def test_the_example_of_the_page_is_right() -> None:
 @pytest.mark.parametrize("manner", [dynamic.MANNER, cooperative.MANNER])
 def test_the_defaults_on_the_page_are_right(manner: Manner) -> None:
     """The same comes of a file with nothing but the two groups, and of one with every default as the page has it."""
-    rows = (line.split("|")[1:3] for line in page().splitlines() if line.startswith("| `"))
-    told = {key.strip(" `"): default.strip() for key, default in rows}
+    told = {key.strip("`"): default for key, default in rows(page())}
     groups = {"high": "/a", "low": "/b"}
     assert told.pop("high`, `low") == ""
     assert told.pop("within") == "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tomllib
 from collections.abc import Callable
 
 import attrs
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo.core import (
     HOLD,
     PATIENCE_MOST,
@@ -25,6 +27,8 @@ from ggroupfs.policies.slo.core import (
 )
 from ggroupfs.policies.slo.levers import Wanted, wanted
 from ggroupfs.policies.slo.samples import MOST, Interval, Statistic
+from ggroupfs.policies.slo.settings import Settings
+from tests.page import rows, section
 from tests.served import PRIORITY, Load, Served, service
 from tests.t2_scheduler import Program
 
@@ -471,3 +475,34 @@ def test_an_interval() -> None:
         interval.add([1.0] * (MOST // 2))
     interval.add([9.0])
     assert interval.take() == 1.0
+
+
+# The page
+
+
+def read(group: dict[str, object], others: dict[str, object]) -> Settings:
+    bounds = {"name": "a", "slice": "/a.slice", "upper": "50ms", "lower": "20ms"}
+    return Settings.read(Table({**others, "group": [bounds | group]}, "the page"))
+
+
+def test_the_defaults_on_the_page_are_right() -> None:
+    """A file with every default as the page has it says the same as one with nothing but what there has to be."""
+    told: dict[str, object] = {}
+    for keys, values in rows(section("slo").partition("\n### ")[0]):
+        if values:
+            for key, value in zip(keys.split(", "), values.split(", "), strict=True):
+                text = value.strip("`")
+                told[key.strip("`")] = text if text.startswith("/") else tomllib.loads(f"it = {text}")["it"]
+    ours = {"gpu", "statistic", "share", "least", "most", "scale_up", "scale_down", "rank"}
+    everywhere = {"socket", "interval", "window", "cooldown", "silence", "reserve", "priority", "migrate"}
+    assert told.keys() == ours | everywhere
+    full = read({key: told[key] for key in ours}, {key: told[key] for key in everywhere})
+    bare = read({}, {})
+    statistics = [settings.targets[0].statistic for settings in (full, bare)]
+    assert len({one.of(range(10_000)) for one in statistics}) == 1
+    full, bare = (
+        attrs.evolve(settings, targets=[attrs.evolve(settings.targets[0], statistic=statistics[0])])
+        for settings in (full, bare)
+    )
+    assert full == bare
+    assert (bare.pace, bare.targets[0].bounds) == (Pace(), BOUNDS), "nor has the core others"

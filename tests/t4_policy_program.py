@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from ggroupfs.client import Group, Tree, Watch
+from ggroupfs import client
+from ggroupfs.client import Branch, Group, Member, Tree, Watch
 from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import SECONDS, SLOW, Mounted, Tenant, eventually
+from tests.page import section
 from tests.policy_program import PolicyProgram
 from tests.t4_command import complaint, ggroupfs
 
@@ -132,8 +135,7 @@ def test_what_is_complained_of(mount: Mounted, module: Path, config: Path, tmp_p
 
 def test_the_program_in_the_documentation(mount: Mounted, config: Path, tmp_path: Path) -> None:
     """As the page has it, with another process and slice."""
-    text = (Path(__file__).resolve().parent.parent / "docs" / "policies.md").read_text()
-    code = text.partition("## Policies as programs")[2].partition("```python\n")[2].partition("```")[0]
+    code = section("Policies as programs").partition("```python\n")[2].partition("```")[0]
     (tmp_path / "documented.py").write_text(code)
     batch = mount / "slice" / "documented.slice"
     batch.mkdir()
@@ -167,6 +169,18 @@ def test_reading_needs_no_trio() -> None:
     code = "import sys, ggroupfs.client as c; c.members; assert 'trio' not in sys.modules; c.Tree; assert trio_is_in()"
     code = "def trio_is_in(): return 'trio' in sys.modules\n" + code
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_all_of_the_client_is_on_the_page() -> None:
+    """Each name, and of what has a table of its own each field and method."""
+    tables = section("ggroupfs.client").split("\n\n")
+    text = "\n".join(tables)
+    for name in client.__all__:
+        assert re.search(rf"`{name}\b", text), name
+    for class_ in (Branch, Group, Member, Tree, Watch):
+        (table,) = (one for one in tables if one.startswith(f"| `{class_.__name__}` | |"))
+        for name in vars(class_):
+            assert name.startswith("_") or re.search(rf"\b{name}\b", table), f"{class_.__name__}.{name}"
 
 
 def test_files_of_a_process(mount: Mounted) -> None:

@@ -1,0 +1,20 @@
+"""docs/policies.md, for tests that compare it with what it is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "policies.md"
+
+
+def section(title: str) -> str:
+    """What is below that title, up to the next of its kind."""
+    found = PAGE.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert found, title
+    return found
+
+
+def rows(text: str) -> list[tuple[str, str]]:
+    """The first two cells of every row of a table that begins with code."""
+    cells = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
+    return [(first.strip(), second.strip()) for first, second in cells]
