@@ -171,8 +171,8 @@ WANTS = 768 * MIB
 """What the second one would hold."""
 PERIOD_S, PERIODS = 6.0, 2
 """Half of each the first one is idle; in the other it grows for 2.8 s, and frees at the end."""
-GIVES_S = 0.002
-"""What the second one needs to free what it is asked for."""
+GIVES_S = 0.01
+"""What the second one needs to free a piece: five in the time that it has."""
 GROWS_S = 0.1
 """From one piece of the first one to the next."""
 
@@ -237,8 +237,8 @@ class Memory:
                     await usermem.ready(select.POLLIN)
                 if not idle.cancelled_caught:
                     nbytes, _ = RECORD.unpack(await usermem.content(RECORD.size))
-                    await trio.sleep(GIVES_S)
                     while nbytes > 0:
+                        await trio.sleep(GIVES_S)
                         self.gpu.free(self.second, self.pieces.pop())
                         nbytes -= PIECE
                     continue
@@ -320,12 +320,13 @@ def test_dynamic(spawn: Spawn, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_cooperative(spawn: Spawn, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the second one is asked for it gives, and nothing is ever moved."""
+    """It asks a second one that gives by itself for what that can give in time: hardly anything has to be moved."""
     found, events = twice(partial(shared, spawn, cooperative.run, gives=True), capsys)
+    large_steps = run_virtually(partial(shared, spawn, dynamic.run, gives=True))
     assert max(found.waited) == 0
     assert min(limits(events)) <= CAPACITY - PEAK
     assert max(limits(events)[10:]) >= CAPACITY - BASE - 2 * HEADROOM, "it had it back"
-    assert found.moved["swapout_bytes"] == 0
+    assert 10 * found.moved["swapout_bytes"] <= large_steps.moved["swapout_bytes"] > 0
     assert found.taken_back == ["max\n", "0\n"]
 
 
