@@ -138,7 +138,6 @@ class Reclaimer:
             for target in targets:
                 if target.below_low:
                     self._ledger.note(target.group, "low")
-                self._ledger.press(target.group, target.nbytes)
                 nursery.start_soon(take_one, target)
         if failed:
             raise failed[0]
@@ -147,6 +146,8 @@ class Reclaimer:
     async def _take_from(self, target: Target) -> int:
         group, process = target.group, target.group.node
         assert isinstance(process, Process)
+        if not self._population.holds(group):
+            return target.nbytes
         given = await self._let(group, target.nbytes)
         if given >= target.nbytes or not self._population.holds(group):
             return given  # it died meanwhile, and took its memory along
@@ -174,11 +175,13 @@ class Reclaimer:
             self._waiting[group].unpark_all()
 
     async def _let(self, group: Group, nbytes: int) -> int:
-        """Lets a program that listens give back `nbytes` by itself, for USERMEM_S; returns how much it did."""
+        """Tells a program to give back `nbytes`, and lets one that listens do so by itself, for USERMEM_S; returns how
+        much it did."""
+        before = self._ledger.books(group).current  # one that is told may give at once
+        self._ledger.press(group, nbytes)
         if not self._listeners[group] or self._ignored.get(group, 0.0) > trio.current_time():
             return 0
-        before = self._ledger.books(group).current
-        given = 0
+        given = self._given(group, before)
         lot = self._waiting.setdefault(group, trio.lowlevel.ParkingLot())
         try:
             with trio.move_on_after(USERMEM_S):

@@ -344,6 +344,37 @@ async def test_two_reclaims_at_once_take_no_more_than_swap_max(spawn: Spawn) -> 
         h.check()
 
 
+class Gives(Waker):
+    """A program that frees at the very moment at which it is told."""
+
+    def __init__(self, free: Callable[[], None]) -> None:
+        super().__init__()
+        self._free = free
+
+    def notify(self) -> None:
+        super().notify()
+        self._free()
+
+
+@virtual
+async def test_who_gives_as_soon_as_it_is_told_has_nothing_moved(spawn: Spawn) -> None:
+    gpu = SoftGpu(0, SoftConfig(capacity=256 * MIB, batch=8 * MIB))
+    async with running(gpu) as h:
+        who = await h.arrive(spawn().pid)
+        await gpu.open_context(who, 1, lambda finished: None)
+        await gpu.allocate(who, 64 * MIB)
+        pages = await gpu.allocate(who, 32 * MIB)
+        fh, waker = await h.open(f"{who.pid}/0/usermemfd"), Gives(lambda: gpu.free(who, pages))
+        assert await h.operations.poll(0, fh, waker, h.ctx) == 0
+        began = trio.current_time()
+        await h.write(f"{who.pid}/0/gmem.reclaim", "32M")
+        assert (waker.woken, trio.current_time() - began) == (1, 0)
+        books = h.ledger.books(Group(0, who))
+        assert books.swap == 0
+        assert books.current < 96 * MIB
+        await h.operations.release(fh)
+
+
 @virtual
 async def test_swap_max_lowered_while_memory_moves(spawn: Spawn) -> None:
     """The move stops, or ends; the program's pages and the books agree."""
