@@ -15,7 +15,7 @@ import attrs
 
 from tests.cgroups import cgroup, cgroup2, enter, slice_path
 from tests.mounted import SECONDS, SLOW, Mounted, eventually
-from tests.rights_actor import DIRECTORY, FILE
+from tests.rights_actor import DIRECTORY, FILE, LINK
 
 ACTOR = Path(__file__).parent / "rights_actor.py"
 PYTHON = ("/usr/bin/python3", "-I")
@@ -128,7 +128,29 @@ class Stage:
     def place(self, name: str, pid: int) -> str:
         """A place of the page, for somebody whose process is `pid`."""
         words = {"$M": self.mount.path, "$PID": pid, "$P": self.mount.group(pid), "$S": self.slice, "$CG": self.cgroup}
+        words["$GPU"] = (self.mount / "gpus/0/uuid").read_text().strip()
         return re.sub(r"\$[A-Z]+", lambda match: str(words[match[0]]), name)
+
+    def like(self) -> Mapping[str, str]:
+        """Every file of the tree, and the one that stands for those of its mode there."""
+        self.prepare()
+        found = {}
+        names = {self.mount.group(self.process.pid): "$P", self.slice: "$S", self.mount.path: "$M"}
+        for folder, _, files in os.walk(self.mount.path):
+            for path in (Path(folder, file) for file in files):
+                above = next(above for above in names if above in path.parents)
+                place = f"{names[above]}/{path.relative_to(above)}"
+                if not path.is_symlink():
+                    found[place] = self._stand_in(place, path.stat().st_mode & 0o777)
+        return found
+
+    def _stand_in(self, place: str, mode: int) -> str:
+        if place.startswith("$M/slice/"):  # around it: root's, as itself
+            place = "$S/0/"
+        if place.startswith("$M/"):
+            assert mode == 0o444, place
+            return "$M/ggroup.backend"
+        return f"{os.path.dirname(place)}/{STAND_IN[mode]}"
 
     def ask(self, who: str, tried: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
         """What somebody is answered who does operations to places. A program has a directory of its own."""
@@ -190,16 +212,20 @@ def stage(mount: Mounted) -> Iterator[Stage]:
                     made.rmdir()
 
 
+STAND_IN = {0o644: "gmem.limit.high", 0o444: "gmem.current", 0o200: "gmem.reclaim"}
+"""Control files that stand for all with their mode."""
 FILES = (
     *(f"$P/{name}" for name in ("gmem.limit.high", "gmem.current", "gmem.reclaim", "usermemfd")),
     *(f"$S/0/{name}" for name in ("gmem.limit.high", "gmem.current", "gmem.reclaim", "usermemfd")),
     *(f"$S/part/0/{name}" for name in ("gmem.limit.high", "gmem.current", "gmem.reclaim", "usermemfd")),
     *("$M/ggroup.backend", "$M/gpus/0/gmem.current"),
 )
-DIRECTORIES = ("$M", "$M/gpus", "$M/$PID", "$P", "$M/slice", "$S", "$S/0", "$S/part", "$S/part/0")
+DIRECTORIES = ("$M", "$M/gpus", "$M/gpus/0", "$M/$PID", "$P", "$M/slice", "$S", "$S/0", "$S/part", "$S/part/0")
+LINKS = ("$M/self", "$M/gpus/$GPU")
 TRIED = [
     *((operation, place) for place in FILES for operation in FILE),
     *((operation, place) for place in DIRECTORIES for operation in DIRECTORY),
+    *((operation, place) for place in LINKS for operation in LINK),
 ]
 """What the page has to have an answer to: every operation on everything of some kind..."""
 for about_above in ("rename", "rmdir"):  # ... but what is a matter of the directory above the mountpoint

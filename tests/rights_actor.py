@@ -18,6 +18,16 @@ from pathlib import Path
 
 GIVEN = 4242
 """A user to whom things are given."""
+VALUES = {
+    "compute.freeze": b"0",
+    "compute.migrate": b"0",
+    "compute.priority": b"8",
+    "compute.timeslice": b"default",
+    "compute.weight": b"100",
+    "gmem.limit.low": b"0",
+    "gmem.reclaim": b"0",
+}
+"""What is written to a file, so that it stays as it is; to those that are not here, ``max``."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,7 +48,7 @@ def read(path: Path) -> None:
 
 def write(path: Path) -> None:
     with opened(path, os.O_WRONLY) as fd:
-        os.write(fd, b"0" if path.name == "gmem.reclaim" else b"max")
+        os.write(fd, VALUES.get(path.name, b"max"))
 
 
 def read_and_write(path: Path) -> None:
@@ -53,16 +63,17 @@ def chmod(path: Path) -> None:
 
 
 def chown(path: Path) -> None:
-    before = path.stat()
-    os.chown(path, GIVEN, -1)
-    os.chown(path, before.st_uid, -1)
+    """Of a link, its own."""
+    before = path.lstat()
+    os.lchown(path, GIVEN, -1)
+    os.lchown(path, before.st_uid, -1)
 
 
 def chgrp(path: Path) -> None:
     """To a group that whoever runs this is in."""
-    before = path.stat()
-    os.chown(path, -1, os.getgid())
-    os.chown(path, -1, before.st_gid)
+    before = path.lstat()
+    os.lchown(path, -1, os.getgid())
+    os.lchown(path, -1, before.st_gid)
 
 
 def poll(path: Path) -> None:
@@ -116,6 +127,17 @@ DIRECTORY: dict[str, Callable[[Path], object]] = {
     "chgrp": chgrp,
 }
 
+LINK: dict[str, Callable[[Path], object]] = {
+    "readlink": os.readlink,
+    "follow": os.stat,
+    "chown": chown,
+    "chgrp": chgrp,
+    "utimes": lambda path: os.utime(path, (1, 1), follow_symlinks=False),
+    "unlink": os.unlink,
+    "rename": lambda path: os.rename(path, path.parent / "renamed"),
+    "link": lambda path: os.link(path, path.parent / "linked", follow_symlinks=False),
+}
+
 
 def answer(call: Callable[[Path], object], path: Path) -> str:
     """``yes``, or the name of the errno."""
@@ -131,7 +153,8 @@ def main(asked: str) -> None:
     answers = []
     for operation, name in json.loads(asked):
         path = Path(name)
-        answers.append(answer((DIRECTORY if path.is_dir() else FILE)[operation], path))
+        operations = LINK if path.is_symlink() else DIRECTORY if path.is_dir() else FILE
+        answers.append(answer(operations[operation], path))
     print(json.dumps(answers))
 
 

@@ -16,7 +16,8 @@ import pytest
 from tests import rights
 from tests.cgroups import enter
 from tests.mounted import SECONDS, Mounted, eventually
-from tests.rights import ACTORS, DELEGATE, KERNEL, OTHER, PROGRAM, TRIED, Stage, user
+from tests.rights import ACTORS, DELEGATE, FILES, KERNEL, OTHER, PROGRAM, STAND_IN, TRIED, Stage, user
+from tests.rights_actor import FILE
 
 PAGE = Path(__file__).parent.parent / "docs" / "rights.md"
 ROWS = rights.parse(PAGE.read_text())
@@ -27,9 +28,11 @@ DIFFERENCES = {
     "rename": "as unlink",
 }
 """Operations of which some answers are not the kernel's, and why."""
+REFUSED = {("write", "compute.migrate"): "ENOTSUP"}
+"""What is answered to who may do it: there is no other GPU to move to."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def stage(module_mount: Mounted) -> Iterator[Stage]:
     with rights.stage(module_mount) as stage:
         yield stage
@@ -45,6 +48,23 @@ def test_every_cell(stage: Stage, mount: Mounted, who: str) -> None:
         for operation in row.operations
         if found[operation, place] != row.answers[who]
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("who", ACTORS)
+def test_every_file_answers_as_the_one_that_stands_for_it(stage: Stage, mount: Mounted, who: str) -> None:
+    said = {(o, p): row.answers[who] for row in ROWS for p in row.places for o in row.operations}
+    files = {place: other for place, other in stage.like().items() if place not in FILES}
+    stand = {f"{place}/{name}" for place in ("$P", "$S/0", "$S/part/0") for name in STAND_IN.values()}
+    assert set(files.values()) == stand | {"$M/ggroup.backend"}
+    found = stage.ask(who, [(operation, place) for place in files for operation in FILE])
+    wrong = []
+    for (operation, place), answer in found.items():
+        expected = said[operation, files[place]]
+        if expected == "yes":
+            expected = REFUSED.get((operation, os.path.basename(place)), "yes")
+        if answer != expected:
+            wrong.append(f"{operation} {place}: not {expected}, as {files[place]}, but {answer}")
     assert not wrong, "\n".join(wrong)
 
 
