@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 import statistics
@@ -20,10 +21,14 @@ from tests.bench.core.check import TOLERANCE, compare
 from tests.bench.core.figures import KINDS
 from tests.bench.core.record import Absence, Cell, Record, Run, Sample
 from tests.bench.core.spread import Spread, percentile
+from tests.bench.leak import trend
 from tests.bench.machine import ROOT
 from tests.bench.page import documents, tables
 from tests.bench.page.published import FIGURES
 from tests.bench.page.sections import SECTIONS
+from tests.bench.report import Report
+from tests.bench.soak import Sample as Moment
+from tests.bench.soak import growth
 
 # Arrivals
 
@@ -347,3 +352,91 @@ def test_every_plot(
 @given(st.floats(1e-6, 1e6))
 def test_a_number_is_not_far_from_what_it_tells(value: float) -> None:
     assert float(tables.number(value).replace(",", "")) == pytest.approx(value, rel=0.005)
+
+
+# The soak: whether memory grows
+
+
+def memory(seed: int, leak: float = 0.0, noise: float = 0.1, memory_s: float = 0.0, step: float = 0.0) -> list[Moment]:
+    """Ten minutes of a daemon that leaks so many MB a minute; its noise is like itself for `memory_s` seconds, and it
+    takes memory in steps."""
+    drawn = random.Random(seed)
+    stays = math.exp(-1 / memory_s) if memory_s else 0.0
+    found, now = [], 0.0
+    for second in range(601):
+        now = stays * now + drawn.gauss(0, noise) * (1 - stays**2) ** 0.5
+        mb = 100 + 0.3 * step + leak * second / 60 + now  # no step is at the first moment
+        # It gets its caches in the first two minutes.
+        warm = 20 * (1 - math.exp(-second / 15))
+        found.append(Moment(float(second), (mb // step * step if step else mb) + warm, 10))
+    return found
+
+
+def leaks(**what: float) -> int:
+    """Of 50 daemons, how many are found to."""
+    verdicts = [growth(memory(seed, **what)) for seed in range(50)]
+    return sum(grown > budget for grown, budget in verdicts)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"leak": 0.5, "noise": 0.3},
+        {"leak": 2.0, "noise": 2.0},
+        {"leak": 0.1, "noise": 0.01},
+        {"leak": 0.5, "noise": 0.3, "memory_s": 20},
+        {"leak": 0.5, "noise": 0.05, "step": 1.0},
+    ],
+)
+def test_a_leak_is_found(what: Mapping[str, float]) -> None:
+    assert leaks(**what) == 50
+    grown, budget = growth(memory(1, **what))
+    assert grown == pytest.approx(10 * what["leak"], abs=budget)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"noise": 0.01},
+        {"noise": 0.3},
+        {"noise": 2.0},
+        {"noise": 2.0, "memory_s": 5},
+        {"noise": 2.0, "memory_s": 20},
+        {"noise": 0.05, "step": 1.0},
+        {"leak": -0.5, "noise": 0.3},
+        {"leak": 0.03, "noise": 0.05},
+    ],
+)
+def test_what_is_no_leak(what: Mapping[str, float]) -> None:
+    assert leaks(**what) <= 1
+
+
+def test_one_leap_is_no_trend() -> None:
+    points = [(float(second), 100.0 + (second > 400)) for second in range(601)]
+    grown, budget = growth([Moment(at, mb, 10) for at, mb in points])
+    assert grown < budget
+    assert trend(points[:395]).error == trend(points[:395]).slope == 0
+
+
+def test_three_standard_errors_are_three() -> None:
+    """The slope of noise is within one error in two of three cases, as the normal distribution has it."""
+    lines = [trend((one.at, one.rss_mb) for one in memory(seed, noise=1.0)[120:]) for seed in range(200)]
+    within = statistics.fmean(abs(line.slope) < line.error for line in lines)
+    assert 0.6 < within < 0.85
+
+
+@pytest.mark.parametrize("seconds", [0, 3, 14])
+def test_too_few_samples_say_nothing(seconds: int) -> None:
+    with pytest.raises(ValueError, match="say nothing"):
+        trend([(float(at), 1.0) for at in range(seconds + 1)])
+
+
+def test_a_figure_has_a_most_or_a_least(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report()
+    for value in (0.0, 1.0, 2.0):
+        report.add("rounds", value, "", least=1)
+        report.add("errors", value, "", 1)
+        report.add("reads", value, "")
+    assert [one.verdict for one in report.figures] == ["FAIL", "PASS", "", "PASS", "PASS", "", "PASS", "FAIL", ""]
+    assert report.fill(lambda _: None, None) == 1
+    assert "2 of 6 budgets fail" in capsys.readouterr().out

@@ -9,7 +9,8 @@
  * Prints "ready" once they are at it. At the end of its standard input it ends them and prints lines
  *   count C          calls of open, read or write, and close together
  *   p50 US, p99 US, p999 US, worst US     how long one took, microseconds (within 3 %)
- *   error NAME COUNT for each errno that one of them met; a process or slice that has gone is none
+ *   read(2) p99 US, or write(2) p99 US    the same of that system call alone
+ *   error NAME COUNT for each errno that one of them met: nobody comes or goes, so one that has gone is an error
  * They die with it.
  */
 #include <dirent.h>
@@ -34,10 +35,15 @@
 #define ERRNOS 256
 #define DEEPEST 8
 
-struct results {
+struct times {
 	uint64_t count[BUCKETS];
-	uint64_t errors[ERRNOS];
 	uint64_t worst; /* ns */
+};
+
+struct results {
+	struct times whole; /* of open, the call, and close together */
+	struct times call; /* of read(2) or write(2) */
+	uint64_t errors[ERRNOS];
 };
 
 static struct results *results; /* of this process */
@@ -65,36 +71,36 @@ static double bucket_us(unsigned int index)
 	return (UINT64_C(1) << (index / STEPS + 8)) * (1 + (index % STEPS + 1.0) / STEPS) / 1e3;
 }
 
-static void took(uint64_t since)
+static void took(struct times *times, uint64_t since)
 {
 	uint64_t ns = now() - since;
 
-	results->count[bucket(ns)]++;
-	if (ns > results->worst)
-		results->worst = ns;
+	times->count[bucket(ns)]++;
+	if (ns > times->worst)
+		times->worst = ns;
 }
 
 static void failed(int error)
 {
-	/* It was listed, and is gone by now. */
-	if (error != ENOENT && error != ENODEV)
-		results->errors[error % ERRNOS]++;
+	results->errors[error % ERRNOS]++;
 }
 
 static void read_file(int directory, const char *name)
 {
 	char buffer[8192];
-	uint64_t start = now();
+	uint64_t start = now(), call;
 	int fd = openat(directory, name, O_RDONLY | O_CLOEXEC);
 
 	if (fd < 0) {
 		failed(errno);
 		return;
 	}
+	call = now();
 	if (read(fd, buffer, sizeof(buffer)) < 0)
 		failed(errno);
+	took(&results->call, call);
 	close(fd);
-	took(start);
+	took(&results->whole, start);
 }
 
 /* Whether files of that name can be read: looked at once, since a look at each would be one more request. */
@@ -111,8 +117,10 @@ static bool readable(int directory, const char *name)
 			return known[i].readable;
 		if (known[i].name[0])
 			continue;
-		if (fstatat(directory, name, &st, AT_SYMLINK_NOFOLLOW))
-			return false; /* gone: its reader would hear of it too */
+		if (fstatat(directory, name, &st, AT_SYMLINK_NOFOLLOW)) {
+			failed(errno);
+			return false;
+		}
 		snprintf(known[i].name, sizeof(known[i].name), "%s", name);
 		known[i].readable = st.st_mode & 0444 && strcmp(name, "usermemfd");
 		return known[i].readable;
@@ -177,17 +185,19 @@ static const struct action {
 static void write_file(const char *path, const char *value)
 {
 	ssize_t length = strlen(value);
-	uint64_t start = now();
+	uint64_t start = now(), call;
 	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
 
 	if (fd < 0) {
 		failed(errno);
 		return;
 	}
+	call = now();
 	if (write(fd, value, length) != length)
 		failed(errno);
+	took(&results->call, call);
 	close(fd);
-	took(start);
+	took(&results->whole, start);
 }
 
 static void writer(const char *mount, unsigned int seed)
@@ -215,10 +225,12 @@ static void writer(const char *mount, unsigned int seed)
 	}
 }
 
-static double percentile(const struct results *all, uint64_t total, double part)
+static double percentile(const struct times *all, double part)
 {
-	uint64_t below = 0;
+	uint64_t below = 0, total = 0;
 
+	for (unsigned int i = 0; i < BUCKETS; i++)
+		total += all->count[i];
 	for (unsigned int i = 0; i < BUCKETS; i++) {
 		below += all->count[i];
 		if (below >= total * part)
@@ -227,25 +239,34 @@ static double percentile(const struct results *all, uint64_t total, double part)
 	return bucket_us(BUCKETS - 1);
 }
 
-static void print_sum(const struct results *each, int n)
+static uint64_t add(struct times *sum, const struct times *one)
+{
+	uint64_t count = 0;
+
+	for (unsigned int i = 0; i < BUCKETS; i++) {
+		sum->count[i] += one->count[i];
+		count += one->count[i];
+	}
+	if (one->worst > sum->worst)
+		sum->worst = one->worst;
+	return count;
+}
+
+static void print_sum(const struct results *each, int n, const char *call)
 {
 	static struct results sum;
 	uint64_t total = 0;
 
 	for (int client = 0; client < n; client++) {
-		for (unsigned int i = 0; i < BUCKETS; i++) {
-			sum.count[i] += each[client].count[i];
-			total += each[client].count[i];
-		}
+		total += add(&sum.whole, &each[client].whole);
+		add(&sum.call, &each[client].call);
 		for (int i = 0; i < ERRNOS; i++)
 			sum.errors[i] += each[client].errors[i];
-		if (each[client].worst > sum.worst)
-			sum.worst = each[client].worst;
 	}
 	printf("count %llu\n", (unsigned long long)total);
-	printf("p50 %.1f\np99 %.1f\np999 %.1f\n", percentile(&sum, total, 0.5), percentile(&sum, total, 0.99),
-	       percentile(&sum, total, 0.999));
-	printf("worst %.1f\n", sum.worst / 1e3);
+	printf("p50 %.1f\np99 %.1f\np999 %.1f\n", percentile(&sum.whole, 0.5), percentile(&sum.whole, 0.99),
+	       percentile(&sum.whole, 0.999));
+	printf("worst %.1f\n%s(2) p99 %.1f\n", sum.whole.worst / 1e3, call, percentile(&sum.call, 0.99));
 	for (int i = 0; i < ERRNOS; i++)
 		if (sum.errors[i])
 			printf("error %s %llu\n", strerrorname_np(i) ?: "?", (unsigned long long)sum.errors[i]);
@@ -288,6 +309,6 @@ int main(int argc, char **argv)
 	/* One that ended by itself had something to say. */
 	while (wait(&status) > 0)
 		code |= !WIFSIGNALED(status);
-	print_sum(all, n);
+	print_sum(all, n, argv[1]);
 	return code;
 }

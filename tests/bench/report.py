@@ -22,13 +22,22 @@ class Figure:
     budget: float | None = None
     """The most it may be; None for a figure that is only reported."""
     note: str = ""
+    least: float | None = None
+    """The least it may be, of a figure without a budget."""
+
+    @property
+    def judged(self) -> bool:
+        return self.budget is not None or self.least is not None
 
     @property
     def verdict(self) -> str:
-        return "" if self.budget is None else "PASS" if self.value <= self.budget else "FAIL"
+        if not self.judged:
+            return ""
+        holds = self.value >= self.least if self.least is not None else self.value <= self.budget
+        return "PASS" if holds else "FAIL"
 
     def __str__(self) -> str:
-        budget = "" if self.budget is None else f"<= {self.budget:g}"
+        budget = f"<= {self.budget:.3g}" if self.budget is not None else f">= {self.least:g}" if self.judged else ""
         return f"{self.name:34} {self.value:10.2f} {self.unit:9} {budget:8} {self.verdict:4}  {self.note}".rstrip()
 
 
@@ -56,5 +65,5 @@ class Report:
             if file:
                 rows = [{**asdict(figure), "verdict": figure.verdict} for figure in self.figures]
                 file.write_text(json.dumps(rows, indent=1) + "\n")
-        print(f"{len(self.failed)} of {sum(figure.budget is not None for figure in self.figures)} budgets fail")
+        print(f"{len(self.failed)} of {sum(figure.judged for figure in self.figures)} budgets fail")
         return 1 if self.failed else 0

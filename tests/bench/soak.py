@@ -5,8 +5,9 @@
 Three parts, each on a mount of its own with the software GPU; everything together is given two CPUs:
 
 load    1000 programs with a context and memory, 100 clients that read every file in a loop and 50 that write limits,
-        timeslices, weights and freezes in a loop, for ten minutes: no error, the time of a read (open, read, close),
-        and whether the daemon's memory and descriptors grew.
+        timeslices, weights and freezes in a loop, for ten minutes: no error, the time of a read (open, read, close;
+        that of read(2) alone is in the note), whether the daemon's memory and descriptors grow, and in the end,
+        whether every program is there and sums add up.
 sysfs   `stress-ng --sysfs` takes the tree for /sys: in a mount namespace, bound over it.
 churn   100 programs a second come, allocate, run a kernel and end or are killed: how many a second it were, whether one
         failed, and whether they left anything.
@@ -19,18 +20,20 @@ import argparse
 import contextlib
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bench.leak import trend
 from tests.bench.mounts import GGROUPFS, BenchError, Server, build, first_line, mount
 from tests.bench.report import Report
+from tests.mounted import Mounted
 
 CPUS = 2
 READERS, WRITERS = 100, 50
@@ -39,6 +42,12 @@ RATE = 100
 """Programs that come and go in a second."""
 PATIENCE = 180.0
 """Seconds until a crowd is there."""
+QUIET = 10.0
+"""Seconds after the last write until all that it asked for is done."""
+TREND, LEAK_MB = 600.0, 0.5
+"""Memory may not grow by so many MB in so many seconds."""
+ROUNDS = 1
+"""Of stress-ng, at least: in one, it opens, reads, maps and polls every file of the tree."""
 ROOT = Path(__file__).parents[2]
 CROWD = [sys.executable, "-m", "tests.bench.crowd"]
 
@@ -58,13 +67,28 @@ def sample(server: Server) -> Sample:
 
 
 def growth(samples: list[Sample]) -> tuple[float, float]:
-    """By how many MB the memory grew from the first half to the second, after the first quarter; and the noise: how far
-    apart the tenths and the nine tenths are around the median of their half."""
-    samples = samples[len(samples) // 4 :]
-    halves = [[one.rss_mb for one in part] for part in (samples[: len(samples) // 2], samples[len(samples) // 2 :])]
-    middles = [statistics.median(half) for half in halves]
-    apart = [abs(value - middle) for half, middle in zip(halves, middles, strict=True) for value in half]
-    return middles[1] - middles[0], 2 * statistics.quantiles(apart, n=10)[-1]
+    """By how many MB the memory grows in `TREND` seconds, and by how much of that it has to grow for it to be a leak:
+    three standard errors, or `LEAK_MB`."""
+    try:
+        line = trend((one.at, one.rss_mb) for one in samples)
+    except ValueError as error:
+        raise BenchError(str(error)) from None
+    return line.slope * TREND, max(3 * line.error * TREND, LEAK_MB)
+
+
+def unlike(server: Server) -> str:
+    """What does not hold of the tree, `QUIET` seconds after the last client has ended; nothing, if all does."""
+    mounted = Mounted(server.mountpoint, server.process, [])
+    end = time.monotonic() + QUIET
+    while True:
+        try:
+            mounted.check()
+        except AssertionError as error:
+            if time.monotonic() > end:
+                return str(error) or traceback.format_exc(limit=1)
+        else:
+            return ""
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -79,6 +103,8 @@ def started(words: list[str | Path]) -> Iterator[subprocess.Popen[bytes]]:
             assert process.stdin
             process.stdin.close()
             process.wait()
+        if process.returncode:
+            raise BenchError(f"{words}: one of them ended by itself")
 
 
 @dataclass(frozen=True)
@@ -110,11 +136,16 @@ class Soak:
             report.add("writes", wrote["count"] / self.seconds, "a second", None, f"{WRITERS} clients")
             report.add("the daemon", cpu / self.seconds * 100, "% CPU")
             for name, found, budget in (("read", read, READ_BUDGET_MS), ("write", wrote, None)):
-                note = ", ".join(f"{key} {found[key] / 1e3:.2f}" for key in ("p50", "p999", "worst"))
+                keys = ("p50", "p999", "worst", f"{name}(2) p99")
+                note = ", ".join(f"{key} {found[key] / 1e3:.2f}" for key in keys)
                 report.add(f"{name}, p99", found["p99"] / 1e3, "ms", budget, note)
                 errors = {key: value for key, value in found.items() if key.startswith("error")}
                 report.add(f"{name}s that failed", sum(errors.values()), "", 0, str(errors or ""))
             self.flat(report, samples)
+            there = sum(name.isdigit() for name in os.listdir(server.mountpoint))
+            report.add("programs gone", self.processes - there, "", 0, f"of {self.processes}")
+            wrong = unlike(server)
+            report.add("sums that are wrong", bool(wrong), "", 0, wrong)
             self.silent(report, server)
 
     def answers(self, clients: subprocess.Popen[bytes]) -> dict[str, float]:
@@ -123,15 +154,13 @@ class Soak:
         assert clients.stdout
         clients.stdin.close()
         lines = clients.stdout.read().decode().splitlines()
-        if clients.wait():
-            raise BenchError("a client ended by itself")
         return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines)}
 
     def flat(self, report: Report, samples: list[Sample]) -> None:
-        grown, noise = growth(samples)
+        grown, budget = growth(samples)
         minutes = (samples[-1].at - samples[0].at) / 60
-        note = f"from {samples[0].rss_mb:.1f} to {samples[-1].rss_mb:.1f} MB in {minutes:.1f} min, noise {noise:.2f}"
-        report.add("memory, second half and first", grown, "MB", max(noise, 0.5), note)
+        note = f"from {samples[0].rss_mb:.1f} to {samples[-1].rss_mb:.1f} MB in {minutes:.1f} min"
+        report.add(f"memory grows in {TREND / 60:.0f} min by", grown, "MB", budget, note)
         first, last = samples[0].descriptors, samples[-1].descriptors
         report.add("descriptors more than before", last - first, "", 0, f"{first}, then {last}")
 
@@ -150,7 +179,7 @@ class Soak:
             server.check()
             rounds = [line.split() for line in (done.stdout + done.stderr).splitlines() if " sysfs " in line]
             report.add("stress-ng --sysfs, exit status", done.returncode, "", 0, (done.stderr or done.stdout)[-120:])
-            report.add("... rounds", float(rounds[-1][4]) if rounds else 0, "", None)
+            report.add("... rounds", float(rounds[-1][4]) if rounds else 0, "", least=ROUNDS)
             after = sample(server)
             report.add("... descriptors more", after.descriptors - before.descriptors, "", 0)
             report.add(
