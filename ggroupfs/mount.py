@@ -20,7 +20,7 @@ from backend.controller import Controller
 from backend.cuda import server as cuda_server
 from backend.journal.file import Busy, Journal, default_path
 from backend.soft import server as soft_server
-from ggroupfs import upgrade, watchdog
+from ggroupfs import connection, upgrade, watchdog
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
 from ggroupfs.mounts import SYSTEMD, mount_of
@@ -139,6 +139,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         nursery.start_soon(notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
         await trio.to_thread.run_sync(os.stat, f"{mountpoint}/ggroup.backend", abandon_on_cancel=True)
+        await trio.to_thread.run_sync(_let_closes_wait, mountpoint, abandon_on_cancel=True)
         gc.collect()
         gc.freeze()  # what lives as long as the mount need not be looked through again
         gc.set_threshold(*COLLECTED)
@@ -205,6 +206,13 @@ def _manager(options: MountOptions) -> Manager | None:
 
 def _close(controller: Controller) -> None:
     controller.ledger.close(released=controller.released, handed_over=controller.handed_over)
+
+
+def _let_closes_wait(mountpoint: str) -> None:
+    try:
+        connection.allow_background(mountpoint)
+    except OSError as error:
+        log.info("%s: closes of files may lag behind: %s", mountpoint, error.strerror)
 
 
 async def _serve(scope: trio.CancelScope) -> None:
