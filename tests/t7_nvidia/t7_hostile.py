@@ -1,0 +1,130 @@
+"""CUDA programs that undo what was set for them, on a real driver: it holds again within a second, and is counted.
+
+What the program does, the test does for it, with the program's own open files of the driver: RM cannot tell the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+
+from backend.identity import Process, identify
+from backend.nvidia import levers, rm
+from backend.nvidia.discover import ClientCounter, Handles, Tsg
+from backend.nvidia.levers import Controls
+from ggroupfs.client import flat
+from tests.mounted import Mounted, mounted
+from tests.t7_nvidia.conftest import Worker, rates, wait_for
+
+TIMES = 5
+SECONDS = 1.0
+"""In which docs/security.md has one of a few found."""
+OWN_US, SET_US, OTHERS_US = 60_000, 2000, 6000
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture(scope="module")
+def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    with mounted(tmp_path_factory.mktemp("ggroup"), gpu="nvidia", expect_errors=[": set again"]) as mount:
+        yield mount
+
+
+@attrs.define
+class Hostile:
+    """A program, and its own way to the driver."""
+
+    worker: Worker
+    group: Path
+    """Its control files."""
+    system: rm.System
+    process: Process
+    handles: Handles
+
+    @property
+    def undone(self) -> int:
+        return flat((self.group / "compute.events").read_text())["undone"]
+
+    @contextmanager
+    def own(self) -> Iterator[tuple[Controls, list[Tsg]]]:
+        """Its open files, and the TSGs that it has by them."""
+        self.handles.wide(force=True)
+        with rm.borrowed(self.system, self.process, self.handles.fds()) as controls:
+            tsgs = [*self.handles.tsgs()]
+            assert tsgs
+            yield controls, tsgs
+
+    def thaws(self) -> None:
+        """FIFO_DISABLE_CHANNELS with bDisable 0, for all its channels."""
+        with self.own() as (controls, tsgs):
+            levers.attach_once(controls, tsgs, set())
+
+    def stretches(self) -> None:
+        """SET_TIMESLICE of its GR TSGs."""
+        with self.own() as (controls, tsgs):
+            levers.set_timeslice(controls, tsgs, OWN_US, {})
+
+    def timeslices(self) -> list[int]:
+        """Of its GR TSGs, microseconds, by the driver."""
+        found: dict[levers.Key, int] = {}
+        with self.own() as (controls, tsgs):
+            levers.look_at_timeslices(controls, levers.shares(tsgs, 0), found)
+        return sorted(found.values())
+
+
+@pytest.fixture
+def hostile(mount: Mounted, worker: Start) -> Iterator[Hostile]:
+    system = rm.LinuxSystem()
+    counter = ClientCounter(system)  # before it begins: so it is known where its clients are
+    try:
+        one = worker()
+        one.started()
+        process = identify(one.pid)
+        wait_for(mount.group(one.pid).exists, "it is in the tree")
+        yield Hostile(one, mount.group(one.pid), system, process, Handles(system, counter, process))
+    finally:
+        counter.close()
+
+
+def test_who_undoes_its_freeze(hostile: Hostile) -> None:
+    took, ran, worker = [], [], hostile.worker
+    (hostile.group / "compute.freeze").write_text("1")
+    for _ in range(TIMES):
+        stood, undone = worker.finished, hostile.undone
+        hostile.thaws()
+        took.append(wait_for(lambda undone=undone: hostile.undone > undone, "it is counted"))  # type: ignore[misc]
+        ran.append(worker.finished - stood)
+        assert rates(worker, seconds=0.3) == [0], "it is frozen again"
+    print(f"a freeze undone {TIMES} times: holds again after {min(took):.3f} to {max(took):.3f} s; kernels run {ran}")
+    assert max(took) < SECONDS
+    assert max(ran) > 0, "it had undone it"
+    assert flat((hostile.group / "compute.events").read_text())["frozen"] == 1
+    stood = worker.finished
+    (hostile.group / "compute.freeze").write_text("0")
+    wait_for(lambda: worker.finished > stood, "it goes on where it stood")
+    worker.drained()
+
+
+def test_who_undoes_its_timeslice(mount: Mounted, hostile: Hostile, worker: Start) -> None:
+    other = worker()
+    other.started()
+    wait_for(mount.group(other.pid).exists, "it is in the tree")
+    (mount.group(other.pid) / "compute.timeslice").write_text(f"{OTHERS_US}us")
+    (hostile.group / "compute.timeslice").write_text(f"{SET_US}us")
+    took, ours = [], hostile.timeslices()
+    assert sum(ours) == SET_US
+    for _ in range(TIMES):
+        undone = hostile.undone
+        hostile.stretches()
+        took.append(wait_for(lambda undone=undone: hostile.undone > undone, "it is counted"))  # type: ignore[misc]
+        assert hostile.timeslices() == ours, "it is as it was set"
+    shares = rates(other, hostile.worker)
+    print(f"a timeslice undone {TIMES} times: holds again after {min(took):.3f} to {max(took):.3f} s; shares {shares}")
+    assert max(took) < SECONDS
+    assert shares[0] / shares[1] == pytest.approx(OTHERS_US / SET_US, rel=0.15)
+    for one in (hostile.worker, other):
+        one.drained()
