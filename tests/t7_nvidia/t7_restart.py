@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from ggroupfs.client import Member, flat
 from tests.mounted import Mounted, mountpoint
 from tests.t4_restart import daemons, kill
-from tests.t7_nvidia.conftest import Worker, rates, wait_for
+from tests.t7_nvidia.conftest import SECONDS, Worker, rates, wait_for
+from tests.t7_nvidia.programs import MIB, Program, current, member, nvml_used, program, run_in
 
 TIMES = 20
 FILES = ("compute.freeze", "compute.timeslice", "compute.weight", "compute.priority", "gmem.limit.high", "gcgroup.stat")
 BACK_S = 2.0
+DATA, LIMIT = 2048, 1536
+"""MiB that a program with our library works on, and that it may have on the GPU, its context included."""
+WRITTEN = {
+    "compute.freeze": ("0", "1"),
+    "compute.timeslice": ("1", "4"),
+    "compute.weight": ("50", "250"),
+}
+"""Files, and what is written to them, as they print it."""
+MOST = 60
+"""Writes, at most, that are answered before the daemon is killed in the middle of another one."""
 
 Start = Callable[..., Worker]
 
@@ -77,29 +92,159 @@ def until_as_before(crowd: Crowd, mount: Mounted, before: Mapping[str, object]) 
     wait_for(same, "all is as before")
 
 
+class Writer(threading.Thread):
+    """Somebody who writes files of a program until its daemon is gone, and knows what he was answered."""
+
+    def __init__(self, group: Path, rng: random.Random) -> None:
+        super().__init__()
+        self._group = group
+        self._rng = rng
+        self._known = {name: {(group / name).read_text().strip()} for name in WRITTEN}
+        self.count = 0
+        """Writes that were answered."""
+        self.refused: OSError | None = None
+        self.start()
+
+    def run(self) -> None:
+        while self.refused is None:
+            name = self._rng.choice(sorted(WRITTEN))
+            value = self._rng.choice(WRITTEN[name])
+            self._known[name].add(value)
+            try:
+                (self._group / name).write_text(f"{value}\n")
+            except OSError as error:
+                self.refused = error
+            else:
+                self._known[name] = {value}
+                self.count += 1
+
+    def agrees(self) -> None:
+        """Once there is another daemon: every file is what was answered, and that under way is there or not."""
+        assert self.refused is not None
+        assert self.refused.errno in (errno.ENOTCONN, errno.ECONNABORTED), self.refused
+        found = {name: (self._group / name).read_text().strip() for name in WRITTEN}
+        assert all(found[name] in self._known[name] for name in WRITTEN), (found, self._known)
+
+
+def is_held(files: Path) -> bool:
+    """Whether a freeze holds, of a program that may not have been found yet."""
+    try:
+        return flat((files / "compute.events").read_text())["frozen"] == 1
+    except FileNotFoundError:
+        return False
+
+
+def follows(one: Worker, files: Path) -> None:
+    """Whether a program runs is what its file says."""
+    if (files / "compute.freeze").read_text() == "1\n":
+        wait_for(lambda: is_held(files), "its freeze holds", seconds=2)
+        assert rates(one, seconds=0.2) == [0]
+    else:
+        count = one.finished
+        wait_for(lambda: one.finished > count, "it runs", seconds=2)
+
+
+def limited(run: Program, mount: Mounted) -> None:
+    """A program that has more than it may have on the GPU has no more there, and works."""
+    group = Member(run.pid, 0, mount.group(run.pid))
+
+    def holds() -> bool:
+        try:
+            high, swapped = int(group.read("gmem.limit.high")), int(group.read("gmem.swap.current"))
+            return high == LIMIT * MIB and swapped > 0 and 0 < current(group) <= high
+        except FileNotFoundError:
+            return False
+
+    wait_for(holds, "its limit holds")
+    wait_for(lambda: nvml_used(run.pid) <= (LIMIT + 64) * MIB, "NVML agrees")
+    passes = run.passes
+    wait_for(lambda: run.passes > passes + 1, "it works", seconds=60)
+
+
 @pytest.mark.timeout(400)
-def test_killed_twenty_times(worker: Start, place: Path) -> None:
-    crowd, took = Crowd(worker), []
+def test_killed_twenty_times(worker: Start, elastic: str, place: Path) -> None:
+    """Every other time in the middle of a write."""
+    crowd, took, rng, writes = Crowd(worker), [], random.Random(8), 0
+    written = worker()
+    written.started()
     with daemons(place, gpu="nvidia") as start:
         mount = start()
-        crowd.ask(mount)
-        before, stood = crowd.state(mount), crowd.frozen.finished
-        for _ in range(TIMES):
-            kill(mount)
-            crowd.lives()
-            began = time.monotonic()
-            mount = start()
-            took.append(time.monotonic() - began)
-            until_as_before(crowd, mount, before)
-            crowd.lives()
-            assert crowd.frozen.finished == stood, "nobody ran who was frozen"
-        shares = rates(*crowd.running, seconds=2.0)
-        (mount.group(crowd.frozen.pid) / "compute.freeze").write_text("0")
-        wait_for(lambda: crowd.frozen.finished > stood, "it goes on where it stood")
-        print(f"killed {TIMES} times: answers after {min(took):.2f} to {max(took):.2f} s; shares {shares}")
+        with program(*run_in(mount, f"gmem.limit.high={LIMIT}M"), elastic, "PAGE", str(DATA)) as library:
+            member(mount, library)
+            limited(library, mount)
+            crowd.ask(mount)
+            wait_for(mount.group(written.pid).exists, "it is in the tree")
+            before, stood = crowd.state(mount), crowd.frozen.finished
+            for number in range(TIMES):
+                writer = Writer(mount.group(written.pid), rng) if number % 2 else None
+                if writer is not None:
+                    count = rng.randrange(1, MOST)
+                    wait_for(lambda writer=writer, count=count: writer.count >= count, "writes")  # type: ignore[misc]
+                kill(mount)
+                if writer is not None:
+                    writer.join(SECONDS)
+                    assert not writer.is_alive()
+                    writes += writer.count
+                crowd.lives()
+                began = time.monotonic()
+                mount = start()
+                took.append(time.monotonic() - began)
+                until_as_before(crowd, mount, before)
+                if writer is not None:
+                    wait_for(mount.group(written.pid).exists, "it is found")
+                    writer.agrees()
+                follows(written, mount.group(written.pid))
+                limited(library, mount)
+                crowd.lives()
+                assert crowd.frozen.finished == stood, "nobody ran who was frozen"
+            # Out of the way of those who are measured.
+            (mount.group(written.pid) / "compute.freeze").write_text("1")
+            shares, rested = rates(*crowd.running, seconds=2.0), written.finished
+            for one in (written, crowd.frozen):
+                (mount.group(one.pid) / "compute.freeze").write_text("0")
+            wait_for(lambda: crowd.frozen.finished > stood, "it goes on where it stood")
+            wait_for(lambda: written.finished > rested, "it goes on where it stood")
+            library.finish()
+        print(f"killed {TIMES} times, {writes} writes answered; answers after {min(took):.2f} to {max(took):.2f} s")
+        print(f"shares {shares}")
         assert max(took) < BACK_S
         assert shares[0] / shares[1] == pytest.approx(3, rel=0.15)
-    for one in (*crowd.running, crowd.frozen):
+    for one in (*crowd.running, crowd.frozen, written):
+        assert one.process.poll() is None
+        one.drained()
+
+
+@pytest.mark.timeout(120)
+def test_thaw_all(worker: Start, place: Path) -> None:
+    """Without a daemon everybody runs as if there had been none; the next one has what was asked for hold again."""
+    sliced, frozen = worker(), worker()
+    with daemons(place, gpu="nvidia") as start:
+        mount = start()
+        for one in (sliced, frozen):
+            one.started()
+            wait_for(mount.group(one.pid).exists, "it is in the tree")
+        (mount.group(sliced.pid) / "compute.timeslice").write_text("6")
+        (mount.group(frozen.pid) / "compute.freeze").write_text("1")
+        stood = frozen.finished
+        kill(mount)
+        assert rates(sliced, frozen, seconds=0.3)[1] == 0, "what was frozen stays so"
+        words = [sys.executable, "-m", "ggroupfs", "doctor", "--thaw-all"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        print(done.stdout, done.stderr)
+        assert done.returncode == 0
+        for one in (sliced, frozen):
+            (line,) = (line for line in done.stdout.splitlines() if f" pid {one.pid} " in line)
+            assert " thawed " in line
+        wait_for(lambda: frozen.finished > stood, "it goes on where it stood", seconds=1)
+        mount = start()
+        files = mount.group(frozen.pid)
+        wait_for(lambda: is_held(files), "it is frozen again")
+        assert rates(frozen, seconds=0.3) == [0]
+        assert (mount.group(sliced.pid) / "compute.timeslice").read_text() == "6\n"
+        stood = frozen.finished
+        (files / "compute.freeze").write_text("0")
+        wait_for(lambda: frozen.finished > stood, "it goes on where it stood")
+    for one in (sliced, frozen):
         assert one.process.poll() is None
         one.drained()
 
