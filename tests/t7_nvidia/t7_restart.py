@@ -197,14 +197,14 @@ def test_killed_twenty_times(worker: Start, elastic: str, place: Path) -> None:
                 limited(library, mount)
                 crowd.lives()
                 assert crowd.frozen.finished == stood, "nobody ran who was frozen"
-            # Out of the way of those who are measured.
+            library.finish()
+            # Out of the way of those who are measured, as well.
             (mount.group(written.pid) / "compute.freeze").write_text("1")
             shares, rested = rates(*crowd.running, seconds=2.0), written.finished
             for one in (written, crowd.frozen):
                 (mount.group(one.pid) / "compute.freeze").write_text("0")
             wait_for(lambda: crowd.frozen.finished > stood, "it goes on where it stood")
             wait_for(lambda: written.finished > rested, "it goes on where it stood")
-            library.finish()
         print(f"killed {TIMES} times, {writes} writes answered; answers after {min(took):.2f} to {max(took):.2f} s")
         print(f"shares {shares}")
         assert max(took) < BACK_S
