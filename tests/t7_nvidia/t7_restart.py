@@ -190,8 +190,8 @@ def test_killed_twenty_times(worker: Start, elastic: str, place: Path) -> None:
                 mount = start()
                 took.append(time.monotonic() - began)
                 until_as_before(crowd, mount, before)
+                wait_for(mount.group(written.pid).exists, "it is found")
                 if writer is not None:
-                    wait_for(mount.group(written.pid).exists, "it is found")
                     writer.agrees()
                 follows(written, mount.group(written.pid))
                 limited(library, mount)
