@@ -1,6 +1,11 @@
 """Errors with the number that the caller of a system call is to see."""
 
+import errno
 import os
+
+SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""What is said where this process, or this machine, has no room for another one: it may be over in a moment, and says
+nothing about what was asked for."""
 
 
 def fail(code: int) -> OSError:

@@ -24,6 +24,7 @@ from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Inherited, Target
 from backend.records import Books, Channel, Wanted
+from backend.threads import in_a_thread
 from backend.wire import Op
 
 DEVICE = "/dev/ggroup"
@@ -309,13 +310,14 @@ class KernelLedger:
     async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
         """Has the kernel move a lever of a process; returns once whoever serves the GPU has done it, or with its errno.
 
-        Bytes moved for RECLAIM. ENODEV when the group is gone or nobody serves the GPU, ETIMEDOUT after `seconds`.
+        Bytes moved for RECLAIM. ENODEV when the group is gone or nobody serves the GPU, ETIMEDOUT after `seconds`,
+        EAGAIN where no thread is to be had.
         May be cancelled; the kernel goes on waiting then, and what is asked of the same lever later comes later.
         """
         milliseconds = min(max(1, math.ceil(seconds * 1000)), abi.TIMEOUT_MS_MOST)
         argument = abi.Command(id=self._id(group), value=_word(value), timeout_ms=milliseconds)
         call = partial(_ask, self._control, _PULLS[lever], argument)
-        await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
+        await in_a_thread("the kernel module", call, self._limiter)
         return int(argument.value)
 
     # The small parts

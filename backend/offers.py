@@ -45,5 +45,8 @@ class Offers:
         group = Group(gpu, process)
         if not self._population.holds(group):
             return 0
-        path = [self._ledger.books(level) for level in self._population.path(group)]
+        try:
+            path = [self._ledger.books(level) for level in self._population.path(group)]
+        except OSError:
+            return 0  # the kernel has seen it die, and we have not yet
         return max(0, min(books.high - books.current for books in path))

@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 END_S = 1.0
 """How long the end waits for a message that is under way."""
 
+AGAIN_S = 1.0
+"""After so long somebody who waits looks again for a thread, where none was to be had."""
+
 
 class Messenger:
     """Makes calls that may block, in the order in which they were posted, until it is ended."""
@@ -27,18 +30,24 @@ class Messenger:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ended = False
+        self._short = False  # no thread was to be had, and it was told of
 
     def post(self, call: Callable[[], None]) -> None:
         """Has it called soon; after the end: never."""
         self._calls.put(call)
+        self._start()
+
+    def _start(self) -> None:
         if self._thread is None and not self._ended:
             thread = threading.Thread(target=self._work, name="messenger", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # pthread_create(3), EAGAIN: with the next call
-                log.warning("no thread for messages to the kernel: %s", error)
+                if not self._short:
+                    log.warning("no thread for messages to the kernel: %s", error)
+                self._short = True
             else:
-                self._thread = thread
+                self._thread, self._short = thread, False
 
     async def deliver(self, call: Callable[[], None]) -> None:
         """Has it called, and waits until it was; after the end: for ever."""
@@ -52,7 +61,10 @@ class Messenger:
                     token.run_sync_soon(called.set)
 
         self.post(report)
-        await called.wait()
+        while not called.is_set():
+            with trio.move_on_after(AGAIN_S):
+                await called.wait()
+            self._start()
 
     def end(self) -> None:
         """Drops what was not begun, and waits END_S for what was."""

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -20,6 +21,7 @@ from backend.controller import Controller
 from backend.cuda import server as cuda_server
 from backend.journal.file import Busy, Journal, default_path
 from backend.soft import server as soft_server
+from backend.threads import in_a_thread
 from ggroupfs import connection, upgrade, watchdog
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
@@ -138,8 +140,12 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             nursery.start_soon(cuda_server.serve, listener, backend.cuda)
         nursery.start_soon(notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
-        await trio.to_thread.run_sync(os.stat, f"{mountpoint}/ggroup.backend", abandon_on_cancel=True)
-        await trio.to_thread.run_sync(_let_closes_wait, mountpoint, abandon_on_cancel=True)
+        first = f"{mountpoint}/ggroup.backend"
+        try:
+            await in_a_thread(first, partial(os.stat, first))
+            await in_a_thread(first, partial(_let_closes_wait, mountpoint))
+        except OSError as error:
+            raise MountError(f"{first} does not answer: {error.strerror}") from None
         gc.collect()
         gc.freeze()  # what lives as long as the mount need not be looked through again
         gc.set_threshold(*COLLECTED)
@@ -226,8 +232,7 @@ async def _until_signal(signals: AsyncIterator[int], messenger: Messenger, scope
     async for number in signals:
         log.debug("signal %d: unmounting", number)
         watchdog.notify("STOPPING=1", "STATUS=Thawing and unmounting")
-        # First of all, while the tree still answers: a message under way may wait for an answer of ours.
-        await trio.to_thread.run_sync(messenger.end)
+        await _say_no_more(messenger)
         scope.cancel()
 
 
@@ -242,12 +247,21 @@ async def _until_upgrade(
     """Ends the mount at the first signal, for another daemon to go on with what holds, where that is written down."""
     async for _ in signals:
         watchdog.notify("RELOADING=1", "STATUS=Another daemon takes over")
-        await trio.to_thread.run_sync(messenger.end)
+        await _say_no_more(messenger)
         ending.upgraded = True
         if backend.lasting:
             controller.hand_over()
         scope.cancel()
         return
+
+
+async def _say_no_more(messenger: Messenger) -> None:
+    """First of all, while the tree still answers: a message under way may wait for an answer of ours."""
+    try:
+        await in_a_thread("the messenger", messenger.end)
+    except OSError as error:  # EAGAIN
+        log.debug("%s", error)
+        messenger.end()
 
 
 async def _reload(signals: AsyncIterator[int], units: Units) -> None:

@@ -7,6 +7,7 @@ read: where hundreds of programs come at once the event loop takes one in each o
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -15,16 +16,26 @@ from pathlib import Path
 
 import trio
 
+from backend.threads import in_a_thread
+
 log = logging.getLogger(__name__)
 
 
 def notify(*assignments: str) -> None:
-    """Tells systemd, where it started us: READY=1, STOPPING=1, STATUS=..., WATCHDOG=1."""
+    """Tells systemd, where it started us: READY=1, STOPPING=1, STATUS=..., WATCHDOG=1. What cannot be is logged."""
     path = os.environ.get("NOTIFY_SOCKET")
     if path:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.connect("\0" + path[1:] if path.startswith("@") else path)
-            sender.sendall("\n".join(assignments).encode())
+        address = "\0" + path[1:] if path.startswith("@") else path
+        try:
+            _sender().sendto("\n".join(assignments).encode(), address)
+        except OSError as error:
+            log.warning("systemd cannot be told %s: %s", assignments[0], error.strerror)
+
+
+@functools.cache
+def _sender() -> socket.socket:
+    """Open from READY=1 on: a daemon that is short of descriptors serves its tree, and is not to be killed for that."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def period(environment: Mapping[str, str]) -> float | None:
@@ -47,7 +58,7 @@ async def feed(path: Path, seconds: float) -> None:
         try:
             with trio.fail_after(beat):
                 # A question that hangs is left behind. Not many: soon nobody is there to ask any more.
-                await trio.to_thread.run_sync(os.statvfs, path, abandon_on_cancel=True)
+                await in_a_thread(f"{path}", functools.partial(os.statvfs, path))
         except (OSError, trio.TooSlowError) as error:
             why = str(error) if isinstance(error, OSError) else f"no answer within {beat:g} s"
             log.warning("%s: %s: the watchdog is not fed", path, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from backend.errors import fail
 from ggroupfs import watchdog
 from tests.harness import until, virtual
 
@@ -92,6 +94,47 @@ def test_every_half_of_the_period(systemd: Systemd, tmp_path: Path) -> None:
 
 
 @virtual
+async def _short(systemd: Systemd, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, trio.testing.MockClock)
+    clock.autojump_threshold = float("inf")
+    watchdog.notify("READY=1")
+    assert systemd.heard() == ["READY=1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", raises)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watchdog.feed, file, 10.0)
+            await until(lambda: systemd.heard() == ["WATCHDOG=1"], "it is fed without a descriptor")
+            patch.setattr(trio.to_thread, "run_sync", no_thread)
+            clock.jump(5)
+            await until(lambda: systemd.heard() == [f"STATUS={file} does not answer"], "nobody was there to ask")
+            watchdog._sender().close()
+            watchdog._sender.cache_clear()
+            clock.jump(5)
+            await trio.testing.wait_all_tasks_blocked()
+            assert systemd.heard() == []
+            patch.undo()
+            clock.jump(5)
+            await until(lambda: systemd.heard() == ["WATCHDOG=1"], "it is fed again")
+            nursery.cancel_scope.cancel()
+
+
+def no_thread(*_: object, **__: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def raises(*_: object) -> None:
+    raise fail(errno.EMFILE)
+
+
+@pytest.mark.logs("can't start new thread: the watchdog is not fed", "cannot be told STATUS=.*: Too many open files")
+def test_short_of_descriptors_and_threads(systemd: Systemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on, and is fed as long as the tree can be asked: its own socket is open from the beginning."""
+    (tmp_path / "file").write_text("here")
+    _short(systemd, tmp_path / "file", monkeypatch)
+
+
+@virtual
 async def _failed(systemd: Systemd, file: Path) -> None:
     clock = trio.lowlevel.current_clock()
     assert isinstance(clock, trio.testing.MockClock)
@@ -118,9 +161,10 @@ async def _hung(systemd: Systemd, file: Path) -> None:
 
 
 @pytest.mark.logs("no answer within 5 s: the watchdog is not fed")
-def test_not_where_the_read_hangs(systemd: Systemd, tmp_path: Path) -> None:
-    """A FIFO that nobody writes to takes a reader as a dead tree does."""
+def test_not_where_the_tree_hangs(systemd: Systemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FIFO that nobody writes to takes a reader as a dead tree does who asks."""
     os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr(os, "statvfs", lambda path: os.close(os.open(path, os.O_RDONLY)))
     _hung(systemd, tmp_path / "fifo")
     # Lets go of the threads that are left behind.
     os.close(os.open(tmp_path / "fifo", os.O_RDWR | os.O_NONBLOCK))

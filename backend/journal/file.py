@@ -10,7 +10,8 @@ The lock (flock(2)) is on the file, and the new one is locked before it has the 
 that it is not there any more, and begins again.
 
 **It is never wrong.** Where a change could not be written, the journal is emptied at once, since what it would say is
-not so any more. Nothing fails for that; it is written anew as soon as that is possible.
+not so any more. Nothing fails for that; it is written anew as soon as that is possible. That there is no descriptor or
+no thread to be had says nothing about the disk: what is written stays, more is added to it, and the rest comes later.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import trio
 from backend.identity import Process, is_alive
 from backend.journal import format
 from backend.journal.state import Operation, State
+from backend.threads import in_a_thread
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ class Journal:
         self._clock = clock
         self._lock = threading.RLock()
         self._broken = False
-        self._tried = 0.0
+        self._tried = -RETRY_S
         self._size = self._began = self._checksum = 0
         self._synced = True
         self.temporary: set[str] = set()
@@ -101,13 +103,21 @@ class Journal:
             if self._broken:
                 self.commit()
             elif not self._synced:
-                await trio.to_thread.run_sync(self.sync, abandon_on_cancel=True)
+                try:
+                    await in_a_thread("the disk", self.sync)
+                except OSError as error:
+                    log.debug("the journal %s: %s", self.path, error.strerror)
 
     def sync(self) -> None:
-        """Waits until what was written is on the disk; where that fails, it is as if it could not be written."""
+        """Waits until what was written is on the disk; where that fails, it is as if it could not be written. Without a
+        descriptor to wait with it is still to be done."""
         with self._lock:
+            try:
+                fd = os.dup(self._fd)  # the file may be another before the disk has answered
+            except OSError as error:
+                log.debug("the journal %s: the disk is not asked: %s", self.path, error.strerror)
+                return
             self._synced = True
-            fd = os.dup(self._fd)  # the file may be another before the disk has answered
         try:
             os.fdatasync(fd)
         except OSError as error:
@@ -120,7 +130,8 @@ class Journal:
         """Lets go of it. What was asked for stays, for the next daemon, but for GPUs that have `ended` with this one;
         where nothing is left, the file goes, too."""
         with self._lock:
-            for uuid in self.temporary if ended else ():
+            ends = self.temporary if ended else ()
+            for uuid in ends:
                 self.state.forget_gpu(uuid)
             try:
                 if not self.state.is_empty:
@@ -128,7 +139,10 @@ class Journal:
                 elif self._is_there(self._fd):
                     os.unlink(self.path.name, dir_fd=self._folder)
             except OSError as error:
-                self._fail(error)
+                if ends or self._broken:
+                    self._fail(error)
+                else:  # what is there is so, if longer than need be
+                    log.debug("the journal %s is left as it is: %s", self.path, error.strerror)
             os.close(self._fd)
             os.close(self._folder)
 
@@ -188,8 +202,7 @@ class Journal:
     def _append(self, operations: Collection[Operation]) -> None:
         text, checksum = format.line(operations, self._checksum)
         try:
-            if self._size + len(text) > 2 * self._began + GROWN:
-                self._write_anew()
+            if self._size + len(text) > 2 * self._began + GROWN and self._is_compacted():
                 return
             self._put(self._fd, text)
         except OSError as error:
@@ -198,6 +211,18 @@ class Journal:
             self._size += len(text)
             self._checksum = checksum
             self._synced = False
+
+    def _is_compacted(self) -> bool:
+        """Writes it anew, if it was not tried just now. Where that fails it can still be added to."""
+        if self._clock() - self._tried < RETRY_S:
+            return False
+        self._tried = self._clock()
+        try:
+            self._write_anew()
+        except OSError as error:
+            log.debug("the journal %s is not written anew yet: %s", self.path, error.strerror)
+            return False
+        return True
 
     def _write_anew(self) -> None:
         """The journal is what `state` says and nothing else. On failure it is as it was."""

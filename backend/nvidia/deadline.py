@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import trio
 
+from backend.threads import in_a_thread
+
 T = TypeVar("T")
 
 
@@ -31,24 +33,12 @@ class Deadline:
     async def call(self, function: Callable[[], T]) -> T:
         """The result of `function`, called in a thread. OSError: ETIMEDOUT when it takes too long, EAGAIN where no
         thread is to be had."""
-        began = False
-
-        def work() -> T:
-            nonlocal began
-            began = True
-            return function()
-
         async with self._turn:
             if self._overdue and self._limiter.available_tokens == 0:
                 raise self._timeout()
             self._overdue = False
             with trio.move_on_after(self._seconds):
-                try:
-                    return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
-                except RuntimeError as error:  # pthread_create(3): EAGAIN, by Python's word
-                    if began:
-                        raise
-                    raise OSError(errno.EAGAIN, f"{self._what} is not asked: {error}") from None
+                return await in_a_thread(self._what, function, self._limiter)
             self._overdue = True
             raise self._timeout()
 

@@ -58,24 +58,32 @@ class Mover:
     async def run(self) -> None:
         """Has programs run that something was begun with, until cancelled. At first those, too, that were suspended by
         a daemon before us: who is to be frozen still is so soon after."""
-        first = True
+        suspended = True
         while True:
             await self._look.wait()
             self._look = trio.Event()
-            suspended, first = first, False
-            for one in checkpoint.left():
-                if one.busy or (one.request.action is Action.SUSPEND and not suspended):
-                    continue  # somebody is at it, or it was meant so
-                process = one.request.process
-                try:
-                    await checkpoint.recover(process)
-                except checkpoint.CheckpointError as error:
-                    if error.errno != errno.ESRCH:
-                        log.warning("pid %d is in the middle of a move: %s", process.pid, error)
-                        self._look.set()
-                else:
-                    log.warning("pid %d was in the middle of a move, and runs again", process.pid)
+            try:
+                left = checkpoint.left()
+            except OSError as error:  # descriptors are short, say: nobody is forgotten for that
+                log.debug("who is in the middle of a move is not known: %s", error)
+                self._look.set()
+            else:
+                for one in left:
+                    if not one.busy and (suspended or one.request.action is not Action.SUSPEND):
+                        await self._recover(one.request.process)
+                suspended = False
             await trio.sleep(AGAIN_S)
+
+    async def _recover(self, process: Process) -> None:
+        """Has one run that nobody is at, and that was not meant to be so."""
+        try:
+            await checkpoint.recover(process)
+        except checkpoint.CheckpointError as error:
+            if error.errno != errno.ESRCH:
+                log.warning("pid %d is in the middle of a move: %s", process.pid, error)
+                self._look.set()
+        else:
+            log.warning("pid %d was in the middle of a move, and runs again", process.pid)
 
 
 def _told(done: checkpoint.Done) -> str:

@@ -109,8 +109,8 @@ class Usage:
     async def _read(self, trace: Trace) -> None:
         try:
             await self._deadline.call(trace.read)
-        except TimeoutError:
-            return  # the thread goes on, and so does the ring
+        except (TimeoutError, BlockingIOError):
+            return  # the thread goes on, and so does the ring; or there was none to be had (EAGAIN)
         except OSError as error:
             if self._trace is not trace:
                 trace.close()  # the GPU was lost meanwhile

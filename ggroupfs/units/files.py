@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
 
+from backend.errors import SHORT
 from backend.identity import ROOT, Slice, slice_at
 from ggroupfs.units.settings import Mistake, Settings, merge
 from ggroupfs.units.unitfile import Assignment, Place, assignments
@@ -34,8 +36,12 @@ class Table:
         return settings
 
 
+NOTHING = Table()
+
+
 def of_unit(paths: Iterable[Path]) -> tuple[Settings, Sequence[Mistake]]:
-    """What the files of a unit ask for, the fragment first, then the drop-ins in systemd's order."""
+    """What the files of a unit ask for, the fragment first, then the drop-ins in systemd's order. OSError where they
+    cannot be read just now, for want of descriptors or memory (:data:`backend.errors.SHORT`)."""
     found: list[Assignment] = []
     mistakes: list[Mistake] = []
     for path in paths:
@@ -44,11 +50,31 @@ def of_unit(paths: Iterable[Path]) -> tuple[Settings, Sequence[Mistake]]:
     return settings, [*mistakes, *more]
 
 
-def of_directory(directory: Path) -> Table:
-    """What ``*.conf`` in a directory say, in the order of their names; nothing where there is no directory."""
+def of_directory(directory: Path, former: Table = NOTHING) -> Table:
+    """What ``*.conf`` in a directory say, in the order of their names; nothing where there is no directory.
+
+    Where it, or one of them for want of descriptors or memory, cannot be read, what the `former` table says counts on:
+    a limit is not to go because nobody could look whether it is still asked for.
+    """
+    try:
+        return _of_files(_listed(directory))
+    except OSError as error:
+        place = Place(Path(error.filename or directory), 0)
+        return Table(former.assignments, [Mistake(place, "", f"{error.strerror}: as it was before")])
+
+
+def _listed(directory: Path) -> Sequence[Path]:
+    """The files of a directory that count. OSError."""
+    try:
+        return [directory / name for name in sorted(os.listdir(directory)) if name.endswith(".conf")]
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+
+
+def _of_files(paths: Iterable[Path]) -> Table:
     found: list[tuple[tuple[str, ...], Assignment]] = []
     mistakes: list[Mistake] = []
-    for path in sorted(directory.glob("*.conf")):
+    for path in paths:
         for one in _read(path, mistakes):
             slice_ = slice_at(one.section) if one.section.startswith("/") else None
             if slice_ is None or slice_ == ROOT:
@@ -65,10 +91,12 @@ def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def _read(path: Path, mistakes: list[Mistake]) -> Iterator[Assignment]:
-    """The assignments of a file; one that cannot be read is a mistake."""
+    """The assignments of a file; one that cannot be read is a mistake. OSError for want of descriptors or memory."""
     try:
         text = path.read_text("utf-8", "backslashreplace")
     except OSError as error:
+        if error.errno in SHORT:
+            raise
         mistakes.append(Mistake(Place(path, 0), "", error.strerror or str(error)))
         return
     yield from assignments(text, path)

@@ -7,7 +7,7 @@ what is written by hand lasts until the next.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -31,6 +31,9 @@ backend/cuda/daemon/session.h)."""
 
 SILENCE = 0.5
 """The part of that for which it waits without a word about anything: who does not answer holds nobody for ever."""
+
+SHORT_S = 1.0
+"""Seconds until files are read again for which there was no descriptor."""
 
 
 @attrs.define(eq=False)
@@ -201,7 +204,7 @@ class Units:
 
     def _directory_load(self) -> Load:
         """A load of which only ``slices.d`` is read."""
-        load = Load(files.of_directory(self._directory))
+        load = Load(files.of_directory(self._directory, self._load.slices))
         if not self._begun.is_set():
             load.logged = self._load.logged  # all of that is one load, to who reads the log
         load.tell(load.slices.mistakes)
@@ -293,11 +296,23 @@ class Units:
             if load.units.get(unit) is reading:
                 del load.units[unit]
         else:
-            reading.settings, mistakes = files.of_unit(paths)
+            reading.settings, mistakes = await self._settings(unit, paths)
             gpus = [gpu.info for gpu in self._controller.gpus.values()]
             load.tell([*mistakes, *reading.settings.unknown(gpus)])
         finally:
             reading.done.set()
+
+    async def _settings(self, unit: str, paths: Sequence[Path]) -> tuple[Settings, Sequence[Mistake]]:
+        """What the files of a unit ask for. Where they cannot be read for want of descriptors or memory, what it has
+        stays, and it is tried again."""
+        short = False
+        while True:
+            try:
+                return files.of_unit(paths)
+            except OSError as error:
+                log.log(logging.DEBUG if short else logging.WARNING, "%s: not read yet: %s", unit, error.strerror)
+            short = True
+            await trio.sleep(SHORT_S)
 
     async def _configure(self, load: Load, reading: Reading, group: Group) -> None:
         """Writes what is asked for on one group, and back to its default what was and is not any more."""
