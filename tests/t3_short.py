@@ -135,12 +135,13 @@ def test_the_disk_is_asked_once_there_is_a_descriptor_and_a_thread(journal: Jour
                 assert not synced.called
             assert not journal.broken
             assert written(journal) == journal.state
-            with mock.patch("backend.journal.file.os.fdatasync") as synced, patient(clock, lambda: False):
+            with mock.patch("backend.journal.file.os.fdatasync") as synced:
                 await trio.sleep(2 * RETRY_S)
                 assert synced.call_count == 1
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=clock)
+    with patient(clock, lambda: False):
+        trio.run(main, clock=clock)
     journal.close()
 
 
