@@ -16,8 +16,10 @@ from trio.testing import MockClock
 import backend.exits
 import backend.identity
 import backend.traffic
+from backend import choose
+from backend.choose import Choice
 from backend.errors import fail
-from backend.nvidia import rm
+from backend.nvidia import opening, rm
 from backend.nvidia.faults import Fault, FaultyNvml, FaultySystem, Plan
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
@@ -26,6 +28,7 @@ from backend.nvidia.subdevice import TIMER_GET_TIME
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine
+from ggroupfs.controls import CONTROLS
 from tests.fake_nvidia import FakeNvml, FakeSystem, Program, patient
 from tests.harness import MIB, Harness, StubGpu, Waker, refuses, running, settle, virtual
 
@@ -59,8 +62,16 @@ class Rig:
         return [not any(running[:20]), not any(running[20:])]
 
 
-def drive(spawn: Spawn, test: Callable[[Rig], object], *, trace: bool = True, scheduler: bool = False) -> None:
-    fake, nvml, plan = FakeSystem(), FakeNvml(), Plan()
+def drive(
+    spawn: Spawn,
+    test: Callable[[Rig], object],
+    plan: Plan | None = None,
+    *,
+    trace: bool = True,
+    scheduler: bool = False,
+) -> None:
+    """Runs a test, from the beginning by a plan."""
+    fake, nvml, plan = FakeSystem(), FakeNvml(), plan or Plan()
     if not trace:
         fake.trace = None
 
@@ -86,7 +97,30 @@ def drive(spawn: Spawn, test: Callable[[Rig], object], *, trace: bool = True, sc
 
 
 READABLE = ("gmem.current", "gmem.limit.high", "gmem.stat", "compute.freeze", "compute.timeslice", "gcgroup.stat")
-WRITES = {"compute.freeze": 1, "compute.timeslice": 5, "compute.weight": 50, "gmem.peak": 0, "compute.migrate": 1}
+WRITES = {
+    "gmem.limit.high": "32M",
+    "gmem.limit.low": "1M",
+    "gmem.peak": 0,
+    "gmem.swap.max": "1M",
+    "gmem.reclaim": "1M",
+    "compute.freeze": 1,
+    "compute.timeslice": 5,
+    "compute.priority": 3,
+    "compute.weight": 50,
+    "compute.migrate": 1,
+}
+"""Something that each of them takes."""
+
+
+def test_everything_that_can_be_written_is_written() -> None:
+    assert WRITES.keys() == {control.name for control in CONTROLS if control.mode & 0o200}
+
+
+async def refuses_all(h: Harness, *directories: str) -> None:
+    """Of a GPU that is lost."""
+    for directory in directories:
+        for name, value in WRITES.items():
+            assert await h.refused(f"{directory}/{name}", value) == errno.ENODEV, (directory, name)
 
 
 @pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
@@ -97,6 +131,9 @@ def test_lost_and_back(spawn: Spawn, fault: Fault, caplog: pytest.LogCaptureFixt
 
     async def test(rig: Rig) -> None:
         h, pid = rig.h, rig.pid
+        h.world.cgroups[pid] = backend.identity.Slice("/jobs")
+        await h.operations.mkdir(await h.inode("slice"), b"jobs", 0o755, h.ctx)
+        await trio.sleep(1)
         await h.write(f"{pid}/0/compute.freeze", 1)
         await h.write(f"{pid}/1/compute.timeslice", 5)
         assert rig.frozen() == [True, False]
@@ -113,8 +150,9 @@ def test_lost_and_back(spawn: Spawn, fault: Fault, caplog: pytest.LogCaptureFixt
         assert await h.read("gpus/0/gpu.events") == "present 0\nlost 1\n"
         assert await h.read("gpus/1/gpu.events") == "present 1\nlost 0\n"
         assert "lost 1\n" in await h.read(f"{pid}/0/compute.events")
-        for name, value in WRITES.items():
-            assert await h.refused(f"{pid}/0/{name}", value) == errno.ENODEV, name
+        await refuses_all(h, f"{pid}/0", "slice/jobs/0")
+        for moved in (f"{pid}/1", "slice/jobs/1"):
+            assert await h.refused(f"{moved}/compute.migrate", 0) == errno.ENODEV, "it cannot be gone to, either"
         for name in READABLE:
             if name != "gcgroup.stat":
                 assert await h.read(f"{pid}/0/{name}") == before[name]
@@ -169,6 +207,38 @@ def test_lost_by_what_the_driver_says(spawn: Spawn, status: int, trace: bool, ca
     caplog.set_level("WARNING")
     drive(spawn, test, trace=trace)
     assert len(caplog.records) == 4
+
+
+@pytest.mark.logs("undid its freeze: set again")
+def test_what_is_undone_is_counted(spawn: Spawn) -> None:
+    """In the events of the program and of each slice above, whose pollers wake; on the GPU where it was."""
+
+    async def test(rig: Rig) -> None:
+        h, pid = rig.h, rig.pid
+        h.world.cgroups[pid] = backend.identity.Slice("/jobs")
+        await trio.sleep(1)
+        await h.write("slice/jobs/0/compute.freeze", 1)
+        files = {f"{place}/0/compute.events": Waker() for place in (pid, "slice/jobs")}
+        opened = []
+        for path, waker in files.items():
+            assert "undone 0\n" in await h.read(path)
+            opened.append(await h.open(path))
+            await h.operations.read(opened[-1], 0, 4096)
+            await h.operations.poll(await h.inode(path), opened[-1], waker, h.ctx)
+        for channel in rig.program.channels()[:20]:
+            rig.program.objects[channel].disabled = 0
+        await trio.sleep(1)
+        assert rig.frozen() == [True, False]
+        for path, waker in files.items():
+            assert "undone 1\n" in await h.read(path)
+            assert waker.woken == 1, path
+        for file in opened:
+            await h.operations.release(file)
+        assert "undone 0\n" in await h.read(f"{pid}/1/compute.events")
+        await trio.sleep(5)
+        assert "undone 1\n" in await h.read(f"{pid}/0/compute.events"), "once"
+
+    drive(spawn, test)
 
 
 @pytest.mark.logs("GPU 0 is lost")
@@ -236,6 +306,120 @@ def test_short_of_descriptors(spawn: Spawn, call: str, code: int, monkeypatch: p
     drive(spawn, test)
 
 
+# When the daemon starts
+
+
+OPENS = {
+    "EACCES": "refused",
+    "EMFILE": "refused",
+    "EPERM": "refused",
+    "EIO": "refused",
+    "ENXIO": "refused",
+    "ENOMEM": "refused",
+    "ENOENT": "none",
+    "ENODEV": "none",
+}
+"""What open(2) says of ``/dev/nvidiactl``, and whether there is no driver by that."""
+
+
+@pytest.mark.parametrize("name", OPENS)
+@pytest.mark.parametrize("gpu", ["auto", "nvidia", "soft"])
+def test_the_driver_cannot_be_opened(gpu: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a driver nobody is served by another GPU in its place, whatever was asked for but that."""
+    code = getattr(errno, name)
+    plan = Plan([Fault("open_control", errno=code)])
+    monkeypatch.setattr(rm, "LinuxSystem", lambda: FaultySystem(FakeSystem(), plan))
+    monkeypatch.setattr(opening, "Nvml", lambda: Nvml(FakeNvml()))  # type: ignore[arg-type]
+
+    async def main() -> None:
+        choice = Choice(gpu=gpu, soft_gpus=2, selftest=False)
+        if gpu == "soft" or (gpu == "auto" and OPENS[name] == "none"):
+            assert [type(one) for one in await choose.gpus(choice)] == [SoftGpu, SoftGpu]
+            return
+        with pytest.raises(OSError, match=r".") as caught:
+            await choose.gpus(choice)
+        assert caught.value.errno == (errno.ENODEV if OPENS[name] == "none" else code)
+
+    trio.run(main)
+    assert len(plan.calls) == (gpu != "soft")
+
+
+@pytest.mark.parametrize("status", [9, 12])
+@pytest.mark.parametrize("gpu", ["auto", "nvidia"])
+def test_no_driver_by_what_nvml_says(gpu: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library is there and no driver (9), or not even that (12)."""
+    monkeypatch.setattr(opening, "Nvml", lambda: Nvml(FakeNvml(error=status)))  # type: ignore[arg-type]
+
+    async def main() -> None:
+        if gpu == "auto":
+            assert [type(one) for one in await choose.gpus(Choice())] == [SoftGpu]
+        else:
+            with pytest.raises(OSError, match="NVML") as caught:
+                await choose.gpus(Choice(gpu="nvidia"))
+            assert caught.value.errno == errno.ENODEV
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("nvmlDeviceGetHandleByIndex", gpu=0, status=15),
+        Fault("nvmlDeviceGetMemoryInfo", gpu=0, status=16),
+        Fault("alloc", 0x2080, status=0x0F, times=1),
+    ],
+    ids=lambda fault: f"{fault.call}-{fault.status}",
+)
+@pytest.mark.logs("GPU 0 is left out")
+def test_lost_when_the_daemon_starts(spawn: Spawn, fault: Fault) -> None:
+    """It has no directory, the other one is served, and a program on both is there with that one."""
+
+    async def test(rig: Rig) -> None:
+        h, pid = rig.h, rig.pid
+        assert sorted(await h.listdir("gpus")) == ["1", "GPU-1"]
+        assert await h.listdir(str(pid)) == ["1"]
+        await h.write(f"{pid}/1/compute.freeze", 1)
+        assert rig.frozen() == [False, True]
+        await h.write(f"{pid}/1/compute.freeze", 0)
+
+    drive(spawn, test, Plan([fault]))
+
+
+@pytest.mark.logs("GPU 0 is left out", "GPU 1 is left out")
+@pytest.mark.parametrize("gpu", ["auto", "nvidia"])
+@pytest.mark.parametrize(
+    "fault", [Fault("nvmlDeviceGetHandleByIndex", status=15), Fault("alloc", 0x2080, status=0x0F)], ids=["nvml", "rm"]
+)
+def test_all_lost_when_the_daemon_starts(gpu: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are there all the same: nobody is served by another GPU in their place."""
+    plan, fake = Plan([fault]), FakeSystem()
+    monkeypatch.setattr(rm, "LinuxSystem", lambda: FaultySystem(fake, plan))
+    monkeypatch.setattr(opening, "Nvml", lambda: Nvml(FaultyNvml(FakeNvml(), plan)))  # type: ignore[arg-type]
+
+    async def main() -> None:
+        with pytest.raises(OSError, match=r"LOST|NVML") as caught:
+            await choose.gpus(Choice(gpu=gpu, selftest=False))
+        assert caught.value.errno == errno.EIO
+
+    trio.run(main)
+    assert not fake.open
+
+
+def test_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeSystem()
+    monkeypatch.setattr(rm, "LinuxSystem", lambda: fake)
+    monkeypatch.setattr(opening, "Nvml", lambda: Nvml(FakeNvml(count=0)))  # type: ignore[arg-type]
+
+    async def main() -> None:
+        assert [type(one) for one in await choose.gpus(Choice())] == [SoftGpu]
+        with pytest.raises(OSError, match="no GPU") as caught:
+            await choose.gpus(Choice(gpu="nvidia"))
+        assert caught.value.errno == errno.ENODEV
+
+    trio.run(main)
+    assert not fake.open
+
+
 # The software GPU
 
 
@@ -247,6 +431,7 @@ async def test_soft(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
     gpus = [SoftGpu(index, SoftConfig(capacity=64 * MIB), machine) for index in (0, 1)]
     async with running(*gpus, scheduler=True) as h:
         process = backend.identity.identify(spawn().pid)
+        h.world.cgroups[process.pid] = backend.identity.Slice("/jobs")
         tsg = await gpus[0].open_context(process, 8, lambda _: None)
         other = await gpus[1].open_context(process, 8, lambda _: None)
         pages = await gpus[0].allocate(process, 4 * MIB)
@@ -257,8 +442,7 @@ async def test_soft(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
         assert "lost 1\n" in await h.read(f"{process.pid}/0/compute.events")
         assert await h.read(f"{process.pid}/0/compute.weight") == "200\n"
         assert await h.read(f"{process.pid}/0/gmem.current") == f"{4 * MIB}\n"
-        for name, value in WRITES.items():
-            assert await h.refused(f"{process.pid}/0/{name}", value) == errno.ENODEV, name
+        await refuses_all(h, f"{process.pid}/0", "slice/jobs/0")
         assert await h.refused(f"{process.pid}/1/compute.migrate", 0) == errno.ENODEV
         await gpus[1].launch(process, other, 1, 1000, range(0))
         await h.write(f"{process.pid}/1/compute.freeze", 1)

@@ -111,7 +111,7 @@ class Nvml:
                 lost = self._translate(error)
                 log.warning("GPU %d is left out: %s", index, lost.strerror)
         if not found and lost is not None:
-            raise lost
+            raise OSError(errno.EIO, lost.strerror)  # not ENODEV, whatever it was: they are there
         self._uuids = {info.index: info.uuid for info in found}
         return found
 

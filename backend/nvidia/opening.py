@@ -31,7 +31,8 @@ GRANULE = 2 << 20
 async def open_gpus(
     *, system: rm.System | None = None, nvml: Nvml | None = None, selftest: bool = True, proven: Proven | None = None
 ) -> list[NvidiaGpu]:
-    """The NVIDIA GPUs of this host, each with its verdicts. OSError(ENODEV) where there is no driver.
+    """The NVIDIA GPUs of this host, each with its verdicts. OSError: ENODEV where there is no driver, or no GPU; else
+    what keeps us from them.
 
     The self-test takes some three seconds, all GPUs at the same time, but for those that were `proven` before;
     without it the levers are advisory.
@@ -39,6 +40,7 @@ async def open_gpus(
     if nvml is None:
         nvml = Nvml()
     await nvml.open()
+    infos = await nvml.gpus()
     if system is None:
         system = rm.LinuxSystem()
     deadline = Deadline("the driver", LOOK_DEADLINE)
@@ -50,7 +52,6 @@ async def open_gpus(
     census = Census(system, counter)
     gpus: list[NvidiaGpu] = []
     failed: OSError | None = None
-    infos = await nvml.gpus()
     movers = {info.name: Mover(info.index) for info in reversed(infos)}
     for info in infos:
         card = cards.get(info.pci)
@@ -58,7 +59,7 @@ async def open_gpus(
             log.warning("GPU %d at %s is not in the driver's list", info.index, info.pci)
             continue
         try:  # of its own: one that hangs keeps the others from nothing
-            states = await Deadline("the driver", LOOK_DEADLINE).call(partial(ChannelStates, system, card))
+            states = await Deadline("the driver", LOOK_DEADLINE).call(partial(_states, system, card))
         except OSError as error:
             log.warning("GPU %d is left out: %s", info.index, error)
             failed = error
@@ -67,13 +68,26 @@ async def open_gpus(
         info = attrs.evolve(info, granule=GRANULE)
         present = partial(_ask, system, card)
         gpus.append(NvidiaGpu(info, card.gpu_id, nvml, census, states, usage, movers[info.name], present))
-    if not gpus and failed is not None:
+    if not gpus:
         counter.close()
-        raise failed
+        if not infos:
+            raise OSError(errno.ENODEV, "the driver has no GPU")
+        # They are there, and none can be served: that is not ENODEV.
+        raise OSError(errno.EIO, str(failed) if failed is not None else "the driver knows no GPU that NVML does")
     async with trio.open_nursery() as nursery:
         for gpu in gpus:
             nursery.start_soon(_test, gpu, selftest, sum(one.mover is gpu.mover for one in gpus) > 1, proven)
     return gpus
+
+
+def _states(system: rm.System, card: rm.Card) -> ChannelStates:
+    """The states of a GPU's channels. OSError where it is not there."""
+    try:
+        _ask(system, card)
+    except rm.RmError as error:
+        if error.lost:
+            raise
+    return ChannelStates(system, card)
 
 
 def _ask(system: rm.System, card: rm.Card) -> None:
