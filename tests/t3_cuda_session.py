@@ -190,6 +190,12 @@ class Program:
             self.page.close()
 
 
+async def until_then(condition: Callable[[], bool]) -> None:
+    """Lets virtual time pass until something is so."""
+    while not condition():  # noqa: ASYNC110 - it is found by polling
+        await trio.sleep(0.05)
+
+
 @attrs.define
 class Rig:
     h: Harness
@@ -252,6 +258,16 @@ class Rig:
         self.fake.kill(program.process.pid)
         self.nvml.compute[0] = [(p, n) for p, n in self.nvml.compute[0] if p != program.process.pid]
         await self.h.gone(program.process)
+
+    async def lose(self) -> None:
+        """NVML says that the GPU is lost."""
+        self.nvml.error = self.nvml.NVML_ERROR_GPU_IS_LOST
+        await until_then(lambda: self.gpu.lost)
+
+    async def restore(self) -> None:
+        """It answers again."""
+        self.nvml.error = 0
+        await until_then(lambda: not self.gpu.lost)
 
 
 @pytest.fixture
@@ -1137,3 +1153,82 @@ async def test_a_gpu_that_moves_nothing_is_asked_once(spawn: Spawn) -> None:
             assert await h.refused(f"{who.pid}/0/gmem.limit.high", "4M") == errno.EAGAIN
         assert gpu.calls == [("reclaim", who.pid, 4 * MIB)]
         assert await h.read(f"{who.pid}/0/gmem.limit.high") == "max\n"
+
+
+# A GPU that is lost
+
+
+@pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
+def test_on_a_gpu_that_is_lost_all_is_granted_and_nothing_asked(drive: Drive) -> None:
+    """As without a daemon: the program hears of it from its driver, in the driver's words, and never that memory is
+    short. What it says is booked, so that its books and ours are the same afterwards; over a limit nobody is waited
+    for. What is in the host stays there. Who begins to use it meanwhile is welcome."""
+
+    async def test(rig: Rig) -> None:
+        program, other = await rig.program(4 * GIB, "/job"), await rig.program(8 * GIB, "/job")
+        await rig.h.write("slice/job/0/gmem.limit.high", "8G")
+        await trio.sleep(1)
+        swapped = program.swapped + other.swapped
+        assert swapped
+        reclaims = [len(one.reclaims) for one in (program, other)]
+        await rig.lose()
+        before = await rig.number(program.file + "gmem.current")
+        async with takes(0, 0.01):
+            assert await program.alloc(20 * GIB) == 0
+        assert await rig.number(program.file + "gmem.current") == before + 20 * GIB
+        assert await program.free(2 * GIB) == 0
+        assert await rig.number(program.file + "gmem.current") == before + 18 * GIB
+        owner = other if other.swapped else program
+        assert -(await owner.ask(Op.MOVE_IN, 2 * MIB, 0)).status == errno.EAGAIN
+        (await program.ask(Op.REPORT, 0, 0, 0)).check()
+        assert (await program.ask(Op.LIMITS)).check().args[0] == 8 * GIB
+        async with takes(0, 0.1):
+            late = await rig.program(2 * GIB, "/job")
+        await trio.sleep(5)
+        assert [len(one.reclaims) for one in (program, other, late)] == [*reclaims, 0]
+        assert not any(one.ended.is_set() for one in (program, other, late)), "nobody is hung up on"
+        await rig.restore()
+        await until_then(lambda: sum(len(one.reclaims) for one in (program, other, late)) > sum(reclaims))
+        await trio.sleep(3)
+        assert await rig.number("slice/job/0/gmem.current") <= 8 * GIB, "its limits hold again"
+
+    drive(test)
+
+
+@pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
+def test_who_is_asked_as_the_gpu_is_lost_keeps_nobody_waiting(drive: Drive) -> None:
+    """It hangs in the driver. The charge that waited for it is granted as soon as the loss is known; what it answers in
+    the end is booked."""
+
+    async def test(rig: Rig) -> None:
+        goes_on = trio.Event()
+        slow, program = await rig.program(6 * GIB, "/job"), await rig.program(0, "/job")
+        move = slow.obey
+
+        async def hang(message: Message) -> Message | None:
+            await goes_on.wait()
+            return await move(message)
+
+        slow.obey = hang
+        await rig.h.write("slice/job/0/gmem.limit.high", "8G")
+        done: list[int] = []
+
+        async def charge() -> None:
+            done.append(await program.alloc(4 * GIB))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(charge)
+            await until_then(lambda: bool(slow.reclaims))
+            assert not done
+            async with takes(0, 0.5):
+                await rig.lose()
+                await until_then(lambda: bool(done))
+        assert done == [0]
+        before = await rig.number(slow.file + "gmem.current")
+        goes_on.set()
+        await trio.sleep(0.5)
+        assert await rig.number(slow.file + "gmem.current") == before - slow.swapped < before
+        assert not slow.ended.is_set()
+        await rig.restore()
+
+    drive(test)

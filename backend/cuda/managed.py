@@ -66,9 +66,17 @@ class Program:
 class Managed:
     """See the module. Books are kept by `host`, once the GPU runs."""
 
-    def __init__(self, info: GpuInfo, frozen: Callable[[Process], bool] = lambda process: False) -> None:
-        """`frozen` says whose work is off the GPU: what copies memory is, too, and would wait for the thaw."""
+    def __init__(
+        self,
+        info: GpuInfo,
+        frozen: Callable[[Process], bool] = lambda process: False,
+        lost: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`frozen` says whose work is off the GPU: what copies memory is, too, and would wait for the thaw. `lost` says
+        whether the GPU is not there: then nobody can move anything, and what programs say of their memory is booked and
+        granted. What became of it they hear from the driver, in its words."""
         self.info = info
+        self.lost = lost
         self.host: Host | None = None
         self._programs: dict[Process, Program] = {}
         self._frozen = frozen
@@ -137,7 +145,7 @@ class Managed:
         return bool(program.overdue or program.short_until > trio.current_time() or self._halted(process))
 
     def _halted(self, process: Process) -> bool:
-        return self._frozen(process) or is_stopped(process.pid)
+        return self.lost() or self._frozen(process) or is_stopped(process.pid)
 
     # Moving
 

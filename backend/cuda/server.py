@@ -167,7 +167,10 @@ class Session:
             case Op.UNCHARGE:
                 self._holding(request.gpu).uncharge(args[0], args[1])
             case Op.MOVE_IN:
-                self._holding(request.gpu).move_in(args[0], args[1])
+                holding = self._holding(request.gpu)
+                if self._gpus[request.gpu].lost():
+                    raise fail(errno.EAGAIN)  # what is in the host is safe there
+                holding.move_in(args[0], args[1])
             case Op.LIMITS:
                 self._holding(request.gpu)
                 return self._gpus[request.gpu].limits(self.process)

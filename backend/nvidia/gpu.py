@@ -74,7 +74,7 @@ class NvidiaGpu:
         usage.lost = self._lose
         self._ask_it = present
         self._back_s = BACK
-        self.managed = Managed(info, self._is_frozen)
+        self.managed = Managed(info, self._is_frozen, lambda: self.lost)
         """The programs whose memory can be moved; others the driver keeps where it is."""
         self.whole = Whole(info, self._freeze)
         """Frozen programs that are in the host, without the library."""
