@@ -19,7 +19,7 @@ import backend.traffic
 from backend import choose
 from backend.choose import Choice
 from backend.errors import fail
-from backend.nvidia import opening, rm
+from backend.nvidia import keeper, opening, rm, tenant
 from backend.nvidia.faults import Fault, FaultyNvml, FaultySystem, Plan
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
@@ -69,9 +69,10 @@ def drive(
     *,
     trace: bool = True,
     scheduler: bool = False,
+    readback: bool = True,
 ) -> None:
     """Runs a test, from the beginning by a plan."""
-    fake, nvml, plan = FakeSystem(), FakeNvml(), plan or Plan()
+    fake, nvml, plan = FakeSystem(readback=readback), FakeNvml(), plan or Plan()
     if not trace:
         fake.trace = None
 
@@ -515,6 +516,69 @@ async def test_what_failed_in_the_background_is_done_later(spawn: Spawn) -> None
 
 
 # Time
+
+
+@pytest.mark.parametrize("readback", [True, False])
+@pytest.mark.parametrize("resets", ["all", "nothing", "some"])
+@pytest.mark.parametrize("when", ["between", "in a question"])
+def test_what_a_suspend_resets_nobody_has_undone(
+    spawn: Spawn, when: str, resets: str, readback: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set again within a second, once and not twice, and nobody is blamed. Who undoes it afterwards is."""
+    hours, real = [0.0], keeper.asleep
+    monkeypatch.setattr(keeper, "asleep", lambda: real() + hours[0])
+    blamed: list[str] = []
+    monkeypatch.setattr(tenant.log, "warning", lambda text, *words: blamed.append(text % words))
+
+    async def test(rig: Rig) -> None:
+        h, pid, fake = rig.h, rig.pid, rig.fake
+        channels = rig.program.channels()[:20]
+        slices = [one for one in rig.program.objects.values() if one.class_ == rm.CLASS_TSG and one.timeslice == 2048]
+        await h.write(f"{pid}/0/compute.freeze", 1)
+        await h.write(f"{pid}/1/compute.timeslice", 5)
+        await trio.sleep(3)
+        assert {one.timeslice for one in slices} == {2048, 5000}
+
+        def suspend(cmd: int = 0) -> None:
+            if cmd not in (0, rm.FIFO_GET_CHANNEL_STATE if readback else rm.GET_TIMESLICE):
+                return
+            fake.before = lambda cmd: None
+            hours[0] += 3600
+            for channel in {"all": channels, "nothing": [], "some": channels[:7]}[resets]:
+                rig.program.objects[channel].disabled = 0
+            if resets == "all":
+                for one in slices:
+                    one.timeslice = 2048
+
+        def holds() -> bool:
+            off = {rig.program.objects[channel].disabled for channel in channels}
+            return off == {1} and {one.timeslice for one in slices} == {2048, 5000}
+
+        if when == "between":
+            suspend()
+        else:
+            fake.before = suspend
+        await trio.sleep(1)
+        assert hours[0]
+        assert holds()
+        await trio.sleep(5)
+        assert holds()
+        assert not blamed
+        for gpu in (0, 1):
+            assert "undone 0\n" in await h.read(f"{pid}/{gpu}/compute.events")
+        for one in slices:
+            one.timeslice = 100_000
+        await trio.sleep(2)
+        assert "undone 1\n" in await h.read(f"{pid}/1/compute.events")
+        assert blamed == [f"pid {pid} undid its timeslice: set again"]
+        await h.write(f"{pid}/0/compute.freeze", 0)
+        assert rig.frozen() == [False, False], "it was not disabled twice"
+
+    drive(spawn, test, readback=readback)
+
+
+def test_how_long_the_machine_slept() -> None:
+    assert keeper.asleep() >= -0.001  # the clocks are read one after the other
 
 
 @pytest.mark.parametrize("years", [-50, 50])

@@ -9,6 +9,9 @@ One of `n` frozen programs is asked something every max(0.5, n / 200) s, and for
 max(1, c / 200) s, where c are the channels of all of them. One that had the engine (the trace of context switches says
 so for nothing) is asked before the others.
 
+While a machine is suspended nobody undoes anything, but its driver may reset what was set. Right after it whoever has a
+policy has all of it set again, by what the GPU itself says, and is not said to have undone it.
+
 One thread is in the driver at a time, and it rests at least half as long as it was at work.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -55,6 +59,14 @@ WORK_REST = 0.5
 """... and all work by so many times its length without any."""
 ASK_DEADLINE = 2.0
 """Seconds for a handful; the usual one takes 2 ms."""
+ASLEEP_S = 0.1
+"""Seconds that the machine was suspended by the difference of two clocks, at least, before that is believed."""
+
+
+def asleep() -> float:
+    """Seconds that this machine was suspended since it was booted: CLOCK_MONOTONIC stands still meanwhile, and
+    CLOCK_BOOTTIME does not (clock_gettime(2))."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 class Keeper:
@@ -85,6 +97,7 @@ class Keeper:
         self._next_look = 0.0
         self._next_hints = 0.0
         self._next_held = 0.0
+        self._asleep = asleep()
 
     def wake(self, process: Process) -> None:
         """A lever was pulled: what it did not see is to be looked for."""
@@ -108,6 +121,8 @@ class Keeper:
     async def _tick(self) -> bool:
         """Asks, and brings back who undid something; looks for what is new. Whether there is anything to ask for."""
         tenants = list(self._tenants.values())
+        if self._has_slept():
+            await self._begin_again(tenants)
         frozen = [tenant for tenant in tenants if tenant.frozen and tenant.off]
         sliced = [tenant for tenant in tenants if tenant.timeslice_us and tenant.slices]
         self._hint(frozen)
@@ -169,9 +184,22 @@ class Keeper:
                 tenant.sliced = self._count
         return chosen
 
+    def _has_slept(self) -> bool:
+        """Whether the machine was suspended since everything was last set again."""
+        return asleep() - self._asleep > ASLEEP_S
+
+    async def _begin_again(self, tenants: Iterable[Tenant]) -> None:
+        """Nobody knows what holds after a suspend: all is set again. What fails is done with the next look."""
+        self._asleep = asleep()
+        for tenant in tenants:
+            if tenant.has_policy:
+                await self._bring_on(tenant, anew=True)
+
     async def _bring_back(self, tenant: Tenant) -> None:
         try:
-            if await tenant.enforce(again=True):
+            undone = await tenant.enforce(again=True)
+            if undone and not self._has_slept():
+                tenant.blame(undone)
                 self._undone(tenant.process)
         except ProcessLookupError:
             pass
@@ -220,9 +248,9 @@ class Keeper:
         except OSError as error:
             log.debug("pid %d on GPU %d: %s", tenant.process.pid, self._gpu, error)
 
-    async def _bring_on(self, tenant: Tenant) -> None:
+    async def _bring_on(self, tenant: Tenant, *, anew: bool = False) -> None:
         try:
-            await tenant.enforce()
+            await tenant.enforce(anew=anew)
         except OSError as error:
             log.debug("pid %d on GPU %d: %s", tenant.process.pid, self._gpu, error)
 

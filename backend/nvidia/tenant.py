@@ -165,13 +165,13 @@ class Tenant:
         """Finds its TSGs; with `force` also where the host's totals say that there are no new ones. OSError."""
         await self.looks.call(partial(self._look, force))
 
-    async def enforce(self, *, again: bool = False) -> bool:
+    async def enforce(self, *, again: bool = False, anew: bool = False) -> str:
         """Makes the hardware follow what is wanted. OSError.
 
-        With `again` the tenant seems to have undone it: it is asked once more, and what it undid is done again. Whether
-        it had.
+        With `again` the tenant seems to have undone it: it is asked once more, and what it undid is done again. What
+        that was; empty for nothing. With `anew` nobody knows what of it still holds: all is done again, nothing twice.
         """
-        return await self.levers.call(partial(self._enforce, again))
+        return await self.levers.call(partial(self._enforce, again, anew))
 
     def suspected(self) -> None:
         """It had the engine, frozen or not: the channels that run kernels come first now."""
@@ -180,6 +180,13 @@ class Tenant:
             self._questions = [(tsg.client, channel) for tsg in kernels for channel in tsg.channels]
             random.shuffle(self._questions)
             self.suspect = len(self._questions)
+
+    def blame(self, what: str) -> None:
+        """Says, now and then, that it undid something."""
+        now = time.monotonic()
+        if self._said is None or now - self._said >= SAY_AGAIN_S:
+            self._said = now
+            log.warning("pid %d undid its %s: set again", self.process.pid, what)
 
     # In threads
 
@@ -231,10 +238,12 @@ class Tenant:
                     self._adopt_channels()
         self._count()
 
-    def _enforce(self, again: bool) -> bool:
+    def _enforce(self, again: bool, anew: bool = False) -> str:
         """The levers proper take about 1 ms."""
         undone = ""
         with self.acting, self._alive():
+            if anew:
+                self._doubt()
             if not self.handles.fds() or (self._is_older and not self.adopted):
                 # One that is under way comes to its end first: whoever is half known is not adopted.
                 self.handles.wide()
@@ -270,9 +279,7 @@ class Tenant:
                     # What is left was freed; or could not be seen, and is tried again until a look says that it was.
                     self.off &= {(tsg.client, channel) for tsg in self.tsgs() for channel in tsg.channels}
         self._count()
-        if undone:
-            self._say(undone)
-        return bool(undone)
+        return undone
 
     @contextmanager
     def _borrowed(self) -> Iterator[Controls]:
@@ -288,11 +295,14 @@ class Tenant:
                 raise OSError(errno.EBUSY, "the files of this program change as they are looked for")
             self.handles.wide(force=True)
 
-    def _say(self, what: str) -> None:
-        now = time.monotonic()
-        if self._said is None or now - self._said >= SAY_AGAIN_S:
-            self._said = now
-            log.warning("pid %d undid its %s: set again", self.process.pid, what)
+    def _doubt(self) -> None:
+        """Forgets what it was given: it may still have it, or not. Its channels are asked for, as those are that a
+        daemon before us may have left off."""
+        slices = self.slices.keys()
+        if self.frozen or self.off:
+            self.off.clear()
+            self.adopted, self.began = False, NEVER
+        self.slices = dict.fromkeys(slices, levers.UNKNOWN)
 
     def _adopt_channels(self) -> None:
         """Learns, once, what a daemon before us left off: disabled once more it would stay so. `acting` is held."""
