@@ -89,7 +89,7 @@ def listening(path: Path) -> Iterator[Connection]:
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.bind(os.fspath(path))
-        stack.callback(_remove, path, os.lstat(path).st_ino)
+        stack.callback(_remove, path, os.lstat(path))
         path.chmod(0o666)
         listener.listen(128)
         yield stack.enter_context(contextlib.closing(trio.socket.from_stdlib_socket(listener)))
@@ -109,10 +109,15 @@ def trusted(path: Path) -> None:
             raise OSError(errno.EPERM, "others may write to a directory above the socket", os.fspath(place))
 
 
-def _remove(path: Path, inode: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if os.lstat(path).st_ino == inode:
+def _remove(path: Path, ours: os.stat_result) -> None:
+    """What is there now is left to whose it is: somebody may have mounted something over ours."""
+    try:
+        if os.path.samestat(os.lstat(path), ours):
             path.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # EBUSY: it is mounted somewhere itself
+        log.warning("the socket %s stays: %s", path, error.strerror)
 
 
 class Door:

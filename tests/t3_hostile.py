@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import os
 import random
@@ -9,8 +11,10 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
+import textwrap
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from trio.testing import MockClock
 
 from backend import tenants
 from backend.cuda.holding import AWAY_MOST
+from backend.errors import fail
 from backend.identity import Process, peer_of
 from backend.nvidia import discover, rm, tenant
 from backend.nvidia.keeper import QUESTIONS, TICK
@@ -29,7 +34,7 @@ from backend.nvidia.opening import open_gpus
 from backend.scheduler.use import ACTIVE_US, LEAD_US, WORD_US, Sample, Use
 from backend.wire import Message, Op
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
-from tests.harness import until, virtual
+from tests.harness import REAL_S, until, virtual
 from tests.t2_nvidia_gpu import Rig, running
 from tests.t2_nvidia_gpu import drive as plain
 from tests.t3_cuda_session import CONTEXT, U64, Drive, Spawn, drive, pieces
@@ -462,6 +467,145 @@ def test_who_connects_and_dies_does_not_speak_for_who_has_its_pid_then(tmp_path:
 # ---- the socket ------------------------------------------------------------------------------------------------------
 
 
+class Echo:
+    """A session that answers."""
+
+    def __init__(self, connection: tenants.Connection, process: Process, line: tenants.Line) -> None:
+        self.process, self._connection, self._line = process, connection, line
+
+    async def run(self) -> None:
+        while message := await self._line.receive():
+            await self.answer(message)
+
+    async def answer(self, message: Message) -> None:
+        await self._connection.send(message.answer().encode())
+
+    def close(self) -> None:
+        pass
+
+
+async def connected(path: str) -> trio.socket.SocketType:
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end.setblocking(False)
+    while True:
+        try:
+            end.connect(path)
+        except BlockingIOError:  # the queue is full
+            await trio.lowlevel.checkpoint()
+        else:
+            return trio.socket.from_stdlib_socket(end)
+
+
+async def answered(end: trio.socket.SocketType, seq: int = 1) -> bool:
+    """Whether there is somebody, or the connection was dropped."""
+    try:
+        await end.send(Message(Op.LIMITS, seq).encode())
+        raw = await end.recv(64)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    assert not raw or Message.decode(raw).seq == seq
+    return bool(raw)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that everybody can reach, and nobody else write to."""
+    with tempfile.TemporaryDirectory(prefix="ggroup-") as name:
+        os.chmod(name, 0o711)
+        yield Path(name)
+
+
+async def come(path: Path, uid: int) -> trio.socket.SocketType:
+    """A connection of another user."""
+    os.seteuid(uid)
+    try:
+        return await connected(str(path))
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.logs("user 1000: more than 3 connections: dropped")
+def test_connections_of_one_user_are_bounded(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is hung up on until he closes another. Those that he has go on, and others come in."""
+    monkeypatch.setattr(tenants, "CONNECTIONS", 3)
+
+    async def main() -> None:
+        path = public / "socket"
+        with tenants.listening(path) as listener, contextlib.ExitStack() as stack:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tenants.serve, listener, Echo)
+                his = [stack.enter_context(await come(path, 1000)) for _ in range(3)]
+                assert [await answered(end) for end in his] == [True] * 3
+                for _ in range(5):
+                    with await come(path, 1000) as end:
+                        assert not await answered(end)
+                for uid in (1001, 0):
+                    others = [stack.enter_context(await come(path, uid)) for _ in range(3)]
+                    assert [await answered(end) for end in others] == [True] * 3
+                assert [await answered(end, 2) for end in his] == [True] * 3
+                his[0].close()
+                with trio.fail_after(REAL_S):
+                    while True:  # the daemon is told of the close a moment later
+                        with await come(path, 1000) as end:
+                            if await answered(end):
+                                break
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+class Full:
+    """A listener whose next calls of accept(2) fail."""
+
+    def __init__(self, listener: trio.socket.SocketType, *codes: int) -> None:
+        self._listener, self.codes, self.tries = listener, list(codes), 0
+
+    async def accept(self) -> Any:
+        self.tries += 1
+        if self.codes:
+            await trio.lowlevel.checkpoint()
+            raise fail(self.codes.pop(0))
+        return await self._listener.accept()
+
+
+@pytest.mark.logs("no room for another program: ", "a program cannot be served: Too many open files", "were left out")
+@virtual
+async def test_no_room_for_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is there is served all the time. Who comes waits, or is hung up on where there is no descriptor to know him
+    by, and nobody asks for room all the time."""
+    path = tmp_path / "socket"
+    with tenants.listening(path) as listener:
+        door = Full(listener)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tenants.serve, door, Echo)
+            with await connected(str(path)) as early:
+                assert await answered(early)
+                door.codes = list(tenants.ACCEPT_AGAIN) * 10
+                wanted, tries, began = len(door.codes), door.tries, trio.current_time()
+                with await connected(str(path)) as raised, await connected(str(path)) as late:
+                    assert await answered(raised), "it was waited for already"
+                    assert await answered(early, 2)
+                    await trio.sleep(wanted * tenants.ACCEPT_AGAIN_S / 2)
+                    assert door.tries - tries <= wanted / 2 + 2
+                    assert await answered(early, 3)
+                    await trio.sleep(wanted * tenants.ACCEPT_AGAIN_S)
+                    assert await answered(late)
+                    assert trio.current_time() - began >= wanted * tenants.ACCEPT_AGAIN_S
+                with monkeypatch.context() as patch:
+                    patch.setattr(tenants, "peer_of", lambda connection: full())
+                    with await connected(str(path)) as unknown:
+                        assert not await answered(unknown)
+                with await connected(str(path)) as known:
+                    assert await answered(known)
+                assert await answered(early, 4)
+            nursery.cancel_scope.cancel()
+
+
+def full() -> Process:
+    """What every call says that needs a descriptor."""
+    raise fail(errno.EMFILE)
+
+
 def test_a_flood_takes_one_turn_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three hundred connections of one user say all that they can. A neighbour's request waits for a few messages of
     theirs, not for one of each. Others say what is no message: the log has a line a second."""
@@ -470,30 +614,10 @@ def test_a_flood_takes_one_turn_of_each(tmp_path: Path, monkeypatch: pytest.Monk
     uids = itertools.chain([1000] * many, itertools.repeat(1001))
     monkeypatch.setattr(tenants, "user_of", lambda connection: next(uids))
 
-    class Echo:
-        """A session that answers."""
-
-        def __init__(self, connection: tenants.Connection, process: Process, line: tenants.Line) -> None:
-            self.process, self._connection, self._line = process, connection, line
-
-        async def run(self) -> None:
-            while message := await self._line.receive():
-                handled[0] += 1
-                await self._connection.send(message.answer().encode())
-
-        def close(self) -> None:
-            pass
-
-    async def connected(path: str) -> trio.socket.SocketType:
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        end.setblocking(False)
-        while True:
-            try:
-                end.connect(path)
-            except BlockingIOError:  # the queue is full
-                await trio.lowlevel.checkpoint()
-            else:
-                return trio.socket.from_stdlib_socket(end)
+    class Counted(Echo):
+        async def answer(self, message: Message) -> None:
+            handled[0] += 1
+            await super().answer(message)
 
     async def flood(path: str) -> None:
         with await connected(path) as end:
@@ -517,7 +641,7 @@ def test_a_flood_takes_one_turn_of_each(tmp_path: Path, monkeypatch: pytest.Monk
         path = tmp_path / "socket"
         with tenants.listening(path) as listener:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(tenants.serve, listener, Echo)
+                nursery.start_soon(tenants.serve, listener, Counted)
                 for _ in range(many):
                     nursery.start_soon(flood, str(path))
                 await until(lambda: handled[0] > 2 * many, "all are there")
@@ -576,6 +700,94 @@ async def test_the_socket_is_where_nobody_else_can_put_one(tmp_path: Path) -> No
     assert "no socket" in refused(good / "precious")
     assert (good / "precious").read_text() == "data"
     assert (good / "precious").stat().st_mode & 0o777 == 0o644
+
+
+IN_A_NAMESPACE = """
+import errno, logging, os, socket, subprocess, sys
+from pathlib import Path
+import trio
+from backend import tenants
+
+def mount(*words): subprocess.run(["mount", *map(str, words)], check=True)
+
+def bound(path):
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    found.bind(str(path))
+    found.listen()
+    return found
+
+def refused(path):
+    try:
+        with tenants.listening(path): return None
+    except OSError as error:
+        return error.errno
+
+logging.basicConfig(format="%(message)s")
+place = Path(sys.argv[1])
+"""
+"""Of a mount namespace of its own: what is mounted there nobody else sees."""
+
+
+def in_a_namespace(place: Path, program: str) -> str:
+    """Runs it; what it complains of."""
+    program = f"{IN_A_NAMESPACE}\nasync def main():\n{textwrap.indent(program, '    ')}\ntrio.run(main)\n"
+    words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", program]
+    done = subprocess.run([*words, str(place)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_mount_over_the_directory_of_the_socket(tmp_path: Path) -> None:
+    """Who is connected goes on; the end leaves alone what lies there now, though its inode has the same number; and a
+    daemon that comes later, when it is uncovered, takes what was left for a leftover."""
+    said = in_a_namespace(
+        tmp_path,
+        """
+mount("-t", "tmpfs", "-o", "mode=755", "none", place)
+path = place / "socket"
+with tenants.listening(path) as listener:
+    ours = os.lstat(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as program:
+        program.connect(str(path))
+        mount("-t", "tmpfs", "-o", "mode=755", "none", place)
+        impostor = bound(path)
+        assert os.lstat(path).st_ino == ours.st_ino, "else this says nothing"
+        end, _ = await listener.accept()
+        await end.send(b"x")
+        assert program.recv(1) == b"x"
+assert path.exists()
+impostor.close()
+subprocess.run(["umount", str(place)], check=True)
+assert os.path.samestat(os.lstat(path), ours)
+with tenants.listening(path):
+    assert not os.path.samestat(os.lstat(path), ours)
+assert not path.exists()
+""",
+    )
+    assert not said
+
+
+def test_a_bind_mount_on_the_socket(tmp_path: Path) -> None:
+    """Neither the end nor the next daemon takes it away, which says so and does not listen; the end goes on."""
+    said = in_a_namespace(
+        tmp_path,
+        """
+path, other, plain = place / "socket", place / "other", place / "plain"
+impostor = bound(other)
+plain.write_text("data")
+for what, code in ((other, errno.EBUSY), (plain, errno.EEXIST)):
+    with tenants.listening(path):
+        mount("--bind", what, path)
+    assert os.path.samestat(os.lstat(path), os.lstat(what))
+    assert refused(path) == code, code
+    subprocess.run(["umount", str(path)], check=True)
+assert plain.read_text() == "data"
+with tenants.listening(path):
+    mount("--bind", path, path)
+assert path.exists()
+""",
+    )
+    assert said == f"the socket {tmp_path}/socket stays: Device or resource busy\n"
 
 
 # ---- lies ------------------------------------------------------------------------------------------------------------
