@@ -307,6 +307,36 @@ def test_short_of_descriptors(spawn: Spawn, call: str, code: int, monkeypatch: p
     drive(spawn, test)
 
 
+@pytest.mark.logs("pid [0-9]+ on GPU [01]: its TSGs are unknown")
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EMFILE])
+def test_a_program_whose_files_cannot_be_had(spawn: Spawn, code: int) -> None:
+    """It is in the tree and counted, its levers give that errno; one line for each GPU that it is on. Others' are
+    pulled; and its own as soon as that works."""
+
+    async def test(rig: Rig) -> None:
+        h = rig.h
+        process = backend.identity.identify(spawn().pid)
+        program = rig.fake.program(process.pid, 0, 1, start=process.start)
+        await h.write(f"{rig.pid}/0/compute.freeze", 1)
+        rig.plan.faults = [Fault("pidfd_getfd", errno=code)]
+        for gpu in (0, 1):
+            rig.nvml.compute[gpu].append((process.pid, MIB))
+        await trio.sleep(5)
+        for gpu in (0, 1):
+            assert await h.read(f"{process.pid}/{gpu}/gmem.current") == f"{MIB}\n"
+            for name, value in (("compute.freeze", 1), ("compute.timeslice", 5)):
+                assert await h.refused(f"{process.pid}/{gpu}/{name}", value) == code
+        assert all(program.running())
+        assert rig.frozen() == [True, False]
+        rig.plan.heal()
+        await h.write(f"{process.pid}/0/compute.freeze", 1)
+        assert not any(program.running()[:20])
+        await h.write(f"{rig.pid}/0/compute.freeze", 0)
+        await h.write(f"{process.pid}/0/compute.freeze", 0)
+
+    drive(spawn, test)
+
+
 # When the daemon starts
 
 

@@ -833,16 +833,17 @@ def test_what_a_program_says_of_its_kernels_keeps_no_place_for_it() -> None:
     assert use.wants(liar, ACTIVE_US)
 
 
-# ---- the page --------------------------------------------------------------------------------------------------------
+# ---- the pages -------------------------------------------------------------------------------------------------------
 
 
-def test_the_tests_that_the_page_on_security_names_are_there() -> None:
+@pytest.mark.parametrize(("page", "least"), [("security", 30), ("nvidia", 25)])
+def test_the_tests_that_a_page_names_are_there(page: str, least: int) -> None:
     root = Path(__file__).resolve().parent
-    named = set(re.findall(r"`(test_\w+)`", (root.parent / "docs/security.md").read_text()))
+    named = set(re.findall(r"`(test_\w+)`", (root.parent / f"docs/{page}.md").read_text()))
     there = {
         name
         for path in root.rglob("*.py")
         for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.M)
     }
-    assert len(named) > 25
-    assert named <= there
+    assert len(named) >= least
+    assert named <= there, named - there
