@@ -59,9 +59,7 @@ def _machine() -> Iterator[Finding]:
     try:
         yield Finding(kmod.DEVICE, "ok", f"the kernel module ggroup keeps the books: {kmod.check()}")
     except OSError as error:
-        yield Finding(
-            kmod.DEVICE, "advisory", f"{error.strerror}; without it the daemon keeps them, and a journal of them"
-        )
+        yield Finding(kmod.DEVICE, "advisory", f"{error.strerror}; the daemon keeps the books, and a journal of them")
 
 
 async def _gpus() -> list[Finding]:

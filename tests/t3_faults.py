@@ -307,7 +307,7 @@ def test_short_of_descriptors(spawn: Spawn, call: str, code: int, monkeypatch: p
     drive(spawn, test)
 
 
-@pytest.mark.logs("pid [0-9]+ on GPU [01]: its TSGs are unknown")
+@pytest.mark.logs("pid [0-9]+ on GPU [01]: its TSGs are unknown", "GPU 0 does not follow")
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EMFILE])
 def test_a_program_whose_files_cannot_be_had(spawn: Spawn, code: int) -> None:
     """It is in the tree and counted, its levers give that errno; one line for each GPU that it is on. Others' are

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from backend.identity import cgroup_of, start_time
+from backend.journal.file import default_path
 from ggroupfs.controls import LEVERS
+from ggroupfs.mount import SOCKETS
 from ggroupfs.mounts import mount_of
 from ggroupfs.umount import unmount
 from tests.mounted import Mounted, Tenant, eventually, mounted
@@ -71,10 +73,11 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A mountpoint, free again after the test whatever is mounted there."""
+    """A mountpoint, free again after the test whatever is mounted there, or whatever daemon died."""
     yield tmp_path
     while mount_of(os.fspath(tmp_path)) is not None:
         unmount(tmp_path)
+    default_path(SOCKETS, os.fspath(tmp_path)).unlink(missing_ok=True)
 
 
 # mount and umount
