@@ -16,6 +16,7 @@ from backend.journal.attributes import Attributes
 from backend.journal.file import Journal
 from backend.journal.ledger import JournaledLedger
 from backend.journal.levers import Noted, Timeslices
+from backend.journal.moves import WrittenMoves
 from backend.protocols import Gpu, Ledger
 from backend.provider import Provided
 from backend.soft.config import SoftConfig
@@ -75,6 +76,8 @@ class Backend:
     """Those of them that are software, by index: programs come to these by a socket."""
     cuda: Mapping[int, Managed]
     """The programs whose memory can be moved, of each of the others: they come by a socket, too."""
+    moves: WrittenMoves | None = None
+    """Who is on the way to another GPU, where that is to outlive the daemon."""
     attributes: Attributes | None = None
     """Whose files are, where that is to outlive the daemon."""
     lasting: bool = True
@@ -109,6 +112,7 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
     cuda = {gpu.info.index: gpu.managed for gpu in found if isinstance(gpu, Cuda)}
     names = {gpu.info.index: gpu.info.uuid for gpu in found}
     attributes = Attributes(journal, names) if journal is not None else None
+    moves = WrittenMoves(journal, names) if journal is not None else None
     # A software GPU is gone with its mount, and so are its books; those of a real one are there for the next mount.
     if journal is not None:
         journal.temporary = {gpu.info.uuid for gpu in soft.values()}
@@ -117,11 +121,11 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
                 gpu.notes = Timeslices(journal, gpu.info.uuid)
     if _kernel_keeps_books(choice):
         ledger = kmod.KernelLedger(names, temporary=soft.keys())
-        return Backend(ledger, [Provided(gpu, ledger, seconds) for gpu in found], soft, cuda, attributes)
+        return Backend(ledger, [Provided(gpu, ledger, seconds) for gpu in found], soft, cuda, moves, attributes)
     if journal is None:
         return Backend(SoftLedger(), found, soft, cuda, lasting=False)
     noted = [Noted(gpu, journal) for gpu in found]
-    return Backend(JournaledLedger(journal, names), noted, soft, cuda, attributes)
+    return Backend(JournaledLedger(journal, names), noted, soft, cuda, moves, attributes)
 
 
 def _kernel_keeps_books(choice: Choice) -> bool:

@@ -20,7 +20,7 @@ from backend.identity import ROOT, Group, Process, Slice, identify
 from backend.migrator import Migrator
 from backend.offers import Offers
 from backend.population import Population
-from backend.protocols import Gpu, Ledger, Policy
+from backend.protocols import Gpu, Ledger, Moves, Policy
 from backend.reclaimer import Reclaimer
 from backend.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Throttled
 from backend.scheduler.schedulers import Schedulers
@@ -37,7 +37,12 @@ class Controller:
     """See the module. One a mount; everything on the trio thread but what a Gpu hands to threads of its own."""
 
     def __init__(
-        self, ledger: Ledger, gpus: Iterable[Gpu], seconds: float = DEADLINE_S, scheduler: bool = True
+        self,
+        ledger: Ledger,
+        gpus: Iterable[Gpu],
+        seconds: float = DEADLINE_S,
+        scheduler: bool = True,
+        moves: Moves | None = None,
     ) -> None:
         self.ledger = ledger
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
@@ -62,7 +67,9 @@ class Controller:
         self._traffic = Traffic(
             ledger, self.gpus, self.population, self._follower, self._reclaimer, self._offers, self._tell
         )
-        self._migrator = Migrator(ledger, self.gpus, self.population, self._follower, self._traffic.admit, self._tell)
+        self._migrator = Migrator(
+            ledger, self.gpus, self.population, self._follower, self._traffic.admit, self._tell, moves
+        )
         self._losses: Counter[Group] = Counter()
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
@@ -87,6 +94,7 @@ class Controller:
                     await nursery.start(gpu.run, self)
                 for resident in inherited:
                     self._traffic.follow(resident)
+                nursery.start_soon(self._migrator.run)
                 task_status.started()
         finally:
             if not self.handed_over:

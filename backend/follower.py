@@ -66,6 +66,10 @@ class Follower:
         """What holds for a process now."""
         return self._applied.get(group, UNTOUCHED)
 
+    def is_untouched(self, group: Group) -> bool:
+        """Whether no lever of a process has anything to give back."""
+        return self.applied(group) == UNTOUCHED and group not in self._inherited
+
     def wanted(self, group: Group) -> Wanted:
         """What the path above a process adds up to: frozen by any level, the shortest of the timeslices, or, where none
         is asked for, the scheduler's.

@@ -3,6 +3,9 @@
 The room is booked on the target first, so that nobody else is given it; then the program is let run freely, since it
 has to come to a rest by itself (a frozen one never would); then it is moved; then what was asked for it holds where it
 is. On any failure it goes on where it was, and the books say so.
+
+Whoever is at it may outlive us, and nobody sees the end of it then: so it is noted before, and a daemon that finds such
+a note asks both GPUs, until one of them has the program and nobody is at it any more. The other one's group goes.
 """
 
 from __future__ import annotations
@@ -18,11 +21,27 @@ from backend.errors import fail
 from backend.follower import Follower
 from backend.identity import Group, Node, Process
 from backend.population import Population, Resident
-from backend.protocols import Gpu, Ledger
-from backend.records import Books, Channel
+from backend.protocols import Gpu, Ledger, Moves
+from backend.records import Books, Channel, Move
 
 FOLLOWS = ("high", "low", "swap_max", "timeslice_us", "frozen", "priority", "weight")
 """What is asked for a process, and goes with it."""
+
+AGAIN_S = 1.0
+"""Seconds between two looks where somebody is who was moved while nobody waited for it."""
+
+
+class Unwritten(dict[Process, Move]):
+    """See :class:`backend.protocols.Moves`, which it implements: of this daemon alone."""
+
+    def left(self) -> Mapping[Process, Move]:
+        return self
+
+    def begin(self, process: Process, move: Move) -> None:
+        self[process] = move
+
+    def end(self, process: Process) -> None:
+        self.pop(process, None)
 
 
 class Migrator:
@@ -36,14 +55,18 @@ class Migrator:
         follower: Follower,
         admit: Callable[[Process, Iterable[int]], Resident],
         tell: Callable[[Group, Channel], None],
+        moves: Moves | None = None,
     ) -> None:
-        """`admit` gives a process a directory for some GPUs."""
+        """`admit` gives a process a directory for some GPUs. `moves` knows of those that were begun before us."""
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
         self._follower = follower
         self._admit = admit
         self._tell = tell
+        self._moves = Unwritten() if moves is None else moves
+        self._look = trio.Event()
+        self._look.set()
         self._turn = trio.Lock()
         self._moved: Counter[tuple[int, Node]] = Counter()  # onto a GPU and, of a process, 0
 
@@ -64,6 +87,20 @@ class Migrator:
             isinstance(group.node, Process) and self._population.resident(group.node)
         ):
             self._moved.pop(self._key(group), None)
+            if isinstance(group.node, Process):
+                self._moves.end(group.node)
+
+    async def run(self) -> None:
+        """Has the books say where those are whose move nobody has seen the end of, until cancelled."""
+        while True:
+            await self._look.wait()
+            self._look = trio.Event()
+            for process in list(self._moves.left()):
+                async with self._turn:
+                    await self._settle(process)
+            if self._moves.left():
+                await trio.sleep(AGAIN_S)
+                self._look.set()
 
     async def migrate(self, group: Group, target: int) -> None:
         """Returns once the process runs on `target`, another GPU. Errors are those of :meth:`Gpu.migrate`; besides,
@@ -78,6 +115,9 @@ class Migrator:
                 raise fail(errno.EINVAL)
             if target in resident.contexts:
                 raise fail(errno.EEXIST)
+            await self._settle(process)
+            if process in self._moves.left() or not self._population.holds(group):
+                raise fail(errno.EBUSY)  # it is on the way still, or was, and is not where it was
             there = Group(target, process)
             with self._booked(group, there):
                 async with self._follower.released(group, there):
@@ -92,6 +132,7 @@ class Migrator:
             raise fail(errno.ESRCH)  # it died there at once
         before = self._population.path(here)
         self._population.migrated(here, there)
+        self._moves.end(_process(there))
         for level in self._population.path(there):
             self._moved[self._key(level)] += 1
             self._tell(level, Channel.COMPUTE)
@@ -104,20 +145,73 @@ class Migrator:
     def _booked(self, here: Group, there: Group) -> Iterator[None]:
         """The target's books have what the process holds, and what is asked for it. Taken back where the body fails."""
         process = _process(here)
-        resident = self._population.resident(process)
-        fresh = resident is not None and there.gpu not in resident.gpus
-        self._admit(process, {there.gpu})
-        before = self._ledger.books(there)
+        before = self._ledger.books(there) if self._population.holds(there) else None
+        asked = None if before is None else {name: getattr(before, name) for name in FOLLOWS}
+        self._moves.begin(process, Move(here.gpu, there.gpu, asked))
+        begun = False
         try:
+            self._admit(process, {there.gpu})
             self._book(there, self._ledger.books(here))
+            begun = True
             yield
         except BaseException:
-            if self._population.holds(there) and self._population.holds(here):
-                if fresh:
-                    self._population.leave(there)
-                else:
-                    self._unbook(there, before)
+            self._undo(here, there, before)
+            if begun:
+                self._look.set()  # whoever was at it may be so still, and come to the end of it
+            else:
+                self._moves.end(process)
             raise
+
+    def _undo(self, here: Group, there: Group, before: Books | None) -> None:
+        """The target's books have nothing of a move any more."""
+        if not self._population.holds(there) or not self._population.holds(here):
+            return
+        if before is None:
+            self._population.leave(there)
+        else:
+            self._unbook(there, before)
+
+    # Those that nobody has seen the end of
+
+    async def _settle(self, process: Process) -> None:
+        """Has the books say where a process is now; it is asked again later where nobody can say."""
+        move = self._moves.left().get(process)
+        if move is None:
+            return
+        here, there = Group(move.source, process), Group(move.target, process)
+        try:
+            on = [await self._gpus[group.gpu].finds(process) for group in (here, there)]
+        except OSError:
+            return
+        if self._population.holds(here):
+            if None in on or all(on):
+                return
+            if on[1]:
+                self._follow(here, there)
+            else:
+                self._stay(here, there, move)
+        self._moves.end(process)
+
+    def _stay(self, here: Group, there: Group, move: Move) -> None:
+        """It has not moved, or was taken back: what it has to do with the other GPU is what it had before."""
+        resident = self._population.resident(_process(here))
+        assert resident is not None
+        known = there.gpu in resident.contexts or not self._follower.is_untouched(there)
+        resident.contexts.discard(there.gpu)
+        self._undo(here, there, None if move.before is None else Books(**move.before))  # type: ignore[arg-type]
+        if self._population.holds(there):
+            self._follower.background.later(there)
+        elif known:
+            self._gpus[there.gpu].forget(_process(there))  # it had it frozen, for when it would come
+
+    def _follow(self, here: Group, there: Group) -> None:
+        """It has moved: what is asked for it goes there too."""
+        self._admit(_process(here), {there.gpu})
+        held = self._ledger.books(here)
+        self._ledger.configure(there, **{name: getattr(held, name) for name in FOLLOWS})
+        self._gpus[here.gpu].forget(_process(here))
+        self._arrived(here, there)
+        self._follower.background.later(there)
 
     def _book(self, there: Group, held: Books) -> None:
         """ENOSPC where some level above has no room: nobody else on that GPU is to give way."""

@@ -55,6 +55,9 @@ class Passing:
     async def migrate(self, process: Process, target: Gpu) -> None:
         await self._inner.migrate(process, target._inner if isinstance(target, Passing) else target)
 
+    async def finds(self, process: Process) -> bool | None:
+        return await self._inner.finds(process)
+
     def forget(self, process: Process) -> None:
         self._inner.forget(process)
 

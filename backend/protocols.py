@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from backend.identity import Group, Process, Slice
-from backend.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Wanted
+from backend.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Wanted
 
 
 @attrs.frozen
@@ -133,6 +133,19 @@ class Ledger(Protocol):
         that another daemon goes on at once, with the same GPUs."""
 
 
+class Moves(Protocol):
+    """Who is on the way from one GPU to another, for the daemon after one that does not see the end of it."""
+
+    def left(self) -> Mapping[Process, Move]:
+        """Those that were begun, and not ended, between GPUs of ours."""
+
+    def begin(self, process: Process, move: Move) -> None:
+        """Noted before the books of the other GPU have anything of it."""
+
+    def end(self, process: Process) -> None:
+        """The books say where it is; nothing where nothing was begun."""
+
+
 class Host(Protocol):
     """What a Gpu may ask of the Controller."""
 
@@ -235,6 +248,10 @@ class Gpu(Protocol):
         there, ENOMEM for lack of room in the host, EBUSY or ETIMEDOUT where it does not come to a rest, EOPNOTSUPP
         where it has something that cannot be moved.
         """
+
+    async def finds(self, process: Process) -> bool | None:
+        """Whether a program that was to be moved is on this GPU, asked anew; None while nobody can say, since somebody
+        may be at it still, whoever had asked for that."""
 
     def forget(self, process: Process) -> None:
         """The process exited: drop what was remembered for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import attrs
 
@@ -197,6 +198,18 @@ class Footprint:
             _total(self.disputed, other.disputed),
             _total(self.exchanged, other.exchanged),
         )
+
+
+@attrs.frozen
+class Move:
+    """A program that is to go to another GPU: what is to be known of it until it is there, or has stayed."""
+
+    source: int
+    """Index of the GPU that it was on."""
+    target: int
+    """Index of the one that it goes to."""
+    before: Mapping[str, int] | None
+    """What was asked for it there before, by the names of :class:`Books`; None where it had no group there."""
 
 
 @attrs.frozen

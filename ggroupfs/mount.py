@@ -191,7 +191,9 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
     except OSError as error:
         raise MountError(error.strerror) from None
     try:
-        controller = Controller(backend.ledger, backend.gpus, seconds=options.deadline, scheduler=options.scheduler)
+        controller = Controller(
+            backend.ledger, backend.gpus, options.deadline, scheduler=options.scheduler, moves=backend.moves
+        )
         return controller, backend
     except OSError as error:
         backend.ledger.close()

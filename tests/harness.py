@@ -27,7 +27,7 @@ import backend.traffic
 from backend.controller import Controller
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
-from backend.protocols import Gpu, Host
+from backend.protocols import Gpu, Host, Moves
 from backend.records import Activity, Capability, Footprint, GpuInfo
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
@@ -118,6 +118,8 @@ class StubGpu:
         """Timeslices in force; absent for the default."""
         self.forgotten: list[Process] = []
         """Who was reported to be gone."""
+        self.found: dict[Process, bool | None] = {}
+        """Whether a process that was moved is here, where a test says it."""
         self.unsupported: set[str] = set()
         """Controls to disclaim."""
         self.unmanaged: set[Process] = set()
@@ -179,6 +181,9 @@ class StubGpu:
         assert process not in self.detached, "a frozen program never comes to a rest"
         await self._act("migrate", process, target.info.index)
         self.forget(process)
+
+    async def finds(self, process: Process) -> bool | None:
+        return self.found.get(process, False)
 
     def hand_over(self) -> None:
         self.handed_over = True
@@ -367,6 +372,7 @@ class Harness:
             "shown as frozen": len(follower._frozen),
             "held": len(follower._held),
             "lost": len([g for g in self.controller._losses if isinstance(g.node, Process)]),
+            "moves": len(self.controller._migrator._moves.left()),
             "moved": len([node for _, node in self.controller._migrator._moved if isinstance(node, Process)]),
             "to be applied": len(follower.background),
             "reclaimer locks": len([g for g in reclaimer._locks if isinstance(g.node, Process)]),
@@ -413,11 +419,12 @@ async def running(
     poll: bool = True,
     scheduler: bool = False,
     keeper: Keeper | None = None,
+    moves: Moves | None = None,
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
-    `keeper` knows owners and modes from before. The Notifier's waiting part runs only with a `mountpoint`, which it
-    truncates files in.
+    `keeper` knows owners and modes from before, `moves` who was on the way to another GPU. The Notifier's waiting part
+    runs only with a `mountpoint`, which it truncates files in.
     """
     gc.collect()
     before = descriptors()
@@ -427,7 +434,8 @@ async def running(
         mock.patch.object(backend.traffic, "cgroup_of", world.cgroup_of),
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
-        controller = Controller(ledger, gpus or [SoftGpu(0, SoftConfig(capacity=64 * MIB))], scheduler=scheduler)
+        gpus = gpus or (SoftGpu(0, SoftConfig(capacity=64 * MIB)),)
+        controller = Controller(ledger, gpus, scheduler=scheduler, moves=moves)
         tree, events = Tree(controller, keeper), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))

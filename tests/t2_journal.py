@@ -27,9 +27,10 @@ from backend.journal import format, state
 from backend.journal.file import RETRY_S, Busy, Journal, default_path
 from backend.journal.ledger import SOON_S, JournaledLedger
 from backend.journal.levers import Noted, Timeslices
-from backend.journal.state import FIELDS, Lever, Owned, State
+from backend.journal.moves import WrittenMoves
+from backend.journal.state import FIELDS, Lever, Moving, Owned, State
 from backend.protocols import Ledger
-from backend.records import Books, Wanted
+from backend.records import Books, Move, Wanted
 from tests.fake_nvidia import patient
 from tests.harness import StubGpu, refuses, settle, virtual
 from tests.strategies import history
@@ -170,6 +171,8 @@ def histories(draw: st.DrawFn) -> list[list[state.Operation]]:
                         state.put(key, draw(figures)),
                         state.lever((key[0], Process(5, 7)), Lever(draw(st.booleans()), 10, draw(st.booleans()))),
                         state.own((key[0], Process(5, 7)), draw(st.sampled_from(({}, {"c1d00019:5c000003": 777})))),
+                        state.moving(Process(5, 7), Moving("GPU-a", "GPU-b", draw(st.none() | figures))),
+                        state.moved(Process(5, 7)),
                         state.give(draw(st.sampled_from((key, key[1], "root"))), draw(names), Owned(1, None, 0o600)),
                         state.forget(key),
                     )
@@ -645,6 +648,48 @@ def test_what_tsgs_had_of_their_own(path: Path) -> None:
     notes.note(who, {})
     assert again.state.is_empty
     let_go(again)
+
+
+def test_who_is_on_the_way(path: Path, spawn: Spawn) -> None:
+    """By index here, by UUID in the file; not between GPUs that are not served; and not of the dead."""
+    journal, living, child = Journal(path, boot=BOOT), identify(os.getpid()), spawn()
+    dead = identify(child.pid)
+    moves = WrittenMoves(journal, {0: "GPU-a", 1: "GPU-b"})
+    for process in (living, dead):
+        moves.begin(process, Move(0, 1, {"high": 5, "frozen": True}))
+        journal.commit(state.gpu("GPU-a"), state.add(("GPU-a", process), ROOT))
+    let_go(journal)
+    child.kill()
+    child.wait()
+    again = Journal(path, boot=BOOT)
+    found = WrittenMoves(again, {3: "GPU-b", 0: "GPU-c", 1: "GPU-a"}).left()
+    assert found == {living: Move(1, 3, {"high": 5, "frozen": True})}
+    assert WrittenMoves(again, {0: "GPU-a"}).left() == {}
+    assert not again.state.is_empty
+    again.state.forget_gpu("GPU-b")
+    assert again.state.moves == {}
+    moves = WrittenMoves(again, {0: "GPU-a", 1: "GPU-b"})
+    moves.begin(living, Move(1, 0, None))
+    moves.end(living)
+    size = path.stat().st_size
+    moves.end(living)
+    assert (moves.left(), path.stat().st_size) == ({}, size)
+    let_go(again)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["moving", "/a", "GPU-a", "GPU-b", None],
+        ["moving", [5, 7], "GPU-a", "GPU-a", None],
+        ["moving", [5, 7], "GPU-a", "GPU-b", {"current": 1}],
+        ["moving", [5, 7], "GPU-a", "GPU-b", {"priority": 16}],
+        ["moved", "/a"],
+    ],
+)
+def test_a_move_that_makes_no_sense(wrong: list[Any]) -> None:
+    with pytest.raises(state.Nonsense):
+        State().apply(wrong)
 
 
 def test_what_a_ledger_inherits(path: Path) -> None:

@@ -13,9 +13,10 @@ import trio
 from trio.testing import MockClock
 
 from backend.identity import Process
-from backend.nvidia import rm
+from backend.nvidia import checkpoint, rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.gpu import NvidiaGpu
+from backend.nvidia.mover import BEGUN_S
 from backend.nvidia.nvml import Nvml, sysfs_address
 from backend.nvidia.opening import open_gpus
 from backend.records import Capability
@@ -703,5 +704,24 @@ def test_one_that_cannot_be_moved_is_refused_before_anything_is_done() -> None:
             assert refused.value.errno == errno.EOPNOTSUPP
             rig.gpus[0].managed = rig.gpus[1].managed
             assert process in rig.gpus[0]._roster._since
+
+    drive(test)
+
+
+def test_where_a_program_that_was_moved_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NVML says at that moment, and not before it can be known that nobody is at it."""
+    monkeypatch.setattr(checkpoint, "left", tuple)
+
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 1)
+        async with running(rig):
+            assert [await gpu.finds(program.identity) for gpu in rig.gpus] == [None, None]
+            await trio.sleep(BEGUN_S + 0.1)
+            assert [await gpu.finds(program.identity) for gpu in rig.gpus] == [False, True]
+            rig.nvml.compute = {0: [(5, 100)]}
+            assert [await gpu.finds(program.identity) for gpu in rig.gpus] == [True, False]
+            rig.gpus[0].lost = True
+            assert await rig.gpus[0].finds(program.identity) is None
+            rig.gpus[0].lost = False
 
     drive(test)

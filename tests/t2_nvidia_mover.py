@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from backend.identity import Process
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint.records import Action, Outcome, Request, State, Step
-from backend.nvidia.mover import AGAIN_S, LOCK_S, Mover
+from backend.nvidia.mover import AGAIN_S, BEGUN_S, LOCK_S, Mover
 from backend.records import GpuInfo
 
 GIB = 1 << 30
@@ -152,6 +152,27 @@ def test_whom_a_daemon_before_has_left(agents: Agents) -> None:
                 await mover.move(PROCESS, gpu(0), gpu(1), GIB)
             await trio.sleep(60)
             assert [name for name, *_ in agents.asked] == ["recover", "recover", "move"]
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_who_may_be_moved_still(agents: Agents) -> None:
+    """An agent that the daemon before has just started has no file yet; afterwards whoever has one."""
+
+    async def main() -> None:
+        mover = Mover(0, lambda _: GIB)
+        assert mover.is_at(PROCESS)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mover.run)
+            await trio.sleep(BEGUN_S - 0.1)
+            assert mover.is_at(PROCESS)
+            await trio.sleep(0.2)
+            assert not mover.is_at(PROCESS)
+            request = Request(Action.MOVE, PROCESS, "GPU-0", "GPU-1", GIB)
+            agents.entries = [checkpoint.Left(request, Step.LOCK, "GPU-0", busy=True)]
+            assert mover.is_at(PROCESS)
+            assert not mover.is_at(Process(4242, 2))
             nursery.cancel_scope.cancel()
 
     run(main)

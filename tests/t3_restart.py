@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import trio
 
+import backend.identity
 from backend.identity import ROOT, Group, Process, Slice
+from backend.journal.file import Journal
+from backend.journal.ledger import JournaledLedger
+from backend.journal.levers import Noted
+from backend.journal.moves import WrittenMoves
+from backend.journal.state import Operation
 from backend.protocols import Gpu, Inherited
 from backend.records import MAX, NOBODY, Wanted
 from backend.soft.account import Account
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
-from tests.harness import MIB, Harness, StubGpu, World, raises, refuses, running, settle, until, virtual
+from tests.harness import MIB, Harness, StubGpu, World, hang, raises, refuses, running, settle, until, virtual
+from tests.t2_journal import BOOT, MEMORY, let_go
 from tests.t3_controller import Spawn
+from tests.t3_migrate import ASKED, stubs
 
 
 class SurvivingLedger(SoftLedger):
@@ -380,3 +393,203 @@ async def test_giving_away_is_in_the_books(spawn: Spawn) -> None:
         await chown(h, "slice", 1000, 100)
         assert await uid_of(h, "slice") == 1000
         assert h.ledger.books(Group(0, ROOT)).uid == NOBODY
+
+
+# Killed while a program goes from one GPU to another
+
+NAMES = {0: "GPU-0", 1: "GPU-1"}
+
+
+class Watched(Journal):
+    """A journal that remembers how its file was after each change."""
+
+    def __init__(self, path: Path) -> None:
+        self.pages: list[bytes] = []
+        super().__init__(path, boot=BOOT)
+
+    def commit(self, *operations: Operation) -> None:
+        super().commit(*operations)
+        self.pages.append(self.path.read_bytes())
+
+
+@contextlib.contextmanager
+def a_journal() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ggroup-restart-", dir=MEMORY) as folder:
+        yield Path(folder) / "one.journal"
+
+
+def journaled(
+    journal: Journal, world: World, gpus: tuple[StubGpu, ...]
+) -> contextlib.AbstractAsyncContextManager[Harness]:
+    """A daemon on a journal, with all that it writes there."""
+    noted = [Noted(gpu, journal) for gpu in gpus]
+    moves = WrittenMoves(journal, NAMES)
+    return running(*noted, ledger=JournaledLedger(journal, NAMES), world=world, moves=moves, scheduler=True)
+
+
+async def asked(h: Harness, pid: int, *, made: bool) -> None:
+    """A program on GPU 0, with all that can be asked for it. `made`: by mkdir, so that it has a directory on GPU 1 too,
+    where something is asked for it."""
+    if made:
+        h.controller.make_process(pid)
+        await h.write(f"{pid}/1/gmem.limit.high", 8 * MIB)
+    await h.arrive(pid, "/jobs", gmem=MIB)
+    for name, value in ASKED.items():
+        await h.write(f"{pid}/0/{name}", value.strip())
+    await settle()
+
+
+async def is_on(h: Harness, gpus: tuple[StubGpu, StubGpu], process: Process, here: int, *, made: bool = False) -> None:
+    """A process has a directory on this GPU, with all that is asked for it, and nothing on the other one (or, `made`,
+    what it had there before)."""
+    pid, there = process.pid, 1 - here
+    assert await h.listdir(str(pid)) == (["0", "1"] if made else [str(here)])
+    assert {name: await h.read(f"{pid}/{here}/{name}") for name in ASKED} == ASKED
+    assert (gpus[here].detached, gpus[here].timeslices) == ({process}, {process: 4000})
+    assert "frozen 1" in await h.read(f"{pid}/{here}/compute.events")
+    assert (gpus[there].detached, gpus[there].timeslices) == (set(), {})
+    assert await h.read(f"slice/jobs/{there}/gmem.current") == "0\n"
+    if made:
+        assert await h.read(f"{pid}/{there}/gmem.limit.high") == f"{8 * MIB}\n"
+        assert await h.read(f"{pid}/{there}/compute.freeze") == "0\n"
+    assert h.leftovers()["moves"] == 0
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["alone", "made"])
+@virtual
+async def test_killed_at_any_moment_of_a_move(spawn: Spawn, made: bool) -> None:
+    """The next daemon waits while an agent is at it, and then the process is where the agent has left it: there alone,
+    with what is asked for it. For each change of the journal, from before the move to its end."""
+    world, pid = World(), spawn().pid
+    process = backend.identity.identify(pid)
+    with a_journal() as path:
+        journal = Watched(path)
+        async with journaled(journal, world, stubs()) as h:
+            await asked(h, pid, made=made)
+            journal.pages = journal.pages[-1:]
+            await h.write(f"{pid}/0/compute.migrate", 1)
+            pages = journal.pages
+            h.kill()
+        let_go(journal)
+        assert len(pages) > 8
+        undecided = 0
+        for page in pages:
+            for outcome in (0, 1):
+                path.write_bytes(page)
+                path.chmod(0o600)
+                journal = Journal(path, boot=BOOT)
+                on_the_way = process in journal.state.moves and ("GPU-0", process) in journal.state.groups
+                undecided += on_the_way
+                if not on_the_way and ("GPU-0", process) in journal.state.groups and outcome == 1:
+                    let_go(journal)
+                    continue  # the agent was not started
+                if ("GPU-0", process) not in journal.state.groups and outcome == 0:
+                    let_go(journal)
+                    continue  # it had come to its end
+                gpus = stubs()
+                gpus[0].found[process] = gpus[1].found[process] = None
+                async with journaled(journal, world, gpus) as h:
+                    await h.controller.arrive(process, 0 if on_the_way else outcome)
+                    await trio.sleep(7)
+                    if on_the_way:
+                        assert h.leftovers()["moves"] == 1, "somebody is at it still"
+                        assert await h.refused(f"{pid}/0/compute.migrate", 1) == errno.EBUSY
+                    for gpu in gpus:
+                        gpu.found[process] = gpu.info.index == outcome
+                    await h.controller.arrive(process, outcome)
+                    await trio.sleep(2)
+                    await is_on(h, gpus, process, outcome, made=made and outcome == 0)
+                    h.kill()
+                assert journal.state.moves == {}
+                let_go(journal)
+        assert undecided > 8
+
+
+@pytest.mark.parametrize("outcome", [0, 1], ids=["stays", "went"])
+@virtual
+async def test_killed_on_the_way_with_the_kernel_s_books(spawn: Spawn, outcome: int) -> None:
+    """They have both groups, and what was booked: the journal, which is there with any ledger, says what they are."""
+    gpus = stubs()
+    machine, process = Machine(*gpus), backend.identity.identify(spawn().pid)
+    with a_journal() as path:
+        journal = Journal(path, boot=BOOT)
+        moves = WrittenMoves(journal, NAMES)
+        async with running(*gpus, ledger=machine.ledger, world=machine.world, moves=moves, scheduler=True) as h:
+            await asked(h, process.pid, made=False)
+            moment: list[tuple[dict[Group, Account], bytes]] = []
+
+            async def killed() -> None:
+                moment.append((copy.deepcopy(machine.ledger._accounts), path.read_bytes()))
+                h.kill()
+                await hang()
+
+            gpus[0].script("migrate", killed)
+            await h.write(f"{process.pid}/0/compute.migrate", 1)
+        let_go(journal)
+        machine.ledger._accounts = moment[0][0]
+        path.write_bytes(moment[0][1])
+        journal = Journal(path, boot=BOOT)
+        gpus[0].found[process] = gpus[1].found[process] = None
+        moves = WrittenMoves(journal, NAMES)
+        async with running(*gpus, ledger=machine.ledger, world=machine.world, moves=moves, scheduler=True) as h:
+            await trio.sleep(7)
+            assert sorted(await h.listdir(str(process.pid))) == ["0", "1"], "somebody is at it still"
+            assert await h.read("slice/jobs/1/gmem.current") == f"{MIB}\n", "it is booked"
+            for gpu in gpus:
+                gpu.found[process] = gpu.info.index == outcome
+            await h.controller.arrive(process, outcome)
+            await trio.sleep(2)
+            assert await h.listdir(str(process.pid)) == [str(outcome)]
+            assert await h.read(f"slice/jobs/{outcome}/gmem.current") == f"{MIB}\n"
+            await is_on(h, gpus, process, outcome)
+        let_go(journal)
+
+
+@pytest.mark.parametrize("outcome", [0, 1], ids=["stays", "went"])
+@pytest.mark.parametrize("upgraded", [False, True], ids=["ended", "upgraded"])
+@virtual
+async def test_a_daemon_that_ends_while_an_agent_is_at_it(spawn: Spawn, upgraded: bool, outcome: int) -> None:
+    """The agent goes on, and where it has left the process the next daemon finds it, with what is asked for it."""
+    gpus, world, process = stubs(), World(), backend.identity.identify(spawn().pid)
+    with a_journal() as path:
+        journal = Journal(path, boot=BOOT)
+        async with journaled(journal, world, gpus) as h:
+            await asked(h, process.pid, made=False)
+
+            async def ends() -> None:
+                if upgraded:
+                    h.controller.hand_over()
+                h.scope.cancel()
+                await hang()
+
+            gpus[0].script("migrate", ends)
+            await h.write(f"{process.pid}/0/compute.migrate", 1)
+        let_go(journal)
+        assert (gpus[0].detached, gpus[1].detached) == (set(), set())
+        journal = Journal(path, boot=BOOT)
+        for gpu in gpus:
+            gpu.found[process] = gpu.info.index == outcome
+        async with journaled(journal, world, gpus) as h:
+            await h.controller.arrive(process, outcome)
+            await trio.sleep(2)
+            await is_on(h, gpus, process, outcome)
+        let_go(journal)
+
+
+@virtual
+async def test_an_agent_that_comes_back_after_nobody_waited(spawn: Spawn) -> None:
+    """The write has failed, and the move is done all the same: its directory goes there."""
+    gpus = stubs()
+    process = backend.identity.identify(spawn().pid)
+    async with running(*gpus, scheduler=True) as h:
+        await asked(h, process.pid, made=False)
+        gpus[0].found[process] = gpus[1].found[process] = None
+        gpus[0].script("migrate", refuses(errno.ETIMEDOUT))
+        assert await h.refused(f"{process.pid}/0/compute.migrate", 1) == errno.ETIMEDOUT
+        await trio.sleep(5)
+        assert await h.listdir(str(process.pid)) == ["0"]
+        h.controller.uncharge(process, 0, MIB, swapped=False)  # as the driver has it
+        await h.controller.arrive(process, 1)
+        gpus[0].found[process], gpus[1].found[process] = False, True
+        await trio.sleep(2)
+        await is_on(h, gpus, process, 1)

@@ -6,6 +6,7 @@ levers, and whom files were given to.
     file.py        the file: locked, appended to, compacted
     ledger.py      a SoftLedger that writes down what changes
     levers.py      a Gpu that writes down what is about to move, and what holds
+    moves.py       who is on the way from one GPU to another
     attributes.py  owners and modes of files
 
 A journal is of one boot: pids, channels and contexts do not outlive the machine, so there is nothing that a later one

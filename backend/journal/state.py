@@ -74,6 +74,18 @@ class Owned:
     """Whose it was by delegation who set this: it holds while it is his. None: it holds whosever it is."""
 
 
+@attrs.frozen
+class Moving:
+    """A program that was to go to another GPU, and nobody has seen the end of it."""
+
+    source: str
+    """UUID of the GPU that it was on."""
+    target: str
+    """UUID of the one that it was to go to."""
+    before: Mapping[str, int] | None
+    """What was asked for it there before, by the names of :class:`Books`; None where it had no group there."""
+
+
 UNTOUCHED = Lever()
 
 
@@ -116,6 +128,17 @@ def own(key: Key, timeslices: Mapping[str, int]) -> Operation:
     return ["own", key[0], _raw(key[1]), dict(timeslices)]
 
 
+def moving(process: Process, move: Moving) -> Operation:
+    """A process is about to go to another GPU."""
+    before = None if move.before is None else dict(move.before)
+    return ["moving", _raw(process), move.source, move.target, before]
+
+
+def moved(process: Process) -> Operation:
+    """It is there, or has stayed, and the books say so."""
+    return ["moved", _raw(process)]
+
+
 def give(subject: Subject, file: str, owned: Owned | None) -> Operation:
     """A file in a directory, or (empty) the directory itself, is somebody's; None: as it was at first."""
     value = None if owned is None else [*attrs.astuple(owned)]
@@ -137,6 +160,8 @@ class State:
     """What holds, where it is not as it always was."""
     own: dict[Key, dict[str, int]] = attrs.field(factory=dict)
     """Timeslices that are to be given back."""
+    moves: dict[Process, Moving] = attrs.field(factory=dict)
+    """Who is on the way from one GPU to another."""
     given: dict[Subject, dict[str, Owned]] = attrs.field(factory=dict)
     """Owners and modes, by directory and file."""
 
@@ -161,6 +186,10 @@ class State:
                     _within(us, range(_LARGEST))
                     _expect(_NAME.fullmatch(name) is not None)
                 _enter(self.own, (uuid, _node(process)), dict(timeslices), bool(timeslices))
+            case ["moving", [_, _] as process, str(source), str(target), dict() | None as before]:
+                self._moving(_process(process), Moving(source, target, before))
+            case ["moved", [_, _] as process]:
+                self.moves.pop(_process(process), None)
             case ["give", subject, str(file), [uid, gid, permissions, lent]]:
                 ids = [_or_none(one, NOBODY) for one in (uid, gid, lent)]
                 found_ = Owned(ids[0], ids[1], _or_none(permissions, 0o10000), ids[2])
@@ -179,7 +208,7 @@ class State:
     def is_empty(self) -> bool:
         """Whether the next daemon would find nothing in it."""
         books = any(entry.fields or entry.above for entry in self.groups.values())
-        return not (books or self.levers or self.own or self.given)
+        return not (books or self.levers or self.own or self.moves or self.given)
 
     def operations(self) -> Iterator[Operation]:
         """What makes this state of an empty one."""
@@ -196,6 +225,8 @@ class State:
             yield lever(key, held)
         for key, timeslices in self.own.items():
             yield own(key, timeslices)
+        for process, move in self.moves.items():
+            yield moving(process, move)
         for subject, files in self.given.items():
             for file, owned in files.items():
                 yield give(subject, file, owned)
@@ -219,12 +250,16 @@ class State:
             for table in (self.groups, self.levers, self.own, self.given):
                 table.pop(key, None)
             self.given.pop(key[1], None)
+            if isinstance(key[1], Process):
+                self.moves.pop(key[1], None)
 
     def forget_gpu(self, uuid: str) -> None:
         """A GPU is gone, with its books."""
         for table in (self.groups, self.levers, self.own, self.given):
             for key in [key for key in table if isinstance(key, tuple) and key[0] == uuid]:
                 del table[key]
+        for process in [process for process, move in self.moves.items() if uuid in (move.source, move.target)]:
+            del self.moves[process]
         nodes = {node for _, node in self.groups}
         for subject in list(self.given):
             if not nodes or (isinstance(subject, (Process, Slice)) and subject not in nodes):
@@ -256,12 +291,16 @@ class State:
 
     def _put(self, key: Key, fields: Mapping[str, Any]) -> None:
         entry = self.groups.get(key)
-        _expect(entry is not None and fields.keys() <= set(FIELDS))
+        _expect(entry is not None)
         assert entry is not None
-        for name, value in fields.items():
-            _within(int(value) if name in FLAGS and isinstance(value, bool) else value, _RANGES[name])
+        _check(fields)
         for name, value in fields.items():
             _enter(entry.fields, name, value, value != getattr(_BOOKS, name))
+
+    def _moving(self, process: Process, move: Moving) -> None:
+        _expect(move.source != move.target)
+        _check(move.before or {})
+        self.moves[process] = move
 
 
 _RANGES = {name: range(NOBODY + 1) if name in ("uid", "gid") else RANGES.get(name, range(_LARGEST)) for name in FIELDS}
@@ -273,6 +312,12 @@ def _enter(table: dict[Any, Any], key: Any, value: Any, wanted: bool) -> None:
         table[key] = value
     else:
         table.pop(key, None)
+
+
+def _check(fields: Mapping[str, Any]) -> None:
+    _expect(fields.keys() <= set(FIELDS))
+    for name, value in fields.items():
+        _within(int(value) if name in FLAGS and isinstance(value, bool) else value, _RANGES[name])
 
 
 def _expect(holds: bool) -> None:
@@ -306,6 +351,13 @@ def _node(raw: object) -> Node:
         case [int(pid), int(start)]:
             return Process(_within(pid, range(1, 1 << 31)), _within(start, range(1 << 63)))
     raise Nonsense("no process and no slice")
+
+
+def _process(raw: object) -> Process:
+    found = _node(raw)
+    _expect(isinstance(found, Process))
+    assert isinstance(found, Process)
+    return found
 
 
 def _slice(path: str) -> Slice:

@@ -365,6 +365,11 @@ class NvidiaGpu:
         await self.mover.move(process, self.info, target.info, self._roster.held(process))
         self.forget(process)
 
+    async def finds(self, process: Process) -> bool | None:
+        if self.lost or self.mover.is_at(process):
+            return None
+        return process.pid in await self._nvml.usage(self.info.index)
+
     async def _change(self, process: Process, *, frozen: bool | None = None, timeslice_us: int | None = None) -> None:
         self._require()
         tenant = self._tenant(process)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Callable
 
 import trio
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 LOCK_S = 5.0
 """Seconds in which a program has to come to a rest: what it has given to the GPU ends, and its calls return."""
+BEGUN_S = 2.0
+"""Seconds in which an agent that a daemon before us has started is known to be at it."""
 AGAIN_S = 5.0
 """Seconds between two tries to have one run that waits in the host."""
 
@@ -36,6 +39,7 @@ class Mover:
         self._room = room
         self._look = trio.Event()
         self._look.set()  # at whom a daemon before us has left
+        self._sure = math.inf  # when all agents of a daemon before us are known, by trio's clock
 
     async def move(self, process: Process, source: GpuInfo, target: GpuInfo, held: int) -> None:
         """Returns once the process, which holds so many bytes on `source`, runs on `target`. OSError as for
@@ -55,9 +59,17 @@ class Mover:
             raise
         log.info("pid %d is on GPU %d now, was on %d: %s", process.pid, target.index, source.index, _told(done))
 
+    def is_at(self, process: Process) -> bool:
+        """Whether an agent is, or may be, at a process, or has left it where it cannot run."""
+        try:
+            return trio.current_time() < self._sure or any(one.request.process == process for one in checkpoint.left())
+        except OSError:  # it is not known
+            return True
+
     async def run(self) -> None:
         """Has programs run that something was begun with, until cancelled. At first those, too, that were suspended by
         a daemon before us: who is to be frozen still is so soon after."""
+        self._sure = trio.current_time() + BEGUN_S
         suspended = True
         while True:
             await self._look.wait()

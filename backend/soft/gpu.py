@@ -262,6 +262,9 @@ class SoftGpu:
                 if self._tenants.get(process) is tenant:
                     self._attach(process, True)
 
+    async def finds(self, process: Process) -> bool | None:
+        return self._holds_work(process)
+
     def _holds_work(self, process: Process) -> bool:
         """Whether a process has contexts or memory here: two of one would have to become one."""
         tenant = self._tenants.get(process)
