@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import re
 import struct
 import subprocess
 import tempfile
@@ -172,6 +174,8 @@ class Machine:
     spawn: Callable[..., subprocess.Popen[bytes]]
     fake: Minded
     nvml: FakeNvml = attrs.field(factory=lambda: FakeNvml(count=1))
+    scheduler: bool = False
+    """Whether daemons have one."""
     world: World = attrs.field(factory=World)
     said: dict[str, str] = attrs.field(factory=dict)
     """What was written and acknowledged, by path."""
@@ -183,22 +187,35 @@ class Machine:
     """What was asked and not answered: path and value, of whatever kind."""
     programs: dict[str, Program] = attrs.field(factory=dict)
     """By a name of ours."""
+    on: dict[str, int] = attrs.field(factory=dict)
+    """The GPU of each."""
     processes: dict[str, subprocess.Popen[bytes]] = attrs.field(factory=dict)
 
-    def start(self, name: str, cgroup: str = "/") -> None:
+    @property
+    def gpus(self) -> range:
+        """Their indices."""
+        return range(self.nvml.count)
+
+    def group(self, name: str) -> Group:
+        """Of a program, on its GPU."""
+        return Group(self.on[name], self.programs[name].identity)
+
+    def start(self, name: str, cgroup: str = "/", gpu: int = 0) -> None:
         """A program makes a context."""
+        self.on[name] = gpu
         self.processes[name] = self.spawn()
         process = backend.identity.identify(self.processes[name].pid)
         self.world.cgroups[process.pid] = backend.identity.Slice(cgroup)
-        self.programs[name] = self.fake.program(process.pid, 0, start=process.start)
-        self.nvml.compute.setdefault(0, []).append((process.pid, MIB))
+        self.programs[name] = self.fake.program(process.pid, gpu, start=process.start)
+        self.nvml.compute.setdefault(gpu, []).append((process.pid, MIB))
 
     def end(self, name: str) -> None:
         """A program ends."""
         pid = self.programs.pop(name).pid
         self.processes[name].kill()
         self.processes[name].wait()
-        self.nvml.compute[0] = [(other, held) for other, held in self.nvml.compute[0] if other != pid]
+        gpu = self.on.pop(name)
+        self.nvml.compute[gpu] = [(other, held) for other, held in self.nvml.compute[gpu] if other != pid]
         self.fake.kill(pid)
         for table in (self.said, self.owned):
             for path in [path for path in table if path.startswith(f"{pid}/")]:
@@ -212,12 +229,14 @@ class Machine:
         journal = Mortal(self.path, life)
         h: Harness | None = None
         try:
-            (gpu,) = await open_gpus(system=driver, nvml=Nvml(self.nvml), selftest=False)  # type: ignore[arg-type]
-            names = {0: gpu.info.uuid}
-            gpu.notes = Timeslices(journal, names[0])
+            gpus = await open_gpus(system=driver, nvml=Nvml(self.nvml), selftest=False)  # type: ignore[arg-type]
+            names = {gpu.info.index: gpu.info.uuid for gpu in gpus}
+            for gpu in gpus:
+                gpu.notes = Timeslices(journal, gpu.info.uuid)
             ledger = JournaledLedger(journal, names)
             keeper = Attributes(journal, names)
-            async with running(Noted(gpu, journal), ledger=ledger, world=self.world, keeper=keeper) as h:
+            noted = [Noted(gpu, journal) for gpu in gpus]
+            async with running(*noted, ledger=ledger, world=self.world, keeper=keeper, scheduler=self.scheduler) as h:
                 yield h
             ledger.close(released=h.controller.released)
             journal.close()
@@ -252,7 +271,7 @@ class Machine:
 
 
 def pid_of(machine: Machine, name: str) -> str:
-    return f"{machine.programs[name].pid}/0"
+    return f"{machine.programs[name].pid}/{machine.on[name]}"
 
 
 async def past(machine: Machine, h: Harness) -> None:
@@ -286,6 +305,25 @@ async def past(machine: Machine, h: Harness) -> None:
     await machine.write(h, "slice/job/0/compute.freeze", "0")
     await machine.write(h, "slice/job/0/compute.timeslice", "default")
     await machine.write(h, "slice/made/0/compute.freeze", "1")
+    await machine.write(h, "slice/made/0/gmem.limit.low", "4194304")
+
+
+async def wider(machine: Machine, h: Harness) -> None:
+    """The same on a machine with another GPU and a scheduler, so that shares are asked for too."""
+    machine.start("d", "/job", gpu=1)
+    await trio.sleep(0.25)
+    d = pid_of(machine, "d")
+    await machine.write(h, "slice/job/0/compute.priority", "3")
+    await machine.write(h, "slice/job/1/compute.weight", "300")
+    await machine.write(h, f"{d}/compute.priority", "12")
+    await machine.write(h, f"{d}/compute.freeze", "1")
+    await machine.write(h, "slice/job/1/gmem.limit.low", "8388608")
+    await past(machine, h)
+    await machine.write(h, f"{d}/compute.freeze", "0")
+    await machine.write(h, f"{d}/compute.weight", "50")
+    await machine.write(h, f"{d}/compute.timeslice", "2")
+    await machine.write(h, "slice/job/1/compute.freeze", "1")
+    await machine.write(h, "slice/job/1/compute.weight", "100")
 
 
 def candidates(machine: Machine, path: str, name: str) -> set[str]:
@@ -299,9 +337,9 @@ def candidates(machine: Machine, path: str, name: str) -> set[str]:
 def to_stand_still(machine: Machine) -> frozenset[int]:
     """Pids of those that some level has frozen, whatever became of what was under way."""
     found = set()
-    for program in machine.programs.values():
-        cgroup = machine.world.cgroups.get(program.pid, ROOT).path
-        levels = [f"{program.pid}/0", f"slice{cgroup}/0"] if cgroup != "/" else [f"{program.pid}/0"]
+    for name, program in machine.programs.items():
+        cgroup, gpu = machine.world.cgroups.get(program.pid, ROOT).path, machine.on[name]
+        levels = [pid_of(machine, name), *([f"slice{cgroup}/{gpu}"] if cgroup != "/" else [])]
         if not any(program.running()) and any(
             candidates(machine, level, "compute.freeze") == {"1"} for level in levels
         ):
@@ -323,21 +361,37 @@ async def agrees(machine: Machine, h: Harness) -> None:
     for path, uid in machine.owned.items():
         allowed = {uid, int(doing[1].split()[1])} if doing[0] == path and "chown" in doing[1] else {uid}
         assert (await h.operations.getattr(await h.inode(path), h.ctx)).st_uid in allowed, path
-    for group in [f"slice/{slice_}/0" for slice_ in slices] + [f"{pid}/0" for pid in h.controller.population.pids()]:
+    groups = [f"slice/{slice_}/{gpu}" for slice_ in slices for gpu in machine.gpus]
+    for group in groups + [pid_of(machine, name) for name in machine.programs]:
         for name in FILES:
             assert await asked(h, group, name) in candidates(machine, group, name), (group, name)
+    await obeys(machine, h)
+    for name, program in machine.programs.items():
+        if not h.controller.applied_timeslice(machine.group(name)):
+            assert timeslices(program) == own_timeslices(name, len(timeslices(program))), name
+
+
+async def obeys(machine: Machine, h: Harness) -> None:
+    """The hardware does what the files say, whatever they say, and no channel is off more than once."""
     assert set(h.controller.population.pids()) == {program.pid for program in machine.programs.values()}
     for name, program in machine.programs.items():
-        group = Group(0, program.identity)
+        group = machine.group(name)
+        assert await h.listdir(str(program.pid)) == [str(group.gpu)], name
         path = h.controller.population.path(group)
         frozen = any(h.ledger.books(level).frozen for level in path)
         states = {program.objects[channel].disabled for channel in program.channels()}
-        assert states == {int(frozen)}, (name, states, frozen)
-        assert f"frozen {int(frozen)}" in await h.read(f"{program.pid}/0/compute.events"), name
-        us = h.controller.applied_timeslice(group)
-        assert us == expected_timeslice(h, group), name
-        gr = [o.timeslice for o in program.objects.values() if o.class_ == rm.CLASS_TSG and o.timeslice != 1024]
-        assert gr == ([split_timeslice(us, len(gr))] * len(gr) if us else own_timeslices(name, len(gr))), name
+        off = frozen or h.controller._follower.place(group).off
+        assert states == {int(off)}, (name, states, off)
+        assert f"frozen {int(frozen)}" in await h.read(f"{pid_of(machine, name)}/compute.events"), name
+        us, asked = h.controller.applied_timeslice(group), expected_timeslice(h, group)
+        assert us == asked or (machine.scheduler and not asked), name  # else the scheduler's
+        gr = timeslices(program)
+        assert not us or gr == [split_timeslice(us, len(gr))] * len(gr), name
+
+
+def timeslices(program: Program) -> list[int]:
+    """Those of its GR TSGs."""
+    return [o.timeslice for o in program.objects.values() if o.class_ == rm.CLASS_TSG and o.timeslice != 1024]
 
 
 async def asked(h: Harness, path: str, name: str) -> str:
@@ -368,8 +422,7 @@ def is_released(machine: Machine) -> None:
     """After a clean end: everybody runs, and has what it had of its own."""
     for name, program in machine.programs.items():
         assert all(program.running()), name
-        gr = [o.timeslice for o in program.objects.values() if o.class_ == rm.CLASS_TSG and o.timeslice != 1024]
-        assert gr == own_timeslices(name, len(gr)), name
+        assert timeslices(program) == own_timeslices(name, len(timeslices(program))), name
 
 
 def in_virtual_time(main: Callable[[], Any]) -> None:
@@ -379,7 +432,10 @@ def in_virtual_time(main: Callable[[], Any]) -> None:
 
 
 @contextlib.contextmanager
-def a_machine(spawn: Callable[..., subprocess.Popen[bytes]], readback: bool = True) -> Iterator[Machine]:
+def a_machine(
+    spawn: Callable[..., subprocess.Popen[bytes]], readback: bool = True, *, wide: bool = False
+) -> Iterator[Machine]:
+    """`wide`: with two GPUs, and a scheduler."""
     fake = Minded(readback)
     small = {"FIRST_RUN": 64, "WIDE_RUN": 32}  # handles are tried in Python here
     with (
@@ -387,7 +443,7 @@ def a_machine(spawn: Callable[..., subprocess.Popen[bytes]], readback: bool = Tr
         mock.patch.multiple("backend.nvidia.discover", **small),
         mock.patch.object(backend.nvidia.checkpoint, "left", tuple),
     ):
-        yield Machine(Path(folder) / "one.journal", spawn, fake)
+        yield Machine(Path(folder) / "one.journal", spawn, fake, FakeNvml(count=1 + wide), scheduler=wide)
 
 
 def live(machine: Machine, life: Life, story: Callable[[Machine, Harness], Any]) -> None:
@@ -432,11 +488,11 @@ def again(machine: Machine, *, further: bool, readback: bool = True) -> None:
             await h.gone(gone)
         for slice_ in await h.listdir("slice"):
             await h.operations.rmdir(await h.inode("slice"), slice_.encode(), h.ctx)
-        assert (h.leftovers()["accounts"], h.leftovers()["owners"]) == (1, 0)
+        assert (h.leftovers()["accounts"], h.leftovers()["owners"]) == (len(machine.gpus), 0)
 
     live(machine, Life(), leave)
     journal = Journal(machine.path, boot="b")
-    assert set(journal.state.groups) == {("GPU-0", ROOT)}
+    assert set(journal.state.groups) == {(f"GPU-{gpu}", ROOT) for gpu in machine.gpus}
     assert (journal.state.levers, journal.state.own, journal.state.given) == ({}, {}, {}), "nothing is left of anybody"
     let_go(journal)
 
@@ -465,18 +521,24 @@ def sleepers() -> Iterator[Spawn]:
             process.wait()
 
 
-@pytest.fixture(scope="module")
-def points() -> int:
-    """How many there are in a whole life."""
+def whole_life(*, wide: bool = False) -> int:
+    """How many points there are in one."""
     life = Life()
-    with sleepers() as spawn, a_machine(spawn) as machine:
-        live(machine, life, past)
+    with sleepers() as spawn, a_machine(spawn, wide=wide) as machine:
+        live(machine, life, wider if wide else past)
         is_released(machine)
     assert life.points > 150
     return life.points
 
 
+@pytest.fixture(scope="module")
+def points() -> int:
+    return whole_life()
+
+
 PARTS = 20
+WIDE_STEP = 17
+CUTS = 3
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -492,10 +554,47 @@ def test_killed_where_nothing_can_be_asked(points: int) -> None:
         one_death(at, readback=False)
 
 
-def one_death(at: int, readback: bool = True) -> None:
-    with sleepers() as spawn, a_machine(spawn, readback) as machine:
+def test_killed_where_shares_are_asked_for(points: int) -> None:
+    """With two GPUs, and a scheduler that has timeslices set all the time: at some of the points."""
+    for at in range(1, whole_life(wide=True) + 1, WIDE_STEP):
+        one_death(at, wide=True)
+
+
+@pytest.mark.parametrize("part", range(CUTS))
+def test_a_journal_that_is_cut_off_after_a_driver_that_went_on(points: int, part: int) -> None:
+    """It says what was true at some moment, and the driver is where it was when the daemon was killed: what the next
+    daemon says that it found holds, and nobody is left off the runlist in the end."""
+    rng = random.Random(part)
+    for at in range(points // 4 + part, points + 1, 4 * CUTS):
+        with sleepers() as spawn, a_machine(spawn) as machine:
+            live(machine, Life(at), past)
+            data = machine.path.read_bytes()
+            ends = [found.end() for found in re.finditer(b"\n", data)]
+            cut = rng.choice((rng.choice(ends), rng.randrange(len(data))))
+            os.truncate(machine.path, cut)
+            try:
+                live(machine, Life(), hold)
+                assert all(all(program.running()) for program in machine.programs.values())
+            except BaseException as error:
+                error.add_note(f"killed at point {at}, cut off at byte {cut} of {len(data)}: {data[:cut]!r}")
+                raise
+
+
+async def hold(machine: Machine, h: Harness) -> None:
+    """Whoever is frozen by what was left, or is frozen now, stands still; whoever is let go runs."""
+    await settle()
+    await trio.sleep(1.2)
+    await obeys(machine, h)
+    for value in ("1", "0"):
+        for name in machine.programs:
+            await h.write(f"{pid_of(machine, name)}/compute.freeze", value)
+        await obeys(machine, h)
+
+
+def one_death(at: int, readback: bool = True, *, wide: bool = False) -> None:
+    with sleepers() as spawn, a_machine(spawn, readback, wide=wide) as machine:
         life = Life(at)
-        live(machine, life, past)
+        live(machine, life, wider if wide else past)
         try:
             again(machine, further=at % 4 == 0, readback=readback)
         except BaseException as error:

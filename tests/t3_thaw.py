@@ -21,7 +21,7 @@ from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
 from ggroupfs import thaw
 from ggroupfs.finding import Finding
-from tests.fake_nvidia import FakeNvml, FakeSystem, Program
+from tests.fake_nvidia import FakeNvml, FakeSystem
 from tests.t2_journal import let_go
 from tests.t3_killed import (
     Life,
@@ -33,6 +33,7 @@ from tests.t3_killed import (
     own_timeslices,
     past,
     sleepers,
+    timeslices,
 )
 
 FREEZES = 40
@@ -66,10 +67,6 @@ def run(machine: Machine, paths: Sequence[Path] | None = None, places: Sequence[
         with mock.patch("backend.journal.file.BOOT", Path(boot.name)):
             trio.run(main)
     return found
-
-
-def timeslices(program: Program) -> list[int]:
-    return [o.timeslice for o in program.objects.values() if o.class_ == rm.CLASS_TSG and o.timeslice != 1024]
 
 
 @pytest.mark.parametrize("at", [FREEZES, 60, 75, 100, 120, 150])
