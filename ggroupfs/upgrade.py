@@ -3,6 +3,9 @@
 The daemon ends without giving anything back, and executes itself anew (execve(2)): the same process, for systemd and
 for who started it, goes on from the journal or from the kernel's books. Meanwhile the tree is not there, and what was
 open in it fails with ENOTCONN; pollers are told of an error.
+
+So what is installed is tried first: while it does not start, the daemon that runs is left alone. Where it starts and
+fails later, the process ends with an error, and what holds is left for the next mount; systemd tries that by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import argparse
 import contextlib
 import os
 import select
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -40,8 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, root)
-        pidfd = _daemon(path, facts_of(path))
+        facts = facts_of(path)
+        pidfd = _daemon(path, facts)
         stack.callback(os.close, pidfd)
+        _try(path, Path("/proc", facts["pid"]))
         mounts = stack.enter_context(open("/proc/self/mountinfo", "rb"))
         began = time.monotonic()
         signal.pidfd_send_signal(pidfd, SIGNAL)
@@ -56,6 +63,28 @@ def _daemon(path: str, facts: Mapping[str, str]) -> int:
     if facts.get("upgrade") != SIGNAL.name:
         raise RuntimeError(f"upgrade: the daemon of {path} cannot be replaced as it runs: unmount and mount")
     return os.pidfd_open(int(facts["pid"]))
+
+
+def _try(path: str, daemon: Path) -> None:
+    """RuntimeError where what a daemon would become does not come as far as to know its words."""
+    words = [os.fsdecode(word) for word in (daemon / "cmdline").read_bytes().split(b"\0")[:-1]]
+    variables = (os.fsdecode(pair).partition("=") for pair in (daemon / "environ").read_bytes().split(b"\0") if pair)
+    environment = {name: value for name, _, value in variables}
+    command = [*words[: words.index("mount")], "mount", "--help"]
+    try:
+        done = subprocess.run(
+            [shutil.which(command[0], path=environment.get("PATH")) or command[0], *command[1:]],
+            env=environment,
+            cwd=daemon / "cwd",
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"upgrade: {path} is served as before: what is installed does not start: {error}") from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"it ends with {done.returncode}"])[-1]
+        raise RuntimeError(f"upgrade: {path} is served as before: what is installed does not start: {said}")
 
 
 def _lives(root: int) -> bool:
@@ -101,7 +130,11 @@ def become_next(socket: Path, ends: Collection[signal.Signals]) -> NoReturn:
     option = f"socket={socket}"
     if not any(option in word.split(",") for word in words):
         words += ["-o", option]
-    os.execv(sys.executable, words)
+    try:
+        os.execv(sys.executable, words)
+    except OSError as error:
+        left = "what holds is left for the next mount"
+        raise RuntimeError(f"mount: upgrade: {sys.executable}: {error.strerror}: {left}") from None
 
 
 def take_over_signals(ends: Collection[signal.Signals]) -> Iterable[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
+import select
 import signal
 import stat
 import subprocess
@@ -18,8 +20,15 @@ import pytest
 
 from backend.identity import identify
 from backend.journal.file import Journal, default_path
+from ggroupfs import upgrade
 from ggroupfs.mount import SOCKETS
+from ggroupfs.mounts import mount_of
 from tests.mounted import LEDGER, SECONDS, SLOW, Mounted, Tenant, eventually, mounted, mountpoint
+
+SERVICE = Path(__file__).parents[1] / "systemd/ggroupfs.service"
+
+POLL = "7"
+"""poll(2), on x86-64."""
 
 LEFT_BEHIND = "unmounting what is left of another daemon"
 
@@ -306,18 +315,135 @@ def test_nothing_is_left_open_and_no_file_is_left_over(place: Path) -> None:
 
 
 def test_the_next_one_is_there_within_two_seconds(place: Path) -> None:
-    """From the start of the process to an answer; systemd starts it at once (RestartSec=500ms)."""
+    """From the death of one to an answer of the next, with what systemd waits before it starts that (RestartSec=)."""
     with daemons(place) as start:
         mount = start()
         for name in range(200):
             (place / f"slice/{name}x").mkdir()
         kill(mount)
-        again = start()
-        seconds = eventually(
-            lambda: float(Path(f"/proc/{again.daemon.pid}/schedstat").read_text().split()[0]) / 1e9, ""
-        )
-        assert seconds < 2 * SLOW, "of processor time, however busy this machine is"
+        (rest,) = re.findall(r"^RestartSec=(\d+)ms$", SERVICE.read_text(), re.MULTILINE)
+        seconds = processor_s(start())
+        assert int(rest) / 1000 + seconds / SLOW < 2
         assert len(os.listdir(place / "slice")) == 200
+
+
+def processor_s(mount: Mounted) -> float:
+    """Seconds that the daemon was on a processor, however busy this machine is."""
+    return int(Path(f"/proc/{mount.daemon.pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def upgraded(place: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "ggroupfs", "upgrade", os.fspath(place)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=3 * SECONDS * SLOW)
+
+
+def test_the_next_version_is_there_within_two_seconds(place: Path) -> None:
+    """From the signal to an answer, by the same process."""
+    with daemons(place) as start:
+        mount = start()
+        for name in range(200):
+            (place / f"slice/{name}x").mkdir()
+        before = processor_s(mount)
+        done = upgraded(place)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert processor_s(mount) - before < 2 * SLOW
+        assert len(os.listdir(place / "slice")) == 200
+        assert mount.daemon.poll() is None
+
+
+def test_who_waits_in_poll_is_woken_by_an_upgrade(place: Path) -> None:
+    """Long before it would be otherwise: with POLLERR; what was open is of no use any more, and can be opened again."""
+    with daemons(place) as start:
+        start()
+        (place / "slice/a").mkdir()
+        path = place / "slice/a/0/compute.events"
+        found: list[tuple[int, int]] = []
+        with path.open() as file:
+            poller = select.poll()
+            poller.register(file, select.POLLPRI)
+            file.read()
+            waiter = threading.Thread(target=lambda: found.extend(poller.poll(10 * SECONDS * SLOW * 1000)))
+            waiter.start()
+            syscall = Path(f"/proc/self/task/{waiter.native_id}/syscall")
+            eventually(lambda: syscall.read_text().split()[0] == POLL, "it waits")
+            assert upgraded(place).returncode == 0
+            waiter.join(SECONDS * SLOW)
+            assert found == [(file.fileno(), select.POLLERR)]
+            with pytest.raises(OSError, match="not connected"):
+                os.pread(file.fileno(), 1, 0)
+        assert "frozen 0" in path.read_text()
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A link by which daemons are started: what it leads to is installed."""
+    link = tmp_path / "python"
+    link.symlink_to(os.path.realpath(sys.executable))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.getcwd(), *sys.path])))
+    monkeypatch.setattr(sys, "executable", os.fspath(link))
+    return link
+
+
+GONE, BROKEN, WORSE = "", "echo it is broken >&2; exit 3", 'case "$*" in *--help) ;; *) exit 3; esac'
+"""Next versions: none, one that does not start, and one that only seems to."""
+
+
+def install(interpreter: Path, script: str) -> None:
+    interpreter.unlink()
+    if script:
+        interpreter.write_text(f"#!/bin/sh\n{script}\n")
+        interpreter.chmod(0o755)
+
+
+@pytest.mark.parametrize(("script", "words"), [(GONE, "No such file"), (BROKEN, "it is broken")])
+def test_a_next_version_that_does_not_start_is_not_begun_with(
+    place: Path, interpreter: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    """The tree is served on, by who serves it."""
+    with daemons(place) as start:
+        mount = start()
+        (place / "slice/a").mkdir()
+        root = os.open(place, os.O_RDONLY)
+        install(interpreter, script)
+        monkeypatch.undo()
+        done = upgraded(place)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"{place} is served as before" in done.stderr
+        assert words in done.stderr
+        os.fstatvfs(root)
+        os.close(root)
+        assert os.listdir(place / "slice") == ["a"]
+        assert mount.daemon.poll() is None
+
+
+@pytest.mark.parametrize("script", [GONE, WORSE])
+def test_a_next_version_that_fails_leaves_all_to_the_next_mount(
+    place: Path, interpreter: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    """The process ends with an error, for which systemd starts another (Restart=on-failure); who was frozen is."""
+    with daemons(place) as start, subprocess.Popen(["sleep", "600"]) as sleeper:
+        try:
+            mount = start()
+            (place / str(sleeper.pid)).mkdir()
+            frozen = place / f"{sleeper.pid}/0/compute.freeze"
+            frozen.write_text("1\n")
+            install(interpreter, script)
+            monkeypatch.undo()
+            if script == GONE:
+                mount.daemon.send_signal(upgrade.SIGNAL)
+                eventually(lambda: "left for the next mount" in "".join(mount.errors), "it says so")
+                mount.errors.clear()
+            else:
+                done = upgraded(place)
+                assert (done.returncode, done.stdout) == (1, "")
+                assert "has ended: see its log" in done.stderr
+            assert mount.daemon.wait(SECONDS * SLOW) == (1 if script == GONE else 3)
+            assert mount_of(os.fspath(place)) is None, "nobody meets what cannot answer"
+            start()
+            assert frozen.read_text() == "1\n"
+        finally:
+            sleeper.kill()
+            sleeper.wait()
 
 
 def test_two_daemons_never_share_a_journal(place: Path, tmp_path: Path) -> None:
