@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -1296,6 +1297,80 @@ def test_a_reclaim_that_was_asked_of_who_died(gpu: Provider, spawn: Spawn, admin
     assert asker.outcome(gpu) == 0
     assert asker.value == 2 * MIB
     events.close()
+
+
+# Strangers who flood
+
+STRANGERS, CHARGES, LEVERS = 4, 1000, 6
+SLOWER = 4.0
+"""Times as long a call may take beside so many who flood the module, as beside as many who only use the processor: what
+they may take is their part of that."""
+WORST_S = 5.0
+"""Seconds that none may take, on an emulated processor."""
+
+
+def there_flood() -> None:
+    """All that a program may ask of the module, and what it may not, as fast as it can."""
+    file = there_file()
+    while True:
+        file.charge(3)
+        file.swap_out(1)
+        file.books()
+        file.uncharge_swap(1)
+        file.uncharge(2)
+        errno_of(file.uncharge, abi.MAX)
+        errno_of(file.lever, abi.IOC_RECLAIM, 0, 1)
+        os.close(file.usermem())
+        with File() as other:
+            errno_of(other.register, "nothing", 1)
+
+
+def there_spin() -> None:
+    """Only uses the processor."""
+    while True:
+        pass
+
+
+def there_charge(count: int) -> tuple[float, float]:
+    """Seconds for so many charges, and for the slowest of them."""
+    file, took = there_file(), []
+    for _ in range(count):
+        begun = time.monotonic()
+        file.charge(2)
+        took.append(time.monotonic() - begun)
+        file.uncharge(2)
+    return sum(took), max(took)
+
+
+def beside(
+    what: Callable[[], None], gpu: Provider, spawn: Spawn, admin: File, victim: tuple[Remote, int]
+) -> tuple[float, float]:
+    """Seconds that charges of one program take, and levers of a daemon, while strangers do something."""
+    strangers = [tenant_of(gpu, spawn)[0] for _ in range(STRANGERS)]
+    for stranger in strangers:
+        stranger.do(there_become, NOBODY)
+        stranger.begin(what)
+    tenant, group = victim
+    rounds = [tenant.do(there_charge, CHARGES, provider=gpu) for _ in range(3)]
+    levers = []
+    for number in range(LEVERS):
+        asker = Asker(admin.lever, (abi.IOC_DETACH_TSG, abi.IOC_ATTACH_TSG)[number % 2], group)
+        assert asker.outcome(gpu) == 0
+        levers.append(asker.took_s)
+    assert max(slowest for _, slowest in rounds) < WORST_S
+    assert max(levers) < WORST_S
+    for stranger in strangers:
+        stranger.end()
+    return min(took for took, _ in rounds), sorted(levers)[LEVERS // 2]
+
+
+def test_who_floods_takes_his_part_of_the_processor_and_nothing_else(gpu: Provider, spawn: Spawn, admin: File) -> None:
+    """A neighbour on the same GPU is charged, and the daemon's levers move, as beside programs that ask for nothing."""
+    victim = tenant_of(gpu, spawn)
+    quiet = beside(there_spin, gpu, spawn, admin, victim)
+    flooded = beside(there_flood, gpu, spawn, admin, victim)
+    assert all(one <= SLOWER * other for one, other in zip(flooded, quiet, strict=True)), (flooded, quiet)
+    check_sums(admin, gpu.root)
 
 
 # What can be watched
