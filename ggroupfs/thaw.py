@@ -13,13 +13,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
+from backend import kmod
 from backend.identity import Process
 from backend.journal import state
 from backend.journal.file import Busy, Journal
 from backend.journal.levers import Timeslices
 from backend.journal.state import UNTOUCHED
+from backend.records import GpuInfo
 from ggroupfs.finding import Finding
 from ggroupfs.mount import SOCKETS
 from ggroupfs.mounts import trees
@@ -56,6 +59,7 @@ async def _thaw_all(
             if error.errno != errno.ENODEV:
                 raise
             return [*findings, Finding("NVIDIA GPU", "ok", f"none here ({error.strerror}): nobody can be frozen")]
+        books = {gpu.info.index: stack.enter_context(_kernel_books(gpu.info)) for gpu in gpus}
         findings += [finding async for finding in _recovered()]
         for gpu in gpus:
             gpu.notes = Noted([Timeslices(journal, gpu.info.uuid) for journal in journals])
@@ -76,9 +80,39 @@ async def _thaw_all(
                 done = bool(one.channels or one.timeslices or not one.asked)
                 why = f"{channels} put back, {one.timeslices} timeslices given back" if done else "it was free"
                 findings.append(Finding(subject, "thawed" if done else "ok", why))
+            books[gpu.info.index].released = not any(one.failure for one in freed)
             if not freed:
                 findings.append(Finding(f"GPU {gpu.info.index}", "ok", "no program uses it"))
         return findings
+
+
+@attrs.define
+class Books:
+    """What the kernel module has of a GPU."""
+
+    released: bool = False
+    """Whether it is to say that nothing holds there: else the next daemon is told to have it hold, first of all."""
+
+
+@contextlib.contextmanager
+def _kernel_books(gpu: GpuInfo) -> Iterator[Books]:
+    """Those of one GPU, so that no daemon begins meanwhile; none where there is no module."""
+    books = Books()
+    try:
+        kmod.check()
+    except OSError:
+        yield books
+        return
+    ledger = kmod.KernelLedger({gpu.index: gpu.uuid}, temporary=[gpu.index])
+    try:
+        ledger.add_gpu(gpu.index, gpu.capacity, gpu.granule)
+        yield books
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        raise RuntimeError(f"doctor: {error.strerror}") from None
+    finally:
+        ledger.close(released=books.released, handed_over=bool(ledger.inherited()))  # else they were not there before
 
 
 class Noted:
