@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 COMMANDS_AT_ONCE = 64
 
+LETS_RUN = (Op.ATTACH_TSG, Op.SET_TIMESLICE)
+"""After these a Gpu has a process run that it was not told to have frozen."""
+
 
 class Kernel(Protocol):
     """What the kernel does for a Gpu (:class:`backend.kmod.KernelLedger`)."""
@@ -138,7 +141,17 @@ class Provided(Passing):
         if command.op == Op.ARRIVE:
             await host.arrive(process, self.info.index)
             return 0
+        if command.seq in self._behind and command.op in LETS_RUN and self._is_frozen(host, process):
+            # Its freeze was under way when the daemon before us died: the Follower detaches it first of all. To do what
+            # held before that would let it run for a moment.
+            raise fail(errno.EAGAIN)
         return await self._move(command.op, process, command.args[3])
+
+    def _is_frozen(self, host: Host, process: Process) -> bool:
+        """Whether the books have a process, or a slice above it, frozen."""
+        return host.knows(process, self.info.index) and any(
+            books.frozen for books in host.levels(process, self.info.index)
+        )
 
     async def _move(self, lever: int, process: Process, value: int) -> int:
         match lever:

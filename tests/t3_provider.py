@@ -18,6 +18,7 @@ from backend.controller import DEADLINE_S
 from backend.identity import Group, Process, identify
 from backend.protocols import Gpu, Host
 from backend.provider import Provided
+from backend.records import Books
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
@@ -90,6 +91,9 @@ class Nobody:
 
     def knows(self, process: Process, gpu: int) -> bool:
         return True
+
+    def levels(self, process: Process, gpu: int) -> list[Books]:
+        return []
 
     def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int) -> None:
         pass
@@ -274,6 +278,28 @@ async def test_levers_are_served_while_the_gpu_has_its_first_look(spawn: Spawn) 
             assert inner.detached == {who}
             assert queue.asked == [(Op.DETACH_TSG, Group(0, who), 0)]
             assert "frozen 1" in await h.read(f"{who.pid}/0/compute.events")
+
+
+@virtual
+async def test_who_was_being_frozen_is_not_let_run_by_what_held_before() -> None:
+    """The daemon died in the middle of a freeze: the kernel has what was acknowledged before done again. The books have
+    it frozen, so that is left to whoever follows them; of others it is done."""
+    other = Process(WHO.pid, 8)
+
+    class Frozen(Nobody):
+        def levels(self, process: Process, gpu: int) -> list[Books]:
+            return [Books(), Books(frozen=process == WHO)]
+
+    gpu = StubGpu()
+    with Queue() as queue:
+        before = [
+            queue.send(op, who, 4000) for who in (WHO, other) for op in (Op.SET_TIMESLICE, Op.ATTACH_TSG, Op.DETACH_TSG)
+        ]
+        async with serving(gpu, Frozen(), queue):
+            codes = [-(await queue.answer(number)).status for number in before]
+            assert codes == [errno.EAGAIN, errno.EAGAIN, 0, 0, 0, 0]
+            assert [lever for lever, pid, _ in gpu.calls if lever != "detach"] == ["set_timeslice", "attach"]
+            assert (await queue.command(Op.ATTACH_TSG)).status == 0, "of one who asks now it is done"
 
 
 @virtual
