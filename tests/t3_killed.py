@@ -8,6 +8,7 @@ every await and at every call of the driver.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import re
@@ -27,21 +28,27 @@ import trio
 from trio.testing import MockClock
 
 import backend.identity
+from backend import abi, kmod
 from backend.identity import ROOT, Group, Process
 from backend.journal.attributes import Attributes
 from backend.journal.file import Journal
 from backend.journal.ledger import JournaledLedger
 from backend.journal.levers import Noted, Timeslices
+from backend.kmod import KernelLedger
 from backend.nvidia import rm
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
-from backend.protocols import split_timeslice
+from backend.protocols import Gpu, split_timeslice
+from backend.provider import Provided
 from tests.fake_nvidia import FakeNvml, FakeSystem, Program, patient
 from tests.harness import MIB, REAL_S, Harness, World, running, settle
 from tests.t2_journal import MEMORY, let_go
 
 CHANGES = (rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS)
 """Calls that leave something behind."""
+
+SECONDS = 5.0
+"""What a lever may take that goes through the kernel."""
 
 OWN_US = 777
 """A timeslice that a program gave itself."""
@@ -70,6 +77,10 @@ class Life:
     """The point at which it ends; None: it ends cleanly."""
     points: int = 0
     """Passed so far."""
+    asked: list[int] = attrs.field(factory=list)
+    """Those of them at which the kernel was asked for something."""
+    open: set[int] = attrs.field(factory=set)
+    """Descriptors by which it was."""
     dead: bool = False
 
     def point(self) -> bool:
@@ -165,6 +176,38 @@ class Mortal(Journal):
         self._life.pass_()
 
 
+LOOKS = {abi.IOC_GET, abi.IOC_NEXT, abi.IOC_PLAN, abi.IOC_HELLO, abi.IOC_EVENTS}
+"""What changes nothing in the kernel."""
+
+
+@contextlib.contextmanager
+def mortal(life: Life) -> Iterator[None]:
+    """The kernel module's books as one daemon has them: it may be killed before and after each call."""
+    real = kmod._ask
+
+    def ask(descriptor: int, request: int, argument: ctypes.Structure) -> None:
+        if request in LOOKS:
+            if life.dead:
+                raise Killed
+            real(descriptor, request, argument)
+            return
+        life.open.add(descriptor)
+        life.pass_()
+        life.asked.append(life.points)
+        real(descriptor, request, argument)
+        life.pass_()
+
+    with mock.patch.object(kmod, "_ask", ask):
+        yield
+
+
+def abandon(ledger: KernelLedger, life: Life) -> None:
+    """The death of a daemon, as far as the kernel sees it."""
+    for descriptor in {*ledger._queues.values(), *ledger._streams, ledger._control, *life.open}:
+        os.close(descriptor)
+    ledger._events.close()
+
+
 @attrs.define
 class Machine:
     """What outlives daemons, and what was asked of them."""
@@ -176,6 +219,8 @@ class Machine:
     nvml: FakeNvml = attrs.field(factory=lambda: FakeNvml(count=1))
     scheduler: bool = False
     """Whether daemons have one."""
+    kernel: bool = False
+    """Whether the books are the kernel's."""
     world: World = attrs.field(factory=World)
     said: dict[str, str] = attrs.field(factory=dict)
     """What was written and acknowledged, by path."""
@@ -228,20 +273,29 @@ class Machine:
         driver = Driver(self.fake, life)
         journal = Mortal(self.path, life)
         h: Harness | None = None
+        ledger: JournaledLedger | KernelLedger | None = None
         try:
             gpus = await open_gpus(system=driver, nvml=Nvml(self.nvml), selftest=False)  # type: ignore[arg-type]
             names = {gpu.info.index: gpu.info.uuid for gpu in gpus}
             for gpu in gpus:
                 gpu.notes = Timeslices(journal, gpu.info.uuid)
-            ledger = JournaledLedger(journal, names)
             keeper = Attributes(journal, names)
-            noted = [Noted(gpu, journal) for gpu in gpus]
-            async with running(*noted, ledger=ledger, world=self.world, keeper=keeper, scheduler=self.scheduler) as h:
+            behind: list[Gpu]
+            if self.kernel:
+                ledger = books = KernelLedger(names)
+                behind = [Provided(gpu, books, SECONDS) for gpu in gpus]
+            else:
+                ledger = JournaledLedger(journal, names)
+                behind = [Noted(gpu, journal) for gpu in gpus]
+            async with running(*behind, ledger=ledger, world=self.world, keeper=keeper, scheduler=self.scheduler) as h:
                 yield h
             ledger.close(released=h.controller.released)
+            ledger = None
             journal.close()
         except BaseException:
             let_go(journal)  # as the kernel closes what a dead process had open
+            if isinstance(ledger, KernelLedger):
+                abandon(ledger, life)
             if h is not None:
                 h.controller._traffic.exits.close()
             raise
@@ -433,9 +487,9 @@ def in_virtual_time(main: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def a_machine(
-    spawn: Callable[..., subprocess.Popen[bytes]], readback: bool = True, *, wide: bool = False
+    spawn: Callable[..., subprocess.Popen[bytes]], readback: bool = True, *, wide: bool = False, kernel: bool = False
 ) -> Iterator[Machine]:
-    """`wide`: with two GPUs, and a scheduler."""
+    """`wide`: with two GPUs, and a scheduler. `kernel`: with the module's books."""
     fake = Minded(readback)
     small = {"FIRST_RUN": 64, "WIDE_RUN": 32}  # handles are tried in Python here
     with (
@@ -443,7 +497,7 @@ def a_machine(
         mock.patch.multiple("backend.nvidia.discover", **small),
         mock.patch.object(backend.nvidia.checkpoint, "left", tuple),
     ):
-        yield Machine(Path(folder) / "one.journal", spawn, fake, FakeNvml(count=1 + wide), scheduler=wide)
+        yield Machine(Path(folder) / "one.journal", spawn, fake, FakeNvml(count=1 + wide), wide, kernel)
 
 
 def live(machine: Machine, life: Life, story: Callable[[Machine, Harness], Any]) -> None:
@@ -454,7 +508,8 @@ def live(machine: Machine, life: Life, story: Callable[[Machine, Harness], Any])
             await story(machine, h)
 
     try:
-        in_virtual_time(main)
+        with mortal(life):
+            in_virtual_time(main)
     except* Killed:
         assert life.dead
 
@@ -475,7 +530,8 @@ def again(machine: Machine, *, further: bool, readback: bool = True) -> None:
     is_released(machine)
     assert descriptors() == before
     assert machine.fake.open == {}
-    assert os.listdir(machine.path.parent) == [machine.path.name]
+    left = os.listdir(machine.path.parent)  # with the kernel's books there may be nothing to note
+    assert left == [machine.path.name] or (machine.kernel and not left)
     if not further:
         return
     live(machine, Life(), check)
@@ -492,7 +548,7 @@ def again(machine: Machine, *, further: bool, readback: bool = True) -> None:
 
     live(machine, Life(), leave)
     journal = Journal(machine.path, boot="b")
-    assert set(journal.state.groups) == {(f"GPU-{gpu}", ROOT) for gpu in machine.gpus}
+    assert set(journal.state.groups) == {(f"GPU-{gpu}", ROOT) for gpu in machine.gpus if not machine.kernel}
     assert (journal.state.levers, journal.state.own, journal.state.given) == ({}, {}, {}), "nothing is left of anybody"
     let_go(journal)
 
@@ -521,19 +577,20 @@ def sleepers() -> Iterator[Spawn]:
             process.wait()
 
 
-def whole_life(*, wide: bool = False) -> int:
-    """How many points there are in one."""
+def whole_life(*, wide: bool = False, kernel: bool = False) -> Life:
+    """One to its clean end, with all points."""
     life = Life()
-    with sleepers() as spawn, a_machine(spawn, wide=wide) as machine:
+    with sleepers() as spawn, a_machine(spawn, wide=wide, kernel=kernel) as machine:
         live(machine, life, wider if wide else past)
         is_released(machine)
     assert life.points > 150
-    return life.points
+    return life
 
 
 @pytest.fixture(scope="module")
 def points() -> int:
-    return whole_life()
+    """How many there are in a whole life."""
+    return whole_life().points
 
 
 PARTS = 20
@@ -556,7 +613,7 @@ def test_killed_where_nothing_can_be_asked(points: int) -> None:
 
 def test_killed_where_shares_are_asked_for(points: int) -> None:
     """With two GPUs, and a scheduler that has timeslices set all the time: at some of the points."""
-    for at in range(1, whole_life(wide=True) + 1, WIDE_STEP):
+    for at in range(1, whole_life(wide=True).points + 1, WIDE_STEP):
         one_death(at, wide=True)
 
 
@@ -591,8 +648,8 @@ async def hold(machine: Machine, h: Harness) -> None:
         await obeys(machine, h)
 
 
-def one_death(at: int, readback: bool = True, *, wide: bool = False) -> None:
-    with sleepers() as spawn, a_machine(spawn, readback, wide=wide) as machine:
+def one_death(at: int, readback: bool = True, *, wide: bool = False, kernel: bool = False) -> None:
+    with sleepers() as spawn, a_machine(spawn, readback, wide=wide, kernel=kernel) as machine:
         life = Life(at)
         live(machine, life, wider if wide else past)
         try:

@@ -41,7 +41,7 @@ kmod-programs:
 
 # Two machines at a time, one emulated processor each: what two share costs more than it brings.
 test-kmod: check-kmod build/kmod/stock/ggroup.ko kmod-programs
-	$(MAKE) -j2 --output-sync=target kmod-guest-books kmod-guest-hazards kmod-guest-cost
+	$(MAKE) -j2 --output-sync=target kmod-guest-books kmod-guest-hazards kmod-guest-deaths kmod-guest-cost
 
 # The other tests of mounts. Not a part of `make test`: each program that they start takes 4 s to begin there, which
 # comes to a quarter of an hour, and what docs/semantics.md says in milliseconds is not for an emulated processor.
@@ -57,7 +57,7 @@ test-kmod-mounts: build/kmod/stock/ggroup.ko
 
 ON_STOCK = $(VM) --kernel $(STOCK) --module build/kmod/stock/ggroup.ko
 
-.PHONY: kmod-guest-books kmod-guest-hazards kmod-guest-cost kmod-guest-mounts-1 kmod-guest-mounts-2
+.PHONY: kmod-guest-books kmod-guest-hazards kmod-guest-deaths kmod-guest-cost kmod-guest-mounts-1 kmod-guest-mounts-2
 
 kmod-guest-books:
 	$(ON_STOCK) --seconds 900 $(GUEST) tests/t5_module/t5_ledger_machine.py tests/t5_module/t5_restart.py
@@ -65,7 +65,14 @@ kmod-guest-books:
 kmod-guest-hazards:
 	$(ON_STOCK) --seconds 900 $(GUEST) --ignore tests/t5_module/t5_ledger_machine.py \
 		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_faults.py \
-		--ignore tests/t5_module/t5_bench.py tests/t5_module tests/t4_slices.py tests/t4_cgroup_differential.py
+		--ignore tests/t5_module/t5_bench.py --ignore tests/t5_module/t5_killed.py tests/t5_module \
+		tests/t4_slices.py tests/t4_cgroup_differential.py
+
+# Two histories of the three: each of them starts a daemon six times.
+kmod-guest-deaths:
+	$(ON_STOCK) --seconds 900 $(GUEST) tests/t5_module/t5_killed.py \
+		'tests/t4_restart.py::test_killed_while_somebody_is_at_it[0]' \
+		'tests/t4_restart.py::test_killed_while_somebody_is_at_it[1]'
 
 kmod-guest-cost:
 	$(ON_STOCK) --seconds 300 --counted $(GUEST) tests/t5_module/t5_bench.py
@@ -114,7 +121,7 @@ kmod-debug-books:
 kmod-debug-hazards:
 	$(ON_DEBUG) --seconds 2400 $(GUEST) --timeout 1200 --ignore tests/t5_module/t5_ledger_machine.py \
 		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_bench.py \
-		--ignore tests/t5_module/t5_fuzz.py tests/t5_module
+		--ignore tests/t5_module/t5_fuzz.py --ignore tests/t5_module/t5_killed.py tests/t5_module
 
 # With dkms the module is built for every kernel that comes, without it for the one that runs.
 kmod-install:
