@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from tests.t8_systemd.conftest import FILES
-from tests.t8_systemd.units import MIB, daemon, holding, until_holds
+from tests.t8_systemd.units import MIB, daemon, holding, real_s, until_holds
 from tests.vm.guest import Guest
+
+
+def processor_s(guest: Guest, pid: int) -> float:
+    """Seconds that a process was on a processor (proc_pid_stat(5))."""
+    return sum(map(int, guest.ok(f"cat /proc/{pid}/stat").rpartition(")")[2].split()[11:13])) / 100
 
 
 def test_an_upgrade_goes_on(guest: Guest) -> None:
@@ -16,7 +21,9 @@ def test_an_upgrade_goes_on(guest: Guest) -> None:
     old, since = daemon(guest), guest.ok("stat -c %Z.%z /run/ggroupfs/ggroup.sock")
     with holding(guest, "during", 16 * MIB) as place:
         until_holds(guest, place, 16 * MIB)
+        before_s = processor_s(guest, old)
         guest.ok("dpkg -i /mnt/ggroupfs-next.deb", 300)
+        assert real_s(guest, processor_s(guest, old) - before_s) < 2, "the tree answers again"
         assert guest.ok("dpkg-query -W -f '${Version} ${Status}' ggroupfs").endswith("+next install ok installed")
         assert guest.ok("systemctl is-active ggroupfs") == "active\n"
         assert daemon(guest) == old
