@@ -73,7 +73,9 @@ class Program:
 class Machine:
     """One engine, its programs, and the scheduler's tick."""
 
-    def __init__(self, *programs: Program, schedule: bool = True) -> None:
+    def __init__(self, *programs: Program, schedule: bool = True, late: int = 0) -> None:
+        """What the scheduler hears of use is so many ticks old: as the trace of a real GPU, which is 0.2 s late."""
+        self._late = [dict[Process, Sample]() for _ in range(late)]
         self.runlist = Runlist(SWITCH)
         self.programs = programs
         self.core = Core(DEFAULT) if schedule else None
@@ -136,6 +138,12 @@ class Machine:
         }
         for program in self.programs:
             program.before, program.stayed = program.used, program.stays
+        self._late.append(samples)
+        samples = {
+            p.process: attrs.evolve(self._late[0].get(p.process, Sample(0, stays=0)), contexts=p.contexts)
+            for p in self.programs
+        }
+        del self._late[0]
         window, self._sampled = (self.runlist.now - self._sampled) // US, self.runlist.now
         places = self.core.decide(window, [p.contender for p in self.programs], samples)
         for program in self.programs:
@@ -294,6 +302,66 @@ def test_a_critical_program_beside_three_batch_programs() -> None:
     assert filled >= 0.6
     assert [b.used for b in batch] == pytest.approx([sum(b.used for b in batch) / 3] * 3, rel=0.1)
     assert machine.rate(1) < 5
+
+
+LIGHT = [
+    pytest.param([Program(3, request_us=5000, load=0.1)], id="light"),
+    pytest.param([Program(n, request_us=5000, load=0.1) for n in (3, 4, 5)], id="three light"),
+    pytest.param([Program(3, request_us=20_000, load=0.3)], id="heavy"),
+]
+
+
+@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize("others", LIGHT)
+def test_what_one_filler_leaves_another_has(others: list[Program], late: int) -> None:
+    """Nothing lies idle while any of them has work; and who goes before them waits no longer for it."""
+
+    def use(*fillers: Program, schedule: bool) -> tuple[Machine, float]:
+        one = Program(1, priority=0, request_us=8600, kernel_us=100, load=0.1)
+        machine = Machine(one, *[copy(p) for p in fillers], schedule=schedule, late=late if schedule else 0)
+        return machine, sum(used_in(machine, 30)) / 30e6
+
+    ours, scheduled = use(Program(2), *others, schedule=True)
+    _, driver = use(Program(2), *others, schedule=False)
+    alone, _ = use(schedule=False)
+    print(scheduled, driver, p99(ours.programs[0]), p99(alone.programs[0]), ours.rate(1))
+    assert scheduled >= (0.9 if late else 0.95) * driver
+    assert p99(ours.programs[0]) <= 1.05 * p99(alone.programs[0])
+    assert ours.rate(1) <= 6
+    for program in ours.programs[2:]:
+        assert program.used / 30e9 == pytest.approx(program.load, rel=0.25), "each has what it wants"
+
+
+def copy(program: Program) -> Program:
+    return Program(program.pid, request_us=program.request_us, load=program.load)
+
+
+class Thinking(Machine):
+    """The last program works, thinks, and works again: no more is there to do after a rest than without one."""
+
+    def __init__(self, work_us: int, think_us: int) -> None:
+        super().__init__(
+            Program(1, priority=0, request_us=2000, load=0.1), Program(2), Program(3, starts_us=1 << 52), late=2
+        )
+        self._work, self._think = work_us, think_us
+        self._again: int | None = 0
+
+    def _feed(self) -> None:
+        super()._feed()
+        tsg = self.programs[-1].tsgs[0]
+        if not tsg.queue and self._again is None:
+            self._again = self.runlist.now + self._think * US
+        if self._again is not None and self.runlist.now >= self._again:
+            tsg.launch(self._work // 100, 100 * US)
+            self._again = None
+
+
+@pytest.mark.parametrize(("work_us", "think_us", "least"), [(5000, 1000, 0.17), (10_000, 10_000, 0.1)])
+def test_who_thinks_between_has_his_turns(work_us: int, think_us: int, least: float) -> None:
+    """In equal turns he would have half of what he works of 0.9 of the time; no less than half of that is his."""
+    machine = Thinking(work_us, think_us)
+    machine.run(5)
+    assert used_in(machine, 20)[2] / 20e6 >= least
 
 
 def test_the_first_second_beside_three_batch_programs() -> None:

@@ -219,6 +219,21 @@ async def test_of_three_that_fill_each_has_a_third_and_none_is_frozen(spawn: Spa
 
 
 @virtual
+async def test_what_one_filler_leaves_another_has(spawn: Spawn) -> None:
+    """One that gets requests of 8.6 ms at 0.3 takes no more of a batch program's turns than it has to do."""
+    use = []
+    for scheduler in (True, False):
+        async with programs(spawn, scheduler=scheduler) as p:
+            critical, _ = await p.service(load=0.1)
+            if scheduler:
+                await p.h.write(f"{critical.pid}/0/compute.priority", 0)
+            three = [critical, await p.batch(), (await p.service(load=0.3))[0]]
+            use.append(sum(await p.shares(three, 20)))
+            assert p.gpu.calls(since=1) <= 6 * 20
+    assert use[0] >= 0.95 * use[1]
+
+
+@virtual
 async def test_a_priority_is_of_a_slice_as_well(spawn: Spawn) -> None:
     async with programs(spawn) as p:
         jobs, other = [await p.batch("/jobs") for _ in range(2)], await p.batch()

@@ -70,8 +70,11 @@ class Core:
             slices = dict(self._fair.beside([one for one in seen if one.process in first], self._default_us))
         else:
             slices = dict(self._fair.slices(window_us, first, use, leads=bool(others)))
-        spare = max(0, window_us - sum(use.used(one.process) or 0 for one in contenders))
-        off = self._filler.off(window_us, others, use, spare)
+        lead, spare = (
+            sum(use.used(process) or 0 for process in first),
+            window_us - sum(use.used(one.process) or 0 for one in contenders),
+        )
+        off = self._filler.off(window_us, others, use, lead, spare)
         for layer in others:
             slices |= {process: filler_us(use.contexts(process)) for process in layer}
         return {p: Place(0 if p in explicit else us, off=p in off) for p, us in slices.items()}

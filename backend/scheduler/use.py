@@ -59,7 +59,10 @@ class Use:
             elif unused:
                 word[process] = self._word.get(process, 0)
             counts = unused and (not sample.waiting or word[process] > WORD_US)
-            idle[process] = self._idle[process] + window_us if counts else 0
+            if counts:
+                idle[process] = self._idle[process] + window_us
+            else:  # what he showed before he was taken off goes on to count
+                idle[process] = self._idle.get(process, 0) if process in self._off and not sample.used_us else 0
         self._idle, self._word = idle, word
 
     def placed(self, off: Iterable[Process]) -> None:
