@@ -14,7 +14,7 @@ from backend.identity import Process
 from backend.records import Place
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import FILLER_US, Core
-from backend.scheduler.shares import Contender, Level, strata
+from backend.scheduler.shares import Contender, Level, due, strata
 from backend.scheduler.use import Sample
 from backend.soft.runlist import US, Runlist, Tsg
 
@@ -259,6 +259,44 @@ def test_a_slice_has_its_part_however_many_are_in_it() -> None:
     assert shares(machine, 10) == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2], rel=0.05)
 
 
+@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize(("services", "load"), [(1, 0.1), (3, 0.02), (3, 0.005)])
+def test_what_a_child_leaves_is_its_siblings(services: int, load: float, late: int) -> None:
+    """Not that of everybody on the runlist: the slice has its half, and nothing is done to keep it so."""
+    children = [Program(n, slice="a", request_us=2000, load=load) for n in range(2, 2 + services)]
+    machine = Machine(Program(1, slice="a"), *children, Program(9), late=late)
+    machine.run(25)
+    done = used_in(machine, 20)
+    assert sum(done[:-1]) / sum(done) == pytest.approx(0.5, rel=0.05)
+    assert sum(done) > 0.9 * 20e6
+    assert machine.rate(25) < 1
+
+
+class OneWorks(Machine):
+    """Of the contexts of each program one has work, and the others have none."""
+
+    def _feed(self) -> None:
+        for program in self.programs:
+            tsg = program.tsgs[0]
+            if len(tsg.queue) < 4:
+                tsg.launch(8, program.kernel_us * US)
+
+
+@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize("contexts", [4, 8])
+def test_idle_contexts_cost_nothing(contexts: int, late: int) -> None:
+    machine = OneWorks(Program(1, contexts=contexts), Program(2), late=late)
+    assert shares(machine, 15, settle=15) == pytest.approx([0.5, 0.5], rel=0.05)
+
+
+def test_very_different_weights() -> None:
+    """The slice of the lightest is a switch long; where those are not charged to it it is made longer."""
+    weights = (10, 1000, 5000)
+    machine = Machine(*[Program(n, weight=weight) for n, weight in enumerate(weights, 1)])
+    assert shares(machine, 30, settle=30) == pytest.approx([w / sum(weights) for w in weights], rel=0.05)
+    assert machine.rate(30) < 1
+
+
 @pytest.mark.parametrize("programs", [2, 3])
 def test_less_is_lost_to_switches(programs: int) -> None:
     def total(schedule: bool) -> int:
@@ -464,6 +502,21 @@ def test_parts_of_the_active_add_up_to_one(contenders: list[Contender]) -> None:
         assert all(0 < part <= 1 for part in layer.values())
         if active & layer.keys():
             assert sum(part for process, part in layer.items() if process in active) == pytest.approx(1)
+
+
+@given(trees(), st.data())
+def test_what_is_left_goes_to_siblings_first(contenders: list[Contender], data: st.DataObject) -> None:
+    """Who uses little has that, nobody has more than he wants, and a group has its part if it has use for it."""
+    most = {one.process: data.draw(st.floats(0, 0.3)) for one in contenders if data.draw(st.booleans())}
+    parts = due(contenders, most)
+    assert all(part <= most.get(process, 1) + 1e-9 for process, part in parts.items())
+    if len(most) < len(contenders):
+        assert sum(parts.values()) == pytest.approx(1)
+    tops = {one.path[0].group: one.path[0].weight for one in contenders}
+    for top, weight in tops.items():
+        below = [one.process for one in contenders if one.path[0].group == top]
+        if any(process not in most for process in below):
+            assert sum(parts[process] for process in below) >= weight / sum(tops.values()) - 1e-9
 
 
 @given(trees(), st.data())

@@ -174,6 +174,17 @@ async def test_a_slice_has_its_weight_and_its_processes_share_it(spawn: Spawn) -
 
 
 @virtual
+async def test_what_a_child_leaves_is_its_siblings(spawn: Spawn) -> None:
+    """Of three services and a batch program in a slice beside a batch program: the slice has its half."""
+    async with programs(spawn) as p:
+        batch, other = await p.batch("/jobs"), await p.batch()
+        services = [(await p.service("/jobs", load=0.01))[0] for _ in range(3)]
+        await trio.sleep(10)
+        found = of_all(await p.shares([other, batch, *services], 20))
+        assert found[0] == pytest.approx(0.5, rel=0.05)
+
+
+@virtual
 async def test_less_is_lost_to_switches(spawn: Spawn) -> None:
     total = []
     for scheduler in (True, False):

@@ -17,7 +17,7 @@ from backend.records import NOWHERE, Place
 from backend.scheduler.fair import Fair
 from backend.scheduler.filler import Filler
 from backend.scheduler.shares import Contender, strata
-from backend.scheduler.use import ACTIVE_US, HUNGRY_US, LEAD_US, Sample, Use
+from backend.scheduler.use import ACTIVE_US, HUNGRY_US, LEAD_US, LIGHT_US, Sample, Use
 
 FILLER_US = 50
 """The slice of who fills what is left."""
@@ -59,17 +59,18 @@ class Core:
         seen = [
             attrs.evolve(
                 one,
-                active=use.wants(one.process, ACTIVE_US),
+                active=use.wants(one.process, LIGHT_US if self._fair.is_light(one.process) else ACTIVE_US),
                 present=alone or use.wants(one.process, LEAD_US),
             )
             for one in contenders
         ]
         explicit = {one.process for one in contenders if one.explicit}
         first, *others = strata(seen)
+        members = [one for one in seen if one.process in first]
         if explicit & first.keys():
-            slices = dict(self._fair.beside([one for one in seen if one.process in first], self._default_us))
+            slices = dict(self._fair.beside(members, self._default_us))
         else:
-            slices = dict(self._fair.slices(window_us, first, use, leads=bool(others)))
+            slices = dict(self._fair.slices(window_us, first, members, use, leads=bool(others)))
         lead, spare = (
             sum(use.used(process) or 0 for process in first),
             window_us - sum(use.used(one.process) or 0 for one in contenders),

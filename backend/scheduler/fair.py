@@ -12,13 +12,13 @@ does he has his part only if that one's slice is as long as his own stays, in pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
 from backend.identity import Process
-from backend.scheduler.shares import Contender, Layer
-from backend.scheduler.use import ACTIVE_US, Use
+from backend.scheduler.shares import Contender, Layer, due
+from backend.scheduler.use import Use
 
 ROUND_US = 60_000
 """A round of those who have always something to do: three lose 1 % of it to switches."""
@@ -69,6 +69,9 @@ class Fair:
 
     _parts: Layer = attrs.field(factory=dict)
     _gains: dict[Process, float] = attrs.field(factory=dict)
+    _members: Sequence[Contender] = ()
+    _light: set[Process] = attrs.field(factory=set)
+    _left: dict[Process, float] = attrs.field(factory=dict)  # parts with what siblings leave, by those without
     _used: dict[Process, float] = attrs.field(factory=dict)
     _recent: dict[Process, int] = attrs.field(factory=dict)  # ... since it was looked at
     _stays: dict[Process, int] = attrs.field(factory=dict)  # ... and how often each came onto the engine
@@ -82,9 +85,13 @@ class Fair:
     _calm: int = LIVELY_MOST_US  # microseconds since they were
     _patience: int = LIVELY_US  # for how long they are short
 
-    def slices(self, window_us: int, layer: Layer, use: Use, *, leads: bool) -> Mapping[Process, int]:
-        """Timeslices, microseconds, 0 for the driver's default. `leads`: there are others, who fill what is left."""
-        active = {process: part for process, part in layer.items() if use.wants(process, ACTIVE_US)}
+    def slices(
+        self, window_us: int, layer: Layer, members: Sequence[Contender], use: Use, *, leads: bool
+    ) -> Mapping[Process, int]:
+        """Timeslices, microseconds, 0 for the driver's default. `members` are those of the layer. `leads`: there are
+        others, who fill what is left."""
+        self._members = [one for one in members if one.active]
+        active = {one.process: layer[one.process] for one in self._members}
         if len(active) < 2 and not leads:
             return dict.fromkeys(layer, 0)  # alone it runs on, whatever its slice is
         if active != self._parts:
@@ -94,7 +101,8 @@ class Fair:
         self._measure(window_us, use)
         short = SHORT_ROUND_US if not leads else LEADER_ROUND_US if len(active) > 1 else ROUND_US
         length = short if self._lively else ROUND_US
-        weighted = {process: part * self._gains.get(process, 1.0) for process, part in layer.items()}
+        own = {process: part * self._gains.get(process, 1.0) for process, part in layer.items()}
+        weighted = {process: part * self._left.get(process, 1.0) for process, part in own.items()}
         whole = sum(weighted[process] for process in active) or 1.0
         self._switches = {process: SWITCH_US * use.contexts(process) for process in layer}
         least = max((SLICE_US + self._switches[process]) * whole / part for process, part in weighted.items())
@@ -104,8 +112,12 @@ class Fair:
             for process, part in weighted.items()
         }
         if self._stayer is not None and not leads:
-            self._fit(weighted, active)
+            self._fit(own, active)
         return self._slices
+
+    def is_light(self, process: Process) -> bool:
+        """Whether it was seen to use less than its part: it is there, though it uses nothing for a while."""
+        return process in self._light
 
     def _fit(self, parts: Mapping[Process, float], active: Iterable[Process]) -> None:
         """The slice of who never yields among those who do. In the time of a round they have one stay each, whatever
@@ -129,6 +141,7 @@ class Fair:
     def _begin(self, parts: Layer) -> None:
         self._parts = dict(parts)
         self._stayer = None
+        self._left = {}
         self._gains = {process: gain for process, gain in self._gains.items() if process in parts}
         self._forget()
 
@@ -166,18 +179,35 @@ class Fair:
         total, whole = sum(used.values()), sum(self._parts.values())
         rounds = {p: self._slices.get(p, 0) + self._switches.get(p, 0) for p in self._parts}
         length = sum(rounds.values()) or 1
+        slices = sum(self._slices.get(p, 0) for p in self._parts) or 1  # not every trace charges switches
         return {
-            process: used[process] / (min(part / whole, rounds[process] / length) * total or 1.0)
-            for process, part in self._parts.items()
+            p: used[p] / (min(part / whole, rounds[p] / length, self._slices.get(p, 0) / slices) * total or 1.0)
+            for p, part in self._parts.items()
         }
 
-    def _look_for_a_stayer(self, use: Use) -> None:
-        """Where all but one yield, and he does not. Short rounds cost nobody anything then, as where all do."""
-        yielding = {
+    def _yielding(self, use: Use) -> set[Process]:
+        """Who leaves the engine before its slice is over."""
+        return {
             process
             for process, stays in self._stays.items()
             if stays and self._recent[process] / stays < YIELDS * self._slices.get(process, 0) / use.contexts(process)
         }
+
+    def _full(self, use: Use) -> list[Process]:
+        """Who has always something to do. Of several contexts some may have nothing: then one of them that does stays
+        for its slice in each round, and the program has less than its part."""
+        full = {process for process, used in self._had(self._used).items() if used >= FULL}
+        turns = {p: self._recent[p] / max(1, self._slices.get(p, 0)) for p in self._parts}
+        rounds, yielding = max(turns.values(), default=0.0), self._yielding(use)
+        for process in self._parts.keys() - full - yielding:
+            contexts = use.contexts(process)
+            if contexts > 1 and self._stays[process] and contexts * turns[process] >= FULL * rounds:
+                full.add(process)
+        return [process for process in self._parts if process in full]
+
+    def _look_for_a_stayer(self, use: Use) -> None:
+        """Where all but one yield, and he does not. Short rounds cost nobody anything then, as where all do."""
+        yielding = self._yielding(use)
         here = {process for process, used in self._recent.items() if used}
         staying = here - yielding
         if len(staying) != 1:
@@ -197,17 +227,32 @@ class Fair:
                 self._patience = min(LIVELY_MOST_US, 2 * self._patience) if self._calm < self._patience else LIVELY_US
             self._lively = self._patience
         self._look_for_a_stayer(use)
+        full = self._full(use)
         self._recent = dict.fromkeys(self._parts, 0)
         self._stays = dict.fromkeys(self._parts, 0)
-        full = [process for process, used in self._had(self._used).items() if used >= FULL]
-        spent, parts = sum(self._used[p] for p in full), sum(self._parts[p] for p in full)
-        due = {process: self._parts[process] / parts * spent for process in full}
-        wrong = any(
-            abs(self._used[process] - us) > self._slices.get(process, 0) + TOLERANCE * us for process, us in due.items()
-        )
-        if wrong:
-            for process, us in due.items():
-                step = min(STEP[1], max(STEP[0], us / self._used[process]))
-                gain = self._gains.get(process, 1.0) * step
-                self._gains[process] = min(BOUND[1], max(BOUND[0], gain))
-            self._forget()
+        self._light -= set(full)
+        self._light |= {process for process, used in self._used.items() if used and process not in full}
+        self._correct(full, use)
+
+    def _correct(self, full: Sequence[Process], use: Use) -> None:
+        """Compares what those who have always something to do used with what they were to have: slices are changed
+        where that differs by more than a slice that was, or was not, in what was measured."""
+        total = sum(self._used.values()) or 1.0
+        wanted = due(self._members, {p: used / total for p, used in self._used.items() if p not in full})
+        spent = sum(self._used[p] for p in full)
+        whole, parts = sum(wanted[p] for p in full) or 1.0, sum(self._parts[p] for p in full)
+        theirs = {process: wanted[process] / whole * spent for process in full}
+        if not any(
+            abs(self._used[process] - us) > self._slices.get(process, 0) + TOLERANCE * us
+            for process, us in theirs.items()
+        ):
+            return
+        left = {p: round(wanted[p] / whole * parts / self._parts[p], 6) for p in full}
+        for process, us in theirs.items():
+            contexts = use.contexts(process)
+            step = us / self._used[process] * self._left.get(process, 1.0) / left[process]
+            step = min(max(STEP[1], contexts), max(min(STEP[0], 1 / contexts), step))
+            gain = self._gains.get(process, 1.0) * step
+            self._gains[process] = min(BOUND[1] * contexts, max(BOUND[0] / contexts, gain))
+        self._left = left
+        self._forget()

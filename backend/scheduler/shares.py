@@ -96,3 +96,28 @@ def _parts(members: Sequence[Contender], depth: int, part: float) -> dict[Proces
         else:
             parts.update(_parts(below, depth + 1, mine))
     return parts
+
+
+def due(members: Sequence[Contender], most: Mapping[Process, float]) -> Mapping[Process, float]:
+    """What each of a layer is to have of all that they use, where some use no more than `most`: what one of these
+    leaves goes to its siblings, and to others only if they leave it as well."""
+    return _due(members, 0, 1.0, most)
+
+
+def _due(members: Sequence[Contender], depth: int, part: float, most: Mapping[Process, float]) -> dict[Process, float]:
+    siblings = _siblings(members, depth)
+    wants = {group: sum(most.get(one.process, math.inf) for one in below) for group, below in siblings.items()}
+    weights = {group: below[0].path[depth].weight for group, below in siblings.items()}
+    given: dict[Hashable, float] = {}
+    while weights:
+        each = (part - sum(given.values())) / sum(weights.values())
+        content = [group for group, weight in weights.items() if wants[group] <= each * weight]
+        given |= {group: wants[group] for group in content} or {g: each * weight for g, weight in weights.items()}
+        weights = {group: weight for group, weight in weights.items() if group not in given}
+    parts: dict[Process, float] = {}
+    for group, below in siblings.items():
+        if len(below[0].path) == depth + 1:
+            parts[below[0].process] = given[group]
+        else:
+            parts |= _due(below, depth + 1, given[group], most)
+    return parts

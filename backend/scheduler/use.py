@@ -10,6 +10,8 @@ from backend.identity import Process
 
 ACTIVE_US = 2_000_000
 """Who used nothing for so long does not share: his part is for the others until he comes."""
+LIGHT_US = 10_000_000
+"""... for so long, if he was seen to use less than his part: that is for his siblings anyhow."""
 HUNGRY_US = 400_000
 """Who could, and used nothing for so long, has nothing to do now. The trace of a real GPU is 0.2 s late."""
 LEAD_US = 5_000_000
