@@ -68,7 +68,7 @@ class Core:
         first, *others = strata(seen)
         members = [one for one in seen if one.process in first]
         if explicit & first.keys():
-            slices = dict(self._fair.beside(members, self._default_us))
+            slices = dict(self._fair.beside(window_us, members, use, self._default_us))
         else:
             slices = dict(self._fair.slices(window_us, first, members, use, leads=bool(others)))
         lead, spare = (

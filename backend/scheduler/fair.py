@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from backend.identity import Process
-from backend.scheduler.shares import Contender, Layer, due
+from backend.scheduler.shares import Contender, Layer, due, measures
 from backend.scheduler.use import Use
 
 ROUND_US = 60_000
@@ -70,6 +70,7 @@ class Fair:
     _parts: Layer = attrs.field(factory=dict)
     _gains: dict[Process, float] = attrs.field(factory=dict)
     _members: Sequence[Contender] = ()
+    _by_hand: bool = False  # whether some have explicit timeslices
     _light: set[Process] = attrs.field(factory=set)
     _left: dict[Process, float] = attrs.field(factory=dict)  # parts with what siblings leave, by those without
     _used: dict[Process, float] = attrs.field(factory=dict)
@@ -94,6 +95,9 @@ class Fair:
         active = {one.process: layer[one.process] for one in self._members}
         if len(active) < 2 and not leads:
             return dict.fromkeys(layer, 0)  # alone it runs on, whatever its slice is
+        if self._by_hand:
+            self._by_hand = False
+            self._begin({})
         if active != self._parts:
             self._begin(active)
         self._calm = 0 if self._lively else self._calm + window_us
@@ -128,15 +132,35 @@ class Fair:
         fair = round(between * parts[process] / others) - self._switches[process]
         self._slices[process] = min(self._slices[process], max(SLICE_US, fair))
 
-    def beside(self, contenders: Iterable[Contender], default_us: int) -> Mapping[Process, int]:
-        """Timeslices of those who share with one that was given his by hand: who did that set it against those that the
-        driver gives, so these are the measure. 0 for the driver's default."""
-        self._begin({})
-        scales = {one.process: one.scale for one in contenders}
-        return {
-            process: 0 if scale == 1 else min(ROUND_MOST_US, max(SLICE_LEAST_US, round(default_us * scale)))
+    def beside(self, window_us: int, members: Sequence[Contender], use: Use, default_us: int) -> Mapping[Process, int]:
+        """Timeslices of those who share with some that were given theirs by hand: who did that set it against those
+        that the driver gives, so these are the measure. One of default weight in the root has that, and the others by
+        their parts beside it, as if those were not there. 0 for the driver's default."""
+        others = [one for one in members if not one.explicit]
+        scales = measures(others)
+        self._members = [one for one in others if one.active]
+        active = due(self._members, {})
+        if active != self._parts or not self._by_hand:
+            self._begin(active if self._by_hand else {})
+            self._by_hand, self._parts = True, dict(active)
+            self._forget()
+        self._measure(window_us, use)
+        scales |= measures(self._members)
+        right = {p: self._gains.get(p, 1.0) * self._left.get(p, 1.0) for p in scales}
+        # The measure stays what it is, and who has other than his part beside it is corrected.
+        measure = next((one.process for one in self._members if self._is_measure(one, use)), None)
+        unit = default_us / right.get(measure, 1.0) if measure is not None else default_us
+        self._switches = {process: SWITCH_US * use.contexts(process) for process in scales}
+        self._slices = {
+            process: min(ROUND_MOST_US, max(SLICE_LEAST_US, round(unit * scale * right[process])))
             for process, scale in scales.items()
         }
+        chosen = {p: 0 if us == default_us and use.contexts(p) == 1 else us for p, us in self._slices.items()}
+        return {one.process: chosen.get(one.process, 0) for one in members}
+
+    @staticmethod
+    def _is_measure(one: Contender, use: Use) -> bool:
+        return len(one.path) == 1 and use.contexts(one.process) == 1
 
     def _begin(self, parts: Layer) -> None:
         self._parts = dict(parts)

@@ -42,11 +42,6 @@ class Contender:
     present: bool = True
     """Whether it has within a longer time: others of worse priority wait for it."""
 
-    @property
-    def scale(self) -> float:
-        """Its weight by the default one, with those above: where a measure is given, and nothing to be shared."""
-        return math.prod(level.weight / WEIGHT_DEFAULT for level in self.path)
-
 
 Layer = Mapping[Process, float]
 """Those whose work goes before that of everybody in the next, each with its part of what they have together."""
@@ -102,6 +97,12 @@ def due(members: Sequence[Contender], most: Mapping[Process, float]) -> Mapping[
     """What each of a layer is to have of all that they use, where some use no more than `most`: what one of these
     leaves goes to its siblings, and to others only if they leave it as well."""
     return _due(members, 0, 1.0, most)
+
+
+def measures(members: Sequence[Contender]) -> dict[Process, float]:
+    """The parts of a layer by that which one of default weight below the root has of it, whoever else there is."""
+    tops = sum(below[0].path[0].weight for below in _siblings(members, 0).values())
+    return {process: part * tops / WEIGHT_DEFAULT for process, part in due(members, {}).items()}
 
 
 def _due(members: Sequence[Contender], depth: int, part: float, most: Mapping[Process, float]) -> dict[Process, float]:
