@@ -277,6 +277,25 @@ async def test_an_explicit_timeslice_holds(spawn: Spawn) -> None:
 
 
 @virtual
+async def test_an_explicit_timeslice_of_a_slice(spawn: Spawn) -> None:
+    """It is split over the processes in it; and the others share as if these were not there."""
+    async with programs(spawn) as p:
+        jobs = [await p.batch("/jobs") for _ in range(2)]
+        others = [await p.batch(contexts=4), await p.batch()]
+        await p.h.write("slice/jobs/0/compute.timeslice", "1.024")
+        await trio.sleep(5)
+        assert [p.gpu.timeslices(process) for process in jobs] == [512, 512]
+        assert p.gpu.timeslices(others[1]) == DEFAULT_US
+        found = await p.shares([*jobs, *others], 10)
+        assert found[2] == pytest.approx(found[3], rel=0.05)
+        assert found[:2] == pytest.approx([found[3] / 4] * 2, rel=0.05)
+        await p.h.write("slice/jobs/0/compute.timeslice", "default")
+        await trio.sleep(5)
+        found = await p.shares([*jobs, *others], 10)
+        assert of_all(found) == pytest.approx([1 / 6, 1 / 6, 1 / 3, 1 / 3], rel=0.05)
+
+
+@virtual
 async def test_a_freeze_wins(spawn: Spawn) -> None:
     """Over the turn of one that fills; and who is thawed while it is not his turn stays off, and is not frozen."""
     async with programs(spawn) as p:

@@ -131,6 +131,8 @@ class Account:
         Who works, thinks, and works again has no more to do after a rest than without one. To him turns come as if he
         filled them.
         """
+        if self.offered < NOTHING * self.on:
+            return max(TURN_US, least)
         off, age = now - self.ended, max(1, now - self.since)
         had = self.used / age
         needs = min(self.needs, self.done / self.offered) if self.on > 2 * LATE_US and self.offered else self.needs
