@@ -71,10 +71,8 @@ class Core:
             slices = dict(self._fair.beside(window_us, members, use, self._default_us))
         else:
             slices = dict(self._fair.slices(window_us, first, members, use, leads=bool(others)))
-        lead, spare = (
-            sum(use.used(process) or 0 for process in first),
-            window_us - sum(use.used(one.process) or 0 for one in contenders),
-        )
+        used = {one.process: use.used(one.process) or 0 for one in contenders}
+        lead, spare = sum(used[process] for process in first), window_us - sum(used.values())
         off = self._filler.off(window_us, others, use, lead, spare)
         for layer in others:
             slices |= {process: filler_us(use.contexts(process)) for process in layer}
