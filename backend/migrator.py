@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -23,6 +24,8 @@ from backend.identity import Group, Node, Process
 from backend.population import Population, Resident
 from backend.protocols import Gpu, Ledger, Moves
 from backend.records import Books, Channel, Move
+
+log = logging.getLogger(__name__)
 
 FOLLOWS = ("high", "low", "swap_max", "timeslice_us", "frozen", "priority", "weight")
 """What is asked for a process, and goes with it."""
@@ -97,7 +100,10 @@ class Migrator:
             self._look = trio.Event()
             for process in list(self._moves.left()):
                 async with self._turn:
-                    await self._settle(process)
+                    try:
+                        await self._settle(process)
+                    except OSError as error:  # of the books; there is another look
+                        log.warning("where pid %d is after a move is not known: %s", process.pid, error)
             if self._moves.left():
                 await trio.sleep(AGAIN_S)
                 self._look.set()

@@ -593,3 +593,34 @@ async def test_an_agent_that_comes_back_after_nobody_waited(spawn: Spawn) -> Non
         gpus[0].found[process], gpus[1].found[process] = False, True
         await trio.sleep(2)
         await is_on(h, gpus, process, 1)
+
+
+@pytest.mark.logs("after a move is not known")
+@virtual
+async def test_books_that_fail_when_they_are_to_follow_it_are_asked_again(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mount goes on, and so does the search."""
+    gpus = stubs()
+    process = backend.identity.identify(spawn().pid)
+    async with running(*gpus, scheduler=True) as h:
+        await asked(h, process.pid, made=False)
+        gpus[0].found[process] = gpus[1].found[process] = None
+        gpus[0].script("migrate", refuses(errno.ETIMEDOUT))
+        assert await h.refused(f"{process.pid}/0/compute.migrate", 1) == errno.ETIMEDOUT
+        h.controller.uncharge(process, 0, MIB, swapped=False)
+        await h.controller.arrive(process, 1)
+        configure = type(h.ledger).configure
+        calls: list[Group] = []
+
+        def fails_at_first(ledger: SoftLedger, group: Group, **changes: int | bool) -> None:
+            calls.append(group)
+            if len(calls) == 1:
+                raise OSError(errno.ENODEV, "the module is busy")
+            configure(ledger, group, **changes)
+
+        monkeypatch.setattr(type(h.ledger), "configure", fails_at_first)
+        gpus[0].found[process], gpus[1].found[process] = False, True
+        await trio.sleep(3)
+        assert len(calls) > 1
+        await is_on(h, gpus, process, 1)
