@@ -154,6 +154,7 @@ def test_one_channel_that_runs_kernels_is_enough(many: int) -> None:
             rig.undo(programs[-1], [channel])
             law = max(1.0, many * 20 / 200)
             await rig.until_all(lambda: frozen(programs), 2 * law)  # at worst at the end of the second round
+            await rig.until_all(lambda: rig.host.brought_back[programs[-1].identity] == 1, SECOND)
             counts = {program.objects[channel].disabled for program in programs for channel in program.channels()}
             assert counts == {1}, "what was off is off as often as before"
 
@@ -177,6 +178,7 @@ def test_who_had_the_engine_is_asked_before_the_others() -> None:
             rig.undo(culprit, [culprit.channels()[24]])  # of its second context's kernels
             used[culprit.pid] += 5000
             await rig.until_all(lambda: frozen(programs), SECOND)
+            await rig.until_all(lambda: rig.host.brought_back[culprit.identity] == 1, SECOND)
 
     costly(test)
 
