@@ -322,6 +322,12 @@ class Host:
     def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int) -> None:
         self.ledger.swap_out(Group(gpu, process), nbytes, usec)
 
+    def knows(self, process: Process, gpu: int) -> bool:
+        return True
+
+    def levels(self, process: Process, gpu: int) -> list[Books]:
+        return [self.ledger.books(Group(gpu, node)) for node in (process, ROOT)]
+
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(name)
 
