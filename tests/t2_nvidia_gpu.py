@@ -199,6 +199,7 @@ def test_a_tenant_that_takes_a_longer_timeslice_loses_it_again() -> None:
         gr = next(o for o in program.objects.values() if o.class_ == rm.CLASS_TSG)
         async with running(rig):
             await rig.gpus[0].set_timeslice(program.identity, 500)
+            await trio.sleep(2)
             gr.timeslice = 100_000
             await trio.sleep(1)
             assert gr.timeslice == 500
@@ -579,6 +580,7 @@ def test_levers_that_follow_each_other_do_not_stop_the_rounds() -> None:
         gr = next(o for o in other.objects.values() if o.class_ == rm.CLASS_TSG)
         async with running(rig):
             await rig.gpus[0].set_timeslice(other.identity, 500)
+            await trio.sleep(2)
             gr.timeslice = 9000
             for _ in range(10):
                 await rig.gpus[0].detach(program.identity)

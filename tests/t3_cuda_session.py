@@ -23,7 +23,7 @@ from trio.testing import MockClock
 
 import backend.identity
 from backend.cuda import managed
-from backend.cuda.managed import RECLAIM_S
+from backend.cuda.managed import RECLAIM_S, SHORT_S
 from backend.cuda.page import SEALS
 from backend.cuda.server import WAITING_MOST, Session, words
 from backend.identity import Group, Process, Slice
@@ -669,6 +669,26 @@ def test_a_program_that_gives_less_is_let_be_and_others_give(drive: Drive) -> No
         await rig.h.write("slice/job/0/gmem.limit.high", "5G")
         assert other.swapped == GIB
         assert len(pinned.reclaims) == 1
+
+    drive(test)
+
+
+def test_a_program_that_has_more_to_give_later_is_asked_again(drive: Drive) -> None:
+    """What it allocates may not be there yet when it is asked, and nothing else of it is ever charged."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(context=0)
+        await rig.h.write(program.file + "gmem.limit.high", "1G")
+
+        async def nothing(request: Message) -> Message:
+            program.obey = program.move
+            return request.answer(0, 0)
+
+        program.obey = nothing
+        assert await program.alloc(3 * GIB) == 0
+        await trio.sleep(LOOKS + SHORT_S)
+        assert len(program.reclaims) > 1
+        assert await rig.number(program.file + "gmem.current") == 1 * GIB
 
     drive(test)
 

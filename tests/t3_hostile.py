@@ -204,6 +204,26 @@ def test_all_who_take_longer_timeslices_lose_them_within_a_second(many: int, con
     costly(test, trace=False)
 
 
+@pytest.mark.parametrize("late", [0.0, 0.2, 0.8])
+def test_who_sets_the_timeslice_of_a_new_context_has_undone_nothing(late: float) -> None:
+    """The CUDA library does so, some time after the TSG is there: it is set again, and nobody is blamed for that."""
+
+    async def test(rig: Costly) -> None:
+        program = rig.busy(100, 0)
+        gr = [o for o in program.objects.values() if o.class_ == rm.CLASS_TSG and o.timeslice == 2048]
+        async with running(rig):
+            await rig.gpus[0].set_timeslice(program.identity, 600)
+            await trio.sleep(late)
+            assert {tsg.timeslice for tsg in gr} == {600}
+            for tsg in gr:
+                tsg.timeslice = 2048
+            await rig.until_all(lambda: {tsg.timeslice for tsg in gr} == {600}, SECOND)
+            await trio.sleep(2)
+            assert rig.host.brought_back[program.identity] == 0
+
+    costly(test, trace=False)
+
+
 @pytest.mark.parametrize("many", [20, 100, 1000])
 def test_what_keeping_costs_does_not_grow_with_the_programs(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than 200 questions a second, 4 percent of a CPU, and a tenth of one for looks at what is new. Everybody
@@ -358,7 +378,7 @@ async def _look(rig: Rig, program: Program) -> None:
 
 async def _again(rig: Rig, program: Program) -> None:
     known = rig.gpus[0]._tenant(program.identity)
-    if known.is_thawed() or known.is_stretched():
+    if known.is_thawed() or known.is_stretched(0.0):
         await known.enforce(again=True)
 
 

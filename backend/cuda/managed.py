@@ -136,6 +136,9 @@ class Managed:
         program = self._programs.get(process)
         if program is not None:
             program.holding.look(nbytes)
+            if 0 < program.short_until <= trio.current_time():
+                program.short_until = 0.0
+                self.booked.settle(process, self.info.index)  # it may have more to give now than when it was asked
         else:
             self.booked.observe(process, self.info.index, nbytes)
 

@@ -137,6 +137,7 @@ class Keeper:
                 *self._least(held, int(asks_held), suspects=True),
             ],
             self._least(sliced, _share(len(sliced)), suspects=False),
+            trio.current_time(),
         )
         totals: tuple[int, ...] | None = None
         try:
@@ -269,6 +270,8 @@ class Handful:
     """Who is asked for a channel that is to be off the runlist, once for each time it is in there."""
     sliced: Sequence[Tenant]
     """Who is asked for its timeslices."""
+    now: float = 0.0
+    """When, in seconds."""
     undone: list[Tenant] = attrs.field(factory=list)
     """Who has undone something, it seems."""
 
@@ -279,6 +282,6 @@ class Handful:
             if tenant not in self.undone and tenant.is_thawed():
                 self.undone.append(tenant)
         for tenant in self.sliced:
-            if tenant not in self.undone and tenant.is_stretched():
+            if tenant not in self.undone and tenant.is_stretched(self.now):
                 self.undone.append(tenant)
         return before

@@ -34,6 +34,9 @@ NEVER = 1 << 62
 
 SLICES_AT_ONCE = 64
 """TSGs of a program that are asked for their timeslice in one go: one that has thousands keeps nobody waiting."""
+OWN_S = 1.0
+"""Seconds in which a timeslice may still be set by who makes the TSG: the CUDA library does so some time after it is
+there, with the driver's default (measured)."""
 SAY_AGAIN_S = 60.0
 """Seconds after which it is said again of a program that it undoes what was set: it may do so ten times a second."""
 
@@ -105,6 +108,10 @@ class Tenant:
     """Whether somebody froze it, and not only the scheduler for a moment."""
     sliced: int = 0
     """... and its timeslice."""
+    held: dict[Key, float] = attrs.field(factory=dict)
+    """Since when its TSGs were seen to have the timeslices that they were given, by the keeper's clock."""
+    changed: set[Key] = attrs.field(factory=set)
+    """TSGs that had them for OWN_S, and that have others."""
     suspect: int = 0
     """Questions that come before those to others: it had the engine while it was frozen."""
     used: int | None = None
@@ -159,6 +166,7 @@ class Tenant:
         """The GPU was lost and is back: whatever was done to it before is undone, or asked for anew."""
         self.off.clear()
         self.slices.clear()
+        self.held.clear()
         self.adopted, self.began = False, NEVER
 
     async def look(self, force: bool = False) -> None:
@@ -197,8 +205,8 @@ class Tenant:
         key = self._next_question()
         return key is not None and self._is_undone(key)
 
-    def is_stretched(self) -> bool:
-        """Asks for timeslices, whether they are not what was set."""
+    def is_stretched(self, now: float) -> bool:
+        """Asks for timeslices, whether they are not what was set. It is `now`, in seconds."""
         known = dict(self.slices)
         tsgs = [tsg for tsg in self.tsgs() if known.get((tsg.client, tsg.handle), levers.UNKNOWN) != levers.UNKNOWN]
         tsgs = random.sample(tsgs, min(len(tsgs), SLICES_AT_ONCE))
@@ -208,6 +216,12 @@ class Tenant:
                 levers.look_at_timeslices(controls, [tsg for tsg in tsgs if tsg.fd in controls], found)
         except OSError:
             return False  # gone, or about to be found so
+        self.held = {key: since for key, since in self.held.items() if key in known}
+        for key in ((tsg.client, tsg.handle) for tsg in tsgs):
+            if found[key] == known[key]:
+                self.held.setdefault(key, now)
+            elif now - self.held.get(key, now) >= OWN_S:
+                self.changed.add(key)
         return found != known
 
     def _next_question(self) -> Key | None:
@@ -255,7 +269,9 @@ class Tenant:
                 if again and self.timeslice_us:
                     before = dict(self.slices)
                     levers.look_at_timeslices(controls, levers.shares(tsgs, 0), self.slices)
-                    if any(self.slices.get(key) != us for key, us in before.items() if us != levers.UNKNOWN):
+                    changed, self.changed = self.changed, set()
+                    known = {key: us for key, us in before.items() if us != levers.UNKNOWN}
+                    if any(self.slices.get(key) != known[key] for key in changed & known.keys()):
                         undone = "timeslice"
                 if again and self.frozen and (key := self._next_question()) and self._is_undone(key):
                     undone = "freeze"
