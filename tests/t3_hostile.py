@@ -291,7 +291,8 @@ def test_one_who_never_stops_costs_a_bounded_share_and_hides_nobody() -> None:
                 rig.undo(once)
                 await rig.until_all(lambda: frozen([once]), SECOND)
                 await trio.sleep(5)
-                assert rig.spent - before < 0.67 * (trio.current_time() - began)
+                elapsed = trio.current_time() - began
+                assert rig.spent - before < 2 / 3 * elapsed + 0.05  # that has its rest after the end
                 nursery.cancel_scope.cancel()
             assert min(rig.host.brought_back[program.identity] for program in loop) > 5
 
