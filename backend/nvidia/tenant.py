@@ -35,8 +35,8 @@ NEVER = 1 << 62
 SLICES_AT_ONCE = 64
 """TSGs of a program that are asked for their timeslice in one go: one that has thousands keeps nobody waiting."""
 OWN_S = 1.0
-"""Seconds in which a timeslice may still be set by who makes the TSG: the CUDA library does so some time after it is
-there, with the driver's default (measured)."""
+"""Seconds in which a timeslice may still be set by who makes the TSG: of PyTorch programs that had just come some had
+the driver's default again (docs/nvidia.md), which the CUDA library seems to set some time after the TSG is there."""
 SAY_AGAIN_S = 60.0
 """Seconds after which it is said again of a program that it undoes what was set: it may do so ten times a second."""
 
