@@ -576,16 +576,21 @@ async def test_a_daemon_that_ends_while_an_agent_is_at_it(spawn: Spawn, upgraded
         let_go(journal)
 
 
+async def not_waited_for(h: Harness, gpus: list[StubGpu], process: Process) -> None:
+    """A move that takes longer than its write may."""
+    await asked(h, process.pid, made=False)
+    gpus[0].found[process] = gpus[1].found[process] = None
+    gpus[0].script("migrate", refuses(errno.ETIMEDOUT))
+    assert await h.refused(f"{process.pid}/0/compute.migrate", 1) == errno.ETIMEDOUT
+
+
 @virtual
 async def test_an_agent_that_comes_back_after_nobody_waited(spawn: Spawn) -> None:
     """The write has failed, and the move is done all the same: its directory goes there."""
     gpus = stubs()
     process = backend.identity.identify(spawn().pid)
     async with running(*gpus, scheduler=True) as h:
-        await asked(h, process.pid, made=False)
-        gpus[0].found[process] = gpus[1].found[process] = None
-        gpus[0].script("migrate", refuses(errno.ETIMEDOUT))
-        assert await h.refused(f"{process.pid}/0/compute.migrate", 1) == errno.ETIMEDOUT
+        await not_waited_for(h, gpus, process)
         await trio.sleep(5)
         assert await h.listdir(str(process.pid)) == ["0"]
         h.controller.uncharge(process, 0, MIB, swapped=False)  # as the driver has it
@@ -604,10 +609,7 @@ async def test_books_that_fail_when_they_are_to_follow_it_are_asked_again(
     gpus = stubs()
     process = backend.identity.identify(spawn().pid)
     async with running(*gpus, scheduler=True) as h:
-        await asked(h, process.pid, made=False)
-        gpus[0].found[process] = gpus[1].found[process] = None
-        gpus[0].script("migrate", refuses(errno.ETIMEDOUT))
-        assert await h.refused(f"{process.pid}/0/compute.migrate", 1) == errno.ETIMEDOUT
+        await not_waited_for(h, gpus, process)
         h.controller.uncharge(process, 0, MIB, swapped=False)
         await h.controller.arrive(process, 1)
         configure = type(h.ledger).configure

@@ -213,7 +213,8 @@ class Tenant:
         found = dict(known)
         try:
             with rm.borrowed(self.system, self.process, sorted({tsg.fd for tsg in tsgs})) as controls:
-                levers.look_at_timeslices(controls, [tsg for tsg in tsgs if tsg.fd in controls], found)
+                tsgs = [tsg for tsg in tsgs if tsg.fd in controls]
+                levers.look_at_timeslices(controls, tsgs, found)
         except OSError:
             return False  # gone, or about to be found so
         self.held = {key: since for key, since in self.held.items() if key in known}

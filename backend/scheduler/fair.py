@@ -141,9 +141,10 @@ class Fair:
         self._members = [one for one in others if one.active]
         active = due(self._members, {})
         if active != self._parts or not self._by_hand:
-            self._begin(active if self._by_hand else {})
-            self._by_hand, self._parts = True, dict(active)
-            self._forget()
+            if not self._by_hand:
+                self._by_hand = True
+                self._gains.clear()
+            self._begin(active)
         self._measure(window_us, use)
         scales |= measures(self._members)
         right = {p: self._gains.get(p, 1.0) * self._left.get(p, 1.0) for p in scales}
