@@ -12,6 +12,7 @@ from ctypes import c_char, c_int32, c_uint32, c_uint64
 from backend import wire
 from backend.records import MAX as MAX
 from backend.records import NOBODY as NOBODY
+from backend.records import OVERCOMMIT as OVERCOMMIT
 from backend.records import PRIORITY_DEFAULT as PRIORITY_DEFAULT
 from backend.records import WEIGHT_DEFAULT as WEIGHT_DEFAULT
 

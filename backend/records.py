@@ -10,6 +10,10 @@ import attrs
 MAX = (1 << 63) - 1
 """``max`` in a control file: no limit. The kernel's PAGE_COUNTER_MAX plays the same part in memcg."""
 
+OVERCOMMIT = 16
+"""Memory that a program may say it has, on the GPU or not, in capacities of it. What it says is counted before the
+driver's figure corrects it, so unbounded one program could take from its neighbours all that there is to count."""
+
 NOBODY = (1 << 32) - 1
 """Where a uid or gid is told: none. The uid that chown(2) does not take."""
 

@@ -25,6 +25,23 @@ static int check(const struct ggroup *group, u64 nbytes)
 	return 0;
 }
 
+/*
+ * A program says by itself what it has, so what it says has a bound: else one that says 2^62 takes
+ * all there is to count from its neighbours, until the driver's figure corrects it. Charges that
+ * come at the same moment may each find room, so the bound may be passed by as many.
+ */
+static int check_charge(struct ggroup *group, u64 nbytes, bool tenant)
+{
+	u64 most, has;
+	int err = check(group, nbytes);
+
+	if (err || !tenant)
+		return err;
+	most = min(group->device->root->high, GGROUP_MAX / GGROUP_OVERCOMMIT) * GGROUP_OVERCOMMIT;
+	has = atomic64_read(&group->current_bytes) + atomic64_read(&group->swap);
+	return nbytes > most || has > most - nbytes ? -ENOMEM : 0;
+}
+
 static void raise_peak(struct ggroup *group)
 {
 	s64 now = atomic64_read(&group->current_bytes);
@@ -134,13 +151,13 @@ int ggroup_charge(struct ggroup *group, u64 nbytes, bool tenant)
 	int err;
 
 	down_read(&device->lock);
-	err = check(group, nbytes);
+	err = check_charge(group, nbytes, tenant);
 	if (!err && nbytes <= GGROUP_FAST_MOST)
 		done = charge_fast(group, nbytes, tenant);
 	up_read(&device->lock);
 	if (!err && !done) {
 		down_write(&device->lock);
-		err = check(group, nbytes);
+		err = check_charge(group, nbytes, tenant);
 		if (!err)
 			err = charge_slow(group, nbytes, tenant);
 		up_write(&device->lock);

@@ -17,13 +17,10 @@ import errno
 from backend.errors import fail
 from backend.identity import Process
 from backend.protocols import Host
-from backend.records import MAX, Footprint
+from backend.records import MAX, OVERCOMMIT, Footprint
 
 TOLERANCE = 16 << 20
 """Bytes by which the driver may count less than was charged without a word about it."""
-
-OVERCOMMIT = 16
-"""Memory a program may have, on the GPU or not, in capacities of it."""
 
 AWAY_MOST = 512 << 20
 """Bytes that are off the GPU for a moment at most, whatever a program says: the library exchanges half as much at a

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from backend.records import OVERCOMMIT
+
 MIB = 1 << 20
 
 
@@ -23,7 +25,7 @@ class SoftConfig:
     """Default timeslice of a TSG."""
     switch_us: int = 197
     """Engine time lost when another TSG takes over."""
-    overcommit: int = 16
+    overcommit: int = OVERCOMMIT
     """Memory a process may allocate, resident or not, in capacities."""
     queue: int = 1 << 16
     """Kernels that a TSG may have queued."""

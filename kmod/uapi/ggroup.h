@@ -26,8 +26,9 @@
  * HOW MUCH. Sizes are bytes, times microseconds. GGROUP_MAX is "no limit", and no group ever
  * holds more. A charge goes to a process and every group above it. Going over a high never fails:
  * somebody reclaims. A charge fails with ENOMEM only where some swap_max leaves no room to bring
- * every level back under its high, as backend/soft/ledger.py specifies. A call happens whole, or
- * fails and changes nothing.
+ * every level back under its high, as backend/soft/ledger.py specifies, and where a program says
+ * of itself that it has more, on the GPU or not, than GGROUP_OVERCOMMIT times the capacity. A call
+ * happens whole, or fails and changes nothing.
  *
  * WHO MOVES THE HARDWARE. The kernel knows no GPU vendor. A provider registers a GPU on an open
  * /dev/ggroup and serves its commands on that file: read() gives struct ggroup_message, as many
@@ -62,6 +63,7 @@
 
 /* No limit; as the kernel's PAGE_COUNTER_MAX. */
 #define GGROUP_MAX		0x7fffffffffffffffULL
+#define GGROUP_OVERCOMMIT	16			/* capacities a program may say it has */
 #define GGROUP_UUID_LEN		64			/* with the NUL */
 #define GGROUP_PATH_LEN		4096			/* with the NUL */
 #define GGROUP_TIMEOUT_MS	5000			/* where a timeout of 0 is given */

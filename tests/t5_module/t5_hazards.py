@@ -1094,6 +1094,27 @@ def test_no_group_holds_more_than_max(admin: File, spawn: Spawn) -> None:
         gpu.unregister(abi.UNREGISTER_FORGET)
 
 
+def test_what_a_program_says_it_has_is_bounded(admin: File, spawn: Spawn) -> None:
+    """On the GPU or not: else its neighbours have nothing left to count, until the driver's figure corrects it."""
+    capacity = 64 * MIB
+    with Provider(fresh_name(), capacity=capacity) as gpu:
+        liar, group = tenant_of(gpu, spawn)
+        other, neighbour = tenant_of(gpu, spawn)
+        for nbytes in (abi.MAX, 1 << 62, 1 << 46, abi.OVERCOMMIT * capacity + 1):
+            assert liar.errno(there_call, "charge", nbytes) == errno.ENOMEM, nbytes
+        assert admin.books(gpu.root).current_bytes == 0
+        liar.do(there_call, "charge", abi.OVERCOMMIT * capacity)
+        assert liar.errno(there_call, "charge", 1) == errno.ENOMEM
+        liar.do(there_call, "swap_out", admin.books(group).current_bytes)
+        assert liar.errno(there_call, "charge", 1) == errno.ENOMEM
+        other.do(there_call, "charge", capacity)
+        assert admin.books(neighbour).current_bytes == capacity
+        liar.do(there_call, "uncharge_swap", MIB)
+        liar.do(there_call, "charge", MIB)
+        assert liar.errno(there_call, "charge", 1) == errno.ENOMEM
+        check_sums(admin, gpu.root)
+
+
 # Bounds
 
 
