@@ -9,7 +9,7 @@
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
 #   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; six minutes
 #   make fuzz         the fuzzers for longer, FUZZ=50 times as long as in `make test`; what breaks is kept in tests/corpus
-#   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch
+#   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one alone
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
 #   make deb          a Debian package, in build/deb
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
@@ -38,7 +38,7 @@ APT_SOAK := stress-ng
 APT_SYSTEMD := mmdebstrap e2fsprogs libc6-dev
 
 SOURCES := ggroupfs backend tests
-SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh packaging/tree.sh tests/t8_systemd/disk.sh tests/t8_systemd/again.sh \
+SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nvidia/one_gpu.sh packaging/tree.sh tests/t8_systemd/disk.sh tests/t8_systemd/again.sh \
 	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
 .PHONY: all build build-test run test check test-unit test-gpu fuzz soak bench-files screenshot clean
@@ -115,7 +115,7 @@ fuzz: build-test
 
 test-gpu: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
-	$(PYTEST) -s tests/t7_nvidia
+	$(GPU:%=tests/t7_nvidia/one_gpu.sh %) $(PYTEST) -s tests/t7_nvidia
 
 # Each scenario has a budget of time; BUDGET (seconds) and REPETITIONS are for every one that is run.
 BENCH := $(PY) -m tests.bench

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import pytest
@@ -83,13 +83,24 @@ class Machine:
         """When a lever was moved, nanoseconds."""
         self._next = 0
         self._sampled = 0
+        self._come(programs)
+
+    def replace(self, *programs: Program) -> None:
+        """All that were there are gone, and others come."""
+        for program in self.programs:
+            for tsg in program.tsgs:
+                self.runlist.remove(tsg)
+        self.programs = programs
+        self._come(programs)
+
+    def _come(self, programs: Sequence[Program]) -> None:
         chance = random.Random(1)
         for program in programs:
             program.tsgs = [Tsg(timeslice=DEFAULT * US) for _ in range(program.contexts)]
             for tsg in program.tsgs:
                 self.runlist.add(tsg)
-            at = float(program.starts_us * US)
-            while program.request_us and at < 60e9:
+            at = float(self.runlist.now + program.starts_us * US)
+            while program.request_us and at < 200e9:
                 at += chance.expovariate(program.load / (program.request_us * US))
                 program.arrivals.append(int(at))
             program.arrivals.reverse()
@@ -342,6 +353,20 @@ def test_a_critical_program_beside_three_batch_programs() -> None:
     assert machine.rate(1) < 5
 
 
+def test_turns_are_long_where_nobody_waits_for_less() -> None:
+    """Two batch programs take turns of 2 s. One more comes, that does not fill his: no turn is longer than 0.5 s then."""
+    leader = Program(1, priority=0, request_us=8600, kernel_us=100, load=0.35)
+    light = Program(4, request_us=5000, load=0.1, starts_us=20_000_000)
+    machine = Machine(leader, Program(2), Program(3), light)
+    machine.run(19.5)
+    before = machine.rate(10)
+    machine.run(20)
+    print(before, machine.rate(21))
+    assert before <= 2 / 2 * 1.1
+    assert machine.rate(21) >= 2
+    assert light.used / 19.5e9 == pytest.approx(0.1, rel=0.25)
+
+
 LIGHT = [
     pytest.param([Program(3, request_us=5000, load=0.1)], id="light"),
     pytest.param([Program(n, request_us=5000, load=0.1) for n in (3, 4, 5)], id="three light"),
@@ -422,9 +447,9 @@ def test_a_filler_that_has_nothing_to_do_is_seen_when_it_has() -> None:
     one = Program(2)
     stops, comes_back = Program(3, ends_us=3_000_000), Program(4, starts_us=10_000_000)
     machine = Machine(Program(1, priority=0, request_us=2000, load=0.2), one, stops, comes_back)
-    machine.run(5)
-    alone = used_in(machine, 4)
-    assert alone[1] > 0.75 * 4e6
+    machine.run(6)
+    alone = used_in(machine, 3)
+    assert alone[1] > 0.75 * 3e6
     machine.run(1)
     both = used_in(machine, 6)
     assert both[1] == pytest.approx(both[3], rel=0.25)
@@ -443,6 +468,17 @@ def test_nobody_behind_two_others_starves_or_waits_for_nothing() -> None:
     assert done[0] > 0.98
     assert done[1] > 5e-4
     assert done[1] > done[2] > 5e-6
+
+
+def test_nobody_behind_five_others_starves() -> None:
+    """All of them would fill the GPU. Those behind the first two have the hundredth that is for them, each of it."""
+    leader = Program(0, priority=0, request_us=2000, load=0.3)
+    machine = Machine(leader, *[Program(n, priority=n) for n in range(1, 6)])
+    machine.run(20)
+    used = used_in(machine, 160)
+    print(used)
+    assert used[2:] == [pytest.approx(sum(used[2:]) / 4, rel=0.3)] * 4
+    assert sum(used[2:]) == pytest.approx(0.01 * sum(used[1:]), rel=0.3)
 
 
 def test_an_explicit_timeslice_is_set_against_those_of_the_driver() -> None:
@@ -481,6 +517,30 @@ def test_who_comes_and_goes_waits_for_short_rounds() -> None:
     assert late[int(0.99 * len(late))] < 25e6
     assert sum(program.used for program in machine.programs) > 0.9 * machine.runlist.now, "and nothing lies idle"
     assert machine.rate(3) < 1
+
+
+def test_who_is_gone_makes_no_rounds_short() -> None:
+    """One came and went again and again, so rounds were to be short for long. He ends, and three come that do not."""
+    machine = Machine(Program(1, request_us=2000, load=0.1), Program(2), Program(3))
+    machine.run(60)
+    machine.replace(Program(4), Program(5), Program(6))
+    for settle in (3, 20):
+        machine.run(settle)
+        assert [program.place.timeslice_us for program in machine.programs] == [pytest.approx(20_000, rel=0.05)] * 3
+    assert machine.rate(61) == 0, "and they stay long"
+
+
+def test_rounds_are_long_again_when_who_came_and_went_has_always_something_to_do() -> None:
+    """What he did in short rounds says nothing of how he does in long ones."""
+    machine = Machine(Program(1, request_us=2000, load=0.1), Program(2), Program(3))
+    machine.run(3)
+    service = machine.programs[0]
+    assert service.place.timeslice_us < 3000
+    service.arrivals, service.request_us = [], 0
+    machine.run(20)
+    assert [program.place.timeslice_us for program in machine.programs] == [pytest.approx(20_000, rel=0.05)] * 3
+    machine.run(20)
+    assert machine.rate(23) == 0
 
 
 def test_one_alone_is_left_alone() -> None:

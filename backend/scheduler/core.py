@@ -64,6 +64,7 @@ class Core:
             )
             for one in contenders
         ]
+        self._fair.keep({one.process for one in contenders})
         explicit = {one.process for one in contenders if one.explicit}
         first, *others = strata(seen)
         members = [one for one in seen if one.process in first]

@@ -12,7 +12,7 @@ does he has his part only if that one's slice is as long as his own stays, in pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import attrs
 
@@ -85,6 +85,7 @@ class Fair:
     _lively: int = 0  # microseconds for which rounds are still to be short
     _calm: int = LIVELY_MOST_US  # microseconds since they were
     _patience: int = LIVELY_US  # for how long they are short
+    _restless: set[Process] = attrs.field(factory=set)  # for whom they are
 
     def slices(
         self, window_us: int, layer: Layer, members: Sequence[Contender], use: Use, *, leads: bool
@@ -102,6 +103,8 @@ class Fair:
             self._begin(active)
         self._calm = 0 if self._lively else self._calm + window_us
         self._lively = max(0, self._lively - window_us)
+        if not self._lively:
+            self._restless.clear()
         self._measure(window_us, use)
         short = SHORT_ROUND_US if not leads else LEADER_ROUND_US if len(active) > 1 else ROUND_US
         length = short if self._lively else ROUND_US
@@ -111,13 +114,25 @@ class Fair:
         self._switches = {process: SWITCH_US * use.contexts(process) for process in layer}
         least = max((SLICE_US + self._switches[process]) * whole / part for process, part in weighted.items())
         length = max(length, min(ROUND_MOST_US, round(least)))
-        self._slices = {
-            process: max(SLICE_LEAST_US, round(length * part / whole) - self._switches[process])
-            for process, part in weighted.items()
-        }
+        before, self._slices = (
+            self._slices,
+            {
+                process: max(SLICE_LEAST_US, round(length * part / whole) - self._switches[process])
+                for process, part in weighted.items()
+            },
+        )
         if self._stayer is not None and not leads:
             self._fit(own, active)
+        if any(abs(self._slices[process] / before.get(process, 1) - 1) > MOVES for process in active):
+            self._look_anew()
         return self._slices
+
+    def keep(self, there: Set[Process]) -> None:
+        """Who is gone is not remembered, and rounds are not short for him any more."""
+        self._light &= there
+        if self._restless and self._restless.isdisjoint(there):
+            self._restless.clear()
+            self._lively, self._calm, self._patience = 0, LIVELY_MOST_US, LIVELY_US
 
     def is_light(self, process: Process) -> bool:
         """Whether it was seen to use less than its part: it is there, though it uses nothing for a while."""
@@ -172,9 +187,14 @@ class Fair:
 
     def _forget(self) -> None:
         self._used = dict.fromkeys(self._parts, 0.0)
+        self._measured = 0
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        """What is looked at is to be of one kind of slices: stays in short rounds say nothing of who yields in long."""
         self._recent = dict.fromkeys(self._parts, 0)
         self._stays = dict.fromkeys(self._parts, 0)
-        self._measured = self._looked = 0
+        self._looked = 0
         self._late = LATE_US
 
     def _measure(self, window_us: int, use: Use) -> None:
@@ -183,8 +203,8 @@ class Fair:
             self._late -= window_us
             return
         windows = {process: use.used(process) for process in self._parts}
-        if any(used is None for used in windows.values()):
-            self._lively = max(self._lively, LIVELY_US)
+        if unknown := {process for process, used in windows.items() if used is None}:
+            self._shorten(LIVELY_US, unknown)
             return
         for process, used in windows.items():
             self._used[process] += used or 0
@@ -198,6 +218,11 @@ class Fair:
         if self._measured >= MEMORY_US:
             self._used = {process: used / 2 for process, used in self._used.items()}
             self._measured //= 2
+
+    def _shorten(self, us: int, why: Set[Process]) -> None:
+        """Rounds are to be short for so long, for those."""
+        self._lively = max(self._lively, us)
+        self._restless |= why
 
     def _had(self, used: Mapping[Process, float]) -> Mapping[Process, float]:
         """What each used, by what it was to have of all that was used."""
@@ -239,7 +264,7 @@ class Fair:
             self._stayer = None
         if not yielding or len(staying) > 1:
             return
-        self._lively = max(self._lively, LIVELY_US)
+        self._shorten(LIVELY_US, yielding)
         for process in staying:
             between = sum(self._recent[one] for one in yielding) / max(1, self._stays[process])
             if self._stayer is None or self._stayer[0] != process or abs(self._stayer[1] / between - 1) > MOVES:
@@ -247,10 +272,10 @@ class Fair:
 
     def _look(self, use: Use) -> None:
         # Rounds follow what was just seen, slices what was seen for long: they are to be right on the average.
-        if any(used < SOME for used in self._had(self._recent).values()):
+        if some := {process for process, used in self._had(self._recent).items() if used < SOME}:
             if not self._lively:
                 self._patience = min(LIVELY_MOST_US, 2 * self._patience) if self._calm < self._patience else LIVELY_US
-            self._lively = self._patience
+            self._shorten(self._patience, some)
         self._look_for_a_stayer(use)
         full = self._full(use)
         self._recent = dict.fromkeys(self._parts, 0)

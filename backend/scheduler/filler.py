@@ -25,6 +25,11 @@ TURN_US = 500_000
 TURN_LEAST_US = 50_000
 """... where he has not enough to do for more, for each that takes turns, and for each of his contexts, of which each is
 a call: the more there are of them, the fewer turns there are in a second."""
+TURN_LONG_US = 2_000_000
+"""... where all of them have filled their last turns, as batch programs do: until the one before him is off, the next
+one and he switch all the time."""
+LONG_AFTER = 3
+"""So many turns, one after the other."""
 RATE, BURST = 2.5, 5
 """Turns that begin in a second, and at once: each is two calls of the driver or more, of which there are 25."""
 REST_MOST_US = 3_000_000
@@ -216,6 +221,8 @@ class Filler:
 
     def _choose(self, window_us: int, hungry: Sequence[Layer], use: Use) -> None:
         """One whose turn is over goes on where nobody else has enough to do."""
+        longest = TURN_LONG_US if self._all_fill(hungry) else TURN_US
+        self._left = min(self._left, longest)
         due = [
             {
                 p: length
@@ -233,7 +240,8 @@ class Filler:
         elif self._left >= window_us / 2:  # who goes before it by priority does so now
             candidates = {} if self._owing else self._best(due[:here])
         else:
-            candidates = self._best(due[1:]) if owes else self._best(due)
+            # Whoever of them had least: the best of them would have all of it, and the last none.
+            candidates = {p: us for layer in due[1:] for p, us in layer.items()} if owes else self._best(due)
         chosen = min(candidates, key=lambda process: self._had[process], default=self._current)
         if chosen is None or not candidates:
             return
@@ -243,9 +251,13 @@ class Filler:
             if not any(process in layer for layer in due):
                 self._had[process] = max(self._had[process], self._had[chosen])
         self._owing = owes and chosen not in hungry[0]
-        self._left = round(min(candidates[chosen], self._owed)) if self._owing else candidates[chosen]
+        length = candidates[chosen] if candidates[chosen] < TURN_US else max(candidates[chosen], longest)
+        self._left = round(min(length, self._owed)) if self._owing else length
         self._accounts[chosen].begin(self._now, self._left)
         self._current = chosen
+
+    def _all_fill(self, hungry: Sequence[Layer]) -> bool:
+        return all(self._accounts[process].times >= LONG_AFTER for layer in hungry for process in layer)
 
     @staticmethod
     def _best(due: Sequence[Mapping[Process, int]]) -> Mapping[Process, int]:

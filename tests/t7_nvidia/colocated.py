@@ -90,11 +90,16 @@ def vectors() -> None:
 
 def batch(product: Callable[[], object]) -> None:
     torch.cuda.synchronize()
-    asked: list[str] = []
-    threading.Thread(target=lambda: asked.extend(sys.stdin), daemon=True).start()
+    done = 0
+
+    def answer() -> None:
+        """At once, also while it is off the runlist: an answer that waits for its turn is not of when it was asked."""
+        for _ in sys.stdin:
+            print(done, flush=True)
+
+    threading.Thread(target=answer, daemon=True).start()
     print("ready", flush=True)
     events: list[torch.cuda.Event] = []
-    done = 0
     while True:
         product()
         event = torch.cuda.Event()
@@ -103,9 +108,6 @@ def batch(product: Callable[[], object]) -> None:
         if len(events) >= IN_FLIGHT:
             events.pop(0).synchronize()
             done += 1
-        while asked:
-            asked.pop(0)
-            print(done, flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from tests.t7_nvidia.programs import MIB, Program, current, member, nvml_used, p
 TIMES = 20
 FILES = ("compute.freeze", "compute.timeslice", "compute.weight", "compute.priority", "gmem.limit.high", "gcgroup.stat")
 BACK_S = 2.0
+LOOKED_AT_S = 1.0
+"""In which each of so few programs is looked at for new channels."""
 DATA, LIMIT = 2048, 1536
 """MiB that a program with our library works on, and that it may have on the GPU, its context included."""
 WRITTEN = {
@@ -63,13 +65,15 @@ class Crowd:
         (mount.group(self.frozen.pid) / "compute.freeze").write_text("1")
 
     def state(self, mount: Mounted) -> Mapping[str, object]:
-        """What the files say, and whose they are; of what is measured, what does not move."""
+        """What the files say, and whose they are; of what is measured, what does not move. The timeslice of who was
+        asked for none is the scheduler's, which may just be about to change it."""
         found: dict[str, object] = {}
         for one in (*self.running, self.frozen):
+            figures = ["tsgs", "channels", "attached", *["timeslice_usec"] * (one is not self.frozen)]
             for name in FILES:
                 path = mount.group(one.pid) / name
                 lines = path.read_text().splitlines()
-                keep = ("timeslice_usec", "tsgs", "channels", "attached") if name == "gcgroup.stat" else None
+                keep = figures if name == "gcgroup.stat" else None
                 found[f"{one.pid}/{name}"] = [line for line in lines if keep is None or line.split()[0] in keep]
                 found[f"{one.pid}/{name} of"] = path.stat().st_uid
         return found
@@ -80,16 +84,33 @@ class Crowd:
         wait_for(lambda: all(one.finished > n for one, n in zip(self.running, counts, strict=True)), "they go on")
 
 
+def at_rest(crowd: Crowd, mount: Mounted) -> Mapping[str, object]:
+    """Their state, once it is what it was before the daemon last looked at each of them."""
+    before: Mapping[str, object] = {}
+    while (now := crowd.state(mount)) != before:
+        before = now
+        time.sleep(LOOKED_AT_S)
+    return before
+
+
 def until_as_before(crowd: Crowd, mount: Mounted, before: Mapping[str, object]) -> None:
     """Programs are found within a second of the mount's first answer."""
 
+    found: Mapping[str, object] = {}
+
     def same() -> bool:
+        nonlocal found
         try:
-            return crowd.state(mount) == before
+            found = crowd.state(mount)
         except FileNotFoundError:
             return False
+        return found == before
 
-    wait_for(same, "all is as before")
+    try:
+        wait_for(same, "all is as before")
+    except AssertionError:
+        differs = {name: (was, found.get(name)) for name, was in before.items() if was != found.get(name)}
+        raise AssertionError(f"not as before: {differs}") from None
 
 
 class Writer(threading.Thread):
@@ -174,7 +195,7 @@ def test_killed_twenty_times(worker: Start, elastic: str, place: Path) -> None:
             limited(library, mount)
             crowd.ask(mount)
             wait_for(mount.group(written.pid).exists, "it is in the tree")
-            before, stood = crowd.state(mount), crowd.frozen.finished
+            before, stood = at_rest(crowd, mount), crowd.frozen.finished
             for number in range(TIMES):
                 writer = Writer(mount.group(written.pid), rng) if number % 2 else None
                 if writer is not None:
@@ -256,7 +277,7 @@ def test_replaced_five_times(worker: Start, place: Path) -> None:
     with daemons(place, gpu="nvidia") as start:
         mount = start()
         crowd.ask(mount)
-        before, stood = crowd.state(mount), crowd.frozen.finished
+        before, stood = at_rest(crowd, mount), crowd.frozen.finished
         for _ in range(5):
             began = time.monotonic()
             words = [sys.executable, "-m", "ggroupfs", "upgrade", os.fspath(place)]
