@@ -354,7 +354,7 @@ def test_a_critical_program_beside_three_batch_programs() -> None:
 
 
 def test_turns_are_long_where_nobody_waits_for_less() -> None:
-    """Two batch programs take turns of 2 s. One more comes, that does not fill his: no turn is longer than 0.5 s then."""
+    """Two batch programs take turns of 2 s. One comes that does not fill his: no turn is longer then than 0.5 s."""
     leader = Program(1, priority=0, request_us=8600, kernel_us=100, load=0.35)
     light = Program(4, request_us=5000, load=0.1, starts_us=20_000_000)
     machine = Machine(leader, Program(2), Program(3), light)
