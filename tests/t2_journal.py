@@ -28,7 +28,7 @@ from backend.journal.file import RETRY_S, Busy, Journal, default_path
 from backend.journal.ledger import SOON_S, JournaledLedger
 from backend.journal.levers import Noted, Timeslices
 from backend.journal.moves import WrittenMoves
-from backend.journal.state import FIELDS, Lever, Moving, Owned, State
+from backend.journal.state import FIELDS, Entry, Lever, Moving, Owned, State
 from backend.protocols import Ledger
 from backend.records import Books, Move, Wanted
 from tests.fake_nvidia import patient
@@ -611,6 +611,7 @@ async def test_a_lever_is_noted_before_it_moves_and_when_it_holds(path: Path, sp
     inner = StubGpu()
     gpu, who = Noted(inner, journal), identify(spawn().pid)
     key = inner.info.uuid, who
+    journal.commit(state.gpu(inner.info.uuid), state.add(key, ROOT))
 
     def noted() -> Lever | None:
         return format.read(path.read_bytes()).state.levers.get(key)
@@ -632,6 +633,27 @@ async def test_a_lever_is_noted_before_it_moves_and_when_it_holds(path: Path, sp
     await gpu.attach(who)
     await gpu.set_timeslice(who, 0)
     assert noted() is None
+    await settle()
+    let_go(journal)
+
+
+@virtual
+async def test_a_lever_that_returns_too_late_is_not_noted(path: Path, spawn: Spawn) -> None:
+    """Of one that went meanwhile, nothing is kept: nobody would ever forget it."""
+    journal = Journal(path, boot=BOOT)
+    inner = StubGpu()
+    gpu, who = Noted(inner, journal), identify(spawn().pid)
+    key = inner.info.uuid, who
+
+    async def goes() -> None:
+        journal.commit(state.remove(key))
+
+    for lever in ("set_timeslice", "detach", "attach"):
+        journal.commit(state.gpu(inner.info.uuid), state.add(key, ROOT))
+        inner.script(lever, goes)
+        await (gpu.set_timeslice(who, 500) if lever == "set_timeslice" else getattr(gpu, lever)(who))
+        assert not journal.state.levers
+    assert journal.state == State({(inner.info.uuid, ROOT): Entry(None)})
     await settle()
     let_go(journal)
 

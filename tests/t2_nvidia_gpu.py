@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import attrs
 import pytest
@@ -19,6 +19,7 @@ from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.mover import BEGUN_S
 from backend.nvidia.nvml import Nvml, sysfs_address
 from backend.nvidia.opening import open_gpus
+from backend.nvidia.tenant import NoNotes
 from backend.records import Capability
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
 
@@ -410,6 +411,35 @@ def test_dead_before() -> None:
             await rig.gpus[0].detach(program.identity)
         rig.gpus[0].forget(program.identity)
         assert rig.gpus[0].activity(program.identity).tsgs == 0
+
+    drive(test)
+
+
+class Written(NoNotes):
+    """What is noted, and of whom for good."""
+
+    def __init__(self) -> None:
+        self.notes: dict[Process, Mapping[str, int]] = {}
+
+    def note(self, process: Process, timeslices: Mapping[str, int]) -> None:
+        self.notes.pop(process, None)
+        if timeslices:
+            self.notes[process] = timeslices
+
+
+def test_a_lever_that_is_late_notes_nothing_of_the_dead() -> None:
+    """It was under way in a thread when the program was forgotten: nobody would forget its timeslices again."""
+
+    async def test(rig: Rig) -> None:
+        gpu, program = rig.gpus[0], rig.fake.program(5, 0)
+        gpu.notes = written = Written()
+        await gpu.set_timeslice(program.identity, 500)
+        assert list(written.notes) == [program.identity]
+        tenant = gpu._tenants[program.identity]
+        gpu.forget(program.identity)
+        tenant.timeslice_us = 700
+        await tenant.enforce()
+        assert written.notes == {}
 
     drive(test)
 

@@ -41,6 +41,8 @@ class Noted(Passing):
 
     def _note(self, process: Process, **changes: bool | int) -> None:
         key: Key = self.info.uuid, process
+        if key not in self._journal.state.groups:
+            return  # it is gone, and what was known of its levers with its books: the lever returned later
         before = self._journal.state.levers.get(key, UNTOUCHED)
         now = attrs.evolve(before, **changes)  # type: ignore[arg-type]
         if now != before:

@@ -262,7 +262,9 @@ class NvidiaGpu:
         return tenant
 
     def forget(self, process: Process) -> None:
-        self._tenants.pop(process, None)
+        tenant = self._tenants.pop(process, None)
+        if tenant is not None:
+            tenant.forgotten = True  # before the notes go: a thread may be about to make some
         self.notes.note(process, {})
         self._roster.forget(process)
         self.managed.forget(process)

@@ -97,6 +97,8 @@ class Tenant:
     """Whether an earlier daemon may have left channels off, and that cannot be asked here."""
     activity: Activity = attrs.field(factory=Activity)
     """As last seen."""
+    forgotten: bool = False
+    """Whether it is gone, for everybody: a thread that is still at it notes nothing that would stay."""
     acting: threading.Lock = attrs.field(factory=threading.Lock)
     """Held while the hardware is made to follow."""
 
@@ -285,6 +287,8 @@ class Tenant:
                     levers.detach(controls, tsgs, self.off, enabled)
                 if self.timeslice_us:  # noted before it is so: the driver does not know it any more then
                     self.notes.note(self.process, {_name(tsg): us for tsg, us in levers.shares(tsgs, 0).items()})
+                    if self.forgotten:
+                        self.notes.note(self.process, {})
                 unseen = {(tsg.client, tsg.handle) for tsg in self.tsgs()} - {(tsg.client, tsg.handle) for tsg in tsgs}
                 left = {key: us for key, us in self.slices.items() if key in unseen}
                 levers.set_timeslice(controls, tsgs, self.timeslice_us, self.slices)

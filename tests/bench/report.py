@@ -64,6 +64,7 @@ class Report:
         finally:
             if file:
                 rows = [{**asdict(figure), "verdict": figure.verdict} for figure in self.figures]
+                file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps(rows, indent=1) + "\n")
         print(f"{len(self.failed)} of {sum(figure.judged for figure in self.figures)} budgets fail")
         return 1 if self.failed else 0
