@@ -225,7 +225,8 @@ async def test_of_three_that_fill_each_has_a_third_and_none_is_frozen(spawn: Spa
             assert await p.h.read(f"{place}/compute.events") == "populated 1\nfrozen 0\nmigrated 0\nundone 0\nlost 0\n"
         stat = dict(line.split() for line in (await p.h.read("slice/jobs/0/gcgroup.stat")).splitlines())
         assert int(stat["throttled_usec"]) == pytest.approx(2 * 30e6, rel=0.02)
-        assert 50 <= int(stat["nr_throttled"]) <= 70
+        # Two at once, then four turns of 0.5 s each, and turns of 2 s, as all three fill theirs.
+        assert 18 <= int(stat["nr_throttled"]) <= 2 + 12 + 12
         assert "nr_throttled 0\n" in await p.h.read(f"{critical.pid}/0/gcgroup.stat")
 
 
