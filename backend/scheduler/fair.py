@@ -114,13 +114,11 @@ class Fair:
         self._switches = {process: SWITCH_US * use.contexts(process) for process in layer}
         least = max((SLICE_US + self._switches[process]) * whole / part for process, part in weighted.items())
         length = max(length, min(ROUND_MOST_US, round(least)))
-        before, self._slices = (
-            self._slices,
-            {
-                process: max(SLICE_LEAST_US, round(length * part / whole) - self._switches[process])
-                for process, part in weighted.items()
-            },
-        )
+        before = self._slices
+        self._slices = {
+            process: max(SLICE_LEAST_US, round(length * part / whole) - self._switches[process])
+            for process, part in weighted.items()
+        }
         if self._stayer is not None and not leads:
             self._fit(own, active)
         if any(abs(self._slices[process] / before.get(process, 1) - 1) > MOVES for process in active):

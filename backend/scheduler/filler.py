@@ -162,6 +162,7 @@ class Filler:
     _off: set[Process] = attrs.field(factory=set)
     _turns: Bucket = attrs.field(factory=lambda: Bucket(RATE, BURST))
     _left: int = 0  # microseconds of its turn
+    _more: int = 0  # how many of them there are as long as all fill theirs
     _owed: float = 0.0  # microseconds, to those behind the first layer
     _owing: bool = False  # whether the turn is one that was owed
 
@@ -221,8 +222,9 @@ class Filler:
 
     def _choose(self, window_us: int, hungry: Sequence[Layer], use: Use) -> None:
         """One whose turn is over goes on where nobody else has enough to do."""
-        longest = TURN_LONG_US if self._all_fill(hungry) else TURN_US
-        self._left = min(self._left, longest)
+        all_fill = self._all_fill(hungry)
+        if not all_fill:
+            self._left, self._more = self._left - self._more, 0
         due = [
             {
                 p: length
@@ -251,8 +253,9 @@ class Filler:
             if not any(process in layer for layer in due):
                 self._had[process] = max(self._had[process], self._had[chosen])
         self._owing = owes and chosen not in hungry[0]
-        length = candidates[chosen] if candidates[chosen] < TURN_US else max(candidates[chosen], longest)
-        self._left = round(min(length, self._owed)) if self._owing else length
+        length = round(min(candidates[chosen], self._owed)) if self._owing else candidates[chosen]
+        self._more = max(0, TURN_LONG_US - length) if all_fill and not self._owing and length >= TURN_US else 0
+        self._left = length + self._more
         self._accounts[chosen].begin(self._now, self._left)
         self._current = chosen
 
