@@ -605,13 +605,17 @@ def test_a_daemon_starts_where_nothing_can_be_written(path: Path) -> None:
 # Levers
 
 
+def noted_by(path: Path, spawn: Spawn) -> tuple[Journal, StubGpu, Noted, Process]:
+    """A journal, a GPU, that GPU as it is noted there, and a process in its books."""
+    journal, inner, who = Journal(path, boot=BOOT), StubGpu(), identify(spawn().pid)
+    journal.commit(state.gpu(inner.info.uuid), state.add((inner.info.uuid, who), ROOT))
+    return journal, inner, Noted(inner, journal), who
+
+
 @virtual
 async def test_a_lever_is_noted_before_it_moves_and_when_it_holds(path: Path, spawn: Spawn) -> None:
-    journal = Journal(path, boot=BOOT)
-    inner = StubGpu()
-    gpu, who = Noted(inner, journal), identify(spawn().pid)
+    journal, inner, gpu, who = noted_by(path, spawn)
     key = inner.info.uuid, who
-    journal.commit(state.gpu(inner.info.uuid), state.add(key, ROOT))
 
     def noted() -> Lever | None:
         return format.read(path.read_bytes()).state.levers.get(key)
@@ -640,19 +644,18 @@ async def test_a_lever_is_noted_before_it_moves_and_when_it_holds(path: Path, sp
 @virtual
 async def test_a_lever_that_returns_too_late_is_not_noted(path: Path, spawn: Spawn) -> None:
     """Of one that went meanwhile, nothing is kept: nobody would ever forget it."""
-    journal = Journal(path, boot=BOOT)
-    inner = StubGpu()
-    gpu, who = Noted(inner, journal), identify(spawn().pid)
+    journal, inner, gpu, who = noted_by(path, spawn)
     key = inner.info.uuid, who
 
     async def goes() -> None:
         journal.commit(state.remove(key))
 
     for lever in ("set_timeslice", "detach", "attach"):
-        journal.commit(state.gpu(inner.info.uuid), state.add(key, ROOT))
         inner.script(lever, goes)
         await (gpu.set_timeslice(who, 500) if lever == "set_timeslice" else getattr(gpu, lever)(who))
         assert not journal.state.levers
+        journal.commit(state.add(key, ROOT))
+    journal.commit(state.remove(key))
     assert journal.state == State({(inner.info.uuid, ROOT): Entry(None)})
     await settle()
     let_go(journal)

@@ -12,7 +12,7 @@ does he has his part only if that one's slice is as long as his own stays, in pr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import attrs
 
@@ -241,9 +241,9 @@ class Fair:
             if stays and self._recent[process] / stays < YIELDS * self._slices.get(process, 0) / use.contexts(process)
         }
 
-    def _full(self, use: Use) -> Collection[Process]:
-        """Who has always something to do, in the order of all. Of several contexts some may have nothing: then one of
-        them that does stays for its slice in each round, and the program has less than its part."""
+    def _full(self, use: Use) -> Set[Process]:
+        """Who has always something to do. Of several contexts some may have nothing: then one of them that does stays
+        for its slice in each round, and the program has less than its part."""
         full = {process for process, used in self._had(self._used).items() if used >= FULL}
         turns = {p: self._recent[p] / max(1, self._slices.get(p, 0)) for p in self._parts}
         rounds, yielding = max(turns.values(), default=0.0), self._yielding(use)
@@ -251,7 +251,7 @@ class Fair:
             contexts = use.contexts(process)
             if contexts > 1 and self._stays[process] and contexts * turns[process] >= FULL * rounds:
                 full.add(process)
-        return {process: None for process in self._parts if process in full}  # asked for each of thousands
+        return full
 
     def _look_for_a_stayer(self, use: Use) -> None:
         """Where all but one yield, and he does not. Short rounds cost nobody anything then, as where all do."""
@@ -278,11 +278,11 @@ class Fair:
         full = self._full(use)
         self._recent = dict.fromkeys(self._parts, 0)
         self._stays = dict.fromkeys(self._parts, 0)
-        self._light -= set(full)
+        self._light -= full
         self._light |= {process for process, used in self._used.items() if used and process not in full}
         self._correct(full, use)
 
-    def _correct(self, full: Collection[Process], use: Use) -> None:
+    def _correct(self, full: Set[Process], use: Use) -> None:
         """Compares what those who have always something to do used with what they were to have: slices are changed
         where that differs by more than a slice that was, or was not, in what was measured."""
         total = sum(self._used.values()) or 1.0

@@ -56,15 +56,21 @@ static bool is(const char *name)
 	return kind == name;
 }
 
+/* It is exported and released, so that all that is left in this process is a descriptor. */
+static bool goes_out()
+{
+	return is("exported") || is("exported, kept by another") || is("of the other GPU");
+}
+
 static CUmemAllocationProp properties()
 {
 	CUmemAllocationProp prop = {};
-	bool fd = is("mapped, exportable") || is("exported") || is("exported, kept by another") || is("of the other GPU");
 
 	prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
 	prop.location.type = is("host") ? CU_MEM_LOCATION_TYPE_HOST_NUMA : CU_MEM_LOCATION_TYPE_DEVICE;
 	prop.location.id = is("of the other GPU") ? 1 : 0;
-	prop.requestedHandleTypes = fd ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
+	prop.requestedHandleTypes =
+		goes_out() || is("mapped, exportable") ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
 	return prop;
 }
 
@@ -151,7 +157,7 @@ static void prepare()
 		CALL(cuMemRelease, handle);
 	} else if (is("unmapped")) {
 		unmap();
-	} else if (is("exported") || is("exported, kept by another") || is("of the other GPU")) {
+	} else if (goes_out()) {
 		CALL(cuMemExportToShareableHandle, &exported, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 		unmap();
 		CALL(cuMemRelease, handle);
@@ -176,7 +182,7 @@ static void come_back()
 		fill<<<1024, 256>>>((uint64_t *)other, WORDS, 2);
 	} else if (is("unmapped")) {
 		map();
-	} else if (is("exported") || is("exported, kept by another") || is("of the other GPU")) {
+	} else if (goes_out()) {
 		if (!is("exported"))
 			exported = receive_fd();
 		CALL(cuMemImportFromShareableHandle, &handle, (void *)(uintptr_t)exported,

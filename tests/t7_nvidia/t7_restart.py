@@ -65,15 +65,13 @@ class Crowd:
         (mount.group(self.frozen.pid) / "compute.freeze").write_text("1")
 
     def state(self, mount: Mounted) -> Mapping[str, object]:
-        """What the files say, and whose they are; of what is measured, what does not move. The timeslice of who was
-        asked for none is the scheduler's, which may just be about to change it."""
+        """What the files say, and whose they are; of what is measured, what does not move."""
         found: dict[str, object] = {}
         for one in (*self.running, self.frozen):
-            figures = ["tsgs", "channels", "attached", *["timeslice_usec"] * (one is not self.frozen)]
             for name in FILES:
                 path = mount.group(one.pid) / name
                 lines = path.read_text().splitlines()
-                keep = figures if name == "gcgroup.stat" else None
+                keep = ("timeslice_usec", "tsgs", "channels", "attached") if name == "gcgroup.stat" else None
                 found[f"{one.pid}/{name}"] = [line for line in lines if keep is None or line.split()[0] in keep]
                 found[f"{one.pid}/{name} of"] = path.stat().st_uid
         return found
@@ -85,7 +83,8 @@ class Crowd:
 
 
 def at_rest(crowd: Crowd, mount: Mounted) -> Mapping[str, object]:
-    """Their state, once it is what it was before the daemon last looked at each of them."""
+    """Their state, once it is what it was before the daemon last looked at each of them. The timeslice of who was asked
+    for none is the scheduler's, which changes it some time after the others were given theirs."""
     before: Mapping[str, object] = {}
     while (now := crowd.state(mount)) != before:
         before = now
