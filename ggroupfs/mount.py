@@ -22,7 +22,7 @@ from backend.cuda import server as cuda_server
 from backend.journal.file import Busy, Journal, default_path
 from backend.soft import server as soft_server
 from backend.threads import in_a_thread
-from ggroupfs import connection, upgrade, watchdog
+from ggroupfs import connection, receiving, upgrade, watchdog
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
 from ggroupfs.mounts import SYSTEMD, mount_of
@@ -225,7 +225,7 @@ def _let_closes_wait(mountpoint: str) -> None:
 
 async def _serve(scope: trio.CancelScope) -> None:
     """Answers requests until the filesystem is unmounted, then ends the rest."""
-    await pyfuse3.main()
+    await receiving.main()
     scope.cancel()
 
 

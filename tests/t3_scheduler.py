@@ -184,6 +184,65 @@ async def test_what_a_child_leaves_is_its_siblings(spawn: Spawn) -> None:
         assert found[0] == pytest.approx(0.5, rel=0.05)
 
 
+class Slow(Bench):
+    """A software GPU that the daemon needs a CPU for so long to look at one program."""
+
+    TAKES_S = 0.001
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Process] = []
+        self.meanwhile: Callable[[Process], None] = lambda process: None
+
+    def activity(self, process: Process) -> Activity:
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, MockClock)
+        clock.jump(self.TAKES_S)
+        self.asked.append(process)
+        self.meanwhile(process)
+        return super().activity(process)
+
+
+@virtual
+async def test_nobody_waits_for_a_look_at_many(spawn: Spawn) -> None:
+    """It takes 50 ms of a CPU, in parts: others have theirs after each, and nine tenths of the CPU."""
+    gpu, many, seconds = Slow(), 50, 20
+    async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        p = Programs(h, gpu, spawn, nursery)
+        processes = [await p.batch(idle=True) for _ in range(many)]
+        gpu.asked.clear()
+        waits = []
+        end = trio.current_time() + seconds
+        while trio.current_time() < end:
+            before = trio.current_time()
+            await trio.lowlevel.checkpoint()
+            waits.append(trio.current_time() - before)
+            await trio.sleep(gpu.TAKES_S / 10)
+        assert set(gpu.asked) == set(processes)
+        assert max(waits) < 3 * gpu.TAKES_S
+        assert len(gpu.asked) * gpu.TAKES_S <= 0.11 * seconds
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_one_that_goes_in_the_middle_of_a_look_is_not_asked(spawn: Spawn) -> None:
+    gpu = Slow()
+    async with running(gpu, scheduler=True) as h:
+        children = [spawn() for _ in range(5)]
+        processes = [await h.arrive(child.pid) for child in children]
+        for process in processes:
+            await gpu.open_context(process, 8, lambda finished: None)
+        await trio.sleep(1)
+        first = trio.Event()
+        gpu.meanwhile = lambda process: first.set() if process == processes[0] else None
+        await first.wait()
+        children[-1].kill()
+        await h.gone(processes[-1])
+        gpu.asked.clear()
+        await trio.sleep(2)
+        assert set(gpu.asked) == set(processes[:-1])
+
+
 @virtual
 async def test_less_is_lost_to_switches(spawn: Spawn) -> None:
     total = []

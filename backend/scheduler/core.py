@@ -8,7 +8,8 @@ the engine as soon as they want it, and back in the same instant that they do no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from typing import TypeVar
 
 import attrs
 
@@ -23,6 +24,10 @@ FILLER_US = 50
 """The slice of who fills what is left."""
 CONTEXT_US = 100
 """... of each of its contexts, where it has several: with switches, four of them are in the way for 1.2 ms."""
+
+T = TypeVar("T")
+Parts = Generator[None, None, T]
+"""Work that others may come between the parts of."""
 
 
 def filler_us(contexts: int) -> int:
@@ -43,19 +48,21 @@ class Core:
 
     def decide(
         self, window_us: int, contenders: Sequence[Contender], samples: Mapping[Process, Sample]
-    ) -> Mapping[Process, Place]:
+    ) -> Parts[Mapping[Process, Place]]:
         """Places of all contenders from now on. `samples` are of the `window_us` microseconds since it was asked last;
-        `active` of a contender is not looked at."""
+        `active` of a contender is not looked at. In parts: of a thousand contenders each takes some milliseconds."""
         use = self._use
         use.observe(window_us, [one.process for one in contenders], samples)
-        places = self._places(window_us, contenders) if len(contenders) > 1 else {}
+        yield
+        places = (yield from self._places(window_us, contenders)) if len(contenders) > 1 else {}
         use.placed(process for process, place in places.items() if place.off)
         return {one.process: places.get(one.process, NOWHERE) for one in contenders}
 
-    def _places(self, window_us: int, contenders: Sequence[Contender]) -> dict[Process, Place]:
+    def _places(self, window_us: int, contenders: Sequence[Contender]) -> Parts[dict[Process, Place]]:
         use = self._use
         # One that alone has something to do loses nothing by short slices: it may as well go on as a filler.
         alone = sum(use.wants(one.process, HUNGRY_US) for one in contenders) < 2
+        yield
         seen = [
             attrs.evolve(
                 one,
@@ -64,17 +71,21 @@ class Core:
             )
             for one in contenders
         ]
+        yield
         self._fair.keep({one.process for one in contenders})
         explicit = {one.process for one in contenders if one.explicit}
         first, *others = strata(seen)
+        yield
         members = [one for one in seen if one.process in first]
         if explicit & first.keys():
             slices = dict(self._fair.beside(window_us, members, use, self._default_us))
         else:
             slices = dict(self._fair.slices(window_us, first, members, use, leads=bool(others)))
+        yield
         used = {one.process: use.used(one.process) or 0 for one in contenders}
         lead, spare = sum(used[process] for process in first), window_us - sum(used.values())
         off = self._filler.off(window_us, others, use, lead, spare)
+        yield
         for layer in others:
             slices |= {process: filler_us(use.contexts(process)) for process in layer}
         return {p: Place(0 if p in explicit else us, off=p in off) for p, us in slices.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import attrs
 import trio
@@ -20,9 +21,11 @@ from backend.population import Population
 from backend.protocols import Gpu, Ledger
 from backend.records import NOWHERE, Place, Throttled
 from backend.scheduler.bucket import Bucket
-from backend.scheduler.core import Core
+from backend.scheduler.core import Core, Parts
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ EACH_S = 0.001
 """... and for each contender at least so much, so that a thousand of them cost no more of a CPU than ten."""
 REST = 9
 """... and so many times as long as a look took: on a slow machine, too, the scheduler has a tenth of a CPU at most."""
+PART_S = 0.001
+"""A look that takes longer rests after each such part of it: who waits for the daemon waits no longer than that."""
 SETTLE_S = 0.01
 """Who come together are looked at together."""
 RATE, BURST = 25, 15
@@ -68,6 +73,34 @@ class Throttle:
     """When it was taken off, seconds; None while it is there."""
 
 
+class Pace:
+    """A look, in parts, between which the daemon does what else there is to do."""
+
+    def __init__(self) -> None:
+        self._began = trio.current_time()
+
+    @property
+    def busy(self) -> float:
+        """Seconds of a CPU that the part took so far."""
+        return trio.current_time() - self._began
+
+    async def pause(self) -> None:
+        """The part may end here."""
+        if (busy := self.busy) >= PART_S:
+            await trio.sleep(REST * busy)
+            self._began = trio.current_time()
+
+    async def end(self, parts: Parts[T]) -> T:
+        """What comes of something that is done in parts."""
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            await self.pause()
+
+
 class Scheduler:
     """See the module. It leaves a GPU alone on which fewer than two processes could run."""
 
@@ -84,7 +117,7 @@ class Scheduler:
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
         self._looked = 0.0
-        self._busy = 0.0  # seconds of a CPU that the last look took
+        self._busy = 0.0  # seconds of a CPU that the last part of the last look took
         self._failures: dict[Process, Failure] = {}
         self._gone: set[Process] = set()  # they are ending, or have: what is left is to be told of it
         self._throttles: dict[Process, Throttle] = {}
@@ -112,14 +145,14 @@ class Scheduler:
         """Schedules until cancelled. What it brought about the Follower takes back."""
         calm = 0
         while True:
-            began = trio.current_time()
+            pace = Pace()
             if self._poked.is_set():
                 self._poked = trio.Event()
-                self._contenders = self._find()
+                self._contenders = await self._find(pace)
                 calm = 0
             # A bug here shall not end the mount: without it everybody runs as the driver lets them.
             try:
-                changed = await self._step(began)
+                changed = await self._step(pace)
             except Exception:
                 log.exception("GPU %d: the scheduler failed", self._index)
                 changed = False
@@ -134,14 +167,15 @@ class Scheduler:
 
     # Who contends
 
-    def _find(self) -> Sequence[Contender]:
+    async def _find(self, pace: Pace) -> Sequence[Contender]:
         """Who has a context, and is not frozen. The books are not asked each time."""
         found: list[Contender] = []
         if self._gpu.lost:
             return found
-        for resident in self._population.below(Group(self._index, ROOT)):
+        for resident in list(self._population.below(Group(self._index, ROOT))):
+            await pace.pause()
             group = Group(self._index, resident.process)
-            if self._follower.is_held(group):
+            if not self._population.holds(group) or self._follower.is_held(group):
                 continue
             if self._index in resident.contexts and resident.process not in self._gone:
                 levels = self._population.path(Group(self._index, resident.process))[-2::-1]  # without the root
@@ -156,10 +190,13 @@ class Scheduler:
                     found.append(Contender(resident.process, path, any(one.timeslice_us for one in books)))
         return found
 
-    def _samples(self) -> Mapping[Process, Sample]:
+    async def _samples(self, pace: Pace) -> Mapping[Process, Sample]:
         samples = {}
         last, self._last = self._last, {}
         for one in self._contenders:
+            await pace.pause()
+            if not self._population.holds(Group(self._index, one.process)):
+                continue
             activity = self._gpu.activity(one.process)
             figures = self._last[one.process] = (activity.gpu_usec, activity.gpu_usec_estimate, activity.stays)
             exact, estimate, stays = (
@@ -174,21 +211,21 @@ class Scheduler:
 
     # What is done about it
 
-    async def _step(self, began: float) -> bool:
+    async def _step(self, pace: Pace) -> bool:
         """One look and what follows from it; whether anything was, or is still to be, changed."""
         now = trio.current_time()
         window, self._looked = int((now - self._looked) * 1e6) if self._last else 0, now
         if len(self._contenders) < 2:
             self._last = {}
-        samples = self._samples() if len(self._contenders) > 1 else {}
-        places = dict(self._core.decide(window, self._contenders, samples))
+        samples = await self._samples(pace) if len(self._contenders) > 1 else {}
+        places = dict(await pace.end(self._core.decide(window, self._contenders, samples)))
         for process in self._follower.scheduled(self._index):
             if self._gpu.lost:  # nothing is there that a lever could be pulled on
                 self._drop(process)
             else:
                 places.setdefault(process, NOWHERE)
         changes = [(p, place) for p, place in places.items() if place != self._place(p) and not self._is_stuck(p)]
-        self._busy = trio.current_time() - began  # nobody else ran meanwhile
+        self._busy = pace.busy
         for process, place in sorted(changes, key=self._urgency):
             if self._population.holds(Group(self._index, process)) and not await self._change(process, place):
                 break
