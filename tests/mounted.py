@@ -52,19 +52,32 @@ class Mounted:
         return list(members(self.path))
 
     def check(self) -> None:
-        """What always holds: sums add up on every GPU, and nothing is frozen that nobody froze."""
+        """What always holds: sums add up on every GPU, and nothing is frozen that nobody froze.
+
+        A process that was waited for is in the tree until the daemon has heard of its end, as it is for anybody who
+        lists it: where one goes while this looks, it looks again.
+        """
+        eventually(self._adds_up, "a look during which nobody goes")
+        errors = [line for line in self.errors if not any(word in line for word in self.expected)]
+        assert not errors, errors
+
+    def _adds_up(self) -> bool:
+        """False where somebody came or went meanwhile; OSError where it was the one whose file this reads."""
+        everybody = self.members()
         for gpu in sorted((self.path / "gpus").iterdir()):
             if gpu.is_symlink():
                 continue
-            held = [m for m in self.members() if m.gpu == int(gpu.name)]
+            held = [m for m in everybody if m.gpu == int(gpu.name)]
             currents = [int(member.read("gmem.current")) for member in held]
-            assert int((gpu / "gmem.current").read_text()) == sum(currents)
+            current = int((gpu / "gmem.current").read_text())
+            if self.members() != everybody:
+                return False
+            assert current == sum(currents)
             for member in held:
                 stat, events = member.flat("gmem.stat"), member.flat("compute.events")
                 assert stat["swapout_bytes"] - stat["swapin_bytes"] >= stat["swapped"]
                 assert events["frozen"] == 0 or self._frozen_by_path(member), member.path
-        errors = [line for line in self.errors if not any(word in line for word in self.expected)]
-        assert not errors, errors
+        return True
 
     def _frozen_by_path(self, member: Member) -> bool:
         if member.read("compute.freeze") == "1":
