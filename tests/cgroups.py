@@ -19,8 +19,12 @@ def cgroup2() -> Path:
     raise AssertionError("this machine has no cgroup2 mount: slices cannot be tested on it")
 
 
+OURS = f"ggrouptest{os.getpid()}.slice"
+"""Tests of several processes run at once."""
+
+
 @contextlib.contextmanager
-def cgroup(name: str) -> Iterator[Path]:
+def cgroup(name: str = OURS) -> Iterator[Path]:
     """A cgroup below our own; whoever is in it at the end is moved out."""
     above = cgroup2() / cgroup_of(os.getpid()).path.lstrip("/")
     path = above / name

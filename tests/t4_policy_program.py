@@ -269,7 +269,7 @@ def test_processes_of_a_slice(mount: Mounted) -> None:
         assert await tree.slice(slice_path(path), gpu=3).pids() == []
         assert await tree.slice("/elsewhere.slice").pids() == []
 
-    with cgroup("ggrouptest.slice") as path, Tenant(mount, "--gmem", "64M") as tenant:
+    with cgroup() as path, Tenant(mount, "--gmem", "64M") as tenant:
         (path / "_7").mkdir()
         trio.run(check, tenant, path)
         enter(tenant.pid, path)

@@ -50,7 +50,7 @@ def facts(mount: Mounted) -> dict[str, str]:
 
 
 def test_a_tenant_is_limited_before_its_first_allocation_is_done(place: Path, slices_d: Path) -> None:
-    with cgroup("ggrouptest.slice") as path:
+    with cgroup() as path:
         (path / "job").mkdir()
         (slices_d / "a.conf").write_text(
             f"[/{slice_path(path)}]\nGMemHigh=32M\n[/{slice_path(path)}/*]\nGMemHigh=16M\nComputeTimeSlice=500us\n"
@@ -75,7 +75,7 @@ def test_a_tenant_is_limited_before_its_first_allocation_is_done(place: Path, sl
 
 
 def test_a_tenant_that_is_moved_is_limited_soon(place: Path, slices_d: Path) -> None:
-    with cgroup("ggrouptest.slice") as path:
+    with cgroup() as path:
         (slices_d / "a.conf").write_text(f"[/{slice_path(path)}]\nGMemHigh=16M\n")
         with mounted(place, f"slices.d={slices_d}", "units=auto") as mount, Tenant(mount, "--gmem", "64M") as tenant:
             assert tenant.number("gmem.current") == 64 * MIB
@@ -84,7 +84,7 @@ def test_a_tenant_that_is_moved_is_limited_soon(place: Path, slices_d: Path) -> 
 
 
 def test_hangup_has_the_files_read_again(place: Path, slices_d: Path) -> None:
-    with cgroup("ggrouptest.slice") as path:
+    with cgroup() as path:
         section = f"[/{slice_path(path)}]\n"
         (slices_d / "a.conf").write_text(f"{section}GMemHigh=32M\n")
         with mounted(place, f"slices.d={slices_d}", "units=auto") as mount, Tenant(mount, "--gmem", "64M") as tenant:
