@@ -6,6 +6,7 @@ the library in CUDA programs (:mod:`backend.cuda.server`).
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import logging
@@ -13,7 +14,7 @@ import os
 import socket
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -133,7 +134,7 @@ class Door:
         round."""
 
 
-async def serve(listener: Connection, open_session: Callable[[Connection, Process, Line], Session]) -> None:
+async def serve(listener: Connection, open_session: Callable[[Process, Line], Session]) -> None:
     """Serves every program that connects, until cancelled."""
     door = Door()
     async with trio.open_nursery() as nursery:
@@ -149,9 +150,7 @@ async def serve(listener: Connection, open_session: Callable[[Connection, Proces
             nursery.start_soon(_serve_one, connection, open_session, door)
 
 
-async def _serve_one(
-    connection: Connection, open_session: Callable[[Connection, Process, Line], Session], door: Door
-) -> None:
+async def _serve_one(connection: Connection, open_session: Callable[[Process, Line], Session], door: Door) -> None:
     with contextlib.closing(connection), contextlib.ExitStack() as stack:
         uid = user_of(connection)  # type: ignore[arg-type]
         door.connections[uid] += 1
@@ -161,7 +160,7 @@ async def _serve_one(
             return
         try:
             process = peer_of(connection)  # type: ignore[arg-type]
-            session = open_session(connection, process, Line(connection, process, door.turns[uid], door.complaints))
+            session = open_session(process, Line(connection, process, door.turns[uid], door.complaints))
         except ProcessLookupError:
             return  # it connected and died
         except OSError as error:
@@ -169,8 +168,6 @@ async def _serve_one(
             return
         try:
             await session.run()
-        except* (BrokenPipeError, ConnectionResetError):
-            pass  # it died, or closed its end
         except* Exception:
             log.exception("process %d: connection dropped", session.process.pid)
         finally:
@@ -185,7 +182,12 @@ def _leave(door: Door, uid: int) -> None:
 
 
 class Line:
-    """The receiving end of a connection."""
+    """A connection, as messages.
+
+    Nothing is raised where the other end is gone. Every second program that is killed leaves us that way, and an error
+    that leaves a nursery is a circle of tasks, frames and tracebacks, 80 objects that only a full collection of garbage
+    finds: the daemon takes those rarely (:data:`ggroupfs.mount.COLLECTED`), and would grow until then.
+    """
 
     def __init__(
         self, connection: Connection, process: Process, turns: Turns | None = None, complaints: Complaints | None = None
@@ -195,13 +197,18 @@ class Line:
         self._process = process
         self._turns = turns if turns is not None else Turns()
         self._complaints = complaints if complaints is not None else Complaints()
+        self._sending = trio.Lock()  # several tasks of a session send
+        self._gone = False
 
     async def receive(self) -> Message | None:
-        """The next message; None where the other end is closed, or sent what is none. Descriptors that come with it are
+        """The next message; None where the other end is gone, or sent what is none. Descriptors that come with it are
         closed by the kernel: there is no room for any."""
         await trio.lowlevel.wait_readable(self._connection)
         await self._turns.turn()
-        raw = await self._connection.recv(SIZE + 1)
+        try:
+            raw = b"" if self._gone else await self._connection.recv(SIZE + 1)
+        except ConnectionResetError:
+            return None  # with answers of ours unread
         if not raw:
             return None
         try:
@@ -209,6 +216,19 @@ class Line:
         except ValueError:
             self._complaints.say("process %d: not a message (%d bytes): dropped", self._process.pid, len(raw))
             return None
+
+    async def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
+        """Sends it, once there is room; False where the other end is gone, and then :meth:`receive` says so too."""
+        async with self._sending:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                if descriptors:
+                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
+                    await self._connection.sendmsg([message.encode()], [rights])
+                else:
+                    await self._connection.send(message.encode())
+                return True
+        self._gone = True
+        return False
 
 
 def check(request: Message, greeted: bool) -> None:

@@ -22,6 +22,7 @@ import trio
 from trio.testing import MockClock
 
 import backend.identity
+from backend import tenants
 from backend.cuda import managed
 from backend.cuda.managed import RECLAIM_S, SHORT_S
 from backend.cuda.page import SEALS
@@ -222,13 +223,12 @@ class Rig:
         """The socket, with a session at the other end as the server makes one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = Program(self, process, trio.socket.from_stdlib_socket(ours))
-        session = Session(trio.socket.from_stdlib_socket(theirs), process, {0: self.gpu.managed})
+        line = tenants.Line(trio.socket.from_stdlib_socket(theirs), process)
+        session = Session(process, {0: self.gpu.managed}, line)
 
         async def serve() -> None:
             try:
                 await session.run()
-            except* (BrokenPipeError, ConnectionResetError):
-                pass
             finally:
                 session.close()
                 theirs.close()

@@ -305,11 +305,11 @@ async def staged(
     """A stage, with nothing left on it in the end."""
     listener, processes = Listener(), [backend.identity.identify(pid) for pid in sleepers()]
 
-    def open_session(connection: tenants.Connection, _: Process, line: tenants.Line) -> tenants.Session:
+    def open_session(_: Process, line: tenants.Line) -> tenants.Session:
         process = stage.opening.pop(0)
         if isinstance(gpus, NvidiaGpu):
-            return Counted(stage, backend.cuda.server.Session(connection, process, {0: gpus.managed}, line))
-        return Counted(stage, backend.soft.server.Session(connection, process, gpus, line))
+            return Counted(stage, backend.cuda.server.Session(process, {0: gpus.managed}, line))
+        return Counted(stage, backend.soft.server.Session(process, gpus, line))
 
     async with trio.open_nursery() as nursery:
         is_cuda = isinstance(gpus, NvidiaGpu)

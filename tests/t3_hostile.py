@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import itertools
 import os
 import random
@@ -21,8 +22,10 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+import backend.cuda.server
+import backend.soft.server
 from backend import tenants
 from backend.cuda.holding import AWAY_MOST
 from backend.errors import fail
@@ -32,7 +35,7 @@ from backend.nvidia.keeper import QUESTIONS, TICK
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
 from backend.scheduler.use import ACTIVE_US, LEAD_US, WORD_US, Sample, Use
-from backend.wire import Message, Op
+from backend.wire import VERSION, Message, Op
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
 from tests.harness import REAL_S, until, virtual
 from tests.t2_nvidia_gpu import Rig, running
@@ -493,15 +496,15 @@ def test_who_connects_and_dies_does_not_speak_for_who_has_its_pid_then(tmp_path:
 class Echo:
     """A session that answers."""
 
-    def __init__(self, connection: tenants.Connection, process: Process, line: tenants.Line) -> None:
-        self.process, self._connection, self._line = process, connection, line
+    def __init__(self, process: Process, line: tenants.Line) -> None:
+        self.process, self._line = process, line
 
     async def run(self) -> None:
         while message := await self._line.receive():
             await self.answer(message)
 
     async def answer(self, message: Message) -> None:
-        await self._connection.send(message.answer().encode())
+        await self._line.send(message.answer())
 
     def close(self) -> None:
         pass
@@ -528,6 +531,54 @@ async def answered(end: trio.socket.SocketType, seq: int = 1) -> bool:
         return False
     assert not raw or Message.decode(raw).seq == seq
     return bool(raw)
+
+
+@pytest.mark.parametrize("door", [backend.soft.server.Session, backend.cuda.server.Session])
+@pytest.mark.parametrize("requests", [1, 3])
+def test_who_is_killed_leaves_no_garbage(tmp_path: Path, door: Callable[..., tenants.Session], requests: int) -> None:
+    """Thirty are killed with an answer unread (ECONNRESET), or with requests of theirs unread (EPIPE for the answer).
+    Garbage in circles would stay for hours: the daemon looks for it rarely. Eighty objects each, it was."""
+    path, many, ended = tmp_path / "socket", 30, trio.Event()
+    sessions: list[tenants.Session] = []
+
+    class Watched:
+        """A session, of which it is known that it has ended."""
+
+        def __init__(self, process: Process, line: tenants.Line) -> None:
+            self.process, self._session = process, door(process, {}, line)
+            sessions.append(self)
+
+        async def run(self) -> None:
+            await self._session.run()
+
+        def close(self) -> None:
+            self._session.close()
+            ended.set()
+
+    async def main() -> None:
+        nonlocal ended
+        with tenants.listening(path) as listener:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tenants.serve, listener, Watched)
+                for _ in range(many):
+                    ended = trio.Event()
+                    with await connected(str(path)) as end:
+                        for number in range(requests):
+                            await end.send(Message(Op.HELLO, number + 1, args=(VERSION,)).encode())
+                        if requests == 1:
+                            await trio.lowlevel.wait_readable(end)
+                    await ended.wait()
+                sessions.clear()
+                await wait_all_tasks_blocked()
+                assert gc.collect() < many, "what was found is not from each of them"
+                nursery.cancel_scope.cancel()
+
+    gc.collect()
+    gc.disable()
+    try:
+        trio.run(main)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture

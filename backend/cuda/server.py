@@ -6,10 +6,8 @@ RECLAIM, which it may wait for, and what other threads of the program ask are ha
 
 from __future__ import annotations
 
-import array
 import errno
 import logging
-import socket
 import uuid
 from collections.abc import Mapping, Sequence
 
@@ -52,7 +50,7 @@ class Asked:
 
 async def serve(listener: tenants.Connection, gpus: Mapping[int, Managed]) -> None:
     """Serves every program that connects, until cancelled."""
-    await tenants.serve(listener, lambda connection, process, line: Session(connection, process, gpus, line))
+    await tenants.serve(listener, lambda process, line: Session(process, gpus, line))
 
 
 def words(name: str) -> tuple[int, int] | None:
@@ -67,17 +65,10 @@ def words(name: str) -> tuple[int, int] | None:
 class Session:
     """One connection; see :class:`backend.tenants.Session` and :class:`backend.cuda.managed.Mover`."""
 
-    def __init__(
-        self,
-        connection: tenants.Connection,
-        process: Process,
-        gpus: Mapping[int, Managed],
-        line: tenants.Line | None = None,
-    ) -> None:
+    def __init__(self, process: Process, gpus: Mapping[int, Managed], line: tenants.Line) -> None:
         self.process = process
         """Who is at the other end."""
-        self._connection = connection
-        self._line = line if line is not None else tenants.Line(connection, process)
+        self._line = line
         self._gpus = gpus
         self._page = CounterPage()
         self._holdings: dict[int, Holding] = {}
@@ -85,7 +76,6 @@ class Session:
         self._seq = 0
         self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
         self._news = trio.Event()
-        self._sending = trio.Lock()
         self._waiting = 0
         self._greeted = False
         self._scope: trio.CancelScope | None = None
@@ -102,7 +92,7 @@ class Session:
                         break
                 elif message.op in WAITING:
                     if self._waiting >= WAITING_MOST:
-                        await self._send(message.refuse(errno.EBUSY))
+                        await self._line.send(message.refuse(errno.EBUSY))
                         continue
                     self._waiting += 1
                     nursery.start_soon(self._answer_later, message)
@@ -137,7 +127,7 @@ class Session:
         except OSError as error:
             reply = request.refuse(error.errno or errno.EIO)
         if request.seq or request.op not in EVENTS:
-            await self._send(reply, descriptors)
+            await self._line.send(reply, descriptors)
         if request.op == Op.CHARGE and not reply.status and (holding := self._holdings.get(request.gpu)):
             # What is allocated now, and was too much even after all else had left, can leave itself.
             self._gpus[request.gpu].answered(holding)
@@ -208,11 +198,9 @@ class Session:
         sent = False
         try:
             with trio.move_on_after(seconds):
-                await self._send(Message(Op.RECLAIM, seq, holding.gpu, (0, 0, 0, nbytes)))
-                sent = True
-                await asked.done.wait()
-        except OSError:
-            pass  # it is gone, or about to be found so
+                sent = await self._line.send(Message(Op.RECLAIM, seq, holding.gpu, (0, 0, 0, nbytes)))
+                if sent:
+                    await asked.done.wait()
         finally:
             asked.late = True
             if not sent and seq in self._asked:
@@ -260,12 +248,4 @@ class Session:
             self._news = trio.Event()
             rooms, self._rooms = self._rooms, {}
             for gpu, nbytes in rooms.items():
-                await self._send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))
-
-    async def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        async with self._sending:
-            if descriptors:
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
-                await self._connection.sendmsg([message.encode()], [rights])
-            else:
-                await self._connection.send(message.encode())
+                await self._line.send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))

@@ -23,30 +23,22 @@ CONTEXTS = 64
 
 async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu]) -> None:
     """Serves every program that connects, until cancelled."""
-    await tenants.serve(listener, lambda connection, process, line: Session(connection, process, gpus, line))
+    await tenants.serve(listener, lambda process, line: Session(process, gpus, line))
 
 
 class Session:
     """One connection, and what it opened."""
 
-    def __init__(
-        self,
-        connection: tenants.Connection,
-        process: Process,
-        gpus: Mapping[int, SoftGpu],
-        line: tenants.Line | None = None,
-    ) -> None:
+    def __init__(self, process: Process, gpus: Mapping[int, SoftGpu], line: tenants.Line) -> None:
         self.process = process
         """Who is at the other end."""
-        self._connection = connection
-        self._line = line if line is not None else tenants.Line(connection, process)
+        self._line = line
         self._gpus = gpus
         # GPUs are named as the program does: it does not know that it was moved.
         self._contexts: dict[int, int] = {}  # tsg -> gpu
         self._pages: dict[tuple[int, int], int] = {}  # (gpu, first page) -> pages, per allocation
         self._finished: dict[tuple[int, int], int] = {}  # (gpu, tsg) -> kernels, not yet told
         self._news = trio.Event()
-        self._sending = trio.Lock()  # replies and progress go out by two tasks
         self._greeted = False
 
     async def run(self) -> None:
@@ -63,7 +55,7 @@ class Session:
                 reply = request.answer(*await self._do(request))
             except OSError as error:
                 reply = request.refuse(error.errno or errno.EIO)
-            await self._send(reply)
+            await self._line.send(reply)
 
     async def _report(self) -> None:
         """Sends progress. What the program is too slow to take is summed up, not queued."""
@@ -72,7 +64,7 @@ class Session:
             self._news = trio.Event()
             news, self._finished = self._finished, {}
             for (gpu, tsg), finished in news.items():
-                await self._send(Message(Op.PROGRESS, gpu=gpu, args=(tsg, finished)))
+                await self._line.send(Message(Op.PROGRESS, gpu=gpu, args=(tsg, finished)))
 
     def close(self) -> None:
         """Closes its contexts and frees its memory. A process that died has neither left."""
@@ -88,10 +80,6 @@ class Session:
         if named not in self._gpus:
             raise fail(errno.ENODEV)
         return self._gpus[self._gpus[named].machine.meant(self.process, named)]
-
-    async def _send(self, message: Message) -> None:
-        async with self._sending:
-            await self._connection.send(message.encode())
 
     async def _do(self, request: Message) -> tuple[int, ...]:
         tenants.check(request, self._greeted)
