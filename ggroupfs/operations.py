@@ -18,9 +18,10 @@ import pyfuse3
 from pyfuse3 import FUSEError
 
 from ggroupfs.files import Events, OpenFile, open_file
+from ggroupfs.inodes import Attributes
 from ggroupfs.notify import Notifier
 from ggroupfs.opened import FILES, LISTINGS, Opened
-from ggroupfs.tree import Attributes, Tree
+from ggroupfs.tree import Tree
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -157,15 +158,13 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         try:
             listing = self._listings[fh]
-            for next_id in range(start_id, len(listing)):
-                name, inode = listing[next_id]
-                try:
-                    entry = _entry(self._tree.attributes(inode))
-                except OSError:
+            rest = range(start_id, len(listing))
+            for at, attributes in zip(rest, self._tree.listed(listing[at][1] for at in rest), strict=True):
+                if attributes is None:
                     continue  # gone since opendir
-                if not pyfuse3.readdir_reply(token, os.fsencode(name), entry, next_id + 1):
+                if not pyfuse3.readdir_reply(token, os.fsencode(listing[at][0]), _entry(attributes), at + 1):
                     break
-                self._notifier.looked_up(inode)
+                self._notifier.looked_up(attributes.inode)
         except Exception as error:
             raise _answer("readdir", error) from None
 

@@ -1,16 +1,10 @@
-"""The tree: which directories and files there are, by name and by inode, and who owns them. Sync, no FUSE.
-
-An inode number is a directory's number and a slot in it: slot 1 is the directory itself, slots from 2 on are its
-files in the order of their table. So ten thousand process directories cost ten thousand small objects and nothing
-for their files, and a number is never used again for something else.
-"""
+"""The tree: which directories and files there are, by name and by inode, and who owns them. Sync, no FUSE."""
 
 from __future__ import annotations
 
 import errno
 import stat
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
@@ -21,64 +15,18 @@ from backend.journal.state import Owned
 from backend.records import NOBODY
 from ggroupfs.controls import CONTROLS, Control
 from ggroupfs.facts import GPU_FACTS, ROOT_FACTS
+from ggroupfs.inodes import (
+    DIRECTORY_SLOT,
+    FILE_SIZE,
+    FIRST_FILE_SLOT,
+    ROOT_INODE,
+    SELF_INODE,
+    SLOT_BITS,
+    Attributes,
+    Directory,
+)
 from ggroupfs.keeper import Keeper, Nobody, Subject
 from ggroupfs.names import DIGITS, escape, is_number, unescape
-
-SLOT_BITS = 6
-DIRECTORY_SLOT = 1
-FIRST_FILE_SLOT = 2
-
-ROOT_INODE = 1
-SELF_INODE = ROOT_INODE | ((1 << SLOT_BITS) - 1)
-"""The link ``self``: the last slot of the root."""
-
-FILE_SIZE = 4096
-"""st_size of every file, as sysfs has it: with 0, sendfile(2) and so shutil.copyfile() read nothing."""
-
-
-@attrs.frozen
-class Attributes:
-    """What stat(2) shows of one inode."""
-
-    inode: int
-    """st_ino."""
-    mode: int
-    """st_mode, type and permissions."""
-    uid: int
-    """Owner."""
-    gid: int
-    """Group."""
-    size: int
-    """st_size, bytes."""
-    time_ns: int
-    """All three times: when it came into the tree, Unix time."""
-
-
-@attrs.define(eq=False)
-class Directory:
-    """A directory that somebody looked at."""
-
-    number: int
-    """Makes up the inode numbers in it."""
-    parent: int
-    """Inode of the directory above."""
-    name: str
-    """Its name there."""
-    subject: Subject
-    """What it is the directory of: a group's control files, a process, a slice, or ``root``, ``gpus``."""
-    files: tuple[Control, ...] = ()
-    """Its files, by slot."""
-    time_ns: int = attrs.field(factory=time.time_ns)
-    """When it was first looked at."""
-
-    @property
-    def inode(self) -> int:
-        """Its own inode number."""
-        return self.number << SLOT_BITS | DIRECTORY_SLOT
-
-    def file_inode(self, control: Control) -> int:
-        """The inode number of one of its files."""
-        return self.number << SLOT_BITS | FIRST_FILE_SLOT + self.files.index(control)
 
 
 class Tree:
@@ -158,6 +106,23 @@ class Tree:
     def attributes(self, inode: int) -> Attributes:
         """What stat(2) shows. ENOENT when it is gone."""
         directory = self.directory(inode)
+        return self._attributes(directory, inode, self._inherited(directory, itself=inode == directory.inode))
+
+    def listed(self, inodes: Iterable[int]) -> Iterator[Attributes | None]:
+        """What stat(2) shows of each in turn; None for what is gone. Whom files of one directory belong to is looked up
+        once."""
+        owner, of = (0, 0), None
+        for inode in inodes:
+            directory = self._directories.get(inode >> SLOT_BITS)
+            if directory is None or inode == directory.inode:
+                yield self.attributes(inode) if directory is not None else None
+                continue
+            if directory is not of:
+                owner, of = self._inherited(directory, itself=False), directory
+            yield self._attributes(directory, inode, owner)
+
+    def _attributes(self, directory: Directory, inode: int, owner: tuple[int, int]) -> Attributes:
+        """`owner` is whose it is if nobody chowned it."""
         slot = inode & (1 << SLOT_BITS) - 1
         size = FILE_SIZE
         if slot == DIRECTORY_SLOT:
@@ -166,7 +131,7 @@ class Tree:
             kind, permissions = stat.S_IFREG, directory.files[slot - FIRST_FILE_SLOT].mode
         else:
             kind, permissions, size = stat.S_IFLNK, 0o777, 1
-        uid, gid = self._inherited(directory, itself=slot == DIRECTORY_SLOT)
+        uid, gid = owner
         own = self._ownership.get(inode)
         if own is not None and own.lent in (None, uid):
             uid = uid if own.uid is None else own.uid

@@ -34,11 +34,12 @@ from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
 from ggroupfs.controls import LEVERS
 from ggroupfs.files import Events
+from ggroupfs.inodes import ROOT_INODE
 from ggroupfs.keeper import Keeper
 from ggroupfs.messenger import Messenger
 from ggroupfs.notify import Notifier
 from ggroupfs.operations import Operations
-from ggroupfs.tree import ROOT_INODE, Tree
+from ggroupfs.tree import Tree
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from backend.records import Capability
 from backend.soft.gpu import SoftGpu
 from ggroupfs.controls import CONTROLS, LEVERS
-from ggroupfs.tree import FIRST_FILE_SLOT, SLOT_BITS
+from ggroupfs.inodes import FIRST_FILE_SLOT, SLOT_BITS
 
 DESIGN = {
     "gmem.limit.high": 0o644,

@@ -11,7 +11,7 @@ from backend.journal.state import Owned, Subject
 
 
 class Attributes:
-    """See :class:`ggroupfs.tree.Keeper`, which it implements."""
+    """See :class:`ggroupfs.keeper.Keeper`, which it implements."""
 
     def __init__(self, journal: Journal, names: Mapping[int, str]) -> None:
         """`names` has the UUID of each GPU, by index."""
