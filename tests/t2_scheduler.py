@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from backend.identity import Process
 from backend.records import Place
 from backend.scheduler.bucket import Bucket
-from backend.scheduler.core import FILLER_US, Core, Parts
+from backend.scheduler.core import FILLER_US, Core
+from backend.scheduler.parts import Done, Parts
 from backend.scheduler.shares import Contender, Level, due, strata
 from backend.scheduler.use import Sample
 from backend.soft.runlist import US, Runlist, Tsg
@@ -29,12 +30,10 @@ T = TypeVar("T")
 
 def in_one_go(parts: Parts[T]) -> T:
     """What comes of it, where nobody waits."""
-    while True:
-        try:
-            next(parts)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+    done = Done(parts)
+    for _ in done:
+        pass
+    return done.result
 
 
 @attrs.define(eq=False)

@@ -8,8 +8,7 @@ the engine as soon as they want it, and back in the same instant that they do no
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -17,6 +16,7 @@ from backend.identity import Process
 from backend.records import NOWHERE, Place
 from backend.scheduler.fair import Fair
 from backend.scheduler.filler import Filler
+from backend.scheduler.parts import Parts
 from backend.scheduler.shares import Contender, strata
 from backend.scheduler.use import ACTIVE_US, HUNGRY_US, LEAD_US, LIGHT_US, Sample, Use
 
@@ -24,10 +24,6 @@ FILLER_US = 50
 """The slice of who fills what is left."""
 CONTEXT_US = 100
 """... of each of its contexts, where it has several: with switches, four of them are in the way for 1.2 ms."""
-
-T = TypeVar("T")
-Parts = Generator[None, None, T]
-"""Work that others may come between the parts of."""
 
 
 def filler_us(contexts: int) -> int:

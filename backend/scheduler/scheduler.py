@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import attrs
 import trio
@@ -21,11 +20,10 @@ from backend.population import Population
 from backend.protocols import Gpu, Ledger
 from backend.records import NOWHERE, Place, Throttled
 from backend.scheduler.bucket import Bucket
-from backend.scheduler.core import Core, Parts
+from backend.scheduler.core import Core
+from backend.scheduler.parts import REST, Pace
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +34,6 @@ CALM_TICK_S = 0.25
 CALM = 10
 EACH_S = 0.001
 """... and for each contender at least so much, so that a thousand of them cost no more of a CPU than ten."""
-REST = 9
-"""... and so many times as long as a look took: on a slow machine, too, the scheduler has a tenth of a CPU at most."""
-PART_S = 0.001
-"""A look that takes longer rests after each such part of it: who waits for the daemon waits no longer than that."""
 SETTLE_S = 0.01
 """Who come together are looked at together."""
 RATE, BURST = 25, 15
@@ -71,34 +65,6 @@ class Throttle:
     """For how long, microseconds, but for the last time."""
     since: float | None = None
     """When it was taken off, seconds; None while it is there."""
-
-
-class Pace:
-    """A look, in parts, between which the daemon does what else there is to do."""
-
-    def __init__(self) -> None:
-        self._began = trio.current_time()
-
-    @property
-    def busy(self) -> float:
-        """Seconds of a CPU that the part took so far."""
-        return trio.current_time() - self._began
-
-    async def pause(self) -> None:
-        """The part may end here."""
-        if (busy := self.busy) >= PART_S:
-            await trio.sleep(REST * busy)
-            self._began = trio.current_time()
-
-    async def end(self, parts: Parts[T]) -> T:
-        """What comes of something that is done in parts."""
-        while True:
-            try:
-                next(parts)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            await self.pause()
 
 
 class Scheduler:
