@@ -34,7 +34,7 @@ from tests.bench.mounts import GGROUPFS, BenchError, Server, build, mount, pin, 
 from tests.bench.report import Report
 
 OPERATIONS = ("pread", "cat", "stat", "pwrite", "echo")
-RATIO_BUDGETS = {"pread": 3.5, "cat": 4.5}
+RATIO_BUDGETS = {"pread": 2.0, "cat": 2.2}
 REQUEST_BUDGETS = {"first cat": 4, "later cat": 5, "echo": 3, "stat again": 0}
 LS_BUDGET_MS = 50.0
 RSS_BUDGET_MB = 200.0
