@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -1255,3 +1256,30 @@ def test_who_is_asked_as_the_gpu_is_lost_keeps_nobody_waiting(drive: Drive) -> N
         await rig.restore()
 
     drive(test)
+
+
+@pytest.mark.parametrize("fails", [errno.ENOBUFS, 0])
+def test_who_cannot_be_asked_is_not_waited_for(fails: int) -> None:
+    """Neither one whose socket has no memory, nor one that is gone; and nothing stays on its way."""
+    asked: list[int] = []
+
+    class Broken(tenants.Line):
+        async def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
+            await trio.lowlevel.checkpoint()
+            if fails:
+                raise OSError(fails, os.strerror(fails))
+            return False
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, trio.socket.from_stdlib_socket(theirs) as end:
+            who = backend.identity.identify(os.getpid())
+            session = Session(who, {}, Broken(end, who))
+            holding: Any = SimpleNamespace(gpu=0, ask=asked.append)
+            with trio.fail_after(5):
+                assert not await session.move_out(holding, 4 * MIB, 3600)
+            assert session._asked == {}
+            session.close()
+
+    trio.run(main)
+    assert asked == [4 * MIB, -4 * MIB]
