@@ -207,9 +207,11 @@ def test_all_who_take_longer_timeslices_lose_them_within_a_second(many: int, con
     costly(test, trace=False)
 
 
-@pytest.mark.parametrize("late", [0.0, 0.2, 0.8])
+@pytest.mark.logs(r"undid its timeslice")
+@pytest.mark.parametrize("late", [0.0, 0.2, 0.8, 3.0])
 def test_who_sets_the_timeslice_of_a_new_context_has_undone_nothing(late: float) -> None:
-    """The CUDA library does so, some time after the TSG is there: it is set again, and nobody is blamed for that."""
+    """The CUDA library does so, some time after the TSG is there: it is set again, and nobody is blamed for that. Who
+    does so once more is."""
 
     async def test(rig: Costly) -> None:
         program = rig.busy(100, 0)
@@ -223,6 +225,13 @@ def test_who_sets_the_timeslice_of_a_new_context_has_undone_nothing(late: float)
             await rig.until_all(lambda: {tsg.timeslice for tsg in gr} == {600}, SECOND)
             await trio.sleep(2)
             assert rig.host.brought_back[program.identity] == 0
+            again = [1] if late > 1 else [0, 1]  # in the first second nothing was excused for good
+            for count in again:
+                for tsg in gr:
+                    tsg.timeslice = 2048
+                await rig.until_all(lambda: {tsg.timeslice for tsg in gr} == {600}, SECOND)
+                await trio.sleep(2)
+                assert rig.host.brought_back[program.identity] == count
 
     costly(test, trace=False)
 

@@ -25,6 +25,7 @@ from tests.t3_restart import Machine
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 DEFAULT_US = 2048
+TOLD = pytest.mark.logs("cannot be scheduled")
 
 
 class Bench(SoftGpu):
@@ -445,7 +446,7 @@ async def test_the_next_daemon_gives_back_what_a_killed_one_took(spawn: Spawn) -
         assert gpu.timeslices == {}
 
 
-@pytest.mark.logs("cannot be scheduled")
+@TOLD
 @virtual
 async def test_a_lever_that_fails_is_told_once(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
     """One of those that fill cannot be detached: it runs on, takes writes, and is tried again, ever more rarely."""
@@ -525,9 +526,9 @@ async def test_one_without_channel_groups_is_not_worth_a_word(spawn: Spawn) -> N
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "answer_s"), [(hang, 1), (refuses(errno.EOPNOTSUPP), 0)], ids=["hangs", "EOPNOTSUPP"]
+    ("behaviour", "answer_s"),
+    [pytest.param(hang, 1, id="hangs"), pytest.param(refuses(errno.EOPNOTSUPP), 0, id="EOPNOTSUPP", marks=TOLD)],
 )
-@pytest.mark.logs("cannot be scheduled")
 @virtual
 async def test_a_write_does_not_fail_for_the_scheduler(
     spawn: Spawn, behaviour: Callable[[], None], answer_s: int
@@ -545,6 +546,25 @@ async def test_a_write_does_not_fail_for_the_scheduler(
         await h.write(f"{stuck.pid}/0/compute.freeze", 0)
         await trio.sleep(AGAIN_S + 1)
         assert gpu.timeslices.keys() == {one, other}
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=TOLD)])
+@virtual
+async def test_a_driver_that_is_late_once_is_not_worth_a_word(
+    spawn: Spawn, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lever is pulled again, later: that it is late once more is told."""
+    gpu = StubGpu()
+    async with running(gpu, scheduler=True) as h:
+        one, other = spawn().pid, spawn().pid
+        gpu.script("set_timeslice", *[hang] * times, pid=other)  # type: ignore[list-item]
+        processes = {await h.arrive(pid) for pid in (one, other)}
+        await trio.sleep(AGAIN_S / 2)
+        assert len(gpu.timeslices) == 1
+        assert not caplog.records
+        await trio.sleep(4 * AGAIN_S)
+        assert gpu.timeslices.keys() == processes
+        assert len(caplog.records) == times - 1
 
 
 @virtual

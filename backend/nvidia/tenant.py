@@ -12,7 +12,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
@@ -36,7 +36,8 @@ SLICES_AT_ONCE = 64
 """TSGs of a program that are asked for their timeslice in one go: one that has thousands keeps nobody waiting."""
 OWN_S = 1.0
 """Seconds in which a timeslice may still be set by who makes the TSG: of PyTorch programs that had just come some had
-the driver's default again (docs/nvidia.md), which the CUDA library seems to set some time after the TSG is there."""
+the driver's default again (docs/nvidia.md), which the CUDA library seems to set some time after the TSG is there. On a
+host that has much to do that may be later: the default is excused once, whenever it comes."""
 SAY_AGAIN_S = 60.0
 """Seconds after which it is said again of a program that it undoes what was set: it may do so ten times a second."""
 
@@ -114,6 +115,8 @@ class Tenant:
     """Since when its TSGs were seen to have the timeslices that they were given, by the keeper's clock."""
     changed: set[Key] = attrs.field(factory=set)
     """TSGs that had them for OWN_S, and that have others."""
+    excused: set[Key] = attrs.field(factory=set)
+    """TSGs that had the driver's default again, which nobody was blamed for; of each once."""
     suspect: int = 0
     """Questions that come before those to others: it had the engine while it was frozen."""
     used: int | None = None
@@ -274,7 +277,8 @@ class Tenant:
                     levers.look_at_timeslices(controls, levers.shares(tsgs, 0), self.slices)
                     changed, self.changed = self.changed, set()
                     known = {key: us for key, us in before.items() if us != levers.UNKNOWN}
-                    if any(self.slices.get(key) != known[key] for key in changed & known.keys()):
+                    others = {key for key in changed & known.keys() if self.slices.get(key) != known[key]}
+                    if others - self._excused(others):
                         undone = "timeslice"
                 if again and self.frozen and (key := self._next_question()) and self._is_undone(key):
                     undone = "freeze"
@@ -324,6 +328,13 @@ class Tenant:
             self.off.clear()
             self.adopted, self.began = False, NEVER
         self.slices = dict.fromkeys(slices, levers.UNKNOWN)
+
+    def _excused(self, keys: Set[Key]) -> Set[Key]:
+        """Those of the TSGs whose new timeslice their maker may have set: its default, for the first time."""
+        own = {(tsg.client, tsg.handle): us for tsg, us in levers.shares(self.tsgs(), 0).items()}
+        excused = {key for key in keys - self.excused if self.slices.get(key) == own.get(key)}
+        self.excused = (self.excused | excused) & own.keys()
+        return excused
 
     def _adopt_channels(self) -> None:
         """Learns, once, what a daemon before us left off: disabled once more it would stay so. `acting` is held."""

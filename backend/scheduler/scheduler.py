@@ -41,6 +41,9 @@ RATE, BURST = 25, 15
 what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
 """What a lever may take, of the time that a write may: 1 s by default. It takes 2 ms as a rule; all others wait."""
+PASSING = frozenset((errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ETIMEDOUT))
+"""What is not worth a word before it is so for the second time. A driver in which two dozen programs begin at once does
+not answer in LEVER."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """After so long a lever that failed is tried again; each time twice as long, up to the second."""
 
@@ -53,6 +56,8 @@ class Failure:
     """When they are tried again, seconds."""
     wait: float
     """For how long that was put off."""
+    told: bool
+    """Whether that was said."""
 
 
 @attrs.define
@@ -259,11 +264,14 @@ class Scheduler:
             return
         failure = self._failures.get(process)
         # With no TSG left there is nothing to schedule: a program destroys its contexts some time before it ends.
-        nothing = not self._gpu.activity(process).tsgs and getattr(error, "errno", None) == errno.EOPNOTSUPP
-        if failure is None and not nothing:
+        code = getattr(error, "errno", None)
+        nothing = code == errno.EOPNOTSUPP and not self._gpu.activity(process).tsgs
+        told = failure is not None and failure.told
+        if not told and not nothing and (failure is not None or code not in PASSING):
             log.error("GPU %d: pid %d cannot be scheduled: %s", self._index, process.pid, error)
+            told = True
         wait = AGAIN_S if failure is None else min(AGAIN_MOST_S, 2 * failure.wait)
-        self._failures[process] = Failure(trio.current_time() + wait, wait)
+        self._failures[process] = Failure(trio.current_time() + wait, wait, told)
         self._follower.fall_back(group)
         self._count(process, False)
 
