@@ -13,8 +13,8 @@ padding but what is named. On the socket either side may ask.
         24    40  args    five 64-bit words, their meaning by op
 
 Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of whoever moves the hardware:
-by the kernel module of its provider, and RECLAIM by the daemon of a CUDA program; 32 to 63 are about the software GPU's
-memory and engine; 64 and up are events, which the books send unasked.
+by the kernel module of its provider, and RECLAIM and DEPART by the daemon of a CUDA program; 32 to 63 are about the
+software GPU's memory and engine; 64 and up are events, which the books send unasked.
 """
 
 from __future__ import annotations
@@ -79,6 +79,12 @@ class Op(enum.IntEnum):
     RECLAIM = 20
     """(group, pid, start time, bytes) -> (bytes moved). Of a CUDA program (0, 0, 0, bytes) -> (bytes moved,
     microseconds): memory of its own on `gpu` is to go to the host. Booked when the answer comes, whoever waits."""
+    DEPART = 21
+    """() -> (): asked of a CUDA program: it is about to be moved to another GPU. Answered once nothing of it runs, all
+    of its memory that the library has placed, on every GPU, is held by descriptors alone, and its page says so
+    (`stands`). So it stays until the connection ends; then it takes its memory back, and connects anew from where it
+    is. EBUSY for one that does not come to a rest, EOPNOTSUPP for one that shares memory, EMFILE where descriptors are
+    short."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33

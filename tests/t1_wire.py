@@ -69,6 +69,7 @@ def test_the_numbers_are_for_good() -> None:
         "ATTACH_TSG": 18,
         "DETACH_TSG": 19,
         "RECLAIM": 20,
+        "DEPART": 21,
         "ALLOC": 32,
         "FREE": 33,
         "WRITE": 34,

@@ -199,12 +199,15 @@ class Ran:
     driver: Strict = attrs.field(init=False)
     steps: list[Progress] = attrs.field(factory=list)
     paused: float = 0.0
+    ready: Callable[[], None] = lambda: None
+    stands: Callable[[], bool] = lambda: True
 
     def go(self, **words: object) -> Outcome | None:
         """Its outcome; None when it was killed. What it held is nobody's afterwards."""
         self.driver = Strict(self.world, **words)  # type: ignore[arg-type]
         times = itertools.count()
-        machine = Machine(self.driver, self._check, self._report, lambda: float(next(times)), self._pause)
+        ours = (self._check, self._report, lambda: float(next(times)), self._pause, self.ready, self.stands)
+        machine = Machine(self.driver, *ours)
         try:
             outcome = machine.run(self.request, self.place)
         except Killed:
@@ -255,6 +258,61 @@ def test_a_move_takes_the_steps_in_order_and_says_so() -> None:
     assert calls[3:] == [
         *("state", "reserve", "lock", "checkpoint", "reserve", "release", "restore", "unlock", "release")
     ], "what is freed where it was stays ours until it runs"
+
+
+ASKS = attrs.evolve(ask(Action.MOVE, ONE, TWO), asks=True, carried=CONTEXT)
+"""Of a program that stands by: most of what it has is not for the driver to restore."""
+
+
+def test_whoever_asked_has_it_stand_by_at_the_last_moment() -> None:
+    """Room for all of it is looked for; what it takes to be restored is what is kept for the way back."""
+    world, reserved = World(), list[int]()
+    run = Ran(world, ASKS, ONE)
+
+    def ready() -> None:
+        assert (world.state, run.driver.calls[-1]) == (State.RUNNING, "reserve")
+        reserved.extend(nbytes for _, nbytes in run.driver.reserved.values())
+
+    def stands() -> bool:
+        assert world.state is State.LOCKED
+        return True
+
+    def kept() -> None:
+        reserved.extend(nbytes for gpu, nbytes in run.driver.reserved.values() if gpu == ONE)
+
+    run.ready, run.stands = ready, stands
+    assert run.go(meanwhile={("restore", 1): kept}) == Outcome(State.RUNNING, TWO)
+    assert reserved == [BYTES, CONTEXT]
+    began = [step.step for step in run.steps if step.ms is None]
+    assert began.index(Step.READY) == began.index(Step.LOCK) - 1
+
+
+def test_one_that_is_not_to_be_moved_after_all_is_not_locked() -> None:
+    def ready() -> None:
+        raise OSError(errno.ECANCELED, "it does not come to a rest")
+
+    world = World()
+    run = Ran(world, ASKS, ONE, ready=ready)
+    outcome = run.go()
+    assert outcome is not None
+    assert (outcome.errno, outcome.step, outcome.state) == (errno.ECANCELED, Step.READY, State.RUNNING)
+    assert "lock" not in run.driver.calls
+
+
+def nobody_knows() -> bool:
+    raise OSError(errno.EBADF, "its page cannot be read")
+
+
+@pytest.mark.parametrize("stands", [lambda: False, nobody_knows])
+def test_one_that_does_not_stand_by_any_more_is_let_go(stands: Callable[[], bool]) -> None:
+    """Who had it do so may have died: it has begun to take its memory back, and would be lost."""
+    world = World()
+    run = Ran(world, ASKS, ONE, stands=stands)
+    outcome = run.go()
+    assert outcome is not None
+    assert (outcome.errno, outcome.step, outcome.state) == (errno.EBUSY, Step.READY, State.RUNNING)
+    assert (world.state, world.place) == (State.RUNNING, ONE)
+    assert "checkpoint" not in run.driver.calls
 
 
 def count(request: Request, world: World) -> Counter[str]:

@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from backend.cuda.managed import Standby
 from backend.identity import Process
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint.records import Action, Outcome, Request, State, Step
@@ -69,8 +70,21 @@ def test_a_move(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
     """With as much room reserved as it holds; how long it stood still is in the log."""
     caplog.set_level(logging.INFO)
     run(lambda: Mover(0, lambda _: 8 * GIB).move(PROCESS, gpu(0), gpu(1), 8 * GIB))
-    assert agents.asked == [("move", PROCESS, "GPU-0", "GPU-1", 8 * GIB, LOCK_S)]
+    assert agents.asked == [("move", PROCESS, "GPU-0", "GPU-1", 8 * GIB, LOCK_S, None, 8 * GIB)]
     assert "30 ms" in caplog.text
+
+
+def test_what_the_library_has_placed_does_not_go_through_the_host(agents: Agents) -> None:
+    """There has to be room for it on the target, and for the rest in the host."""
+
+    async def begin() -> None:
+        raise AssertionError("whoever acts asks for it")
+
+    standby = Standby(7, begin, lambda: None)
+    run(lambda: Mover(0, lambda _: GIB).move(PROCESS, gpu(0), gpu(1), 8 * GIB, GIB, standby))
+    assert agents.asked == [("move", PROCESS, "GPU-0", "GPU-1", 8 * GIB, LOCK_S, standby, GIB)]
+    with pytest.raises(OSError, match="no room"):
+        run(lambda: Mover(0, lambda _: GIB - 1).move(PROCESS, gpu(0), gpu(1), 8 * GIB, GIB, standby))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import struct
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import pytest
@@ -78,6 +78,8 @@ class Program:
         """Bytes of every RECLAIM."""
         self.rooms: list[int] = []
         self.obey: Callable[[Message], Awaitable[Message | None]] = self.move
+        self.gpu = 0
+        """The GPU that it is on."""
         self.page: mmap.mmap | None = None
         self.ended = trio.Event()
         self._sending = trio.Lock()
@@ -87,7 +89,7 @@ class Program:
 
     @property
     def file(self) -> str:
-        return f"{self.process.pid}/0/"
+        return f"{self.process.pid}/{self.gpu}/"
 
     # As the library would
 
@@ -125,7 +127,7 @@ class Program:
     def show(self) -> None:
         """The driver counts what it has now."""
         nbytes = self.lag if self.lag is not None else self.resident + self.context
-        self.rig.driver_says(self.process.pid, nbytes)
+        self.rig.driver_says(self.process.pid, nbytes, self.gpu)
 
     # The wire
 
@@ -133,10 +135,10 @@ class Program:
         async with self._sending:
             await self.socket.send(message.encode())
 
-    async def ask(self, op: int, *args: int, gpu: int = 0) -> Message:
+    async def ask(self, op: int, *args: int, gpu: int | None = None) -> Message:
         self._seq += 1
         seq = self._seq
-        await self.send(Message(op, seq, gpu, args))
+        await self.send(Message(op, seq, self.gpu if gpu is None else gpu, args))
         while seq not in self._answers:
             if self.ended.is_set():
                 raise ConnectionResetError
@@ -157,9 +159,11 @@ class Program:
                     elif message.op == Op.ROOM:
                         self.rooms.append(message.args[0])
                     else:
-                        assert message.op == Op.RECLAIM
-                        assert message.args[3] <= managed.PIECE
-                        self.reclaims.append(message.args[3])
+                        if message.op == Op.RECLAIM:
+                            assert message.args[3] <= managed.PIECE
+                            self.reclaims.append(message.args[3])
+                        else:
+                            assert message.op == Op.DEPART
                         nursery.start_soon(self._obey, message)
                     self._wake()
             self.ended.set()
@@ -198,6 +202,10 @@ async def until_then(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.05)
 
 
+class Drive(Protocol):
+    def __call__(self, test: Callable[[Rig], Awaitable[None]], count: int = 1) -> None: ...
+
+
 @attrs.define
 class Rig:
     h: Harness
@@ -206,11 +214,14 @@ class Rig:
     nvml: FakeNvml
     nursery: trio.Nursery
     spawn: Spawn
+    others: Sequence[NvidiaGpu] = ()
+    """More GPUs."""
     programs: list[Program] = attrs.field(factory=list)
 
-    def driver_says(self, pid: int, nbytes: int) -> None:
-        entries = [(p, n) for p, n in self.nvml.compute.get(0, []) if p != pid]
-        self.nvml.compute[0] = [*entries, (pid, nbytes)]
+    def driver_says(self, pid: int, nbytes: int, gpu: int = 0) -> None:
+        for index in range(1 + len(self.others)):
+            self.nvml.compute[index] = [(p, n) for p, n in self.nvml.compute.get(index, []) if p != pid]
+        self.nvml.compute[gpu].append((pid, nbytes))
 
     def process(self, cgroup: str = "/") -> Process:
         """A CUDA program that says nothing."""
@@ -225,7 +236,7 @@ class Rig:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = Program(self, process, trio.socket.from_stdlib_socket(ours))
         line = tenants.Line(trio.socket.from_stdlib_socket(theirs), process)
-        session = Session(process, {0: self.gpu.managed}, line)
+        session = Session(process, {gpu.info.index: gpu.managed for gpu in (self.gpu, *self.others)}, line)
 
         async def serve() -> None:
             try:
@@ -272,19 +283,20 @@ class Rig:
 
 
 @pytest.fixture
-def drive(spawn: Spawn) -> Callable[[Callable[[Rig], Awaitable[None]]], None]:
-    """Runs a test on a fake GPU of 80 GiB; books are checked, and no descriptor may be left over."""
+def drive(spawn: Spawn) -> Drive:
+    """Runs a test on fake GPUs of 80 GiB, one if nothing else is said; books are checked, and no descriptor may be left
+    over."""
 
-    def run(test: Callable[[Rig], Awaitable[None]]) -> None:
-        fake, nvml = FakeSystem(), NvmlWithNames(count=1)
+    def run(test: Callable[[Rig], Awaitable[None]], count: int = 1) -> None:
+        fake, nvml = FakeSystem(), NvmlWithNames(count=count)
 
         async def main() -> None:
-            (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
-            async with running(gpu, world=World()) as h:
+            gpu, *others = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
+            async with running(gpu, *others, world=World()) as h:
                 programs: list[Program] = []
                 try:
                     async with trio.open_nursery() as nursery:
-                        await test(Rig(h, gpu, fake, nvml, nursery, spawn, programs))
+                        await test(Rig(h, gpu, fake, nvml, nursery, spawn, others, programs))
                         h.check()
                         nursery.cancel_scope.cancel()
                 finally:
@@ -296,9 +308,6 @@ def drive(spawn: Spawn) -> Callable[[Callable[[Rig], Awaitable[None]]], None]:
             trio.run(main, clock=clock)
 
     return run
-
-
-Drive = Callable[[Callable[[Rig], Awaitable[None]]], None]
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import attrs
@@ -24,6 +26,14 @@ RECLAIM_S = 3.0
 SHORT_S = 0.5
 """Seconds for which a program that moved less than it was asked to is not asked again."""
 
+DEPART_S = 5.0
+"""Seconds for a program to stand by: 43 ms for 8 GiB, 0.3 s for 6 GiB in chunks of 2 MiB, and until nothing runs."""
+
+RETURN_S = 5.0
+"""Seconds in which a program that was moved connects again: a write to its files is not refused meanwhile."""
+
+LIBRARY = "libggroup-cuda.so"
+
 HALTED_LOOK_S = 0.02
 """Seconds between two looks whether a program that is waited for was stopped, or frozen."""
 
@@ -39,6 +49,14 @@ class Mover(Protocol):
 
     def counts(self, gpu: int) -> tuple[int, int]:
         """Kernels submitted and finished."""
+
+    @property
+    def page(self) -> int:
+        """The descriptor of its page (:mod:`backend.cuda.page`)."""
+
+    async def depart(self, gpu: int, seconds: float) -> None:
+        """Has the program stand by to be moved (:attr:`backend.wire.Op.DEPART`), until :meth:`end`. OSError as there,
+        and ETIMEDOUT; then it may do so later."""
 
     def end(self) -> None:
         """Nobody is to speak for the program this way any more."""
@@ -56,11 +74,46 @@ class Program:
     """Until when it is taken to have nothing to give."""
     turn: trio.Lock = attrs.field(factory=trio.Lock)
     """One piece at a time."""
+    departs: bool = False
+    """Whether it stands by to be moved, or is about to."""
 
     @property
     def overdue(self) -> bool:
         """Whether it was asked for something that nobody waits for any more."""
         return self.holding.asked > 0 and not self.turn.locked()
+
+
+@attrs.frozen
+class Standby:
+    """How a program with the library is had to stand by, so that the driver can move it."""
+
+    page: int
+    """The descriptor of its page, which says that it does (:func:`backend.cuda.page.stands`)."""
+    begin: Callable[[], Awaitable[None]]
+    """Returns once it does. OSError: it runs on."""
+    end: Callable[[], None]
+    """Has it go on: it is unlocked."""
+
+
+def has_library(pid: int) -> bool:
+    """Whether our library is in a program, whether or not that speaks to us. OSError where it cannot be looked at."""
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+            return any(LIBRARY in line for line in maps)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@attrs.define(eq=False)
+class Expected:
+    """A program that was moved, and has not connected again yet."""
+
+    movable: int
+    """Bytes that it will be able to move then."""
+    until: float
+    """When it is not expected any more, by trio's clock."""
+    over: trio.Event = attrs.field(factory=trio.Event)
+    """It has, or never will."""
 
 
 class Managed:
@@ -79,6 +132,7 @@ class Managed:
         self.lost = lost
         self.host: Host | None = None
         self._programs: dict[Process, Program] = {}
+        self._expected: dict[Process, Expected] = {}
         self._frozen = frozen
 
     def __contains__(self, process: Process) -> bool:
@@ -103,6 +157,8 @@ class Managed:
             self.end(former.holding)
         holding = Holding(self.booked, process, self.info.index, self.info.capacity, resident, swapped)
         self._programs[process] = Program(mover, holding)
+        if (expected := self._expected.pop(process, None)) is not None:
+            expected.over.set()
         return holding
 
     def end(self, holding: Holding) -> None:
@@ -113,16 +169,20 @@ class Managed:
             holding.close()
 
     def forget(self, process: Process) -> None:
-        """The process exited."""
+        """The process exited, or runs elsewhere."""
         program = self._programs.pop(process, None)
         if program is not None:
             program.mover.end()
+        if (expected := self._expected.pop(process, None)) is not None:
+            expected.over.set()
 
     # What is known
 
     def footprint(self, process: Process) -> Footprint:
-        """What is known of the memory of a program that speaks."""
-        program = self._programs[process]
+        """What is known of the memory of a program that speaks, or is about to."""
+        program = self._programs.get(process)
+        if program is None:
+            return Footprint(movable=self._expected[process].movable)
         known = program.holding.footprint
         return attrs.evolve(known, movable=0) if self._stuck(program) else known
 
@@ -145,7 +205,8 @@ class Managed:
     def _stuck(self, program: Program) -> bool:
         """Whether it could not move anything if it wanted to, or has just tried."""
         process = program.holding.process
-        return bool(program.overdue or program.short_until > trio.current_time() or self._halted(process))
+        short = program.short_until > trio.current_time()
+        return bool(program.departs or program.overdue or short or self._halted(process))
 
     def _halted(self, process: Process) -> bool:
         return self.lost() or self._frozen(process) or is_stopped(process.pid)
@@ -158,6 +219,10 @@ class Managed:
         Never waits long for one that does not answer: what it moves later is booked then.
         """
         program = self._programs.get(process)
+        if program is None and (expected := self._expected.get(process)) is not None:
+            with trio.move_on_at(expected.until):
+                await expected.over.wait()
+            program = self._programs.get(process)
         if program is None:
             raise OSError(errno.EOPNOTSUPP, "the memory of this program cannot be moved")
         moved = 0
@@ -201,6 +266,60 @@ class Managed:
         for process, program in self._programs.items():
             if program.holding.swapped and (nbytes := min(room(process), program.holding.swapped)) > 0:
                 program.mover.room(self.info.index, nbytes)
+
+    # From one GPU to another
+
+    def standby(self, process: Process) -> Standby:
+        """How a program that speaks is had to stand by. The descriptor is for the caller to close. OSError."""
+        program = self._programs[process]
+        return Standby(os.dup(program.mover.page), partial(self._depart, process), partial(self._let_go, process))
+
+    def _let_go(self, process: Process) -> None:
+        program = self._programs.get(process)
+        if program is not None and program.departs:
+            self.forget(process)
+
+    async def _depart(self, process: Process) -> None:
+        program = self._programs.get(process)
+        if program is None:
+            raise OSError(errno.EBUSY, "it speaks no more")
+        async with program.turn:  # nothing else is asked of it any more
+            program.departs = True
+            try:
+                await program.mover.depart(self.info.index, DEPART_S)
+            except OSError as error:
+                program.departs = error.errno == errno.ETIMEDOUT  # then it may do so yet
+                raise
+
+    def carried(self, process: Process, held: int) -> int:
+        """Of the bytes that the driver says a program holds, those that it does not hold by descriptors then."""
+        return max(0, held - self.placed(process))
+
+    def placed(self, process: Process) -> int:
+        """Bytes on the GPU that the library has placed, as the program says."""
+        program = self._programs.get(process)
+        return 0 if program is None else max(0, program.holding.charged - program.holding.unmovable)
+
+    def departs(self, process: Process) -> bool:
+        """Whether a program stands by, or is about to: what it asks for it is given when it is back."""
+        program = self._programs.get(process)
+        return program is not None and program.departs
+
+    def expect(self, process: Process, placed: int) -> None:
+        """A program has moved here, with so many bytes that its library has placed. It may be here by now."""
+        if process in self._programs:
+            return
+        self._expected[process] = Expected(placed, trio.current_time() + RETURN_S)
+
+    def expects(self, process: Process) -> bool:
+        """Whether it has, and is about to speak."""
+        expected = self._expected.get(process)
+        return expected is not None and trio.current_time() < expected.until
+
+    def stay(self, process: Process, placed: int) -> None:
+        """A program is not moved after all: it is to go on, if it stands by, or has gone on and comes back here."""
+        self._let_go(process)
+        self.expect(process, placed)
 
     def limits(self, process: Process) -> Sequence[int]:
         """What a program is to see as its GPU: the lowest high above it (2^64 - 1: none), what is free, what is out."""

@@ -17,8 +17,18 @@ LINE = struct.Struct("<QQ48x")
 GPUS = 16
 """GG_DEVICES: GPUs that there is a line for."""
 
+STANDS = struct.Struct("<Q")
+"""Behind the lines: 1 while the program stands by to be moved (``departure.h``)."""
+
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """A page that its writer truncates would kill the reader with SIGBUS."""
+
+
+def stands(descriptor: int) -> bool:
+    """Whether a page says that its program stands by. What it says of a program that is locked holds until that is
+    unlocked. OSError."""
+    raw = os.pread(descriptor, STANDS.size, GPUS * LINE.size)
+    return len(raw) == STANDS.size and STANDS.unpack(raw)[0] == 1
 
 
 class CounterPage:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 
@@ -49,6 +50,16 @@ class Asked:
     """Nobody waits any more."""
 
 
+@attrs.define(eq=False)
+class Departing:
+    """A DEPART that was sent."""
+
+    status: int | None = None
+    """What was answered: 0 or a negated errno."""
+    done: trio.Event = attrs.field(factory=trio.Event)
+    """It was, or will not be."""
+
+
 async def serve(listener: tenants.Connection, gpus: Mapping[int, Managed]) -> None:
     """Serves every program that connects, until cancelled."""
     await tenants.serve(listener, lambda process, line: Session(process, gpus, line))
@@ -74,6 +85,7 @@ class Session:
         self._page = CounterPage()
         self._holdings: dict[int, Holding] = {}
         self._asked: dict[int, Asked] = {}
+        self._departing: dict[int, Departing] = {}
         self._seq = 0
         self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
         self._news = trio.Event()
@@ -103,9 +115,11 @@ class Session:
 
     def close(self) -> None:
         """Nobody speaks for the program any more. What it holds is as the driver says, or gone with it."""
-        for asked in self._asked.values():
-            asked.done.set()
+        waited = [asked.done for asked in self._asked.values()] + [one.done for one in self._departing.values()]
+        for done in waited:
+            done.set()
         self._asked.clear()
+        self._departing.clear()
         for gpu, holding in self._holdings.items():
             self._gpus[gpu].end(holding)
         self._holdings.clear()
@@ -127,6 +141,8 @@ class Session:
             reply = request.refuse(errno.ESRCH)
         except OSError as error:
             reply = request.refuse(error.errno or errno.EIO)
+        if request.op == Op.CHARGE and any(gpu.departs(self.process) for gpu in self._gpus.values()):
+            return  # the end of the connection grants it: nothing is to be allocated while it stands by
         if request.seq or request.op not in EVENTS:
             await self._line.send(reply, descriptors)
         if request.op == Op.CHARGE and not reply.status and (holding := self._holdings.get(request.gpu)):
@@ -211,6 +227,10 @@ class Session:
 
     def _answered(self, reply: Message) -> bool:
         """Books what a program says that it moved; False where it was not asked, or cannot have."""
+        if reply.op == Op.DEPART and (departing := self._departing.pop(reply.seq, None)):
+            departing.status = reply.status
+            departing.done.set()
+            return True
         asked = self._asked.pop(reply.seq, None)
         if asked is None or reply.op != Op.RECLAIM or reply.gpu != asked.holding.gpu:
             return False
@@ -228,6 +248,27 @@ class Session:
         if asked.late:
             self._gpus[holding.gpu].answered(holding)
         return True
+
+    @property
+    def page(self) -> int:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._page.descriptor
+
+    async def depart(self, gpu: int, seconds: float) -> None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        self._seq += 1
+        seq, departing = self._seq, Departing()
+        self._departing[seq] = departing
+        try:
+            with trio.move_on_after(seconds):
+                if await self._line.send(Message(Op.DEPART, seq, gpu)):
+                    await departing.done.wait()
+        finally:
+            self._departing.pop(seq, None)
+        if departing.status is None:
+            raise OSError(errno.ETIMEDOUT, "the program does not come to a rest")
+        if departing.status:
+            raise OSError(-departing.status, f"the program cannot stand by: {os.strerror(-departing.status)}")
 
     def room(self, gpu: int, nbytes: int) -> None:
         """See :class:`backend.cuda.managed.Mover`. What it is too slow to take is replaced, not queued."""

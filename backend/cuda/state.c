@@ -6,11 +6,13 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "counters.h"
 #include "daemon.h"
+#include "departure.h"
 #include "driver.h"
 #include "exchange.h"
 #include "gate.h"
@@ -87,6 +89,7 @@ static void in_child(void)
 	counters_forget();
 	heat_forget();
 	exchange_forget();
+	departure_forget();
 	memory_forget();
 	daemon_forget();
 	state_ready = false;
@@ -118,6 +121,20 @@ static int attribute(CUdevice ordinal, CUdevice_attribute which)
 	return value;
 }
 
+bool state_identify(struct device *device)
+{
+	const CUuuid before = device->uuid;
+
+	/* _v2 differs for a MIG slice only: its own UUID, not that of the GPU it is part of. */
+	if (!real.cuDeviceGetUuid_v2 || real.cuDeviceGetUuid_v2(&device->uuid, device->ordinal))
+		if (!real.cuDeviceGetUuid || real.cuDeviceGetUuid(&device->uuid, device->ordinal))
+			state_log("device %d: no UUID", device->ordinal);
+	device->host_node = attribute(device->ordinal, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
+	if (device->host_node < 0)
+		device->host_node = 0;
+	return memcmp(&before, &device->uuid, sizeof(before)) != 0;
+}
+
 static struct device *make(CUdevice ordinal)
 {
 	struct device *device = calloc(1, sizeof(*device));
@@ -127,13 +144,7 @@ static struct device *make(CUdevice ordinal)
 	device->ordinal = ordinal;
 	device->index = -1;
 	pthread_rwlock_init(&device->in_use, NULL);
-	/* _v2 differs for a MIG slice only: its own UUID, not that of the GPU it is part of. */
-	if (!real.cuDeviceGetUuid_v2 || real.cuDeviceGetUuid_v2(&device->uuid, ordinal))
-		if (!real.cuDeviceGetUuid || real.cuDeviceGetUuid(&device->uuid, ordinal))
-			state_log("device %d: no UUID", ordinal);
-	device->host_node = attribute(ordinal, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
-	if (device->host_node < 0)
-		device->host_node = 0;
+	state_identify(device);
 	device->elastic = attribute(ordinal, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 	return device;
 }
@@ -187,6 +198,16 @@ static struct device *set_up_device(CUdevice ordinal, CUcontext context)
 	state_leave();
 	pthread_mutex_unlock(&setup_lock);
 	return device;
+}
+
+bool state_keep_devices(void)
+{
+	return !pthread_mutex_trylock(&setup_lock);
+}
+
+void state_let_devices(void)
+{
+	pthread_mutex_unlock(&setup_lock);
 }
 
 /* A context is needed, and the one that was used has been destroyed: take this. */

@@ -52,6 +52,11 @@ struct device {
 /* The device of the current context, or of `ordinal`; set up on first use. NULL: not one that we manage. */
 struct device *state_current_device(void);
 struct device *state_device(CUdevice ordinal);
+/* Asks the driver which GPU a device is: after a checkpoint it may be another one. Whether it is. */
+bool state_identify(struct device *device);
+/* From here to the other no device is set up; false, at once, while one is. By one thread. */
+bool state_keep_devices(void);
+void state_let_devices(void);
 /* Calls `visit` for every device set up so far. */
 void state_devices(void (*visit)(struct device *, void *), void *argument);
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import trio
 
-from backend.cuda.managed import Managed
+from backend.cuda.managed import Managed, has_library
 from backend.errors import fail
 from backend.identity import Process
 from backend.nvidia import rm, thaw
@@ -298,10 +299,11 @@ class NvidiaGpu:
         return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending, managed=True)
 
     def manages(self, process: Process) -> bool:
-        return process in self.managed or process in self.whole or self._whole(process) > 0
+        managed = process in self.managed or self.managed.expects(process)
+        return managed or process in self.whole or self._whole(process) > 0
 
     def footprint(self, process: Process) -> Footprint:
-        if process in self.managed:
+        if process in self.managed or self.managed.expects(process):
             return self.managed.footprint(process)
         held = self._roster.held(process)
         movable = self._whole(process)
@@ -359,12 +361,24 @@ class NvidiaGpu:
         if not isinstance(target, NvidiaGpu):
             raise OSError(errno.EXDEV, "there is no way to that GPU")
         target._require()
-        if process in self.managed:
-            # Measured: it is checkpointed with that memory, and then not restored (999): the program is lost.
-            raise OSError(errno.EOPNOTSUPP, "the memory that the library in this program manages cannot be moved yet")
-        if not self._roster.held(process):
+        held = (await self._nvml.usage(self.info.index)).get(process.pid)
+        if not held:
             raise OSError(errno.EOPNOTSUPP, "the driver does not say how much memory it has")
-        await self.mover.move(process, self.info, target.info, self._roster.held(process))
+        if process not in self.managed:
+            if has_library(process.pid):  # what that has in the host the driver does not restore: the program is lost
+                raise OSError(errno.EBUSY, "the library in this program does not speak to us")
+            await self.mover.move(process, self.info, target.info, held)
+        else:
+            carried, standby = self.managed.carried(process, held), self.managed.standby(process)
+            placed = self.managed.placed(process)
+            try:
+                await self.mover.move(process, self.info, target.info, held, carried, standby)
+            except BaseException:
+                self.managed.stay(process, placed)
+                raise
+            finally:
+                os.close(standby.page)
+            target.managed.expect(process, placed)
         self.forget(process)
 
     async def finds(self, process: Process) -> bool | None:

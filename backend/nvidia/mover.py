@@ -1,8 +1,9 @@
 """Programs of NVIDIA GPUs that go from one to another: what is looked at before, and who is looked after behind.
 
 What is in the program moves by way of the host (cuCheckpoint, :mod:`backend.nvidia.checkpoint`), so both have to have
-room for it. A program that came to a rest and has room nowhere any more waits in the host: it is tried again, by us or
-by the daemon after us.
+room for it; but what our library has placed stays where it is meanwhile, and follows from one GPU to the other. A
+program that came to a rest and has room nowhere any more waits in the host: it is tried again, by us or by the daemon
+after us.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 
 import trio
 
+from backend.cuda.managed import Standby
 from backend.identity import Process
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint.records import Action, State
@@ -41,15 +43,25 @@ class Mover:
         self._look.set()  # at whom a daemon before us has left
         self._sure = math.inf  # when all agents of a daemon before us are known, by trio's clock
 
-    async def move(self, process: Process, source: GpuInfo, target: GpuInfo, held: int) -> None:
-        """Returns once the process, which holds so many bytes on `source`, runs on `target`. OSError as for
-        :meth:`backend.protocols.Gpu.migrate`; unless its words say something else, it runs on `source`."""
+    async def move(
+        self,
+        process: Process,
+        source: GpuInfo,
+        target: GpuInfo,
+        held: int,
+        carried: int | None = None,
+        standby: Standby | None = None,
+    ) -> None:
+        """Returns once the process, which holds so many bytes on `source`, runs on `target`. `carried` of them go by
+        way of the host, by default all. OSError as for :meth:`backend.protocols.Gpu.migrate`; unless its words say
+        something else, it runs on `source`, or stands by to do so."""
         if source.name != target.name:
             raise OSError(errno.EXDEV, f"{source.name} and {target.name} are not the same")
-        if self._room(process) < held:
-            raise OSError(errno.ENOMEM, f"the host, or the memory cgroup, has no room for its {held} bytes")
+        carried = held if carried is None else carried
+        if self._room(process) < carried:
+            raise OSError(errno.ENOMEM, f"the host, or the memory cgroup, has no room for its {carried} bytes")
         try:
-            done = await checkpoint.move(process, source.uuid, target.uuid, held, LOCK_S)
+            done = await checkpoint.move(process, source.uuid, target.uuid, held, LOCK_S, standby, carried)
         except checkpoint.CheckpointError as error:
             if error.errno == errno.ESRCH:
                 raise ProcessLookupError(errno.ESRCH, error.strerror) from None

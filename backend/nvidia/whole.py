@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 import outcome
 import trio
 
+from backend.cuda.managed import has_library
 from backend.identity import Process
 from backend.nvidia import checkpoint
 from backend.protocols import Host
@@ -59,6 +60,8 @@ class Whole:
             host, nbytes = self.host, held()
             if host is None or not nbytes:
                 return 0
+            if has_library(process.pid):  # it does not speak to us; what it has in the host would not be restored
+                raise OSError(errno.EBUSY, "the library in this program does not speak to us")
             # It has to come to a rest by itself, which it does not while it is off the runlist.
             await self._freeze(process, False)
             began = time.monotonic()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,8 @@ import trio
 import trio.testing
 
 from backend import interpreter
+from backend.cuda.managed import Standby
+from backend.cuda.page import GPUS, LINE, STANDS, CounterPage
 from backend.identity import Process, identify
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint import CheckpointError, Done, State, Step
@@ -129,6 +132,71 @@ def test_a_move(machine: Machine) -> None:
     assert sum(done.milliseconds[step] for step in inside) <= done.stall_ms < 30e3
     assert machine.calls() == ["GetState", "Lock", "Checkpoint", "Restore", "Unlock"]
     whole(machine, ONE)
+
+
+def stand(machine: Machine, begin: Callable[[int], Awaitable[None]], room: int = ROOM) -> Done | CheckpointError:
+    """From the first GPU to the second, once it stands by, which is for `begin` to see to: it is given the page."""
+    page, ended = CounterPage(), list[None]()
+
+    async def act() -> Done | CheckpointError:
+        standby = Standby(page.descriptor, partial(begin, page.descriptor), partial(ended.append, None))
+        try:
+            return await checkpoint.move(process_of(machine), ZERO, ONE, room, LOCK_S, standby, room)
+        except CheckpointError as error:
+            return error
+
+    try:
+        done = go(act)
+    finally:
+        page.close()
+    assert len(ended) == machine.calls().count("Unlock"), "it goes on once it is unlocked"
+    return done
+
+
+def says(page: int, word: int) -> None:
+    """As the library does."""
+    os.pwrite(page, STANDS.pack(word), GPUS * LINE.size)
+
+
+def test_a_program_is_had_to_stand_by_at_the_last_moment(machine: Machine) -> None:
+    seen: list[object] = []
+
+    async def begin(page: int) -> None:
+        seen.extend((machine.state, machine.calls(), bool(machine.held())))
+        says(page, 1)
+
+    done = stand(machine, begin)
+    assert isinstance(done, Done)
+    assert seen == [State.RUNNING, ["GetState"], True], "all that takes time is done before"
+    steps = list(done.milliseconds)
+    assert steps.index(Step.LOCK) == steps.index(Step.READY) + 1
+    assert machine.calls() == ["GetState", "Lock", "Checkpoint", "Restore", "Unlock"]
+    whole(machine, ONE)
+
+
+def test_one_that_does_not_stand_by_is_not_locked(machine: Machine) -> None:
+    async def begin(page: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "it shares memory")
+
+    error = stand(machine, begin)
+    assert isinstance(error, CheckpointError)
+    assert (error.errno, error.state, error.strerror) == (errno.EOPNOTSUPP, State.RUNNING, "it shares memory")
+    assert machine.calls() == ["GetState"]
+    whole(machine, ZERO)
+
+
+def test_one_that_does_not_stand_by_any_more_is_let_go(machine: Machine) -> None:
+    """Its page says so once it is locked."""
+
+    async def begin(page: int) -> None:
+        says(page, 0)
+
+    error = stand(machine, begin)
+    assert isinstance(error, CheckpointError)
+    assert (error.errno, error.state, error.step) == (errno.EBUSY, State.RUNNING, Step.READY)
+    assert machine.calls()[:2] == ["GetState", "Lock"]
+    assert machine.calls()[-1] == "Unlock"
+    whole(machine, ZERO)
 
 
 def test_there_and_back_and_off_and_on(machine: Machine) -> None:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import errno
 import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pynvml
 import pytest
 
-from ggroupfs.client import Member
-from tests.mounted import Mounted, mounted
+from ggroupfs.client import Member, flat
+from tests.mounted import Mounted
+from tests.t4_restart import daemons, kill
 from tests.t7_nvidia.conftest import wait_for
 from tests.t7_nvidia.programs import GIB, MIB, Program, member, program, run_in, write
 from tests.t7_nvidia.t7_training import STEPS, outcome, torch
 
 TIMES = 20
+WITH_OR_WITHOUT = pytest.mark.parametrize("library", [False, True], ids=["without", "with"])
+"""... our library in the program."""
 
 
 def where(pid: int) -> list[int]:
@@ -43,6 +45,15 @@ def free(gpu: int) -> int:
     pynvml.nvmlInit()
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu)).free)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def capacity(gpu: int) -> int:
+    """Bytes that a GPU has."""
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu)).total)
     finally:
         pynvml.nvmlShutdown()
 
@@ -79,11 +90,12 @@ def longest_pause(run: Program) -> Iterator[list[float]]:
 
 
 @pytest.mark.timeout(500)
-def test_training_moves_back_and_forth(gpu_mount: Mounted) -> None:
+@WITH_OR_WITHOUT
+def test_training_moves_back_and_forth(gpu_mount: Mounted, library: bool) -> None:
     """Twenty times: the losses are those of the run that stayed, to the bit; limits and shares are where it is."""
     with torch(None, "train") as run:
         expected, _ = outcome(run)
-    with torch(None, "train", may=0) as run:
+    with torch(gpu_mount if library else None, "train", may=0) as run:
         wait_for(lambda: where(run.process.pid) == [0], "it is on GPU 0", seconds=60)
         write(at(gpu_mount, run, 0), "compute.timeslice", 4)
         took = []
@@ -98,6 +110,8 @@ def test_training_moves_back_and_forth(gpu_mount: Mounted) -> None:
             assert where(run.process.pid) == [there]
             assert os.listdir(gpu_mount / run.process.pid) == [str(there)]
             assert at(gpu_mount, run, there).read("compute.timeslice") == "4"
+            if library:
+                write(at(gpu_mount, run, there), "gmem.limit.high", 1 << (31 if number % 2 else 40))
         run.set(16, STEPS)
         losses, _ = outcome(run)
     print(f"{TIMES} moves of {min(took):.2f} to {max(took):.2f} s; losses equal: {losses == expected}")
@@ -106,27 +120,50 @@ def test_training_moves_back_and_forth(gpu_mount: Mounted) -> None:
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("gib", [1, 4, 16])
-def test_how_long_it_stands_still(gpu_mount: Mounted, elastic: str, gib: int) -> None:
-    """Without the library: everything goes by way of the host."""
-    with program(elastic, "PAGE", str(gib << 10)) as run:
+@WITH_OR_WITHOUT
+def test_how_long_it_stands_still(gpu_mount: Mounted, elastic: str, library: bool, gib: int) -> None:
+    """Without the library everything goes by way of the host; with it, from one GPU to the other, behind it."""
+    with program(*(run_in(gpu_mount) if library else []), elastic, "PAGE", str(gib << 10)) as run:
         wait_for(lambda: run.passes > 2, "it works", seconds=60)
+        pauses = []
         for here, there in ((0, 1), (1, 0)):
-            group = at(gpu_mount, run, here)
+            group, before = at(gpu_mount, run, here), run.passes
             with longest_pause(run) as pause:
                 write(group, "compute.migrate", there)
-            print(f"{gib} GiB, {here} to {there}: stood still for {pause[0]:.3f} s, {gib * 1.0737 / pause[0]:.2f} GB/s")
+            pauses.append(pause[0])
+            print(
+                f"{gib} GiB, {'with' if library else 'without'} the library, {here} to {there}: "
+                f"stood still for {pause[0]:.3f} s, {gib * 1.0737 / pause[0]:.2f} GB/s"
+            )
             assert where(run.process.pid) == [there]
+            if library:
+                after = at(gpu_mount, run, there)
+                wait_for(lambda after=after: flat(after.read("gcgroup.stat"))["managed"] == 1, "it speaks")  # type: ignore[misc]
+                wait_for(lambda here=here: free(here) > capacity(here) - 2 * GIB, "all of it has come")  # type: ignore[misc]
+            wait_for(lambda before=before: run.passes > before + 2, "it goes on")  # type: ignore[misc]
+        if library:
+            assert min(pauses) < 1
         run.finish()
 
 
-@pytest.mark.timeout(120)
-def test_a_program_with_the_library_is_refused_unharmed(gpu_mount: Mounted, elastic: str) -> None:
-    with program(*run_in(gpu_mount), elastic, "PAGE", "1024") as run:
+@pytest.mark.timeout(200)
+def test_one_that_is_in_the_host_in_part_moves(gpu_mount: Mounted, elastic: str) -> None:
+    """4 GiB, of which 2 are in the host: they are there afterwards, and come back on the other GPU."""
+    with program(*run_in(gpu_mount), elastic, "PAGE", "4096", "4") as run:
         group = member(gpu_mount, run)
-        with pytest.raises(OSError, match=re.escape(os.strerror(errno.EOPNOTSUPP))):
-            write(group, "compute.migrate", 1)
-        before = run.passes
-        wait_for(lambda: run.passes > before + 2, "it goes on")
+        write(group, "gmem.limit.high", 3 * GIB)
+        for here, there in ((0, 1), (1, 0)):
+            group = at(gpu_mount, run, here)
+            assert flat(group.read("gmem.stat"))["swapped"] > GIB
+            with longest_pause(run) as pause:
+                write(group, "compute.migrate", there)
+            print(f"4 GiB, 1.5 of them in the host, {here} to {there}: stood still for {pause[0]:.3f} s")
+            group = at(gpu_mount, run, there)
+            assert group.read("gmem.limit.high") == str(3 * GIB)
+            write(group, "gmem.limit.high", 2 * GIB)  # at once: it has not connected again, perhaps
+            write(group, "gmem.limit.high", 3 * GIB)
+        write(group, "gmem.limit.high", "max")
+        wait_for(lambda: flat(group.read("gmem.stat"))["swapped"] == 0, "all of it has come back")
         run.finish()
 
 
@@ -151,26 +188,30 @@ def test_no_room_is_refused_and_it_goes_on(gpu_mount: Mounted, elastic: str) -> 
 
 
 @pytest.mark.timeout(400)
-def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str) -> None:
+@WITH_OR_WITHOUT
+def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str, library: bool) -> None:
     """At ten moments of a move of 4 GiB: the program ends up whole, on one GPU, and the next mount moves it again."""
-    with program(elastic, "PAGE", "4096") as run:
+    step = 0.15 if library else 0.4
+    with ExitStack() as stack:
+        start = stack.enter_context(daemons(tmp_path, gpu="nvidia", also=("pid ", "process ")))
+        mount = start()
+        run = stack.enter_context(program(*(run_in(mount) if library else []), elastic, "PAGE", "4096"))
         wait_for(lambda: run.passes > 2, "it works", seconds=60)
         for number in range(10):
-            place = tmp_path / str(number)
-            place.mkdir()
-            with mounted(place, gpu="nvidia", expect_errors=("",)) as mount:
-                (here,) = where(run.process.pid)
-                group = at(mount, run, here)
-                mover = threading.Thread(target=_try, args=(group, 1 - here))
-                mover.start()
-                time.sleep(0.05 + 0.4 * number)
-                mount.daemon.send_signal(signal.SIGKILL)
-                mount.daemon.wait()
-                mover.join()
+            (here,) = where(run.process.pid)
+            group = at(mount, run, here)
+            if library:
+                wait_for(lambda group=group: flat(group.read("gcgroup.stat"))["managed"] == 1, "it speaks")  # type: ignore[misc]
+            mover = threading.Thread(target=_try, args=(group, 1 - here))
+            mover.start()
+            time.sleep(0.05 + step * number)
+            kill(mount)
+            mover.join()
             before = run.passes
+            mount = start()
             wait_for(lambda before=before: run.passes > before + 2, "it goes on", seconds=30)  # type: ignore[misc]
             places = where(run.process.pid)
-            print(f"killed after {0.05 + 0.4 * number:.2f} s: on GPU {places}")
+            print(f"killed after {0.05 + step * number:.2f} s: on GPU {places}")
             assert len(places) == 1
         run.finish()
 

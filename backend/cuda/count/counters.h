@@ -22,10 +22,13 @@ struct counters_line {
 
 struct counters_page {
 	struct counters_line gpu[GG_DEVICES];	/* by ggroupfs's index */
+	uint64_t stands;			/* 1 between departure_begin and departure_end */
 };
 
 /* The page to count on from now on; NULL: none. What was counted before is carried over. */
 void counters_share(struct counters_page *page);
+/* Says on the page whether the program stands by to be moved; false: there is none. */
+bool counters_stand(bool stands);
 
 /* `kernels` were launched on `stream` of the current context, on `device`. Inside the gate, after
  * the launch succeeded. */

@@ -48,6 +48,18 @@ void counters_share(struct counters_page *shared)
 	pthread_mutex_unlock(&lock);
 }
 
+bool counters_stand(bool stands)
+{
+	bool told;
+
+	pthread_mutex_lock(&lock);
+	told = page != NULL;
+	if (told)
+		__atomic_store_n(&page->stands, stands, __ATOMIC_SEQ_CST);
+	pthread_mutex_unlock(&lock);
+	return told;
+}
+
 void totals_forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;

@@ -32,6 +32,7 @@ enum op {
 	OP_LIMITS,
 	OP_REPORT,
 	OP_RECLAIM = 20,
+	OP_DEPART,
 	OP_ROOM = 66,
 };
 #define OP_REPLY (UINT32_C(1) << 31)

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "counters.h"
+#include "departure.h"
 #include "exchange.h"
 #include "mover.h"
 #include "session.h"
@@ -20,6 +21,7 @@
 #define RECONNECT 1000		/* between two tries */
 #define MOVE_BACK 250		/* between two tries to get memory back */
 #define LONGEST 2000		/* sleep */
+#define DEPARTED 120000		/* for somebody to move us, and to let us go on */
 
 /* Bytes that come back in one go; then the daemon has a word. */
 #define MOVE_BACK_PIECE (4096 * GG_MIB)
@@ -31,7 +33,7 @@ static int64_t sooner(int64_t one, int64_t other)
 
 /* What the daemon asks */
 
-static void reclaim(const struct message *command)
+static void obey(const struct message *command)
 {
 	struct message reply = { .op = command->op | OP_REPLY, .seq = command->seq, .gpu = command->gpu };
 	struct managed *managed;
@@ -40,9 +42,12 @@ static void reclaim(const struct message *command)
 	pthread_mutex_lock(&session.lock);
 	managed = session_find_index(command->gpu);
 	pthread_mutex_unlock(&session.lock);
-	if (command->op != OP_RECLAIM || !managed) {
+	if (command->op == OP_DEPART) {
+		reply.status = -(departure_begun() ? EBUSY : departure_begin());
+		session.departed_at = session_now_ms();
+	} else if (command->op != OP_RECLAIM || !managed) {
 		reply.status = command->op == OP_RECLAIM ? -ENODEV : -ENOSYS;
-	} else {
+	} else if (!departure_begun()) {
 		moved = mover_out(managed->device, command->args[3], &usec);
 		state_log("gpu %d: asked to move %llu MiB, moved %llu MiB in %llu us", managed->device->index,
 			  (unsigned long long)(command->args[3] / GG_MIB), (unsigned long long)(moved / GG_MIB),
@@ -51,7 +56,7 @@ static void reclaim(const struct message *command)
 		reply.args[1] = usec;
 	}
 	pthread_mutex_lock(&session.lock);
-	if (managed && !reply.status) {
+	if (managed && command->op == OP_RECLAIM && !departure_begun()) {
 		/* Less than was moved, where some of it was freed meanwhile. */
 		reply.args[0] = mover_booked(managed->device);
 		managed->resident -= reply.args[0];
@@ -81,14 +86,14 @@ static void work(void)
 		command = session.commands[0];
 		memmove(session.commands, session.commands + 1, (size_t)--session.command_count * sizeof(command));
 		pthread_mutex_unlock(&session.lock);
-		reclaim(&command);
+		obey(&command);
 	}
 }
 
 /* Memory comes back where there is room, or there may be; returns the ms until it is to be tried again. */
 static int64_t move_back(void)
 {
-	bool due, any = false, more = false;
+	bool due, any = false, more = false, home = false;
 	int64_t next = LONGEST;
 
 	pthread_mutex_lock(&session.lock);
@@ -97,6 +102,9 @@ static int64_t move_back(void)
 		struct managed *managed = &session.managed[i];
 		uint64_t want = at_most(managed->swapped, MOVE_BACK_PIECE), moved, usec;
 
+		pthread_mutex_unlock(&session.lock);
+		home |= departure_home(managed->device);
+		pthread_mutex_lock(&session.lock);
 		if (want && (due || managed->room)) {
 			managed->room = 0;
 			pthread_mutex_unlock(&session.lock);
@@ -123,13 +131,16 @@ static int64_t move_back(void)
 	if (any)
 		next = sooner(next, session.next_move - session_now_ms());
 	pthread_mutex_unlock(&session.lock);
-	return more ? 0 : next;
+	return more || home ? 0 : next;
 }
 
 /* The connection */
 
 static void lose(void)
 {
+	/* Whoever had us stand by has done with us, or is gone. */
+	if (departure_begun())
+		departure_end();
 	pthread_mutex_lock(&session.lock);
 	if (session.socket.fd >= 0) {
 		state_log("the daemon is gone");
@@ -282,11 +293,14 @@ static void *listen_to_it(void *unused)
 		connect_and_manage();
 		receive();
 		work();
-		next = move_back();
-		tick = counters_tick();
+		/* Who stands by calls nobody. */
+		next = departure_begun() ? LONGEST : move_back();
+		tick = departure_begun() ? -1 : counters_tick();
 		if (tick >= 0)
 			next = sooner(next, tick);
 		pthread_mutex_lock(&session.lock);
+		if (departure_begun() && session_now_ms() - session.departed_at > DEPARTED)
+			session.broken = true;
 		if (session.socket.fd < 0 && session.managed_count)
 			next = sooner(next, session.next_try - session_now_ms());
 		if (!session.broken && !session.command_count)

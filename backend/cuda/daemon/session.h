@@ -61,6 +61,7 @@ struct session {
 	struct message commands[COMMANDS];
 	int command_count;
 	int64_t next_try, next_move, lost_at;
+	int64_t departed_at;
 	uint64_t moved_in_us;		/* not told yet */
 };
 

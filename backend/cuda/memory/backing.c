@@ -111,7 +111,7 @@ static CUresult back(struct region *region, size_t alignment)
 
 		if (chunk->memory)
 			continue;
-		result = pool_create(device, chunk_class(region, made), false, &chunk->memory);
+		result = pool_create(device, chunk_class(region, made), &chunk->memory);
 		if (result == CUDA_SUCCESS)
 			missing -= chunk_bytes(region, made);
 		else
@@ -163,7 +163,7 @@ void backing_return(struct region *region)
 		if (chunk->pinned)
 			pinned += (int64_t)class_bytes[class];
 		if (chunk->place == CHUNK_DEVICE) {
-			(chunk->shareable ? pool_drop : pool_give)(device, class, chunk->memory);
+			(chunk->shareable || chunk->abroad ? pool_drop : pool_give)(device, class, chunk->memory);
 			continue;
 		}
 		pool_host_give(device, class, (struct spare){ chunk->memory, chunk->window });

@@ -263,8 +263,22 @@ void foreign_unmapped(CUdeviceptr address, uint64_t bytes)
 	}
 }
 
+static bool in_host;	/* atomically */
+
+void foreign_made_in_host(const CUmemLocation *location)
+{
+	if (location->type != CU_MEM_LOCATION_TYPE_DEVICE)
+		__atomic_store_n(&in_host, true, __ATOMIC_RELAXED);
+}
+
+bool foreign_is_in_host(void)
+{
+	return __atomic_load_n(&in_host, __ATOMIC_RELAXED);
+}
+
 void foreign_forget(void)
 {
+	in_host = false;
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	allocations = handles = mappings = (struct table){ 0 };
 	for (int i = 0; i < ORDINALS; i++)

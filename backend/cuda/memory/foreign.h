@@ -46,6 +46,11 @@ void foreign_unmapped(CUdeviceptr address, uint64_t bytes);
 		}										\
 	} while (0)
 
+/* The program has made, or made a pool of, memory of its own in the host by virtual memory management: whether it ever did.
+ * The driver does not restore that after a checkpoint. */
+void foreign_made_in_host(const CUmemLocation *location);
+bool foreign_is_in_host(void);
+
 void foreign_forget(void);	/* in the child of fork() */
 
 #endif

@@ -25,8 +25,7 @@ CUresult host_make(struct device *device, enum chunk_class class, struct spare *
 	};
 	CUresult result, ignored;
 
-	result = pool_make(CU_MEM_LOCATION_TYPE_HOST_NUMA, device->host_node, false, bytes,
-			   &spare->memory);
+	result = pool_make(device, CU_MEM_LOCATION_TYPE_HOST_NUMA, device->host_node, bytes, &spare->memory);
 	if (result != CUDA_SUCCESS)
 		return result;
 	CALL_REAL(result, cuMemAddressReserve, (&spare->window, bytes, 0, 0, 0));
@@ -84,13 +83,42 @@ void pool_host_give(struct device *device, enum chunk_class class, struct spare 
 	if (pool->peak[class] > most)
 		most = pool->peak[class];
 
-	if (pool->host_bytes[class] + pool->used[class] + class_bytes[class] <= most)
+	if (!pool->halted && pool->host_bytes[class] + pool->used[class] + class_bytes[class] <= most)
 		kept = kept_put(&pool->host[class], spare);
 	if (kept)
 		pool->host_bytes[class] += class_bytes[class];
 	pthread_mutex_unlock(&pool->lock);
 	if (!kept)
 		host_destroy(device, class, spare);
+}
+
+void pool_halt(struct device *device)
+{
+	struct pool *pool = device->pool;
+	struct spare spare;
+
+	pthread_mutex_lock(&pool->lock);
+	pool->halted = true;
+	while (pool->making)
+		pthread_cond_wait(&pool->wake, &pool->lock);
+	for (enum chunk_class class = 0; class < CLASSES; class++)
+		while (kept_take(&pool->host[class], &spare)) {
+			pool->host_bytes[class] -= class_bytes[class];
+			pthread_mutex_unlock(&pool->lock);
+			host_destroy(device, class, spare);
+			pthread_mutex_lock(&pool->lock);
+		}
+	pthread_mutex_unlock(&pool->lock);
+}
+
+void pool_resume(struct device *device)
+{
+	struct pool *pool = device->pool;
+
+	pthread_mutex_lock(&pool->lock);
+	pool->halted = false;
+	pthread_cond_broadcast(&pool->wake);
+	pthread_mutex_unlock(&pool->lock);
 }
 
 uint64_t pool_host_kept(struct device *device)

@@ -277,6 +277,17 @@ WRAPPER cuIpcCloseMemHandle(CUdeviceptr dptr)
 	return CUDA_SUCCESS;
 }
 
+bool ipc_imported(void)
+{
+	bool any = true;
+
+	if (!pthread_mutex_trylock(&lock)) {
+		any = imports != NULL;
+		pthread_mutex_unlock(&lock);
+	}
+	return any;
+}
+
 void ipc_context_gone(CUcontext context)
 {
 	struct import **at = &imports, *gone;

@@ -46,6 +46,8 @@ bool ipc_serve(struct ipc_handle *handle);
 /* Whether it is this process's. */
 bool ipc_own(uint64_t token);
 
+/* Whether memory of another process is mapped here, or is about to be. */
+bool ipc_imported(void);
 void ipc_context_gone(CUcontext context);
 void ipc_forget(void);		/* in the child of fork() */
 void ipc_forget_server(void);

@@ -20,7 +20,7 @@ static enum chunk_class wanted(const struct pool *pool)
 {
 	enum chunk_class class;
 
-	for (class = 0; class < CLASSES; class++) {
+	for (class = pool->halted ? CLASSES : 0; class < CLASSES; class++) {
 		uint64_t there = pool->host_bytes[class] + pool->used[class];
 
 		if (there + class_bytes[class] <= pool->goal[class])
@@ -39,6 +39,7 @@ static bool grow(struct device *device)
 
 	pthread_mutex_lock(&pool->lock);
 	class = wanted(pool);
+	pool->making = class != CLASSES;
 	pthread_mutex_unlock(&pool->lock);
 	if (class == CLASSES)
 		return false;
@@ -51,6 +52,8 @@ static bool grow(struct device *device)
 		pool->host_bytes[class] += class_bytes[class];
 	else	/* no more for now than there is */
 		pool->goal[class] = pool->host_bytes[class] + pool->used[class];
+	pool->making = false;
+	pthread_cond_broadcast(&pool->wake);
 	pthread_mutex_unlock(&pool->lock);
 	return true;
 }
@@ -102,7 +105,7 @@ void keeper_wake(struct device *device)
 		pthread_attr_destroy(&attributes);
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
 	}
-	pthread_cond_signal(&pool->wake);
+	pthread_cond_broadcast(&pool->wake);
 }
 
 /* MemAvailable, in bytes; 0: unknown. */

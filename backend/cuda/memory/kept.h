@@ -24,6 +24,9 @@ struct pool {
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
 	bool thread;		/* there is one */
+	bool making;		/* ... and it makes a chunk of the host */
+	bool halted;		/* it is to make none, and none is kept */
+	bool exportable;	/* chunks can be held by descriptors (departure.h), and shared (ipc.h) */
 	struct kept *gpu[CLASSES];
 	struct kept *host[CLASSES];
 	uint64_t gpu_bytes;
@@ -40,8 +43,8 @@ bool kept_take(struct kept **list, struct spare *spare);
 /* With the lock; false without memory. */
 bool kept_put(struct kept **list, struct spare spare);
 
-/* Physical memory of the GPU or the host, charged to nobody. `shareable`: other processes can map it. */
-CUresult pool_make(CUmemLocationType type, int id, bool shareable, uint64_t bytes,
+/* Physical memory of the GPU or the host, charged to nobody. */
+CUresult pool_make(struct device *device, CUmemLocationType type, int id, uint64_t bytes,
 		   CUmemGenericAllocationHandle *memory);
 /* pool_trim, of what has been kept since `before` (ms) or earlier. */
 uint64_t pool_trim_since(struct device *device, uint64_t keep_bytes, uint64_t before);

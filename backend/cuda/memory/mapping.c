@@ -73,10 +73,12 @@ WRAPPER cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 	if (result != CUDA_SUCCESS)
 		return result;
 	CALL_REAL(result, cuMemCreate, (handle, size, prop, flags));
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
+		foreign_made_in_host(&prop->location);
 		foreign_created(device, *handle, size);
-	else
+	} else {
 		foreign_uncharge(device, size);
+	}
 	return result;
 }
 

@@ -193,7 +193,8 @@ WRAPPER cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t
 	return result;
 }
 
-FORWARD(cuMemPoolCreate, (CUmemoryPool *pool, const CUmemPoolProps *poolProps), (pool, poolProps))
+FORWARD_THEN(cuMemPoolCreate, (CUmemoryPool *pool, const CUmemPoolProps *poolProps), (pool, poolProps),
+	     foreign_made_in_host(&poolProps->location))
 FORWARD(cuMemPoolDestroy, (CUmemoryPool pool), (pool))
 FORWARD(cuMemPoolSetAttribute, (CUmemoryPool pool, CUmemPool_attribute attr, void *value),
 	(pool, attr, value))

@@ -20,6 +20,8 @@ CUresult pool_setup(struct device *device)
 	struct pool *pool = calloc(1, sizeof(*pool));
 	const char *limit = getenv("GGROUP_CUDA_POOL");
 	pthread_condattr_t clock;
+	int exportable = 0;
+	CUresult result;
 
 	if (!pool)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -29,6 +31,9 @@ CUresult pool_setup(struct device *device)
 	pthread_cond_init(&pool->wake, &clock);
 	pthread_condattr_destroy(&clock);
 	pool->limit = limit ? strtoull(limit, NULL, 0) * GG_MIB : UINT64_MAX;
+	CALL_REAL(result, cuDeviceGetAttribute,
+		  (&exportable, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device->ordinal));
+	pool->exportable = result == CUDA_SUCCESS && exportable;
 	device->pool = pool;
 	return CUDA_SUCCESS;
 }
@@ -107,18 +112,24 @@ bool kept_put(struct kept **list, struct spare spare)
 	return true;
 }
 
-CUresult pool_make(CUmemLocationType type, int id, bool shareable, uint64_t bytes,
+CUresult pool_make(struct device *device, CUmemLocationType type, int id, uint64_t bytes,
 		   CUmemGenericAllocationHandle *memory)
 {
-	const CUmemAllocationProp prop = {
+	CUmemAllocationProp prop = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.requestedHandleTypes =
-			shareable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE,
+		.requestedHandleTypes = device->pool->exportable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR :
+								   CU_MEM_HANDLE_TYPE_NONE,
 		.location = { .type = type, .id = id },
 	};
 	CUresult result;
 
 	CALL_REAL(result, cuMemCreate, (memory, bytes, &prop, 0));
+	/* The attribute is about the GPU; of the host's memory nothing says that it can be. */
+	if (device->pool->exportable &&
+	    (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE)) {
+		prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+		CALL_REAL(result, cuMemCreate, (memory, bytes, &prop, 0));
+	}
 	return result;
 }
 
@@ -141,16 +152,15 @@ bool pool_cached(struct device *device, enum chunk_class class,
 	return found;
 }
 
-CUresult pool_create(struct device *device, enum chunk_class class, bool shareable,
-		     CUmemGenericAllocationHandle *memory)
+CUresult pool_create(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle *memory)
 {
 	const CUmemLocationType type = CU_MEM_LOCATION_TYPE_DEVICE;
 	const uint64_t bytes = class_bytes[class];
-	CUresult result = pool_make(type, device->ordinal, shareable, bytes, memory);
+	CUresult result = pool_make(device, type, device->ordinal, bytes, memory);
 
 	/* What is kept of other sizes is in the way. */
 	if (result == CUDA_ERROR_OUT_OF_MEMORY && pool_trim(device, 0))
-		result = pool_make(type, device->ordinal, shareable, bytes, memory);
+		result = pool_make(device, type, device->ordinal, bytes, memory);
 	return result;
 }
 

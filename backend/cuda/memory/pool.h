@@ -32,9 +32,8 @@ struct spare {
 /* A chunk of the GPU that is charged already; false: none is kept. No call of the driver. */
 bool pool_cached(struct device *device, enum chunk_class class,
 		 CUmemGenericAllocationHandle *memory);
-/* Makes one that the caller has had charged. `shareable`: other processes can map it. */
-CUresult pool_create(struct device *device, enum chunk_class class, bool shareable,
-		     CUmemGenericAllocationHandle *memory);
+/* Makes one that the caller has had charged. */
+CUresult pool_create(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle *memory);
 /* Takes back one that is mapped nowhere: keeps it, or frees and uncharges it. */
 void pool_give(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory);
 /* Frees and uncharges one that somebody else may still have mapped: it is not used again. */
@@ -52,6 +51,9 @@ CUresult pool_host(struct device *device, enum chunk_class class, struct spare *
 void pool_host_give(struct device *device, enum chunk_class class, struct spare spare);
 /* The bytes kept in the host. */
 uint64_t pool_host_kept(struct device *device);
+/* From here to the other nothing is kept or made in the host ahead: returns once it is so. */
+void pool_halt(struct device *device);
+void pool_resume(struct device *device);
 
 /* The program has grown, or `soon` bytes may be moved out before long: chunks of the host are made
  * in the background. `resident` is what regions have in each class. No call of the driver. */

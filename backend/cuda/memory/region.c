@@ -119,6 +119,8 @@ static void count(const struct region *region, int sign)
 	struct region_tree *tree = region->device->regions;
 
 	for (size_t i = 0; i < region->chunks; i++) {
+		if (region->chunk[i].abroad)
+			tree->abroad += sign * chunk_bytes(region, i);
 		if (region->chunk[i].place == CHUNK_DEVICE)
 			tree->resident[chunk_class(region, i)] += sign * chunk_bytes(region, i);
 		if (region->chunk[i].pinned)
@@ -176,20 +178,31 @@ static void remove_region(struct region *region)
 	count(region, -1);
 }
 
+/* It is to be freed. With the lock. */
+static void begin_to_free(struct region *region)
+{
+	region->freeing = true;
+	region->device->regions->frees++;
+}
+
 /* Unmaps and frees one that is marked as `freeing`. An error leaves it as it was. */
 static CUresult destroy(struct region *region)
 {
-	if (!backing_unmap(region)) {
+	struct region_tree *tree = region->device->regions;
+	const bool unmapped = backing_unmap(region);
+
+	if (unmapped) {
 		pthread_mutex_lock(&region_lock);
-		region->freeing = false;
+		remove_region(region);
 		pthread_mutex_unlock(&region_lock);
-		return CUDA_ERROR_UNKNOWN;
+		backing_return(region);
 	}
 	pthread_mutex_lock(&region_lock);
-	remove_region(region);
+	if (!unmapped)
+		region->freeing = false;
+	tree->frees--;
 	pthread_mutex_unlock(&region_lock);
-	backing_return(region);
-	return CUDA_SUCCESS;
+	return unmapped ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 }
 
 static CUresult alloc_large(struct device *device, size_t bytes, size_t alignment, CUdeviceptr *address)
@@ -263,7 +276,7 @@ CUresult region_free(CUdeviceptr address)
 		region = NULL;
 	}
 	if (region) {
-		region->freeing = true;
+		begin_to_free(region);
 		wait_idle(region);
 	}
 	pthread_mutex_unlock(&region_lock);
@@ -295,7 +308,7 @@ static struct region *next_gone(struct device *device, CUcontext context)
 		region = region->next == first ? NULL : region->next;
 	}
 	if (found) {
-		found->freeing = true;
+		begin_to_free(found);
 		if (found->small)
 			packed_leave(found);
 		wait_idle(found);
@@ -337,6 +350,9 @@ void region_moved(const struct pick *pick, enum chunk_place place, CUmemGenericA
 	pthread_mutex_lock(&region_lock);
 	if (chunk->place != place)
 		tree->resident[chunk_class(pick->region, pick->index)] += place == CHUNK_DEVICE ? bytes : -bytes;
+	if (chunk->abroad)
+		tree->abroad -= bytes;
+	chunk->abroad = false;
 	chunk->memory = memory;
 	chunk->place = place;
 	chunk->window = window;
@@ -348,6 +364,22 @@ void region_shareable(const struct pick *pick)
 	pthread_mutex_lock(&region_lock);
 	pick->region->chunk[pick->index].shareable = true;
 	pthread_mutex_unlock(&region_lock);
+}
+
+void region_abroad(const struct pick *pick)
+{
+	pthread_mutex_lock(&region_lock);
+	pick->region->chunk[pick->index].abroad = true;
+	pick->region->device->regions->abroad += chunk_bytes(pick->region, pick->index);
+	pthread_mutex_unlock(&region_lock);
+}
+
+bool region_is_abroad(struct device *device)
+{
+	pthread_mutex_lock(&region_lock);
+	bool abroad = device->regions->abroad != 0;
+	pthread_mutex_unlock(&region_lock);
+	return abroad;
 }
 
 void region_classes(struct device *device, uint64_t resident[CLASSES])

@@ -83,7 +83,7 @@ static bool make_room(struct device *device, struct batch *batch)
 	for (size_t i = 0; i < batch->count; i++)
 		batch->window_bytes += batch->bytes[i];
 	for (; made < batch->count && result == CUDA_SUCCESS; made++)
-		result = pool_create(device, batch_class(batch, made), batch->within, &batch->to[made].memory);
+		result = pool_create(device, batch_class(batch, made), &batch->to[made].memory);
 	if (result != CUDA_SUCCESS)
 		made--;
 	if (result == CUDA_SUCCESS)
@@ -122,7 +122,8 @@ static uint64_t settle(struct device *device, struct batch *batch)
 		if (batch->moved[i] && batch->in) {
 			region_moved(&batch->pick[i], CHUNK_DEVICE, to->memory, 0);
 			if (batch->within) {
-				region_shareable(&batch->pick[i]);
+				if (!batch->home)
+					region_shareable(&batch->pick[i]);
 				pool_release(device, batch->from[i]);
 			} else {
 				pool_host_give(device, class, (struct spare){ batch->from[i], batch->from_window[i] });
@@ -204,9 +205,7 @@ static uint64_t may_close(uint64_t waited)
 	return worth < CLOSED_US ? CLOSED_US : worth > CLOSED_MOST_US ? CLOSED_MOST_US : worth;
 }
 
-/* Waits until nothing runs. A program may have a second's worth of kernels in its queue: while those get
- * done it loses nothing by having the gate closed. */
-static bool nothing_runs(struct device *device)
+bool batch_quiet(struct device *device)
 {
 	const uint64_t until = state_now_us() + QUEUE_US;
 
@@ -231,7 +230,7 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 		return 0;
 	}
 	waited = state_now_us();
-	borrowed = nothing_runs(device) && state_borrow(device);
+	borrowed = batch_quiet(device) && state_borrow(device);
 	begun = state_now_us();
 	waited = begun - waited;
 	if (borrowed) {

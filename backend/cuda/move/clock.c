@@ -5,6 +5,7 @@
  */
 #include "tree.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 /* Heat of one use a look of a whole chunk. */
@@ -316,4 +317,70 @@ size_t region_pick_shareable(CUdeviceptr address, size_t bytes, uint64_t serial,
 		count = pick_range(address, bytes, on_gpu, can, picks, most);
 	pthread_mutex_unlock(&region_lock);
 	return count;
+}
+
+/* Those that left with the program. */
+
+struct leaving {
+	struct pick *picks;
+	size_t count, most, bytes, want;
+	int error;
+};
+
+static void take_abroad(struct pick *pick, void *argument)
+{
+	struct leaving *leaving = argument;
+	const struct chunk *chunk = chunk_of(pick);
+
+	if (!chunk->abroad || !movable(pick, CHUNK_DEVICE) || leaving->count == leaving->most ||
+	    leaving->bytes >= leaving->want)
+		return;
+	chunk_of(pick)->busy = true;
+	leaving->bytes += bytes_of(pick);
+	leaving->picks[leaving->count++] = *pick;
+}
+
+size_t region_pick_abroad(struct device *device, size_t want, struct pick *picks, size_t most)
+{
+	struct leaving leaving = { .picks = picks, .most = most, .want = want };
+
+	pthread_mutex_lock(&region_lock);
+	each(device->regions, take_abroad, &leaving);
+	pthread_mutex_unlock(&region_lock);
+	qsort(picks, leaving.count, sizeof(*picks), by_address);
+	return leaving.count;
+}
+
+static void take_all(struct pick *pick, void *argument)
+{
+	struct leaving *leaving = argument;
+
+	if (chunk_of(pick)->pinned)
+		leaving->error = EOPNOTSUPP;
+	else if (!leaving->error && (pick->region->freeing || chunk_of(pick)->busy))
+		leaving->error = EBUSY;
+	leaving->picks[leaving->count++] = *pick;
+}
+
+int region_pick_all(struct device *device, struct pick **picks, size_t *count)
+{
+	struct leaving leaving = { 0 };
+
+	pthread_mutex_lock(&region_lock);
+	each(device->regions, count_one, &leaving.most);
+	leaving.picks = calloc(leaving.most ? leaving.most : 1, sizeof(*leaving.picks));
+	leaving.error = !leaving.picks ? ENOMEM : device->regions->frees ? EBUSY : 0;
+	if (leaving.picks)
+		each(device->regions, take_all, &leaving);
+	for (size_t i = 0; !leaving.error && i < leaving.count; i++)
+		chunk_of(&leaving.picks[i])->busy = true;
+	pthread_mutex_unlock(&region_lock);
+	if (leaving.error) {
+		free(leaving.picks);
+		return leaving.error;
+	}
+	qsort(leaving.picks, leaving.count, sizeof(*leaving.picks), by_address);
+	*picks = leaving.picks;
+	*count = leaving.count;
+	return 0;
 }

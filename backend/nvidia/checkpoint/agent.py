@@ -1,4 +1,7 @@
-"""The process that acts: one request on stdin, a line on stdout for each step that begins and ends, the outcome last.
+"""The process that acts: a request on stdin, a line on stdout for each step that begins and ends, the outcome last.
+
+Where the request says that it asks first, another line comes on stdin once the program stands by, or the end of it
+where it is not to be moved; an argument is the descriptor of the program's page then (:mod:`backend.cuda.page`).
 
 It is a process of its own because calls of libcuda can hang, because nothing of CUDA is to live in the daemon, and
 because the daemon may end: a program that is locked or checkpointed is helpless, so once a request is read nothing but
@@ -17,6 +20,7 @@ import traceback
 
 import attrs
 
+from backend.cuda.page import stands
 from backend.nvidia.checkpoint.journal import Journal
 from backend.nvidia.checkpoint.library import Library
 from backend.nvidia.checkpoint.machine import Machine
@@ -33,8 +37,9 @@ its agent dies, so one that began counts. The first two are those by which an ac
 class Agent:
     """One request."""
 
-    def __init__(self, request: Request, driver: Driver) -> None:
+    def __init__(self, request: Request, driver: Driver, page: int | None = None) -> None:
         self._request = request
+        self._page = page
         self._driver = driver
         self._journal: Journal | None = None
 
@@ -75,13 +80,22 @@ class Agent:
             journal.close(keep=journal.written and not (outcome is not None and _settled(outcome)))
 
     def _machine(self, pinned: Pinned) -> Machine:
-        return Machine(self._driver, pinned.check, self._report, time.monotonic, time.sleep)
+        return Machine(
+            *(self._driver, pinned.check, self._report, time.monotonic, time.sleep),
+            ready=_allowed,
+            stands=lambda: self._page is not None and stands(self._page),
+        )
 
     def _report(self, progress: Progress) -> None:
         if self._journal is not None and progress.ms is None and progress.step in LANDED:
             place = self._request.destination if LANDED[progress.step] else self._request.source
             self._journal.write(self._request, progress.step, place)
         _say(progress)
+
+
+def _allowed() -> None:
+    if not sys.stdin.buffer.readline(LINE):
+        raise OSError(errno.ECANCELED, "whoever asked does not want it any more")
 
 
 def _settled(outcome: Outcome) -> bool:
@@ -108,7 +122,7 @@ def main() -> int:
         print(f"{__package__}: {error}", file=sys.stderr)
         return 2
     try:
-        outcome = Agent(request, Library()).run()
+        outcome = Agent(request, Library(), int(sys.argv[1]) if len(sys.argv) > 1 else None).run()
     except Exception as error:
         traceback.print_exc()
         outcome = Outcome(None, "", errno.EIO, None, f"{type(error).__name__}: {error}")

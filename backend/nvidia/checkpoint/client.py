@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from backend import interpreter
+from backend.cuda.managed import Standby
 from backend.identity import Process
 from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request, State, Step, read_answer
 
@@ -65,9 +66,19 @@ class CheckpointError(OSError):
         """As :attr:`Done.stall_ms`."""
 
 
-async def move(process: Process, source: str, target: str, room: int, lock_s: float) -> Done:
+async def move(
+    process: Process,
+    source: str,
+    target: str,
+    room: int,
+    lock_s: float,
+    standby: Standby | None = None,
+    carried: int = 0,
+) -> Done:
     """Has a program that runs go from one GPU to another of the same model. `room` is what it needs there, in bytes,
-    its context included. What else it may have on `target` changes places with it. OSError:
+    its context included. What else it may have on `target` changes places with it. One with the library is had to
+    stand by, at the last moment, and `carried` are the bytes that it needs to be restored at all then; whoever asked
+    lets it go on afterwards, whatever came of it. OSError:
 
     ENOSPC the target has not as much room; ETIMEDOUT the lock did not come in `lock_s` seconds, or the agent does not
     come back and is left to it; EOPNOTSUPP the driver cannot, or the GPUs differ; EBUSY it is stopped, frozen, or being
@@ -75,7 +86,9 @@ async def move(process: Process, source: str, target: str, room: int, lock_s: fl
     EIO anything else. Unless `state` of the :class:`CheckpointError` says something else the program runs on where it
     was.
     """
-    return await _ask(Request(Action.MOVE, process, source, target, room, round(lock_s * 1e3)))
+    lock_ms, asks = round(lock_s * 1e3), standby is not None
+    request = Request(Action.MOVE, process, source, target, room, lock_ms, carried, asks)
+    return await _ask(request, standby)
 
 
 async def suspend(process: Process, source: str, room: int, lock_s: float) -> Done:
@@ -108,6 +121,10 @@ class Job:
 
     request: Request
     """What was asked for."""
+    standby: Standby | None = None
+    """How the program is had to stand by."""
+    refused: OSError | None = None
+    """Why it does not."""
     steps: list[Progress] = attrs.field(factory=list)
     """Of all agents that worked on it."""
     first: Outcome | None = None
@@ -123,6 +140,9 @@ class Job:
         """What whoever asked is told. CheckpointError for a failure."""
         assert self.first is not None
         assert self.last is not None
+        if self.refused is not None and self.last.state is State.RUNNING:
+            code, words = self.refused.errno or errno.EIO, self.refused.strerror or str(self.refused)
+            raise CheckpointError(attrs.evolve(self.last, errno=code, step=Step.READY, words=words), self.steps)
         first, last, action = self.first, self.last, self.request.action
         goes = action in (Action.MOVE, Action.RESUME)
         there = goes and last.state is State.RUNNING and last.place == self.request.destination
@@ -138,8 +158,8 @@ class Job:
         return self.steps[-1].step.value if self.steps else "start"
 
 
-async def _ask(request: Request) -> Done:
-    job = Job(request)
+async def _ask(request: Request, standby: Standby | None = None) -> Done:
+    job = Job(request, standby)
     trio.lowlevel.spawn_system_task(_attend, job)
     seconds = START_S + request.lock_ms / 1e3 + request.room / BYTES_A_SECOND
     try:
@@ -193,9 +213,12 @@ def _helpless(action: Action, outcome: Outcome) -> bool:
 async def _agent(job: Job, request: Request) -> Outcome:
     """Runs one agent to its end; its outcome, or one in its place."""
     environment = {name: value for name, value in interpreter.environment().items() if not name.startswith(CLEAN)}
+    asks = job.standby is not None and request.action is Action.MOVE
+    page = [job.standby.page] if job.standby is not None and asks else []
     try:
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "backend.nvidia.checkpoint"],
+            [sys.executable, "-m", "backend.nvidia.checkpoint", *map(str, page)],
+            pass_fds=page,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -210,7 +233,8 @@ async def _agent(job: Job, request: Request) -> Outcome:
     async with process.stdin, process.stdout:
         with contextlib.suppress(trio.BrokenResourceError):  # it has ended; how is told below
             await process.stdin.send_all(request.line())
-        await process.stdin.aclose()
+        if not asks:
+            await process.stdin.aclose()
         async for some in process.stdout:
             *lines, rest = (rest + some).split(b"\n")
             for line in lines:
@@ -219,11 +243,28 @@ async def _agent(job: Job, request: Request) -> Outcome:
                     outcome = answer
                 else:
                     job.steps.append(answer)
+                    if answer.step is Step.READY and answer.ms is None:
+                        await _stand_by(job, process.stdin)
+                    if answer.step is Step.UNLOCK and answer.ms is not None and not answer.errno and job.standby:
+                        job.standby.end()  # the agent's own end takes its time
     status = await process.wait()
     if outcome is not None:
         return outcome
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     return Outcome(None, "", errno.EIO, None, f"{job.at}: the agent {how}")
+
+
+async def _stand_by(job: Job, agent: trio.abc.SendStream) -> None:
+    """Lets an agent go on, once the program stands by."""
+    assert job.standby is not None
+    try:
+        await job.standby.begin()
+        await agent.send_all(b"go\n")
+    except trio.BrokenResourceError:  # it has ended; how is told by it
+        pass
+    except OSError as error:
+        job.refused = error
+    await agent.aclose()
 
 
 def _milliseconds(steps: Sequence[Progress]) -> Mapping[Step, float]:

@@ -50,6 +50,10 @@ class Machine:
     """Seconds of CLOCK_MONOTONIC."""
     pause: Callable[[float], None]
     """Waits, for seconds."""
+    ready: Callable[[], None] = lambda: None
+    """Returns once the program may be locked (:attr:`Request.asks`). OSError: it may not."""
+    stands: Callable[[], bool] = lambda: True
+    """Whether a program that is locked still stands by. OSError: it is not known."""
 
     _request: Request = attrs.field(init=False)
     _held: dict[str, int] = attrs.field(init=False, factory=dict)  # GPU -> reservation
@@ -91,8 +95,14 @@ class Machine:
                 raise OSError(errno.EINVAL, "that is where it is")
             self._prepare(target, source)
         self._must_be(State.RUNNING)
-        self._reserve(Step.RESERVE, target)
+        self._reserve(Step.RESERVE, target, self._request.room)
+        if self._request.asks:
+            with self._step(Step.READY):
+                self.ready()
         self._lock()
+        if self._request.asks and not self._stands():
+            # It would be lost: the driver does not restore all that it has then.
+            raise Failed(Step.READY, OSError(errno.EBUSY, "it does not stand by any more"))
         self._checkpoint()
         if self._keepable:
             with suppress(Failed):  # without it the way back may close, which is no reason not to go
@@ -187,9 +197,9 @@ class Machine:
     def _refuse(self, words: str, code: int) -> None:
         raise Failed(Step.STATE, OSError(code, words))
 
-    def _reserve(self, step: Step, gpu: str) -> None:
+    def _reserve(self, step: Step, gpu: str, nbytes: int = 0) -> None:
         with self._step(step):
-            self._held[gpu] = self.driver.reserve(gpu, self._request.room)
+            self._held[gpu] = self.driver.reserve(gpu, nbytes or self._request.least)
 
     def _release(self, gpu: str) -> None:
         with self._step(Step.RELEASE):
@@ -208,6 +218,12 @@ class Machine:
                 raise
             self._locked = True
         self._assumed = State.LOCKED
+
+    def _stands(self) -> bool:
+        try:
+            return self.stands()
+        except OSError:
+            return False
 
     def _checkpoint(self) -> None:
         with self._step(Step.CHECKPOINT):

@@ -49,6 +49,8 @@ class Step(enum.Enum):
     """The driver says in which state the program is."""
     RESERVE = "reserve"
     """Room on the GPU where it goes is taken."""
+    READY = "ready"
+    """Whoever asked has the program stand by."""
     LOCK = "lock"
     """The program is stopped at its next call of CUDA, and what it has submitted is waited for."""
     CHECKPOINT = "checkpoint"
@@ -81,11 +83,21 @@ class Request:
     """Bytes that it needs on a GPU, its context included."""
     lock_ms: int = 0
     """Milliseconds that the lock may take."""
+    carried: int = 0
+    """Of `room`, the bytes that it needs for the driver to restore it; 0: all of them."""
+    asks: bool = False
+    """Whether the agent asks before it locks the program, so that somebody can have it stand by; and looks, once it is
+    locked, whether it still does."""
 
     @property
     def destination(self) -> str:
         """Where the program is to be."""
         return self.target or self.source
+
+    @property
+    def least(self) -> int:
+        """Bytes without which nothing is to be restored."""
+        return self.carried or self.room
 
     def line(self) -> bytes:
         """One line of JSON."""

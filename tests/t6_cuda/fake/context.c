@@ -110,13 +110,21 @@ FAKE_EXPORT cuDeviceGetName(char *name, int length, CUdevice device)
 }
 
 /* "FAKEFAKEFAKEFAK" and the number: both halves differ from 0, the last byte tells. */
+/* The number of the GPU that is the first of this process: a restore may change it. */
+static int moved_to;	/* atomically */
+
+__attribute__((visibility("default"))) void fake_move(int number)
+{
+	__atomic_store_n(&moved_to, number, __ATOMIC_SEQ_CST);
+}
+
 FAKE_EXPORT cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
 	FAKE(cuDeviceGetUuid_v2);
 	if (no_device(device))
 		return CUDA_ERROR_INVALID_DEVICE;
 	memcpy(uuid->bytes, "FAKEFAKEFAKEFAK", 15);
-	uuid->bytes[15] = (char)device;
+	uuid->bytes[15] = (char)(device ? device : __atomic_load_n(&moved_to, __ATOMIC_SEQ_CST));
 	return CUDA_SUCCESS;
 }
 
@@ -151,6 +159,9 @@ FAKE_EXPORT cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdev
 		break;
 	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
 		*value = (int)fake_number("FAKE_VMM", 1);
+		break;
+	case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+		*value = (int)fake_number("FAKE_EXPORT", 1);
 		break;
 	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
 	case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:

@@ -45,14 +45,10 @@ uint64_t fake_number(const char *name, uint64_t otherwise)
 	return text ? strtoull(text, NULL, 0) : otherwise;
 }
 
-static void read_environment(void)
+static void add_rules(const char *text)
 {
-	const char *path = getenv("FAKE_LOG");
-	const char *text = getenv("FAKE_FAIL");
 	char *copy = text ? strdup(text) : NULL, *save = NULL;
 
-	if (path)
-		log_file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 	for (char *item = copy ? strtok_r(copy, ",", &save) : NULL; item; item = strtok_r(NULL, ",", &save)) {
 		struct rule *rule = &rules[rule_count++];
 		unsigned long long nth = 1;
@@ -64,6 +60,23 @@ static void read_environment(void)
 		rule->code = (CUresult)code;
 	}
 	free(copy);
+}
+
+static void read_environment(void)
+{
+	const char *path = getenv("FAKE_LOG");
+
+	if (path)
+		log_file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	add_rules(getenv("FAKE_FAIL"));
+}
+
+/* What FAKE_FAIL_LATER says holds from now on. */
+__attribute__((visibility("default"))) void fake_fail_now(void)
+{
+	pthread_mutex_lock(&lock);
+	add_rules(getenv("FAKE_FAIL_LATER"));
+	pthread_mutex_unlock(&lock);
 }
 
 CUresult fake_fault(const char *name)

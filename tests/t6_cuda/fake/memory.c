@@ -24,7 +24,8 @@ struct memory {
 	CUmemAllocationProp prop;
 	int fd;			/* the memfd: one for all, but for memory that can be exported */
 	off_t offset;		/* in that */
-	bool imported;		/* another process's: it counts there */
+	bool imported;		/* another process's, or exported by this one and still here: it counts there */
+	ino_t file;		/* of memory that can be exported */
 	unsigned int handles, mappings;
 	struct memory *next;	/* all that live */
 };
@@ -48,6 +49,13 @@ struct CUmemPoolHandle_st {
 	CUdevice device;
 	uint64_t used;
 };
+
+/* What was exported: who imports that here has what it was. */
+static struct export {
+	ino_t file;
+	CUmemAllocationProp prop;
+	struct export *next;
+} *exports;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct memory *memories;
@@ -75,6 +83,19 @@ __attribute__((visibility("default"))) void fake_memory_usage(int device, uint64
 	for (struct range *range = reservations; range; range = range->next)
 		*addresses += range->bytes;
 	pthread_mutex_unlock(&lock);
+}
+
+/* Physical memory that this process has a handle of, or has mapped: what a checkpoint would have to carry. In the host,
+ * what the driver could not restore. */
+__attribute__((visibility("default"))) uint64_t fake_memory_objects(bool host)
+{
+	uint64_t count = 0;
+
+	pthread_mutex_lock(&lock);
+	for (struct memory *memory = memories; memory; memory = memory->next)
+		count += (memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE) == host;
+	pthread_mutex_unlock(&lock);
+	return count;
 }
 
 /* Where the memory at `address` is: the location type of what is mapped there, -1 for nothing. */
@@ -228,6 +249,25 @@ static void forget(struct memory *memory)
 	free(memory);
 }
 
+static ino_t file_of(int fd)
+{
+	struct stat status;
+
+	if (fstat(fd, &status))
+		fake_die("fstat: %s", strerror(errno));
+	return status.st_ino;
+}
+
+/* With the lock. */
+static const struct export *exported(ino_t file)
+{
+	const struct export *export = exports;
+
+	while (export && export->file != file)
+		export = export->next;
+	return export;
+}
+
 FAKE_EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
 			unsigned long long flags)
 {
@@ -254,6 +294,7 @@ FAKE_EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
 		memory->fd = memfd_create("fake-gpu-shared", MFD_CLOEXEC);
 		if (memory->fd < 0 || ftruncate(memory->fd, (off_t)size))
 			fake_die("memfd: %s", strerror(errno));
+		memory->file = file_of(memory->fd);
 	} else {
 		memory->fd = arena;
 		memory->offset = arena_end;
@@ -290,6 +331,12 @@ FAKE_EXPORT cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllo
 	if (flags || handleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || memory->fd == arena)
 		fake_die("cuMemExportToShareableHandle: it was not made to be exported");
 	*(int *)shareableHandle = fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
+	if (!memory->imported && !exported(memory->file)) {
+		struct export *export = calloc(1, sizeof(*export));
+
+		*export = (struct export){ .file = memory->file, .prop = memory->prop, .next = exports };
+		exports = export;
+	}
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
@@ -307,7 +354,19 @@ FAKE_EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 	*memory = (struct memory){ .magic = MAGIC, .bytes = (uint64_t)status.st_size, .handles = 1, .imported = true };
 	memory->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 	memory->fd = fcntl((int)(intptr_t)osHandle, F_DUPFD_CLOEXEC, 3);
+	memory->file = status.st_ino;
 	pthread_mutex_lock(&lock);
+	const struct export *export = exported(memory->file);
+
+	if (export) {
+		memory->prop = export->prop;
+		memory->imported = false;
+		for (struct memory *other = memories; other; other = other->next)
+			memory->imported |= other->file == memory->file;
+	}
+	if (!memory->imported)
+		*(memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? &gpu_bytes[memory->prop.location.id] :
+									   &host_bytes) += memory->bytes;
 	memory->next = memories;
 	memories = memory;
 	pthread_mutex_unlock(&lock);

@@ -1,0 +1,191 @@
+"""Level 3: CUDA programs with the library go from one GPU to another: what they are asked, and what the books have."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from backend.cuda.managed import DEPART_S, RETURN_S, Standby
+from backend.identity import Process
+from backend.records import GpuInfo
+from backend.wire import Message
+from tests.t3_cuda_session import CONTEXT, GIB, MIB, Drive, Program, Rig, drive, pieces, takes, until_then
+
+__all__ = ("drive", "pieces")
+
+HIGH = 3 * GIB
+
+
+async def begin(rig: Rig) -> Program:
+    """One of 4 GiB, 1 GiB and its context's worth of which is in the host."""
+    program = await rig.program(4 * GIB)
+    await trio.sleep(1)  # the driver's figure is in the books
+    await rig.h.write(program.file + "gmem.limit.high", HIGH)
+    assert program.swapped >= GIB
+    program.obey = stands_by
+    return program
+
+
+async def stands_by(request: Message) -> Message:
+    """What the library does."""
+    return request.answer()
+
+
+def moved_by(rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], program: Program) -> None:
+    """The agent, as the daemon sees it."""
+
+    async def move(
+        process: Process,
+        source: GpuInfo,
+        target: GpuInfo,
+        held: int,
+        carried: int | None = None,
+        standby: Standby | None = None,
+    ) -> None:
+        assert (process, source, target) == (program.process, rig.gpu.info, rig.others[0].info)
+        assert (held, carried) == (program.resident + CONTEXT, CONTEXT)
+        assert standby is not None
+        await act(program, standby)
+
+    rig.gpu.mover.move = move  # type: ignore[method-assign]
+
+
+async def again(rig: Rig, program: Program, gpu: int) -> Program:
+    """It connects once more, and says what it has."""
+    found = rig.connect(program.process)
+    found.gpu, found.context = gpu, program.context
+    return await found.manage(program.resident, program.swapped)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_the_library_has_placed_goes_along(drive: Drive, early: bool) -> None:
+    """While it stands by, nothing is asked of it and nothing granted; its books are there before it is. It may connect
+    from there before whoever wrote knows that it has moved."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+        before = {name: await rig.h.read(program.file + name) for name in ("gmem.current", "gmem.swap.current")}
+        asked = len(program.reclaims)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            with trio.move_on_after(1) as waits:
+                await program.alloc(2 * MIB)
+            assert waits.cancelled_caught, "it is granted by the end of the connection"
+            assert await rig.h.refused(program.file + "gmem.reclaim", GIB) == errno.EAGAIN
+            assert len(program.reclaims) == asked
+            program.gpu = 1
+            program.show()
+            if early:
+                standby.end()
+                await until_then(program.ended.is_set)
+                await again(rig, program, 1)
+
+        moved_by(rig, act, program)
+        await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
+        await until_then(program.ended.is_set)
+        assert {name: await rig.h.read(program.file + name) for name in before} == before
+        assert await rig.h.read(program.file + "gmem.limit.high") == f"{HIGH}\n"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.h.write, program.file + "gmem.limit.high", 2 * GIB)
+            await trio.sleep(0.5)
+            program = rig.programs[-1] if early else await again(rig, program, 1)
+        assert program.resident <= 2 * GIB, "who wrote waited for it"
+        stat = await rig.stat(program.file + "gmem.stat")
+        assert (stat["resident"], stat["swapped"]) == (program.resident + CONTEXT, program.swapped)
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EBUSY, errno.EIO])
+def test_one_that_is_not_moved_goes_on(drive: Drive, code: int) -> None:
+    """After it stood by: it connects again, and its books are what they were; nothing was moved to the host."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+        before = await rig.h.read(program.file + "gmem.stat")
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            raise OSError(code, "it failed")
+
+        moved_by(rig, act, program)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == code
+        await until_then(program.ended.is_set)
+        program = await again(rig, program, 0)
+        await trio.sleep(1)
+        assert await rig.h.read(program.file + "gmem.stat") == before
+        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB)
+        assert program.resident <= 2 * GIB
+
+    drive(test, count=2)
+
+
+def test_one_that_refuses_to_stand_by_is_let_be(drive: Drive) -> None:
+    """It says why; its connection stays."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def refuses(request: Message) -> Message:
+            return request.refuse(errno.EOPNOTSUPP)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+
+        program.obey = refuses
+        moved_by(rig, act, program)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EOPNOTSUPP
+        program.obey = program.move
+        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB)
+        assert program.resident <= 2 * GIB
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_one_that_does_not_come_to_a_rest_is_let_go(drive: Drive, late: bool) -> None:
+    """It may stand by later: the end of its connection has it go on."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def never(request: Message) -> Message | None:
+            if late:
+                await trio.sleep(DEPART_S + 0.01)
+            return request.answer() if late else None
+
+        async def act(program: Program, standby: Standby) -> None:
+            async with takes(DEPART_S, DEPART_S + 0.1):
+                await standby.begin()
+
+        program.obey = never
+        moved_by(rig, act, program)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.ETIMEDOUT
+        await until_then(program.ended.is_set)
+
+    drive(test, count=2)
+
+
+def test_one_that_does_not_come_back_is_one_without_the_library(drive: Drive) -> None:
+    """For some seconds it is waited for."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            program.gpu = 1
+            program.show()
+
+        moved_by(rig, act, program)
+        await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
+        async with takes(RETURN_S - 0.5, RETURN_S + 0.5):
+            waits = await rig.h.refused(program.file + "gmem.limit.high", GIB)
+        assert waits in (errno.EBUSY, errno.ETIMEDOUT, errno.EOPNOTSUPP)  # what a write may take is as long
+        assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EOPNOTSUPP
+
+    drive(test, count=2)

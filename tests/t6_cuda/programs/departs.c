@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/* departs: a program that knows nothing, works in one thread, and is had to stand by, and moved, meanwhile. */
+
+#include "common.h"
+
+#include <dlfcn.h>
+
+#define BYTES (84 << 20)
+
+KERNEL(add_one, sizeof(CUdeviceptr), sizeof(size_t));
+void add_one(void **parameters)
+{
+	uint64_t *words = *(uint64_t **)parameters[0];
+
+	for (size_t i = 0; i < *(size_t *)parameters[1]; i += 512)
+		words[i]++;
+}
+
+static CUcontext context;
+static CUdeviceptr address;
+static size_t count = BYTES / 8;
+static _Atomic bool stop;
+static _Atomic uint64_t launched;
+
+static void *work(void *unused)
+{
+	CUfunction kernel;
+	CUdeviceptr extra;
+
+	(void)unused;
+	DO(cuCtxSetCurrent(context));
+	kernel = function("add_one");
+	while (!stop) {
+		void *parameters[] = { &address, &count };
+
+		DO(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+		launched++;
+		if (launched % 4)
+			continue;
+		DO(cuCtxSynchronize());
+		if (getenv("FAKE_FAIL_LATER"))	/* what fails is not to be this */
+			continue;
+		DO(cuMemAlloc_v2(&extra, 3 << 20));
+		DO(cuMemFree_v2(extra));
+	}
+	DO(cuCtxSynchronize());
+	return NULL;
+}
+
+int main(void)
+{
+	void (*move)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "fake_move");
+	uint64_t (*objects)(bool) = (uint64_t(*)(bool))dlsym(RTLD_DEFAULT, "fake_memory_objects");
+	void (*fail)(void) = (void (*)(void))dlsym(RTLD_DEFAULT, "fake_fail_now");
+	uint64_t *data = malloc(BYTES);
+	pthread_t thread;
+	CUdeviceptr small;
+
+	CHECK(move && objects && fail && data);
+	context = start(0);
+	DO(cuMemAlloc_v2(&address, BYTES));
+	DO(cuMemAlloc_v2(&small, 100));
+	for (size_t i = 0; i < count; i++)
+		data[i] = i;
+	DO(cuMemcpyHtoD_v2(address, data, BYTES));
+	DO(cuMemcpyHtoD_v2(small, data, 100));
+	CHECK(!pthread_create(&thread, NULL, work, NULL));
+	tell("ready", 0);
+	fail();
+	tell("armed", 0);
+	for (int moves = atoi(getenv("MOVES")); moves; moves--) {
+		tell("host", objects(true));
+		tell("objects", objects(false));
+		uint64_t before = launched;
+
+		usleep(50000);
+		tell("launched", launched - before);
+		move(moves);
+		tell("moved", moves);
+	}
+	tell("launched", launched);
+	stop = true;
+	CHECK(!pthread_join(thread, NULL));
+	DO(cuMemcpyDtoH_v2(data, address, BYTES));
+	for (size_t i = 0; i < count; i++)
+		CHECK(data[i] == i + (i % 512 ? 0 : launched));
+	DO(cuMemcpyDtoH_v2(data, small, 100));
+	for (uint64_t i = 0; i < 100 / 8; i++)
+		CHECK(data[i] == i);
+	DO(cuMemFree_v2(address));
+	DO(cuMemFree_v2(small));
+	free(data);
+	return 0;
+}

@@ -1,0 +1,155 @@
+"""Level 6: programs that stand by to be moved to another GPU, with all of their memory held by descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backend.cuda.page import CounterPage, stands
+from backend.wire import Message, Op
+from tests.t6_cuda.harness import SECONDS, Program, eventually, running
+from tests.t6_cuda.t6_mover import MIB, BookingDaemon
+
+HELD = 86
+"""MiB that the program has, all the time."""
+
+
+class DepartingDaemon(BookingDaemon):
+    """One that has programs stand by, and lets them go on."""
+
+    def __init__(self, path: Path) -> None:
+        self.located = 0
+        """The number of the GPU that the program asked for last."""
+        self.managed: list[tuple[int, int, int]] = []
+        """GPU, bytes there and in the host, that it has said it has, once a connection."""
+        super().__init__(path)
+
+    def _hear(self, connection: socket.socket, heard: Message, page: CounterPage) -> None:
+        if heard.op == Op.CHARGE and self.stands:
+            return  # the end of the connection grants it
+        if not heard.reply and heard.op == Op.LOCATE:
+            self.located = heard.args[1] >> 56
+        if not heard.reply and heard.op == Op.MANAGE:
+            self.resident, self.swapped = heard.args[:2]
+            self.managed.append((heard.gpu, *heard.args[:2]))
+        super()._hear(connection, heard, page)
+
+    def depart(self) -> int:
+        """Has it stand by; 0, or the errno with which it refuses."""
+        self._connections[-1].send(Message(Op.DEPART, 78, self.located).encode())
+        return -self.answers.get(timeout=SECONDS).status
+
+    @property
+    def stands(self) -> bool:
+        """Whether its page says so."""
+        return stands(self.pages[-1].descriptor)
+
+    def let_go(self) -> None:
+        """Ends the connection; returns once there is another one, by which it is managed."""
+        before = len(self.managed)
+        self._connections[-1].shutdown(2)
+        eventually(lambda: len(self.managed) > before, lambda: "it does not connect again")
+
+
+@contextlib.contextmanager
+def departing(
+    tmp_path: Path, sanitize: str = "", moves: int = 1, **extra: str
+) -> Iterator[tuple[DepartingDaemon, Program]]:
+    """A program that works, of which 40 MiB are in the host."""
+    path = tmp_path / "socket"
+    daemon = DepartingDaemon(path)
+    variables = {
+        "GGROUP_SOCKET": str(path),
+        "GGROUP_CUDA_POOL": "16" if not extra else "0",
+        "MOVES": str(moves),
+        **extra,
+    }
+    try:
+        with running("departs", tmp_path=tmp_path, sanitize=sanitize, extra=variables) as program:
+            assert program.hears("ready") == 0
+            assert daemon.reclaim(40 * MIB) >= 40 * MIB
+            program.go()
+            assert program.hears("armed") == 0
+            yield daemon, program
+    finally:
+        daemon.close()
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_a_program_stands_by_and_goes_on_elsewhere(tmp_path: Path, sanitize: str) -> None:
+    """Three times. Nothing is left that a checkpoint could not restore, nothing runs, and no word is lost."""
+    with departing(tmp_path, sanitize, moves=3) as (daemon, program):
+        for number in (3, 2, 1):
+            assert not daemon.stands
+            eventually(lambda: daemon.depart() == 0, lambda: "it does not stand by")  # it may be on its way home
+            assert daemon.stands
+            program.go()
+            assert program.hears("host") == 0
+            program.go()
+            assert program.hears("objects") <= 2, "but for an allocation that was under way"
+            program.go()
+            assert program.hears("launched") == 0
+            program.go()
+            assert program.hears("moved") == number
+            page = daemon.pages[-1].descriptor
+            daemon.let_go()
+            assert not stands(page)
+            index, resident, swapped = daemon.managed[-1]
+            assert index == number
+            assert resident + swapped in (HELD * MIB, (HELD + 4) * MIB)
+            assert swapped >= 40 * MIB
+            before = daemon.counts(number)[1]
+            eventually(lambda: daemon.counts(number)[1] > before + 8, lambda: "it does not go on")  # noqa: B023
+        daemon.room = True
+        eventually(lambda: not daemon.swapped, lambda: f"{daemon.swapped} bytes stay away")
+        program.go()
+        assert program.hears("launched") > 0
+        program.go()
+        program.ends()
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined"])
+@pytest.mark.parametrize("fault", ["cuMemImportFromShareableHandle:3", "cuMemMap:2", "cuMemMap:5", "cuMemSetAccess:1"])
+def test_what_fails_on_the_way_back_is_tried_again(tmp_path: Path, fault: str, sanitize: str) -> None:
+    with departing(tmp_path, sanitize, FAKE_FAIL_LATER=fault) as (daemon, program):
+        assert daemon.depart() == 0
+        daemon.let_go()
+        before = daemon.counts()[1]
+        eventually(lambda: daemon.counts()[1] > before + 8, lambda: "it does not go on")
+        daemon.room = True
+        eventually(lambda: not daemon.swapped, lambda: f"{daemon.swapped} bytes stay away")
+        for what in ("host", "objects", "launched", "moved", "launched"):
+            program.go()
+            program.hears(what)
+        program.go()
+        program.ends()
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("cuMemExportToShareableHandle:1", "cuMemExportToShareableHandle:5"),
+        *("cuMemUnmap:1", "cuMemUnmap:2", "cuMemUnmap:9", "cuMemRelease:1", "cuMemRelease:7"),
+    ],
+)
+def test_one_that_cannot_stand_by_goes_on(tmp_path: Path, fault: str, sanitize: str) -> None:
+    """Whatever the driver refuses once programs have begun to stand by, all is as before."""
+    with departing(tmp_path, sanitize, FAKE_FAIL_LATER=fault) as (daemon, program):
+        assert daemon.depart() == errno.EIO
+        assert not daemon.stands
+        assert len(daemon.pages) == 1
+        before = daemon.counts()[1]
+        eventually(lambda: daemon.counts()[1] > before + 8, lambda: "it does not go on")
+        program.go()
+        assert program.hears("host") > 0
+        for what in ("objects", "launched", "moved", "launched"):
+            program.go()
+            program.hears(what)
+        program.go()
+        program.ends()
