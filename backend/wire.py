@@ -80,11 +80,11 @@ class Op(enum.IntEnum):
     """(group, pid, start time, bytes) -> (bytes moved). Of a CUDA program (0, 0, 0, bytes) -> (bytes moved,
     microseconds): memory of its own on `gpu` is to go to the host. Booked when the answer comes, whoever waits."""
     DEPART = 21
-    """() -> (): asked of a CUDA program: it is about to be moved to another GPU. Answered once nothing of it runs, all
-    of its memory that the library has placed, on every GPU, is held by descriptors alone, and its page says so
-    (`stands`). So it stays until the connection ends; then it takes its memory back, and connects anew from where it
-    is. EBUSY for one that does not come to a rest, EOPNOTSUPP for one that shares memory, EMFILE where descriptors are
-    short."""
+    """(what) -> (): asked of a CUDA program: it is about to be moved to another GPU. Answered once nothing of it
+    runs, all of its memory that the library has placed in the host and, if `what` is 1, on every GPU, is held by
+    descriptors alone, and its page says so (`stands`). So it stays until the connection ends; then it takes its
+    memory back, and connects anew from where it is. EBUSY for one that does not come to a rest, EOPNOTSUPP for one
+    that shares memory, EMFILE where descriptors are short."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33

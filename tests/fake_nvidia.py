@@ -506,8 +506,11 @@ class FakeNvml:
     release: threading.Event = attrs.field(factory=threading.Event)
     calls: int = 0
     stuck: int = 0
+    p2p: int = 0
+    """NVML_P2P_STATUS_..."""
 
     NVMLError = FakeNvmlError
+    NVML_P2P_STATUS_NOT_SUPPORTED = 5
     NVML_ERROR_UNINITIALIZED = 1
     NVML_ERROR_INVALID_ARGUMENT = 2
     NVML_ERROR_NOT_SUPPORTED = 3
@@ -523,6 +526,12 @@ class FakeNvml:
     NVML_ERROR_MEMORY = 20
     NVML_ERROR_INSUFFICIENT_RESOURCES = 23
     NVML_ERROR_GPU_NOT_FOUND = 28
+
+    def nvmlDeviceGetP2PStatus(self, one: int, other: int, how: int) -> int:
+        self._enter()
+        assert one != other
+        assert how in (0, 1)
+        return self.p2p
 
     def _enter(self) -> None:
         self.calls += 1

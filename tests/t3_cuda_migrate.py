@@ -12,6 +12,7 @@ from backend.cuda.managed import DEPART_S, RETURN_S, Standby
 from backend.identity import Process
 from backend.records import GpuInfo
 from backend.wire import Message
+from tests.fake_nvidia import FakeNvml
 from tests.t3_cuda_session import CONTEXT, GIB, MIB, Drive, Program, Rig, drive, pieces, takes, until_then
 
 __all__ = ("drive", "pieces")
@@ -34,7 +35,7 @@ async def stands_by(request: Message) -> Message:
     return request.answer()
 
 
-def moved_by(rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], program: Program) -> None:
+def moved_by(rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], program: Program, near: bool = True) -> None:
     """The agent, as the daemon sees it."""
 
     async def move(
@@ -46,7 +47,7 @@ def moved_by(rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], progr
         standby: Standby | None = None,
     ) -> None:
         assert (process, source, target) == (program.process, rig.gpu.info, rig.others[0].info)
-        assert (held, carried) == (program.resident + CONTEXT, CONTEXT)
+        assert (held, carried) == (program.resident + CONTEXT, CONTEXT if near else held)
         assert standby is not None
         await act(program, standby)
 
@@ -187,5 +188,27 @@ def test_one_that_does_not_come_back_is_one_without_the_library(drive: Drive) ->
             waits = await rig.h.refused(program.file + "gmem.limit.high", GIB)
         assert waits in (errno.EBUSY, errno.ETIMEDOUT, errno.EOPNOTSUPP)  # what a write may take is as long
         assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EOPNOTSUPP
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_what_the_other_gpu_could_not_use_is_carried(drive: Drive, near: bool) -> None:
+    async def test(rig: Rig) -> None:
+        program, asked = await begin(rig), list[Message]()
+        rig.nvml.p2p = 0 if near else FakeNvml.NVML_P2P_STATUS_NOT_SUPPORTED
+
+        async def hears(request: Message) -> Message:
+            asked.append(request)
+            return request.answer()
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            assert [request.args[0] for request in asked] == [near]
+            raise OSError(errno.EIO, "so far")
+
+        program.obey = hears
+        moved_by(rig, act, program, near)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EIO
 
     drive(test, count=2)

@@ -54,9 +54,10 @@ class Mover(Protocol):
     def page(self) -> int:
         """The descriptor of its page (:mod:`backend.cuda.page`)."""
 
-    async def depart(self, gpu: int, seconds: float) -> None:
-        """Has the program stand by to be moved (:attr:`backend.wire.Op.DEPART`), until :meth:`end`. OSError as there,
-        and ETIMEDOUT; then it may do so later."""
+    async def depart(self, gpu: int, near: bool, seconds: float) -> None:
+        """Has the program stand by to be moved (:attr:`backend.wire.Op.DEPART`), until :meth:`end`; what it has on GPUs
+        is used from where it is afterwards, if the other one is `near`. OSError as there, and ETIMEDOUT; then it may do
+        so later."""
 
     def end(self) -> None:
         """Nobody is to speak for the program this way any more."""
@@ -269,31 +270,29 @@ class Managed:
 
     # From one GPU to another
 
-    def standby(self, process: Process) -> Standby:
-        """How a program that speaks is had to stand by. The descriptor is for the caller to close. OSError."""
+    def standby(self, process: Process, near: bool) -> Standby:
+        """How a program that speaks is had to stand by; `near` is where it goes if that can use memory of this GPU.
+        The descriptor is for the caller to close. OSError."""
         program = self._programs[process]
-        return Standby(os.dup(program.mover.page), partial(self._depart, process), partial(self._let_go, process))
+        begin = partial(self._depart, process, near)
+        return Standby(os.dup(program.mover.page), begin, partial(self._let_go, process))
 
     def _let_go(self, process: Process) -> None:
         program = self._programs.get(process)
         if program is not None and program.departs:
             self.forget(process)
 
-    async def _depart(self, process: Process) -> None:
+    async def _depart(self, process: Process, near: bool) -> None:
         program = self._programs.get(process)
         if program is None:
             raise OSError(errno.EBUSY, "it speaks no more")
         async with program.turn:  # nothing else is asked of it any more
             program.departs = True
             try:
-                await program.mover.depart(self.info.index, DEPART_S)
+                await program.mover.depart(self.info.index, near, DEPART_S)
             except OSError as error:
                 program.departs = error.errno == errno.ETIMEDOUT  # then it may do so yet
                 raise
-
-    def carried(self, process: Process, held: int) -> int:
-        """Of the bytes that the driver says a program holds, those that it does not hold by descriptors then."""
-        return max(0, held - self.placed(process))
 
     def placed(self, process: Process) -> int:
         """Bytes on the GPU that the library has placed, as the program says."""

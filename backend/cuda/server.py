@@ -254,14 +254,14 @@ class Session:
         """See :class:`backend.cuda.managed.Mover`."""
         return self._page.descriptor
 
-    async def depart(self, gpu: int, seconds: float) -> None:
+    async def depart(self, gpu: int, near: bool, seconds: float) -> None:
         """See :class:`backend.cuda.managed.Mover`."""
         self._seq += 1
         seq, departing = self._seq, Departing()
         self._departing[seq] = departing
         try:
             with trio.move_on_after(seconds):
-                if await self._line.send(Message(Op.DEPART, seq, gpu)):
+                if await self._line.send(Message(Op.DEPART, seq, gpu, (int(near),))):
                     await departing.done.wait()
         finally:
             self._departing.pop(seq, None)

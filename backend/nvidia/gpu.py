@@ -369,9 +369,10 @@ class NvidiaGpu:
                 raise OSError(errno.EBUSY, "the library in this program does not speak to us")
             await self.mover.move(process, self.info, target.info, held)
         else:
-            carried, standby = self.managed.carried(process, held), self.managed.standby(process)
-            placed = self.managed.placed(process)
+            placed, near = self.managed.placed(process), await self._nvml.are_near(self.info.index, target.info.index)
+            standby = self.managed.standby(process, near)
             try:
+                carried = max(0, held - placed) if near else held
                 await self.mover.move(process, self.info, target.info, held, carried, standby)
             except BaseException:
                 self.managed.stay(process, placed)

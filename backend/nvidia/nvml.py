@@ -25,6 +25,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEADLINE = 2.0
+P2P_READ_WRITE = (0, 1)
+"""NVML_P2P_CAPS_INDEX_READ and _WRITE of nvml.h; the first is no number in pynvml. NVML_P2P_STATUS_OK is 0."""
 """Seconds for one call; the usual one takes 40 us, the first after a driver load a second."""
 STEP_S = 1.0
 """The clock of the day was set where it went by so much more, or less, than time did between two looks at samples: they
@@ -86,6 +88,13 @@ class Nvml:
         twice, and says nothing of the driver's last second or so. OSError where the GPU takes no such samples."""
         return await self._call(partial(self._busy, index), index)
 
+    async def are_near(self, one: int, other: int) -> bool:
+        """Whether each of two GPUs can use memory of the other; False where it is not known."""
+        try:
+            return await self._call(partial(self._are_near, one, other), one)
+        except OSError:
+            return False
+
     async def _call(self, function: Callable[[], T], index: int | None = None) -> T:
         def translated() -> T:
             try:
@@ -131,6 +140,11 @@ class Nvml:
         if uuid is None:
             return self._nvml.nvmlDeviceGetHandleByIndex(index)
         return self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def _are_near(self, one: int, other: int) -> bool:
+        devices = self._device(one), self._device(other)
+        pairs = devices, devices[::-1]
+        return not any(self._nvml.nvmlDeviceGetP2PStatus(*pair, how) for pair in pairs for how in P2P_READ_WRITE)
 
     def _usage(self, index: int) -> Mapping[int, int | None]:
         device = self._device(index)

@@ -43,7 +43,7 @@ static void obey(const struct message *command)
 	managed = session_find_index(command->gpu);
 	pthread_mutex_unlock(&session.lock);
 	if (command->op == OP_DEPART) {
-		reply.status = -(departure_begun() ? EBUSY : departure_begin());
+		reply.status = -(departure_begun() ? EBUSY : departure_begin(command->args[0]));
 		session.departed_at = session_now_ms();
 	} else if (command->op != OP_RECLAIM || !managed) {
 		reply.status = command->op == OP_RECLAIM ? -ENODEV : -ENOSYS;

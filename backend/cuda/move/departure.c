@@ -26,7 +26,7 @@
 
 /* A chunk, and how far it is. */
 struct parked {
-	int fd;			/* -1: not yet */
+	int fd;			/* -1: not yet, or it is left to the driver */
 	bool unmapped;		/* from its region */
 	bool shut;		/* ... and from its window */
 	bool barred;		/* ... where nobody may use it */
@@ -143,13 +143,14 @@ static int park(struct leaving *leaving, size_t i)
 	return parked->released ? 0 : EIO;
 }
 
-static int park_all(void)
+static int park_all(bool near)
 {
 	int error = 0;
 
 	for (size_t d = 0; d < departure.devices; d++)
 		for (size_t i = 0; i < departure.leaving[d].count && !error; i++)
-			error = park(&departure.leaving[d], i);
+			if (near || chunk_of(&departure.leaving[d], i)->place == CHUNK_HOST)
+				error = park(&departure.leaving[d], i);
 	return error;
 }
 
@@ -182,7 +183,7 @@ static int come_to_a_rest(void)
 	return error;
 }
 
-int departure_begin(void)
+int departure_begin(bool near)
 {
 	const uint64_t start = state_now_us();
 	int error;
@@ -192,7 +193,7 @@ int departure_begin(void)
 	error = come_to_a_rest();
 	if (!error) {
 		allow_files();
-		error = park_all();
+		error = park_all(near);
 	}
 	departure.begun = true;
 	/* From here on somebody may checkpoint us. */

@@ -15,9 +15,10 @@
 
 #include "state.h"
 
-/* 0: it stands by, and its page says so. Else all is as before: EBUSY for something that does not come to a rest,
+/* `near`: what is on a GPU can be used from where the program goes; else the driver carries that. 0: it stands by, and
+ * its page says so. Else all is as before: EBUSY for something that does not come to a rest,
  * EOPNOTSUPP where memory is shared with others or the driver would lose it, EMFILE, ENOMEM, EIO. */
-int departure_begin(void);
+int departure_begin(bool near);
 bool departure_begun(void);
 /* Maps everything again, and lets it run. Waits in the driver while the process is checkpointed. */
 void departure_end(void);

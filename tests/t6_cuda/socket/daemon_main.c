@@ -65,8 +65,9 @@ bool departure_begun(void)
 	return false;
 }
 
-int departure_begin(void)
+int departure_begin(bool near)
 {
+	(void)near;
 	return EOPNOTSUPP;
 }
 
