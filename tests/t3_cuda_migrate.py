@@ -9,8 +9,6 @@ import pytest
 import trio
 
 from backend.cuda.managed import DEPART_S, RETURN_S, Standby
-from backend.identity import Process
-from backend.records import GpuInfo
 from backend.wire import Message
 from tests.fake_nvidia import FakeNvml
 from tests.t3_cuda_session import CONTEXT, GIB, MIB, Drive, Program, Rig, drive, pieces, takes, until_then
@@ -38,17 +36,11 @@ async def stands_by(request: Message) -> Message:
 def moved_by(rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], program: Program, near: bool = True) -> None:
     """The agent, as the daemon sees it."""
 
-    async def move(
-        process: Process,
-        source: GpuInfo,
-        target: GpuInfo,
-        held: int,
-        carried: int | None = None,
-        standby: Standby | None = None,
-    ) -> None:
-        assert (process, source, target) == (program.process, rig.gpu.info, rig.others[0].info)
-        assert (held, carried) == (program.resident + CONTEXT, CONTEXT if near else held)
-        assert standby is not None
+    async def move(*words: object) -> None:
+        held, standby = program.resident + CONTEXT, words[-1]
+        places = program.process, rig.gpu.info, rig.others[0].info
+        assert words[:-1] == (*places, held, CONTEXT if near else held)
+        assert isinstance(standby, Standby)
         await act(program, standby)
 
     rig.gpu.mover.move = move  # type: ignore[method-assign]

@@ -40,20 +40,11 @@ def where(pid: int) -> list[int]:
         pynvml.nvmlShutdown()
 
 
-def free(gpu: int) -> int:
-    """Bytes free on a GPU."""
+def card(gpu: int) -> pynvml.c_nvmlMemory_t:
+    """What is `free` of a GPU's memory, and all of it, `total`: bytes."""
     pynvml.nvmlInit()
     try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu)).free)
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def capacity(gpu: int) -> int:
-    """Bytes that a GPU has."""
-    pynvml.nvmlInit()
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu)).total)
+        return pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu))
     finally:
         pynvml.nvmlShutdown()
 
@@ -139,7 +130,7 @@ def test_how_long_it_stands_still(gpu_mount: Mounted, elastic: str, library: boo
             if library:
                 after = at(gpu_mount, run, there)
                 wait_for(lambda after=after: flat(after.read("gcgroup.stat"))["managed"] == 1, "it speaks")  # type: ignore[misc]
-                wait_for(lambda here=here: free(here) > capacity(here) - 2 * GIB, "all of it has come")  # type: ignore[misc]
+                wait_for(lambda here=here: card(here).free > card(here).total - 2 * GIB, "all of it has come")  # type: ignore[misc]
             wait_for(lambda before=before: run.passes > before + 2, "it goes on")  # type: ignore[misc]
         if library:
             assert min(pauses) < 1
@@ -173,7 +164,7 @@ def test_no_room_is_refused_and_it_goes_on(gpu_mount: Mounted, elastic: str) -> 
     there = ("env", "CUDA_VISIBLE_DEVICES=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID")
     with (
         program(elastic, "PAGE", "4096") as run,
-        program(*there, elastic, "PAGE", str((free(1) - GIB) // MIB - 1024)) as full,
+        program(*there, elastic, "PAGE", str((card(1).free - GIB) // MIB - 1024)) as full,
     ):
         for one in (run, full):
             wait_for(lambda one=one: one.passes > 2, "it works", seconds=60)  # type: ignore[misc]

@@ -68,6 +68,14 @@ static inline uint64_t microseconds(void)
 	return (uint64_t)time.tv_sec * 1000000 + (uint64_t)time.tv_nsec / 1000;
 }
 
+/* Copies 0, 1, 2 ... to an address; `data` has room for them. */
+static inline void number(CUdeviceptr address, uint64_t *data, size_t bytes)
+{
+	for (size_t i = 0; i < bytes / 8; i++)
+		data[i] = i;
+	DO(cuMemcpyHtoD_v2(address, data, bytes));
+}
+
 /* Says something to the test, and waits until it answers. */
 static inline void tell(const char *what, uint64_t number)
 {

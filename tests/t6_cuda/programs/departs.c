@@ -60,10 +60,8 @@ int main(void)
 	context = start(0);
 	DO(cuMemAlloc_v2(&address, BYTES));
 	DO(cuMemAlloc_v2(&small, 100));
-	for (size_t i = 0; i < count; i++)
-		data[i] = i;
-	DO(cuMemcpyHtoD_v2(address, data, BYTES));
-	DO(cuMemcpyHtoD_v2(small, data, 100));
+	number(address, data, BYTES);
+	number(small, data, 100);
 	CHECK(!pthread_create(&thread, NULL, work, NULL));
 	tell("ready", 0);
 	fail();

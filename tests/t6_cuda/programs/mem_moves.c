@@ -39,10 +39,8 @@ int main(void)
 	kernel = function("add_one");
 	DO(cuMemAlloc_v2(&address, BYTES));
 	DO(cuMemAlloc_v2(&small, 100));
-	for (size_t i = 0; i < count; i++)
-		data[i] = i;
-	DO(cuMemcpyHtoD_v2(address, data, BYTES));
-	DO(cuMemcpyHtoD_v2(small, data, 100));
+	number(address, data, BYTES);
+	number(small, data, 100);
 	for (int round = 1; round <= 3; round++) {
 		void *parameters[] = { &address, &count };
 
