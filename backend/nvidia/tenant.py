@@ -278,7 +278,7 @@ class Tenant:
                     changed, self.changed = self.changed, set()
                     known = {key: us for key, us in before.items() if us != levers.UNKNOWN}
                     others = {key for key in changed & known.keys() if self.slices.get(key) != known[key]}
-                    if others - self._excused(others):
+                    if others - self._excuse(others):
                         undone = "timeslice"
                 if again and self.frozen and (key := self._next_question()) and self._is_undone(key):
                     undone = "freeze"
@@ -329,8 +329,8 @@ class Tenant:
             self.adopted, self.began = False, NEVER
         self.slices = dict.fromkeys(slices, levers.UNKNOWN)
 
-    def _excused(self, keys: Set[Key]) -> Set[Key]:
-        """Those of the TSGs whose new timeslice their maker may have set: its default, for the first time."""
+    def _excuse(self, keys: Set[Key]) -> Set[Key]:
+        """Those of the TSGs whose new timeslice their maker may have set: its default, the first time. Not again."""
         own = {(tsg.client, tsg.handle): us for tsg, us in levers.shares(self.tsgs(), 0).items()}
         excused = {key for key in keys - self.excused if self.slices.get(key) == own.get(key)}
         self.excused = (self.excused | excused) & own.keys()

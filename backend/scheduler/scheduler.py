@@ -263,8 +263,8 @@ class Scheduler:
             self.poke()  # the others share without it
             return
         failure = self._failures.get(process)
-        # With no TSG left there is nothing to schedule: a program destroys its contexts some time before it ends.
         code = getattr(error, "errno", None)
+        # With no TSG left there is nothing to schedule: a program destroys its contexts some time before it ends.
         nothing = code == errno.EOPNOTSUPP and not self._gpu.activity(process).tsgs
         told = failure is not None and failure.told
         if not told and not nothing and (failure is not None or code not in PASSING):
