@@ -56,7 +56,7 @@ async def again(rig: Rig, program: Program, gpu: int) -> Program:
 @pytest.mark.parametrize("early", [False, True])
 def test_what_the_library_has_placed_goes_along(drive: Drive, early: bool) -> None:
     """While it stands by, nothing is asked of it and nothing granted; its books are there before it is. It may connect
-    from there before whoever wrote knows that it has moved."""
+    from there before the agent has ended: then it is answered once that has."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -75,7 +75,10 @@ def test_what_the_library_has_placed_goes_along(drive: Drive, early: bool) -> No
             if early:
                 standby.end()
                 await until_then(program.ended.is_set)
-                await again(rig, program, 1)
+                rig.nursery.start_soon(again, rig, program, 1)
+                await trio.sleep(1)
+                assert program.process not in rig.gpu.managed
+                assert program.process not in rig.others[0].managed
 
         moved_by(rig, act, program)
         await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -134,6 +135,7 @@ class Managed:
         self.host: Host | None = None
         self._programs: dict[Process, Program] = {}
         self._expected: dict[Process, Expected] = {}
+        self._moving: dict[Process, trio.Event] = {}
         self._frozen = frozen
 
     def __contains__(self, process: Process) -> bool:
@@ -293,6 +295,21 @@ class Managed:
             except OSError as error:
                 program.departs = error.errno == errno.ETIMEDOUT  # then it may do so yet
                 raise
+
+    @contextmanager
+    def moving(self, process: Process) -> Iterator[None]:
+        """While the body runs, somebody is at a program to move it from here, or to here."""
+        over = self._moving[process] = trio.Event()
+        try:
+            yield
+        finally:
+            del self._moving[process]
+            over.set()
+
+    async def moved(self, process: Process) -> None:
+        """Returns once nobody is: before, all that a program asks of the driver takes its time."""
+        if (over := self._moving.get(process)) is not None:
+            await over.wait()
 
     def placed(self, process: Process) -> int:
         """Bytes on the GPU that the library has placed, as the program says."""

@@ -200,6 +200,7 @@ class Session:
             raise fail(errno.ENODEV)
         if index in self._holdings:
             raise fail(errno.EBUSY)
+        await gpu.moved(self.process)
         await gpu.booked.arrive(self.process, index)
         self._holdings[index] = gpu.begin(self.process, self, resident, swapped)
         gpu.booked.settle(self.process, index)

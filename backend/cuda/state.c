@@ -18,6 +18,7 @@
 #include "gate.h"
 #include "graph.h"
 #include "heat.h"
+#include "home.h"
 #include "stream.h"
 #include "mover.h"
 
@@ -90,6 +91,7 @@ static void in_child(void)
 	heat_forget();
 	exchange_forget();
 	departure_forget();
+	home_forget();
 	memory_forget();
 	daemon_forget();
 	state_ready = false;

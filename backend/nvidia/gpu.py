@@ -373,7 +373,8 @@ class NvidiaGpu:
             standby = self.managed.standby(process, near)
             try:
                 carried = max(0, held - placed) if near else held
-                await self.mover.move(process, self.info, target.info, held, carried, standby)
+                with self.managed.moving(process), target.managed.moving(process):
+                    await self.mover.move(process, self.info, target.info, held, carried, standby)
             except BaseException:
                 self.managed.stay(process, placed)
                 raise

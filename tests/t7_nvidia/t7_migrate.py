@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pynvml
 import pytest
 
+from backend.nvidia.mover import BEGUN_S
 from ggroupfs.client import Member, flat
 from tests.mounted import Mounted
 from tests.t4_restart import daemons, kill
@@ -122,7 +123,7 @@ def test_training_moves_back_and_forth(gpu_mount: Mounted, library: bool) -> Non
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("gib", [1, 4, 16])
+@pytest.mark.parametrize("gib", [1, 4, 8, 16])
 @WITH_OR_WITHOUT
 def test_how_long_it_stands_still(
     gpu_mount: Mounted, elastic: str, links: tuple[float, float], library: bool, gib: int
@@ -150,7 +151,7 @@ def test_how_long_it_stands_still(
                 wait_for(lambda here=here: card(here).free > card(here).total - 2 * GIB, "all of it has come")  # type: ignore[misc]
             wait_for(lambda before=before: run.passes > before + 2, "it goes on")  # type: ignore[misc]
         if library:
-            assert min(pauses) < 1
+            assert min(pauses) < 1, "0.5 are the driver's, for a context and nothing else"
         run.finish()
 
 
@@ -176,11 +177,12 @@ def test_one_that_is_in_the_host_in_part_moves(gpu_mount: Mounted, elastic: str)
 
 
 @pytest.mark.timeout(200)
-def test_no_room_is_refused_and_it_goes_on(gpu_mount: Mounted, elastic: str) -> None:
+@WITH_OR_WITHOUT
+def test_no_room_is_refused_and_it_goes_on(gpu_mount: Mounted, elastic: str, library: bool) -> None:
     """The other GPU is full but for 1 GiB: nothing is locked, and nothing is lost."""
     there = ("env", "CUDA_VISIBLE_DEVICES=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID")
     with (
-        program(elastic, "PAGE", "4096") as run,
+        program(*(run_in(gpu_mount) if library else []), elastic, "PAGE", "4096") as run,
         program(*there, elastic, "PAGE", str((card(1).free - GIB) // MIB - 1024)) as full,
     ):
         for one in (run, full):
@@ -199,7 +201,8 @@ def test_no_room_is_refused_and_it_goes_on(gpu_mount: Mounted, elastic: str) -> 
 @WITH_OR_WITHOUT
 def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str, library: bool) -> None:
     """At ten moments of a move of 4 GiB: the program ends up whole, on one GPU, and the next mount moves it again."""
-    step = 0.15 if library else 0.4
+    step = 0.25 if library else 0.4
+    been = set()
     with ExitStack() as stack:
         start = stack.enter_context(daemons(tmp_path, gpu="nvidia", also=("pid ", "process ")))
         mount = start()
@@ -210,6 +213,7 @@ def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str, librar
             group = at(mount, run, here)
             if library:
                 wait_for(lambda group=group: flat(group.read("gcgroup.stat"))["managed"] == 1, "it speaks")  # type: ignore[misc]
+            time.sleep(BEGUN_S)  # whether an agent of the daemon before is at it is not known before
             mover = threading.Thread(target=_try, args=(group, 1 - here))
             mover.start()
             time.sleep(0.05 + step * number)
@@ -221,12 +225,16 @@ def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str, librar
             places = where(run.process.pid)
             print(f"killed after {0.05 + step * number:.2f} s: on GPU {places}")
             assert len(places) == 1
+            been.update(places)
+        assert been == {0, 1}, "it moves, at some moments"
         run.finish()
 
 
 def _try(group: Member, gpu: int) -> None:
-    with suppress(OSError):  # nobody is left to answer
+    try:
         write(group, "compute.migrate", gpu)
+    except OSError as error:  # nobody is left to answer
+        print(f"asked for GPU {gpu}: {error.strerror}")
 
 
 def test_the_order_of_gpus_is_the_programs_own(gpu_mount: Mounted, elastic: str) -> None:

@@ -163,10 +163,11 @@ void backing_return(struct region *region)
 		if (chunk->pinned)
 			pinned += (int64_t)class_bytes[class];
 		if (chunk->place == CHUNK_DEVICE) {
-			(chunk->shareable || chunk->abroad ? pool_drop : pool_give)(device, class, chunk->memory);
+			(chunk->shareable || chunk->imported ? pool_drop : pool_give)(device, class, chunk->memory);
 			continue;
 		}
-		pool_host_give(device, class, (struct spare){ chunk->memory, chunk->window });
+		(chunk->imported ? pool_host_drop :
+				   pool_host_give)(device, class, (struct spare){ chunk->memory, chunk->window });
 		pool_uncharge_swapped(device, class_bytes[class]);
 	}
 	pinned_report(device, -pinned);

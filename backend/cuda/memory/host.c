@@ -92,6 +92,16 @@ void pool_host_give(struct device *device, enum chunk_class class, struct spare 
 		host_destroy(device, class, spare);
 }
 
+void pool_host_drop(struct device *device, enum chunk_class class, struct spare spare)
+{
+	struct pool *pool = device->pool;
+
+	pthread_mutex_lock(&pool->lock);
+	pool->used[class] -= class_bytes[class];
+	pthread_mutex_unlock(&pool->lock);
+	host_destroy(device, class, spare);
+}
+
 void pool_halt(struct device *device)
 {
 	struct pool *pool = device->pool;

@@ -49,6 +49,8 @@ uint64_t pool_kept(struct device *device);
 CUresult pool_host(struct device *device, enum chunk_class class, struct spare *spare);
 /* Takes it back; mapped nowhere but at its window. No call of the driver where it is kept. */
 void pool_host_give(struct device *device, enum chunk_class class, struct spare spare);
+/* Frees it. */
+void pool_host_drop(struct device *device, enum chunk_class class, struct spare spare);
 /* The bytes kept in the host. */
 uint64_t pool_host_kept(struct device *device);
 /* From here to the other nothing is kept or made in the host ahead: returns once it is so. */

@@ -119,8 +119,8 @@ static void count(const struct region *region, int sign)
 	struct region_tree *tree = region->device->regions;
 
 	for (size_t i = 0; i < region->chunks; i++) {
-		if (region->chunk[i].abroad)
-			tree->abroad += sign * chunk_bytes(region, i);
+		if (region->chunk[i].imported)
+			tree->imported += sign * chunk_bytes(region, i);
 		if (region->chunk[i].place == CHUNK_DEVICE)
 			tree->resident[chunk_class(region, i)] += sign * chunk_bytes(region, i);
 		if (region->chunk[i].pinned)
@@ -350,9 +350,9 @@ void region_moved(const struct pick *pick, enum chunk_place place, CUmemGenericA
 	pthread_mutex_lock(&region_lock);
 	if (chunk->place != place)
 		tree->resident[chunk_class(pick->region, pick->index)] += place == CHUNK_DEVICE ? bytes : -bytes;
-	if (chunk->abroad)
-		tree->abroad -= bytes;
-	chunk->abroad = false;
+	if (chunk->imported)
+		tree->imported -= bytes;
+	chunk->imported = false;
 	chunk->memory = memory;
 	chunk->place = place;
 	chunk->window = window;
@@ -366,20 +366,20 @@ void region_shareable(const struct pick *pick)
 	pthread_mutex_unlock(&region_lock);
 }
 
-void region_abroad(const struct pick *pick)
+void region_imported(const struct pick *pick)
 {
 	pthread_mutex_lock(&region_lock);
-	pick->region->chunk[pick->index].abroad = true;
-	pick->region->device->regions->abroad += chunk_bytes(pick->region, pick->index);
+	pick->region->chunk[pick->index].imported = true;
+	pick->region->device->regions->imported += chunk_bytes(pick->region, pick->index);
 	pthread_mutex_unlock(&region_lock);
 }
 
-bool region_is_abroad(struct device *device)
+bool region_has_imported(struct device *device)
 {
 	pthread_mutex_lock(&region_lock);
-	bool abroad = device->regions->abroad != 0;
+	bool imported = device->regions->imported != 0;
 	pthread_mutex_unlock(&region_lock);
-	return abroad;
+	return imported;
 }
 
 void region_classes(struct device *device, uint64_t resident[CLASSES])

@@ -20,7 +20,7 @@ struct chunk {
 	bool busy;		/* the mover has it */
 	bool pinned;		/* never moves: mapped by a peer, exported, registered */
 	bool shareable;		/* other processes may have it mapped (ipc.h) */
-	bool abroad;		/* on the GPU that the program was on before (departure.h) */
+	bool imported;		/* by a descriptor: it cannot be exported (departure.h) */
 };
 
 struct small;
@@ -103,8 +103,8 @@ size_t region_pick_range(CUdeviceptr address, size_t bytes, struct pick *picks, 
 /* ... those on the GPU there that other processes can, or cannot, map; in `serial`, if that is not 0. */
 size_t region_pick_shareable(CUdeviceptr address, size_t bytes, uint64_t serial, bool can, struct pick *picks,
 			     size_t most);
-/* ... those that are on another GPU than the program. */
-size_t region_pick_abroad(struct device *device, size_t want, struct pick *picks, size_t most);
+/* ... those that were imported, on a GPU or in the host. */
+size_t region_pick_imported(struct device *device, enum chunk_place place, size_t want, struct pick *picks, size_t most);
 /* ... all of them, to be freed by the caller: 0; EBUSY while somebody is at one of them, EOPNOTSUPP where one may be
  * mapped by others, ENOMEM. */
 int region_pick_all(struct device *device, struct pick **picks, size_t *count);
@@ -121,11 +121,11 @@ size_t region_misplaced(struct device *device, size_t most);
 /* A chunk that is busy has moved: what is behind it now. */
 void region_moved(const struct pick *pick, enum chunk_place place, CUmemGenericAllocationHandle memory,
 		  CUdeviceptr window);
-/* ... and other processes can map it, or it is on the GPU that the program was on before. */
+/* ... and other processes can map it, or it was imported. */
 void region_shareable(const struct pick *pick);
-void region_abroad(const struct pick *pick);
-/* Whether anything of a device is there. */
-bool region_is_abroad(struct device *device);
+void region_imported(const struct pick *pick);
+/* Whether anything of a device was. */
+bool region_has_imported(struct device *device);
 /* The bytes on the GPU, by the class of their chunks. */
 void region_classes(struct device *device, uint64_t resident[CLASSES]);
 

@@ -16,7 +16,7 @@ struct region_tree {
 	size_t peer_count;
 	uint64_t resident[CLASSES];	/* bytes on the GPU */
 	uint64_t pinned;
-	uint64_t abroad;
+	uint64_t imported;
 	size_t frees;		/* under way: of what is no longer in the ring, too */
 	uint32_t usual;		/* heat of what is new: it is not known yet, and is as good as any */
 };

@@ -44,6 +44,28 @@ struct batch *batch_new(bool in, const struct pick *picks, size_t count)
 		batch->bytes[i] = chunk_bytes(region, picks[i].index);
 		batch->from[i] = chunk->memory;
 		batch->from_window[i] = chunk->window;
+		batch->imported[i] = chunk->imported;
+	}
+	return batch;
+}
+
+struct batch *batch_new_out(struct device *device, const struct pick *picks, size_t count)
+{
+	struct batch *batch = batch_new(false, picks, count);
+	size_t i = 0;
+
+	if (batch && state_borrow(device)) {
+		while (i < count && pool_host(device, batch_class(batch, i), &batch->to[i]) == CUDA_SUCCESS)
+			i++;
+		state_return(device);
+	}
+	if (i < count)
+		region_put(picks + i, count - i);
+	if (batch)
+		batch->count = i;
+	if (batch && !i) {
+		free(batch);
+		batch = NULL;
 	}
 	return batch;
 }
@@ -107,6 +129,14 @@ static bool make_room(struct device *device, struct batch *batch)
 	return false;
 }
 
+/* The chunk that a pick had in the host. */
+static void free_host(struct device *device, const struct batch *batch, size_t i)
+{
+	const struct spare spare = { batch->from[i], batch->from_window[i] };
+
+	(batch->imported[i] ? pool_host_drop : pool_host_give)(device, batch_class(batch, i), spare);
+}
+
 /* The end of a batch: everything is where `moved` says. Returns the bytes that moved. A context is
  * borrowed, or needs not. */
 static uint64_t settle(struct device *device, struct batch *batch)
@@ -126,11 +156,14 @@ static uint64_t settle(struct device *device, struct batch *batch)
 					region_shareable(&batch->pick[i]);
 				pool_release(device, batch->from[i]);
 			} else {
-				pool_host_give(device, class, (struct spare){ batch->from[i], batch->from_window[i] });
+				free_host(device, batch, i);
 			}
 		} else if (batch->moved[i]) {
 			region_moved(&batch->pick[i], CHUNK_HOST, to->memory, to->window);
-			pool_release(device, batch->from[i]);
+			if (batch->within)
+				free_host(device, batch, i);
+			else
+				pool_release(device, batch->from[i]);
 		} else if (batch->in) {
 			if (to->memory)
 				pool_release(device, to->memory);
@@ -140,7 +173,7 @@ static uint64_t settle(struct device *device, struct batch *batch)
 		moved += batch->moved[i] ? batch->bytes[i] : 0;
 	}
 	/* In the books it is on the GPU until mover_booked; once it is let go it may be freed, as that. */
-	if (!batch->in && moved)
+	if (!batch->in && !batch->within && moved)
 		pool_credit(device, moved);
 	region_put(batch->pick, batch->count);
 	return moved;
@@ -188,6 +221,7 @@ static void give_up(struct device *device, struct batch *batch)
 		of->bytes[at] = batch->bytes[i];
 		of->from[at] = batch->from[i];
 		of->from_window[at] = batch->from_window[i];
+		of->imported[at] = batch->imported[i];
 		of->to[at] = batch->to[i];
 		of->moved[at] = batch->moved[i];
 	}
@@ -220,7 +254,7 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	struct mover *mover = device->mover;
 	uint64_t moved = 0, bytes = 0, waited, begun, closed;
-	bool borrowed, sure = true, in = batch->in;
+	bool borrowed, sure = true, in = batch->in, home = batch->home;
 
 	/* The gate first: who destroys a context is inside, and waits for those who borrow it. */
 	if (!gate_close(GATE_MS)) {
@@ -252,8 +286,8 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 	if (borrowed)
 		state_return(device);
 	mover->busy_us += state_now_us() - begun;
-	state_log("device %d: %s %llu of %llu MiB, waited %llu us, closed %llu us, %llu us in all", device->ordinal,
-		  in ? "in" : "out", (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
+	state_log("device %d: %s%s %llu of %llu MiB, waited %llu us, closed %llu us, %llu us in all", device->ordinal,
+		  home ? "home, " : "", in ? "in" : "out", (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
 		  (unsigned long long)waited, (unsigned long long)closed,
 		  (unsigned long long)(state_now_us() - begun));
 	if (moved == bytes && moved && closed) {

@@ -16,13 +16,14 @@
 struct batch {
 	size_t count;
 	bool in;			/* to the GPU */
-	bool within;			/* ... from there: to memory that other processes can map, or */
-	bool home;			/* ... from the GPU that the program was on before */
+	bool within;			/* from there, or from the host to the host: to memory that others can map, or */
+	bool home;			/* ... to memory of our own, for what was imported */
 	struct pick pick[BATCH_MOST_CHUNKS];
 	CUdeviceptr address[BATCH_MOST_CHUNKS];
 	size_t bytes[BATCH_MOST_CHUNKS];
 	CUmemGenericAllocationHandle from[BATCH_MOST_CHUNKS];	/* behind the address now */
-	CUdeviceptr from_window[BATCH_MOST_CHUNKS];			/* in: of the chunk in the host */
+	CUdeviceptr from_window[BATCH_MOST_CHUNKS];			/* of a chunk in the host */
+	bool imported[BATCH_MOST_CHUNKS];				/* that chunk */
 	struct spare to[BATCH_MOST_CHUNKS];				/* `window`: where it can be copied to */
 	bool moved[BATCH_MOST_CHUNKS];
 	CUdeviceptr window;		/* in: of all the new chunks together */
@@ -42,6 +43,8 @@ struct mover {
 
 /* Of what the regions have at each pick. NULL without memory. */
 struct batch *batch_new(bool in, const struct pick *picks, size_t count);
+/* To the host: for as many of the picks as chunks of the host are found for, the others are let go. NULL: for none. */
+struct batch *batch_new_out(struct device *device, const struct pick *picks, size_t count);
 enum chunk_class batch_class(const struct batch *batch, size_t i);
 /* Moves a batch that has all it needs; returns the bytes that moved. Frees it. */
 uint64_t batch_move(struct device *device, struct batch *batch);

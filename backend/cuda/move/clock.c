@@ -319,20 +319,21 @@ size_t region_pick_shareable(CUdeviceptr address, size_t bytes, uint64_t serial,
 	return count;
 }
 
-/* Those that left with the program. */
+/* Those that stood by with the program. */
 
 struct leaving {
 	struct pick *picks;
 	size_t count, most, bytes, want;
+	enum chunk_place place;
 	int error;
 };
 
-static void take_abroad(struct pick *pick, void *argument)
+static void take_imported(struct pick *pick, void *argument)
 {
 	struct leaving *leaving = argument;
 	const struct chunk *chunk = chunk_of(pick);
 
-	if (!chunk->abroad || !movable(pick, CHUNK_DEVICE) || leaving->count == leaving->most ||
+	if (!chunk->imported || !movable(pick, leaving->place) || leaving->count == leaving->most ||
 	    leaving->bytes >= leaving->want)
 		return;
 	chunk_of(pick)->busy = true;
@@ -340,12 +341,12 @@ static void take_abroad(struct pick *pick, void *argument)
 	leaving->picks[leaving->count++] = *pick;
 }
 
-size_t region_pick_abroad(struct device *device, size_t want, struct pick *picks, size_t most)
+size_t region_pick_imported(struct device *device, enum chunk_place place, size_t want, struct pick *picks, size_t most)
 {
-	struct leaving leaving = { .picks = picks, .most = most, .want = want };
+	struct leaving leaving = { .picks = picks, .most = most, .want = want, .place = place };
 
 	pthread_mutex_lock(&region_lock);
-	each(device->regions, take_abroad, &leaving);
+	each(device->regions, take_imported, &leaving);
 	pthread_mutex_unlock(&region_lock);
 	qsort(picks, leaving.count, sizeof(*picks), by_address);
 	return leaving.count;

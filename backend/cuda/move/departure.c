@@ -14,6 +14,7 @@
 #include "driver.h"
 #include "foreign.h"
 #include "gate.h"
+#include "home.h"
 #include "ipc.h"
 #include "pool.h"
 #include "tree.h"
@@ -31,6 +32,7 @@ struct parked {
 	bool shut;		/* ... and from its window */
 	bool barred;		/* ... where nobody may use it */
 	bool released;
+	bool imported;		/* again */
 	bool back;		/* it is mapped again */
 };
 
@@ -66,6 +68,23 @@ static CUdeviceptr address_of(const struct leaving *leaving, size_t i)
 static size_t bytes_of(const struct leaving *leaving, size_t i)
 {
 	return chunk_bytes(leaving->picks[i].region, leaving->picks[i].index);
+}
+
+/* Chunks that are neighbours. */
+struct run {
+	size_t count, bytes;
+};
+
+/* Those from `i` on that are like that. */
+static struct run run_from(const struct leaving *leaving, size_t i, bool (*is)(const struct parked *parked))
+{
+	struct run run = { 0 };
+
+	while (i + run.count < leaving->count && is(&leaving->parked[i + run.count]) &&
+	       leaving->picks[i + run.count].region == leaving->picks[i].region &&
+	       leaving->picks[i + run.count].index == leaving->picks[i].index + run.count)
+		run.bytes += bytes_of(leaving, i + run.count++);
+	return run;
 }
 
 /* Going */
@@ -113,26 +132,48 @@ static int gather(struct leaving *leaving)
 }
 
 /* Has one chunk held by a descriptor. */
-static int park(struct leaving *leaving, size_t i)
+static int hold(struct leaving *leaving, size_t i)
 {
-	const struct chunk *chunk = chunk_of(leaving, i);
 	struct parked *parked = &leaving->parked[i];
 	CUresult result;
 	int fd = -1;
 
 	errno = 0;
 	CALL_REAL(result, cuMemExportToShareableHandle,
-		  (&fd, chunk->memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+		  (&fd, chunk_of(leaving, i)->memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
 	if (result != CUDA_SUCCESS || fd < 0)
 		return errno == EMFILE ? EMFILE : EIO;
 	fcntl(fd, F_SETFD, FD_CLOEXEC);
-	CALL_REAL(result, cuMemUnmap, (address_of(leaving, i), bytes_of(leaving, i)));
-	if (result != CUDA_SUCCESS) {
-		close(fd);
-		return EIO;
-	}
 	parked->fd = fd;
-	parked->unmapped = true;
+	return 0;
+}
+
+static bool is_held(const struct parked *parked)
+{
+	return parked->fd >= 0;
+}
+
+/* Unmaps as many as one call can; each call costs as much (1 ms on an H200). Goes on to the next. */
+static int unmap(struct leaving *leaving, size_t *i)
+{
+	const struct run run = run_from(leaving, *i, is_held);
+	CUresult result = CUDA_SUCCESS;
+
+	if (run.count)
+		CALL_REAL(result, cuMemUnmap, (address_of(leaving, *i), run.bytes));
+	for (size_t k = 0; k < run.count && result == CUDA_SUCCESS; k++)
+		leaving->parked[*i + k].unmapped = true;
+	*i += run.count ? run.count : 1;
+	return result == CUDA_SUCCESS ? 0 : EIO;
+}
+
+/* Nothing but its descriptor is left of one that is unmapped. */
+static int let_go_of(struct leaving *leaving, size_t i)
+{
+	const struct chunk *chunk = chunk_of(leaving, i);
+	struct parked *parked = &leaving->parked[i];
+	CUresult result = CUDA_SUCCESS;
+
 	if (chunk->place == CHUNK_HOST) {
 		CALL_REAL(result, cuMemUnmap, (chunk->window, bytes_of(leaving, i)));
 		parked->shut = parked->barred = result == CUDA_SUCCESS;
@@ -143,14 +184,18 @@ static int park(struct leaving *leaving, size_t i)
 	return parked->released ? 0 : EIO;
 }
 
-static int park_all(bool near)
+static int park_all(struct leaving *leaving, bool near)
 {
 	int error = 0;
 
-	for (size_t d = 0; d < departure.devices; d++)
-		for (size_t i = 0; i < departure.leaving[d].count && !error; i++)
-			if (near || chunk_of(&departure.leaving[d], i)->place == CHUNK_HOST)
-				error = park(&departure.leaving[d], i);
+	for (size_t i = 0; i < leaving->count && !error; i++)
+		if (near || chunk_of(leaving, i)->place == CHUNK_HOST)
+			error = hold(leaving, i);
+	for (size_t i = 0; i < leaving->count && !error;)
+		error = unmap(leaving, &i);
+	for (size_t i = 0; i < leaving->count && !error; i++)
+		if (is_held(&leaving->parked[i]))
+			error = let_go_of(leaving, i);
 	return error;
 }
 
@@ -163,9 +208,11 @@ static int come_to_a_rest(void)
 		return EBUSY;
 	state_devices(join, NULL);
 	for (size_t d = 0; d < departure.devices; d++)
+		home_all(departure.leaving[d].device);	/* what was imported cannot be exported */
+	for (size_t d = 0; d < departure.devices; d++)
 		pthread_mutex_lock(&departure.leaving[d].device->mover->lock);	/* nobody else takes two */
 	for (size_t d = 0; d < departure.devices && !error; d++)
-		if (!batch_reap(departure.leaving[d].device) || region_is_abroad(departure.leaving[d].device))
+		if (!batch_reap(departure.leaving[d].device) || region_has_imported(departure.leaving[d].device))
 			error = EBUSY;
 	departure.closed = !error && gate_close(GATE_MS);
 	if (!departure.closed)
@@ -193,7 +240,8 @@ int departure_begin(bool near)
 	error = come_to_a_rest();
 	if (!error) {
 		allow_files();
-		error = park_all(near);
+		for (size_t d = 0; d < departure.devices && !error; d++)
+			error = park_all(&departure.leaving[d], near);
 	}
 	departure.begun = true;
 	/* From here on somebody may checkpoint us. */
@@ -230,6 +278,7 @@ static CUresult take(struct leaving *leaving, size_t i)
 			return result;
 		region_moved(&leaving->picks[i], chunk->place, memory, chunk->window);
 		parked->released = false;
+		parked->imported = true;
 	}
 	if (parked->shut) {
 		CALL_REAL(result, cuMemMap, (chunk->window, bytes_of(leaving, i), 0, memory, 0));
@@ -245,32 +294,34 @@ static CUresult take(struct leaving *leaving, size_t i)
 	}
 	if (parked->unmapped)
 		CALL_REAL(result, cuMemMap, (address_of(leaving, i), bytes_of(leaving, i), 0, memory, 0));
-	parked->unmapped = result != CUDA_SUCCESS;
-	parked->back = !parked->unmapped;
+	parked->back |= parked->unmapped && result == CUDA_SUCCESS;
+	parked->unmapped &= !parked->back;
 	return result;
+}
+
+static bool is_back(const struct parked *parked)
+{
+	return parked->back;
 }
 
 /* One call for neighbours that were mapped again: the number of them from `i` on, at least 1. */
 static size_t allow(struct leaving *leaving, size_t i)
 {
-	const struct region *region = leaving->picks[i].region;
+	const struct run run = run_from(leaving, i, is_back);
 	CUresult result = CUDA_ERROR_UNKNOWN;
 	CUmemAccessDesc access[GG_DEVICES];
-	size_t bytes = 0, count, next = i;
+	size_t count;
 
-	while (next < leaving->count && leaving->picks[next].region == region && leaving->parked[next].back &&
-	       leaving->picks[next].index == leaving->picks[i].index + (next - i))
-		bytes += bytes_of(leaving, next++);
-	if (next == i)
+	if (!run.count)
 		return 1;
 	pthread_mutex_lock(&region_lock);
-	count = region_access(region, access);
+	count = region_access(leaving->picks[i].region, access);
 	pthread_mutex_unlock(&region_lock);
 	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
-		CALL_REAL(result, cuMemSetAccess, (address_of(leaving, i), bytes, access, count));
+		CALL_REAL(result, cuMemSetAccess, (address_of(leaving, i), run.bytes, access, count));
 	if (result != CUDA_SUCCESS)
-		state_log("%zu bytes at %llx cannot be used: error %d", bytes, address_of(leaving, i), (int)result);
-	return next - i;
+		state_log("%zu bytes at %llx cannot be used: error %d", run.bytes, address_of(leaving, i), (int)result);
+	return run.count;
 }
 
 static void take_all(struct leaving *leaving)
@@ -291,11 +342,11 @@ static void take_all(struct leaving *leaving)
 		i += allow(leaving, i);
 }
 
-static void let_go(struct leaving *leaving, bool elsewhere)
+static void let_go(struct leaving *leaving)
 {
-	for (size_t i = 0; elsewhere && i < leaving->count; i++)
-		if (leaving->parked[i].back && chunk_of(leaving, i)->place == CHUNK_DEVICE)
-			region_abroad(&leaving->picks[i]);
+	for (size_t i = 0; i < leaving->count; i++)
+		if (leaving->parked[i].imported)
+			region_imported(&leaving->picks[i]);
 	region_put(leaving->picks, leaving->count);
 	free(leaving->picks);
 	free(leaving->parked);
@@ -304,21 +355,25 @@ static void let_go(struct leaving *leaving, bool elsewhere)
 void departure_end(void)
 {
 	const uint64_t start = state_now_us();
-	bool elsewhere[GG_ORDINALS] = { false };
 
 	/* Before any call of the driver: who has locked us by then sees it, and does not go on; or those calls wait. */
 	counters_stand(false);
 	if (departure.borrowed)
 		real.cuCtxSynchronize();	/* while we are locked, none of them returns */
 	for (size_t d = 0; d < departure.devices; d++) {
-		take_all(&departure.leaving[d]);
-		elsewhere[d] = departure.borrowed && state_identify(departure.leaving[d].device);
+		struct leaving *leaving = &departure.leaving[d];
+		bool elsewhere;
+
+		take_all(leaving);
+		elsewhere = departure.borrowed && state_identify(leaving->device);
+		if (leaving->parked)
+			home_is_far(leaving->device, elsewhere);
 	}
 	for (size_t d = departure.borrowed; d--;)
 		state_return(departure.leaving[d].device);
 	/* The places are right before anybody goes on. */
 	for (size_t d = 0; d < departure.devices; d++)
-		let_go(&departure.leaving[d], elsewhere[d]);
+		let_go(&departure.leaving[d]);
 	if (departure.closed)
 		gate_open();
 	for (size_t d = 0; d < departure.devices; d++) {
@@ -331,34 +386,6 @@ void departure_end(void)
 		setrlimit(RLIMIT_NOFILE, &departure.files);
 	memset(&departure, 0, sizeof(departure));
 	state_log("back after a departure: %llu us", (unsigned long long)(state_now_us() - start));
-}
-
-/* Home */
-
-bool departure_home(struct device *device)
-{
-	struct pick picks[BATCH_MOST_CHUNKS];
-	struct mover *mover = device->mover;
-	struct batch *batch = NULL;
-	uint64_t moved = 0;
-	size_t count;
-
-	if (!mover || !region_is_abroad(device))
-		return false;
-	pthread_mutex_lock(&mover->lock);
-	state_enter();
-	count = batch_reap(device) ? region_pick_abroad(device, mover->batch_bytes, picks, BATCH_MOST_CHUNKS) : 0;
-	if (count)
-		batch = batch_new(true, picks, count);
-	if (batch) {
-		batch->within = batch->home = true;
-		moved = batch_move(device, batch);
-	} else {
-		region_put(picks, count);
-	}
-	state_leave();
-	pthread_mutex_unlock(&mover->lock);
-	return moved && region_is_abroad(device);
 }
 
 void departure_forget(void)

@@ -6,7 +6,7 @@
  * carries of the GPU's it carries through the host, at 2 GB/s. Memory that was exported, and has neither a handle nor an
  * address any more, it leaves alone (all measured: docs/nvidia.md). So between these two calls our chunks are held by
  * descriptors only, and nothing runs that could miss them; afterwards they are mapped where they were. Those that are on
- * another GPU than the program then are used from there, and come home bit by bit.
+ * another GPU than the program then are used from there, and come home bit by bit (home.h).
  *
  * Called by the listening thread.
  */
@@ -22,9 +22,6 @@ int departure_begin(bool near);
 bool departure_begun(void);
 /* Maps everything again, and lets it run. Waits in the driver while the process is checkpointed. */
 void departure_end(void);
-
-/* Brings some of what is on another GPU home; whether there is more of it, which nothing keeps from coming. */
-bool departure_home(struct device *device);
 
 void departure_forget(void);	/* in the child of fork(): lets go of the descriptors, which are the parent's */
 

@@ -92,28 +92,6 @@ static uint64_t end(struct device *device, uint64_t busy_us)
 
 /* Out */
 
-/* Chunks of the host for the first of `picks`; the others are let go. NULL: for none. */
-static struct batch *ready_out(struct device *device, const struct pick *picks, size_t count)
-{
-	struct batch *batch = batch_new(false, picks, count);
-	size_t i = 0;
-
-	if (batch && state_borrow(device)) {
-		while (i < count && pool_host(device, batch_class(batch, i), &batch->to[i]) == CUDA_SUCCESS)
-			i++;
-		state_return(device);
-	}
-	if (i < count)
-		region_put(picks + i, count - i);
-	if (batch)
-		batch->count = i;
-	if (batch && !i) {
-		free(batch);
-		batch = NULL;
-	}
-	return batch;
-}
-
 static uint64_t out(struct device *device, uint64_t bytes)
 {
 	struct pick picks[MOST];
@@ -124,7 +102,7 @@ static uint64_t out(struct device *device, uint64_t bytes)
 	if (!count)
 		return 0;
 	start = state_now_us();
-	batch = ready_out(device, picks, count);
+	batch = batch_new_out(device, picks, count);
 	if (!batch)
 		return 0;
 	device->mover->busy_us += state_now_us() - start;

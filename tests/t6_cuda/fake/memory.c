@@ -25,6 +25,7 @@ struct memory {
 	int fd;			/* the memfd: one for all, but for memory that can be exported */
 	off_t offset;		/* in that */
 	bool imported;		/* another process's, or exported by this one and still here: it counts there */
+	bool descriptor;	/* it came by one */
 	ino_t file;		/* of memory that can be exported */
 	unsigned int handles, mappings;
 	struct memory *next;	/* all that live */
@@ -330,8 +331,12 @@ FAKE_EXPORT cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllo
 
 	if (flags || handleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || memory->fd == arena)
 		fake_die("cuMemExportToShareableHandle: it was not made to be exported");
+	if (memory->descriptor) {	/* measured: docs/nvidia.md */
+		pthread_mutex_unlock(&lock);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 	*(int *)shareableHandle = fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
-	if (!memory->imported && !exported(memory->file)) {
+	if (!exported(memory->file)) {
 		struct export *export = calloc(1, sizeof(*export));
 
 		*export = (struct export){ .file = memory->file, .prop = memory->prop, .next = exports };
@@ -351,7 +356,8 @@ FAKE_EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 	if (!memory || shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
 	    fstat((int)(intptr_t)osHandle, &status))
 		fake_die("cuMemImportFromShareableHandle: no descriptor");
-	*memory = (struct memory){ .magic = MAGIC, .bytes = (uint64_t)status.st_size, .handles = 1, .imported = true };
+	*memory = (struct memory){ .magic = MAGIC, .bytes = (uint64_t)status.st_size, .handles = 1, .imported = true,
+				    .descriptor = true };
 	memory->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 	memory->fd = fcntl((int)(intptr_t)osHandle, F_DUPFD_CLOEXEC, 3);
 	memory->file = status.st_ino;

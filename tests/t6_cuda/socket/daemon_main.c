@@ -4,6 +4,7 @@
 #include "counters.h"
 #include "daemon.h"
 #include "departure.h"
+#include "home.h"
 #include "exchange.h"
 #include "mover.h"
 #include "session.h"
@@ -75,7 +76,7 @@ void departure_end(void)
 {
 }
 
-bool departure_home(struct device *device)
+bool home_some(struct device *device)
 {
 	(void)device;
 	return false;
