@@ -124,7 +124,9 @@ class Strict:
 
     def prepare(self, gpu: str) -> None:
         def effect() -> None:
-            if gpu not in self.contexts and self.world.free(gpu, self._hold(gpu)) < CONTEXT:
+            if self.contexts:
+                return
+            if self.world.free(gpu, self._hold(gpu)) < CONTEXT:
                 raise OSError(errno.ENOSPC, "no room for a context")
             self.contexts.add(gpu)
 
@@ -132,7 +134,7 @@ class Strict:
 
     def reserve(self, gpu: str, nbytes: int) -> int:
         def effect() -> int:
-            if gpu not in self.contexts:
+            if not self.contexts:
                 self.prepare(gpu)
             if self.world.free(gpu, self._hold(gpu)) < nbytes:
                 raise OSError(errno.ENOSPC, "OUT_OF_MEMORY")
@@ -254,8 +256,8 @@ def test_a_move_takes_the_steps_in_order_and_says_so() -> None:
     assert [step.step for step in run.steps if step.ms is None] == [step.step for step in run.steps if step.ms]
     assert not any(step.errno for step in run.steps)
     calls = run.driver.calls
-    assert calls[:3] == ["open", "prepare", "prepare"], "contexts are no part of the stall"
-    assert calls[3:] == [
+    assert calls[:2] == ["open", "prepare"], "its context is no part of the stall"
+    assert calls[2:] == [
         *("state", "reserve", "lock", "checkpoint", "reserve", "release", "restore", "unlock", "release")
     ], "what is freed where it was stays ours until it runs"
 
@@ -512,7 +514,8 @@ def test_where_the_way_back_is_closed_it_goes_on() -> None:
             if full:
                 world.used[TWO] = CAPACITY - CONTEXT
 
-        outcome = move(world, faults={("restore", 1): Fault(errno.EIO)}, meanwhile={("release", 1): fill})
+        faults = {("restore", 1): Fault(errno.EIO), ("reserve", 2): Fault(errno.ENOSPC)}
+        outcome = move(world, faults=faults, meanwhile={("release", 1): fill})
         assert outcome is not None
         assert (outcome.errno, outcome.step) == (errno.EIO, Step.RESTORE)
         if not full:
@@ -528,11 +531,11 @@ def test_where_the_way_back_is_closed_it_goes_on() -> None:
 
 
 def test_a_source_without_room_for_a_context_is_no_obstacle() -> None:
-    """... and none is made there later, where the program's own would have to go."""
+    """None is made there, where the program's own would have to go; the room that it leaves is kept all the same."""
     world = World(used={ONE: CAPACITY - BYTES, TWO: 0, THREE: 0, OTHER: 0})
     run = Ran(world, ask(Action.MOVE, ONE, TWO), ONE)
     assert run.go() == Outcome(State.RUNNING, TWO)
-    assert run.driver.calls.count("reserve") == 1
+    assert run.driver.calls.count("reserve") == 2
     assert run.driver.contexts == {TWO}
 
 

@@ -80,7 +80,7 @@ def test_what_the_library_has_placed_does_not_go_through_the_host(agents: Agents
     async def begin() -> None:
         raise AssertionError("whoever acts asks for it")
 
-    standby = Standby(7, begin, lambda: None)
+    standby = Standby(7, begin, lambda: None, trio.Event())
     run(lambda: Mover(0, lambda _: GIB).move(PROCESS, gpu(0), gpu(1), 8 * GIB, GIB, standby))
     assert agents.asked == [("move", PROCESS, "GPU-0", "GPU-1", 8 * GIB, LOCK_S, standby, GIB)]
     with pytest.raises(OSError, match="no room"):

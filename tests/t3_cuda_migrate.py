@@ -41,7 +41,10 @@ def moved_by(rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], progr
         places = program.process, rig.gpu.info, rig.others[0].info
         assert words[:-1] == (*places, held, CONTEXT if near else held)
         assert isinstance(standby, Standby)
-        await act(program, standby)
+        try:
+            await act(program, standby)
+        finally:
+            standby.over.set()
 
     rig.gpu.mover.move = move  # type: ignore[method-assign]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -95,6 +94,8 @@ class Standby:
     """Returns once it does. OSError: it runs on."""
     end: Callable[[], None]
     """Has it go on: it is unlocked."""
+    over: trio.Event
+    """To be set once nobody is at it any more, if it was begun: before, the driver is slow to do what it asks for."""
 
 
 def has_library(pid: int) -> bool:
@@ -135,7 +136,7 @@ class Managed:
         self.host: Host | None = None
         self._programs: dict[Process, Program] = {}
         self._expected: dict[Process, Expected] = {}
-        self._moving: dict[Process, trio.Event] = {}
+        self._moving: dict[Process, trio.Event] = {}  # until when nothing is begun with it
         self._frozen = frozen
 
     def __contains__(self, process: Process) -> bool:
@@ -173,6 +174,8 @@ class Managed:
 
     def forget(self, process: Process) -> None:
         """The process exited, or runs elsewhere."""
+        if (over := self._moving.get(process)) is not None and over.is_set():
+            del self._moving[process]
         program = self._programs.pop(process, None)
         if program is not None:
             program.mover.end()
@@ -272,12 +275,17 @@ class Managed:
 
     # From one GPU to another
 
-    def standby(self, process: Process, near: bool) -> Standby:
+    def standby(self, process: Process, target: Managed, near: bool) -> Standby:
         """How a program that speaks is had to stand by; `near` is where it goes if that can use memory of this GPU.
         The descriptor is for the caller to close. OSError."""
-        program = self._programs[process]
-        begin = partial(self._depart, process, near)
-        return Standby(os.dup(program.mover.page), begin, partial(self._let_go, process))
+        program, over = self._programs[process], trio.Event()
+
+        async def begin() -> None:
+            for managed in (self, target):
+                managed._moving[process] = over
+            await self._depart(process, near)
+
+        return Standby(os.dup(program.mover.page), begin, partial(self._let_go, process), over)
 
     def _let_go(self, process: Process) -> None:
         program = self._programs.get(process)
@@ -296,20 +304,11 @@ class Managed:
                 program.departs = error.errno == errno.ETIMEDOUT  # then it may do so yet
                 raise
 
-    @contextmanager
-    def moving(self, process: Process) -> Iterator[None]:
-        """While the body runs, somebody is at a program to move it from here, or to here."""
-        over = self._moving[process] = trio.Event()
-        try:
-            yield
-        finally:
-            del self._moving[process]
-            over.set()
-
     async def moved(self, process: Process) -> None:
-        """Returns once nobody is: before, all that a program asks of the driver takes its time."""
+        """Returns once nobody is at a program to move it from here, or to here."""
         if (over := self._moving.get(process)) is not None:
             await over.wait()
+            self._moving.pop(process, None)
 
     def placed(self, process: Process) -> int:
         """Bytes on the GPU that the library has placed, as the program says."""

@@ -370,11 +370,10 @@ class NvidiaGpu:
             await self.mover.move(process, self.info, target.info, held)
         else:
             placed, near = self.managed.placed(process), await self._nvml.are_near(self.info.index, target.info.index)
-            standby = self.managed.standby(process, near)
+            standby = self.managed.standby(process, target.managed, near)
             try:
                 carried = max(0, held - placed) if near else held
-                with self.managed.moving(process), target.managed.moving(process):
-                    await self.mover.move(process, self.info, target.info, held, carried, standby)
+                await self.mover.move(process, self.info, target.info, held, carried, standby)
             except BaseException:
                 self.managed.stay(process, placed)
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,11 +55,15 @@ class DepartingDaemon(BookingDaemon):
         """Whether its page says so."""
         return stands(self.pages[-1].descriptor)
 
-    def let_go(self) -> None:
-        """Ends the connection; returns once there is another one, by which it is managed."""
+    def hang_up(self) -> Callable[[], None]:
+        """Ends the connection; what returns once there is another one, by which it is managed."""
         before = len(self.managed)
         self._connections[-1].shutdown(2)
-        eventually(lambda: len(self.managed) > before, lambda: "it does not connect again")
+        return lambda: eventually(lambda: len(self.managed) > before, lambda: "it does not connect again")
+
+    def let_go(self) -> None:
+        """Both."""
+        self.hang_up()()
 
 
 @contextlib.contextmanager
@@ -71,7 +75,7 @@ def departing(
     daemon = DepartingDaemon(path)
     variables = {
         "GGROUP_SOCKET": str(path),
-        "GGROUP_CUDA_POOL": "16" if not extra else "0",
+        "GGROUP_CUDA_POOL": "0" if "FAKE_FAIL_LATER" in extra else "16",
         "MOVES": str(moves),
         **extra,
     }
@@ -87,9 +91,12 @@ def departing(
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
-def test_a_program_stands_by_and_goes_on_elsewhere(tmp_path: Path, sanitize: str) -> None:
-    """Three times. Nothing is left that a checkpoint could not restore, nothing runs, and no word is lost."""
-    with departing(tmp_path, sanitize, moves=3) as (daemon, program):
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_program_stands_by_and_goes_on_elsewhere(tmp_path: Path, sanitize: str, dies: bool) -> None:
+    """Three times. Nothing is left that a checkpoint could not restore, nothing runs, and no word is lost. If a daemon
+    dies while it is checkpointed, it waits for the end of that, whatever its threads are at."""
+    variables = {"CHECKPOINTED": "1"} if dies else {}
+    with departing(tmp_path, sanitize, moves=3, **variables) as (daemon, program):
         for number in (3, 2, 1):
             assert not daemon.stands
             eventually(lambda: daemon.depart() == 0, lambda: "it does not stand by")  # it may be on its way home
@@ -100,10 +107,14 @@ def test_a_program_stands_by_and_goes_on_elsewhere(tmp_path: Path, sanitize: str
             assert program.hears("objects") <= 2, "but for an allocation that was under way"
             program.go()
             assert program.hears("launched") == 0
-            program.go()
-            assert program.hears("moved") == number
             page = daemon.pages[-1].descriptor
-            daemon.let_go()
+            program.go()
+            if dies:
+                assert program.hears("checkpointed") == 0
+                is_back = daemon.hang_up()
+                program.go()
+            assert program.hears("moved") == number
+            (is_back if dies else daemon.let_go)()
             assert not stands(page)
             index, resident, swapped = daemon.managed[-1]
             assert index == number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import subprocess
@@ -10,12 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pynvml
 import pytest
 
+from backend.nvidia.checkpoint.journal import directory
 from backend.nvidia.mover import BEGUN_S
 from ggroupfs.client import Member, flat
 from tests.mounted import Mounted
@@ -197,18 +199,26 @@ def test_no_room_is_refused_and_it_goes_on(gpu_mount: Mounted, elastic: str, lib
         full.finish()
 
 
+NOTED = ("", "reserve", "lock", "restore")
+"""Steps that an agent notes as it begins them, in their order."""
+MOMENTS = (
+    *(("", 0.05), ("reserve", 0.0), ("reserve", 0.05), ("lock", 0.0), ("lock", 0.1), ("lock", 0.3), ("lock", 0.36)),
+    *(("restore", 0.0), ("restore", 0.1), ("restore", 0.4)),
+)
+"""One of these, and seconds after it. With the library it stands by from `reserve` on; its checkpoint takes 0.35 s."""
+
+
 @pytest.mark.timeout(400)
 @WITH_OR_WITHOUT
 def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str, library: bool) -> None:
-    """At ten moments of a move of 4 GiB: the program ends up whole, on one GPU, and the next mount moves it again."""
-    step = 0.25 if library else 0.4
+    """At each step of a move of 4 GiB: the program ends up whole, on one GPU, and the next mount moves it again."""
     been = set()
     with ExitStack() as stack:
         start = stack.enter_context(daemons(tmp_path, gpu="nvidia", also=("pid ", "process ")))
         mount = start()
         run = stack.enter_context(program(*(run_in(mount) if library else []), elastic, "PAGE", "4096"))
         wait_for(lambda: run.passes > 2, "it works", seconds=60)
-        for number in range(10):
+        for step, seconds in MOMENTS:
             (here,) = where(run.process.pid)
             group = at(mount, run, here)
             if library:
@@ -216,18 +226,29 @@ def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str, librar
             time.sleep(BEGUN_S)  # whether an agent of the daemon before is at it is not known before
             mover = threading.Thread(target=_try, args=(group, 1 - here))
             mover.start()
-            time.sleep(0.05 + step * number)
+            if step:
+                late = NOTED[NOTED.index(step) :]
+                wait_for(lambda late=late: noted(run) in late, f"the agent comes to {step}")  # type: ignore[misc]
+            time.sleep(seconds)
             kill(mount)
             mover.join()
             before = run.passes
             mount = start()
             wait_for(lambda before=before: run.passes > before + 2, "it goes on", seconds=30)  # type: ignore[misc]
             places = where(run.process.pid)
-            print(f"killed after {0.05 + step * number:.2f} s: on GPU {places}")
+            print(f"killed {seconds:.2f} s after {step or 'the write'}: on GPU {places}")
             assert len(places) == 1
             been.update(places)
         assert been == {0, 1}, "it moves, at some moments"
         run.finish()
+
+
+def noted(run: Program) -> str:
+    """The step that the agent has noted last: read without the lock that tells who lives."""
+    for path in directory().glob(f"{run.process.pid}.*"):
+        with suppress(ValueError, FileNotFoundError):
+            return str(json.loads(path.read_bytes())["step"])
+    return ""
 
 
 def _try(group: Member, gpu: int) -> None:

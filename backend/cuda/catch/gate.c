@@ -22,16 +22,18 @@
 
 struct slot {
 	bool inside;		/* atomically */
+	bool waits;		/* atomically: in a call that waits for work */
 	bool taken;		/* under `lock`: a thread has it */
 	unsigned int depth;	/* of that thread alone */
 	struct slot *next;
 } __attribute__((aligned(64)));
 
 static bool closed;		/* atomically; written under `lock` */
+static bool standing;		/* atomically; written under `lock`: nobody may wait for work either */
 /* Whether entering must fence; set before the first slot is given out. */
 static bool fenced = true;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed;	/* somebody left while it is closed; it opened; a capture ended */
+static pthread_cond_t changed;	/* somebody left while it is closed; it opened; a capture ended; all may go on */
 static struct slot *slots;	/* under `lock`; never freed, used again */
 static int captures;		/* under `lock` */
 static bool closing;		/* under `lock`: somebody has it, from gate_close to gate_open */
@@ -73,6 +75,7 @@ static void thread_ended(void *argument)
 
 	pthread_mutex_lock(&lock);
 	__atomic_store_n(&slot->inside, false, __ATOMIC_RELEASE);
+	__atomic_store_n(&slot->waits, false, __ATOMIC_RELEASE);
 	slot->depth = 0;
 	slot->taken = false;
 	mine = NULL;
@@ -127,36 +130,58 @@ static void tell(void)
 	pthread_mutex_unlock(&lock);
 }
 
+/* Says `word`, of this thread's slot, and returns once `barred` is not; with the word taken back meanwhile. */
+static inline void enter(bool *word, const bool *barred)
+{
+	for (;;) {
+		__atomic_store_n(word, true, __ATOMIC_RELEASE);
+		word_is_out(word);
+		if (__builtin_expect(!__atomic_load_n(barred, __ATOMIC_SEQ_CST), 1))
+			return;
+		__atomic_store_n(word, false, __ATOMIC_RELEASE);
+		pthread_mutex_lock(&lock);
+		pthread_cond_broadcast(&changed);
+		while (__atomic_load_n(barred, __ATOMIC_RELAXED))
+			pthread_cond_wait(&changed, &lock);
+		pthread_mutex_unlock(&lock);
+	}
+}
+
+static inline void leave(bool *word, const bool *barred)
+{
+	__atomic_store_n(word, false, __ATOMIC_RELEASE);
+	word_is_out(word);
+	if (__builtin_expect(__atomic_load_n(barred, __ATOMIC_SEQ_CST), 0))
+		tell();
+}
+
 void gate_enter(void)
 {
 	struct slot *slot = mine ? mine : join();
 
-	if (slot->depth++)
-		return;
-	for (;;) {
-		__atomic_store_n(&slot->inside, true, __ATOMIC_RELEASE);
-		word_is_out(&slot->inside);
-		if (__builtin_expect(!__atomic_load_n(&closed, __ATOMIC_SEQ_CST), 1))
-			return;
-		__atomic_store_n(&slot->inside, false, __ATOMIC_RELEASE);
-		pthread_mutex_lock(&lock);
-		pthread_cond_broadcast(&changed);
-		while (__atomic_load_n(&closed, __ATOMIC_RELAXED))
-			pthread_cond_wait(&changed, &lock);
-		pthread_mutex_unlock(&lock);
-	}
+	if (!slot->depth++)
+		enter(&slot->inside, &closed);
 }
 
 void gate_leave(void)
 {
 	struct slot *slot = mine;
 
-	if (!slot || --slot->depth)
-		return;
-	__atomic_store_n(&slot->inside, false, __ATOMIC_RELEASE);
-	word_is_out(&slot->inside);
-	if (__builtin_expect(__atomic_load_n(&closed, __ATOMIC_SEQ_CST), 0))
-		tell();
+	if (slot && !--slot->depth)
+		leave(&slot->inside, &closed);
+}
+
+void gate_wait_enter(void)
+{
+	struct slot *slot = mine ? mine : join();
+
+	enter(&slot->waits, &standing);
+}
+
+void gate_wait_leave(void)
+{
+	if (mine)
+		leave(&mine->waits, &standing);
 }
 
 /* The caller may be inside itself; it does not wait for itself. */
@@ -168,13 +193,40 @@ static bool empty(void)
 	return true;
 }
 
-static void set_closed(bool value)
+static bool nobody_waits(void)
 {
-	__atomic_store_n(&closed, value, __ATOMIC_SEQ_CST);
+	for (struct slot *slot = slots; slot; slot = slot->next)
+		if (slot != mine && __atomic_load_n(&slot->waits, __ATOMIC_SEQ_CST))
+			return false;
+	return true;
+}
+
+static void set(bool *barred, bool value)
+{
+	__atomic_store_n(barred, value, __ATOMIC_SEQ_CST);
 	if (value)
 		all_words_are_out();
 	else
 		pthread_cond_broadcast(&changed);
+}
+
+static void set_closed(bool value)
+{
+	set(&closed, value);
+}
+
+static struct timespec in_ms(unsigned int ms)
+{
+	struct timespec then;
+
+	clock_gettime(CLOCK_MONOTONIC, &then);
+	then.tv_sec += ms / 1000;
+	then.tv_nsec += (long)(ms % 1000) * 1000000;
+	if (then.tv_nsec >= 1000000000) {
+		then.tv_nsec -= 1000000000;
+		then.tv_sec++;
+	}
+	return then;
 }
 
 /* False: the time is up. With `lock` held. */
@@ -185,17 +237,10 @@ static bool wait_until(const struct timespec *deadline)
 
 bool gate_close(unsigned int timeout_ms)
 {
-	struct timespec deadline;
+	const struct timespec deadline = in_ms(timeout_ms);
 	bool time_left = true, done = false;
 
 	pthread_once(&once, prepare);
-	clock_gettime(CLOCK_MONOTONIC, &deadline);
-	deadline.tv_sec += timeout_ms / 1000;
-	deadline.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-	if (deadline.tv_nsec >= 1000000000) {
-		deadline.tv_nsec -= 1000000000;
-		deadline.tv_sec++;
-	}
 	pthread_mutex_lock(&lock);
 	while (closing && time_left)
 		time_left = wait_until(&deadline);
@@ -235,6 +280,29 @@ void gate_open(void)
 	pthread_mutex_unlock(&lock);
 }
 
+bool gate_stand(unsigned int timeout_ms)
+{
+	const struct timespec deadline = in_ms(timeout_ms);
+	bool time_left = true, done;
+
+	pthread_mutex_lock(&lock);
+	set(&standing, true);
+	while (!nobody_waits() && time_left)
+		time_left = wait_until(&deadline);
+	done = nobody_waits();
+	if (!done)
+		set(&standing, false);
+	pthread_mutex_unlock(&lock);
+	return done;
+}
+
+void gate_go_on(void)
+{
+	pthread_mutex_lock(&lock);
+	set(&standing, false);
+	pthread_mutex_unlock(&lock);
+}
+
 void gate_capture(int change)
 {
 	pthread_once(&once, prepare);
@@ -261,11 +329,11 @@ void gate_forget(void)
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	make_condition();
 	for (struct slot *slot = slots; slot; slot = slot->next) {
-		slot->inside = false;
+		slot->inside = slot->waits = false;
 		slot->depth = 0;
 		slot->taken = slot == mine;
 	}
-	closed = false;
+	closed = standing = false;
 	closing = false;
 	captures = 0;
 	/* What was registered is of the parent's memory, by the letter of membarrier(2). */

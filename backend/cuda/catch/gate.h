@@ -20,6 +20,14 @@ void gate_leave(void);
 bool gate_close(unsigned int timeout_ms);
 void gate_open(void);
 
+/* Around calls that wait for work, or ask whether it is done: the gate is no matter to them. */
+void gate_wait_enter(void);
+void gate_wait_leave(void);
+/* Has those wait as well, with the gate closed and nothing running: false, and all as before, if one is in such a call for
+ * longer than `timeout_ms`. */
+bool gate_stand(unsigned int timeout_ms);
+void gate_go_on(void);
+
 /* A stream capture began or ended (launch.c). What is captured runs later, so the gate
  * cannot close meanwhile. */
 void gate_capture(int change);

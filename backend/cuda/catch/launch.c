@@ -133,6 +133,7 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 #define MAKE_LAUNCH(...)
 #define MAKE_STREAM(...)
 #define MAKE_GRAPH(...)
+#define MAKE_WAIT(...)
 #define MAKE_CODE(...)
 #define MAKE_MEMORY(...)
 #define MAKE_TRANSFER(...)

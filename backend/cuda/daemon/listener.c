@@ -102,7 +102,7 @@ static int64_t move_back(void)
 	due = session_now_ms() >= session.next_move;
 	for (int i = 0; i < session.managed_count; i++) {
 		struct managed *managed = &session.managed[i];
-		uint64_t want = at_most(managed->swapped, MOVE_BACK_PIECE), moved, usec;
+		uint64_t want, owed, moved, usec;
 		/* The daemon answers once whoever moved us has ended: until then each call of the driver may take 16 ms
 		 * (measured on two H200s; 0.06 else), and the gate would be closed as long. */
 		const bool may_come = managed->ours || session_now_ms() - session.lost_at > ALONE;
@@ -110,7 +110,9 @@ static int64_t move_back(void)
 		pthread_mutex_unlock(&session.lock);
 		if (may_come)
 			home |= home_some(managed->device);
+		owed = mover_owed(managed->device);
 		pthread_mutex_lock(&session.lock);
+		want = at_most(managed->swapped + owed, MOVE_BACK_PIECE);
 		if (want && (due || managed->room)) {
 			managed->room = 0;
 			pthread_mutex_unlock(&session.lock);
@@ -129,8 +131,8 @@ static int64_t move_back(void)
 			next = sooner(next, exchange_tick(managed->device));
 			pthread_mutex_lock(&session.lock);
 		}
-		any |= managed->swapped > 0;
-		more |= managed->swapped && managed->room;
+		any |= want > 0;
+		more |= want && managed->room;
 	}
 	if (due)
 		session.next_move = session_now_ms() + MOVE_BACK;

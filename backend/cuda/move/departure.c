@@ -50,6 +50,7 @@ static struct {
 	size_t borrowed;	/* the first of them */
 	bool kept;		/* no other device is set up */
 	bool closed;		/* the gate is */
+	bool stands;		/* ... and to those who wait for work, too */
 	bool more_files;	/* than before, may be open */
 	struct rlimit files;
 	bool begun;
@@ -222,6 +223,9 @@ static int come_to_a_rest(void)
 			return EBUSY;
 		else
 			departure.borrowed++;
+	departure.stands = gate_stand(GATE_MS);
+	if (!departure.stands)
+		return EBUSY;
 	for (size_t d = 0; d < departure.devices && !error; d++) {
 		pool_trim(departure.leaving[d].device, 0);
 		pool_halt(departure.leaving[d].device);
@@ -352,6 +356,16 @@ static void let_go(struct leaving *leaving)
 	free(leaving->parked);
 }
 
+/* Makes something, and frees it. In a process that is locked, or checkpointed, that does not return before it is
+ * unlocked; what we need is not waited for, but fails, and other calls end the process then (measured: docs/nvidia.md). */
+static void await_unlock(struct device *device)
+{
+	CUmemGenericAllocationHandle memory;
+
+	if (pool_create(device, CLASS_SMALL, &memory) == CUDA_SUCCESS)
+		pool_release(device, memory);
+}
+
 void departure_end(void)
 {
 	const uint64_t start = state_now_us();
@@ -359,7 +373,7 @@ void departure_end(void)
 	/* Before any call of the driver: who has locked us by then sees it, and does not go on; or those calls wait. */
 	counters_stand(false);
 	if (departure.borrowed)
-		real.cuCtxSynchronize();	/* while we are locked, none of them returns */
+		await_unlock(departure.leaving[0].device);
 	for (size_t d = 0; d < departure.devices; d++) {
 		struct leaving *leaving = &departure.leaving[d];
 		bool elsewhere;
@@ -374,6 +388,8 @@ void departure_end(void)
 	/* The places are right before anybody goes on. */
 	for (size_t d = 0; d < departure.devices; d++)
 		let_go(&departure.leaving[d]);
+	if (departure.stands)
+		gate_go_on();
 	if (departure.closed)
 		gate_open();
 	for (size_t d = 0; d < departure.devices; d++) {

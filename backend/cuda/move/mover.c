@@ -109,6 +109,11 @@ static uint64_t out(struct device *device, uint64_t bytes)
 	return batch_move(device, batch);
 }
 
+uint64_t mover_owed(struct device *device)
+{
+	return device->pool ? pool_credited(device) : 0;
+}
+
 uint64_t mover_booked(struct device *device)
 {
 	uint64_t moved = device->pool ? pool_spend(device, UINT64_MAX) : 0;

@@ -26,6 +26,8 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec);
  * where it is.
  */
 uint64_t mover_booked(struct device *device);
+/* Those bytes: they may come back by mover_in without a word of the daemon. */
+uint64_t mover_owed(struct device *device);
 /* Moves up to `bytes` in, asking the daemon for room first (daemon_move_in), until that is refused. */
 uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec);
 /*

@@ -24,7 +24,7 @@ from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request
 log = logging.getLogger(__name__)
 
 START_S = 30.0
-"""For an agent to start, initialise the driver (2.7 s with eight GPUs), and make two contexts."""
+"""For an agent to start, initialise the driver (2.7 s with eight GPUs), and make a context."""
 BYTES_A_SECOND = 500_000_000
 """Checkpoint and restore together, at the slowest: 1.3 GB/s measured on an H200, 0.7 GB/s told of slow hosts."""
 RECOVERIES = 3
@@ -133,6 +133,8 @@ class Job:
     """What came of it in the end."""
     abandoned: bool = False
     """Nobody waits for it any more."""
+    ending: list[trio.Process] = attrs.field(factory=list)
+    """Agents that have said what came of it, and give up their context: that takes its time."""
     finished: trio.Event = attrs.field(factory=trio.Event)
     """Set at the end."""
 
@@ -196,6 +198,10 @@ async def _attend(job: Job) -> None:
             "gone, or unknown" if job.last.state is None else job.last.state.name.lower(),
         )
     job.finished.set()
+    for agent in job.ending:
+        await agent.wait()
+    if job.standby is not None:
+        job.standby.over.set()
 
 
 def _helpless(action: Action, outcome: Outcome) -> bool:
@@ -228,30 +234,35 @@ async def _agent(job: Job, request: Request) -> Outcome:
         return Outcome(None, "", error.errno or errno.EIO, Step.OPEN, f"no agent can be started: {error.strerror}")
     assert process.stdin is not None
     assert process.stdout is not None
-    outcome = None
-    rest = b""
     async with process.stdin, process.stdout:
         with contextlib.suppress(trio.BrokenResourceError):  # it has ended; how is told below
             await process.stdin.send_all(request.line())
         if not asks:
             await process.stdin.aclose()
-        async for some in process.stdout:
-            *lines, rest = (rest + some).split(b"\n")
-            for line in lines:
-                answer = read_answer(line)
-                if isinstance(answer, Outcome):
-                    outcome = answer
-                else:
-                    job.steps.append(answer)
-                    if answer.step is Step.READY and answer.ms is None:
-                        await _stand_by(job, process.stdin)
-                    if answer.step is Step.UNLOCK and answer.ms is not None and not answer.errno and job.standby:
-                        job.standby.end()  # the agent's own end takes its time
-    status = await process.wait()
+        outcome = await _hear(job, process.stdout, process.stdin)
     if outcome is not None:
+        job.ending.append(process)
         return outcome
+    status = await process.wait()
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     return Outcome(None, "", errno.EIO, None, f"{job.at}: the agent {how}")
+
+
+async def _hear(job: Job, answers: trio.abc.ReceiveStream, agent: trio.abc.SendStream) -> Outcome | None:
+    """What an agent says, up to the outcome; None for one that ends without."""
+    rest = b""
+    async for some in answers:
+        *lines, rest = (rest + some).split(b"\n")
+        for line in lines:
+            answer = read_answer(line)
+            if isinstance(answer, Outcome):
+                return answer
+            job.steps.append(answer)
+            if answer.step is Step.READY and answer.ms is None:
+                await _stand_by(job, agent)
+            if answer.step is Step.UNLOCK and answer.ms is not None and not answer.errno and job.standby:
+                job.standby.end()
+    return None
 
 
 async def _stand_by(job: Job, agent: trio.abc.SendStream) -> None:

@@ -105,7 +105,7 @@ class Library:
     def __init__(self, path: str | None = None) -> None:
         self._path = path or os.environ.get(VARIABLE) or LIBRARY
         self._devices: dict[str, int] = {}
-        self._contexts: dict[str, ctypes.c_void_p] = {}
+        self._context: ctypes.c_void_p | None = None
         self._cuda: ctypes.CDLL
 
     def open(self) -> None:
@@ -131,16 +131,17 @@ class Library:
         return name.value.decode(errors="replace")
 
     def prepare(self, gpu: str) -> None:
-        if gpu in self._contexts:
+        """A context; one is enough for memory of all GPUs."""
+        if self._context is not None:
             return
         context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device(gpu), no_room=errno.ENOSPC)
-        self._contexts[gpu] = context
+        self._context = context
 
     def reserve(self, gpu: str, nbytes: int) -> int:
         """Physical memory that is mapped nowhere: all that it does is to be taken."""
         self.prepare(gpu)
-        self._call("cuCtxSetCurrent", self._contexts[gpu])
+        self._call("cuCtxSetCurrent", self._context)
         location = Location(MEM_LOCATION_TYPE_DEVICE, self._device(gpu))
         prop = AllocationProp(type=MEM_ALLOCATION_TYPE_PINNED, location=location)
         granule, handle = ctypes.c_size_t(), ctypes.c_uint64()

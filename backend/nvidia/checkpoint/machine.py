@@ -57,7 +57,6 @@ class Machine:
 
     _request: Request = attrs.field(init=False)
     _held: dict[str, int] = attrs.field(init=False, factory=dict)  # GPU -> reservation
-    _keepable: bool = attrs.field(init=False, default=False)  # the source can be reserved
     _place: str = attrs.field(init=False, default="")
     _locked: bool = attrs.field(init=False, default=False)  # by us, perhaps: it is for us to unlock
     _assumed: State | None = attrs.field(init=False, default=None)  # where the driver does not say
@@ -93,7 +92,7 @@ class Machine:
             self._known(source, target)
             if source == target:
                 raise OSError(errno.EINVAL, "that is where it is")
-            self._prepare(target, source)
+            self.driver.prepare(target)
         self._must_be(State.RUNNING)
         self._reserve(Step.RESERVE, target, self._request.room)
         if self._request.asks:
@@ -104,9 +103,8 @@ class Machine:
             # It would be lost: the driver does not restore all that it has then.
             raise Failed(Step.READY, OSError(errno.EBUSY, "it does not stand by any more"))
         self._checkpoint()
-        if self._keepable:
-            with suppress(Failed):  # without it the way back may close, which is no reason not to go
-                self._reserve(Step.KEEP, source)
+        with suppress(Failed):  # without it the way back may close, which is no reason not to go
+            self._reserve(Step.KEEP, source)
         self._release(target)
         self._restore(Step.RESTORE, target)
         self._unlock()
@@ -119,7 +117,7 @@ class Machine:
     def _resume(self) -> None:
         with self._step(Step.OPEN):
             self._known(self._request.source, self._request.destination)
-            self._prepare(self._request.destination)
+            self.driver.prepare(self._request.destination)
         self._must_be(State.CHECKPOINTED)
         self._place = ""
         self._reserve(Step.RESERVE, self._request.destination)
@@ -158,15 +156,6 @@ class Machine:
         models = {self.driver.model(gpu) for gpu in gpus}
         if len(models) > 1:
             raise OSError(errno.EOPNOTSUPP, f"different GPUs: {', '.join(sorted(models))}")
-
-    def _prepare(self, target: str, source: str = "") -> None:
-        """What takes time is done while the program runs."""
-        self.driver.prepare(target)
-        if source:
-            # A full GPU has no room for our context. One that is made later would be where the program has to go back.
-            with suppress(OSError):
-                self.driver.prepare(source)
-                self._keepable = True
 
     def _look(self) -> State:
         with self._step(Step.STATE):

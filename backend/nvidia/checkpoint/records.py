@@ -44,7 +44,7 @@ class Step(enum.Enum):
     """The parts of an action, in the order in which they come."""
 
     OPEN = "open"
-    """The driver is initialised, the GPUs are looked at, contexts for the reservations are made."""
+    """The driver is initialised, the GPUs are looked at, a context for the reservations is made."""
     STATE = "state"
     """The driver says in which state the program is."""
     RESERVE = "reserve"
@@ -195,7 +195,7 @@ class Driver(Protocol):
         """What kind of GPU that is: programs move between equal ones."""
 
     def prepare(self, gpu: str) -> None:
-        """Does what a reservation there needs and what takes time."""
+        """Does what reservations need, on any GPU, and what takes time: something on this one."""
 
     def reserve(self, gpu: str, nbytes: int) -> int:
         """Takes so much of a GPU's memory; what to release it by. OSError(ENOSPC) where it is not there."""

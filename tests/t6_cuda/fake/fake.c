@@ -81,8 +81,10 @@ __attribute__((visibility("default"))) void fake_fail_now(void)
 
 CUresult fake_fault(const char *name)
 {
-	CUresult result = CUDA_SUCCESS;
+	CUresult result = fake_while_checkpointed(name);
 
+	if (result != CUDA_SUCCESS)
+		return result;
 	pthread_once(&once, read_environment);
 	if (log_file >= 0)
 		dprintf(log_file, "%s %d\n", name, (int)gettid());

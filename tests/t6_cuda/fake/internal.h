@@ -95,6 +95,9 @@ CUresult fake_enqueue_job(struct fake_stream *stream, CUgraphNodeType type, stru
 /* The capture that using the stream now would be in the way of; NULL: none. With fake_lock held. */
 struct capture *fake_in_the_way(struct fake_stream *stream);
 
+/* What a process that is checkpointed answers first; may wait, or die. */
+CUresult fake_while_checkpointed(const char *name);
+
 /* Whether cuInit was called, by this process. */
 bool fake_initialised(void);
 /* Ends everything in a context. */

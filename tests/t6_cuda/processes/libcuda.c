@@ -355,7 +355,7 @@ EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUme
 	    prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || no_gpu(creation.gpu) || prop->requestedHandleTypes ||
 	    prop->win32HandleMetaData || prop->allocFlags.compressionType || prop->allocFlags.usage)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (current != creation.gpu)
+	if (current < 0)	/* that of any GPU will do (measured on two H200s) */
 		return CUDA_ERROR_INVALID_CONTEXT;
 	result = call("cuMemCreate", create, &creation);
 	*handle = result ? 0 : (CUmemGenericAllocationHandle)creation.made;

@@ -22,6 +22,26 @@ static size_t count = BYTES / 8;
 static _Atomic bool stop;
 static _Atomic uint64_t launched;
 
+/* Asks, as another thread does, whether work is done. */
+static void *ask(void *unused)
+{
+	CUevent event;
+
+	(void)unused;
+	DO(cuCtxSetCurrent(context));
+	DO(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+	while (!stop) {
+		CUresult result = cuStreamQuery(NULL);
+
+		CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY);
+		DO(cuEventQuery(event));
+		DO(cuEventSynchronize(event));
+		usleep(100);
+	}
+	DO(cuEventDestroy_v2(event));
+	return NULL;
+}
+
 static void *work(void *unused)
 {
 	CUfunction kernel;
@@ -51,18 +71,21 @@ int main(void)
 {
 	void (*move)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "fake_move");
 	uint64_t (*objects)(bool) = (uint64_t(*)(bool))dlsym(RTLD_DEFAULT, "fake_memory_objects");
+	void (*checkpoint)(bool) = (void (*)(bool))dlsym(RTLD_DEFAULT, "fake_checkpoint");
 	void (*fail)(void) = (void (*)(void))dlsym(RTLD_DEFAULT, "fake_fail_now");
+	const bool checkpointed = getenv("CHECKPOINTED");
 	uint64_t *data = malloc(BYTES);
-	pthread_t thread;
+	pthread_t thread, asking;
 	CUdeviceptr small;
 
-	CHECK(move && objects && fail && data);
+	CHECK(move && objects && checkpoint && fail && data);
 	context = start(0);
 	DO(cuMemAlloc_v2(&address, BYTES));
 	DO(cuMemAlloc_v2(&small, 100));
 	number(address, data, BYTES);
 	number(small, data, 100);
 	CHECK(!pthread_create(&thread, NULL, work, NULL));
+	CHECK(!pthread_create(&asking, NULL, ask, NULL));
 	tell("ready", 0);
 	fail();
 	tell("armed", 0);
@@ -73,12 +96,20 @@ int main(void)
 
 		usleep(50000);
 		tell("launched", launched - before);
+		if (checkpointed) {
+			checkpoint(true);
+			tell("checkpointed", 0);
+			usleep(50000);
+		}
 		move(moves);
+		if (checkpointed)
+			checkpoint(false);
 		tell("moved", moves);
 	}
 	tell("launched", launched);
 	stop = true;
 	CHECK(!pthread_join(thread, NULL));
+	CHECK(!pthread_join(asking, NULL));
 	DO(cuMemcpyDtoH_v2(data, address, BYTES));
 	for (size_t i = 0; i < count; i++)
 		CHECK(data[i] == i + (i % 512 ? 0 : launched));

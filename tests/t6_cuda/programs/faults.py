@@ -16,7 +16,7 @@ def main() -> None:
     rows = re.findall(r"ENTRY\((\w+),\s*(\w+),\s*\(([^)]*)\),\s*\(([^)]*)\),\s*(\d+)\)", text)
     for name, _, parameters, _, _ in rows:
         values = []
-        for parameter in " ".join(parameters.split()).split(","):
+        for parameter in " ".join(parameters.split()).split(",") if parameters != "void" else ():
             kind = re.sub(r"\w+(\[\])?$", "", parameter.strip()).strip()
             values.append("(void *)zeros" if kind.endswith("*") else f"({kind}){{ 0 }}")
         print(f"static CUresult call_{name}(void)\n{{\n\treturn {name}({', '.join(values)});\n}}\n")

@@ -104,6 +104,12 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	return bytes;
 }
 
+uint64_t mover_owed(struct device *device)
+{
+	(void)device;
+	return 0;
+}
+
 uint64_t mover_booked(struct device *device)
 {
 	uint64_t here = __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST), moved;

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Calls that ask whether work is done, or wait for it. They are none of the gate's business, but while the program
+ * stands by: in one that is checkpointed the driver reads memory that is not there, and the process is ended by SIGSEGV
+ * (measured: docs/nvidia.md). Calls that bring work, or memory, wait in the driver by themselves.
+ */
+
+#include "driver.h"
+#include "gate.h"
+
+#define MAKE_WAIT(name, parameters, arguments)		\
+	WRAPPER name parameters				\
+	{						\
+		CUresult result;			\
+							\
+		PASS_INSIDE(name, arguments);		\
+		gate_wait_enter();			\
+		CALL_REAL(result, name, arguments);	\
+		gate_wait_leave();			\
+		return result;				\
+	}
+#define MAKE_HOOK(...)
+#define MAKE_CONTEXT(...)
+#define MAKE_LAUNCH(...)
+#define MAKE_STREAM(...)
+#define MAKE_GRAPH(...)
+#define MAKE_GATED(...)
+#define MAKE_CODE(...)
+#define MAKE_MEMORY(...)
+#define MAKE_TRANSFER(...)
+#define ENTRY(name, kind, parameters, arguments, since) MAKE_##kind(name, parameters, arguments)
+#include "entries.def"
+#undef ENTRY
