@@ -224,11 +224,8 @@ class Managed:
 
         Never waits long for one that does not answer: what it moves later is booked then.
         """
+        await self.returned(process)
         program = self._programs.get(process)
-        if program is None and (expected := self._expected.get(process)) is not None:
-            with trio.move_on_at(expected.until):
-                await expected.over.wait()
-            program = self._programs.get(process)
         if program is None:
             raise OSError(errno.EOPNOTSUPP, "the memory of this program cannot be moved")
         moved = 0
@@ -325,6 +322,12 @@ class Managed:
         if process in self._programs:
             return
         self._expected[process] = Expected(placed, trio.current_time() + RETURN_S)
+
+    async def returned(self, process: Process) -> None:
+        """Returns once a program that is expected speaks, or is not expected any more."""
+        if process not in self._programs and (expected := self._expected.get(process)) is not None:
+            with trio.move_on_at(expected.until):
+                await expected.over.wait()
 
     def expects(self, process: Process) -> bool:
         """Whether it has, and is about to speak."""

@@ -361,6 +361,7 @@ class NvidiaGpu:
         if not isinstance(target, NvidiaGpu):
             raise OSError(errno.EXDEV, "there is no way to that GPU")
         target._require()
+        await self.managed.returned(process)
         held = (await self._nvml.usage(self.info.index)).get(process.pid)
         if not held:
             raise OSError(errno.EOPNOTSUPP, "the driver does not say how much memory it has")

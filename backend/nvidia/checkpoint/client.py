@@ -133,8 +133,6 @@ class Job:
     """What came of it in the end."""
     abandoned: bool = False
     """Nobody waits for it any more."""
-    ending: list[trio.Process] = attrs.field(factory=list)
-    """Agents that have said what came of it, and give up their context: that takes its time."""
     finished: trio.Event = attrs.field(factory=trio.Event)
     """Set at the end."""
 
@@ -197,11 +195,9 @@ async def _attend(job: Job) -> None:
             *(pid, job.request.action.value, job.last.words or "well"),
             "gone, or unknown" if job.last.state is None else job.last.state.name.lower(),
         )
-    job.finished.set()
-    for agent in job.ending:
-        await agent.wait()
     if job.standby is not None:
         job.standby.over.set()
+    job.finished.set()
 
 
 def _helpless(action: Action, outcome: Outcome) -> bool:
@@ -240,10 +236,9 @@ async def _agent(job: Job, request: Request) -> Outcome:
         if not asks:
             await process.stdin.aclose()
         outcome = await _hear(job, process.stdout, process.stdin)
+    status = await process.wait()  # also where it has answered: as long as it gives up its context the driver is slow
     if outcome is not None:
-        job.ending.append(process)
         return outcome
-    status = await process.wait()
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     return Outcome(None, "", errno.EIO, None, f"{job.at}: the agent {how}")
 
