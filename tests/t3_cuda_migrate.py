@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import trio
@@ -208,5 +209,36 @@ def test_what_the_other_gpu_could_not_use_is_carried(drive: Drive, near: bool) -
         program.obey = hears
         moved_by(rig, act, program, near)
         assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EIO
+
+    drive(test, count=2)
+
+
+def test_one_that_has_just_moved_is_waited_for(drive: Drive) -> None:
+    """It does not speak yet when it is to go back."""
+
+    async def test(rig: Rig) -> None:
+        program, moves = await begin(rig), list[tuple[int, int]]()
+
+        async def move(*words: Any) -> None:
+            _, source, target, *_, standby = words
+            await standby.begin()
+            moves.append((source.index, target.index))
+            rig.programs[-1].gpu = target.index
+            rig.programs[-1].show()
+            standby.end()
+            standby.over.set()
+
+        for gpu in (rig.gpu, *rig.others):
+            gpu.mover.move = move  # type: ignore[method-assign]
+        await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
+        await until_then(program.ended.is_set)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.h.write, f"{program.process.pid}/1/compute.migrate", 0)
+            await trio.sleep(0.5)
+            assert moves == [(0, 1)]
+            back = rig.connect(program.process)
+            back.gpu, back.context, back.obey = 1, program.context, stands_by
+            await back.manage(program.resident, program.swapped)
+        assert moves == [(0, 1), (1, 0)]
 
     drive(test, count=2)
