@@ -129,7 +129,7 @@ class Migrator:
                 async with self._follower.released(group, there):
                     await self._gpus[group.gpu].migrate(process, self._gpus[target])
                     self._arrived(group, there)
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):  # it is there: what does not hold at once is tried again, and told of
                 await self._follower.apply(there)
 
     def _arrived(self, here: Group, there: Group) -> None:

@@ -121,6 +121,21 @@ async def test_one_that_cannot_be_moved_is_as_it_was(spawn: Spawn, code: int) ->
         await h.write(f"{process.pid}/0/compute.migrate", 1)
 
 
+@pytest.mark.parametrize("lever", ["set_timeslice", "detach"])
+@virtual
+async def test_a_lever_that_does_not_act_at_once_is_pulled_again(spawn: Spawn, lever: str) -> None:
+    """It has moved all the same, and that is what whoever wrote is told."""
+    one, other = stubs()
+    async with running(one, other, scheduler=True) as h:
+        process = await h.arrive(spawn().pid, "/jobs", gmem=16 * MIB)
+        for name, value in ASKED.items():
+            await h.write(f"{process.pid}/0/{name}", value.strip())
+        other.script(lever, refuses(errno.ETIMEDOUT))
+        await h.write(f"{process.pid}/0/compute.migrate", 1)
+        await until(lambda: other.timeslices == {process: 4000} and other.detached == {process}, "they hold")
+        assert {name: await h.read(f"{process.pid}/1/{name}") for name in ASKED} == ASKED
+
+
 @virtual
 async def test_a_directory_made_before_keeps_what_it_had_where_a_move_fails(spawn: Spawn) -> None:
     """By mkdir a process has a directory on every GPU. One that was moved has none where it was."""
