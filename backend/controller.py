@@ -16,7 +16,7 @@ import trio
 from backend.deadline import deadline
 from backend.errors import fail
 from backend.follower import Follower
-from backend.identity import ROOT, Group, Process, Slice, identify
+from backend.identity import ROOT, Group, Process, Slice, identify, is_alive
 from backend.migrator import Migrator
 from backend.offers import Offers
 from backend.population import Population
@@ -185,9 +185,19 @@ class Controller:
         resident = self.population.resident(process)
         if resident is None:
             raise fail(errno.ENOENT)
-        if resident.contexts:
+        if resident.contexts and is_alive(process):
             raise fail(errno.EBUSY)
         self._traffic.expel(process)
+
+    def unmake_slice(self, slice_: Slice) -> None:
+        """rmdir: EBUSY while a process or a slice is below it. Who has just ended is nobody, as in cgroup.procs."""
+        for gpu in self.gpus:
+            for resident in list(self.population.below(Group(gpu, slice_))):
+                if is_alive(resident.process):
+                    raise fail(errno.EBUSY)
+                self._traffic.expel(resident.process)
+        if self.population.slice_entry(slice_) is not None:  # it may have been there for the last of them only
+            self.population.unmake(slice_)
 
     # Writing
 

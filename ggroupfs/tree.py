@@ -185,7 +185,7 @@ class Tree:
         if isinstance(child.subject, Process):
             self.controller.unmake_process(child.subject)
         elif isinstance(child.subject, Slice) and child is not self.slices:
-            self._population.unmake(child.subject)
+            self.controller.unmake_slice(child.subject)
         else:
             raise fail(errno.EPERM)
 

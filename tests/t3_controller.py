@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pyfuse3
 import pytest
 import trio
 
@@ -316,6 +317,30 @@ async def test_a_slice_hears_of_its_first_and_last_process(spawn: Spawn, cgroup:
                 await h.gone(who)
             assert waker.woken == 1, populated
         await h.operations.release(fh)
+
+
+@virtual
+async def test_who_has_just_ended_keeps_no_directory(spawn: Spawn) -> None:
+    """rmdir finds a process that ended a moment ago, of which the daemon has not heard yet, in nothing any more."""
+    async with running(StubGpu()) as h:
+        slices, population = await h.inode("slice"), h.controller.population
+        await h.operations.mkdir(slices, b"job", 0o755, h.ctx)
+        places = {spawn(): place for place in ("/job", "/job", "/job/deep", "/job/deep")}
+        first, *rest = [await h.arrive(process.pid, place) for process, place in places.items()]
+        *others, last = places
+        assert await answers(h.operations.rmdir(slices, b"job", h.ctx)) == errno.EBUSY
+        for process in others:
+            process.kill()
+            process.wait()
+        assert await answers(h.operations.rmdir(pyfuse3.ROOT_INODE, str(first.pid).encode(), h.ctx)) == 0
+        assert population.resident(first) is None
+        assert await answers(h.operations.rmdir(slices, b"job", h.ctx)) == errno.EBUSY, "one of them lives"
+        last.kill()
+        last.wait()
+        assert await answers(h.operations.rmdir(slices, b"job", h.ctx)) == 0
+        assert not any(population.resident(who) for who in rest)
+        await settle()
+        assert await h.listdir("slice") == []
 
 
 # Memory

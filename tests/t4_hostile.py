@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.identity import cgroup_of
+from backend.identity import cgroup_of, start_time
 from backend.wire import Op
 from tests.cgroups import cgroup, enter, evacuate, slice_path
 from tests.mounted import SECONDS, Mounted, Tenant, eventually, mounted, mountpoint
@@ -36,6 +36,12 @@ def batch() -> Iterator[Path]:
         yield path
 
 
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        return start_time(pid) > 0
+    return False
+
+
 @contextlib.contextmanager
 def fork_away(mount: Mounted, place: Path) -> Iterator[Callable[[], list[int]]]:
     """A program in a cgroup that forks twice, becomes a session of its own, and whose parents end. The pids of what is
@@ -50,10 +56,12 @@ def fork_away(mount: Mounted, place: Path) -> Iterator[Callable[[], list[int]]]:
     try:
         yield found
     finally:
-        for pid in (place / "cgroup.procs").read_text().split() + list(map(str, found())):
+        everybody = {int(pid) for pid in (place / "cgroup.procs").read_text().split()} | set(found())
+        for pid in everybody:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), 9)
-        eventually(lambda: not (place / "cgroup.procs").read_text().strip(), "they are gone")
+                os.kill(pid, 9)
+        # A process leaves cgroup.procs a little before it is a zombie: exit(2) waits for nobody in between.
+        eventually(lambda: not any(is_running(pid) for pid in everybody), "they are gone")
 
 
 def test_who_forks_twice_and_leaves_its_session_is_in_its_slice(mount: Mounted, batch: Path) -> None:

@@ -378,7 +378,7 @@ class MountMachine(RuleBasedStateMachine):
         elif self.model.do(population.slice_entry, slice_) is None:
             assert answer(path.rmdir) == "ENOENT"
         else:
-            assert answer(path.rmdir) == self.model.do(population.unmake, slice_)
+            assert answer(path.rmdir) == self.model.do(self.controller.unmake_slice, slice_)
 
     @precondition(lambda self: self.puppets)
     @rule(index=pick, kill=st.booleans())
