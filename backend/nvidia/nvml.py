@@ -25,9 +25,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEADLINE = 2.0
+"""Seconds for one call; the usual one takes 40 us, the first after a driver load a second."""
 P2P_READ_WRITE = (0, 1)
 """NVML_P2P_CAPS_INDEX_READ and _WRITE of nvml.h; the first is no number in pynvml. NVML_P2P_STATUS_OK is 0."""
-"""Seconds for one call; the usual one takes 40 us, the first after a driver load a second."""
 STEP_S = 1.0
 """The clock of the day was set where it went by so much more, or less, than time did between two looks at samples: they
 have its time."""
