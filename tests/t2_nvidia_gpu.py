@@ -6,6 +6,7 @@ import contextlib
 import errno
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -26,6 +27,8 @@ from tests.mounted import eventually
 
 ON_THE_GPU = {rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS, rm.FIFO_GET_CHANNEL_STATE}
 """Calls that go there; the others ask for what the driver has in its own memory."""
+
+MIB = 1 << 20
 
 OWN_FILES = 5
 """Held for good: one for the counter, two for each of the two GPUs."""
@@ -694,6 +697,34 @@ def test_a_program_that_we_may_not_look_into_arrives_all_the_same() -> None:
             assert rig.host.arrived == [(program.identity, 0)]
             with pytest.raises(PermissionError):
                 await rig.gpus[0].detach(program.identity)
+
+    drive(test)
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+def test_what_was_seen_of_one_before_it_was_met_is_old(monkeypatch: pytest.MonkeyPatch, *, speaks: bool) -> None:
+    """A program is looked at for a while, and allocates meanwhile: its books do not go back to what it had at first."""
+
+    async def test(rig: Rig) -> None:
+        gpu, mover = rig.gpus[0], SimpleNamespace(end=lambda: None)
+        seen: list[int] = []
+        books = SimpleNamespace(current=0, swap=0, frozen=False)
+        monkeypatch.setattr(FakeHost, "observe", lambda host, process, gpu, nbytes: seen.append(nbytes))
+        monkeypatch.setattr(FakeHost, "levels", lambda host, process, gpu: [books])
+
+        async def arrive(process: Process) -> None:
+            rig.nvml.compute[0] = [(5, 2000 * MIB)]
+            if speaks:
+                gpu.managed.begin(process, mover, 1500 * MIB, 0)  # type: ignore[arg-type]
+            await trio.sleep(1)
+
+        rig.host.on_arrive = {5: arrive}
+        async with running(rig):
+            program = rig.busy(5, 0, nbytes=600 * MIB)
+            await trio.sleep(2)
+            assert gpu.manages(program.identity) == speaks
+            assert min(seen) >= 1500 * MIB
+            assert seen[-1] == 2000 * MIB
 
     drive(test)
 

@@ -208,6 +208,12 @@ class Managed:
         else:
             self.booked.observe(process, self.info.index, nbytes)
 
+    def met(self, process: Process, nbytes: int) -> None:
+        """What the driver said a while ago of one that is in the books from now on. If it speaks, that is too old to be
+        held against what it says: it would be taken to have allocated since, and in the books have less than it has."""
+        if process not in self._programs:
+            self.booked.observe(process, self.info.index, nbytes)
+
     def _stuck(self, program: Program) -> bool:
         """Whether it could not move anything if it wanted to, or has just tried."""
         process = program.holding.process

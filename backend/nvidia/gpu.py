@@ -133,6 +133,8 @@ class NvidiaGpu:
     async def _poll(self, host: Host, nursery: trio.Nursery) -> None:
         try:
             for process in await self._roster.look():
+                if process in self.managed:  # it is in the books by its own word
+                    self._roster.tell(process, self.managed.look)
                 nursery.start_soon(self._welcome, host, process)
         except OSError as error:  # ENODEV
             self._lose(error)
@@ -158,6 +160,7 @@ class NvidiaGpu:
             self._roster.not_met(process, error)
             return
         self._roster.met(process)
+        self._roster.tell(process, self.managed.met)
 
     # ---- one that is lost ------------------------------------------------------------------------------------
 

@@ -24,9 +24,9 @@ class Roster:
     _nvml: Nvml
     _system: System
     _see: Callable[[Process, int], None]
-    """Told what a process holds, each time, to compare with what it says itself; 0 for one that is listed no more."""
+    """Told what a process that is not new holds, each time, to compare with what it says itself; 0 for one that is not
+    listed any more."""
     _since: dict[Process, float] = attrs.field(factory=dict)
-    _first: dict[Process, int | None] = attrs.field(factory=dict)  # bytes, of those who are not met yet
     _held: dict[Process, int] = attrs.field(factory=dict)
     _answers: bool = True
     _unmet: bool = False  # a program could not be looked at, and it was told of
@@ -60,7 +60,8 @@ class Roster:
             if process not in self._since:
                 self._since[process] = trio.current_time()
                 new.append(process)
-                self._first[process] = nbytes
+                if nbytes is not None:
+                    self._held[process] = nbytes
             elif nbytes is not None:
                 self._hold(process, nbytes)
         for process in self._since.keys() - listed:
@@ -70,19 +71,15 @@ class Roster:
     def met(self, process: Process) -> None:
         """One that was new is known now."""
         self._unmet = False
-        nbytes = self._first.pop(process, None)
-        if nbytes is not None and process in self._since:
-            self._hold(process, nbytes)
 
     def not_met(self, process: Process, error: OSError) -> None:
         """One that was new cannot be known: something is short here, say descriptors. With the next list it is new."""
-        self._since.pop(process, None)
-        self._first.pop(process, None)
+        self.forget(process)
         self._tell(process.pid, error)
 
     def forget(self, process: Process) -> None:
         """It is gone."""
-        for known in (self._since, self._first, self._held):
+        for known in (self._since, self._held):
             known.pop(process, None)
 
     def since(self, process: Process) -> float | None:
@@ -92,6 +89,11 @@ class Roster:
     def held(self, process: Process) -> int:
         """Bytes, as NVML last said; 0 where it does not say."""
         return self._held.get(process, 0)
+
+    def tell(self, process: Process, see: Callable[[Process, int], None]) -> None:
+        """What the last look showed of one that was new then; nothing where NVML does not say."""
+        if process in self._held:
+            see(process, self._held[process])
 
     def _hold(self, process: Process, nbytes: int) -> None:
         self._held[process] = nbytes

@@ -36,8 +36,9 @@ class DepartingDaemon(BookingDaemon):
             self.located = heard.args[1] >> 56
         if not heard.reply and heard.op == Op.MANAGE:
             self.resident, self.swapped = heard.args[:2]
-            self.managed.append((heard.gpu, *heard.args[:2]))
         super()._hear(connection, heard, page)
+        if not heard.reply and heard.op == Op.MANAGE:  # answered: before, it has no page to say anything on
+            self.managed.append((heard.gpu, *heard.args[:2]))
 
     def depart(self, near: bool = True) -> int:
         """Has it stand by; 0, or the errno with which it refuses."""

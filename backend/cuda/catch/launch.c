@@ -128,15 +128,4 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 		gate_leave();				\
 		return result;				\
 	}
-#define MAKE_HOOK(...)
-#define MAKE_CONTEXT(...)
-#define MAKE_LAUNCH(...)
-#define MAKE_STREAM(...)
-#define MAKE_GRAPH(...)
-#define MAKE_WAIT(...)
-#define MAKE_CODE(...)
-#define MAKE_MEMORY(...)
-#define MAKE_TRANSFER(...)
-#define ENTRY(name, kind, parameters, arguments, since) MAKE_##kind(name, parameters, arguments)
-#include "entries.def"
-#undef ENTRY
+#include "made.h"

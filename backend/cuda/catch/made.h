@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Makes the wrappers of one kind from their rows of entries.def. Whoever includes this defines MAKE_<kind>(name,
+ * parameters, arguments); rows of other kinds make nothing. To be included once, and last.
+ */
+#ifndef MAKE_GATED
+#define MAKE_GATED(...)
+#endif
+#ifndef MAKE_WAIT
+#define MAKE_WAIT(...)
+#endif
+#define MAKE_HOOK(...)
+#define MAKE_CONTEXT(...)
+#define MAKE_LAUNCH(...)
+#define MAKE_STREAM(...)
+#define MAKE_GRAPH(...)
+#define MAKE_CODE(...)
+#define MAKE_MEMORY(...)
+#define MAKE_TRANSFER(...)
+
+#define ENTRY(name, kind, parameters, arguments, since) MAKE_##kind(name, parameters, arguments)
+#include "entries.def"
+#undef ENTRY
