@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from backend.identity import start_time
 from ggroupfs.client import Member, flat, members
 from ggroupfs.mounts import mount_of
 
@@ -130,6 +131,15 @@ def mounted(path: Path, *options: str, gpu: str = "soft", expect_errors: Sequenc
         assert code == 0, (code, errors)
     unexpected = [line for line in errors if not any(word in line for word in expect_errors)]
     assert not unexpected, unexpected
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, and it is no zombie."""
+    try:
+        start_time(pid)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from backend.identity import cgroup_of, start_time
+from backend.identity import cgroup_of
 from backend.journal.file import default_path
 from ggroupfs.controls import LEVERS
 from ggroupfs.mount import SOCKETS
 from ggroupfs.mounts import mount_of
 from ggroupfs.umount import unmount
-from tests.mounted import Mounted, Tenant, eventually, mounted
+from tests.mounted import Mounted, Tenant, alive, eventually, mounted
 
 MIB = 1 << 20
 
@@ -60,15 +60,6 @@ def complaint(*words: object, code: int, user: int | None = None) -> str:
 def daemon_of(mount: Path) -> int:
     """Pid of the daemon that serves a tree."""
     return int(dict(line.split(" ", 1) for line in (mount / "ggroup.backend").read_text().splitlines())["pid"])
-
-
-def alive(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
-    try:
-        start_time(pid)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.fixture

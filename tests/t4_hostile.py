@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from backend.identity import cgroup_of, start_time
+from backend.identity import cgroup_of
 from backend.wire import Op
 from tests.cgroups import cgroup, enter, evacuate, slice_path
-from tests.mounted import SECONDS, Mounted, Tenant, eventually, mounted, mountpoint
+from tests.mounted import SECONDS, Mounted, Tenant, alive, eventually, mounted, mountpoint
 from tests.t4_tenant_socket import Raw, descriptors, status
 
 MIB = 1 << 20
@@ -34,12 +34,6 @@ def batch() -> Iterator[Path]:
         (path / "a.service").mkdir()
         (path / "b.service").mkdir()
         yield path
-
-
-def is_running(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        return start_time(pid) > 0
-    return False
 
 
 @contextlib.contextmanager
@@ -61,7 +55,7 @@ def fork_away(mount: Mounted, place: Path) -> Iterator[Callable[[], list[int]]]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
         # A process leaves cgroup.procs a little before it is a zombie: exit(2) waits for nobody in between.
-        eventually(lambda: not any(is_running(pid) for pid in everybody), "they are gone")
+        eventually(lambda: not any(alive(pid) for pid in everybody), "they are gone")
 
 
 def test_who_forks_twice_and_leaves_its_session_is_in_its_slice(mount: Mounted, batch: Path) -> None:
