@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.nvidia import discover, rm
+from backend.nvidia.deadline import Precedence
 from backend.nvidia.discover import ClientCounter, Engine, Handles, Tsg, indices
 from tests.fake_nvidia import GPU_IDS, FakeSystem, Object, Program
 
@@ -24,7 +25,7 @@ def counter(fake: FakeSystem) -> ClientCounter:
 
 
 def found(fake: FakeSystem, counter: ClientCounter, program: Program) -> Handles:
-    handles = Handles(fake, counter, program.identity)
+    handles = Handles(fake, counter, program.identity, Precedence(1.0))
     handles.wide()
     assert len(fake.open) == 1  # the counter's own
     return handles
@@ -86,6 +87,30 @@ def test_quick_look_is_short(fake: FakeSystem, counter: ClientCounter) -> None:
     with rm.borrowed(fake, program.identity, handles.fds()) as controls:
         handles.quick(controls)
     assert len(fake.calls) <= 50
+
+
+def test_wide_look_stands_aside_before_each_handle(fake: FakeSystem, counter: ClientCounter) -> None:
+    class Polite(Precedence):
+        aside = 0
+
+        def stand_aside(self) -> None:
+            assert self.aside <= tried(), "twice for one"
+            self.aside += 1
+
+    def tried() -> int:
+        return sum(cmd == rm.CLIENT_GET_HANDLE_INFO for cmd, _, _ in fake.calls)
+
+    program = fake.program(5, 0)
+    handles = found(fake, counter, program)
+    polite = handles.levers = Polite(1.0)
+    fake.calls.clear()
+    with rm.borrowed(fake, program.identity, handles.fds()) as controls:
+        handles.quick(controls)
+    assert not polite.aside, "a part of the lever itself"
+    fake.calls.clear()
+    assert handles.wide(force=True)
+    assert polite.aside > 2 * discover.WIDE_RUN
+    assert tried() - polite.aside < 100, "those that are known"
 
 
 def test_wide_look_jumps_a_gap(fake: FakeSystem, counter: ClientCounter) -> None:
@@ -176,7 +201,7 @@ def test_a_new_client_of_the_same_descriptor(fake: FakeSystem, counter: ClientCo
 
 def test_gone_in_the_middle(fake: FakeSystem, counter: ClientCounter) -> None:
     program = fake.program(5, 0)
-    handles = Handles(fake, counter, program.identity)
+    handles = Handles(fake, counter, program.identity, Precedence(1.0))
     fake.kill(5)
     with pytest.raises(ProcessLookupError):
         handles.wide()

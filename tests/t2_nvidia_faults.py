@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -19,7 +20,7 @@ import trio
 from trio.testing import MockClock
 
 from backend.nvidia import discover, rm
-from backend.nvidia.deadline import Deadline, Narrow
+from backend.nvidia.deadline import Deadline, Narrow, Precedence
 from backend.nvidia.discover import ClientCounter, Handles
 from backend.nvidia.faults import Fault, FaultyNvml, FaultySystem, Plan
 from backend.nvidia.nvml import ERRNOS, Nvml
@@ -92,7 +93,7 @@ def world(*, readback: bool = True, known: bool = True) -> World:
     states = ChannelStates(system, rm.Card(GPU_IDS[0], "0000:01:00.0", 0))
     other, program = fake.program(4, 0, 1), fake.program(5, 0, 1)
     waits = Deadline("it", 1.0)
-    handles = Handles(system, counter, program.identity)
+    handles = Handles(system, counter, program.identity, Precedence(1.0))
     tenant = Tenant(program.identity, handles, waits, waits, system, GPU_IDS[0], states, began=0)
     if known:
         tenant._look(False)
@@ -255,7 +256,7 @@ def test_looks() -> None:
             tried += 1
             w.fake.index = index  # else there would be more numbers to be tried each time
             del counter._samples[1:]
-            w.tenant.handles = Handles(w.tenant.system, counter, w.program.identity)
+            w.tenant.handles = Handles(w.tenant.system, counter, w.program.identity, Precedence(1.0))
             w.plan.faults = [fault]
             error = caught(lambda: w.tenant._look(False))
             assert error is None or right(error, fault), (fault, error)
@@ -444,6 +445,36 @@ def test_one_that_hangs_in_what_all_pass_keeps_nobody_for_long() -> None:
     thread.join()
     with narrow.passed():
         pass
+
+
+def test_who_stands_aside_goes_on_once_all_before_it_are_through() -> None:
+    levers, aside = Precedence(60.0), threading.Event()
+
+    def look() -> None:
+        levers.stand_aside()
+        aside.set()
+
+    levers.stand_aside()  # nobody is there
+    with levers.taken():
+        with levers.taken():
+            thread = threading.Thread(target=look, daemon=True)
+            thread.start()
+        assert not aside.wait(0.05), "one is through, and the other is not"
+    thread.join(10)
+    assert aside.is_set()
+
+
+def test_one_that_hangs_before_others_keeps_them_for_a_moment_once() -> None:
+    levers = Precedence(0.01)
+    with levers.taken():
+        began = time.monotonic()
+        for _ in range(1000):  # ten seconds, if each of them waited
+            levers.stand_aside()
+        assert time.monotonic() - began < 5
+    with levers.taken():
+        began = time.monotonic()
+        levers.stand_aside()
+        assert time.monotonic() - began > 0.009, "the next one is waited for again"
 
 
 def test_a_read_back_that_hangs_keeps_no_lever_of_others() -> None:

@@ -240,6 +240,46 @@ def test_a_lever_does_not_ask_for_what_it_knows() -> None:
     drive(test)
 
 
+def test_who_is_let_go_waits_for_no_look() -> None:
+    """What is new is not off the runlist. Of what is known each handle is looked at, since they are reused."""
+
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        gpu = rig.gpus[0]
+        known = len(program.channels()) + len([o for o in program.objects.values() if o.class_ == rm.CLASS_TSG])
+
+        async def handles(lever: Awaitable[None]) -> int:
+            rig.fake.calls.clear()
+            await lever
+            return [cmd for cmd, _, _ in rig.fake.calls].count(rm.CLIENT_GET_HANDLE_INFO)
+
+        await gpu.set_timeslice(program.identity, 3000)
+        assert await handles(gpu.detach(program.identity)) > known
+        assert await handles(gpu.attach(program.identity)) == known
+        assert all(program.running())
+        assert await handles(gpu.set_timeslice(program.identity, 4000)) > known
+
+    drive(test)
+
+
+def test_looks_stand_aside_while_a_lever_is_pulled() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        levers = rig.gpus[0]._tenant(program.identity).handles.levers
+        other = rig.gpus[1]._tenant(rig.fake.program(6, 1).identity).handles.levers
+        assert other is levers, "those of all programs, on all GPUs"
+        at_work: dict[int, set[int]] = {}
+        rig.fake.before = lambda cmd: at_work.setdefault(cmd, set()).add(len(levers._at_work))
+        await rig.gpus[0].set_timeslice(program.identity, 3000)  # its first one, for which it is looked at
+        await rig.gpus[0].detach(program.identity)
+        await rig.gpus[0].attach(program.identity)
+        assert at_work[rm.SET_TIMESLICE] == at_work[rm.FIFO_DISABLE_CHANNELS] == {1}
+        assert at_work[rm.CLIENT_GET_HANDLE_INFO] == {0, 1}, "a lever that needs a look first does not wait for itself"
+        assert not levers._at_work
+
+    drive(test)
+
+
 def test_a_timeslice_that_was_refused_for_one_context_is_put_back() -> None:
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0, 0)

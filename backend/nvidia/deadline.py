@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -13,6 +14,9 @@ import trio
 from backend.threads import in_a_thread
 
 T = TypeVar("T")
+
+LOOK_S = 0.0005
+"""Who stands aside looks so often whether it may go on."""
 
 
 class Deadline:
@@ -70,3 +74,40 @@ class Narrow:
             yield
         finally:
             self._lock.release()
+
+
+class Precedence:
+    """Short work before long, where both are a lot of calls in threads: each call of the one would wait beside one of
+    the other, for the interpreter as for a lock in the driver.
+
+    Long work stands aside between two calls, for a limited time. Once somebody did so in vain nobody does until all
+    short work is over: of that, too, a call may never return. Who is short takes no lock: there may be a thousand.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._at_work: set[object] = set()
+        self._late = False
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """For the short. Several may be at it; none may stand aside meanwhile."""
+        mine = object()
+        self._at_work.add(mine)
+        try:
+            yield
+        finally:
+            self._at_work.discard(mine)
+            if not self._at_work:
+                self._late = False
+
+    def stand_aside(self) -> None:
+        """For the long, between two calls."""
+        if not self._at_work or self._late:
+            return
+        until = time.monotonic() + self._seconds
+        while self._at_work:
+            if time.monotonic() >= until:
+                self._late = True
+                return
+            time.sleep(LOOK_S)

@@ -16,13 +16,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
 from backend.identity import Process
 from backend.nvidia import rm
-from backend.nvidia.deadline import Narrow
+from backend.nvidia.deadline import Narrow, Precedence
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ WIDE_RUN = 1024
 """The wide look, in the background."""
 BACK = 8
 """Handles below the highest that are tried again: two threads of a program can finish theirs in either order."""
+PATIENCE_S = 0.05
+"""For a lever, which takes 2 ms."""
 WAIT_S = 1.0
 """For another thread's call that is for the whole host: the usual one takes 4 us."""
 TICK = os.sysconf("SC_CLK_TCK")
@@ -102,13 +104,18 @@ class Found:
     """Highest handle in use that was met, of any class; 0 when none was."""
 
 
-def try_handles(control: rm.Control, client: int, start: int, run: int) -> Found:
-    """Tries the handles from `start` upwards until `run` of them in a row are unused."""
+def _on() -> None:
+    pass
+
+
+def try_handles(control: rm.Control, client: int, start: int, run: int, before: Callable[[], None] = _on) -> Found:
+    """Tries the handles from `start` upwards until `run` of them in a row are unused; calls `before` before each."""
     objects: dict[int, tuple[int, int]] = {}
     top = 0
     handle = start
     end = start + run
     while handle < min(end, HANDLE_BASE + HANDLE_COUNT):
+        before()
         class_ = control.class_of(client, handle)
         if class_ is not None:
             top = handle
@@ -209,8 +216,10 @@ class _Client:
 class Handles:
     """What is known about the RM objects of one process; every look adds to it. For any thread."""
 
-    def __init__(self, system: rm.System, counter: ClientCounter, process: Process) -> None:
+    def __init__(self, system: rm.System, counter: ClientCounter, process: Process, levers: Precedence) -> None:
+        """Wide looks stand aside for `levers`, of whatever process: a look at a PyTorch program is some 2000 calls."""
         self.process = process
+        self.levers = levers
         self._system = system
         self._counter = counter
         self._lock = threading.Lock()
@@ -269,7 +278,8 @@ class Handles:
                 control = controls[client.fd]
                 new = client.top == HANDLE_BASE
                 start = HANDLE_BASE if new else max(HANDLE_BASE, client.top - BACK)
-                found = try_handles(control, client.handle, start, FIRST_RUN if new else WIDE_RUN)
+                run = FIRST_RUN if new else WIDE_RUN
+                found = try_handles(control, client.handle, start, run, self.levers.stand_aside)
                 self._merge(client, control, found)
                 self._deep(client, control)
         # Read before looking: what was made meanwhile is looked for the next time.
@@ -286,6 +296,7 @@ class Handles:
             # A descriptor that we have not met can hold any client since the process began.
             low = self._searched if fd in self._fds else self._counter.since(self.process.start)
             for index in indices(low, now):
+                self.levers.stand_aside()
                 handle = rm.CLIENT_BASE + index
                 if control.is_client(handle):
                     with self._lock:
@@ -323,7 +334,7 @@ class Handles:
         """Tries the next stretch of the whole range: a gap longer than WIDE_RUN hides what is past it."""
         start = max(client.cursor, client.top + WIDE_RUN)
         for handle in range(start, start + WIDE_RUN, QUICK_RUN):
-            found = try_handles(control, client.handle, handle, QUICK_RUN)
+            found = try_handles(control, client.handle, handle, QUICK_RUN, self.levers.stand_aside)
             if found.top > client.top:
                 self._merge(client, control, found)
         past = start + WIDE_RUN
@@ -359,13 +370,14 @@ class Census:
     def __init__(self, system: rm.System, counter: ClientCounter) -> None:
         self.system = system
         self.counter = counter
+        self._levers = Precedence(PATIENCE_S)
         self._handles: dict[Process, Handles] = {}
 
     def of(self, process: Process) -> Handles:
         """The Handles of a process, nothing known yet for a new one."""
         found = self._handles.get(process)
         if found is None:
-            found = self._handles[process] = Handles(self.system, self.counter, process)
+            found = self._handles[process] = Handles(self.system, self.counter, process, self._levers)
         return found
 
     def forget(self, process: Process) -> None:

@@ -268,8 +268,9 @@ class Tenant:
                 # One that is under way comes to its end first: whoever is half known is not adopted.
                 self.handles.wide()
             self._adopt_channels()
-            with self._borrowed() as controls:
-                self.handles.quick(controls)
+            with self._borrowed() as controls, self.handles.levers.taken():
+                if self.frozen or not self.off:  # who is let go waits for it, and what is new is not off
+                    self.handles.quick(controls)
                 tsgs = levers.still_there(controls, self.tsgs())
                 enabled = self.states.enabled
                 if again and self.timeslice_us:
