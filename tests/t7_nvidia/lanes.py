@@ -6,7 +6,8 @@ An iteration is STEPS steps of workload.py's training, of some 20 ms each; SECON
 loads the model and does a first step, which together take some 8 s and would count as time that it ran. Then it prints
 `ready`, and enters the job when it reads a line. After that a JSON object a line, times of
 time.monotonic(): `turn` when it first may use the GPU; for each iteration `begin`, `end`, `ran` (how long it has had
-its turn altogether) and the `losses`; `left` when it is through. Standard input at its end has it stop.
+its turn altogether) and the `losses`; `left` when it is through. Another line has it leave the job after its iteration,
+and standard input at its end has it exit.
 """
 
 from __future__ import annotations

@@ -64,13 +64,18 @@ class Training:
         return self.output.read_text().startswith("ready\n")
 
     def go(self) -> None:
-        """Has it become a job."""
+        """Has it become a job, or no longer be one."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
+    def leave(self) -> None:
+        """Has it leave the job after its iteration; what it has on the GPU stays."""
+        self.go()
+        wait_for(lambda: self.has("left"), f"{self.name} has left")
+
     def stop(self) -> None:
-        """Has it stop after its iteration; it ends well."""
+        """It is through, and exits well."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(20) == 0
@@ -211,6 +216,9 @@ def test_fair(gpu_mount: Mounted, tmp_path: Path) -> None:
         wait_for(lambda: time.monotonic() > began + WINDOW_S, "the window is over", WINDOW_S + 1)
         resident(gpu_mount, jobs)
         until = time.monotonic()
+        for job in jobs:
+            job.leave()
+        # Not before all have left: a lever beside a program that exits waits for the driver (docs/nvidia.md).
         for job in jobs:
             job.stop()
         at_work.end()
