@@ -7,7 +7,7 @@
 #   make test-kmod-mounts   the other tests of mounts there too, with the kernel's ledger; a quarter of an hour
 #   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
-#   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; six minutes
+#   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; a quarter of an hour
 #   make fuzz         the fuzzers for longer, FUZZ=50 times as long as in `make test`; what breaks is kept in tests/corpus
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one alone
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
@@ -41,7 +41,7 @@ SOURCES := ggroupfs backend tests
 SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nvidia/one_gpu.sh packaging/tree.sh tests/t8_systemd/disk.sh tests/t8_systemd/again.sh \
 	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
-.PHONY: all build build-test run test check test-unit test-gpu fuzz soak bench-files screenshot clean
+.PHONY: all build build-test run test check test-unit test-machines test-gpu fuzz soak bench-files screenshot clean
 .PHONY: bench bench-gpu bench-keep bench-render bench-check
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
@@ -88,7 +88,7 @@ run: build cuda
 	@[ "$$(id -u)" = 0 ] || { echo "make run: only root may mount a tree that acts on every process" >&2; exit 1; }
 	$(PY) -m ggroupfs demo --mount $(MOUNT)
 
-test: check test-unit test-kmod test-systemd
+test: check test-unit test-machines
 
 check: build-test
 	$(VENV)/bin/ruff check $(SOURCES)
@@ -106,6 +106,10 @@ include tests/vm/kmod.mk
 include backend/cuda/cuda.mk
 include packaging/package.mk
 include tests/t8_systemd/systemd.mk
+
+# test-kmod and test-systemd, two machines at a time. That of systemd, which takes longest, is among the first.
+test-machines: kmod-ready systemd-share
+	$(MAKE) -j2 --output-sync=target systemd-guest $(KMOD_GUESTS)
 
 FUZZ ?= 50
 

@@ -5,7 +5,7 @@ SYSTEMD := build/systemd
 GUEST_PACKAGES := systemd-sysv dbus udev kmod procps python3 fuse3 libfuse3-3
 SUITE := bookworm
 
-.PHONY: test-systemd systemd-share
+.PHONY: test-systemd systemd-share systemd-guest
 
 # All that goes into the disk is named here, so it is made again when one of these changes.
 $(SYSTEMD)/root.ext4: tests/t8_systemd/systemd.mk tests/t8_systemd/disk.sh tests/vm/agent.py tests/vm/agent.service
@@ -21,6 +21,9 @@ systemd-share: $(SYSTEMD)/root.ext4 deb
 	tests/t8_systemd/again.sh $(SYSTEMD)/share/ggroupfs.deb $(SYSTEMD)/share/ggroupfs-next.deb $(DEB_VERSION)+next
 	cc -static -O1 -std=gnu11 -Wall -Wextra -Werror -o $(SYSTEMD)/share/holder tests/t8_systemd/holder.c
 
-test-systemd: build-test systemd-share
+test-systemd: systemd-share
+	$(MAKE) systemd-guest
+
+systemd-guest: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make test-systemd: a disk is made as root" >&2; exit 1; }
 	GGROUP_GUEST=$(CURDIR)/$(SYSTEMD) $(PYTEST) --timeout 600 --durations 5 tests/t8_systemd

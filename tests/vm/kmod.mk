@@ -39,9 +39,14 @@ check-kmod: build/kmod/checkpatch/checkpatch.pl
 kmod-programs:
 	$(MAKE) -s -C tests/t5_module
 
+.PHONY: kmod-ready
+kmod-ready: check-kmod build/kmod/stock/ggroup.ko kmod-programs
+
 # Two machines at a time, one emulated processor each: what two share costs more than it brings.
-test-kmod: check-kmod build/kmod/stock/ggroup.ko kmod-programs
-	$(MAKE) -j2 --output-sync=target kmod-guest-books kmod-guest-hazards kmod-guest-deaths kmod-guest-cost
+KMOD_GUESTS := kmod-guest-books kmod-guest-hazards kmod-guest-deaths kmod-guest-cost
+
+test-kmod: kmod-ready
+	$(MAKE) -j2 --output-sync=target $(KMOD_GUESTS)
 
 # The other tests of mounts. Not a part of `make test`: each program that they start takes 4 s to begin there, which
 # comes to a quarter of an hour, and what docs/semantics.md says in milliseconds is not for an emulated processor.
