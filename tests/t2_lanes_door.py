@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ def test_two_in_turn(monkeypatch: pytest.MonkeyPatch, sleeper: int, capsys: pyte
     """When one is told, who ended is frozen and it is thawed. Who is dead is gone, open socket or not."""
     pids = iter([os.getpid(), sleeper])
     monkeypatch.setattr(Speaker, "pid", property(lambda _: next(pids)))
-    mine, other = f"x-{os.getpid()}", f"x-{sleeper}"
+    mine, other, began = f"x-{os.getpid()}", f"x-{sleeper}", time.monotonic()
 
     async def check() -> None:
         levers = NoLevers()
@@ -209,7 +210,9 @@ def test_two_in_turn(monkeypatch: pytest.MonkeyPatch, sleeper: int, capsys: pyte
 
     trio.run(check)
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["from"], one["to"]) for one in told if one["event"] == "switch"] == [(mine, other), (other, mine)]
+    there, back = (one for one in told if one["event"] == "switch")
+    assert [(one["from"], one["to"]) for one in (there, back)] == [(mine, other), (other, mine)]
+    assert began <= there["monotonic_s"] - there["ms"] / 1e3 < back["monotonic_s"] <= time.monotonic()
     assert [one["iterations"] for one in told if one["event"] == "finish"] == [1, 1]
 
 

@@ -290,8 +290,9 @@ class Hall:
             self._switches.add(ms)
             log.debug("%s to %s: %.3f ms", ended.guest.name, job, ms)
             if self._report:
-                ran_s = round(ended.guest.ran / NS, 6)
-                emit("switch", **{"from": ended.guest.name, "to": job, "ms": round(ms, 3), "ran_s": ran_s})
+                ran_s, monotonic_s = round(ended.guest.ran / NS, 6), round(guest.since / NS, 6)
+                fields = {"ms": round(ms, 3), "ran_s": ran_s, "monotonic_s": monotonic_s}
+                emit("switch", **{"from": ended.guest.name, "to": job, **fields})
 
 
 async def run(tree: Tree, config: Table) -> None:
