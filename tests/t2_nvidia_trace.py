@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from backend.nvidia.residency import SWITCH_MOST_NS, Edge, Residency, Switch
 from backend.nvidia.trace import Trace
 from backend.nvidia.usage import SAMPLE_S, Usage
 from tests.fake_nvidia import RECORDS, FakeNvml, FakeSystem, patient
+from tests.mounted import eventually
 
 MS = 1_000_000
 A, B = 11, 22
@@ -298,6 +300,25 @@ def test_with_neither_there_is_no_figure(caplog: pytest.LogCaptureFixture) -> No
     assert estimated(FakeSystem(trace=None), nvml, caplog) == (None, None)
 
 
+def test_a_trace_that_comes_too_late_is_ended() -> None:
+    """The driver hangs as it is asked for, and comes back: nobody would read it."""
+    fake, clock = FakeSystem(hang={trace.FECS_BIND}), MockClock(autojump_threshold=0.005)
+
+    async def main() -> None:
+        usage = Usage(0, Nvml(FakeNvml()), lambda: Trace(fake, rm.Card(0x100, "0000:01:00.0", 0)))  # type: ignore[arg-type]
+        async with trio.open_nursery() as nursery:
+            await nursery.start(usage.run)
+            assert fake.stuck == 1
+            assert usage.exact(Process(A, 1)) is None
+            nursery.cancel_scope.cancel()
+
+    with patient(clock, lambda: True):
+        trio.run(main, clock=clock)
+    assert fake.open
+    fake.release.set()
+    eventually(lambda: not fake.open, "its files are closed")
+
+
 @pytest.mark.logs("GPU 0: the trace of context switches ended")
 def test_a_trace_that_ends(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeSystem()
@@ -314,6 +335,25 @@ def test_a_read_that_begins_after_the_end() -> None:
         rig.trace.close()
         with pytest.raises(OSError, match="closed"):
             rig.trace.read()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_an_end_while_it_is_read(*, refused: bool) -> None:
+    """As when the daemon ends, or the GPU is lost, and a thread is at it: its files stay until it is done, and not
+    longer."""
+    with bound() as rig:
+        opened = dict(rig.fake.open)
+        assert opened
+
+        def close(cmd: int) -> None:
+            rig.trace.close()
+            assert rig.fake.open == opened
+
+        rig.fake.before = close
+        rig.fake.refuse = lambda cmd, client, handle: 0x40 if refused else 0
+        with pytest.raises(OSError, match="INVALID_STATE") if refused else contextlib.nullcontext():
+            rig.trace.read()
+        assert not rig.fake.open
 
 
 @pytest.mark.parametrize("step_ms", [-500_000, 3_600_000])

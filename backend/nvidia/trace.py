@@ -85,6 +85,7 @@ class Trace:
             raise OSError(errno.EOPNOTSUPP, "its pids are those of the first pid namespace")
         self._own = Subdevice(system, card)
         self._busy = threading.Lock()
+        self._ended = False
         self._get = 0  # the next record in the ring
         self._number = -1  # of the last one, as the firmware counts; -1 for none
         self._last = 0  # its time
@@ -111,6 +112,8 @@ class Trace:
             self._read()
         finally:
             self._busy.release()
+            if self._ended:  # meanwhile
+                self.close()
 
     def settle(self) -> None:
         """Charges what happened until LAG_NS ago, as far as it was read."""
@@ -126,8 +129,10 @@ class Trace:
         return self.residency.usec(pid)
 
     def close(self) -> None:
-        """Ends the binding. Where a call hangs in the driver it stays: the files are in use."""
-        if self._busy.acquire(blocking=False):
+        """Ends the binding; while it is read, whose files are in use then, the reader does so when it is done. Where
+        that hangs in the driver it stays. For any thread, and more than once."""
+        self._ended = True
+        if self._busy.acquire(blocking=False):  # for good
             self._own.close()
 
     def _read(self) -> None:

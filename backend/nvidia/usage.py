@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
 
@@ -94,10 +95,24 @@ class Usage:
             self._end()
 
     async def _begin(self) -> None:
+        made: list[Trace] = []
+        late = threading.Event()
+
+        def bind() -> None:
+            made.append(self._bind())
+            if late.is_set():
+                made[0].close()
+
         try:
-            self._trace = await self._deadline.call(self._bind)
+            await self._deadline.call(bind)
+            (self._trace,) = made
         except OSError as error:
             log.info("GPU %d: no trace of context switches, times are estimates: %s", self._index, error)
+        finally:
+            if self._trace is None:  # a call may come back that nobody waits for any more
+                late.set()
+                for trace in made:
+                    trace.close()
 
     def _end(self) -> None:
         trace, self._trace = self._trace, None
@@ -113,8 +128,7 @@ class Usage:
             return  # the thread goes on, and so does the ring; or there was none to be had (EAGAIN)
         except OSError as error:
             if self._trace is not trace:
-                trace.close()  # the GPU was lost meanwhile
-                return
+                return  # the GPU was lost meanwhile
             if isinstance(error, rm.RmError) and error.lost:
                 self._waits = True
                 self.lost(error)
@@ -124,11 +138,9 @@ class Usage:
             self._trace = None
             trace.close()
         else:
-            if self._trace is not trace:
-                trace.close()
-                return
-            trace.settle()
-            trace.residency.prune(_lives)
+            if self._trace is trace:
+                trace.settle()
+                trace.residency.prune(_lives)
 
     async def _sample(self) -> None:
         since = trio.current_time()
