@@ -1017,9 +1017,17 @@ FAKE_EXPORT cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *
 
 /* Stream-ordered allocation */
 
+static void number_pools(void)
+{
+	for (CUdevice device = 0; device < DEVICES; device++)
+		default_pools[device].device = device;
+}
+
 static CUmemoryPool default_pool(CUdevice device)
 {
-	default_pools[device].device = device;
+	static pthread_once_t numbered = PTHREAD_ONCE_INIT;
+
+	pthread_once(&numbered, number_pools);
 	return &default_pools[device];
 }
 
