@@ -156,6 +156,16 @@ class FakeSystem:
             self.lab.by = equally
 
 
+@attrs.frozen
+class FakeStrangers:
+    """Who were there, and when."""
+
+    visits: Sequence[tuple[float, float]]
+
+    def during(self, begin: float, end: float) -> Sequence[object]:
+        return [one for one in self.visits if one[0] < end and one[1] > begin]
+
+
 class FakeLab:
     """The GPU, and a clock that goes when somebody sleeps or serves."""
 
@@ -169,6 +179,8 @@ class FakeLab:
         self.costs: dict[str, float] = {}
         """Seconds that a write of a file takes."""
         self.by: Divide = equally
+        self.visits: list[tuple[float, float]] = []
+        """Of strangers."""
         self.most_mib = 1 << 30
         """More than that is more than a program may have."""
 
@@ -221,6 +233,10 @@ class FakeLab:
 
     def shared(self, how: str, seed: int) -> Shared:
         return Shared([0.01, 0.02, 0.03], {"static": 10.0, "dynamic": 20.0, "cooperative": 30.0}[how])
+
+    @contextlib.contextmanager
+    def strangers(self) -> Iterator[FakeStrangers]:
+        yield FakeStrangers(self.visits)
 
     def context_mib(self) -> int:
         return 512

@@ -319,6 +319,21 @@ def test_levers() -> None:
     assert frozen == ["1", "0"] * (2 * levers.TIMES), "and thawed in the end"
 
 
+def test_a_lever_beside_strangers_is_left_out() -> None:
+    """And counted; where there is no other, it says so."""
+    lab = FakeLab()
+    lab.costs = {"gmem.peak": 0.5}
+    lab.visits = [(1.2, 1.7), (40.1, 40.2)]
+    found = measured(lab, levers.make(lab, 9, FakeSystem(lab, "ggroupfs")))
+    (booked,) = (cell for cell in found.cells if cell.system == levers.BOOKED)
+    assert booked.values("disturbed") == [3, 0]
+    assert booked.values("p50_ms") == [pytest.approx(500)] * 2
+    lab.visits = [(0, lab.time * 2)]
+    found = measured(lab, levers.make(lab, 9, FakeSystem(lab, "ggroupfs")))
+    assert {one.reason for one in found.absences} == {"strangers were on the GPU all the time"}
+    assert not found.cells
+
+
 def by_weight(programs: Sequence[FakeProgram]) -> None:
     total = sum(int(one.words[2]) for one in programs)
     for one in programs:

@@ -22,6 +22,7 @@ KINDS = {
     "p99_ms": Kind("p99", "ms", True),
     "mean_ms": Kind("mean", "ms", True),
     "worst_ms": Kind("worst", "ms", None),
+    "disturbed": Kind("beside strangers, left out", "", None),
     "requests": Kind("requests", "", None),
     "given_up": Kind("requests given up", "", None),
     "batch_per_s": Kind("batch", "1/s", False),

@@ -137,6 +137,15 @@ class Shared:
     """Pieces of work a second of the batch program, in bursts and pauses."""
 
 
+class Strangers(Protocol):
+    """Who looks out for programs that are nobody's here and have the driver open: who begins or ends there has all
+    others wait."""
+
+    def during(self, begin: float, end: float) -> Sequence[object]:
+        """Those who were there at some time of that, by the lab's clock; it is over."""
+        ...
+
+
 class Lab(Protocol):
     """Where programs run."""
 
@@ -165,6 +174,10 @@ class Lab(Protocol):
 
     def shared(self, how: str, seed: int) -> Shared:
         """serving.cu and batch.cu of the tests, in a slice with a budget that `how` shares: static, or a policy."""
+        ...
+
+    def strangers(self) -> AbstractContextManager[Strangers]:
+        """Looked out for while it is entered."""
         ...
 
     def context_mib(self) -> int:

@@ -18,6 +18,7 @@ from tests.mounted import mounted, mountpoint
 from tests.t7_nvidia import t7_dynamic
 from tests.t7_nvidia.conftest import ROOT, wait_for
 from tests.t7_nvidia.programs import MIB, STOP, Program, nvml_used, program, write
+from tests.t7_nvidia.strangers import Strangers
 from tests.t7_nvidia.t7_memory import speed
 
 SOURCES = Path(__file__).parent / "programs"
@@ -223,6 +224,9 @@ class GpuLab:
                 time.sleep(t7_dynamic.SETTLED_S)
                 pair.turn(seed, turn)
             return Shared(turn.latencies, turn.throughput)
+
+    def strangers(self) -> Strangers:
+        return Strangers()
 
     def context_mib(self) -> int:
         mib = 64
