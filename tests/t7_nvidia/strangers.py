@@ -15,6 +15,8 @@ from pathlib import Path
 
 import attrs
 
+from tests.mounted import alive
+
 LOOK_S = 0.01
 """Between two looks. Who has the driver open for a shorter time than that may be missed."""
 
@@ -68,7 +70,7 @@ class Strangers:
         while not self._stop.wait(LOOK_S):
             now, pids = time.monotonic(), _pids()
             suspects |= {pid: before for pid in pids - self._known if not _ours(pid)}
-            gone = {pid: suspects.pop(pid) for pid in list(suspects) if pid not in pids or _ended(pid)}
+            gone = {pid: suspects.pop(pid) for pid in list(suspects) if pid not in pids or not alive(pid)}
             visits = {
                 pid: Visit(began, math.inf, pid, _words(pid))
                 for pid, began in suspects.items()
@@ -92,10 +94,6 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def _ended(pid: int) -> bool:
-    return _stat(pid)[:1] in ([], ["Z"], ["X"])
 
 
 def _ours(pid: int) -> bool:

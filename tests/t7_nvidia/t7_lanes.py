@@ -164,6 +164,7 @@ def switches_are_short(at_work: PolicyProgram, jobs: Sequence[Training], strange
             *map("{:.2f}".format, disturbed),
         )
         assert len(disturbed) <= max(1, len(switches) * STRANGE)
+        assert times or not switches, "none is judged"
         if times:
             p99 = times[int(0.99 * (len(times) - 1))]
             longest = " ".join(map("{:.2f}".format, times[-3:]))
