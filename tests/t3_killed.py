@@ -41,7 +41,7 @@ from backend.nvidia.opening import open_gpus
 from backend.protocols import Gpu, split_timeslice
 from backend.provider import Provided
 from tests.fake_nvidia import FakeNvml, FakeSystem, Program, patient
-from tests.harness import MIB, REAL_S, Harness, World, running, settle
+from tests.harness import MIB, REAL_S, Harness, World, descriptors, running, settle
 from tests.t2_journal import MEMORY, let_go
 
 CHANGES = (rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS)
@@ -551,10 +551,6 @@ def again(machine: Machine, *, further: bool, readback: bool = True) -> None:
     assert set(journal.state.groups) == {(f"GPU-{gpu}", ROOT) for gpu in machine.gpus if not machine.kernel}
     assert (journal.state.levers, journal.state.own, journal.state.given) == ({}, {}, {}), "nothing is left of anybody"
     let_go(journal)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd")) - 1
 
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
