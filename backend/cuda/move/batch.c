@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes that move together: as many as fit into the time for which the gate may be closed, within these. */
-#define BYTES_LEAST (64 * GG_MIB)
+/* Bytes that move together: as many as fit into the time for which the gate may be closed, from BATCH_LEAST to this. */
 #define BYTES_MOST (4096 * GG_MIB)
 /* That time: 25 ms, or where it took long until nothing ran, so much longer than that that moving is most
  * of the stall. A program whose kernels take 50 ms is used to waiting for them, and each of them is slower
@@ -295,7 +294,7 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 
 		/* Small ones tell little. */
 		if (moved >= mover->batch_bytes / 2 || fits < mover->batch_bytes)
-			mover->batch_bytes = fits < BYTES_LEAST ? BYTES_LEAST : fits > BYTES_MOST ? BYTES_MOST : fits;
+			mover->batch_bytes = fits < BATCH_LEAST ? BATCH_LEAST : fits > BYTES_MOST ? BYTES_MOST : fits;
 	}
 	free(batch);
 	return moved;

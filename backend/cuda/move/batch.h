@@ -11,6 +11,8 @@
 
 /* Chunks that move together at most. */
 #define BATCH_MOST_CHUNKS 512
+/* Bytes of them, at least: what is begun with where nobody knows what the driver takes. */
+#define BATCH_LEAST (64 * GG_MIB)
 
 /* Chunks on their way. */
 struct batch {

@@ -381,7 +381,7 @@ void departure_end(void)
 		take_all(leaving);
 		elsewhere = departure.borrowed && state_identify(leaving->device);
 		if (leaving->parked)
-			home_is_far(leaving->device, elsewhere);
+			home_awaits(leaving->device, elsewhere);
 	}
 	for (size_t d = departure.borrowed; d--;)
 		state_return(departure.leaving[d].device);

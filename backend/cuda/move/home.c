@@ -2,25 +2,53 @@
 #include "home.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "batch.h"
+#include "pool.h"
 
 /* For how long all of it may come, us. */
 #define ALL_US 3000000
+/* A driver that makes a chunk and lets go of it within this, us, is not busy with others (docs/nvidia.md). */
+#define QUICK_US 500
+/* ... and is asked again so much later, ms, but for no longer than that, us: then it is as slow as this always. */
+#define LATER_MS 50
+#define PATIENCE_US 3000000
 /* Of the same GPU, or of the host, at a time: as much is there twice meanwhile. */
 #define NEAR_BYTES (64 * GG_MIB)
 
-static bool is_far[GG_ORDINALS];	/* by ordinal; of whoever is at departures */
+/* By ordinal; of whoever is at departures. */
+static struct {
+	bool far;
+	uint64_t since;		/* when it was made known, us */
+} away[GG_ORDINALS];
 
-void home_is_far(struct device *device, bool far)
+void home_awaits(struct device *device, bool far)
 {
-	is_far[device->ordinal] = far;
+	away[device->ordinal].far = far;
+	away[device->ordinal].since = state_now_us();
+	if (far && device->mover)
+		device->mover->batch_bytes = BATCH_LEAST;
+}
+
+/* Whether the driver answers as fast as it can. With the mover's lock. */
+static bool is_quick(struct device *device)
+{
+	const uint64_t start = state_now_us();
+	CUmemGenericAllocationHandle memory;
+
+	if (start - away[device->ordinal].since > PATIENCE_US || !state_borrow(device))
+		return true;
+	if (pool_create(device, CLASS_SMALL, &memory) == CUDA_SUCCESS)
+		pool_release(device, memory);
+	state_return(device);
+	return state_now_us() - start < QUICK_US;
 }
 
 /* With the mover's lock. */
 static struct batch *ready(struct device *device)
 {
-	const size_t bytes = is_far[device->ordinal] ? device->mover->batch_bytes : NEAR_BYTES;
+	const size_t bytes = away[device->ordinal].far ? device->mover->batch_bytes : NEAR_BYTES;
 	struct pick picks[BATCH_MOST_CHUNKS];
 	struct batch *batch = NULL;
 	size_t count = region_pick_imported(device, CHUNK_DEVICE, bytes, picks, BATCH_MOST_CHUNKS);
@@ -39,32 +67,42 @@ static struct batch *ready(struct device *device)
 	return batch;
 }
 
-bool home_some(struct device *device)
+int64_t home_some(struct device *device)
 {
 	struct mover *mover = device->mover;
-	struct batch *batch;
-	uint64_t moved;
+	struct batch *batch = NULL;
+	uint64_t moved = 0;
+	bool quick;
 
 	if (!mover || !region_has_imported(device))
-		return false;
+		return -1;
 	pthread_mutex_lock(&mover->lock);
 	state_enter();
-	batch = batch_reap(device) ? ready(device) : NULL;
-	moved = batch ? batch_move(device, batch) : 0;
+	quick = is_quick(device);
+	if (quick && batch_reap(device))
+		batch = ready(device);
+	if (batch)
+		moved = batch_move(device, batch);
 	state_leave();
 	pthread_mutex_unlock(&mover->lock);
-	return moved && region_has_imported(device);
+	if (!quick)
+		return LATER_MS;
+	return moved && region_has_imported(device) ? 0 : -1;
 }
 
 void home_all(struct device *device)
 {
 	const uint64_t until = state_now_us() + ALL_US;
+	int64_t later;
 
-	while (home_some(device) && state_now_us() < until)
-		;
+	while ((later = home_some(device)) >= 0 && state_now_us() < until) {
+		const struct timespec moment = { .tv_nsec = later * 1000000 };
+
+		nanosleep(&moment, NULL);
+	}
 }
 
 void home_forget(void)
 {
-	memset(is_far, 0, sizeof(is_far));
+	memset(away, 0, sizeof(away));
 }

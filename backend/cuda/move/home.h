@@ -11,10 +11,12 @@
 
 #include "state.h"
 
-/* What is imported of a device is on another GPU than the program, or on the same. */
-void home_is_far(struct device *device, bool far);
-/* Brings some of it home; whether there is more of it, which nothing keeps from coming. */
-bool home_some(struct device *device);
+/* From now on what is imported of a device is to come, from another GPU than that of the program, or from the same. */
+void home_awaits(struct device *device, bool far);
+/* Brings some of it home, unless the driver is busy: whoever moved us may be giving up its contexts, and each call takes
+ * 10 ms or more then (docs/nvidia.md), of which a batch makes dozens with the gate closed. Returns the ms after which it is to be
+ * called again, 0 for at once; -1 where there is nothing more, or something else keeps it from coming. */
+int64_t home_some(struct device *device);
 /* All of it, if that does not take long. */
 void home_all(struct device *device);
 void home_forget(void);		/* in the child of fork() */
