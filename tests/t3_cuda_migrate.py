@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import trio
 
-from backend.cuda.managed import DEPART_S, RETURN_S, Standby
+from backend.cuda.managed import DEPART_S, HOME_S, RETURN_S, Standby
+from backend.identity import is_stopped
 from backend.wire import Message
 from tests.fake_nvidia import FakeNvml
-from tests.t3_cuda_session import CONTEXT, GIB, MIB, Drive, Program, Rig, drive, pieces, takes, until_then
+from tests.harness import until
+from tests.t3_cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, takes, until_then
 
 __all__ = ("drive", "pieces")
 
@@ -96,6 +100,53 @@ def test_what_the_library_has_placed_goes_along(drive: Drive, early: bool) -> No
         assert program.resident <= 2 * GIB, "who wrote waited for it"
         stat = await rig.stat(program.file + "gmem.stat")
         assert (stat["resident"], stat["swapped"]) == (program.resident + CONTEXT, program.swapped)
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_follows_is_not_counted_twice(drive: Drive, early: bool) -> None:
+    """The driver counts it where the program is from the first moment on, and once more while it is copied there. That
+    is nothing that the program has besides, unless it stays so; a stopped program copies nothing."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            program.gpu = 1
+            program.show()
+            if early:
+                standby.end()
+                await until_then(program.ended.is_set)
+                rig.nursery.start_soon(again, rig, program, 1)
+                await trio.sleep(1)
+
+        moved_by(rig, act, program)
+        await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
+        await until_then(program.ended.is_set)
+        program = rig.programs[-1] if early else await again(rig, program, 1)
+        await trio.sleep(LOOKS)
+        current = await rig.number(program.file + "gmem.current")
+        assert current == program.resident + CONTEXT
+        for _ in range(2):
+            program.lag = 2 * program.resident + CONTEXT
+            program.show()
+            await trio.sleep(LOOKS)
+            assert await rig.number(program.file + "gmem.current") == current
+            program.lag = None
+            program.show()
+            await trio.sleep(LOOKS)
+            assert await rig.number(program.file + "gmem.current") == current
+            os.kill(program.process.pid, signal.SIGSTOP)
+            await until(lambda: is_stopped(program.process.pid), "it is stopped")
+            await trio.sleep(HOME_S)
+            os.kill(program.process.pid, signal.SIGCONT)
+        assert not program.reclaims
+        program.context += 100 * MIB
+        program.show()
+        await trio.sleep(HOME_S + LOOKS)
+        assert (await rig.stat(program.file + "gmem.stat"))["implicit"] == CONTEXT + 100 * MIB
 
     drive(test, count=2)
 

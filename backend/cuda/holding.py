@@ -53,6 +53,8 @@ class Holding:
         """Bytes of `charged` that it was asked to move, and did not say yet that it did."""
         self.away = 0
         """Bytes of `charged` that may be off the GPU for a moment: hot memory takes the place of cold."""
+        self.twice = 0
+        """Bytes of `charged` that the driver may count twice: they come from another GPU, and are copied."""
         self.given = 0
         """Bytes that left the GPU, freed or moved, since it speaks."""
         self.closed = False
@@ -150,6 +152,12 @@ class Holding:
         self.asked += nbytes
         self._mark()
 
+    def comes(self, nbytes: int) -> None:
+        """So much of what it has was on another GPU, and is copied to memory of this one: both are counted for it here
+        for a moment. 0: it has come."""
+        self.twice = nbytes
+        self._mark()
+
     # What the driver says
 
     def look(self, nbytes: int) -> None:
@@ -164,7 +172,7 @@ class Holding:
                 self._correction = max(correction, -self.charged)
                 self._host.observe(self.process, self.gpu, self.charged + self._correction)
         self._least = self._most = self.charged
-        self._mark()  # what is promised, asked for or away may not be there
+        self._mark()  # what is promised, asked for or away may not be there, and what comes may be there twice
 
     # The end
 
@@ -182,4 +190,4 @@ class Holding:
 
     def _mark(self) -> None:
         self._least = min(self._least, self.charged - self.promised - self.asked - self.away)
-        self._most = max(self._most, self.charged)
+        self._most = max(self._most, self.charged + self.twice)

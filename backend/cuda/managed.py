@@ -32,6 +32,10 @@ DEPART_S = 5.0
 RETURN_S = 5.0
 """Seconds in which a program that was moved connects again: a write to its files is not refused meanwhile."""
 
+HOME_S = 30.0
+"""Seconds in which what a program brought along from another GPU is where it runs now: 3 to 5 s for 16 GiB, and as long
+as it is frozen or stopped nothing comes (docs/nvidia.md)."""
+
 LIBRARY = "libggroup-cuda.so"
 
 HALTED_LOOK_S = 0.02
@@ -77,6 +81,8 @@ class Program:
     """One piece at a time."""
     departs: bool = False
     """Whether it stands by to be moved, or is about to."""
+    home_by: float = 0.0
+    """When what it brought along from another GPU is taken to have come."""
 
     @property
     def overdue(self) -> bool:
@@ -160,8 +166,9 @@ class Managed:
             former.mover.end()
             self.end(former.holding)
         holding = Holding(self.booked, process, self.info.index, self.info.capacity, resident, swapped)
-        self._programs[process] = Program(mover, holding)
+        program = self._programs[process] = Program(mover, holding)
         if (expected := self._expected.pop(process, None)) is not None:
+            self._came(program)
             expected.over.set()
         return holding
 
@@ -202,6 +209,8 @@ class Managed:
         program = self._programs.get(process)
         if program is not None:
             program.holding.look(nbytes)
+            if program.holding.twice:
+                self._comes(program)
             if 0 < program.short_until <= trio.current_time():
                 program.short_until = 0.0
                 self.booked.settle(process, self.info.index)  # it may have more to give now than when it was asked
@@ -325,9 +334,21 @@ class Managed:
 
     def expect(self, process: Process, placed: int) -> None:
         """A program has moved here, with so many bytes that its library has placed. It may be here by now."""
-        if process in self._programs:
-            return
-        self._expected[process] = Expected(placed, trio.current_time() + RETURN_S)
+        if (program := self._programs.get(process)) is not None:
+            self._came(program)
+        else:
+            self._expected[process] = Expected(placed, trio.current_time() + RETURN_S)
+
+    def _came(self, program: Program) -> None:
+        """It speaks, from where it was moved to, and its memory follows."""
+        program.home_by = trio.current_time() + HOME_S
+        program.holding.comes(program.holding.charged)
+
+    def _comes(self, program: Program) -> None:
+        if self._halted(program.holding.process):
+            program.home_by = trio.current_time() + HOME_S
+        elif program.home_by <= trio.current_time():
+            program.holding.comes(0)
 
     async def returned(self, process: Process) -> None:
         """Returns once a program that is expected speaks, or is not expected any more."""
