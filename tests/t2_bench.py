@@ -260,6 +260,9 @@ def test_memory_pressure() -> None:
         for percent in pressure.PERCENTS:
             done = values(found, system.name, {"percent": percent}, "passes_per_s")
             assert done == [pytest.approx(PASSES, rel=0.05)]
+            cell = found.cell(system.name, {"percent": percent})
+            assert cell is not None
+            assert [round(one) for one in cell.values("settled_s")] == ([6] if system is limited else [])
     assert {one.words[0]: one.words[3] for one in lab.started} == {
         "all of it resident": "",
         "ggroupfs": "16G",
@@ -281,6 +284,23 @@ def test_the_speed_of_any_program_is_found_in_time(rate: float) -> None:
     assert lab.now() < 30
     expected = 8 / (7 / rate + 3 / rate) if rate < 0.9 else rate
     assert speed == pytest.approx(expected, rel=0.25 if rate == 0.9 else 0.1)
+
+
+@pytest.mark.parametrize(("until", "seconds"), [(0, 6), (13, 18), (1000, 42)])
+def test_a_limited_program_is_measured_once_it_gets_no_faster(until: float, seconds: float) -> None:
+    """Twice as fast every 6 s for so long; 42 s are waited for at most."""
+    lab = FakeLab()
+    with lab.elastic([], 1, 1) as program:
+        start, per_second = lab.now(), program.per_second
+
+        class Warming:
+            @property
+            def passes(self) -> int:
+                elapsed = min(lab.now() - start, until)
+                program.per_second = per_second * 2 ** (elapsed // 6)
+                return program.passes
+
+        assert pressure.settled(lab, Warming()) == pytest.approx(seconds)  # type: ignore[arg-type]
 
 
 def test_a_program_that_is_stuck_is_given_up() -> None:

@@ -22,7 +22,7 @@ from backend.records import MAX, OVERCOMMIT, Footprint
 TOLERANCE = 16 << 20
 """Bytes by which the driver may count less than was charged without a word about it."""
 
-AWAY_MOST = 512 << 20
+AWAY_MOST = 2 << 30
 """Bytes that are off the GPU for a moment at most, whatever a program says: the library exchanges half as much at a
 time. A program that charges more than it has may have so much too much in the books without being found out."""
 

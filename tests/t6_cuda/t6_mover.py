@@ -26,7 +26,11 @@ def test_exact_under_random_limits(sanitize: str) -> None:
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 @pytest.mark.parametrize(
-    "name", ["persistent", "queue", "contexts", "pin", "heat", "heat_in_one", "exchange", "exchange_by_itself", "stuck"]
+    "name",
+    [
+        *("persistent", "queue", "contexts", "pin", "heat", "heat_in_one", "stuck"),
+        *("exchange", "exchange_by_itself", "exchange_more"),
+    ],
 )
 def test_unit(name: str, sanitize: str) -> None:
     run_unit(name, sanitize)

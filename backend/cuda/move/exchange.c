@@ -14,15 +14,17 @@
 #define HEATED 60000000		/* for which heat is looked at after all has come back: the next limit may be near */
 #define NEVER 2000		/* ms */
 
-/* At a time: what the daemon asks for comes in between. */
+/* At a time, at least and at most: what the daemon asks for comes in between. */
 #define PIECE (256 * GG_MIB)
-/* An exchange holds up the program; so long, in its own duration, it then runs undisturbed. */
+#define PIECE_MOST (1024 * GG_MIB)	/* backend/cuda/holding.py, AWAY_MOST: twice that */
+/* An exchange holds up the program while it moves; so long, in that time, it then runs undisturbed. */
 #define REST 3
 
 /* Of a device, by its ordinal. */
 static struct pace {
 	uint64_t looked, next_look;
 	uint64_t next_move;
+	uint64_t piece;		/* bytes; 0: none was moved yet */
 	uint64_t last_swapped;
 	bool heated;
 } paces[GG_ORDINALS];
@@ -34,22 +36,34 @@ static int64_t ms_until(uint64_t then)
 	return then > now ? (int64_t)((then - now) / 1000 + 1) : 0;
 }
 
+uint64_t exchange_next(uint64_t piece, uint64_t busy_us, uint64_t waited_us)
+{
+	/* Each closes the gate twice and waits for the kernels each time: where that is what takes long, it is worth more. */
+	if (waited_us > busy_us)
+		return piece * 2 < PIECE_MOST ? piece * 2 : PIECE_MOST;
+	return piece / 2 > PIECE ? piece / 2 : PIECE;
+}
+
 static void exchange(struct device *device, struct pace *pace, size_t bytes)
 {
 	const uint64_t start = state_now_us();
-	uint64_t moved, now;
+	uint64_t moved, now, waited, busy_us;
 
 	/* The daemon hears of it before: else it would take what the driver counts less for room. */
 	__atomic_store_n(&device->away, bytes, __ATOMIC_RELAXED);
 	daemon_report(device);
-	moved = mover_exchange(device, bytes);
+	moved = mover_exchange(device, bytes, &busy_us);
 	now = state_now_us();
+	waited = now - start > busy_us ? now - start - busy_us : 0;
 
-	state_log("device %d: exchanged %llu of %llu MiB in %llu us", device->ordinal,
+	state_log("device %d: exchanged %llu of %llu MiB in %llu us, waited %llu us", device->ordinal,
 		  (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
-		  (unsigned long long)(now - start));
-	/* What does not move now will not move in a moment. */
-	pace->next_move = now + (moved ? (now - start) * REST : LOOK);
+		  (unsigned long long)busy_us, (unsigned long long)waited);
+	/* The program gets on with its kernels while they are waited for. What does not move now will not move in a
+	 * moment. */
+	pace->next_move = now + (moved ? busy_us * REST : LOOK);
+	if (moved)
+		pace->piece = exchange_next(pace->piece, busy_us, waited);
 	__atomic_add_fetch(&device->exchanged, moved, __ATOMIC_RELAXED);
 	__atomic_store_n(&device->away, 0, __ATOMIC_RELAXED);
 	daemon_report(device);
@@ -84,7 +98,9 @@ int64_t exchange_tick(struct device *device)
 			pace->looked = now;
 		pace->next_look = now + LOOK;
 	}
-	bytes = now < pace->next_move ? 0 : region_misplaced(device, PIECE);
+	if (!pace->piece)
+		pace->piece = PIECE;
+	bytes = now < pace->next_move ? 0 : region_misplaced(device, pace->piece);
 	if (bytes)
 		exchange(device, pace, bytes);
 	else if (now >= pace->next_move)

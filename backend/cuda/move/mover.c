@@ -80,7 +80,7 @@ static uint64_t begin(struct device *device, uint64_t *busy_us)
 	return freed;
 }
 
-/* Returns the microseconds that moving took since `begin`. */
+/* Something else may move again. Returns the microseconds that moving took since it was `busy_us`. */
 static uint64_t end(struct device *device, uint64_t busy_us)
 {
 	const uint64_t usec = device->mover->busy_us - busy_us;
@@ -224,23 +224,23 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 	return moved;
 }
 
-uint64_t mover_exchange(struct device *device, uint64_t bytes)
+uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 {
 	struct mover *mover = device->mover;
 	struct pick picks[MOST];
-	uint64_t moved = 0, gone;
+	uint64_t moved = 0, gone, busy_us;
 	size_t count;
 
 	pthread_mutex_lock(&mover->lock);
 	state_enter();
+	busy_us = mover->busy_us;
 	gone = batch_reap(device) ? out(device, bytes) : 0;
 	if (gone) {
 		count = region_pick_in(device, gone, picks, MOST);
 		count = grant(device, picks, count);
 		moved = count ? in(device, picks, count, bytes_of(picks, count)) : 0;
 	}
-	state_leave();
-	pthread_mutex_unlock(&mover->lock);
+	*usec = end(device, busy_us);
 	return moved;
 }
 

@@ -32,9 +32,10 @@ uint64_t mover_owed(struct device *device);
 uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec);
 /*
  * Has about `bytes` of the hottest in the host and of the coldest on the GPU change places; returns what
- * came. The books are as before: what went and did not come is credit, as with mover_in.
+ * came, and the microseconds that took, but those of waiting for the program. The books are as before: what went
+ * and did not come is credit, as with mover_in.
  */
-uint64_t mover_exchange(struct device *device, uint64_t bytes);
+uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec);
 /* Brings what is in [address, address + bytes) to the GPU, charged; by a thread of the program, outside the gate. */
 CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes);
 

@@ -27,6 +27,7 @@ KINDS = {
     "given_up": Kind("requests given up", "", None),
     "batch_per_s": Kind("batch", "1/s", False),
     "passes_per_s": Kind("passes", "1/s", False),
+    "settled_s": Kind("no faster after", "s", None),
     "attained": Kind("requests within the SLO", "", False),
     "unfairness": Kind("farthest from its weight", "", True),
     "out_gb_s": Kind("to the host", "GB/s", False),

@@ -38,7 +38,7 @@ static void *listen_to(void *argument)
 		moved = what == OUT ? mover_out(order_device, bytes, &usec) :
 			what == IN  ? mover_in(order_device, bytes, &usec) :
 			what == TICK ? (uint64_t)exchange_tick(order_device) :
-				       mover_exchange(order_device, bytes);
+				       mover_exchange(order_device, bytes, &usec);
 		pthread_mutex_lock(&lock);
 		if (what == OUT) {
 			moved = mover_booked(order_device);

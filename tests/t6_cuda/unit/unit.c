@@ -9,6 +9,7 @@
 #include "async.h"
 #include "counters.h"
 #include "double.h"
+#include "exchange.h"
 
 static struct device *device;
 static CUcontext context;
@@ -764,6 +765,19 @@ static void test_exchange_by_itself(void)
 	double_agree(device);
 }
 
+/* The more is waited for kernels, the more moves at a time; never less than at first, nor more than the daemon believes. */
+static void test_exchange_more(void)
+{
+	const uint64_t least = 256 * GG_MIB;
+
+	CHECK(exchange_next(least, 10, 11) == 2 * least);
+	CHECK(exchange_next(2 * least, 10, 1000) == 4 * least);
+	CHECK(exchange_next(4 * least, 10, 1000) == 4 * least);
+	CHECK(exchange_next(4 * least, 10, 10) == 2 * least);
+	CHECK(exchange_next(2 * least, 10, 0) == least);
+	CHECK(exchange_next(least, 10, 0) == least);
+}
+
 static void test_foreign(void)
 {
 	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -951,7 +965,8 @@ int main(int count, char **arguments)
 		{ "exhaustion", test_exhaustion }, { "faults", test_faults }, { "stress", test_stress },
 		{ "persistent", test_persistent }, { "queue", test_queue }, { "async", test_async }, { "contexts", test_contexts },
 		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
-		{ "exchange_by_itself", test_exchange_by_itself }, { "foreign", test_foreign },
+		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
+		{ "foreign", test_foreign },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "ahead", test_ahead }, { "stuck", test_stuck },
 	};

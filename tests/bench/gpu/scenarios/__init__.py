@@ -26,12 +26,12 @@ class Entry:
 
 
 SCENARIOS: Mapping[str, Entry] = {
-    "latency-decode": Entry(latency.maker("decode"), 400, 3),
-    "latency-convolution": Entry(latency.maker("convolution"), 400, 3),
-    "pressure": Entry(pressure.make, 200, 3),
-    "pareto": Entry(pareto.make, 240, 3),
+    "latency-decode": Entry(latency.maker("decode"), 340, 3),
+    "latency-convolution": Entry(latency.maker("convolution"), 340, 3),
+    "pressure": Entry(pressure.make, 240, 3),
+    "pareto": Entry(pareto.make, 280, 3),
     "policies": Entry(policies.make, 90, 3),
-    "levers": Entry(levers.make, 40, 3),
-    "fairness": Entry(fairness.make, 70, 3),
-    "bandwidth": Entry(bandwidth.make, 60, 3),
+    "levers": Entry(levers.make, 30, 3),
+    "fairness": Entry(fairness.make, 95, 3),
+    "bandwidth": Entry(bandwidth.make, 80, 3),
 }

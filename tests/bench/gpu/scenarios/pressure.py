@@ -24,7 +24,11 @@ PERCENTS = (120, 150, 200)
 PARTS = 64
 CYCLE = 8
 """Passes, of which one uses everything."""
-WINDOW_S, SLOW_S, SETTLE_S, STUCK_S = 2.0, 8.0, 6.0, 90.0
+WINDOW_S, SLOW_S, STUCK_S = 2.0, 8.0, 90.0
+SETTLE_S, SETTLED_S = 6.0, 42.0
+"""How often, and for how long at most, a limited program is looked at until it gets no faster: what is used most comes
+back."""
+FASTER = 1.1
 PROGRAM, LIMITED = Part(memory=True), Part(memory=True, limit="16G")
 RESIDENT = "all of it resident"
 
@@ -47,6 +51,19 @@ def speed(lab: Lab, program: Elastic, window: float = WINDOW_S) -> float:
         if elapsed >= SLOW_S + window and done >= CYCLE:
             return done / elapsed  # so fast that the end of a cycle is never seen
     raise TimeoutError(f"{program.passes} passes, and none of some kind, within {STUCK_S:.0f} s")
+
+
+def settled(lab: Lab, program: Elastic) -> float:
+    """Waits until a program gets no faster; returns the seconds until then, in steps of SETTLE_S."""
+    start, fastest = lab.now(), 0.0
+    while (waited := lab.now() - start) < SETTLED_S:
+        passes, began = program.passes, lab.now()
+        lab.sleep(SETTLE_S)
+        rate = (program.passes - passes) / (lab.now() - began)
+        if fastest and rate <= FASTER * fastest:
+            break
+        fastest = max(fastest, rate)
+    return waited
 
 
 @attrs.define
@@ -77,9 +94,8 @@ class Pressed:
                 except Unavailable as error:
                     raise Unavailable(f"at {percent} % of the budget {error}") from None
                 stage.share([(self.part, program)])
-                if self.part.limit:
-                    self.lab.sleep(SETTLE_S)  # what is used most comes back
-                yield {"percent": percent}, {"passes_per_s": speed(self.lab, program)}
+                figures = {"settled_s": settled(self.lab, program)} if self.part.limit else {}
+                yield {"percent": percent}, {"passes_per_s": speed(self.lab, program), **figures}
 
 
 def subjects(lab: Lab) -> list[Pressed]:
