@@ -272,6 +272,22 @@ def test_a_bound_is_marked_as_one() -> None:
     assert "| load 80 %, 3 batch | time slicing | 4 | ≥ 900 |" in text
 
 
+def test_what_one_had_in_several_cases_is_one_row() -> None:
+    """Of a system that is alone: its requests, which have a load, and its speed, which has none; by repetition."""
+    speed = [Sample(n, 9.0, {"batch_per_s": 100.0 + n, "p99_ms": 0.0}) for n in (0, 1)]
+    run = measured(lambda system, case, n: steady(system, case, n) + n)
+    run = attrs.evolve(run, cells=[*run.cells, Cell("exclusive", {}, speed)])
+    found = tables.only(run, {"load": 0.35, "batch": 3})
+    assert found.systems() == ["exclusive", "ggroupfs", "time slicing"]
+    assert not any(cell.case for cell in found.cells)
+    alone, ours = (found.cell(system, {}) for system in ("exclusive", "ggroupfs"))
+    assert alone is not None
+    assert ours is not None
+    assert (alone.values("p99_ms"), alone.values("batch_per_s")) == ([10, 11, 12], [100, 101])
+    assert found.ratios(ours, "p99_ms") == [1.1, pytest.approx(12 / 11), pytest.approx(13 / 12)]
+    assert tables.only(run, {"load": 0.6}).systems() == ["exclusive"], "what says less is all there is"
+
+
 def test_of_an_empty_record() -> None:
     text = documents.page(Record({}), set())
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Not measured yet", "Published by others"]
@@ -320,9 +336,29 @@ def test_rendering_writes_the_page_the_plots_and_the_readme(tmp_path: Path) -> N
     assert f"](docs/{picture.name})" in text
     assert "benchmarks-pareto" not in text
     assert "load 10 %" not in text, "of the table only the one case"
-    assert "| load 35 %, 3 batch | ggroupfs |" in text
+    assert [line for line in text.splitlines() if line.startswith("| ")][2:] == [
+        "| exclusive | 10 |",
+        "| ggroupfs | 11, 1.1 x |",
+        "| time slicing | 40, 4 x |",
+    ], "a row for each system"
     list(documents.render(of(measured(steady)), tmp_path))
     assert (picture.read_text(), readme.read_text()) == (drawn, text), "the same record gives the same files"
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_a_system_looks_the_same_in_all_plots_and_like_no_other() -> None:
+    from tests.bench.page import plots
+
+    def run(*systems: str) -> Run:
+        cells = [Cell(system, {}, [Sample(0, 0.0, {"p99_ms": 1.0})]) for system in ("exclusive", *systems)]
+        return attrs.evolve(measured(steady), cells=cells)
+
+    names = ("time slicing", "MPS", "MPS, batch at 50 %", "MPS, batch at 25 %", "ggroupfs", "ggroupfs, slo", "another")
+    found = plots.looks(run(*names))
+    assert len({look["color"] for look in found.values()}) == 1 + len(names)
+    assert plots.looks(run("unified memory, advice", "MPS", "ggroupfs"))["ggroupfs"] == found["ggroupfs"]
+    more = plots.looks(run(*(f"MPS at {n} %" for n in range(5))))
+    assert len({look["color"] for look in more.values()}) == 6, "more than there are shades of"
 
 
 @pytest.mark.usefixtures("matplotlib")

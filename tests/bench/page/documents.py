@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ SHOWN = ("latency-decode", "pareto")
 TABLE = "latency-decode"
 """... and the one whose table it shows: a row a system, at one case."""
 TABLE_CASE = {"load": 0.35, "batch": 3}
+TABLE_TEXT = """A program that decodes, at 35 % load, beside three batch programs that would fill the GPU: medians, with
+the least and the most; `x` is of what each has alone. {}."""
 COMMANDS = """```
 make bench            # what needs no GPU; into build/bench.json
 make bench-gpu        # the rest, on a machine with an NVIDIA GPU, offline; ONLY=pareto for one scenario
@@ -107,10 +110,8 @@ def summary(record: Record, drawn: set[str]) -> str:
             parts += [f"![{SECTIONS[name].title}](docs/benchmarks-{name}.svg)", ""]
     run = record.runs.get(TABLE)
     if run is not None:
-        cells = [cell for cell in run.cells if cell.case.items() <= TABLE_CASE.items() and "load" in cell.case]
-        alone = [cell for cell in run.cells if not cell.case]
-        small = Run(run.scenario, run.reference, run.on, run.parameters, run.seconds, [*cells, *alone])
-        parts += [tables.everything(small, SECTIONS[TABLE].figures), "", tables.machine(run) + ".", ""]
+        parts += [textwrap.fill(TABLE_TEXT.format(tables.machine(run)), 120), ""]
+        parts += [tables.everything(tables.only(run, TABLE_CASE), SECTIONS[TABLE].figures), ""]
     there = sum(name in record.runs for name in SECTIONS)
     parts += [f"{there} of {len(SECTIONS)} scenarios are measured: [benchmarks.md](docs/benchmarks.md).", ""]
     return "\n".join(parts)

@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.bench.core.figures import KINDS
-from tests.bench.core.record import Cell, Run
+from tests.bench.core.record import Run
 from tests.bench.core.spread import Spread
 
+LEGEND: Any = {"frameon": False, "fontsize": 7}
 STYLE: Any = {
     "svg.hashsalt": "ggroupfs",
     "svg.fonttype": "none",
@@ -21,6 +22,28 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
+
+
+FAMILIES: Mapping[str, Sequence[str]] = {
+    "ggroupfs": ("#08519c", "#4292c6", "#9ecae1"),
+    "MPS": ("#a50f15", "#ef3b2c", "#fc9272"),
+    "unified memory": ("#006d2c", "#41ab5d", "#a1d99b"),
+    "time slicing": ("#d97706",),
+}
+"""Shades by what a system's name begins with, so that it looks the same in all plots."""
+
+
+def looks(run: Run) -> dict[str, dict[str, Any]]:
+    """How each system is drawn. The reference, and ggroupfs below what is drawn later, are seen where others are the
+    same."""
+    found: dict[str, dict[str, Any]] = {run.reference: {"color": "black", "linestyle": "--", "zorder": 3}}
+    left = {name: iter(shades) for name, shades in FAMILIES.items()}
+    for number, system in enumerate(run.systems()):
+        family = next((name for name in FAMILIES if system.startswith(name)), "")
+        found.setdefault(system, {"color": next(left.get(family, iter(())), f"C{number}")})
+    if "ggroupfs" in found:
+        found["ggroupfs"] |= {"linewidth": 2.8}
+    return found
 
 
 def draw(run: Run, plot: str, path: Path) -> bool:
@@ -39,41 +62,43 @@ def latency(run: Run) -> Figure | None:
     counts = sorted({int(cell.case["batch"]) for cell in run.cells if "batch" in cell.case})
     if not counts:
         return None
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure, look = Figure(figsize=(8, 3.6), layout="constrained"), looks(run)
     for axes, count in zip(figure.subplots(1, len(counts), sharey=True, squeeze=False)[0], counts, strict=True):
-        for number, system in enumerate(run.systems()):
+        for system in run.systems():
             chosen = [c for c in run.cells if c.system == system and c.case.get("batch", count) == count]
             points = [(float(c.case["load"]) * 100, c) for c in chosen if "load" in c.case]
-            _line(axes, points, "p99_ms", system, number)
+            found = [(x, Spread.of(cell.values("p99_ms"))) for x, cell in points if cell.values("p99_ms")]
+            _errors(axes, found, system, look[system])
         axes.set(xlabel="load, %", yscale="log", title=f"beside {count} batch program{'s' if count > 1 else ''}")
+        axes.yaxis.set_major_formatter("{x:,g}")
     figure.axes[0].set_ylabel("p99, ms")
-    figure.axes[-1].legend(frameon=False, fontsize=7)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, **LEGEND)
     return figure
 
 
 def pressure(run: Run) -> Figure | None:
     """What is left of the speed against the footprint."""
-    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
+    figure, look = Figure(figsize=(5.5, 3.2), layout="constrained"), looks(run)
     axes = figure.subplots()
-    others = [system for system in run.systems() if system != run.reference]
-    for number, system in enumerate(others, 1):
+    for system in run.systems():
         points = []
         for cell in run.cells:
-            if cell.system == system and (ratios := run.ratios(cell, "passes_per_s")):
+            if cell.system == system != run.reference and (ratios := run.ratios(cell, "passes_per_s")):
                 points.append((float(cell.case["percent"]), Spread.of(ratios)))
-        _errors(axes, sorted(points, key=lambda point: point[0]), system, number)
+        _errors(axes, points, system, look[system])
     if not axes.has_data():
         return None
     axes.set(xlabel="footprint, % of the budget", ylabel="part of the speed", yscale="log")
-    axes.legend(frameon=False, fontsize=7)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(**LEGEND)
     return figure
 
 
 def pareto(run: Run) -> Figure | None:
     """SLO attainment against the part of the batch throughput: Ghost's figure 14."""
-    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
+    figure, look = Figure(figsize=(5.5, 3.6), layout="constrained"), looks(run)
     axes = figure.subplots()
-    for number, system in enumerate(run.systems()):
+    for system in run.systems():
         points = []
         for cell in run.cells:
             done, met = run.ratios(cell, "passes_per_s"), cell.values("attained")
@@ -81,11 +106,11 @@ def pareto(run: Run) -> Figure | None:
                 points.append((Spread.of(done).median, Spread.of(met).median))
         if points:
             x, y = zip(*sorted(points), strict=True)
-            axes.plot(x, y, "o" if len(points) == 1 else "o-", color=f"C{number}", label=system, markersize=4)
+            axes.plot(x, y, "o" if len(points) == 1 else "o-", label=system, markersize=4, **look[system])
     if not axes.has_data():
         return None
     axes.set(xlabel="batch throughput, of that alone", ylabel="requests within the SLO", xlim=(0, None), ylim=(0, 1.03))
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(**LEGEND)
     return figure
 
 
@@ -94,36 +119,29 @@ def files(run: Run) -> Figure | None:
     names = [name for name in KINDS if name.endswith("_us") and any(cell.values(name) for cell in run.cells)]
     if not names:
         return None
-    figure = Figure(figsize=(5.5, 2.8), layout="constrained")
+    figure, look = Figure(figsize=(5.5, 2.8), layout="constrained"), looks(run)
     axes = figure.subplots()
     systems = run.systems()
     for number, system in enumerate(systems):
         cell = run.cell(system, {})
         found = {name: Spread.of(cell.values(name)).median for name in names if cell and cell.values(name)}
         places = [names.index(name) + (number - (len(systems) - 1) / 2) * 0.25 for name in found]
-        axes.bar(places, list(found.values()), 0.22, label=system, color=f"C{number}")
+        axes.bar(places, list(found.values()), 0.22, label=system, color=look[system]["color"])
     axes.set(ylabel="us", yscale="log", xticks=range(len(names)))
     axes.set_xticklabels([KINDS[name].label for name in names])
-    axes.legend(frameon=False, fontsize=7)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(**LEGEND)
     return figure
 
 
-def _line(axes: Axes, cells: Sequence[tuple[float, Cell]], figure: str, label: str, number: int) -> None:
-    points = [(x, Spread.of(cell.values(figure))) for x, cell in cells if cell.values(figure)]
-    _errors(axes, sorted(points, key=lambda point: point[0]), label, number)
-
-
-def _errors(axes: Axes, points: Sequence[tuple[float, Spread]], label: str, number: int) -> None:
+def _errors(axes: Axes, points: Sequence[tuple[float, Spread]], label: str, look: Mapping[str, Any]) -> None:
     """A line of medians, with bars from least to most."""
     if not points:
         return
-    middles = [one.median for _, one in points]
-    below = [one.median - one.least for _, one in points]
-    above = [one.most - one.median for _, one in points]
-    x = [at for at, _ in points]
-    # The reference, which is the first, is seen where others are the same.
-    look = {"color": f"C{number}"} if number else {"color": "black", "linestyle": "--", "zorder": 3}
-    axes.errorbar(x, middles, [below, above], marker="o", markersize=3, capsize=2, label=label, **look)
+    points = sorted(points, key=lambda point: point[0])
+    x, found = [at for at, _ in points], [one for _, one in points]
+    bars = [one.median - one.least for one in found], [one.most - one.median for one in found]
+    axes.errorbar(x, [one.median for one in found], bars, marker="o", markersize=3, capsize=2, label=label, **look)
 
 
 PLOTS: Mapping[str, Callable[[Run], Figure | None]] = {

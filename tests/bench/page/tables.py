@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from tests.bench.core.figures import KINDS
-from tests.bench.core.record import Case, Cell, Run
+from tests.bench.core.record import Case, Cell, Run, Sample
 from tests.bench.core.spread import Spread
 
 CASES: Mapping[str, Callable[[Any], str]] = {
@@ -68,6 +70,21 @@ def cases(run: Run) -> list[Case]:
     for cell in sorted(run.cells, key=lambda cell: cell.system != run.reference):
         found.setdefault(repr(sorted(cell.case.items())), cell.case)
     return list(found.values())
+
+
+def only(run: Run, case: Case) -> Run:
+    """Of each system one cell, without a case: what it has in that one, and in those that say less. Of a system that is
+    alone, for one, the requests at a load and the speed of a batch program are two."""
+    cells = []
+    for system in run.systems():
+        found = [cell for cell in run.cells if cell.system == system and cell.case.items() <= case.items()]
+        samples: dict[int, Sample] = {}
+        for sample in (sample for cell in sorted(found, key=lambda cell: len(cell.case)) for sample in cell.samples):
+            before = samples.get(sample.repetition, sample)
+            samples[sample.repetition] = attrs.evolve(sample, figures={**before.figures, **sample.figures})
+        if samples:
+            cells.append(Cell(system, {}, [samples[repetition] for repetition in sorted(samples)]))
+    return attrs.evolve(run, cells=cells)
 
 
 def everything(run: Run, figures: Sequence[str]) -> str:
