@@ -14,7 +14,7 @@
 #   make deb          a Debian package, in build/deb
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench        the measured comparison, what needs no GPU; two minutes, into build/bench.json
-#   make bench-gpu    ... and what needs one: nvcc, no network; 25 minutes. ONLY="pareto levers" for some of it
+#   make bench-gpu    ... and what needs one: nvcc, no network; half an hour. ONLY="pareto levers" for some of it
 #   make bench-check  what moved since the committed record; bench-keep puts build/bench.json there
 #   make bench-render docs/benchmarks.md and its plots, from the committed record
 #   make bench-files  what one file access costs, against a C server

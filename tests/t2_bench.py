@@ -440,11 +440,11 @@ def pressed(lab: FakeLab, compared: Sequence[FakeSystem]) -> list[pressure.Press
     return [pressure.Pressed(lab, one) for one in compared]
 
 
-def test_the_budgets_fit_into_what_a_machine_is_lent_for() -> None:
-    """Each scenario within a command of ten minutes, and all of them in 25."""
+def test_all_of_it_takes_half_an_hour() -> None:
+    """As the Makefile says; and each scenario less than ten minutes of it."""
     budgets = [entry.budget for entry in SCENARIOS.values()]
     assert max(budgets) <= 540
-    assert sum(budgets) <= 1500
+    assert sum(budgets) <= 1800
 
 
 def test_percentages_of_mps_are_what_was_asked_for() -> None:
