@@ -289,15 +289,34 @@ def test_whoever_asked_has_it_stand_by_at_the_last_moment() -> None:
     assert began.index(Step.READY) == began.index(Step.LOCK) - 1
 
 
-def test_one_that_is_not_to_be_moved_after_all_is_not_locked() -> None:
+THAWS = attrs.evolve(ask(Action.SUSPEND), asks=True)
+"""Of a program that is frozen until then."""
+
+
+def test_one_that_is_frozen_runs_from_the_question_on_and_not_before() -> None:
+    """The driver is open by then, which takes seconds; nothing has been asked of the program."""
+    world = World(busy=True)
+    run = Ran(world, THAWS, ONE)
+
+    def ready() -> None:
+        assert run.driver.calls == ["open"]
+        world.busy = False
+
+    run.ready = ready
+    assert run.go() == Outcome(State.CHECKPOINTED, "")
+    assert run.driver.calls == ["open", "state", "lock", "checkpoint"]
+
+
+@pytest.mark.parametrize(("request_", "known"), [(ASKS, State.RUNNING), (THAWS, None)])
+def test_one_that_is_not_to_be_acted_on_after_all_is_not_locked(request_: Request, known: State | None) -> None:
     def ready() -> None:
         raise OSError(errno.ECANCELED, "it does not come to a rest")
 
     world = World()
-    run = Ran(world, ASKS, ONE, ready=ready)
+    run = Ran(world, request_, ONE, ready=ready)
     outcome = run.go()
     assert outcome is not None
-    assert (outcome.errno, outcome.step, outcome.state) == (errno.ECANCELED, Step.READY, State.RUNNING)
+    assert (outcome.errno, outcome.step, outcome.state) == (errno.ECANCELED, Step.READY, known)
     assert "lock" not in run.driver.calls
 
 

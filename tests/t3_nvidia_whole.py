@@ -36,21 +36,32 @@ class Driver:
     fails: list[int] = attrs.field(factory=list)
     """Errnos of the next calls; 0 for none."""
     seconds: float = 0.0
+    ready: bool = True
+    """Agents get as far as to their question."""
+    frozen: Callable[[Process], bool] = lambda _: False
+    """Whether the work of a program is off the GPU."""
 
-    async def suspend(self, process: Process, source: str, room: int, lock_s: float) -> checkpoint.Done:
+    async def suspend(
+        self, process: Process, source: str, room: int, lock_s: float, ready: checkpoint.Ready
+    ) -> checkpoint.Done:
         assert room == HELD
-        await self._act("suspend", process)
+        await trio.sleep(self.seconds)
+        assert self.frozen(process)
+        if self.ready:
+            await ready()
+            assert not self.frozen(process)
+        self._act("suspend", process)
         self.nvml.compute[0] = [(pid, held) for pid, held in self.nvml.compute[0] if pid != process.pid]
         return checkpoint.Done(State.CHECKPOINTED, "", {}, None)
 
     async def resume(self, process: Process, source: str, room: int, target: str = "") -> checkpoint.Done:
         assert room == HELD
-        await self._act("resume", process)
+        await trio.sleep(self.seconds)
+        self._act("resume", process)
         self.nvml.compute[0].append((process.pid, HELD))
         return checkpoint.Done(State.RUNNING, source, {}, None)
 
-    async def _act(self, what: str, process: Process) -> None:
-        await trio.sleep(self.seconds)
+    def _act(self, what: str, process: Process) -> None:
         self.done.append((what, process.pid))
         if self.fails and (code := self.fails.pop(0)):
             raise checkpoint.CheckpointError(Outcome(State.RUNNING, "GPU-0", code, Step.LOCK, "lock: it failed"), ())
@@ -86,6 +97,7 @@ def drive(
     async def rig() -> AsyncIterator[Rig]:
         (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
         gpu.whole._room = lambda _: room
+        driver.frozen = gpu._is_frozen
         pids = []
         for _ in range(programs):
             process = backend.identity.identify(spawn().pid)
@@ -147,11 +159,14 @@ def test_a_slice_over_its_limit_takes_the_frozen_one(monkeypatch: pytest.MonkeyP
     drive(monkeypatch, spawn, test, programs=2)
 
 
+@pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EOPNOTSUPP, errno.EIO])
-def test_one_that_cannot_go_stays_and_is_frozen(monkeypatch: pytest.MonkeyPatch, spawn: Spawn, code: int) -> None:
+def test_one_that_cannot_go_stays_and_is_frozen(
+    monkeypatch: pytest.MonkeyPatch, spawn: Spawn, code: int, ready: bool
+) -> None:
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
-        rig.driver.fails = [code]
+        rig.driver.fails, rig.driver.ready = [code], ready
         await rig.h.write(f"{pid}/0/compute.freeze", 1)
         assert await rig.h.refused(f"{pid}/0/gmem.reclaim", MIB) == code
         await rig.seen()

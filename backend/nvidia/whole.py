@@ -10,6 +10,7 @@ import errno
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import outcome
 import trio
@@ -62,11 +63,12 @@ class Whole:
                 return 0
             if has_library(process.pid):  # it does not speak to us; what it has in the host would not be restored
                 raise OSError(errno.EBUSY, "the library in this program does not speak to us")
-            # It has to come to a rest by itself, which it does not while it is off the runlist.
-            await self._freeze(process, False)
             began = time.monotonic()
+            # It has to come to a rest by itself, which it does not while it is off the runlist. So it runs between the
+            # agent's question and the lock: for as long as what it had submitted takes.
+            thaw = partial(self._freeze, process, False)
             try:
-                await checkpoint.suspend(process, self._info.uuid, nbytes, LOCK_S)
+                await checkpoint.suspend(process, self._info.uuid, nbytes, LOCK_S, thaw)
             except BaseException:
                 await self._freeze(process, True)
                 raise

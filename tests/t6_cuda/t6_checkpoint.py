@@ -200,13 +200,63 @@ def test_one_that_does_not_stand_by_any_more_is_let_go(machine: Machine) -> None
     whole(machine, ZERO)
 
 
+def test_what_has_one_that_is_frozen_run_is_done_at_the_last_moment(machine: Machine) -> None:
+    seen: list[object] = []
+
+    async def ready() -> None:
+        seen.extend((machine.state, machine.calls()))
+
+    async def refuse() -> None:
+        raise OSError(errno.ETIMEDOUT, "it cannot be thawed")
+
+    async def act() -> None:
+        process = process_of(machine)
+        with pytest.raises(CheckpointError, match="it cannot be thawed") as refused:
+            await checkpoint.suspend(process, ZERO, ROOM, LOCK_S, refuse)
+        assert (refused.value.errno, refused.value.step) == (errno.ETIMEDOUT, Step.READY)
+        assert machine.calls() == []
+        done = await checkpoint.suspend(process, ZERO, ROOM, LOCK_S, ready)
+        assert list(done.milliseconds) == [Step.OPEN, Step.READY, Step.STATE, Step.LOCK, Step.CHECKPOINT]
+        assert seen == [State.RUNNING, []]
+        await checkpoint.resume(process, ZERO, ROOM)
+
+    go(act)
+    whole(machine, ZERO)
+
+
+@pytest.mark.logs(DIED)
+@pytest.mark.parametrize("call", ["GetState", "Lock", "Checkpoint"])
+def test_an_agent_that_dies_after_the_question_asks_no_second_time(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """What makes the program run again has nothing to wait for."""
+    asked: list[None] = []
+
+    async def ready() -> None:
+        asked.append(None)
+
+    async def act() -> None:
+        with pytest.raises(CheckpointError) as failed:
+            await checkpoint.suspend(process_of(machine), ZERO, ROOM, LOCK_S, ready)
+        assert failed.value.state is State.RUNNING
+
+    faulty(monkeypatch, machine, f"cuCheckpointProcess{call}:1:after")
+    go(act)
+    assert len(asked) == 1
+    whole(machine, ZERO)
+
+
+async def at_once() -> None:
+    """Of a program that runs anyway."""
+
+
 def test_there_and_back_and_off_and_on(machine: Machine) -> None:
     async def act() -> None:
         process = process_of(machine)
         assert await checkpoint.state(process) is State.RUNNING
         for source, target in ((ZERO, ONE), (ONE, ZERO)):
             assert (await checkpoint.move(process, source, target, ROOM, LOCK_S)).place == target
-        done = await checkpoint.suspend(process, ZERO, ROOM, LOCK_S)
+        done = await checkpoint.suspend(process, ZERO, ROOM, LOCK_S, at_once)
         assert (done.state, done.place, done.stall_ms) == (State.CHECKPOINTED, "", None)
         assert await checkpoint.state(process) is State.CHECKPOINTED
         [noted] = checkpoint.left()

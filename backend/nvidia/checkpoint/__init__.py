@@ -3,7 +3,7 @@
 What may be asked for is here; it is done by an agent, a process of its own (:mod:`~backend.nvidia.checkpoint.agent`).
 """
 
-from backend.nvidia.checkpoint.client import CheckpointError, Done, move, recover, resume, state, suspend
+from backend.nvidia.checkpoint.client import CheckpointError, Done, Ready, move, recover, resume, state, suspend
 from backend.nvidia.checkpoint.hostroom import host_room
 from backend.nvidia.checkpoint.journal import Left, left
 from backend.nvidia.checkpoint.records import Action, State, Step
@@ -13,6 +13,7 @@ __all__ = (
     "CheckpointError",
     "Done",
     "Left",
+    "Ready",
     "State",
     "Step",
     "host_room",

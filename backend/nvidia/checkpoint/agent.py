@@ -1,7 +1,7 @@
 """The process that acts: a request on stdin, a line on stdout for each step that begins and ends, the outcome last.
 
-Where the request says that it asks first, another line comes on stdin once the program stands by, or the end of it
-where it is not to be moved; an argument is the descriptor of the program's page then (:mod:`backend.cuda.page`).
+Where the request says that it asks first, another line comes on stdin once the program may be acted on, or the end of
+it where it may not; an argument is the descriptor of the page of one that stands by then (:mod:`backend.cuda.page`).
 
 It is a process of its own because calls of libcuda can hang, because nothing of CUDA is to live in the daemon, and
 because the daemon may end: a program that is locked or checkpointed is helpless, so once a request is read nothing but

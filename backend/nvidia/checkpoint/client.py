@@ -11,7 +11,7 @@ import errno
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import attrs
 import trio
@@ -29,6 +29,8 @@ BYTES_A_SECOND = 500_000_000
 """Checkpoint and restore together, at the slowest: 1.3 GB/s measured on an H200, 0.7 GB/s told of slow hosts."""
 RECOVERIES = 3
 """Agents that try to make a program run, one after the other."""
+Ready = Callable[[], Awaitable[None]]
+"""Returns once a program may be acted on. OSError: it may not, and is left as it is."""
 CLEAN = ("CUDA_", "LD_PRELOAD")
 """Begin the names of what agents do not inherit: they see all GPUs, and are no program of ours."""
 
@@ -88,13 +90,15 @@ async def move(
     """
     lock_ms, asks = round(lock_s * 1e3), standby is not None
     request = Request(Action.MOVE, process, source, target, room, lock_ms, carried, asks)
-    return await _ask(request, standby)
+    return await _ask(request, None if standby is None else standby.begin, standby)
 
 
-async def suspend(process: Process, source: str, room: int, lock_s: float) -> Done:
+async def suspend(process: Process, source: str, room: int, lock_s: float, ready: Ready) -> Done:
     """Has a program give up its GPU: its memory goes into the host, and it waits in its next call of CUDA. `room` is
-    what it needs when that fails midway. OSError as for :func:`move`."""
-    return await _ask(Request(Action.SUSPEND, process, source, "", room, round(lock_s * 1e3)))
+    what it needs when that fails midway. `ready` is called at the last moment: on its return what the program has
+    submitted comes to an end, which that of a frozen one does not. OSError as for :func:`move`, or from `ready`."""
+    request = Request(Action.SUSPEND, process, source, "", room, round(lock_s * 1e3), asks=True)
+    return await _ask(request, ready)
 
 
 async def resume(process: Process, source: str, room: int, target: str = "") -> Done:
@@ -121,10 +125,12 @@ class Job:
 
     request: Request
     """What was asked for."""
+    ready: Ready | None = None
+    """What is done before the program is acted on, where the request asks."""
     standby: Standby | None = None
     """How the program is had to stand by."""
     refused: OSError | None = None
-    """Why it does not."""
+    """Why it is not ready."""
     steps: list[Progress] = attrs.field(factory=list)
     """Of all agents that worked on it."""
     first: Outcome | None = None
@@ -140,7 +146,7 @@ class Job:
         """What whoever asked is told. CheckpointError for a failure."""
         assert self.first is not None
         assert self.last is not None
-        if self.refused is not None and self.last.state is State.RUNNING:
+        if self.refused is not None and (self.last.state is State.RUNNING or self.last.step is Step.READY):
             code, words = self.refused.errno or errno.EIO, self.refused.strerror or str(self.refused)
             raise CheckpointError(attrs.evolve(self.last, errno=code, step=Step.READY, words=words), self.steps)
         first, last, action = self.first, self.last, self.request.action
@@ -158,8 +164,8 @@ class Job:
         return self.steps[-1].step.value if self.steps else "start"
 
 
-async def _ask(request: Request, standby: Standby | None = None) -> Done:
-    job = Job(request, standby)
+async def _ask(request: Request, ready: Ready | None = None, standby: Standby | None = None) -> Done:
+    job = Job(request, ready, standby)
     trio.lowlevel.spawn_system_task(_attend, job)
     seconds = START_S + request.lock_ms / 1e3 + request.room / BYTES_A_SECOND
     try:
@@ -183,7 +189,7 @@ async def _attend(job: Job) -> None:
             if not _helpless(job.request.action, job.last):
                 break
             log.warning("process %d: %s; it is looked after", pid, job.last.words)
-            job.last = await _agent(job, attrs.evolve(job.request, action=Action.RECOVER))
+            job.last = await _agent(job, attrs.evolve(job.request, action=Action.RECOVER, asks=False))
         if job.last.errno and job.last is not job.first:
             log.error("process %d: %s", pid, job.last.words)
     except Exception as error:
@@ -215,8 +221,7 @@ def _helpless(action: Action, outcome: Outcome) -> bool:
 async def _agent(job: Job, request: Request) -> Outcome:
     """Runs one agent to its end; its outcome, or one in its place."""
     environment = {name: value for name, value in interpreter.environment().items() if not name.startswith(CLEAN)}
-    asks = job.standby is not None and request.action is Action.MOVE
-    page = [job.standby.page] if job.standby is not None and asks else []
+    page = [job.standby.page] if job.standby is not None and request.asks else []
     try:
         process = await trio.lowlevel.open_process(
             [sys.executable, "-m", "backend.nvidia.checkpoint", *map(str, page)],
@@ -233,7 +238,7 @@ async def _agent(job: Job, request: Request) -> Outcome:
     async with process.stdin, process.stdout:
         with contextlib.suppress(trio.BrokenResourceError):  # it has ended; how is told below
             await process.stdin.send_all(request.line())
-        if not asks:
+        if not request.asks:
             await process.stdin.aclose()
         outcome = await _hear(job, process.stdout, process.stdin)
     status = await process.wait()  # also where it has answered: as long as it gives up its context the driver is slow
@@ -254,17 +259,17 @@ async def _hear(job: Job, answers: trio.abc.ReceiveStream, agent: trio.abc.SendS
                 return answer
             job.steps.append(answer)
             if answer.step is Step.READY and answer.ms is None:
-                await _stand_by(job, agent)
+                await _be_ready(job, agent)
             if answer.step is Step.UNLOCK and answer.ms is not None and not answer.errno and job.standby:
                 job.standby.end()
     return None
 
 
-async def _stand_by(job: Job, agent: trio.abc.SendStream) -> None:
-    """Lets an agent go on, once the program stands by."""
-    assert job.standby is not None
+async def _be_ready(job: Job, agent: trio.abc.SendStream) -> None:
+    """Lets an agent go on, once it may act on the program."""
+    assert job.ready is not None
     try:
-        await job.standby.begin()
+        await job.ready()
         await agent.send_all(b"go\n")
     except trio.BrokenResourceError:  # it has ended; how is told by it
         pass

@@ -95,9 +95,7 @@ class Machine:
             self.driver.prepare(target)
         self._must_be(State.RUNNING)
         self._reserve(Step.RESERVE, target, self._request.room)
-        if self._request.asks:
-            with self._step(Step.READY):
-                self.ready()
+        self._ask()
         self._lock()
         if self._request.asks and not self._stands():
             # It would be lost: the driver does not restore all that it has then.
@@ -110,6 +108,7 @@ class Machine:
         self._unlock()
 
     def _suspend(self) -> None:
+        self._ask()  # before its state, too: how a program that is frozen answers to that is nowhere said
         self._must_be(State.RUNNING)
         self._lock()
         self._checkpoint()
@@ -136,6 +135,11 @@ class Machine:
         self._look()
 
     # What they are made of
+
+    def _ask(self) -> None:
+        if self._request.asks:
+            with self._step(Step.READY):
+                self.ready()
 
     def _open(self) -> None:
         with self._step(Step.OPEN):

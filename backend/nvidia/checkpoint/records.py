@@ -50,7 +50,7 @@ class Step(enum.Enum):
     RESERVE = "reserve"
     """Room on the GPU where it goes is taken."""
     READY = "ready"
-    """Whoever asked has the program stand by."""
+    """Whoever asked has the program stand by, or has one that was frozen run."""
     LOCK = "lock"
     """The program is stopped at its next call of CUDA, and what it has submitted is waited for."""
     CHECKPOINT = "checkpoint"
@@ -86,8 +86,8 @@ class Request:
     carried: int = 0
     """Of `room`, the bytes that it needs for the driver to restore it; 0: all of them."""
     asks: bool = False
-    """Whether the agent asks before it locks the program, so that somebody can have it stand by; and looks, once it is
-    locked, whether it still does."""
+    """Whether the agent asks before it acts on the program, so that somebody can have it stand by, or run. When it has
+    locked one that is to be moved, it looks whether that still stands by."""
 
     @property
     def destination(self) -> str:

@@ -1,0 +1,114 @@
+"""A frozen program without the library goes into the host whole, on a real GPU, and comes back with its thaw."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ggroupfs.client import Member
+from tests.cgroups import cgroup, enter, slice_path
+from tests.mounted import Mounted
+from tests.t7_nvidia.conftest import Worker, wait_for
+from tests.t7_nvidia.programs import GIB, MIB, current, member, nvml_used, program, write
+from tests.t7_nvidia.t7_real_programs import group_of
+
+Start = Callable[..., Worker]
+
+BYTES = 4 * GIB
+KERNEL_S = 200e-6
+RUNS_S = 0.25
+"""So long one that is frozen runs at most, to come to the rest that the driver locks it in. Its agent takes seconds to
+start."""
+
+
+def taken(run: Callable[[], object]) -> float:
+    """The seconds that it takes."""
+    began = time.monotonic()
+    run()
+    return time.monotonic() - began
+
+
+def in_the_host(group: Member, pid: int) -> None:
+    """By the driver, and by the books."""
+    assert nvml_used(pid) == 0
+    wait_for(lambda: current(group) == 0, "the books say so")
+    assert int(group.read("gmem.swap.current")) >= BYTES
+
+
+@pytest.mark.timeout(180)
+def test_it_is_what_it_was(gpu_mount: Mounted, elastic: str) -> None:
+    """Three times out and back: every word that it wrote is there in the end."""
+    with program(elastic, "PAGE", str(BYTES // MIB)) as run:
+        group = member(gpu_mount, run)
+        before = nvml_used(run.pid)
+        assert before >= BYTES
+        for _ in range(3):
+            write(group, "compute.freeze", 1)
+            out = taken(lambda: write(group, "gmem.reclaim", "1M"))
+            in_the_host(group, run.pid)
+            passes = run.passes
+            time.sleep(0.5)
+            assert run.passes == passes
+            back = taken(lambda: write(group, "compute.freeze", 0))
+            wait_for(lambda passes=passes: run.passes > passes + 2, "it goes on", seconds=10)  # type: ignore[misc]
+            wait_for(lambda: current(group) >= BYTES, "the books say so")
+            assert group.read("gmem.swap.current") == "0"
+            print(f"{before >> 20} MiB: out in {out:.2f} s, back in {back:.2f} s")
+        run.finish()
+
+
+@pytest.mark.timeout(120)
+def test_it_runs_for_a_moment_only(gpu_mount: Mounted, worker: Start) -> None:
+    """The GPU itself counts its kernels. None is lost, and none runs while it is in the host."""
+    run = worker(int(KERNEL_S * 1e6), BYTES)
+    run.started()
+    group = Member(run.pid, 0, group_of(gpu_mount, run))
+    write(group, "compute.freeze", 1)
+    before = run.finished
+    out = taken(lambda: write(group, "gmem.reclaim", "1M"))
+    kernels = run.finished - before
+    in_the_host(group, run.pid)
+    time.sleep(0.5)
+    assert run.finished - before == kernels
+    back = taken(lambda: write(group, "compute.freeze", 0))
+    print(f"out in {out:.2f} s, and {kernels} kernels of {KERNEL_S * 1e6:.0f} us meanwhile; back in {back:.2f} s")
+    wait_for(lambda: run.finished > before + kernels + 100, "it goes on")
+    run.drained()
+    assert kernels * KERNEL_S <= RUNS_S
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A cgroup, to be left after the programs in it have ended."""
+    with cgroup(f"ggroup-t7-whole-{os.getpid()}") as path:
+        yield path
+
+
+@pytest.mark.timeout(120)
+def test_its_slice_takes_it_and_not_one_that_runs(gpu_mount: Mounted, place: Path, worker: Start) -> None:
+    frozen, other = (worker(int(KERNEL_S * 1e6), BYTES) for _ in range(2))
+    for run in (frozen, other):
+        run.started()
+        enter(run.pid, place)
+    group, beside = (Member(run.pid, 0, group_of(gpu_mount, run)) for run in (frozen, other))
+    both = Member(0, 0, gpu_mount / "slice" / slice_path(place) / "0")
+    wait_for(lambda: both.path.exists() and current(both) > 2 * BYTES, "both are in the slice")
+    write(group, "compute.freeze", 1)
+    cut = taken(lambda: write(both, "gmem.limit.high", current(beside) + GIB))
+    in_the_host(group, frozen.pid)
+    print(f"the slice was cut in {cut:.2f} s")
+    finished = other.finished
+    wait_for(lambda: other.finished > finished + 1000, "the other one runs")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        write(group, "compute.freeze", 0)
+    write(both, "gmem.limit.high", "max")
+    write(group, "compute.freeze", 0)
+    for run in (frozen, other):
+        finished = run.finished
+        wait_for(lambda run=run, finished=finished: run.finished > finished + 100, "it runs")  # type: ignore[misc]
+        run.drained()
