@@ -9,11 +9,15 @@ set -eu
 
 mount -t proc -o nosuid,nodev,noexec proc /proc
 mount -t sysfs -o nosuid,nodev,noexec sysfs /sys
+mount --bind "${directory:?}" /mnt
 mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mkdir -p /dev/pts /dev/shm
 mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+# It may be below one of those, as it is for who tries things in /tmp.
+mkdir -p "$directory"
+mount --move /mnt "$directory"
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
@@ -59,7 +63,7 @@ fi
 ) &
 watchdog=$!
 
-cd "${directory:?}"
+cd "$directory"
 code=0
 setsid sh -c "${command:?}" </dev/null >"${output:?}" 2>&1 3>&- || code=$?
 echo "command $code" >&3
