@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
+from tests.cgroups import cgroup
 from tests.mounted import Mounted, mounted
 
 # These tests are for a host with a GPU; elsewhere there is nothing to collect, which `make test-gpu` reports.
@@ -132,6 +133,13 @@ def worker(binary: Path) -> Iterator[Callable[..., Worker]]:
         one.page.close()
     for file in files:
         file.unlink()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A cgroup, to be left after the programs in it have ended."""
+    with cgroup(f"ggroup-t7-{os.getpid()}") as path:
+        yield path
 
 
 @pytest.fixture(scope="module")

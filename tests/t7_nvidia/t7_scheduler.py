@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import attrs
 import pynvml
 import pytest
 
-from tests.cgroups import cgroup, enter, slice_path
+from tests.cgroups import enter, slice_path
 from tests.mounted import Mounted
 from tests.t7_nvidia.conftest import WANT, Worker, rates, wait_for
 from tests.t7_nvidia.t7_real_programs import group_of
@@ -202,13 +201,6 @@ def test_weights(gpu_mount: Mounted, worker: Start, contexts: int) -> None:
     print(f"; {scheduled:.0f} kernels/s, with default slices {default:.0f}")
     assert scheduled >= default
     assert parts == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.03 if contexts == 1 else 0.05)
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A cgroup, to be left after the programs in it have ended."""
-    with cgroup(f"ggroup-t7-four-{os.getpid()}") as path:
-        yield path
 
 
 @pytest.mark.timeout(120)

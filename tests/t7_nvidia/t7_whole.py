@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ggroupfs.client import Member
-from tests.cgroups import cgroup, enter, slice_path
+from tests.cgroups import enter, slice_path
 from tests.mounted import Mounted
 from tests.t7_nvidia.conftest import Worker, wait_for
 from tests.t7_nvidia.programs import GIB, MIB, current, member, nvml_used, program, write
@@ -80,13 +80,6 @@ def test_it_runs_for_a_moment_only(gpu_mount: Mounted, worker: Start) -> None:
     wait_for(lambda: run.finished > before + kernels + 100, "it goes on")
     run.drained()
     assert kernels * KERNEL_S <= RUNS_S
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A cgroup, to be left after the programs in it have ended."""
-    with cgroup(f"ggroup-t7-whole-{os.getpid()}") as path:
-        yield path
 
 
 @pytest.mark.timeout(120)
