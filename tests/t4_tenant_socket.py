@@ -19,7 +19,7 @@ import pytest
 
 from backend.soft.client import socket_of
 from backend.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
-from tests.mounted import SECONDS, Mounted, Tenant, eventually, mounted
+from tests.mounted import SECONDS, SLOW, Mounted, Tenant, eventually, mounted
 
 MIB = 1 << 20
 U64 = (1 << 64) - 1
@@ -35,7 +35,7 @@ class Raw:
 
     def __init__(self, mount: Mounted) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(SECONDS)
+        self.socket.settimeout(SECONDS * SLOW)
         self.socket.connect(os.fspath(socket_of(mount.path)))
         self._seq = 0
 
@@ -245,7 +245,7 @@ def test_a_program_that_never_reads(hostile_mount: Mounted, victim: Tenant) -> N
         before = victim.report()["finished"]
         for _ in range(5):
             assert victim.report()["finished"] > before
-        raw.socket.settimeout(SECONDS)
+        raw.socket.settimeout(SECONDS * SLOW)
         answered = 0
         while answered < asked:
             message = Message.decode(raw.socket.recv(SIZE))
