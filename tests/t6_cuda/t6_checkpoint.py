@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -496,6 +497,40 @@ def test_an_agent_that_hangs_is_left_to_it(
 
     trio.run(act, clock=clock)
     whole(machine, ONE)
+
+
+@pytest.mark.logs("suspend has come back .ready: whoever asked does not want it any more.")
+@pytest.mark.parametrize("how", ["cancelled", "deadline"])
+def test_an_agent_that_asks_too_late_may_not(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """Whoever asked has frozen the program again: it is not to run for an agent that nobody waits for."""
+    faulty(monkeypatch, machine, "cuInit:1:hang")
+    clock = trio.testing.MockClock(rate=0)
+    asked: list[None] = []
+
+    async def ready() -> None:
+        asked.append(None)
+
+    async def suspend() -> None:
+        with contextlib.suppress(CheckpointError):
+            await checkpoint.suspend(process_of(machine), ZERO, ROOM, LOCK_S, ready)
+
+    async def act() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(suspend)
+            gate = await hung(machine)
+            if how == "cancelled":
+                nursery.cancel_scope.cancel()
+            else:
+                clock.jump(3600)
+        os.close(gate)
+        await told(caplog)
+
+    trio.run(act, clock=clock)
+    assert not asked
+    assert machine.calls() == []
+    whole(machine, ZERO)
 
 
 @pytest.mark.logs("looked after", "move has come back .well., and the program is running")

@@ -1,7 +1,8 @@
 """The daemon's side: starts an agent for each thing to do, hears how it goes, and sees to it that it is finished.
 
-An agent is left alone whatever becomes of who asked: one that is given up goes on, is waited for by a task of its own,
-and what came of it is logged. One that is killed is followed at once by another that makes the program run again.
+An agent is left alone whatever becomes of who asked: one that is given up goes on, unless it has yet to ask whether it
+may; it is waited for by a task of its own, and what came of it is logged. One that is killed is followed at once by
+another that makes the program run again.
 """
 
 from __future__ import annotations
@@ -266,11 +267,13 @@ async def _hear(job: Job, answers: trio.abc.ReceiveStream, agent: trio.abc.SendS
 
 
 async def _be_ready(job: Job, agent: trio.abc.SendStream) -> None:
-    """Lets an agent go on, once it may act on the program."""
+    """Lets an agent go on, once it may act on the program. It may not where nobody waits for that any more: whoever
+    asked has been told that it failed, and goes by that."""
     assert job.ready is not None
     try:
-        await job.ready()
-        await agent.send_all(b"go\n")
+        if not job.abandoned:
+            await job.ready()
+            await agent.send_all(b"go\n")
     except trio.BrokenResourceError:  # it has ended; how is told by it
         pass
     except OSError as error:
