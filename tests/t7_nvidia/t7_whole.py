@@ -20,7 +20,7 @@ from tests.t7_nvidia.t7_real_programs import group_of
 Start = Callable[..., Worker]
 
 BYTES = 4 * GIB
-KERNEL_S = 200e-6
+KERNEL_US = 200
 RUNS_S = 0.25
 """So long one that is frozen runs at most, to come to the rest that the driver locks it in. Its agent takes seconds to
 start."""
@@ -65,8 +65,7 @@ def test_it_is_what_it_was(gpu_mount: Mounted, elastic: str) -> None:
 @pytest.mark.timeout(120)
 def test_it_runs_for_a_moment_only(gpu_mount: Mounted, worker: Start) -> None:
     """The GPU itself counts its kernels. None is lost, and none runs while it is in the host."""
-    run = worker(int(KERNEL_S * 1e6), BYTES)
-    run.started()
+    run = worker(KERNEL_US, BYTES)
     group = Member(run.pid, 0, group_of(gpu_mount, run))
     write(group, "compute.freeze", 1)
     before = run.finished
@@ -76,17 +75,16 @@ def test_it_runs_for_a_moment_only(gpu_mount: Mounted, worker: Start) -> None:
     time.sleep(0.5)
     assert run.finished - before == kernels
     back = taken(lambda: write(group, "compute.freeze", 0))
-    print(f"out in {out:.2f} s, and {kernels} kernels of {KERNEL_S * 1e6:.0f} us meanwhile; back in {back:.2f} s")
+    print(f"out in {out:.2f} s, and {kernels} kernels of {KERNEL_US} us meanwhile; back in {back:.2f} s")
     wait_for(lambda: run.finished > before + kernels + 100, "it goes on")
     run.drained()
-    assert kernels * KERNEL_S <= RUNS_S
+    assert kernels * KERNEL_US / 1e6 <= RUNS_S
 
 
 @pytest.mark.timeout(120)
 def test_its_slice_takes_it_and_not_one_that_runs(gpu_mount: Mounted, place: Path, worker: Start) -> None:
-    frozen, other = (worker(int(KERNEL_S * 1e6), BYTES) for _ in range(2))
+    frozen, other = (worker(KERNEL_US, BYTES) for _ in range(2))
     for run in (frozen, other):
-        run.started()
         enter(run.pid, place)
     group, beside = (Member(run.pid, 0, group_of(gpu_mount, run)) for run in (frozen, other))
     both = Member(0, 0, gpu_mount / "slice" / slice_path(place) / "0")

@@ -22,8 +22,6 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-
-
 FAMILIES: Mapping[str, Sequence[str]] = {
     "ggroupfs": ("#08519c", "#4292c6", "#9ecae1"),
     "MPS": ("#a50f15", "#ef3b2c", "#fc9272"),
@@ -39,8 +37,9 @@ def looks(run: Run) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {run.reference: {"color": "black", "linestyle": "--", "zorder": 3}}
     left = {name: iter(shades) for name, shades in FAMILIES.items()}
     for number, system in enumerate(run.systems()):
-        family = next((name for name in FAMILIES if system.startswith(name)), "")
-        found.setdefault(system, {"color": next(left.get(family, iter(())), f"C{number}")})
+        if system != run.reference:
+            family = next((name for name in FAMILIES if system.startswith(name)), "")
+            found[system] = {"color": next(left.get(family, iter(())), f"C{number}")}
     if "ggroupfs" in found:
         found["ggroupfs"] |= {"linewidth": 2.8}
     return found

@@ -79,9 +79,10 @@ def only(run: Run, case: Case) -> Run:
     for system in run.systems():
         found = [cell for cell in run.cells if cell.system == system and cell.case.items() <= case.items()]
         samples: dict[int, Sample] = {}
-        for sample in (sample for cell in sorted(found, key=lambda cell: len(cell.case)) for sample in cell.samples):
-            before = samples.get(sample.repetition, sample)
-            samples[sample.repetition] = attrs.evolve(sample, figures={**before.figures, **sample.figures})
+        for cell in sorted(found, key=lambda cell: len(cell.case)):
+            for sample in cell.samples:
+                before = samples.get(sample.repetition, sample)
+                samples[sample.repetition] = attrs.evolve(sample, figures={**before.figures, **sample.figures})
         if samples:
             cells.append(Cell(system, {}, [samples[repetition] for repetition in sorted(samples)]))
     return attrs.evolve(run, cells=cells)
