@@ -36,6 +36,8 @@ class Driver:
     fails: list[int] = attrs.field(factory=list)
     """Errnos of the next calls; 0 for none."""
     seconds: float = 0.0
+    ends: float = 0.7
+    """Seconds that an agent is still at it when NVML says already how it will be: a few looks."""
     ready: bool = True
     """Agents get as far as to their question."""
     frozen: Callable[[Process], bool] = lambda _: False
@@ -52,13 +54,17 @@ class Driver:
             assert not self.frozen(process)
         self._act("suspend", process)
         self.nvml.compute[0] = [(pid, held) for pid, held in self.nvml.compute[0] if pid != process.pid]
+        await trio.sleep(self.ends)
         return checkpoint.Done(State.CHECKPOINTED, "", {}, None)
 
     async def resume(self, process: Process, source: str, room: int, target: str = "") -> checkpoint.Done:
         assert room == HELD
         await trio.sleep(self.seconds)
         self._act("resume", process)
-        self.nvml.compute[0].append((process.pid, HELD))
+        others = list(self.nvml.compute[0])
+        for held in (HELD // 2, HELD):
+            self.nvml.compute[0] = [*others, (process.pid, held)]
+            await trio.sleep(self.ends)
         return checkpoint.Done(State.RUNNING, source, {}, None)
 
     def _act(self, what: str, process: Process) -> None:
@@ -137,6 +143,33 @@ def test_out_and_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
     drive(monkeypatch, spawn, test)
 
 
+def test_the_books_say_where_it_was_until_it_has_moved(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    """The driver says so earlier, and then in parts."""
+
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        said: list[tuple[int, int]] = []
+
+        async def look() -> None:
+            while True:
+                both = [await rig.number(pid, name) for name in ("gmem.current", "gmem.swap.current")]
+                if not said or said[-1] != tuple(both):
+                    said.append((both[0], both[1]))
+                await trio.sleep(0.1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await rig.h.write(f"{pid}/0/compute.freeze", 1)
+            await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
+            await rig.seen()
+            await rig.h.write(f"{pid}/0/compute.freeze", 0)
+            await rig.seen()
+            nursery.cancel_scope.cancel()
+        assert said == [(HELD, 0), (0, HELD), (HELD, 0)]
+
+    drive(monkeypatch, spawn, test)
+
+
 def test_a_slice_over_its_limit_takes_the_frozen_one(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
     """The other runs, and cannot be moved; without the frozen one the limit would be refused."""
 
@@ -199,6 +232,11 @@ def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, sp
         assert rig.driver.done == []
         assert await rig.h.refused(f"{pid}/0/compute.freeze", 0) == errno.ETIMEDOUT
         await trio.sleep(10)
+        # It is back, and whoever thawed it was told that it is frozen.
+        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
+        assert await rig.h.read(f"{pid}/0/compute.freeze") == "1\n"
+        assert rig.gpu._is_frozen(backend.identity.identify(pid))
+        assert not any(rig.fake.programs[pid].running())
         rig.driver.seconds = 0.0
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
         await rig.seen()

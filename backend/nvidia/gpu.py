@@ -87,7 +87,8 @@ class NvidiaGpu:
         self._nvml = nvml
         self._census = census
         self._tenants: dict[Process, Tenant] = {}
-        self._roster = Roster(info.index, nvml, census.system, self.managed.look)
+        self._roster = Roster(info.index, nvml, census.system, self._see)
+        self._looked = 0.0  # when the list was last asked for
         self._keeper = Keeper(
             info.index, self._tenants, census.counter.totals, usage.exact, self._asked_to_stand, self._undone
         )
@@ -125,12 +126,14 @@ class NvidiaGpu:
                     await self._until_back()
                     await self._poll(host, nursery)
         finally:
+            self.whole.ends = True
             # Nobody is left to thaw them: a frozen program would stay so until it is killed.
             if not self._handed_over:
                 with trio.CancelScope(shield=True):
                     await self._release_all()
 
     async def _poll(self, host: Host, nursery: trio.Nursery) -> None:
+        self._looked = trio.current_time()
         try:
             for process in await self._roster.look():
                 if process in self.managed:  # it is in the books by its own word
@@ -138,6 +141,11 @@ class NvidiaGpu:
                 nursery.start_soon(self._welcome, host, process)
         except OSError as error:  # ENODEV
             self._lose(error)
+
+    def _see(self, process: Process, nbytes: int) -> None:
+        """The driver's figure, which the books follow; but of one that goes or comes they are told when it has."""
+        if not self.whole.moved_since(process, self._looked):
+            self.managed.look(process, nbytes)
 
     async def _welcome(self, host: Host, process: Process) -> None:
         tenant = self._tenant(process)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -39,11 +40,14 @@ class Whole:
         """`freeze` is the lever, `room` how many bytes a process may have in the host besides what it has."""
         self.host: Host | None = None
         """Who keeps the books, once the GPU runs."""
+        self.ends = False
+        """Whether nobody is left to thaw what is frozen from now on."""
         self._info = info
         self._freeze = freeze
         self._room = room
         self._away: dict[Process, int] = {}  # bytes
         self._turns: dict[Process, trio.Lock] = {}  # held while one goes or comes
+        self._moved: dict[Process, float] = {}  # when it last did, by trio's clock
 
     def __contains__(self, process: Process) -> bool:
         return process in self._away
@@ -51,6 +55,11 @@ class Whole:
     def can(self, process: Process, held: int) -> bool:
         """Whether a frozen program, which holds so many bytes, could go into the host now."""
         return held > 0 and process not in self._away and self._room(process) >= held
+
+    def moved_since(self, process: Process, when: float) -> bool:
+        """Whether one goes or comes, or has since some time: what the driver says that it holds is not yet, or no more,
+        what the books are to say."""
+        return self._is_moving(process) or self._moved.get(process, -math.inf) >= when
 
     async def out(self, process: Process, held: Callable[[], int]) -> int:
         """Has a frozen program go into the host; returns the bytes that it held, which it is asked when it is its turn:
@@ -63,6 +72,7 @@ class Whole:
                 return 0
             if has_library(process.pid):  # it does not speak to us; what it has in the host would not be restored
                 raise OSError(errno.EBUSY, "the library in this program does not speak to us")
+            host.observe(process, self._info.index, nbytes)
             began = time.monotonic()
             # It has to come to a rest by itself, which it does not while it is off the runlist. So it runs between the
             # agent's question and the lock: for as long as what it had submitted takes.
@@ -97,16 +107,16 @@ class Whole:
                 host.uncharge(process, self._info.index, nbytes, swapped=True)
             return nbytes
 
-        if process in self._away or self._turn(process).locked():
+        if process in self._away or self._is_moving(process):
             await self._finish(process, come)
 
     def forget(self, process: Process) -> None:
         """The process is gone."""
-        self._away.pop(process, None)
-        self._turns.pop(process, None)
+        for known in (self._away, self._turns, self._moved):
+            known.pop(process, None)
 
-    def _turn(self, process: Process) -> trio.Lock:
-        return self._turns.setdefault(process, trio.Lock())
+    def _is_moving(self, process: Process) -> bool:
+        return process in self._turns and self._turns[process].locked()
 
     async def _finish(self, process: Process, work: Callable[[], Awaitable[int]]) -> int:
         """Does something when its turn comes, and to the end, even where whoever asked is gone by then: an agent goes
@@ -114,12 +124,22 @@ class Whole:
         done = trio.Event()
         results: list[outcome.Outcome[int]] = []
 
+        async def freeze_again() -> int:
+            if not self.ends and process not in self._away:
+                await self._freeze(process, True)
+            return 0
+
         async def run() -> None:
-            async with self._turn(process):
+            async with self._turns.setdefault(process, trio.Lock()):
                 results.append(await outcome.acapture(work))
+                if process in self._turns:
+                    self._moved[process] = trio.current_time()
+                if not waits:  # who would have it thawed was told that it is frozen
+                    results.append(await outcome.acapture(freeze_again))
             done.set()
-            if not waits and isinstance(results[0], outcome.Error):
-                log.warning("pid %d on GPU %d: %s", process.pid, self._info.index, results[0].error)
+            for result in () if waits else results:
+                if isinstance(result, outcome.Error):
+                    log.warning("pid %d on GPU %d: %s", process.pid, self._info.index, result.error)
 
         waits = True
         trio.lowlevel.spawn_system_task(run)

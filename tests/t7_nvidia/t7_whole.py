@@ -12,7 +12,7 @@ import pytest
 
 from ggroupfs.client import Member
 from tests.cgroups import enter, slice_path
-from tests.mounted import Mounted
+from tests.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import Worker, wait_for
 from tests.t7_nvidia.programs import GIB, MIB, current, member, nvml_used, program, write
 from tests.t7_nvidia.t7_real_programs import group_of
@@ -33,11 +33,38 @@ def taken(run: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
+def refused(group: Member, name: str, value: object, code: int) -> None:
+    with pytest.raises(OSError, match=os.strerror(code)):
+        write(group, name, value)
+
+
 def in_the_host(group: Member, pid: int) -> None:
     """By the driver, and by the books."""
     assert nvml_used(pid) == 0
     wait_for(lambda: current(group) == 0, "the books say so")
     assert int(group.read("gmem.swap.current")) >= BYTES
+
+
+@pytest.mark.timeout(120)
+def test_what_takes_longer_than_the_deadline_goes_on(tmp_path_factory: pytest.TempPathFactory, worker: Start) -> None:
+    """Whoever asked is told so. What became of it is as the files say: a thaw that failed leaves it frozen."""
+    with mounted(tmp_path_factory.mktemp("hasty"), "deadline=0.5", gpu="nvidia") as mount:
+        run = worker(KERNEL_US, BYTES)
+        group = Member(run.pid, 0, group_of(mount, run))
+        write(group, "compute.freeze", 1)
+        refused(group, "gmem.reclaim", "1M", errno.ETIMEDOUT)
+        wait_for(lambda: int(group.read("gmem.swap.current")) >= BYTES, "it goes out", seconds=20)
+        in_the_host(group, run.pid)
+        refused(group, "compute.freeze", 0, errno.ETIMEDOUT)
+        wait_for(lambda: current(group) >= BYTES, "it comes back", seconds=20)
+        assert group.read("compute.freeze") == "1"
+        time.sleep(0.5)
+        finished = run.finished
+        time.sleep(0.5)
+        assert run.finished == finished
+        write(group, "compute.freeze", 0)
+        wait_for(lambda: run.finished > finished + 100, "it goes on")
+        run.drained()
 
 
 @pytest.mark.timeout(180)
@@ -95,8 +122,7 @@ def test_its_slice_takes_it_and_not_one_that_runs(gpu_mount: Mounted, place: Pat
     print(f"the slice was cut in {cut:.2f} s")
     finished = other.finished
     wait_for(lambda: other.finished > finished + 1000, "the other one runs")
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-        write(group, "compute.freeze", 0)
+    refused(group, "compute.freeze", 0, errno.ENOSPC)
     write(both, "gmem.limit.high", "max")
     write(group, "compute.freeze", 0)
     for run in (frozen, other):
