@@ -33,6 +33,8 @@ class Driver:
 
     nvml: FakeNvml
     done: list[tuple[str, int]] = attrs.field(factory=list)
+    rooms: list[int] = attrs.field(factory=list)
+    """What they were told that a program needs."""
     fails: list[int] = attrs.field(factory=list)
     """Errnos of the next calls; 0 for none."""
     seconds: float = 0.0
@@ -46,7 +48,7 @@ class Driver:
     async def suspend(
         self, process: Process, source: str, room: int, lock_s: float, ready: checkpoint.Ready
     ) -> checkpoint.Done:
-        assert room == HELD
+        self.rooms.append(room)
         await trio.sleep(self.seconds)
         assert self.frozen(process)
         if self.ready:
@@ -58,11 +60,11 @@ class Driver:
         return checkpoint.Done(State.CHECKPOINTED, "", {}, None)
 
     async def resume(self, process: Process, source: str, room: int, target: str = "") -> checkpoint.Done:
-        assert room == HELD
+        self.rooms.append(room)
         await trio.sleep(self.seconds)
         self._act("resume", process)
         others = list(self.nvml.compute[0])
-        for held in (HELD // 2, HELD):
+        for held in (room // 2, room):
             self.nvml.compute[0] = [*others, (process.pid, held)]
             await trio.sleep(self.ends)
         return checkpoint.Done(State.RUNNING, source, {}, None)
@@ -85,6 +87,9 @@ class Rig:
         """Time for a look at NVML's list, and for what follows."""
         await trio.sleep(1)
         await settle()
+
+    async def refused_reclaim(self, pid: int, code: int) -> None:
+        assert await self.h.refused(f"{pid}/0/gmem.reclaim", MIB) == code
 
     async def number(self, pid: int, name: str) -> int:
         return int(await self.h.read(f"{pid}/0/{name}"))
@@ -138,6 +143,7 @@ def test_out_and_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
         await rig.seen()
         assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
         assert rig.driver.done == [("suspend", pid), ("resume", pid)]
+        assert rig.driver.rooms == [HELD, HELD]
         assert "frozen 0\n" in await rig.h.read(f"{pid}/0/compute.events")
 
     drive(monkeypatch, spawn, test)
@@ -168,6 +174,39 @@ def test_the_books_say_where_it_was_until_it_has_moved(monkeypatch: pytest.Monke
         assert said == [(HELD, 0), (0, HELD), (HELD, 0)]
 
     drive(monkeypatch, spawn, test)
+
+
+def test_what_it_has_allocated_since_the_last_look_counts(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    """Without room for it, it could not be restored."""
+
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        rig.driver.nvml.compute[0] = [(pid, 2 * HELD)]
+        await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
+        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (0, 2 * HELD)
+        await rig.h.write(f"{pid}/0/compute.freeze", 0)
+        assert rig.driver.rooms == [2 * HELD, 2 * HELD]
+
+    drive(monkeypatch, spawn, test, room=2 * HELD)
+
+
+def test_one_that_allocates_while_its_agent_starts_stays(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        rig.driver.seconds = 2.0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.refused_reclaim, pid, errno.EAGAIN)
+            await trio.sleep(1)
+            rig.driver.nvml.compute[0] = [(pid, 2 * HELD)]
+        assert rig.driver.done == []
+        await rig.seen()
+        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (2 * HELD, 0)
+        assert rig.gpu._is_frozen(backend.identity.identify(pid))
+        await rig.h.write(f"{pid}/0/compute.freeze", 0)
+
+    drive(monkeypatch, spawn, test, room=2 * HELD)
 
 
 def test_a_slice_over_its_limit_takes_the_frozen_one(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:

@@ -365,7 +365,14 @@ class NvidiaGpu:
         self._require()
         if process in self.managed or not self._whole(process):
             return await self.managed.reclaim(process, nbytes)
-        return await self.whole.out(process, lambda: self._whole(process))
+
+        async def held() -> int:
+            if not self._whole(process):
+                return 0
+            now = (await self._nvml.usage(self.info.index)).get(process.pid) or 0  # the last look may be too old
+            return now if self.whole.can(process, now) else 0
+
+        return await self.whole.out(process, held)
 
     async def migrate(self, process: Process, target: Gpu) -> None:
         self._require()

@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import outcome
 import trio
@@ -61,13 +60,14 @@ class Whole:
         what the books are to say."""
         return self._is_moving(process) or self._moved.get(process, -math.inf) >= when
 
-    async def out(self, process: Process, held: Callable[[], int]) -> int:
-        """Has a frozen program go into the host; returns the bytes that it held, which it is asked when it is its turn:
-        0 where it may not go any more. OSError as for :func:`backend.nvidia.checkpoint.suspend`; then it is on the GPU
-        as before."""
+    async def out(self, process: Process, held: Callable[[], Awaitable[int]]) -> int:
+        """Has a frozen program go into the host; returns the bytes that it held. `held` says so when it is its turn,
+        and once more before it runs (its calls that allocate do return): 0 where it may not go any more. OSError as for
+        :func:`backend.nvidia.checkpoint.suspend`, and EAGAIN where it has allocated meanwhile: what is not known of has
+        no room kept for it. Then it is on the GPU as before."""
 
         async def go() -> int:
-            host, nbytes = self.host, held()
+            host, nbytes = self.host, await held()
             if host is None or not nbytes:
                 return 0
             if has_library(process.pid):  # it does not speak to us; what it has in the host would not be restored
@@ -76,7 +76,12 @@ class Whole:
             began = time.monotonic()
             # It has to come to a rest by itself, which it does not while it is off the runlist. So it runs between the
             # agent's question and the lock: for as long as what it had submitted takes.
-            thaw = partial(self._freeze, process, False)
+
+            async def thaw() -> None:
+                if await held() > nbytes:
+                    raise OSError(errno.EAGAIN, "it has allocated meanwhile")
+                await self._freeze(process, False)
+
             try:
                 await checkpoint.suspend(process, self._info.uuid, nbytes, LOCK_S, thaw)
             except BaseException:

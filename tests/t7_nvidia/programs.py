@@ -98,10 +98,12 @@ def program(*words: str, size: int = 4096) -> Iterator[Program]:
 
 
 def member(mount: Mounted, run: Program) -> Member:
-    """Its control files, once it works."""
+    """Its control files, once they are there and it works."""
+    group = Member(run.pid, 0, mount.group(run.pid))
     wait_for(lambda: run.passes > 2 or run.process.poll() is not None, "it works", seconds=60)
+    wait_for(lambda: group.path.exists() or run.process.poll() is not None, f"{group.path} appears")
     assert run.process.poll() is None
-    return Member(run.pid, 0, mount.group(run.pid))
+    return group
 
 
 @contextlib.contextmanager
