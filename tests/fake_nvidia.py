@@ -106,6 +106,22 @@ class Program:
     def channels(self, tsg: int | None = None) -> list[int]:
         return [h for h, o in self.objects.items() if o.class_ == 0xC86F and tsg in (None, o.parent)]
 
+    def checkpointed(self, *, keeps_file: bool) -> None:
+        """Its clients are gone, and its files closed, or at least empty."""
+        for file in self.files.values():
+            self.system._drop(file)
+        self.files = {self.ctl: File()} if keeps_file else {}
+        self.devices.clear()
+
+    def restored(self, gpu: int, ctl: int) -> None:
+        """A context again, in a client that has the number of the one before, perhaps in another file."""
+        if ctl != self.ctl:
+            self.files.clear()
+        self.ctl = ctl
+        self.files.setdefault(ctl, File()).clients[self.client] = {self.client: Object(0x41, 0)}
+        self.top = 0x5C000000
+        self.context(gpu)
+
     def running(self) -> list[bool]:
         """For each channel whether it is on the runlist."""
         return [self.objects[channel].disabled == 0 for channel in self.channels()]

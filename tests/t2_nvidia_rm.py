@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.identity import Process
+from backend.identity import Process, identify
 from backend.nvidia import rm
 from tests.fake_nvidia import FakeSystem
 
@@ -144,3 +147,18 @@ def test_a_recycled_pid_is_not_the_process() -> None:
     ):
         raise AssertionError("borrowed from another process")
     assert not fake.open
+
+
+def test_only_files_of_the_control_device_are_borrowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program gives the number to whatever file it likes, between our looks as well."""
+    monkeypatch.setattr(rm, "CONTROL_NUMBER", os.stat("/dev/null").st_rdev)
+    ours = tmp_path / "file"
+    ours.touch()
+    with ExitStack() as stack:
+        right, wrong, plain = (
+            stack.enter_context(open(path, "rb")).fileno() for path in ("/dev/null", "/dev/zero", ours)
+        )
+        before = os.listdir("/proc/self/fd")
+        with rm.borrowed(rm.LinuxSystem(), identify(os.getpid()), [right, wrong, plain]) as controls:
+            assert list(controls) == [right]
+        assert os.listdir("/proc/self/fd") == before

@@ -32,6 +32,11 @@ class Driver:
     """What agents do to programs: NVML lists those that are on the GPU."""
 
     nvml: FakeNvml
+    system: FakeSystem
+    keeps_file: bool = False
+    """Whether a program that is in the host has a file of the driver open, without a client."""
+    ctl: int = 9
+    """The number of its file when it is back."""
     done: list[tuple[str, int]] = attrs.field(factory=list)
     rooms: list[int] = attrs.field(factory=list)
     """What they were told that a program needs."""
@@ -56,6 +61,7 @@ class Driver:
             assert not self.frozen(process)
         self._act("suspend", process)
         self.nvml.compute[0] = [(pid, held) for pid, held in self.nvml.compute[0] if pid != process.pid]
+        self.system.programs[process.pid].checkpointed(keeps_file=self.keeps_file)
         await trio.sleep(self.ends)
         return checkpoint.Done(State.CHECKPOINTED, "", {}, None)
 
@@ -63,6 +69,7 @@ class Driver:
         self.rooms.append(room)
         await trio.sleep(self.seconds)
         self._act("resume", process)
+        self.system.programs[process.pid].restored(0, self.ctl)
         others = list(self.nvml.compute[0])
         for held in (room // 2, room):
             self.nvml.compute[0] = [*others, (process.pid, held)]
@@ -99,7 +106,7 @@ def drive(
     monkeypatch: pytest.MonkeyPatch, spawn: Spawn, test: Callable[[Rig], object], *, programs: int = 1, room: int = HELD
 ) -> None:
     fake, nvml = FakeSystem(trace=None), FakeNvml(count=1)
-    driver = Driver(nvml)
+    driver = Driver(nvml, fake)
     monkeypatch.setattr(checkpoint, "suspend", driver.suspend)
     monkeypatch.setattr(checkpoint, "resume", driver.resume)
     monkeypatch.setattr(checkpoint, "left", tuple)
@@ -172,6 +179,44 @@ def test_the_books_say_where_it_was_until_it_has_moved(monkeypatch: pytest.Monke
             await rig.seen()
             nursery.cancel_scope.cancel()
         assert said == [(HELD, 0), (0, HELD), (HELD, 0)]
+
+    drive(monkeypatch, spawn, test)
+
+
+@pytest.mark.parametrize("keeps_file", [False, True])
+@pytest.mark.parametrize("ctl", [9, 11])
+def test_what_comes_back_has_other_channels(
+    monkeypatch: pytest.MonkeyPatch, spawn: Spawn, keeps_file: bool, ctl: int
+) -> None:
+    """All levers reach them, whatever was seen meanwhile; what was asked for while it was away holds as well."""
+
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        rig.driver.keeps_file, rig.driver.ctl = keeps_file, ctl
+        program = rig.fake.programs[pid]
+        for us in (3000, 5000):
+            await rig.h.write(f"{pid}/0/compute.freeze", 1)
+            assert not any(program.running())
+            await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
+            await trio.sleep(15)  # looks at it find nothing, all kinds of them
+            await rig.h.write(f"{pid}/0/compute.timeslice", us / 1000)
+            await rig.h.write(f"{pid}/0/compute.freeze", 0)
+            assert all(program.running())
+            assert {one.timeslice for one in program.objects.values() if one.class_ == 0xA06C} == {us, 1024}
+
+    drive(monkeypatch, spawn, test)
+
+
+def test_one_that_uses_another_gpu_stays(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    """It would stand still there, too."""
+
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        rig.fake.programs[pid].context(1)
+        await rig.seen()
+        assert await rig.h.refused(f"{pid}/0/gmem.reclaim", MIB) in (errno.EOPNOTSUPP, errno.EAGAIN)
+        assert rig.driver.done == []
 
     drive(monkeypatch, spawn, test)
 

@@ -77,7 +77,7 @@ class NvidiaGpu:
         self._back_s = BACK
         self.managed = Managed(info, self._is_frozen, lambda: self.lost)
         """The programs whose memory can be moved; others the driver keeps where it is."""
-        self.whole = Whole(info, self._freeze)
+        self.whole = Whole(info, self._freeze, self._anew)
         """Frozen programs that are in the host, without the library."""
         self._states = states
         self.notes: Notes = NoNotes()
@@ -284,6 +284,16 @@ class NvidiaGpu:
         self._usage.forget(process)
         self._census.forget(process)
 
+    def _anew(self, process: Process) -> None:
+        """It has other clients and TSGs than before: those are gone with what they were given."""
+        before = self._tenants.pop(process, None)
+        if before is None:
+            return  # it has ended
+        before.forgotten = True
+        self.notes.note(process, {})
+        self._census.forget(process)
+        self._tenant(process).timeslice_us = before.timeslice_us
+
     def hand_over(self) -> None:
         self._handed_over = True
 
@@ -326,9 +336,12 @@ class NvidiaGpu:
 
     def _whole(self, process: Process) -> int:
         """What a program without the library holds, if it may go into the host: somebody has asked that it stand still,
-        and it does. (One that the scheduler has off the runlist for a moment is not frozen.)"""
+        and it does. (One that the scheduler has off the runlist for a moment is not frozen.) One that uses another GPU,
+        too, does not: it would stand still there."""
         held = self._roster.held(process)
         if process in self.managed or not self._is_frozen(process) or not self.whole.can(process, held):
+            return 0
+        if any(tsg.gpu_id != self._gpu_id for tsg in self._tenants[process].handles.tsgs()):
             return 0
         return held if self._asked_to_stand(process) else 0
 
@@ -347,10 +360,13 @@ class NvidiaGpu:
     # ---- the levers ------------------------------------------------------------------------------------------
 
     async def set_timeslice(self, process: Process, us: int) -> None:
+        if self.whole.has(process):  # nothing of it runs; it has what is wanted once it does
+            self._tenant(process).timeslice_us = us
+            return
         await self._change(process, timeslice_us=us)
 
     async def detach(self, process: Process) -> None:
-        if process not in self.whole:  # there nothing of it runs
+        if not self.whole.has(process):  # there nothing of it runs
             await self._freeze(process, True)
 
     async def attach(self, process: Process) -> None:
@@ -367,6 +383,8 @@ class NvidiaGpu:
             return await self.managed.reclaim(process, nbytes)
 
         async def held() -> int:
+            if self._is_frozen(process):
+                await self._tenants[process].look()
             if not self._whole(process):
                 return 0
             now = (await self._nvml.usage(self.info.index)).get(process.pid) or 0  # the last look may be too old

@@ -17,6 +17,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,8 @@ import attrs
 from backend.identity import Process, start_time
 
 CONTROL_DEVICE = "/dev/nvidiactl"
+CONTROL_NUMBER = os.makedev(195, 255)
+"""NV_MAJOR_DEVICE_NUMBER and NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE (nv.h)."""
 
 # nv_escape.h and nv-ioctl-numbers.h: _IOWR('F', number, struct)
 IOCTL_FREE = 0xC0104629
@@ -218,7 +221,8 @@ class System(Protocol):
         """pidfd_open(2)."""
 
     def pidfd_getfd(self, pidfd: int, fd: int) -> int:
-        """pidfd_getfd(2): a duplicate, here, of descriptor `fd` there."""
+        """pidfd_getfd(2): a duplicate, here, of descriptor `fd` there. EBADF also where that is not, or no more, one of
+        ``/dev/nvidiactl``: what we ask of a file as root may mean something else to another driver."""
 
     def start_time(self, pid: int) -> int:
         """Start of `pid` in clock ticks since boot; ProcessLookupError when it is gone."""
@@ -237,6 +241,10 @@ class System(Protocol):
 
 
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture (asm-generic/unistd.h)
+
+
+def _is_control(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == CONTROL_NUMBER
 
 
 class LinuxSystem:
@@ -273,6 +281,9 @@ class LinuxSystem:
         if result < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
+        if not _is_control(os.fstat(result)):
+            os.close(result)
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return result
 
     def start_time(self, pid: int) -> int:

@@ -34,15 +34,18 @@ class Whole:
         self,
         info: GpuInfo,
         freeze: Callable[[Process, bool], Awaitable[None]],
+        anew: Callable[[Process], None],
         room: Callable[[Process], int] = checkpoint.host_room,
     ) -> None:
-        """`freeze` is the lever, `room` how many bytes a process may have in the host besides what it has."""
+        """`freeze` is the lever. `anew` is told that a process has come back: nothing that the driver had for it is as
+        before. `room` is how many bytes a process may have in the host besides what it has."""
         self.host: Host | None = None
         """Who keeps the books, once the GPU runs."""
         self.ends = False
         """Whether nobody is left to thaw what is frozen from now on."""
         self._info = info
         self._freeze = freeze
+        self._anew = anew
         self._room = room
         self._away: dict[Process, int] = {}  # bytes
         self._turns: dict[Process, trio.Lock] = {}  # held while one goes or comes
@@ -50,6 +53,10 @@ class Whole:
 
     def __contains__(self, process: Process) -> bool:
         return process in self._away
+
+    def has(self, process: Process) -> bool:
+        """Whether it is in the host, or on the way there or back: no lever is pulled then but by us."""
+        return process in self._away or self._is_moving(process)
 
     def can(self, process: Process, held: int) -> bool:
         """Whether a frozen program, which holds so many bytes, could go into the host now."""
@@ -84,7 +91,9 @@ class Whole:
 
             try:
                 await checkpoint.suspend(process, self._info.uuid, nbytes, LOCK_S, thaw)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, checkpoint.CheckpointError) and checkpoint.Step.CHECKPOINT in error.milliseconds:
+                    self._anew(process)
                 await self._freeze(process, True)
                 raise
             self._away[process] = nbytes
@@ -106,13 +115,14 @@ class Whole:
                 raise OSError(errno.ENOSPC, f"there is no room for the {nbytes} bytes that are in the host")
             began = time.monotonic()
             await checkpoint.resume(process, self._info.uuid, nbytes)
+            self._anew(process)
             del self._away[process]
             if not host.move_in(process, self._info.index, nbytes, _usec(began)):
                 # Somebody was given that room meanwhile: it is there all the same, and the books follow the driver.
                 host.uncharge(process, self._info.index, nbytes, swapped=True)
             return nbytes
 
-        if process in self._away or self._is_moving(process):
+        if self.has(process):
             await self._finish(process, come)
 
     def forget(self, process: Process) -> None:
