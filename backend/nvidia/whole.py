@@ -116,7 +116,7 @@ class Whole:
             began = time.monotonic()
             await checkpoint.resume(process, self._info.uuid, nbytes)
             self._anew(process)
-            del self._away[process]
+            self._away.pop(process, None)  # it may have ended right then
             if not host.move_in(process, self._info.index, nbytes, _usec(began)):
                 # Somebody was given that room meanwhile: it is there all the same, and the books follow the driver.
                 host.uncharge(process, self._info.index, nbytes, swapped=True)
