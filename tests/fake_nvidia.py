@@ -179,7 +179,7 @@ class FakeTrace:
 
 @attrs.define(eq=False, slots=False)  # a test may replace a method
 class FakeSystem:
-    """See :class:`backend.nvidia.rm.System`."""
+    """See :class:`backend.nvidia.linux.System`."""
 
     programs: dict[int, Program] = attrs.field(factory=dict)
     open: dict[int, object] = attrs.field(factory=dict)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.identity import Process, identify
-from backend.nvidia import rm
+from backend.nvidia import linux, rm
 from tests.fake_nvidia import FakeSystem
 
 U32 = st.integers(0, 2**32 - 1)
@@ -151,7 +151,7 @@ def test_a_recycled_pid_is_not_the_process() -> None:
 
 def test_only_files_of_the_control_device_are_borrowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A program gives the number to whatever file it likes, between our looks as well."""
-    monkeypatch.setattr(rm, "CONTROL_NUMBER", os.stat("/dev/null").st_rdev)
+    monkeypatch.setattr(linux, "CONTROL_NUMBER", os.stat("/dev/null").st_rdev)
     ours = tmp_path / "file"
     ours.touch()
     with ExitStack() as stack:
@@ -159,6 +159,6 @@ def test_only_files_of_the_control_device_are_borrowed(monkeypatch: pytest.Monke
             stack.enter_context(open(path, "rb")).fileno() for path in ("/dev/null", "/dev/zero", ours)
         )
         before = os.listdir("/proc/self/fd")
-        with rm.borrowed(rm.LinuxSystem(), identify(os.getpid()), [right, wrong, plain]) as controls:
+        with rm.borrowed(linux.LinuxSystem(), identify(os.getpid()), [right, wrong, plain]) as controls:
             assert list(controls) == [right]
         assert os.listdir("/proc/self/fd") == before

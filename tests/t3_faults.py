@@ -21,7 +21,7 @@ import backend.traffic
 from backend import choose
 from backend.choose import Choice
 from backend.errors import fail
-from backend.nvidia import keeper, opening, rm, tenant
+from backend.nvidia import keeper, linux, opening, rm, tenant
 from backend.nvidia.faults import Fault, FaultyNvml, FaultySystem, Plan
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
@@ -361,7 +361,7 @@ def test_the_driver_cannot_be_opened(gpu: str, name: str, monkeypatch: pytest.Mo
     """Where there is a driver nobody is served by another GPU in its place, whatever was asked for but that."""
     code = getattr(errno, name)
     plan = Plan([Fault("open_control", errno=code)])
-    monkeypatch.setattr(rm, "LinuxSystem", lambda: FaultySystem(FakeSystem(), plan))
+    monkeypatch.setattr(linux, "LinuxSystem", lambda: FaultySystem(FakeSystem(), plan))
     monkeypatch.setattr(opening, "Nvml", lambda: Nvml(FakeNvml()))  # type: ignore[arg-type]
 
     async def main() -> None:
@@ -426,7 +426,7 @@ def test_lost_when_the_daemon_starts(spawn: Spawn, fault: Fault) -> None:
 def test_all_lost_when_the_daemon_starts(gpu: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are there all the same: nobody is served by another GPU in their place."""
     plan, fake = Plan([fault]), FakeSystem()
-    monkeypatch.setattr(rm, "LinuxSystem", lambda: FaultySystem(fake, plan))
+    monkeypatch.setattr(linux, "LinuxSystem", lambda: FaultySystem(fake, plan))
     monkeypatch.setattr(opening, "Nvml", lambda: Nvml(FaultyNvml(FakeNvml(), plan)))  # type: ignore[arg-type]
 
     async def main() -> None:
@@ -440,7 +440,7 @@ def test_all_lost_when_the_daemon_starts(gpu: str, fault: Fault, monkeypatch: py
 
 def test_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeSystem()
-    monkeypatch.setattr(rm, "LinuxSystem", lambda: fake)
+    monkeypatch.setattr(linux, "LinuxSystem", lambda: fake)
     monkeypatch.setattr(opening, "Nvml", lambda: Nvml(FakeNvml(count=0)))  # type: ignore[arg-type]
 
     async def main() -> None:

@@ -23,6 +23,7 @@ import attrs
 from backend.identity import Process
 from backend.nvidia import rm
 from backend.nvidia.deadline import Narrow, Precedence
+from backend.nvidia.linux import System
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def try_handles(control: rm.Control, client: int, start: int, run: int, before: 
 class ClientCounter:
     """RM's counter of clients, and what it said earlier. Has a client of its own. For any thread."""
 
-    def __init__(self, system: rm.System) -> None:
+    def __init__(self, system: System) -> None:
         self._system = system
         self._fd = system.open_control()
         self._narrow = Narrow("the driver", WAIT_S)
@@ -216,7 +217,7 @@ class _Client:
 class Handles:
     """What is known about the RM objects of one process; every look adds to it. For any thread."""
 
-    def __init__(self, system: rm.System, counter: ClientCounter, process: Process, levers: Precedence) -> None:
+    def __init__(self, system: System, counter: ClientCounter, process: Process, levers: Precedence) -> None:
         """Wide looks stand aside for `levers`, of whatever process: a look at a PyTorch program is some 2000 calls."""
         self.process = process
         self.levers = levers
@@ -367,7 +368,7 @@ class Handles:
 class Census:
     """The Handles of every process, shared by the GPUs: a process that uses several has one set of clients."""
 
-    def __init__(self, system: rm.System, counter: ClientCounter) -> None:
+    def __init__(self, system: System, counter: ClientCounter) -> None:
         self.system = system
         self.counter = counter
         self._levers = Precedence(PATIENCE_S)

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from backend.nvidia import rm
+from backend.nvidia.linux import System
 
 STATUS_AT = {
     rm.IOCTL_FREE: 12,
@@ -33,7 +34,7 @@ REQUESTS = {
     rm.IOCTL_MAP_MEMORY: "map_memory",
     rm.IOCTL_CARD_INFO: "card_info",
 }
-"""What calls of ioctl(2) are called in a plan. Others have the names of the methods of :class:`rm.System`."""
+"""What calls of ioctl(2) are called in a plan. Others have the names of methods of :class:`System`."""
 
 
 @attrs.define(eq=False)
@@ -41,7 +42,7 @@ class Fault:
     """Which calls, and what becomes of them. Where several fit a call the first of the plan does."""
 
     call: str
-    """A value of REQUESTS, a method of :class:`rm.System`, or a function of NVML."""
+    """A value of REQUESTS, a method of :class:`System`, or a function of NVML."""
     number: int | None = None
     """Of a control, or the class of an allocation; None for any."""
     gpu: int | None = None
@@ -117,9 +118,9 @@ class Plan:
 
 
 class FaultySystem:
-    """See :class:`rm.System`, and the module."""
+    """See :class:`System`, and the module."""
 
-    def __init__(self, inner: rm.System, plan: Plan) -> None:
+    def __init__(self, inner: System, plan: Plan) -> None:
         self._inner = inner
         self._plan = plan
 

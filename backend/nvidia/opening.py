@@ -9,7 +9,7 @@ from functools import partial
 import attrs
 import trio
 
-from backend.nvidia import rm
+from backend.nvidia import linux, rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import Census, ClientCounter
 from backend.nvidia.gpu import LOOK_DEADLINE, NvidiaGpu
@@ -29,7 +29,7 @@ GRANULE = 2 << 20
 
 
 async def open_gpus(
-    *, system: rm.System | None = None, nvml: Nvml | None = None, selftest: bool = True, proven: Proven | None = None
+    *, system: linux.System | None = None, nvml: Nvml | None = None, selftest: bool = True, proven: Proven | None = None
 ) -> list[NvidiaGpu]:
     """The NVIDIA GPUs of this host, each with its verdicts. OSError: ENODEV where there is no driver, or no GPU; else
     what keeps us from them.
@@ -42,12 +42,12 @@ async def open_gpus(
     await nvml.open()
     infos = await nvml.gpus()
     if system is None:
-        system = rm.LinuxSystem()
+        system = linux.LinuxSystem()
     deadline = Deadline("the driver", LOOK_DEADLINE)
     try:
         counter = await deadline.call(partial(ClientCounter, system))
     except FileNotFoundError:
-        raise OSError(errno.ENODEV, f"no {rm.CONTROL_DEVICE}") from None
+        raise OSError(errno.ENODEV, f"no {linux.CONTROL_DEVICE}") from None
     cards = {card.pci: card for card in await deadline.call(counter.cards)}
     census = Census(system, counter)
     gpus: list[NvidiaGpu] = []
@@ -80,7 +80,7 @@ async def open_gpus(
     return gpus
 
 
-def _states(system: rm.System, card: rm.Card) -> ChannelStates:
+def _states(system: linux.System, card: rm.Card) -> ChannelStates:
     """The states of a GPU's channels. OSError where it is not there."""
     try:
         _ask(system, card)
@@ -90,7 +90,7 @@ def _states(system: rm.System, card: rm.Card) -> ChannelStates:
     return ChannelStates(system, card)
 
 
-def _ask(system: rm.System, card: rm.Card) -> None:
+def _ask(system: linux.System, card: rm.Card) -> None:
     """Asks a GPU for the time. OSError where it is not there."""
     own = Subdevice(system, card)
     try:

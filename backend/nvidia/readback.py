@@ -11,6 +11,7 @@ import logging
 
 from backend.nvidia import rm
 from backend.nvidia.deadline import Narrow
+from backend.nvidia.linux import System
 from backend.nvidia.subdevice import Subdevice
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ WAIT_S = 0.2
 class ChannelStates:
     """Asks for channels of any process on one GPU, through a client of our own. For any thread."""
 
-    def __init__(self, system: rm.System, card: rm.Card) -> None:
+    def __init__(self, system: System, card: rm.Card) -> None:
         self._system = system
         self._card = card
         self._narrow = Narrow(f"the driver, for {card.pci},", WAIT_S)

@@ -10,8 +10,8 @@ import attrs
 import trio
 
 from backend.identity import Process
+from backend.nvidia.linux import System
 from backend.nvidia.nvml import Nvml
-from backend.nvidia.rm import System
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 from backend.nvidia import rm
+from backend.nvidia.linux import System
 
 _DEVICE, _SUBDEVICE = 0x5C000001, 0x5C000002
 
@@ -19,7 +20,7 @@ class Subdevice:
     HANDLE = _SUBDEVICE
     """The subdevice of the GPU. Handles above it are free for what is allocated below `root`."""
 
-    def __init__(self, system: rm.System, card: rm.Card) -> None:
+    def __init__(self, system: System, card: rm.Card) -> None:
         self._system = system
         self._fds: list[int] = []
         try:

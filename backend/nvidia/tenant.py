@@ -24,6 +24,7 @@ from backend.nvidia import levers, rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import Engine, Handles, Tsg
 from backend.nvidia.levers import Controls, Key
+from backend.nvidia.linux import System
 from backend.nvidia.readback import ChannelStates
 from backend.records import Activity
 
@@ -74,7 +75,7 @@ class Tenant:
     """For calls that act on it."""
     looks: Deadline
     """For looks at it."""
-    system: rm.System
+    system: System
     """The driver of this host."""
     gpu_id: int
     """What it calls the GPU."""

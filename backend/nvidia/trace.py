@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 
 from backend.nvidia import rm
+from backend.nvidia.linux import System
 from backend.nvidia.residency import Backlog, Edge, Residency, Switch
 from backend.nvidia.subdevice import Subdevice
 
@@ -80,7 +81,7 @@ INITIAL_PIDS = 0xEFFFFFFC
 class Trace:
     """A binding to the trace of one GPU, read into a Residency. OSError where it is refused."""
 
-    def __init__(self, system: rm.System, card: rm.Card) -> None:
+    def __init__(self, system: System, card: rm.Card) -> None:
         if system.pid_namespace() != INITIAL_PIDS:
             raise OSError(errno.EOPNOTSUPP, "its pids are those of the first pid namespace")
         self._own = Subdevice(system, card)
@@ -208,7 +209,7 @@ class Trace:
             self._own.control.free(self._own.root, self._own.root, _BUFFER)
         self._unbound = time.monotonic_ns()
 
-    def _memory(self, system: rm.System, handle: int, nbytes: int) -> memoryview:
+    def _memory(self, system: System, handle: int, nbytes: int) -> memoryview:
         """Memory that the driver writes and we read."""
         parameters = MEMORY.pack(ATTR_CACHED, ATTR2_USER_READ_ONLY, nbytes, -1)
         self._own.control.allocate(self._own.root, self._own.root, handle, CLASS_MEMORY_DEVICELESS, parameters)

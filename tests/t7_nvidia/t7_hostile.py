@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from backend.identity import Process, identify
-from backend.nvidia import levers, rm
+from backend.nvidia import levers, linux, rm
 from backend.nvidia.discover import ClientCounter, Handles, Tsg
 from backend.nvidia.levers import Controls
 from ggroupfs.client import flat
@@ -41,7 +41,7 @@ class Hostile:
     worker: Worker
     group: Path
     """Its control files."""
-    system: rm.System
+    system: linux.System
     process: Process
     handles: Handles
 
@@ -78,7 +78,7 @@ class Hostile:
 
 @pytest.fixture
 def hostile(mount: Mounted, worker: Start) -> Iterator[Hostile]:
-    system = rm.LinuxSystem()
+    system = linux.LinuxSystem()
     counter = ClientCounter(system)  # before it begins: so it is known where its clients are
     try:
         one = worker()
