@@ -8,19 +8,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import trio
 
 from backend.deadline import deadline
 from backend.errors import fail
 from backend.follower import Follower
+from backend.host import BooksHost
 from backend.identity import ROOT, Group, Process, Slice, identify, is_alive
 from backend.migrator import Migrator
 from backend.offers import Offers
 from backend.population import Population
-from backend.protocols import Gpu, Ledger, Moves, Policy
+from backend.protocols import Gpu, Ledger, Moves
 from backend.reclaimer import Reclaimer
 from backend.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Throttled
 from backend.scheduler.schedulers import Schedulers
@@ -53,11 +53,8 @@ class Controller:
         self.listeners: list[Callable[[Group, Channel], None]] = []
         self.facts: dict[str, str] = {"ledger": ledger.name}
         """Shown in ``ggroup.backend``."""
-        self.policy: Policy | None = None
-        """Who knows what slices are to have, before a program in them may go on."""
         self.turns = Turns()
         """Of what is to be done for many who come at once."""
-        self._undone: Counter[Group] = Counter()
         self._seconds = seconds
         self._writers: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, seconds)
@@ -70,7 +67,11 @@ class Controller:
         self._migrator = Migrator(
             ledger, self.gpus, self.population, self._follower, self._traffic.admit, self._tell, moves
         )
-        self._losses: Counter[Group] = Counter()
+        self.host = BooksHost(
+            *(ledger, self.gpus, self.population, self._traffic, self._follower, self._reclaimer),
+            *(self._offers, self._schedulers, self.turns, self._tell, seconds),
+        )
+        """What the GPUs talk to."""
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
         self.handed_over = False
@@ -91,7 +92,7 @@ class Controller:
                 nursery.start_soon(self.ledger.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
-                    await nursery.start(gpu.run, self)
+                    await nursery.start(gpu.run, self.host)
                 for resident in inherited:
                     self._traffic.follow(resident)
                 nursery.start_soon(self._migrator.run)
@@ -154,11 +155,11 @@ class Controller:
 
     def undone_count(self, group: Group) -> int:
         """How often the process, or one of the slice, undid by itself what was set, and it was set again."""
-        return self._undone[group]
+        return self.host.undone_count[group]
 
     def losses(self, group: Group) -> int:
         """How often the GPU was lost since a group is in the tree, or, of a GPU's root, since the mount."""
-        return self._losses[group]
+        return self.host.losses[group]
 
     def is_populated(self, group: Group) -> bool:
         """Whether a process of the group has a context on the GPU."""
@@ -345,130 +346,6 @@ class Controller:
             self.ledger.configure(group, **before)
             self._follower.background.later(group)
 
-    # Host: what the GPUs ask for
-
-    async def arrive(self, process: Process, gpu: int) -> None:
-        await self.turns.turn()
-        resident = self._traffic.admit(process, {gpu})
-        if self.policy is not None:
-            await self.policy.settle(resident.slice, gpu)
-            resident = self._traffic.admit(process, {gpu})  # ProcessLookupError for one that died meanwhile
-        group = Group(gpu, process)
-        if gpu not in resident.contexts:
-            resident.contexts.add(gpu)
-            self._follower.sharers_changed(group)
-            for level in self.population.path(group):
-                self._tell(level, Channel.COMPUTE)
-        if self._follower.is_held(group):
-            return  # it is on the way from one GPU to another: what is asked for it holds once it has come to a rest
-        try:
-            with deadline(self._seconds):
-                await self._follower.apply(group)
-        except ProcessLookupError:
-            raise
-        except OSError as error:
-            self._follower.background.failed(group, error)
-
-    def knows(self, process: Process, gpu: int) -> bool:
-        return self.population.holds(Group(gpu, process))
-
-    def observe(self, process: Process, gpu: int, nbytes: int) -> None:
-        group = Group(gpu, process)
-        if not self.population.holds(group):
-            return  # it may have left since the driver was asked
-        before = self.ledger.books(group).current
-        self.ledger.observe(group, nbytes)
-        if nbytes > before:
-            self.settle(process, gpu)
-        elif nbytes < before:
-            self._fell(group)
-
-    def undone(self, process: Process, gpu: int) -> None:
-        for level in self.population.path(Group(gpu, process)):
-            self._undone[level] += 1
-            self._tell(level, Channel.COMPUTE)
-
-    async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
-        group = Group(gpu, process)
-        self.ledger.charge(group, nbytes)
-        try:
-            await self._reclaimer.settle_path(group)
-        except OSError as error:  # charged is charged: a reclaim that fails is not the program's failure
-            if self.population.holds(group) and error.errno != errno.ENODEV:
-                log.error("GPU %d: nothing moved out for %s: %s", gpu, process, error)
-
-    def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
-        group = Group(gpu, process)
-        if swapped:
-            self.ledger.uncharge_swap(group, nbytes)
-        else:
-            self.ledger.uncharge(group, nbytes)
-            self._fell(group)
-
-    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int, *, already: bool = False) -> None:
-        group = Group(gpu, process)
-        try:
-            self.ledger.swap_out(group, nbytes, usec)
-        except OSError as error:
-            if error.errno != errno.ENOSPC or not already:
-                raise
-            with self._made_room(group, nbytes):
-                self.ledger.swap_out(group, nbytes, usec)
-
-    @contextlib.contextmanager
-    def _made_room(self, group: Group, nbytes: int) -> Iterator[None]:
-        """For the moment every swap.max on the path has room for so much: one was lowered while memory moved."""
-        before = {level: self.ledger.books(level) for level in self.population.path(group)}
-        short = {level: books for level, books in before.items() if books.swap_max - books.swap < nbytes}
-        for level, books in short.items():
-            self.ledger.configure(level, swap_max=books.swap + nbytes)
-        yield
-        for level, books in short.items():
-            self.ledger.configure(level, swap_max=books.swap_max)
-
-    def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:
-        try:
-            self.ledger.swap_in(Group(gpu, process), nbytes, usec)
-        except OSError as error:
-            if error.errno != errno.EAGAIN:
-                raise
-            return False
-        return True
-
-    def levels(self, process: Process, gpu: int) -> Sequence[Books]:
-        group = Group(gpu, process)
-        if not self.population.holds(group):
-            raise fail(errno.ENODEV)
-        return [self.ledger.books(level) for level in self.population.path(group)]
-
-    def presence(self, gpu: int) -> None:
-        root, is_lost = Group(gpu, ROOT), self.gpus[gpu].lost
-        everybody = [Group(gpu, slice_) for slice_ in self.population.slices()]
-        everybody += [Group(gpu, resident.process) for resident in self.population.below(root)]
-        if is_lost:
-            self._losses.update(everybody)
-        self._tell(root, Channel.GPU)
-        for group in everybody:
-            self._tell(group, Channel.COMPUTE)
-        if not is_lost:
-            self._follower.begin_again(gpu)
-            self._reclaimer.background.later(root)
-            if self.policy is not None:
-                self.policy.again(gpu)
-        self._schedulers.poke(gpu)
-
-    def settle(self, process: Process, gpu: int) -> None:
-        group = Group(gpu, process)
-        if not self.population.holds(group):
-            return
-        if any(self.ledger.excess(level) for level in self.population.path(group)):
-            self._reclaimer.background.later(group)
-
-    def _fell(self, group: Group) -> None:
-        """A process holds less of a GPU than before."""
-        self._reclaimer.fell(group)
-        self._offers.freed(group.gpu)
-
     # Comings and goings
 
     def process_gone(self, process: Process) -> None:
@@ -497,9 +374,8 @@ class Controller:
         self._reclaimer.forget(group)
         self._schedulers.forget(group)
         self._migrator.forget(group)
-        self._losses.pop(group, None)
+        self.host.forget(group)
         self._writers.pop(group, None)
-        self._undone.pop(group, None)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

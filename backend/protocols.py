@@ -147,7 +147,7 @@ class Moves(Protocol):
 
 
 class Host(Protocol):
-    """What a Gpu may ask of the Controller."""
+    """What a Gpu may ask for."""
 
     async def arrive(self, process: Process, gpu: int) -> None:
         """A process has a context on `gpu`. On return it is in the books and its slices' policy holds."""

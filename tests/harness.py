@@ -290,9 +290,9 @@ class Harness:
         if cgroup != "/":
             self.world.cgroups[pid] = Slice(cgroup)
         process = backend.identity.identify(pid)
-        await self.controller.arrive(process, gpu)
+        await self.controller.host.arrive(process, gpu)
         if gmem:
-            await self.controller.charge(process, gpu, gmem)
+            await self.controller.host.charge(process, gpu, gmem)
         return process
 
     async def gone(self, process: Process) -> None:
@@ -372,7 +372,7 @@ class Harness:
             "follower locks": len(follower._locks),
             "shown as frozen": len(follower._frozen),
             "held": len(follower._held),
-            "lost": len([g for g in self.controller._losses if isinstance(g.node, Process)]),
+            "lost": len([g for g in self.controller.host.losses if isinstance(g.node, Process)]),
             "moves": len(self.controller._migrator._moves.left()),
             "moved": len([node for _, node in self.controller._migrator._moved if isinstance(node, Process)]),
             "to be applied": len(follower.background),
