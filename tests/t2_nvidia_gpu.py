@@ -808,7 +808,7 @@ def test_one_that_cannot_be_moved_is_refused_before_anything_is_done(monkeypatch
                 await rig.gpus[0].migrate(process, rig.gpus[1])
             assert refused.value.errno == errno.EOPNOTSUPP
             rig.nvml.compute[0] = [(77, 4096)]
-            monkeypatch.setattr("backend.nvidia.gpu.has_library", lambda pid: pid == 77)
+            monkeypatch.setattr("backend.nvidia.memory.has_library", lambda pid: pid == 77)
             with pytest.raises(OSError, match="library") as refused:
                 await rig.gpus[0].migrate(process, rig.gpus[1])
             assert refused.value.errno == errno.EBUSY

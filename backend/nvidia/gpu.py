@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import trio
 
-from backend.cuda.managed import Managed, has_library
+from backend.cuda.managed import Managed
 from backend.errors import fail
 from backend.identity import Process
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import TICK, Census, Tsg
 from backend.nvidia.keeper import Keeper
+from backend.nvidia.memory import ProgramMemory
 from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.proven import Verdict
@@ -88,6 +88,8 @@ class NvidiaGpu:
         self._census = census
         self._tenants: dict[Process, Tenant] = {}
         self._roster = Roster(info.index, nvml, census.system, self._see)
+        self.memory = ProgramMemory(info, nvml, self._roster, mover, self.managed, self.whole, self._standing)
+        """Where that of each program is."""
         self._looked = 0.0  # when the list was last asked for
         self._keeper = Keeper(
             info.index, self._tenants, census.counter.totals, usage.exact, self._asked_to_stand, self._undone
@@ -320,30 +322,22 @@ class NvidiaGpu:
         return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending, managed=True)
 
     def manages(self, process: Process) -> bool:
-        managed = process in self.managed or self.managed.expects(process)
-        return managed or process in self.whole or self._whole(process) > 0
+        return self.memory.manages(process)
 
     def footprint(self, process: Process) -> Footprint:
-        if process in self.managed or self.managed.expects(process):
-            return self.managed.footprint(process)
-        held = self._roster.held(process)
-        movable = self._whole(process)
-        return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0)
+        return self.memory.footprint(process)
 
     def offer(self, room: Callable[[Process], int]) -> None:
         if not self.lost:
             self.managed.offer(room)
 
-    def _whole(self, process: Process) -> int:
-        """What a program without the library holds, if it may go into the host: somebody has asked that it stand still,
-        and it does. (One that the scheduler has off the runlist for a moment is not frozen.) One that uses another GPU,
-        too, does not: it would stand still there."""
-        held = self._roster.held(process)
-        if process in self.managed or not self._is_frozen(process) or not self.whole.can(process, held):
-            return 0
-        if any(tsg.gpu_id != self._gpu_id for tsg in self._tenants[process].handles.tsgs()):
-            return 0
-        return held if self._asked_to_stand(process) else 0
+    def _standing(self, process: Process) -> Tenant | None:
+        """Who has all its work off the GPU, since somebody asked that it stand still. (One that the scheduler has off
+        the runlist for a moment is not frozen.) One that uses another GPU, too, works there."""
+        tenant = self._tenants.get(process)
+        if tenant is None or not tenant.frozen or not self._asked_to_stand(process):
+            return None
+        return None if any(tsg.gpu_id != self._gpu_id for tsg in tenant.handles.tsgs()) else tenant
 
     def _asked_to_stand(self, process: Process) -> bool:
         """Whether somebody has frozen it, or a slice above."""
@@ -379,44 +373,14 @@ class NvidiaGpu:
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         self._require()
-        if process in self.managed or not self._whole(process):
-            return await self.managed.reclaim(process, nbytes)
-
-        async def held() -> int:
-            if self._is_frozen(process):
-                await self._tenants[process].look()
-            if not self._whole(process):
-                return 0
-            now = (await self._nvml.usage(self.info.index)).get(process.pid) or 0  # the last look may be too old
-            return now if self.whole.can(process, now) else 0
-
-        return await self.whole.out(process, held)
+        return await self.memory.reclaim(process, nbytes)
 
     async def migrate(self, process: Process, target: Gpu) -> None:
         self._require()
         if not isinstance(target, NvidiaGpu):
             raise OSError(errno.EXDEV, "there is no way to that GPU")
         target._require()
-        await self.managed.returned(process)
-        held = (await self._nvml.usage(self.info.index)).get(process.pid)
-        if not held:
-            raise OSError(errno.EOPNOTSUPP, "the driver does not say how much memory it has")
-        if process not in self.managed:
-            if has_library(process.pid):  # what that has in the host the driver does not restore: the program is lost
-                raise OSError(errno.EBUSY, "the library in this program does not speak to us")
-            await self.mover.move(process, self.info, target.info, held)
-        else:
-            placed, near = self.managed.placed(process), await self._nvml.are_near(self.info.index, target.info.index)
-            standby = self.managed.standby(process, target.managed, near)
-            try:
-                carried = max(0, held - placed) if near else held
-                await self.mover.move(process, self.info, target.info, held, carried, standby)
-            except BaseException:
-                self.managed.stay(process, placed)
-                raise
-            finally:
-                os.close(standby.page)
-            target.managed.expect(process, placed)
+        await self.memory.migrate(process, target.memory)
         self.forget(process)
 
     async def finds(self, process: Process) -> bool | None:

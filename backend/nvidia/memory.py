@@ -1,0 +1,99 @@
+"""Where the memory of programs of one GPU goes: in parts by the library in them, whole by cuCheckpoint."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from backend.cuda.managed import Managed, has_library
+from backend.identity import Process
+from backend.nvidia.mover import Mover
+from backend.nvidia.nvml import Nvml
+from backend.nvidia.roster import Roster
+from backend.nvidia.tenant import Tenant
+from backend.nvidia.whole import Whole
+from backend.records import Footprint, GpuInfo
+
+
+class ProgramMemory:
+    """That of those of one GPU."""
+
+    def __init__(
+        self,
+        info: GpuInfo,
+        nvml: Nvml,
+        roster: Roster,
+        mover: Mover,
+        managed: Managed,
+        whole: Whole,
+        standing: Callable[[Process], Tenant | None],
+    ) -> None:
+        """`standing` is who has all its work off the GPU until somebody asks for something else; None for another."""
+        self._info = info
+        self._nvml = nvml
+        self._roster = roster
+        self._mover = mover
+        self._managed = managed
+        self._whole = whole
+        self._standing = standing
+
+    def manages(self, process: Process) -> bool:
+        """As :meth:`backend.protocols.Gpu.manages`."""
+        return self._speaks(process) or process in self._whole or self._goes(process) > 0
+
+    def footprint(self, process: Process) -> Footprint:
+        """As :meth:`backend.protocols.Gpu.footprint`."""
+        if self._speaks(process):
+            return self._managed.footprint(process)
+        held, movable = self._roster.held(process), self._goes(process)
+        return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0)
+
+    async def reclaim(self, process: Process, nbytes: int) -> int:
+        """As :meth:`backend.protocols.Gpu.reclaim`."""
+        if process in self._managed or not self._goes(process):
+            return await self._managed.reclaim(process, nbytes)
+
+        async def held() -> int:
+            if (tenant := self._standing(process)) is not None:
+                await tenant.look()
+            if not self._goes(process):
+                return 0
+            now = (await self._nvml.usage(self._info.index)).get(process.pid) or 0  # the last look may be too old
+            return now if self._whole.can(process, now) else 0
+
+        return await self._whole.out(process, held)
+
+    async def migrate(self, process: Process, target: ProgramMemory) -> None:
+        """As :meth:`backend.protocols.Gpu.migrate`."""
+        await self._managed.returned(process)
+        held = (await self._nvml.usage(self._info.index)).get(process.pid)
+        if not held:
+            raise OSError(errno.EOPNOTSUPP, "the driver does not say how much memory it has")
+        if process not in self._managed:
+            if has_library(process.pid):  # what that has in the host the driver does not restore: the program is lost
+                raise OSError(errno.EBUSY, "the library in this program does not speak to us")
+            await self._mover.move(process, self._info, target._info, held)
+            return
+        near = await self._nvml.are_near(self._info.index, target._info.index)
+        placed, standby = self._managed.placed(process), self._managed.standby(process, target._managed, near)
+        try:
+            carried = max(0, held - placed) if near else held
+            await self._mover.move(process, self._info, target._info, held, carried, standby)
+        except BaseException:
+            self._managed.stay(process, placed)
+            raise
+        finally:
+            os.close(standby.page)
+        target._managed.expect(process, placed)
+
+    def _speaks(self, process: Process) -> bool:
+        """Whether it has the library, and moves what it is asked to; or is about to."""
+        return process in self._managed or self._managed.expects(process)
+
+    def _goes(self, process: Process) -> int:
+        """What a program without the library holds, if it may go into the host."""
+        if process in self._managed or self._standing(process) is None:
+            return 0
+        held = self._roster.held(process)
+        return held if self._whole.can(process, held) else 0
