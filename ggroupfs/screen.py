@@ -22,10 +22,10 @@ from textual.widgets import Static
 
 from ggroupfs.actions import ASKED, Action, freeze
 from ggroupfs.errors import UsageError
+from ggroupfs.frame import Frame, gauges, look, summary
 from ggroupfs.listing import Listing
 from ggroupfs.outline import lines
 from ggroupfs.snapshot import GpuUse
-from ggroupfs.top import Frame, gauges, look, summary
 
 # Told apart by everybody (Okabe and Ito), and nothing is told by its colour alone.
 BLUE, ORANGE, GREY = Style(color="#56b4e9"), Style(color="#e69f00", bold=True), Style(color="#8a8a8a")

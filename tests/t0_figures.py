@@ -12,7 +12,7 @@ from backend.records import MAX
 from ggroupfs import collector
 from ggroupfs.controls import CONTROLS
 from ggroupfs.figures import EVERYTHING, SOURCES, Figures, figures_of, files_for
-from ggroupfs.top import FIELDS
+from ggroupfs.frame import FIELDS
 
 
 def test_the_sources_are_what_the_table_of_controls_can_show() -> None:

@@ -12,12 +12,12 @@ import pytest
 from backend.records import MAX
 from ggroupfs import columns
 from ggroupfs.figures import Figures
+from ggroupfs.frame import FIELDS, Frame, as_json, gauges, plain, summary
 from ggroupfs.names import slice_directory
 from ggroupfs.outline import ORDERS, Node, build, lines
 from ggroupfs.rates import COUNTERS, UNKNOWN, Rates, between, total
 from ggroupfs.refusals import MEANINGS, meaning
 from ggroupfs.snapshot import GpuUse, ProcessUse, SliceUse, Snapshot
-from ggroupfs.top import FIELDS, Frame, as_json, gauges, plain, summary
 
 GIB = 1 << 30
 

@@ -16,11 +16,11 @@ from backend.records import MAX
 from ggroupfs import client, columns, figures, screen, snapshot
 from ggroupfs.columns import label
 from ggroupfs.figures import Figures
+from ggroupfs.frame import Frame
 from ggroupfs.listing import Listing
 from ggroupfs.outline import build
 from ggroupfs.screen import Top
 from ggroupfs.snapshot import GpuUse, ProcessUse, Snapshot, take
-from ggroupfs.top import Frame
 
 SECONDS = 20.0
 
