@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,8 @@ class DepartingDaemon(BookingDaemon):
         """The number of the GPU that the program asked for last."""
         self.managed: list[tuple[int, int, int]] = []
         """GPU, bytes there and in the host, that it has said it has, once a connection."""
+        self.hasty: int | None = None
+        """The pid of a program that hears of both when it next runs: that it is managed, and that it is to stand by."""
         super().__init__(path)
 
     def _hear(self, connection: socket.socket, heard: Message, page: CounterPage) -> None:
@@ -37,7 +41,13 @@ class DepartingDaemon(BookingDaemon):
             self.located = heard.args[1] >> 56
         if not heard.reply and heard.op == Op.MANAGE:
             self.resident, self.swapped = heard.args[:2]
+        hasty = self.hasty if not heard.reply and heard.op == Op.MANAGE else None
+        if hasty:
+            os.kill(hasty, signal.SIGSTOP)
         super()._hear(connection, heard, page)
+        if hasty:
+            connection.send(Message(Op.DEPART, 78, self.located, (1,)).encode())
+            os.kill(hasty, signal.SIGCONT)
         if not heard.reply and heard.op == Op.MANAGE:  # answered: before, it has no page to say anything on
             self.managed.append((heard.gpu, *heard.args[:2]))
 
@@ -154,6 +164,14 @@ def test_what_is_on_the_gpu_is_left_to_the_driver(tmp_path: Path) -> None:
         program.hears("launched")
         program.go()
         program.ends()
+
+
+def test_one_that_is_asked_as_it_is_managed_has_its_page(tmp_path: Path) -> None:
+    with departing(tmp_path) as (daemon, program):
+        daemon.hasty = program.process.pid
+        daemon.let_go()
+        assert -daemon.answers.get(timeout=SECONDS).status == 0
+        assert daemon.stands
 
 
 @pytest.mark.parametrize("ends", [True, False])

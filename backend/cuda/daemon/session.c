@@ -235,7 +235,8 @@ bool session_ask_listening(struct waiter *waiter, int64_t ms, void (*work)(void)
 			break;
 		session_sleep(left);
 		session_drain();
-		if (work && session.command_count) {
+		/* What comes with the answer waits until it is taken: for the page, say, that came with it. */
+		if (work && session.command_count && !waiter->done) {
 			pthread_mutex_unlock(&session.lock);
 			work();
 			pthread_mutex_lock(&session.lock);
