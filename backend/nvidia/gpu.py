@@ -276,25 +276,26 @@ class NvidiaGpu:
         return tenant
 
     def forget(self, process: Process) -> None:
-        tenant = self._tenants.pop(process, None)
-        if tenant is not None:
-            tenant.forgotten = True  # before the notes go: a thread may be about to make some
-        self.notes.note(process, {})
+        self._drop_tenant(process)
         self._roster.forget(process)
         self.managed.forget(process)
         self.whole.forget(process)
         self._usage.forget(process)
-        self._census.forget(process)
 
     def _anew(self, process: Process) -> None:
         """It has other clients and TSGs than before: those are gone with what they were given."""
-        before = self._tenants.pop(process, None)
-        if before is None:
-            return  # it has ended
-        before.forgotten = True
+        before = self._drop_tenant(process)
+        if before is not None:  # it lives
+            self._tenant(process).timeslice_us = before.timeslice_us
+
+    def _drop_tenant(self, process: Process) -> Tenant | None:
+        """What is known of its clients and TSGs is not so any more, nor what is noted of them."""
+        tenant = self._tenants.pop(process, None)
+        if tenant is not None:
+            tenant.forgotten = True  # before the notes go: a thread may be about to make some
         self.notes.note(process, {})
         self._census.forget(process)
-        self._tenant(process).timeslice_us = before.timeslice_us
+        return tenant
 
     def hand_over(self) -> None:
         self._handed_over = True
