@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import attrs
@@ -15,7 +15,7 @@ from trio.testing import MockClock
 import backend.identity
 from backend.identity import Process
 from backend.nvidia import checkpoint
-from backend.nvidia.checkpoint.records import Outcome, State, Step
+from backend.nvidia.checkpoint.records import Outcome, Progress, State, Step
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
@@ -40,6 +40,8 @@ class Driver:
     done: list[tuple[str, int]] = attrs.field(factory=list)
     rooms: list[int] = attrs.field(factory=list)
     """What they were told that a program needs."""
+    failed: Sequence[Progress] = ()
+    """What those that fail have heard of the agent."""
     fails: list[int] = attrs.field(factory=list)
     """Errnos of the next calls; 0 for none."""
     seconds: float = 0.0
@@ -79,7 +81,9 @@ class Driver:
     def _act(self, what: str, process: Process) -> None:
         self.done.append((what, process.pid))
         if self.fails and (code := self.fails.pop(0)):
-            raise checkpoint.CheckpointError(Outcome(State.RUNNING, "GPU-0", code, Step.LOCK, "lock: it failed"), ())
+            raise checkpoint.CheckpointError(
+                Outcome(State.RUNNING, "GPU-0", code, Step.LOCK, "lock: it failed"), self.failed
+            )
 
 
 @attrs.define
@@ -290,6 +294,24 @@ def test_one_that_cannot_go_stays_and_is_frozen(
         assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
         assert rig.gpu._is_frozen(backend.identity.identify(pid))
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
+
+    drive(monkeypatch, spawn, test)
+
+
+def test_one_that_was_never_away_keeps_what_its_tsgs_had(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    """The driver refused the checkpoint: the timeslice that they have now is not their own."""
+
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        program = rig.fake.programs[pid]
+        rig.driver.fails = [errno.EOPNOTSUPP]
+        rig.driver.failed = [Progress(Step.CHECKPOINT, 0.0), Progress(Step.CHECKPOINT, 1.0, 1e3, errno.EOPNOTSUPP)]
+        await rig.h.write(f"{pid}/0/compute.timeslice", 5)
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        assert await rig.h.refused(f"{pid}/0/gmem.reclaim", MIB) == errno.EOPNOTSUPP
+        await rig.h.write(f"{pid}/0/compute.freeze", 0)
+        await rig.h.write(f"{pid}/0/compute.timeslice", "default")
+        assert {one.timeslice for one in program.objects.values() if one.class_ == 0xA06C} == {2048, 1024}
 
     drive(monkeypatch, spawn, test)
 

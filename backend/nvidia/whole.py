@@ -92,7 +92,7 @@ class Whole:
             try:
                 await checkpoint.suspend(process, self._info.uuid, nbytes, LOCK_S, thaw)
             except BaseException as error:
-                if isinstance(error, checkpoint.CheckpointError) and checkpoint.Step.CHECKPOINT in error.milliseconds:
+                if isinstance(error, checkpoint.CheckpointError) and error.was_away:
                     self._anew(process)
                 await self._freeze(process, True)
                 raise

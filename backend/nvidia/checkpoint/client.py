@@ -67,6 +67,8 @@ class CheckpointError(OSError):
         """As :attr:`Done.milliseconds`."""
         self.stall_ms = _stall(steps)
         """As :attr:`Done.stall_ms`."""
+        self.was_away = any(step.step is Step.CHECKPOINT and step.ms is not None and not step.errno for step in steps)
+        """Whether it was off its GPUs, and what it has there is not what it had, wherever it is now."""
 
 
 async def move(
