@@ -26,8 +26,13 @@ class Background:
     """Groups that something is to be done for."""
 
     def __init__(
-        self, what: str, population: Population, act: Callable[[Group], Awaitable[None]], seconds: float
+        self,
+        what: str,
+        population: Population,
+        act: Callable[[Group], Awaitable[None]],
+        seconds: Callable[[Group], float],
     ) -> None:
+        """`act` may take so many `seconds`."""
         self._what = what
         self._population = population
         self._act = act
@@ -81,7 +86,7 @@ class Background:
                 if not self._population.holds(group):
                     continue
                 try:
-                    with deadline(self._seconds):
+                    with deadline(self._seconds(group)):
                         await self._act(group)
                 except ProcessLookupError:
                     pass  # it died, and took along what was to be done

@@ -19,6 +19,7 @@ from backend.host import BooksHost
 from backend.identity import ROOT, Group, Process, Slice, identify, is_alive
 from backend.migrator import Migrator
 from backend.offers import Offers
+from backend.patience import Patience
 from backend.population import Population
 from backend.protocols import Gpu, Ledger, Moves
 from backend.reclaimer import Reclaimer
@@ -30,7 +31,8 @@ from backend.turns import Turns
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 5.0
-"""Seconds after which a write that the hardware does not answer gives ETIMEDOUT."""
+"""Seconds after which a write that the hardware does not answer gives ETIMEDOUT; more where programs move as a whole
+(:mod:`backend.patience`)."""
 
 
 class Controller:
@@ -56,9 +58,10 @@ class Controller:
         self.turns = Turns()
         """Of what is to be done for many who come at once."""
         self._seconds = seconds
+        self._patience = patience = Patience(seconds, self.gpus, self.population)
         self._writers: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
-        self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, seconds)
-        self._follower = Follower(ledger, self.gpus, self.population, self._tell, seconds)
+        self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, patience)
+        self._follower = Follower(ledger, self.gpus, self.population, self._tell, patience)
         self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
         self._offers = Offers(ledger, self.gpus, self.population)
         self._traffic = Traffic(
@@ -206,7 +209,8 @@ class Controller:
         """gmem.limit.high: returns once the group is under it. EBUSY where swap.max, or memory that cannot be moved,
         keeps it from getting there."""
         self.require(group, "gmem.limit.high")
-        async with self._asked(group, high=nbytes):
+        seconds = self._patience.of(group) if nbytes < self.books(group).current else self._seconds
+        async with self._asked(group, seconds, high=nbytes):
             if excess := self.ledger.excess(group):
                 if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
                     raise fail(errno.EBUSY)
@@ -236,7 +240,7 @@ class Controller:
     async def reclaim(self, group: Group, nbytes: int) -> None:
         """gmem.reclaim: moves `nbytes` out now. EAGAIN if less could be moved."""
         self.require(group, "gmem.reclaim")
-        with deadline(self._seconds):
+        with deadline(self._patience.of(group)):
             if await self._reclaimer.reclaim(group, nbytes) < nbytes:
                 raise fail(errno.EAGAIN)
 
@@ -252,7 +256,7 @@ class Controller:
     async def set_frozen(self, group: Group, frozen: bool) -> None:
         """compute.freeze: returns once no TSG of the group is running, or all that may run again do."""
         self.require(group, "compute.freeze")
-        async with self._asked(group, frozen=frozen):
+        async with self._asked(group, self._patience.of(group), frozen=frozen):
             await self._follower.apply(group)
 
     async def set_share(self, group: Group, control: str, value: int) -> None:
@@ -301,14 +305,14 @@ class Controller:
         self._reclaimer.listens(group, change)
 
     @contextlib.asynccontextmanager
-    async def _asked(self, group: Group, **changes: int | bool) -> AsyncIterator[None]:
+    async def _asked(self, group: Group, seconds: float | None = None, **changes: int | bool) -> AsyncIterator[None]:
         """Writes what is asked into the books and lets the body make it hold; if it cannot, takes it back.
 
         Then the hardware follows the books back, in the background: whatever failed may fail again, and the writer
         has its answer. Writers of one group take turns, so that what is taken back is never another's. ETIMEDOUT
-        after the deadline, ENODEV for a process that died meanwhile.
+        after the deadline, or so many `seconds`; ENODEV for a process that died meanwhile.
         """
-        with deadline(self._seconds):
+        with deadline(self._seconds if seconds is None else seconds):
             async with self._turn_of(group):
                 try:
                     books = self.books(group)

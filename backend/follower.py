@@ -12,6 +12,7 @@ import trio
 from backend.background import Background
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
+from backend.patience import Patience
 from backend.population import Population, Resident
 from backend.protocols import Gpu, Inherited, Ledger
 from backend.records import NOWHERE, Channel, Place, Wanted
@@ -31,7 +32,7 @@ class Follower:
         gpus: Mapping[int, Gpu],
         population: Population,
         tell: Callable[[Group, Channel], None],
-        seconds: float,
+        patience: Patience,
     ) -> None:
         self._ledger = ledger
         self._gpus = gpus
@@ -44,7 +45,7 @@ class Follower:
         self._places: dict[Group, Place] = {}  # what the scheduler adds to what is asked for
         self._held: set[Group] = set()  # nobody pulls a lever of theirs
         self._inherited: set[Group] = set()  # as another daemon left it, in the books: no lever was pulled here yet
-        self.background = Background("compute", population, self.apply, seconds)
+        self.background = Background("compute", population, self.apply, patience.of)
         """For what changed without a writer."""
         self.watcher: Callable[[int], None] = lambda gpu: None
         """Who is told that somebody came to a GPU, left it or moved there, or that something is asked."""

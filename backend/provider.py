@@ -23,6 +23,7 @@ from backend.deadline import deadline
 from backend.errors import fail
 from backend.identity import Group, Process, is_alive
 from backend.passing import Passing
+from backend.patience import patience
 from backend.protocols import Gpu, Host
 from backend.wire import SIZE, Message, Op
 
@@ -48,7 +49,7 @@ class Provided(Passing):
     """See :class:`backend.protocols.Gpu`, which it implements, and the module."""
 
     def __init__(self, inner: Gpu, kernel: Kernel, seconds: float) -> None:
-        """`seconds` is what a lever may take."""
+        """`seconds` is what a lever may take that moves no memory."""
         super().__init__(inner)
         self._kernel = kernel
         self._seconds = seconds
@@ -85,11 +86,14 @@ class Provided(Passing):
         if not self._serving:  # the end of the mount: nobody would answer, and nothing is to be kept
             return await self._move(lever, process, value)
         try:
-            return await self._kernel.pull(lever, Group(self.info.index, process), value, self._seconds)
+            return await self._kernel.pull(lever, Group(self.info.index, process), value, self._patience(process))
         except OSError as error:
             if error.errno == errno.ENODEV and not is_alive(process):
                 raise fail(errno.ESRCH) from None
             raise
+
+    def _patience(self, process: Process) -> float:
+        return patience(self._seconds, self.footprint(process).whole)
 
     # ... and served
 
@@ -120,7 +124,8 @@ class Provided(Passing):
 
     async def _obey(self, host: Host, queue: int, command: Message) -> None:
         try:
-            with deadline(self._seconds):  # a lever that hangs shall not keep the next command to it waiting for ever
+            # A lever that hangs shall not keep the next command to it waiting for ever.
+            with deadline(self._patience(Process(command.args[1], command.args[2]))):
                 answer = command.answer(await self._do(host, command))
         except OSError as error:
             answer = command.refuse(error.errno or errno.EIO)

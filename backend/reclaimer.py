@@ -9,6 +9,7 @@ import trio
 
 from backend.background import Background
 from backend.identity import Group, Process, Slice
+from backend.patience import Patience
 from backend.population import Population
 from backend.protocols import Gpu, Ledger, Target
 from backend.turns import Turns
@@ -24,7 +25,7 @@ class Reclaimer:
     """Moves memory between a GPU and the host as the limits demand."""
 
     def __init__(
-        self, ledger: Ledger, gpus: Mapping[int, Gpu], population: Population, turns: Turns, seconds: float
+        self, ledger: Ledger, gpus: Mapping[int, Gpu], population: Population, turns: Turns, patience: Patience
     ) -> None:
         self._ledger = ledger
         self._gpus = gpus
@@ -35,7 +36,7 @@ class Reclaimer:
         self._listeners: Counter[Group] = Counter()  # who has the usermemfd of a group open
         self._waiting: dict[Group, trio.lowlevel.ParkingLot] = {}  # for a group to hold less
         self._ignored: dict[Group, float] = {}  # until when a group is not waited for
-        self.background = Background("reclaim", population, self.settle_path, seconds)
+        self.background = Background("reclaim", population, self.settle_path, patience.of_gpu)
         """For what changed without a writer."""
 
     async def settle_path(self, group: Group) -> None:

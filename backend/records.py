@@ -193,6 +193,8 @@ class Footprint:
     """Bytes that the program charged and the driver does not count. The driver is believed."""
     exchanged: int | None = None
     """Bytes that came back from the host in the place of as many that were colder, ever; swapins has none of them."""
+    whole: int = 0
+    """Bytes of programs that go into the host, or come back from it, only as a whole: who waits for that waits long."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -201,6 +203,7 @@ class Footprint:
             _total(self.unmovable, other.unmovable),
             _total(self.disputed, other.disputed),
             _total(self.exchanged, other.exchanged),
+            self.whole + other.whole,
         )
 
 

@@ -25,6 +25,8 @@ from tests.harness import MIB, Harness, running, settle
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 HELD = 64 * MIB
+LARGE = 4 << 30
+"""It has three times as long as a lever."""
 
 
 @attrs.define
@@ -324,6 +326,36 @@ def test_the_host_has_no_room(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> 
         assert rig.driver.done == []
 
     drive(monkeypatch, spawn, test, room=HELD - 1)
+
+
+def test_a_large_one_may_take_longer_than_a_lever(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    """To go, to come, and for a thaw that waits for both."""
+
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        rig.driver.nvml.compute[0] = [(pid, LARGE)]
+        rig.driver.seconds = 6.0
+        await rig.seen()
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
+        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (0, LARGE)
+        await rig.h.write(f"{pid}/0/compute.freeze", 0)
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.h.write, f"{pid}/0/gmem.limit.high", 0)
+            await trio.sleep(2)
+            assert await rig.h.refused(f"{pid}/0/compute.freeze", 0) == errno.ENOSPC
+        await rig.h.write(f"{pid}/0/gmem.limit.high", "max")
+        async with trio.open_nursery() as nursery:
+            await rig.h.write(f"{pid}/0/compute.freeze", 0)
+            await rig.h.write(f"{pid}/0/compute.freeze", 1)
+            nursery.start_soon(rig.h.write, f"{pid}/0/gmem.reclaim", MIB)
+            await trio.sleep(2)
+            await rig.h.write(f"{pid}/0/compute.freeze", 0)
+        assert rig.driver.done == 3 * [("suspend", pid), ("resume", pid)]
+        assert all(rig.fake.programs[pid].running())
+
+    drive(monkeypatch, spawn, test, room=LARGE)
 
 
 def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:

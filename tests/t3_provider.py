@@ -16,9 +16,10 @@ import trio
 
 from backend.controller import DEADLINE_S
 from backend.identity import Group, Process, identify
+from backend.patience import WHOLE_BYTES
 from backend.protocols import Gpu, Host
 from backend.provider import Provided
-from backend.records import Books
+from backend.records import Books, Footprint
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
@@ -38,6 +39,8 @@ class Queue:
             end.setblocking(False)
         self.asked: list[tuple[Op, Group, int]] = []
         """Every lever that was pulled through it."""
+        self.seconds: list[float] = []
+        """What each may take."""
         self._next = 0
         self._answers: dict[int, Message] = {}
 
@@ -53,6 +56,7 @@ class Queue:
 
     async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
         self.asked.append((lever, group, value))
+        self.seconds.append(seconds)
         assert isinstance(group.node, Process)
         return (await self.command(lever, group.node, value)).check().args[0]
 
@@ -321,6 +325,20 @@ async def test_a_whole_mount_behind_it(spawn: Spawn) -> None:
         assert (inner.detached, inner.timeslices) == (set(), {}), "given back"
         assert len(queue.asked) == asked, "nobody was left to serve it"
         assert h.controller.released
+
+
+@virtual
+async def test_a_program_that_moves_as_a_whole_has_longer() -> None:
+    gpu = StubGpu()
+    gpu.footprints[WHO] = Footprint(whole=3 * WHOLE_BYTES)
+    async with serving(gpu) as (provided, queue):
+        gpu.script("reclaim", hang)
+        began = trio.current_time()
+        with pytest.raises(TimeoutError):
+            await provided.reclaim(WHO, 7)
+        assert trio.current_time() - began == pytest.approx(4 * DEADLINE_S, abs=0.1)
+        await provided.attach(Process(WHO.pid + 1, 1))
+        assert queue.seconds == [4 * DEADLINE_S, DEADLINE_S]
 
 
 @virtual

@@ -47,7 +47,8 @@ class ProgramMemory:
         if self._speaks(process):
             return self._managed.footprint(process)
         held, movable = self._roster.held(process), self._goes(process)
-        return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0)
+        whole = self._whole.nbytes(process) or movable
+        return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0, whole=whole)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         """As :meth:`backend.protocols.Gpu.reclaim`."""

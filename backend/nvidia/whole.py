@@ -48,6 +48,7 @@ class Whole:
         self._anew = anew
         self._room = room
         self._away: dict[Process, int] = {}  # bytes
+        self._leaving: dict[Process, int] = {}  # bytes of one that is on its way out
         self._turns: dict[Process, trio.Lock] = {}  # held while one goes or comes
         self._moved: dict[Process, float] = {}  # when it last did, by trio's clock
 
@@ -57,6 +58,10 @@ class Whole:
     def has(self, process: Process) -> bool:
         """Whether it is in the host, or on the way there or back: no lever is pulled then but by us."""
         return process in self._away or self._is_moving(process)
+
+    def nbytes(self, process: Process) -> int:
+        """Of one that is in the host, or on the way there or back; 0 for another."""
+        return self._away.get(process, 0) or self._leaving.get(process, 0)
 
     def can(self, process: Process, held: int) -> bool:
         """Whether a frozen program, which holds so many bytes, could go into the host now."""
@@ -89,6 +94,7 @@ class Whole:
                     raise OSError(errno.EAGAIN, "it has allocated meanwhile")
                 await self._freeze(process, False)
 
+            self._leaving[process] = nbytes
             try:
                 await checkpoint.suspend(process, self._info.uuid, nbytes, LOCK_S, thaw)
             except BaseException as error:
@@ -96,6 +102,8 @@ class Whole:
                     self._anew(process)
                 await self._freeze(process, True)
                 raise
+            finally:
+                del self._leaving[process]
             self._away[process] = nbytes
             host.moved_out(process, self._info.index, nbytes, _usec(began), already=True)
             return nbytes

@@ -20,6 +20,7 @@ from tests.t7_nvidia.t7_real_programs import group_of
 Start = Callable[..., Worker]
 
 BYTES = 4 * GIB
+LARGE = 20 * GIB
 KERNEL_US = 200
 RUNS_S = 0.25
 """So long one that is frozen runs at most, to come to the rest that the driver locks it in. Its agent takes seconds to
@@ -38,17 +39,17 @@ def refused(group: Member, name: str, value: object, code: int) -> None:
         write(group, name, value)
 
 
-def in_the_host(group: Member, pid: int) -> None:
+def in_the_host(group: Member, pid: int, nbytes: int = BYTES) -> None:
     """By the driver, and by the books."""
     assert nvml_used(pid) == 0
     wait_for(lambda: current(group) == 0, "the books say so")
-    assert int(group.read("gmem.swap.current")) >= BYTES
+    assert int(group.read("gmem.swap.current")) >= nbytes
 
 
 @pytest.mark.timeout(120)
 def test_what_takes_longer_than_the_deadline_goes_on(tmp_path_factory: pytest.TempPathFactory, worker: Start) -> None:
     """Whoever asked is told so. What became of it is as the files say: a thaw that failed leaves it frozen."""
-    with mounted(tmp_path_factory.mktemp("hasty"), "deadline=0.5", gpu="nvidia") as mount:
+    with mounted(tmp_path_factory.mktemp("hasty"), "deadline=0.2", gpu="nvidia") as mount:
         run = worker(KERNEL_US, BYTES)
         group = Member(run.pid, 0, group_of(mount, run))
         write(group, "compute.freeze", 1)
@@ -65,6 +66,21 @@ def test_what_takes_longer_than_the_deadline_goes_on(tmp_path_factory: pytest.Te
         write(group, "compute.freeze", 0)
         wait_for(lambda: run.finished > finished + 100, "it goes on")
         run.drained()
+
+
+@pytest.mark.timeout(120)
+def test_a_large_one_has_as_long_as_it_takes(gpu_mount: Mounted, worker: Start) -> None:
+    """The deadline of a lever, 5 s, comes once more for every 2 GiB."""
+    run = worker(KERNEL_US, LARGE)
+    group = Member(run.pid, 0, group_of(gpu_mount, run))
+    write(group, "compute.freeze", 1)
+    out = taken(lambda: write(group, "gmem.reclaim", "1M"))
+    in_the_host(group, run.pid, LARGE)
+    back = taken(lambda: write(group, "compute.freeze", 0))
+    print(f"{LARGE >> 20} MiB: out in {out:.2f} s, back in {back:.2f} s")
+    finished = run.finished
+    wait_for(lambda: run.finished > finished + 100, "it goes on")
+    run.drained()
 
 
 @pytest.mark.timeout(180)
