@@ -171,6 +171,38 @@ def test_whom_a_daemon_before_has_left(agents: Agents) -> None:
     run(main)
 
 
+@pytest.mark.logs("is in the middle of a move: .*no room", "was in the middle of a move, and runs again")
+def test_whom_a_daemon_before_had_suspended_runs_once_that_can_be(agents: Agents) -> None:
+    """There may be no room at first, or an agent may be at it still. Whoever wants to know is told, once."""
+    told: list[tuple[Process, str]] = []
+    busy = Process(1, 1)
+    agents.entries = [
+        checkpoint.Left(Request(Action.SUSPEND, busy, "GPU-1", "", GIB), Step.CHECKPOINT, "GPU-1", busy=True),
+        checkpoint.Left(Request(Action.SUSPEND, PROCESS, "GPU-0", "", GIB), Step.CHECKPOINT, "GPU-0", busy=False),
+        checkpoint.Left(Request(Action.MOVE, Process(3, 1), "GPU-0", "GPU-1"), Step.LOCK, "GPU-0", busy=False),
+    ]
+    agents.outcomes = [Outcome(State.CHECKPOINTED, "", errno.ENOSPC, Step.RETURN, "no room")]
+
+    async def main() -> None:
+        mover = Mover(0, lambda _: GIB)
+        mover.watchers.append(lambda process, uuid: told.append((process, uuid)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mover.run)
+            await trio.sleep(AGAIN_S / 2)
+            assert told == []
+            agents.entries = [attrs.evolve(one, busy=False) for one in agents.entries]
+            await trio.sleep(AGAIN_S)
+            assert told == [(busy, "GPU-1"), (PROCESS, "GPU-0")]
+            assert agents.entries == []
+            agents.entries = [checkpoint.Left(Request(Action.SUSPEND, PROCESS), Step.LOCK, "GPU-0", busy=False)]
+            mover._look.set()
+            await trio.sleep(10 * AGAIN_S)
+            assert len(told) == 2, "who is suspended later is so on purpose"
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
 def test_who_may_be_moved_still(agents: Agents) -> None:
     """An agent that the daemon before has just started has no file yet; afterwards whoever has one."""
 

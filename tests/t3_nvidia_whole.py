@@ -15,12 +15,13 @@ from trio.testing import MockClock
 import backend.identity
 from backend.identity import Process
 from backend.nvidia import checkpoint
-from backend.nvidia.checkpoint.records import Outcome, Progress, State, Step
+from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request, State, Step
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
 from tests.fake_nvidia import FakeNvml, FakeSystem, patient
-from tests.harness import MIB, Harness, running, settle
+from tests.harness import MIB, Harness, StubGpu, settle
+from tests.t3_restart import Machine
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
@@ -53,6 +54,8 @@ class Driver:
     """Agents get as far as to their question."""
     frozen: Callable[[Process], bool] = lambda _: False
     """Whether the work of a program is off the GPU."""
+    left: list[checkpoint.Left] = attrs.field(factory=list)
+    """Who is in the host."""
 
     async def suspend(
         self, process: Process, source: str, room: int, lock_s: float, ready: checkpoint.Ready
@@ -64,6 +67,7 @@ class Driver:
             await ready()
             assert not self.frozen(process)
         self._act("suspend", process)
+        self.left.append(checkpoint.Left(Request(Action.SUSPEND, process, source, "", room), Step.LOCK, "", busy=False))
         self.nvml.compute[0] = [(pid, held) for pid, held in self.nvml.compute[0] if pid != process.pid]
         self.system.programs[process.pid].checkpointed(keeps_file=self.keeps_file)
         await trio.sleep(self.ends)
@@ -73,12 +77,16 @@ class Driver:
         self.rooms.append(room)
         await trio.sleep(self.seconds)
         self._act("resume", process)
+        self.left.clear()
         self.system.programs[process.pid].restored(0, self.ctl)
         others = list(self.nvml.compute[0])
         for held in (room // 2, room):
             self.nvml.compute[0] = [*others, (process.pid, held)]
             await trio.sleep(self.ends)
         return checkpoint.Done(State.RUNNING, source, {}, None)
+
+    async def recover(self, process: Process) -> checkpoint.Done:
+        return await self.resume(process, "GPU-0", HELD)
 
     def _act(self, what: str, process: Process) -> None:
         self.done.append((what, process.pid))
@@ -109,32 +117,36 @@ class Rig:
 
 
 def drive(
-    monkeypatch: pytest.MonkeyPatch, spawn: Spawn, test: Callable[[Rig], object], *, programs: int = 1, room: int = HELD
+    monkeypatch: pytest.MonkeyPatch, spawn: Spawn, *tests: Callable[[Rig], object], programs: int = 1, room: int = HELD
 ) -> None:
+    """Each test has a daemon of its own, on the same machine; the books outlive it, as the kernel's do."""
     fake, nvml = FakeSystem(trace=None), FakeNvml(count=1)
     driver = Driver(nvml, fake)
     monkeypatch.setattr(checkpoint, "suspend", driver.suspend)
     monkeypatch.setattr(checkpoint, "resume", driver.resume)
-    monkeypatch.setattr(checkpoint, "left", tuple)
+    monkeypatch.setattr(checkpoint, "recover", driver.recover)
+    monkeypatch.setattr(checkpoint, "left", lambda: tuple(driver.left))
+    machine = Machine(StubGpu(0))
+    pids = []
+    for _ in range(programs):
+        process = backend.identity.identify(spawn().pid)
+        fake.program(process.pid, 0, start=process.start)
+        pids.append(process.pid)
+    nvml.compute[0] = [(pid, HELD) for pid in pids]
 
     @asynccontextmanager
     async def rig() -> AsyncIterator[Rig]:
         (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
         gpu.whole._room = lambda _: room
         driver.frozen = gpu._is_frozen
-        pids = []
-        for _ in range(programs):
-            process = backend.identity.identify(spawn().pid)
-            fake.program(process.pid, 0, start=process.start)
-            pids.append(process.pid)
-        nvml.compute[0] = [(pid, HELD) for pid in pids]
-        async with running(gpu) as h:
+        async with machine.daemon(gpu) as h:
             yield Rig(h, gpu, driver, fake, pids)
 
     async def main() -> None:
-        async with rig() as found:
-            await found.seen()
-            await test(found)  # type: ignore[misc]
+        for test in tests:
+            async with rig() as found:
+                await found.seen()
+                await test(found)  # type: ignore[misc]
 
     clock = MockClock(autojump_threshold=0.005)
     with patient(clock, lambda: False):
@@ -397,3 +409,32 @@ def test_a_daemon_that_ends_brings_it_back(monkeypatch: pytest.MonkeyPatch, spaw
 
     drive(monkeypatch, spawn, test)
     assert [what for what, _ in ended[0].done] == ["suspend", "resume"]
+
+
+@pytest.mark.logs("was in the middle of a move, and runs again")
+def test_the_daemon_after_one_that_was_killed_brings_it_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
+    """Books that outlive a daemon say that it is in the host, and follow. What was asked for holds: it is frozen."""
+
+    async def killed(rig: Rig) -> None:
+        (pid,) = rig.pids
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
+        rig.h.controller.hand_over()
+        rig.h.kill()
+
+    async def after(rig: Rig) -> None:
+        (pid,) = rig.pids
+        await trio.sleep(3)
+        assert rig.driver.done == [("suspend", pid), ("resume", pid)]
+        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
+        assert await rig.h.read(f"{pid}/0/compute.freeze") == "1\n"
+        assert not any(rig.fake.programs[pid].running())
+        for _ in range(2):
+            await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
+            await rig.seen()
+            assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (0, HELD)
+            await rig.h.write(f"{pid}/0/compute.freeze", 0)
+            await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        await rig.h.write(f"{pid}/0/compute.freeze", 0)
+
+    drive(monkeypatch, spawn, killed, after)

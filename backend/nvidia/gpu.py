@@ -79,6 +79,7 @@ class NvidiaGpu:
         """The programs whose memory can be moved; others the driver keeps where it is."""
         self.whole = Whole(info, self._freeze, self._anew)
         """Frozen programs that are in the host, without the library."""
+        mover.watchers.append(self.whole.returned)
         self._states = states
         self.notes: Notes = NoNotes()
         """Of what TSGs had of their own, for the daemon after us."""
@@ -148,6 +149,8 @@ class NvidiaGpu:
         """The driver's figure, which the books follow; but of one that goes or comes they are told when it has."""
         if not self.whole.moved_since(process, self._looked):
             self.managed.look(process, nbytes)
+            if nbytes:
+                self.whole.seen(process)
 
     async def _welcome(self, host: Host, process: Process) -> None:
         tenant = self._tenant(process)

@@ -18,7 +18,7 @@ import trio
 from backend.cuda.managed import Standby
 from backend.identity import Process
 from backend.nvidia import checkpoint
-from backend.nvidia.checkpoint.records import Action, State
+from backend.nvidia.checkpoint.records import Action, Request, State
 from backend.records import GpuInfo
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ class Mover:
         """`room` is how many bytes a process may have in the host besides what it has."""
         self.home = home
         """The index of the GPU that runs it."""
+        self.watchers: list[Callable[[Process, str], None]] = []
+        """Told who was suspended on which GPU (its UUID) by a daemon before us, and runs again."""
         self._room = room
         self._look = trio.Event()
         self._look.set()  # at whom a daemon before us has left
@@ -79,10 +81,10 @@ class Mover:
             return True
 
     async def run(self) -> None:
-        """Has programs run that something was begun with, until cancelled. At first those, too, that were suspended by
-        a daemon before us: who is to be frozen still is so soon after."""
+        """Has programs run that something was begun with, until cancelled. Those, too, that were suspended by a daemon
+        before us: who is to be frozen still is so soon after."""
         self._sure = trio.current_time() + BEGUN_S
-        suspended = True
+        suspended: set[Process] | None = None
         while True:
             await self._look.wait()
             self._look = trio.Event()
@@ -92,22 +94,32 @@ class Mover:
                 log.debug("who is in the middle of a move is not known: %s", error)
                 self._look.set()
             else:
+                if suspended is None:
+                    suspended = {one.request.process for one in left if one.request.action is Action.SUSPEND}
+                suspended &= {one.request.process for one in left}
                 for one in left:
-                    if not one.busy and (suspended or one.request.action is not Action.SUSPEND):
-                        await self._recover(one.request.process)
-                suspended = False
+                    process, action = one.request.process, one.request.action
+                    due = not one.busy and (action is not Action.SUSPEND or process in suspended)
+                    if due and await self._recover(one.request):
+                        suspended.discard(process)
+                if suspended:  # no room, or its agent is still at it
+                    self._look.set()
             await trio.sleep(AGAIN_S)
 
-    async def _recover(self, process: Process) -> None:
-        """Has one run that nobody is at, and that was not meant to be so."""
+    async def _recover(self, request: Request) -> bool:
+        """Has one run that nobody is at, and that was not meant to be so; returns whether it does."""
+        process = request.process
         try:
             await checkpoint.recover(process)
         except checkpoint.CheckpointError as error:
             if error.errno != errno.ESRCH:
                 log.warning("pid %d is in the middle of a move: %s", process.pid, error)
                 self._look.set()
-        else:
-            log.warning("pid %d was in the middle of a move, and runs again", process.pid)
+            return False
+        log.warning("pid %d was in the middle of a move, and runs again", process.pid)
+        for watcher in self.watchers if request.action is Action.SUSPEND else ():
+            watcher(process, request.source)
+        return True
 
 
 def _told(done: checkpoint.Done) -> str:

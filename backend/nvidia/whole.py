@@ -51,6 +51,7 @@ class Whole:
         self._leaving: dict[Process, int] = {}  # bytes of one that is on its way out
         self._turns: dict[Process, trio.Lock] = {}  # held while one goes or comes
         self._moved: dict[Process, float] = {}  # when it last did, by trio's clock
+        self._returned: set[Process] = set()  # of those that a daemon before us had in the host
 
     def __contains__(self, process: Process) -> bool:
         return process in self._away
@@ -133,10 +134,26 @@ class Whole:
         if self.has(process):
             await self._finish(process, come)
 
+    def returned(self, process: Process, uuid: str) -> None:
+        """A daemon before us had it in the host, on the GPU of that UUID, and it runs again."""
+        if uuid == self._info.uuid:
+            self._returned.add(process)
+
+    def seen(self, process: Process) -> None:
+        """The driver has it on the GPU: so has it, by then, what the books say that is in the host, as they said to the
+        daemon before us. Without the library it has nothing else there."""
+        if self.host is None or process not in self._returned or not self.host.knows(process, self._info.index):
+            return
+        self._returned.discard(process)
+        swapped = self.host.levels(process, self._info.index)[0].swap
+        if swapped and not self.has(process):
+            self.host.uncharge(process, self._info.index, swapped, swapped=True)
+
     def forget(self, process: Process) -> None:
         """The process is gone."""
         for known in (self._away, self._turns, self._moved):
             known.pop(process, None)
+        self._returned.discard(process)
 
     def _is_moving(self, process: Process) -> bool:
         return process in self._turns and self._turns[process].locked()
