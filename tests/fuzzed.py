@@ -69,7 +69,6 @@ class Target:
             derandomize=not LONG,
             database=None,
             report_multiple_bugs=False,
-            deadline=None,
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
         )

@@ -38,7 +38,6 @@ def history(examples: int, steps: int = 40, *, shrink: bool = True) -> settings:
         report_multiple_bugs=False,
         max_examples=examples,
         stateful_step_count=steps,
-        deadline=None,
         print_blob=True,
         # A step on a live mount may wait for a process to exit; that is no fault of the strategies.
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -266,7 +266,7 @@ def others(seen: Picture, one: Load) -> list[Load]:
     return [other for other in seen.on(one.gpu) if other.name != one.name]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(loads=LOADS, capacity=st.integers(10, 60))
 def test_no_single_move_would_be_cheaper(loads: list[Load], capacity: int) -> None:
     """Against all that there are; and every move of a plan is legal at its time, and of best effort or short itself."""
@@ -301,7 +301,7 @@ def test_no_single_move_would_be_cheaper(loads: list[Load], capacity: int) -> No
 # The model
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(loads=LOADS)
 def test_how_a_gpu_is_divided(loads: list[Load]) -> None:
     got = parts(loads)
@@ -525,7 +525,7 @@ class World:
         return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(loads=LOADS, power=st.sampled_from([0.5, 1.0, 2.0]))
 def test_constant_loads_come_to_rest(loads: list[Load], power: float) -> None:
     """No group moves twice in a minute; and in twenty minutes there are no more moves than a few for each group. Where
@@ -539,7 +539,7 @@ def test_constant_loads_come_to_rest(loads: list[Load], power: float) -> None:
     assert not [move for at, move in world.moves if at > 120] or bounded
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(loads=LOADS, changes=st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=7, max_size=7), max_size=30))
 def test_whatever_loads_do_nobody_moves_twice_in_a_minute(loads: list[Load], changes: list[list[float]]) -> None:
     """Wants change every 20 s, as they like; and who moves again and again does so ever more rarely."""

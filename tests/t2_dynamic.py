@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ggroupfs.client import Tree
@@ -315,7 +315,6 @@ def loads(draw: st.DrawFn) -> list[tuple[float, int, int, int, bool]]:
     )
 
 
-@settings(deadline=None)
 @given(
     loads(), st.booleans(), st.integers(0, 4 * GIB), st.integers(0, GIB), st.integers(GRANULE, 2 * GIB), st.booleans()
 )
@@ -341,7 +340,6 @@ def test_never_above_the_budget(
         low = max(0, (WANTS if core.limit is None else min(WANTS, core.limit)) - less)
 
 
-@settings(deadline=None)
 @given(st.floats(0.1 * GIB, 3 * GIB), st.floats(3, 8), st.booleans())
 def test_it_is_given_what_is_unused_within_bounds(rate: float, half: float, works: bool) -> None:
     """Once `hold` and the time in which growth is forgotten have passed, all is its but the headroom and a grain."""

@@ -42,7 +42,7 @@ BOOT = "this-boot"
 MEMORY = "/dev/shm"
 """A tmpfs, as /run is: every change is synced."""
 
-quick = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture

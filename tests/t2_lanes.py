@@ -321,7 +321,7 @@ event = st.one_of(
 
 
 @pytest.mark.parametrize("order", Order)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(events=st.lists(event, max_size=60))
 def test_it_is_safe_at_every_event(order: Order, events: list[tuple[str, int, int, int]]) -> None:
     """All orders, any history. At its end all that is left runs to its end, so nobody waits for ever."""

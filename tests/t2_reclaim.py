@@ -17,7 +17,7 @@ from backend.soft.account import Account
 from tests.model import effective_protection
 from tests.strategies import small
 
-SETTINGS = settings(deadline=None, print_blob=True, max_examples=300)
+SETTINGS = settings(print_blob=True, max_examples=300)
 
 
 # Trees of accounts, built directly: whatever figures they have, the rules have an answer

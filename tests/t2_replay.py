@@ -171,7 +171,7 @@ def test_levers_on_who_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("order", Order)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(
         st.tuples(

@@ -627,7 +627,7 @@ def test_siblings_of_the_best_priority_share_by_weight(contenders: list[Contende
             assert layer[one.process] / layer[other.process] == pytest.approx(mine.weight / its.weight)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(trees(), st.integers(0, 1000))
 def test_any_history(contenders: list[Contender], seed: int) -> None:
     """Of those who fill, one that has something to do is on the runlist, with the shortest slice; of those who share,

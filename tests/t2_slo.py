@@ -147,7 +147,7 @@ def closed_loop(latency_of: Callable[[int], float], bounds: Bounds, cooldowns: i
     return steps
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     power=st.floats(0.5, 8.0),
     scale=st.floats(0.005, 0.2),
@@ -427,7 +427,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(reserve=st.sampled_from([0, 1000]), steps=st.lists(STEPS, max_size=30))
 def test_whatever_happens(reserve: int, steps: list[tuple[object, ...]]) -> None:
     history = History(reserve)
