@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ggroupfs.policies.config import Table
@@ -155,6 +155,9 @@ def closed_loop(latency_of: Callable[[int], float], bounds: Bounds, cooldowns: i
     up=st.integers(100, 3000),
     down=st.integers(100, 3000),
 )
+@example(4.0, 0.03125, 0.984375, 302, 100)
+@example(4.0, 0.005, 0.5, 1234, 1235)
+@example(3.36328125, 0.019628630403104544, 0.984375, 302, 199)
 def test_where_no_share_is_right_it_comes_to_rest(power: float, scale: float, lower: float, up: int, down: int) -> None:
     """Latency falls steeply as the share grows, and the bounds are so near each other that no share may lie between:
     turns become ever rarer, where a cool-down alone would have one every few seconds."""

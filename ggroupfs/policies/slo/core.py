@@ -6,8 +6,8 @@ nothing is left, those of a worse rank give (priority-aware reallocation); if th
 cool-down ("sustained deviation", section 4.3), it asks for migration.
 
 A cool-down only makes an oscillation slower: where no share has a latency between the bounds, a group would go up and
-down for ever. So a share that was too small is remembered, and not gone back to for a while; each time that this
-proves wrong, for twice as long.
+down for ever. So what was enough before a lowering to too little is remembered, and not gone below for a while; each
+time that this proves wrong, for twice as long.
 """
 
 from __future__ import annotations
@@ -119,10 +119,14 @@ class Member:
     """When its share changed, or it came, seconds."""
     lowered: float = -math.inf
     """When that was a lowering for its latency, seconds; before all time if another change followed."""
+    before: int = 0
+    """Points that it had before that."""
     floor: int = 0
-    """Points that were too few..."""
+    """Points that were too few, when it was raised last."""
+    enough: int = 0
+    """Points that it does not go below for a while, since fewer were too few."""
     held: float = -math.inf
-    """... and until when that is kept in mind, seconds."""
+    """Until when, seconds."""
     patience: int = 1
     """For how many times HOLD cool-downs it was."""
     short: float | None = None
@@ -227,6 +231,7 @@ class Core:
             elif one.is_low and self._may_lower(now, one, step):
                 if one.share <= one.floor:
                     one.patience = 1  # what was too little is no longer: the load is another one
+                one.before = one.share
                 yield self._change(now, name, one.share - step)
                 one.lowered = now
 
@@ -234,7 +239,7 @@ class Core:
         latency, share = one.latency, one.share - step
         if latency is None or latency * one.share > one.bounds.upper * share:
             return False  # even one that only computes, and never waits, would be too slow
-        return share > one.floor or now >= one.held
+        return share >= one.enough or now >= one.held
 
     def _raise(self, now: float, name: str) -> Iterator[Decision]:
         one = self._members[name]
@@ -254,9 +259,11 @@ class Core:
         if waiting and more < want:
             return  # soon there is all of it
         if more > 0:
+            one.floor, one.enough = one.share, one.share + 1
             if now - one.lowered <= PROBATION * self._pace.cooldown:
                 one.patience = min(PATIENCE_MOST, 2 * one.patience)
-            one.floor, one.held = one.share, now + HOLD * self._pace.cooldown * one.patience
+                one.enough = one.before  # raises may be no multiple of lowerings: all between would be tried in turn
+            one.held = now + HOLD * self._pace.cooldown * one.patience
             yield self._change(now, name, one.share + more)
         elif one.short is None:
             one.short = now
