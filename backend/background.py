@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from backend.deadline import deadline
 from backend.identity import Group
+from backend.patience import Patience
 from backend.population import Population
 
 log = logging.getLogger(__name__)
@@ -26,17 +26,12 @@ class Background:
     """Groups that something is to be done for."""
 
     def __init__(
-        self,
-        what: str,
-        population: Population,
-        act: Callable[[Group], Awaitable[None]],
-        seconds: Callable[[Group], float],
+        self, what: str, population: Population, act: Callable[[Group], Awaitable[None]], patience: Patience
     ) -> None:
-        """`act` may take so many `seconds`."""
         self._what = what
         self._population = population
         self._act = act
-        self._seconds = seconds
+        self._patience = patience
         self._groups: dict[Group, None] = {}
         self._failed: dict[Group, float] = {}  # seconds for which it was put off
         self._nursery: trio.Nursery | None = None
@@ -86,7 +81,7 @@ class Background:
                 if not self._population.holds(group):
                     continue
                 try:
-                    with deadline(self._seconds(group)):
+                    with self._patience.deadline(group):
                         await self._act(group)
                 except ProcessLookupError:
                     pass  # it died, and took along what was to be done

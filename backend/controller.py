@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import trio
 
-from backend.deadline import deadline
 from backend.errors import fail
 from backend.follower import Follower
 from backend.host import BooksHost
@@ -57,8 +56,7 @@ class Controller:
         """Shown in ``ggroup.backend``."""
         self.turns = Turns()
         """Of what is to be done for many who come at once."""
-        self._seconds = seconds
-        self._patience = patience = Patience(seconds, self.gpus, self.population)
+        self._patience = patience = Patience(seconds, self._whole)
         self._writers: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, patience)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, patience)
@@ -99,10 +97,11 @@ class Controller:
                 for resident in inherited:
                     self._traffic.follow(resident)
                 nursery.start_soon(self._migrator.run)
+                nursery.start_soon(self._patience.run)
                 task_status.started()
         finally:
             if not self.handed_over:
-                with trio.move_on_after(self._seconds, shield=True):
+                with trio.move_on_after(self._patience.seconds, shield=True):
                     self.released = await self._follower.release()
             self._traffic.exits.close()
 
@@ -133,6 +132,10 @@ class Controller:
         gpu = self.gpus[group.gpu]
         footprints = [gpu.footprint(resident.process) for resident in self.population.below(group)]
         return sum(footprints[1:], footprints[0]) if footprints else Footprint()
+
+    def _whole(self, group: Group) -> int:
+        """Bytes of a group that go into the host, or come back, as a whole."""
+        return self.footprint(group).whole if self.population.holds(group) else 0
 
     def gpu_current(self, gpu: int) -> int:
         """Bytes in use on a GPU, as far as its processes are in the books."""
@@ -209,8 +212,7 @@ class Controller:
         """gmem.limit.high: returns once the group is under it. EBUSY where swap.max, or memory that cannot be moved,
         keeps it from getting there."""
         self.require(group, "gmem.limit.high")
-        seconds = self._patience.of(group) if nbytes < self.books(group).current else self._seconds
-        async with self._asked(group, seconds, high=nbytes):
+        async with self._asked(group, high=nbytes):
             if excess := self.ledger.excess(group):
                 if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
                     raise fail(errno.EBUSY)
@@ -240,7 +242,7 @@ class Controller:
     async def reclaim(self, group: Group, nbytes: int) -> None:
         """gmem.reclaim: moves `nbytes` out now. EAGAIN if less could be moved."""
         self.require(group, "gmem.reclaim")
-        with deadline(self._patience.of(group)):
+        with self._patience.deadline(group):
             if await self._reclaimer.reclaim(group, nbytes) < nbytes:
                 raise fail(errno.EAGAIN)
 
@@ -256,7 +258,7 @@ class Controller:
     async def set_frozen(self, group: Group, frozen: bool) -> None:
         """compute.freeze: returns once no TSG of the group is running, or all that may run again do."""
         self.require(group, "compute.freeze")
-        async with self._asked(group, self._patience.of(group), frozen=frozen):
+        async with self._asked(group, frozen=frozen):
             await self._follower.apply(group)
 
     async def set_share(self, group: Group, control: str, value: int) -> None:
@@ -305,14 +307,14 @@ class Controller:
         self._reclaimer.listens(group, change)
 
     @contextlib.asynccontextmanager
-    async def _asked(self, group: Group, seconds: float | None = None, **changes: int | bool) -> AsyncIterator[None]:
+    async def _asked(self, group: Group, **changes: int | bool) -> AsyncIterator[None]:
         """Writes what is asked into the books and lets the body make it hold; if it cannot, takes it back.
 
         Then the hardware follows the books back, in the background: whatever failed may fail again, and the writer
         has its answer. Writers of one group take turns, so that what is taken back is never another's. ETIMEDOUT
-        after the deadline, or so many `seconds`; ENODEV for a process that died meanwhile.
+        after the deadline, ENODEV for a process that died meanwhile.
         """
-        with deadline(self._seconds if seconds is None else seconds):
+        with self._patience.deadline(group):
             async with self._turn_of(group):
                 try:
                     books = self.books(group)

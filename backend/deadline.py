@@ -12,10 +12,10 @@ from backend.errors import fail
 
 
 @contextlib.contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """ETIMEDOUT where the body takes longer than `seconds`."""
+def deadline(seconds: float) -> Iterator[trio.CancelScope]:
+    """ETIMEDOUT where the body takes longer than `seconds`, or than the deadline of the scope says by then."""
     try:
-        with trio.fail_after(seconds):
-            yield
+        with trio.fail_after(seconds) as scope:
+            yield scope
     except trio.TooSlowError:
         raise fail(errno.ETIMEDOUT) from None

@@ -45,7 +45,7 @@ class Follower:
         self._places: dict[Group, Place] = {}  # what the scheduler adds to what is asked for
         self._held: set[Group] = set()  # nobody pulls a lever of theirs
         self._inherited: set[Group] = set()  # as another daemon left it, in the books: no lever was pulled here yet
-        self.background = Background("compute", population, self.apply, patience.of)
+        self.background = Background("compute", population, self.apply, patience)
         """For what changed without a writer."""
         self.watcher: Callable[[int], None] = lambda gpu: None
         """Who is told that somebody came to a GPU, left it or moved there, or that something is asked."""

@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator
 
 import attrs
+import trio
 
-from backend.identity import ROOT, Group
-from backend.population import Population
-from backend.protocols import Gpu
+from backend.deadline import deadline
+from backend.identity import Group
 
 WHOLE_BYTES = 2 << 30
-"""What goes into the host, or comes back, within the time that a lever has. 4.5 GiB take 2.6 and 1.5 s of the usual 5 s
+"""What goes into the host, or comes back, within the time that a lever has. 4.5 GiB take 2.6 and 1.7 s of the usual 5 s
 on an H200 (``tests/t7_nvidia/t7_whole.py``); other hosts are told to be half as fast
 (:const:`backend.nvidia.checkpoint.client.BYTES_A_SECOND`)."""
 
 
-def patience(seconds: float, whole: int) -> float:
-    """Seconds that a lever may take which has so many bytes go or come (:attr:`backend.records.Footprint.whole`), where
-    one that moves no memory has `seconds`."""
-    return seconds * (1 + whole / WHOLE_BYTES)
-
-
-@attrs.frozen
+@attrs.define
 class Patience:
-    """That of a mount."""
+    """Of those who wait for levers at one place."""
 
     seconds: float
-    """For what moves no memory."""
-    _gpus: Mapping[int, Gpu]
-    _population: Population
+    """For a lever that moves no memory."""
+    _whole: Callable[[Group], int]
+    """Bytes of a group that go or come as a whole, if any do (:attr:`backend.records.Footprint.whole`)."""
+    _waiting: dict[trio.CancelScope, tuple[float, Group]] = attrs.field(factory=dict)  # since when, for what
+    _somebody: trio.Event = attrs.field(factory=trio.Event)  # waits
+
+    @contextlib.contextmanager
+    def deadline(self, group: Group) -> Iterator[None]:
+        """ETIMEDOUT where the body, which waits for levers of a group, takes too long."""
+        with deadline(self.seconds) as scope:
+            self._waiting[scope] = scope.deadline - self.seconds, group
+            self._somebody.set()
+            try:
+                yield
+            finally:
+                del self._waiting[scope]
+
+    async def run(self) -> None:
+        """Gives them longer while they wait, until cancelled: how much there is may be known by then only, and who has
+        his answer at once, as nearly everybody, costs nothing."""
+        while True:
+            await self._somebody.wait()
+            await trio.sleep(self.seconds / 2)
+            for scope, (since, group) in self._waiting.items():
+                scope.deadline = max(scope.deadline, since + self.of(group))
+            if not self._waiting:
+                self._somebody = trio.Event()
 
     def of(self, group: Group) -> float:
-        """Seconds for what can have memory of a group move, or waits for memory of it that does."""
-        gpu = self._gpus[group.gpu]
-        whole = sum(gpu.footprint(resident.process).whole for resident in self._population.below(group))
-        return patience(self.seconds, whole)
-
-    def of_gpu(self, group: Group) -> float:
-        """The same for what can have memory of others on the GPU of a group move, too."""
-        return self.of(Group(group.gpu, ROOT))
+        """Seconds for a lever of a group, as far as is known now."""
+        return self.seconds * (1 + self._whole(group) / WHOLE_BYTES)

@@ -19,17 +19,20 @@ from typing import Protocol
 
 import trio
 
-from backend.deadline import deadline
 from backend.errors import fail
 from backend.identity import Group, Process, is_alive
 from backend.passing import Passing
-from backend.patience import patience
+from backend.patience import Patience
 from backend.protocols import Gpu, Host
 from backend.wire import SIZE, Message, Op
 
 log = logging.getLogger(__name__)
 
 COMMANDS_AT_ONCE = 64
+
+ANSWERED_S = 600.0
+"""The kernel waits no longer for the answer to a lever. Who serves the GPU gives one sooner, and whoever asked has
+patience of his own; should that die, the kernel knows at once."""
 
 LETS_RUN = (Op.ATTACH_TSG, Op.SET_TIMESLICE)
 """After these a Gpu has a process run that it was not told to have frozen."""
@@ -52,7 +55,7 @@ class Provided(Passing):
         """`seconds` is what a lever may take that moves no memory."""
         super().__init__(inner)
         self._kernel = kernel
-        self._seconds = seconds
+        self._patience = Patience(seconds, self._whole)
         self._serving = False
         self._behind: set[int] = set()  # commands from before we came that are not answered
         self._caught_up = trio.Event()
@@ -62,9 +65,10 @@ class Provided(Passing):
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._serving = True
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._patience.run)
             nursery.start_soon(self._serve, host)  # at once: levers are asked for in the Gpu's first look already
             await nursery.start(self._inner.run, host)
-            with trio.move_on_after(self._seconds):
+            with trio.move_on_after(self._patience.seconds):
                 await self._caught_up.wait()  # nobody comes before what was held for him is held again
             task_status.started()
 
@@ -86,14 +90,15 @@ class Provided(Passing):
         if not self._serving:  # the end of the mount: nobody would answer, and nothing is to be kept
             return await self._move(lever, process, value)
         try:
-            return await self._kernel.pull(lever, Group(self.info.index, process), value, self._patience(process))
+            return await self._kernel.pull(lever, Group(self.info.index, process), value, ANSWERED_S)
         except OSError as error:
             if error.errno == errno.ENODEV and not is_alive(process):
                 raise fail(errno.ESRCH) from None
             raise
 
-    def _patience(self, process: Process) -> float:
-        return patience(self._seconds, self.footprint(process).whole)
+    def _whole(self, group: Group) -> int:
+        assert isinstance(group.node, Process)
+        return self._inner.footprint(group.node).whole
 
     # ... and served
 
@@ -125,7 +130,7 @@ class Provided(Passing):
     async def _obey(self, host: Host, queue: int, command: Message) -> None:
         try:
             # A lever that hangs shall not keep the next command to it waiting for ever.
-            with deadline(self._patience(Process(command.args[1], command.args[2]))):
+            with self._patience.deadline(Group(self.info.index, Process(command.args[1], command.args[2]))):
                 answer = command.answer(await self._do(host, command))
         except OSError as error:
             answer = command.refuse(error.errno or errno.EIO)

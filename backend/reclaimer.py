@@ -36,7 +36,7 @@ class Reclaimer:
         self._listeners: Counter[Group] = Counter()  # who has the usermemfd of a group open
         self._waiting: dict[Group, trio.lowlevel.ParkingLot] = {}  # for a group to hold less
         self._ignored: dict[Group, float] = {}  # until when a group is not waited for
-        self.background = Background("reclaim", population, self.settle_path, patience.of_gpu)
+        self.background = Background("reclaim", population, self.settle_path, patience)
         """For what changed without a writer."""
 
     async def settle_path(self, group: Group) -> None:

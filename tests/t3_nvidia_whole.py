@@ -341,13 +341,12 @@ def test_the_host_has_no_room(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> 
 
 
 def test_a_large_one_may_take_longer_than_a_lever(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """To go, to come, and for a thaw that waits for both."""
+    """To go, to come, and for a thaw that waits for both. How large it is may be seen only while somebody waits."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
         rig.driver.nvml.compute[0] = [(pid, LARGE)]
         rig.driver.seconds = 6.0
-        await rig.seen()
         await rig.h.write(f"{pid}/0/compute.freeze", 1)
         await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
         assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (0, LARGE)

@@ -1,0 +1,53 @@
+"""Who waits for memory that moves as a whole has longer, from when it is known."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from backend.identity import Group, Process
+from backend.patience import WHOLE_BYTES, Patience
+from tests.harness import virtual
+
+SECONDS = 4.0
+SMALL, LARGE = (Group(0, Process(pid, 1)) for pid in (1, 2))
+
+
+@virtual
+async def test_each_has_as_long_as_there_is_of_it() -> None:
+    whole: dict[Group, int] = {}
+    patience = Patience(SECONDS, lambda group: whole.get(group, 0))
+    ended: dict[Group, float] = {}
+
+    async def wait(group: Group) -> None:
+        with pytest.raises(TimeoutError), patience.deadline(group):
+            await trio.sleep_forever()
+        ended[group] = trio.current_time()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(patience.run)
+        for delay in (0.0, 1.0):  # wherever its turn is
+            await trio.sleep(delay)
+            began = trio.current_time()
+            whole.clear()
+            nursery.start_soon(wait, SMALL)
+            nursery.start_soon(wait, LARGE)
+            await trio.sleep(SECONDS / 2 - 0.1)
+            whole[LARGE] = WHOLE_BYTES
+            await trio.sleep(SECONDS / 2)
+            whole[LARGE] = 3 * WHOLE_BYTES
+            await trio.sleep(SECONDS / 2)
+            whole[LARGE] = 0  # it is nearly there: nobody has less for that
+            await trio.sleep(5 * SECONDS)
+            assert ended == {SMALL: pytest.approx(began + SECONDS), LARGE: pytest.approx(began + 4 * SECONDS)}
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_an_error_of_the_body_is_its_own() -> None:
+    patience = Patience(SECONDS, lambda _: 0)
+    with pytest.raises(OSError, match="busy"), patience.deadline(SMALL):
+        raise OSError("busy")
+    assert not patience._waiting
+    with patience.deadline(SMALL):
+        await trio.sleep(SECONDS - 0.1)
