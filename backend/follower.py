@@ -217,6 +217,10 @@ class Follower:
         """Whether a process is let run, for the moment, without what is asked for it."""
         return group in self._held
 
+    def is_busy(self, group: Group) -> bool:
+        """Whether a lever of a process is being pulled. One that comes back from the host takes its time."""
+        return group in self._locks and self._locks[group].locked()
+
     def _remember(self, group: Group, applied: Wanted) -> None:
         if applied == UNTOUCHED or not self._population.holds(group):
             self._applied.pop(group, None)

@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from backend.controller import DEADLINE_S
 from backend.identity import Group, Process
 from backend.records import NOWHERE, Activity
 from backend.scheduler.fair import SWITCH_US
@@ -546,6 +547,30 @@ async def test_a_write_does_not_fail_for_the_scheduler(
         await h.write(f"{stuck.pid}/0/compute.freeze", 0)
         await trio.sleep(AGAIN_S + 1)
         assert gpu.timeslices.keys() == {one, other}
+
+
+@virtual
+async def test_one_that_takes_its_time_to_run_again_is_left_alone_for_so_long(spawn: Spawn) -> None:
+    """Say that its memory comes back from the host. What it is to have then it has soon after."""
+    gpu = StubGpu()
+
+    async def slow() -> None:
+        await trio.sleep(DEADLINE_S - 1)
+
+    async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        one, *others = [await h.arrive(spawn().pid) for _ in range(3)]
+        await trio.sleep(1)
+        await h.write(f"{one.pid}/0/compute.freeze", 1)
+        await trio.sleep(1)
+        assert gpu.timeslices.keys() == set(others)
+        gpu.script("attach", slow, pid=one.pid)
+        nursery.start_soon(h.write, f"{one.pid}/0/compute.freeze", 0)
+        for weight in range(101, 105):
+            await h.write(f"{others[0].pid}/0/compute.weight", weight)
+            await trio.sleep(0.9)
+        assert one not in gpu.timeslices
+        await trio.sleep(1)
+        assert gpu.timeslices.keys() == {one, *others}
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=TOLD)])

@@ -198,7 +198,10 @@ class Scheduler:
         changes = [(p, place) for p, place in places.items() if place != self._place(p) and not self._is_stuck(p)]
         self._busy = pace.busy
         for process, place in sorted(changes, key=self._urgency):
-            if self._population.holds(Group(self._index, process)) and not await self._change(process, place):
+            group = Group(self._index, process)
+            if not self._population.holds(group) or self._follower.is_busy(group):
+                continue  # with the next look
+            if not await self._change(process, place):
                 break
         return bool(changes)
 
