@@ -89,6 +89,17 @@ def test_nothing_is_begun_that_would_not_end_within_the_budget() -> None:
     assert all(len(cell.samples) > 1 for cell in result.cells if cell.system != "b")
 
 
+def test_a_repetition_has_its_reference() -> None:
+    """What the others take may leave no time for that in the end, and they have nothing to be compared with then."""
+    for tenths in range(1, 80):
+        lab = FakeLab()
+        found, _ = subjects(lab, takes=2.0)
+        result = run(Scenario("s", "a", found), {}, repetitions=3, budget=tenths / 5 + 4, clock=lab.now)
+        assert lab.now() <= tenths / 5 + 4
+        reference, *others = [{sample.repetition for sample in cell.samples} for cell in result.cells]
+        assert all(one <= reference for one in others)
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [(Unavailable("there is no daemon"), "there is no daemon"), (KeyError("x"), "failed: KeyError: 'x'")],

@@ -55,6 +55,10 @@ class _Plan:
     longest: dict[str, float] = attrs.field(factory=dict)
     """Seconds that a system took at most."""
 
+    def takes(self, system: str) -> float:
+        """Seconds that a system takes, as far as is known."""
+        return self.longest.get(system, 0.0)
+
     def add(self, system: str, case: Case, sample: Sample) -> None:
         key = (system, repr(sorted(case.items())))
         cell = self.cells.get(key) or Cell(system, dict(case), [])
@@ -72,7 +76,8 @@ def run(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Run:
     """At most so many repetitions, and none that would end more than `budget` seconds after the begin, by what the
-    system took before. `save` is called after each system, for what there is by then."""
+    system took before; nor one that would leave no time for the reference, without which it says nothing. `save` is
+    called after each system, for what there is by then."""
     start, plan = clock(), _Plan()
     parameters = {**scenario.parameters, **scenario.prepare(), "repetitions": repetitions, "budget_s": budget}
     gone: set[str] = set()
@@ -90,11 +95,14 @@ def run(
 
     for repetition in range(repetitions):
         turn = repetition % max(1, len(scenario.subjects))
+        reserve = 0.0 if scenario.reference in gone else plan.takes(scenario.reference)
         for subject in (*scenario.subjects[turn:], *scenario.subjects[:turn]):
             if subject.name in gone:
                 continue
-            left, began = start + budget - clock(), clock()
-            if left <= plan.longest.get(subject.name, 0.0):
+            if subject.name == scenario.reference:
+                reserve = 0.0
+            left, began = start + budget - reserve - clock(), clock()
+            if left <= plan.takes(subject.name):
                 plan.absences.append(Absence(subject.name, f"no time was left for repetition {repetition + 1}"))
                 gone.add(subject.name)
                 continue
@@ -109,7 +117,7 @@ def run(
                 tell(traceback.format_exc())
                 plan.absences.append(Absence(subject.name, f"failed: {type(error).__name__}: {error}"[:300]))
                 gone.add(subject.name)
-            plan.longest[subject.name] = max(plan.longest.get(subject.name, 0.0), clock() - began)
+            plan.longest[subject.name] = max(plan.takes(subject.name), clock() - began)
             save(so_far())
     return so_far()
 
