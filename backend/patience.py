@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 
 import attrs
@@ -10,6 +11,8 @@ import trio
 
 from backend.deadline import deadline
 from backend.identity import Group
+
+log = logging.getLogger(__name__)
 
 WHOLE_BYTES = 2 << 30
 """What goes into the host, or comes back, within the time that a lever has. 4.5 GiB take 2.6 and 1.7 s of the usual 5 s
@@ -46,7 +49,12 @@ class Patience:
             await self._somebody.wait()
             await trio.sleep(self.seconds / 2)
             for scope, (since, group) in self._waiting.items():
-                scope.deadline = max(scope.deadline, since + self.of(group))
+                try:
+                    scope.deadline = max(scope.deadline, since + self.of(group))
+                except OSError as error:  # the kernel has seen it die, say, and we have not yet
+                    log.debug("GPU %d: how much of %s moves is not known: %s", group.gpu, group.node, error)
+                except Exception:  # a bug here shall not end the mount: nobody has longer
+                    log.exception("GPU %d: how much of %s moves", group.gpu, group.node)
             if not self._waiting:
                 self._somebody = trio.Event()
 

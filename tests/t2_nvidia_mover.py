@@ -124,7 +124,9 @@ def test_one_that_has_ended_is_gone(agents: Agents) -> None:
 
 
 @pytest.mark.logs("was to go from GPU 0 to 1", "is in the middle of a move", "runs again")
-def test_one_that_waits_in_the_host_is_tried_until_it_runs(agents: Agents) -> None:
+def test_one_that_waits_in_the_host_is_tried_until_it_runs(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    """And told of once."""
+
     async def main() -> None:
         mover = Mover(0, lambda _: GIB)
         async with trio.open_nursery() as nursery:
@@ -139,6 +141,7 @@ def test_one_that_waits_in_the_host_is_tried_until_it_runs(agents: Agents) -> No
             await trio.sleep(10 * AGAIN_S)
             assert agents.entries == []
             assert [name for name, *_ in agents.asked] == ["move"] + ["recover"] * 4
+            assert [record.levelno for record in caplog.records].count(logging.WARNING) == 2  # that it waits, and runs
             nursery.cancel_scope.cancel()
 
     run(main)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import trio
 
@@ -13,25 +15,25 @@ SECONDS = 4.0
 SMALL, LARGE = (Group(0, Process(pid, 1)) for pid in (1, 2))
 
 
+async def wait(patience: Patience, group: Group, ended: dict[Group, float]) -> None:
+    with pytest.raises(TimeoutError), patience.deadline(group):
+        await trio.sleep_forever()
+    ended[group] = trio.current_time()
+
+
 @virtual
 async def test_each_has_as_long_as_there_is_of_it() -> None:
     whole: dict[Group, int] = {}
     patience = Patience(SECONDS, lambda group: whole.get(group, 0))
     ended: dict[Group, float] = {}
-
-    async def wait(group: Group) -> None:
-        with pytest.raises(TimeoutError), patience.deadline(group):
-            await trio.sleep_forever()
-        ended[group] = trio.current_time()
-
     async with trio.open_nursery() as nursery:
         nursery.start_soon(patience.run)
         for delay in (0.0, 1.0):  # wherever its turn is
             await trio.sleep(delay)
             began = trio.current_time()
             whole.clear()
-            nursery.start_soon(wait, SMALL)
-            nursery.start_soon(wait, LARGE)
+            for group in (SMALL, LARGE):
+                nursery.start_soon(wait, patience, group, ended)
             await trio.sleep(SECONDS / 2 - 0.1)
             whole[LARGE] = WHOLE_BYTES
             await trio.sleep(SECONDS / 2)
@@ -41,6 +43,30 @@ async def test_each_has_as_long_as_there_is_of_it() -> None:
             await trio.sleep(5 * SECONDS)
             assert ended == {SMALL: pytest.approx(began + SECONDS), LARGE: pytest.approx(began + 4 * SECONDS)}
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENODEV, "gone"), pytest.param(KeyError(), id="bug", marks=pytest.mark.logs("how much of .* moves"))],
+)
+@virtual
+async def test_where_it_is_not_known_nobody_has_longer(error: Exception) -> None:
+    """And all others go on."""
+
+    def whole(group: Group) -> int:
+        if group == SMALL:
+            raise error
+        return WHOLE_BYTES
+
+    patience = Patience(SECONDS, whole)
+    ended: dict[Group, float] = {}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(patience.run)
+        for group in (SMALL, LARGE):
+            nursery.start_soon(wait, patience, group, ended)
+        await trio.sleep(3 * SECONDS)
+        nursery.cancel_scope.cancel()
+    assert ended == {SMALL: pytest.approx(SECONDS), LARGE: pytest.approx(2 * SECONDS)}
 
 
 @virtual

@@ -43,6 +43,7 @@ class Mover:
         self._room = room
         self._look = trio.Event()
         self._look.set()  # at whom a daemon before us has left
+        self._told: set[Process] = set()  # of whom it was said that they cannot run
         self._sure = math.inf  # when all agents of a daemon before us are known, by trio's clock
 
     async def move(
@@ -97,6 +98,7 @@ class Mover:
                 if suspended is None:
                     suspended = {one.request.process for one in left if one.request.action is Action.SUSPEND}
                 suspended &= {one.request.process for one in left}
+                self._told &= {one.request.process for one in left}
                 for one in left:
                     process, action = one.request.process, one.request.action
                     due = not one.busy and (action is not Action.SUSPEND or process in suspended)
@@ -113,9 +115,12 @@ class Mover:
             await checkpoint.recover(process)
         except checkpoint.CheckpointError as error:
             if error.errno != errno.ESRCH:
-                log.warning("pid %d is in the middle of a move: %s", process.pid, error)
+                level = logging.DEBUG if process in self._told else logging.WARNING
+                log.log(level, "pid %d is in the middle of a move: %s", process.pid, error)
+                self._told.add(process)
                 self._look.set()
             return False
+        self._told.discard(process)
         log.warning("pid %d was in the middle of a move, and runs again", process.pid)
         for watcher in self.watchers if request.action is Action.SUSPEND else ():
             watcher(process, request.source)
