@@ -56,7 +56,7 @@ class Controller:
         """Shown in ``ggroup.backend``."""
         self.turns = Turns()
         """Of what is to be done for many who come at once."""
-        self._patience = patience = Patience(seconds, self._whole)
+        self._patience = patience = Patience(seconds, lambda group: self.footprint(group).whole)
         self._writers: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, patience)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, patience)
@@ -132,10 +132,6 @@ class Controller:
         gpu = self.gpus[group.gpu]
         footprints = [gpu.footprint(resident.process) for resident in self.population.below(group)]
         return sum(footprints[1:], footprints[0]) if footprints else Footprint()
-
-    def _whole(self, group: Group) -> int:
-        """Bytes of a group that go into the host, or come back, as a whole."""
-        return self.footprint(group).whole if self.population.holds(group) else 0
 
     def gpu_current(self, gpu: int) -> int:
         """Bytes in use on a GPU, as far as its processes are in the books."""

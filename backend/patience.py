@@ -27,7 +27,8 @@ class Patience:
     seconds: float
     """For a lever that moves no memory."""
     _whole: Callable[[Group], int]
-    """Bytes of a group that go or come as a whole, if any do (:attr:`backend.records.Footprint.whole`)."""
+    """Bytes of a group that go or come as a whole, if any do (:attr:`backend.records.Footprint.whole`). OSError where
+    that is not known."""
     _waiting: dict[trio.CancelScope, tuple[float, Group]] = attrs.field(factory=dict)  # since when, for what
     _somebody: trio.Event = attrs.field(factory=trio.Event)  # waits
 
@@ -51,7 +52,7 @@ class Patience:
             for scope, (since, group) in self._waiting.items():
                 try:
                     scope.deadline = max(scope.deadline, since + self.of(group))
-                except OSError as error:  # the kernel has seen it die, say, and we have not yet
+                except OSError as error:  # it is gone, say
                     log.debug("GPU %d: how much of %s moves is not known: %s", group.gpu, group.node, error)
                 except Exception:  # a bug here shall not end the mount: nobody has longer
                     log.exception("GPU %d: how much of %s moves", group.gpu, group.node)

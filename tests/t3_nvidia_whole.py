@@ -115,6 +115,10 @@ class Rig:
     async def number(self, pid: int, name: str) -> int:
         return int(await self.h.read(f"{pid}/0/{name}"))
 
+    async def booked(self, pid: int) -> tuple[int, int]:
+        """Bytes on the GPU and in the host, by the files."""
+        return await self.number(pid, "gmem.current"), await self.number(pid, "gmem.swap.current")
+
 
 def drive(
     monkeypatch: pytest.MonkeyPatch, spawn: Spawn, *tests: Callable[[Rig], object], programs: int = 1, room: int = HELD
@@ -162,11 +166,11 @@ def test_out_and_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
         await rig.h.write(f"{pid}/0/compute.freeze", 1)
         await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
         await rig.seen()
-        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (0, HELD)
+        assert await rig.booked(pid) == (0, HELD)
         assert "frozen 1\n" in await rig.h.read(f"{pid}/0/compute.events")
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
         await rig.seen()
-        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
+        assert await rig.booked(pid) == (HELD, 0)
         assert rig.driver.done == [("suspend", pid), ("resume", pid)]
         assert rig.driver.rooms == [HELD, HELD]
         assert "frozen 0\n" in await rig.h.read(f"{pid}/0/compute.events")
@@ -183,9 +187,9 @@ def test_the_books_say_where_it_was_until_it_has_moved(monkeypatch: pytest.Monke
 
         async def look() -> None:
             while True:
-                both = [await rig.number(pid, name) for name in ("gmem.current", "gmem.swap.current")]
-                if not said or said[-1] != tuple(both):
-                    said.append((both[0], both[1]))
+                both = await rig.booked(pid)
+                if not said or said[-1] != both:
+                    said.append(both)
                 await trio.sleep(0.1)
 
         async with trio.open_nursery() as nursery:
@@ -247,7 +251,7 @@ def test_what_it_has_allocated_since_the_last_look_counts(monkeypatch: pytest.Mo
         await rig.h.write(f"{pid}/0/compute.freeze", 1)
         rig.driver.nvml.compute[0] = [(pid, 2 * HELD)]
         await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
-        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (0, 2 * HELD)
+        assert await rig.booked(pid) == (0, 2 * HELD)
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
         assert rig.driver.rooms == [2 * HELD, 2 * HELD]
 
@@ -265,7 +269,7 @@ def test_one_that_allocates_while_its_agent_starts_stays(monkeypatch: pytest.Mon
             rig.driver.nvml.compute[0] = [(pid, 2 * HELD)]
         assert rig.driver.done == []
         await rig.seen()
-        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (2 * HELD, 0)
+        assert await rig.booked(pid) == (2 * HELD, 0)
         assert rig.gpu._is_frozen(backend.identity.identify(pid))
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
 
@@ -305,7 +309,7 @@ def test_one_that_cannot_go_stays_and_is_frozen(
         await rig.h.write(f"{pid}/0/compute.freeze", 1)
         assert await rig.h.refused(f"{pid}/0/gmem.reclaim", MIB) == code
         await rig.seen()
-        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
+        assert await rig.booked(pid) == (HELD, 0)
         assert rig.gpu._is_frozen(backend.identity.identify(pid))
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
 
@@ -349,7 +353,7 @@ def test_a_large_one_may_take_longer_than_a_lever(monkeypatch: pytest.MonkeyPatc
         rig.driver.seconds = 6.0
         await rig.h.write(f"{pid}/0/compute.freeze", 1)
         await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
-        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (0, LARGE)
+        assert await rig.booked(pid) == (0, LARGE)
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
         await rig.h.write(f"{pid}/0/compute.freeze", 1)
         async with trio.open_nursery() as nursery:
@@ -382,7 +386,7 @@ def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, sp
         assert await rig.h.refused(f"{pid}/0/compute.freeze", 0) == errno.ETIMEDOUT
         await trio.sleep(10)
         # It is back, and whoever thawed it was told that it is frozen.
-        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
+        assert await rig.booked(pid) == (HELD, 0)
         assert await rig.h.read(f"{pid}/0/compute.freeze") == "1\n"
         assert rig.gpu._is_frozen(backend.identity.identify(pid))
         assert not any(rig.fake.programs[pid].running())
@@ -390,7 +394,7 @@ def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, sp
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
         await rig.seen()
         assert rig.driver.done[:2] == [("suspend", pid), ("resume", pid)]
-        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
+        assert await rig.booked(pid) == (HELD, 0)
 
     drive(monkeypatch, spawn, test)
 
@@ -425,13 +429,13 @@ def test_the_daemon_after_one_that_was_killed_brings_it_back(monkeypatch: pytest
         (pid,) = rig.pids
         await trio.sleep(3)
         assert rig.driver.done == [("suspend", pid), ("resume", pid)]
-        assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (HELD, 0)
+        assert await rig.booked(pid) == (HELD, 0)
         assert await rig.h.read(f"{pid}/0/compute.freeze") == "1\n"
         assert not any(rig.fake.programs[pid].running())
         for _ in range(2):
             await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
             await rig.seen()
-            assert (await rig.number(pid, "gmem.current"), await rig.number(pid, "gmem.swap.current")) == (0, HELD)
+            assert await rig.booked(pid) == (0, HELD)
             await rig.h.write(f"{pid}/0/compute.freeze", 0)
             await rig.h.write(f"{pid}/0/compute.freeze", 1)
         await rig.h.write(f"{pid}/0/compute.freeze", 0)

@@ -95,10 +95,11 @@ class Mover:
                 log.debug("who is in the middle of a move is not known: %s", error)
                 self._look.set()
             else:
+                there = {one.request.process for one in left}
                 if suspended is None:
                     suspended = {one.request.process for one in left if one.request.action is Action.SUSPEND}
-                suspended &= {one.request.process for one in left}
-                self._told &= {one.request.process for one in left}
+                suspended &= there
+                self._told &= there
                 for one in left:
                     process, action = one.request.process, one.request.action
                     due = not one.busy and (action is not Action.SUSPEND or process in suspended)
