@@ -86,6 +86,8 @@ class Driver:
         return checkpoint.Done(State.RUNNING, source, {}, None)
 
     async def recover(self, process: Process) -> checkpoint.Done:
+        if not self.ready:
+            raise checkpoint.CheckpointError(Outcome(State.CHECKPOINTED, "", errno.ENOSPC, Step.RETURN, "no room"), ())
         return await self.resume(process, "GPU-0", HELD)
 
     def _act(self, what: str, process: Process) -> None:
@@ -414,9 +416,10 @@ def test_a_daemon_that_ends_brings_it_back(monkeypatch: pytest.MonkeyPatch, spaw
     assert [what for what, _ in ended[0].done] == ["suspend", "resume"]
 
 
-@pytest.mark.logs("was in the middle of a move, and runs again")
+@pytest.mark.logs("is in the middle of a move: .*no room", "was in the middle of a move, and runs again")
 def test_the_daemon_after_one_that_was_killed_brings_it_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """Books that outlive a daemon say that it is in the host, and follow. What was asked for holds: it is frozen."""
+    """Books that outlive a daemon say that it is in the host, and follow. What was asked for holds: it is frozen, and
+    nobody is told that it is thawed before it could be."""
 
     async def killed(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -424,10 +427,14 @@ def test_the_daemon_after_one_that_was_killed_brings_it_back(monkeypatch: pytest
         await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
         rig.h.controller.hand_over()
         rig.h.kill()
+        rig.driver.ready = False  # there is no room
 
     async def after(rig: Rig) -> None:
         (pid,) = rig.pids
-        await trio.sleep(3)
+        assert await rig.h.refused(f"{pid}/0/compute.freeze", 0) == errno.EAGAIN
+        assert await rig.h.read(f"{pid}/0/compute.freeze") == "1\n"
+        rig.driver.ready = True
+        await trio.sleep(8)
         assert rig.driver.done == [("suspend", pid), ("resume", pid)]
         assert await rig.booked(pid) == (HELD, 0)
         assert await rig.h.read(f"{pid}/0/compute.freeze") == "1\n"

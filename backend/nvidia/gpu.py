@@ -369,6 +369,8 @@ class NvidiaGpu:
 
     async def attach(self, process: Process) -> None:
         self._require()
+        if self.mover.is_due(process):
+            raise OSError(errno.EAGAIN, "it is in the host since before this mount, and not back yet")
         await self.whole.back(process)
         await self._freeze(process, False)
 

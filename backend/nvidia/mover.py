@@ -43,6 +43,7 @@ class Mover:
         self._room = room
         self._look = trio.Event()
         self._look.set()  # at whom a daemon before us has left
+        self._suspended: set[Process] | None = None  # those that a daemon before us has, and that do not run yet
         self._told: set[Process] = set()  # of whom it was said that they cannot run
         self._sure = math.inf  # when all agents of a daemon before us are known, by trio's clock
 
@@ -81,11 +82,14 @@ class Mover:
         except OSError:  # it is not known
             return True
 
+    def is_due(self, process: Process) -> bool:
+        """Whether a process is in the host since a daemon before us, and is brought back as soon as that can be."""
+        return self._suspended is not None and process in self._suspended
+
     async def run(self) -> None:
         """Has programs run that something was begun with, until cancelled. Those, too, that were suspended by a daemon
         before us: who is to be frozen still is so soon after."""
         self._sure = trio.current_time() + BEGUN_S
-        suspended: set[Process] | None = None
         while True:
             await self._look.wait()
             self._look = trio.Event()
@@ -96,16 +100,16 @@ class Mover:
                 self._look.set()
             else:
                 there = {one.request.process for one in left}
-                if suspended is None:
-                    suspended = {one.request.process for one in left if one.request.action is Action.SUSPEND}
-                suspended &= there
+                if self._suspended is None:
+                    self._suspended = {one.request.process for one in left if one.request.action is Action.SUSPEND}
+                self._suspended &= there
                 self._told &= there
                 for one in left:
                     process, action = one.request.process, one.request.action
-                    due = not one.busy and (action is not Action.SUSPEND or process in suspended)
+                    due = not one.busy and (action is not Action.SUSPEND or process in self._suspended)
                     if due and await self._recover(one.request):
-                        suspended.discard(process)
-                if suspended:  # no room, or its agent is still at it
+                        self._suspended.discard(process)
+                if self._suspended:  # no room, or its agent is still at it
                     self._look.set()
             await trio.sleep(AGAIN_S)
 
