@@ -119,7 +119,7 @@ async def test_crowds_that_die_leave_nothing(spawn: Spawn) -> None:
         await settle()
         assert h.leftovers() == start
         assert h.ledger.books(Group(0, Slice("/"))).current == 0
-        assert (len(gpu._tenants), len(gpu._frames), len(gpu._slots), len(gpu._progress)) == (0, 0, 0, 0)
+        assert (len(gpu._tenants), len(gpu._frames), len(gpu._slots), len(gpu._engine)) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("late", ["close_context", "free", "write", "set_timeslice", "attach", "launch"])

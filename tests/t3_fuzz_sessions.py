@@ -346,7 +346,7 @@ def check_soft(script: bytes) -> None:
                 assert all(len(tenant.memory) <= most for gpu in gpus for tenant in gpu._tenants.values())
             for gpu in gpus:  # all are closed
                 assert not any(tenant.tsgs or len(tenant.memory) for tenant in gpu._tenants.values())
-                assert not gpu._progress
+                assert len(gpu._engine) == 0
 
     with expected(*DROPPED), nothing_logged():
         trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -1,7 +1,6 @@
 """SoftGpu: a GPU in software. Real pages with real contents, a real runlist, and a clock that may be virtual.
 
-Time is trio's: the wall clock in a mount, a MockClock in tests. The engine is simulated lazily, up to the present, so
-shares of engine time are exact however late the daemon is woken; completions are only *reported* when it is.
+Time is trio's: the wall clock in a mount, a MockClock in tests.
 """
 
 from __future__ import annotations
@@ -14,17 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import attrs
 import trio
 
 from backend.errors import fail
 from backend.identity import Process
-from backend.protocols import Gpu, Host, split_timeslice
+from backend.protocols import Gpu, Host
 from backend.records import Activity, Capability, Footprint, GpuInfo
 from backend.soft.config import SoftConfig
+from backend.soft.engine import Engine
 from backend.soft.machine import Machine
 from backend.soft.pages import Memory, Store
-from backend.soft.runlist import US, Runlist, Tsg
+from backend.soft.runlist import US, Tsg
+from backend.soft.tenant import Tenant
 
 T = TypeVar("T")
 
@@ -47,32 +47,6 @@ PAGES_AT_ONCE = 64
 FAULTS_S = 0.02
 """Seconds between two looks into the directory of faults, where there is one."""
 
-REPORT_S = 0.001
-"""Completions are reported no more often than this, in seconds."""
-
-REPORT_MOST_S = 0.01
-"""... and no later than this: behind a long kernel, another TSG may finish short ones."""
-
-
-@attrs.define(eq=False)
-class Tenant:
-    """What the GPU keeps for one process."""
-
-    memory: Memory
-    """Its pages."""
-    tsgs: dict[int, Tsg] = attrs.field(factory=dict)
-    """Its contexts' TSGs, by number."""
-    timeslice_us: int = 0
-    """What was asked for it; 0 is the default."""
-    attached: bool = True
-    """Whether its TSGs, and those to come, belong on the runlist."""
-    leaving: bool = False
-    """Whether its memory is on the way to another GPU."""
-    dead: bool = False
-    """Whether what it has here was lost with the GPU: it is good for nothing but to be given back."""
-    retired: Activity = attrs.field(factory=lambda: Activity(0, 0, 0, 0, managed=True))
-    """The work of the contexts that it closed."""
-
 
 class SoftGpu:
     """See :class:`backend.protocols.Gpu`, which it implements, and the module."""
@@ -92,12 +66,9 @@ class SoftGpu:
             granule=self.config.page,
         )
         self._frames, self._slots = Store(), Store()
-        self._runlist = Runlist(self.config.switch_us * US)
+        self._engine = Engine(self.config.switch_us * US)
         self._tenants: dict[Process, Tenant] = {}
-        self._progress: dict[Tsg, Callable[[int], None]] = {}
-        self._work = trio.Event()
         self._host: Host | None = None
-        self._epoch = 0.0
         self.lost = False
 
     def capabilities(self) -> Mapping[str, Capability]:
@@ -106,12 +77,12 @@ class SoftGpu:
 
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._host = host
-        self._epoch = trio.current_time()
+        self._engine.start()
         task_status.started()
         async with trio.open_nursery() as nursery:
             if self.config.faults:
                 nursery.start_soon(self._follow_faults, Path(self.config.faults, str(self.info.index)))
-            await self._report()
+            await self._engine.report()
 
     async def _follow_faults(self, path: Path) -> None:
         while True:
@@ -122,21 +93,11 @@ class SoftGpu:
         if path.exists() != self.lost:
             (self.restore if self.lost else self.lose)()
 
-    async def _report(self) -> None:
-        while True:
-            await self._work.wait()
-            wait = self._until_report()
-            if wait is None:
-                self._work = trio.Event()
-            else:
-                await trio.sleep(min(max(REPORT_S, wait), REPORT_MOST_S))
-                self._advance()
-
     # A GPU that falls off the bus, and comes back by a reset
 
     def lose(self) -> None:
         """What is queued is never finished, what is in memory is lost, and every call gives ENODEV."""
-        self._advance()
+        self._engine.advance()
         self.lost = True
         for tenant in self._tenants.values():
             tenant.dead = True
@@ -169,20 +130,8 @@ class SoftGpu:
         tenant = self._tenants.get(process)
         if tenant is None:
             return Activity(0, 0, 0, 0, managed=True)
-        self._advance()
-        tsgs = tenant.tsgs.values()
-        return tenant.retired + Activity(
-            submitted=sum(tsg.submitted for tsg in tsgs),
-            finished=sum(tsg.finished for tsg in tsgs),
-            pending=sum(len(tsg.queue) for tsg in tsgs),
-            gpu_usec=sum(tsg.busy for tsg in tsgs) // US,
-            tsgs=len(tsgs),
-            channels=sum(tsg.channels for tsg in tsgs),
-            attached=sum(tsg.attached for tsg in tsgs),
-            contexts=len(tsgs),
-            stays=sum(tsg.stays for tsg in tsgs),
-            managed=True,
-        )
+        self._engine.advance()
+        return tenant.activity()
 
     def manages(self, process: Process) -> bool:
         return True
@@ -195,10 +144,10 @@ class SoftGpu:
 
     async def set_timeslice(self, process: Process, us: int) -> None:
         self._require()
-        self._advance()
+        self._engine.advance()
         tenant = self._tenant(process)
         tenant.timeslice_us = us
-        self._slice(tenant)
+        tenant.split(self.config.timeslice_us)
 
     async def detach(self, process: Process) -> None:
         self._require()
@@ -209,12 +158,12 @@ class SoftGpu:
         self._attach(process, True)
 
     def _attach(self, process: Process, attached: bool) -> None:
-        self._advance()  # up to now it ran, from now on it does not
+        self._engine.advance()  # up to now it ran, from now on it does not
         tenant = self._tenant(process)
         tenant.attached = attached
         for tsg in tenant.tsgs.values():
             tsg.attached = attached
-        self._work.set()
+        self._engine.wake()
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         self._require()
@@ -268,30 +217,28 @@ class SoftGpu:
     def _holds_work(self, process: Process) -> bool:
         """Whether a process has contexts or memory here: two of one would have to become one."""
         tenant = self._tenants.get(process)
-        return tenant is not None and bool(tenant.tsgs or len(tenant.memory))
+        return tenant is not None and tenant.holds_work
 
     def _pass_on(self, process: Process, target: SoftGpu) -> None:
         """The tenant is the other's from now on, attached and with its timeslices; nothing of it is left here."""
-        self._advance()
-        target._advance()
+        self._engine.advance()
+        target._engine.advance()
         tenant = self._tenants.pop(process)
         tenant.memory.transfer(target._frames, target._slots)
         for tsg in tenant.tsgs.values():
-            self._runlist.remove(tsg)
-            target._runlist.add(tsg)
-            target._progress[tsg] = self._progress.pop(tsg)
+            target._engine.add(tsg, self._engine.remove(tsg))
         target._tenants[process] = tenant
         target._attach(process, True)
-        target._slice(tenant)
+        tenant.split(target.config.timeslice_us)
         self.machine.exchange(process, self.info.index, target.info.index)
 
     def forget(self, process: Process) -> None:
         self.machine.forget(process)
         tenant = self._tenants.pop(process, None)
         if tenant is not None:
-            self._advance()
+            self._engine.advance()
             for tsg in tenant.tsgs.values():
-                self._drop(tsg)
+                self._engine.remove(tsg)
             tenant.memory.clear()
 
     def hand_over(self) -> None:
@@ -306,11 +253,10 @@ class SoftGpu:
         tenant = self._living(process)
         tsg = Tsg(self.config.timeslice_us * US, channels, tenant.attached)
         number = next(self.machine.tsgs)
-        self._advance()
+        self._engine.advance()
         tenant.tsgs[number] = tsg
-        self._runlist.add(tsg)
-        self._progress[tsg] = progress
-        self._slice(tenant)
+        self._engine.add(tsg, progress)
+        tenant.split(self.config.timeslice_us)
         return number
 
     def close_context(self, process: Process, number: int) -> None:
@@ -318,12 +264,12 @@ class SoftGpu:
         tenant = self._tenant(process)
         if number not in tenant.tsgs:
             raise fail(errno.ENOENT)
-        self._advance()
+        self._engine.advance()
         tsg = tenant.tsgs.pop(number)
-        tenant.retired += Activity(tsg.submitted, tsg.finished, 0, tsg.busy // US, managed=True)
-        self._drop(tsg)
-        self._slice(tenant)
-        self._revive(tenant)
+        tenant.retire(tsg)
+        self._engine.remove(tsg)
+        tenant.split(self.config.timeslice_us)
+        tenant.revive()
 
     async def allocate(self, process: Process, nbytes: int) -> range:
         """The pages that hold `nbytes` for a process. ENOMEM where the limits refuse them, and then none of them."""
@@ -360,7 +306,7 @@ class SoftGpu:
             if self._tenants.get(process) is tenant:
                 for resident, count in freed.items():
                     host.uncharge(process, self.info.index, count * self.config.page, swapped=not resident)
-                self._revive(tenant)
+                tenant.revive()
 
     def write(self, process: Process, page: int, stamp: int) -> None:
         """Stores a stamp in a page. EFAULT where there is none."""
@@ -397,12 +343,12 @@ class SoftGpu:
             else:
                 every += transfer
         self._living(process)  # still
-        self._advance()
+        self._engine.advance()
         if once:
             tsg.launch(1, (us + every + once) * US)
             kernels -= 1
         tsg.launch(kernels, (us + every) * US)
-        self._work.set()
+        self._engine.wake()
 
     # The small parts
 
@@ -415,37 +361,13 @@ class SoftGpu:
             tenant = self._tenants[process] = Tenant(Memory(self._frames, self._slots))
         return tenant
 
-    def _revive(self, tenant: Tenant) -> None:
-        """Who gave back all that was lost may begin anew."""
-        tenant.dead = tenant.dead and bool(tenant.tsgs or len(tenant.memory))
-
     def _booked(self) -> Host:
         if self._host is None:
             raise fail(errno.ENODEV)
         return self._host
 
-    def _slice(self, tenant: Tenant) -> None:
-        """Splits the process's timeslice over its TSGs, as many as they are now."""
-        us = tenant.timeslice_us
-        for tsg in tenant.tsgs.values():
-            tsg.timeslice = (split_timeslice(us, len(tenant.tsgs)) if us else self.config.timeslice_us) * US
-
     def _transfer_us(self, nbytes: int) -> int:
         return nbytes * 1_000_000 // self.config.pcie
-
-    def _drop(self, tsg: Tsg) -> None:
-        self._runlist.remove(tsg)
-        del self._progress[tsg]
-
-    def _advance(self) -> None:
-        """Brings the engine up to the present and reports what finished."""
-        for tsg in self._runlist.advance(int((trio.current_time() - self._epoch) * 1e9)):
-            self._progress[tsg](tsg.finished)
-
-    def _until_report(self) -> float | None:
-        """Seconds until there is something to report, None when nothing runs."""
-        wait = self._runlist.until_next_finish()
-        return None if wait is None else wait / 1e9
 
 
 def _uuid(index: int, identity: str) -> str:

@@ -1,0 +1,65 @@
+"""What a software GPU keeps for one process."""
+
+from __future__ import annotations
+
+import attrs
+
+from backend.protocols import split_timeslice
+from backend.records import Activity
+from backend.soft.pages import Memory
+from backend.soft.runlist import US, Tsg
+
+
+@attrs.define(eq=False)
+class Tenant:
+    """See the module."""
+
+    memory: Memory
+    """Its pages."""
+    tsgs: dict[int, Tsg] = attrs.field(factory=dict)
+    """Its contexts' TSGs, by number."""
+    timeslice_us: int = 0
+    """What was asked for it; 0 is the default."""
+    attached: bool = True
+    """Whether its TSGs, and those to come, belong on the runlist."""
+    leaving: bool = False
+    """Whether its memory is on the way to another GPU."""
+    dead: bool = False
+    """Whether what it has here was lost with the GPU: it is good for nothing but to be given back."""
+    retired: Activity = attrs.field(factory=lambda: Activity(0, 0, 0, 0, managed=True))
+    """The work of the contexts that it closed."""
+
+    @property
+    def holds_work(self) -> bool:
+        """Whether it has contexts or memory."""
+        return bool(self.tsgs or len(self.memory))
+
+    def activity(self) -> Activity:
+        """What it has done and has to do, as far as the engine was brought."""
+        tsgs = self.tsgs.values()
+        return self.retired + Activity(
+            submitted=sum(tsg.submitted for tsg in tsgs),
+            finished=sum(tsg.finished for tsg in tsgs),
+            pending=sum(len(tsg.queue) for tsg in tsgs),
+            gpu_usec=sum(tsg.busy for tsg in tsgs) // US,
+            tsgs=len(tsgs),
+            channels=sum(tsg.channels for tsg in tsgs),
+            attached=sum(tsg.attached for tsg in tsgs),
+            contexts=len(tsgs),
+            stays=sum(tsg.stays for tsg in tsgs),
+            managed=True,
+        )
+
+    def split(self, default_us: int) -> None:
+        """Splits its timeslice over its TSGs, as many as they are now."""
+        us = split_timeslice(self.timeslice_us, len(self.tsgs)) if self.timeslice_us else default_us
+        for tsg in self.tsgs.values():
+            tsg.timeslice = us * US
+
+    def retire(self, tsg: Tsg) -> None:
+        """A TSG is closed: what it has done is kept."""
+        self.retired += Activity(tsg.submitted, tsg.finished, 0, tsg.busy // US, managed=True)
+
+    def revive(self) -> None:
+        """Who gave back all that was lost may begin anew."""
+        self.dead = self.dead and self.holds_work
