@@ -20,6 +20,10 @@ from tests.t6_cuda.t6_mover import MIB, BookingDaemon
 
 HELD = 86
 """MiB that the program has, all the time."""
+EXTRA = 4
+"""MiB that it allocates and frees besides: what of that is in the host when it is freed is gone from there."""
+AWAY = 40
+"""MiB of the former that are in the host, whatever happens to the latter."""
 
 
 class DepartingDaemon(BookingDaemon):
@@ -82,7 +86,7 @@ class DepartingDaemon(BookingDaemon):
 def departing(
     tmp_path: Path, sanitize: str = "", moves: int = 1, **extra: str
 ) -> Iterator[tuple[DepartingDaemon, Program]]:
-    """A program that works, of which 40 MiB are in the host."""
+    """A program that works, with `AWAY` in the host."""
     path = tmp_path / "socket"
     daemon = DepartingDaemon(path)
     variables = {
@@ -94,7 +98,7 @@ def departing(
     try:
         with running("departs", tmp_path=tmp_path, sanitize=sanitize, extra=variables) as program:
             assert program.hears("ready") == 0
-            eventually(lambda: daemon.has_given(40 * MIB), lambda: "it gives nothing")
+            eventually(lambda: daemon.has_given((AWAY + EXTRA) * MIB), lambda: "it gives nothing")
             program.go()
             assert program.hears("armed") == 0
             yield daemon, program
@@ -130,8 +134,9 @@ def test_a_program_stands_by_and_goes_on_elsewhere(tmp_path: Path, sanitize: str
             assert not stands(page)
             index, resident, swapped = daemon.managed[-1]
             assert index == number
-            assert resident + swapped - HELD * MIB in (0, 2 * MIB, 4 * MIB), "it allocates and frees two chunks"
-            assert swapped >= 40 * MIB
+            extra = resident + swapped - HELD * MIB
+            assert extra in (0, EXTRA // 2 * MIB, EXTRA * MIB), "it allocates and frees two chunks"
+            assert swapped >= AWAY * MIB
             before = daemon.counts(number)[1]
             eventually(lambda: daemon.counts(number)[1] > before + 8, lambda: "it does not go on")  # noqa: B023
         daemon.room = True
@@ -155,7 +160,7 @@ def test_what_is_on_the_gpu_is_left_to_the_driver(tmp_path: Path) -> None:
             program.hears(what)
         daemon.let_go()
         index, _, swapped = daemon.managed[-1]
-        assert (index, swapped >= 40 * MIB) == (1, True)
+        assert (index, swapped >= AWAY * MIB) == (1, True)
         assert daemon.depart() == 0, "nothing is to come home"
         daemon.let_go()
         daemon.room = True
