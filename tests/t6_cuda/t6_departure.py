@@ -60,6 +60,18 @@ class DepartingDaemon(BookingDaemon):
         self._connections[-1].send(Message(Op.DEPART, 78, self.located, (int(near),)).encode())
         return -self.answers.get(timeout=SECONDS).status
 
+    def depart_in_time(self) -> int:
+        """The same, but EBUSY: that is where its gate does not close in 500 ms, as on a busy machine."""
+        answer = errno.EBUSY
+
+        def asked() -> bool:
+            nonlocal answer
+            answer = self.depart()
+            return answer != errno.EBUSY
+
+        eventually(asked, lambda: "it is busy for ever")
+        return answer
+
     def has_given(self, nbytes: int) -> bool:
         """Whether so much of it is in the host; it is asked for what is not. One that works gives nothing at times."""
         if self.swapped < nbytes:
@@ -161,7 +173,7 @@ def test_what_is_on_the_gpu_is_left_to_the_driver(tmp_path: Path) -> None:
         daemon.let_go()
         index, _, swapped = daemon.managed[-1]
         assert (index, swapped >= AWAY * MIB) == (1, True)
-        assert daemon.depart() == 0, "nothing is to come home"
+        assert daemon.depart_in_time() == 0, "nothing is to come home"
         daemon.let_go()
         daemon.room = True
         eventually(lambda: not daemon.swapped, lambda: f"{daemon.swapped} bytes stay away")
@@ -189,7 +201,7 @@ def test_nothing_comes_home_while_the_driver_is_busy(tmp_path: Path, ends: bool)
         return "home, in" in (tmp_path / "stderr").read_text()
 
     with departing(tmp_path, FAKE_BUSY=str(busy), GGROUP_CUDA_LOG="1") as (daemon, program):
-        assert daemon.depart() == 0
+        assert daemon.depart_in_time() == 0
         for what in ("host", "objects", "launched", "moved"):
             program.go()
             program.hears(what)
@@ -212,7 +224,7 @@ def test_nothing_comes_home_while_the_driver_is_busy(tmp_path: Path, ends: bool)
 @pytest.mark.parametrize("fault", ["cuMemImportFromShareableHandle:3", "cuMemMap:2", "cuMemMap:5", "cuMemSetAccess:1"])
 def test_what_fails_on_the_way_back_is_tried_again(tmp_path: Path, fault: str, sanitize: str) -> None:
     with departing(tmp_path, sanitize, FAKE_FAIL_LATER=fault) as (daemon, program):
-        assert daemon.depart() == 0
+        assert daemon.depart_in_time() == 0
         daemon.let_go()
         before = daemon.counts()[1]
         eventually(lambda: daemon.counts()[1] > before + 8, lambda: "it does not go on")
@@ -236,7 +248,7 @@ def test_what_fails_on_the_way_back_is_tried_again(tmp_path: Path, fault: str, s
 def test_one_that_cannot_stand_by_goes_on(tmp_path: Path, fault: str, sanitize: str) -> None:
     """Whatever the driver refuses once programs have begun to stand by, all is as before; the next time it does."""
     with departing(tmp_path, sanitize, FAKE_FAIL_LATER=fault) as (daemon, program):
-        assert daemon.depart() == errno.EIO
+        assert daemon.depart_in_time() == errno.EIO
         assert not daemon.stands
         assert len(daemon.pages) == 1
         before = daemon.counts()[1]
