@@ -118,7 +118,7 @@ class FakeStage:
         assert all(program in self.lab.programs for _, program in programs), "it has ended"
 
     def present(self, program: Running) -> None:
-        self.lab.sleep(0.05)
+        self.lab.sleep(self.lab.appears)
 
     def write(self, program: Any, name: str, value: str) -> None:
         assert program in self.lab.programs, "it has ended"
@@ -178,6 +178,8 @@ class FakeLab:
         self.writes: list[tuple[str, str, str]] = []
         self.costs: dict[str, float] = {}
         """Seconds that a write of a file takes."""
+        self.appears = 0.05
+        """Seconds until a program is in the tree."""
         self.by: Divide = equally
         self.visits: list[tuple[float, float]] = []
         """Of strangers."""

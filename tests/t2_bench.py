@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
 import pytest
 
+from backend.nvidia.gpu import POLL
 from tests.bench.core import record
 from tests.bench.core.check import compare
 from tests.bench.core.record import Absence, Case, Figures, Record, Run
@@ -348,6 +350,17 @@ def test_levers() -> None:
     }
     frozen = [value for _, name, value in lab.writes if name == "compute.freeze"]
     assert frozen == ["1", "0"] * (2 * levers.TIMES), "and thawed in the end"
+
+
+def test_programs_begin_at_any_time_between_two_looks() -> None:
+    """However long one takes: else the time until they appear would be that of one moment, another in each run."""
+    lab = FakeLab()
+    lab.appears = POLL
+    measured(lab, levers.make(lab, 9, FakeSystem(lab, "ggroupfs")), repetitions=3)
+    begun = sorted(one.created % POLL for one in lab.started)
+    assert begun[0] < POLL / 4
+    assert begun[-1] > POLL * 3 / 4
+    assert max(later - earlier for earlier, later in itertools.pairwise(begun)) < POLL / 3
 
 
 def test_a_lever_beside_strangers_is_left_out() -> None:

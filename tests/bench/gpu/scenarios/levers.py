@@ -4,15 +4,21 @@ The reference is a write that is booked and moves nothing on the GPU.
 
 Programs that are not ours and begin or end with the driver meanwhile, as a machine's own monitor starts them, have all
 levers wait (docs/nvidia.md). What they were beside is left out, and counted.
+
+A program appears at the daemon's next look, so it matters when between two looks it begins. Programs that follow each
+other begin at nearly the same time of each: for a whole repetition early, or late. So each waits for a while by chance.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
+from backend.nvidia.gpu import POLL
+from tests.bench.core.arrivals import seed_of
 from tests.bench.core.record import Case, Figures
 from tests.bench.core.runner import Scenario, Unavailable
 from tests.bench.core.spread import percentile
@@ -81,6 +87,7 @@ class Levers:
 
     lab: Lab
     system: System
+    seed: int
 
     @property
     def name(self) -> str:
@@ -91,7 +98,9 @@ class Levers:
         """See runner.Subject."""
         with self.lab.strangers() as strangers, self.system.enter() as stage:
             appeared: list[Wait] = []
+            chance = random.Random(seed_of(self.seed, "appears", repetition))
             for _ in range(STARTS):
+                self.lab.sleep(chance.uniform(0, POLL))
                 with self.lab.products(stage.words(BATCH)) as program:
                     stage.present(program)
                     appeared.append((program.created, self.lab.now()))
@@ -110,4 +119,4 @@ class Levers:
 def make(lab: Lab, seed: int, system: System | None = None) -> Scenario:
     """The scenario."""
     system = Ggroupfs("ggroupfs", nothing) if system is None else system
-    return Scenario("levers", BOOKED, [Booked(lab, system), Levers(lab, system)], parameters={"times": TIMES})
+    return Scenario("levers", BOOKED, [Booked(lab, system), Levers(lab, system, seed)], parameters={"times": TIMES})
