@@ -9,7 +9,9 @@
 /* Chunks that are copied, and then remapped together while the next are copied. */
 #define RUN_BYTES (64 * GG_MIB)
 /* A copy takes milliseconds, unless the GPU does not run us at all (frozen): then it is left to itself. */
+#ifndef COPY_US
 #define COPY_US 1000000
+#endif
 #define LOOK_NS 20000
 /* What undoes something is tried so often. */
 #define TRIES 3
