@@ -340,6 +340,7 @@ def test_levers() -> None:
     lab = FakeLab()
     lab.costs = {"compute.freeze": 0.002, "compute.timeslice": 0.001, "gmem.peak": 0.0005}
     found = measured(lab, levers.make(lab, 9, FakeSystem(lab, "ggroupfs")))
+    assert found.parameters["seed"] == 9, "a record says what is needed to do it again"
     p50 = {str(cell.case.get("lever")): cell.values("p50_ms") for cell in found.cells}
     assert p50 == {
         "None": [pytest.approx(0.5)] * 2,

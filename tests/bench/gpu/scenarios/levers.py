@@ -5,8 +5,9 @@ The reference is a write that is booked and moves nothing on the GPU.
 Programs that are not ours and begin or end with the driver meanwhile, as a machine's own monitor starts them, have all
 levers wait (docs/nvidia.md). What they were beside is left out, and counted.
 
-A program appears at the daemon's next look, so it matters when between two looks it begins. Programs that follow each
-other begin at nearly the same time of each: for a whole repetition early, or late. So each waits for a while by chance.
+A program appears at the daemon's next look, so it matters when between two looks it begins. As one is seen it is ended
+and the next begins: always as long after a look, by how long a start takes on that machine. So each waits first, by
+chance.
 """
 
 from __future__ import annotations
@@ -119,4 +120,5 @@ class Levers:
 def make(lab: Lab, seed: int, system: System | None = None) -> Scenario:
     """The scenario."""
     system = Ggroupfs("ggroupfs", nothing) if system is None else system
-    return Scenario("levers", BOOKED, [Booked(lab, system), Levers(lab, system, seed)], parameters={"times": TIMES})
+    subjects = [Booked(lab, system), Levers(lab, system, seed)]
+    return Scenario("levers", BOOKED, subjects, parameters={"seed": seed, "times": TIMES})
