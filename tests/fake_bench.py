@@ -117,8 +117,11 @@ class FakeStage:
         self.shared.append([program.pid for _, program in programs])
         assert all(program in self.lab.programs for _, program in programs), "it has ended"
 
-    def present(self, program: Running) -> None:
-        self.lab.sleep(self.lab.appears)
+    def present(self, program: Any) -> None:
+        looks, seen = self.lab.looks, program.created + self.lab.appears
+        if looks:
+            seen = (program.created // looks + 1) * looks
+        self.lab.sleep(max(0.0, seen - self.lab.now()))
 
     def write(self, program: Any, name: str, value: str) -> None:
         assert program in self.lab.programs, "it has ended"
@@ -179,7 +182,11 @@ class FakeLab:
         self.costs: dict[str, float] = {}
         """Seconds that a write of a file takes."""
         self.appears = 0.05
-        """Seconds until a program is in the tree."""
+        """Seconds from a program's context until it is in the tree."""
+        self.looks = 0.0
+        """... or, unless that is 0, the seconds between two looks for programs, at one of which it is."""
+        self.prepares = 0.02
+        """Seconds from there until it is idle."""
         self.by: Divide = equally
         self.visits: list[tuple[float, float]] = []
         """Of strangers."""
@@ -220,6 +227,11 @@ class FakeLab:
         return self.run(self.program(words, critical=True))
 
     def products(self, words: Sequence[str]) -> contextlib.AbstractContextManager[FakeProgram]:
+        program = self.program(words, per_second=PRODUCTS)
+        self.sleep(self.prepares)
+        return self.run(program)
+
+    def begun(self, words: Sequence[str]) -> contextlib.AbstractContextManager[FakeProgram]:
         return self.run(self.program(words, per_second=PRODUCTS))
 
     def elastic(

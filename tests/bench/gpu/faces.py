@@ -163,6 +163,10 @@ class Lab(Protocol):
         """Started, and idle."""
         ...
 
+    def begun(self, words: Sequence[str]) -> AbstractContextManager[Products]:
+        """The same as soon as its context is made; what it is to work on is not there yet."""
+        ...
+
     def elastic(self, words: Sequence[str], mib: int, parts: int, *options: str) -> AbstractContextManager[Elastic]:
         """Started, and at work: it has made a pass. Unavailable if it ends before, with its last words; or if it is to
         have more unified memory than half of what the GPU has free."""

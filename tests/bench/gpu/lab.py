@@ -184,9 +184,16 @@ class GpuLab:
         with started(lambda run: run.u64(READY) == 1, *command, size=SIZE) as run:
             yield CriticalProgram(run)
 
+    def products(self, words: Sequence[str]) -> contextlib.AbstractContextManager[ProductsProgram]:
+        return self._products(words, READY)
+
+    def begun(self, words: Sequence[str]) -> contextlib.AbstractContextManager[ProductsProgram]:
+        return self._products(words, CREATED)
+
     @contextlib.contextmanager
-    def products(self, words: Sequence[str]) -> Iterator[ProductsProgram]:
-        with started(lambda run: run.u64(READY) == 1, *words, built(SOURCES / "products.cu"), "PAGE") as run:
+    def _products(self, words: Sequence[str], mark: int) -> Iterator[ProductsProgram]:
+        """As soon as it has set that word of its page."""
+        with started(lambda run: run.u64(mark) != 0, *words, built(SOURCES / "products.cu"), "PAGE") as run:
             yield ProductsProgram(run)
 
     @contextlib.contextmanager

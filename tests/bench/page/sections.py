@@ -67,8 +67,9 @@ SECTIONS = {
     "levers": Section(
         "Levers",
         "From the begin of a write to its return, when it holds; and from a program's first context until it is in the "
-        "tree, which it is at the next of the daemon's looks, one each 200 ms. The reference is a write that moves "
-        "nothing. What was beside strangers, such as a monitor, is left out.",
+        "tree, which it is at the next of the daemon's looks, one each 200 ms: a dozen programs, each begun in another "
+        "part of that. The reference is a write that moves nothing. What was beside strangers, such as a monitor, is "
+        "left out.",
         ("p50_ms", "p99_ms", "worst_ms", "disturbed"),
     ),
     "fairness": Section(

@@ -28,10 +28,10 @@ class Entry:
 SCENARIOS: Mapping[str, Entry] = {
     "latency-decode": Entry(latency.maker("decode"), 300, 3),
     "latency-convolution": Entry(latency.maker("convolution"), 300, 3),
-    "pressure": Entry(pressure.make, 530, 3),
+    "pressure": Entry(pressure.make, 520, 3),
     "pareto": Entry(pareto.make, 280, 3),
     "policies": Entry(policies.make, 190, 3),
-    "levers": Entry(levers.make, 20, 3),
+    "levers": Entry(levers.make, 35, 3),
     "fairness": Entry(fairness.make, 95, 3),
-    "bandwidth": Entry(bandwidth.make, 80, 3),
+    "bandwidth": Entry(bandwidth.make, 75, 3),
 }

@@ -6,8 +6,8 @@ Programs that are not ours and begin or end with the driver meanwhile, as a mach
 levers wait (docs/nvidia.md). What they were beside is left out, and counted.
 
 A program appears at the daemon's next look, so it matters when between two looks it begins. As one is seen it is ended
-and the next begins: always as long after a look, by how long a start takes on that machine. So each waits first, by
-chance.
+and the next begins: always as long after a look, by how long a start takes on that machine. So each waits first, and
+each for another part of the time between two looks: a dozen by chance alone are often close together.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ import attrs
 from backend.nvidia.gpu import POLL
 from tests.bench.core.arrivals import seed_of
 from tests.bench.core.record import Case, Figures
-from tests.bench.core.runner import Scenario, Unavailable
+from tests.bench.core.runner import Scenario, Subject, Unavailable
 from tests.bench.core.spread import percentile
 from tests.bench.gpu.faces import Lab, Part, Running, Stage, Strangers, System
 from tests.bench.gpu.systems import Ggroupfs, nothing
 
 TIMES = 100
-STARTS = 5
+STARTS = 12
 BOOKED = "a write that is only booked"
 BATCH = Part()
+
+
+def pauses(chance: random.Random, count: int = STARTS) -> list[float]:
+    """Seconds, one in each of so many parts of the time between two looks, in no order."""
+    found = [(part + chance.random()) * POLL / count for part in range(count)]
+    chance.shuffle(found)
+    return found
 
 
 Wait = tuple[float, float]
@@ -100,9 +107,9 @@ class Levers:
         with self.lab.strangers() as strangers, self.system.enter() as stage:
             appeared: list[Wait] = []
             chance = random.Random(seed_of(self.seed, "appears", repetition))
-            for _ in range(STARTS):
-                self.lab.sleep(chance.uniform(0, POLL))
-                with self.lab.products(stage.words(BATCH)) as program:
+            for pause in pauses(chance):
+                self.lab.sleep(pause)
+                with self.lab.begun(stage.words(BATCH)) as program:
                     stage.present(program)
                     appeared.append((program.created, self.lab.now()))
             yield {"lever": "appears in the tree"}, figures(appeared, strangers)
@@ -120,5 +127,5 @@ class Levers:
 def make(lab: Lab, seed: int, system: System | None = None) -> Scenario:
     """The scenario."""
     system = Ggroupfs("ggroupfs", nothing) if system is None else system
-    subjects = [Booked(lab, system), Levers(lab, system, seed)]
+    subjects: list[Subject] = [Booked(lab, system), Levers(lab, system, seed)]
     return Scenario("levers", BOOKED, subjects, parameters={"seed": seed, "times": TIMES})
