@@ -34,7 +34,7 @@ class Mounted:
 
     path: Path
     """The mountpoint."""
-    daemon: subprocess.Popen[str]
+    daemon: subprocess.Popen[Any]
     """Who serves it."""
     errors: list[str]
     """What it wrote to standard error."""
@@ -109,11 +109,11 @@ def mounted(path: Path, *options: str, gpu: str = "soft", expect_errors: Sequenc
         words += ["-o", option]
     daemon = subprocess.Popen([*words, os.fspath(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     errors: list[str] = []
+    assert daemon.stdout is not None
     assert daemon.stderr is not None
     collector = threading.Thread(target=lambda stream: errors.extend(stream), args=(daemon.stderr,))
     collector.start()
     try:
-        assert daemon.stdout is not None
         line = daemon.stdout.readline()
         assert line == "ready\n", (line, errors)
         yield Mounted(path, daemon, errors, expect_errors)

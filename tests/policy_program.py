@@ -19,9 +19,9 @@ class PolicyProgram:
     """A `ggroupfs policy` that is running. It is to be silent on standard error, and to end well at SIGTERM."""
 
     def __init__(self, mount: Path, name: str, config: Path, **environment: str) -> None:
-        words = [sys.executable, "-m", "ggroupfs", "policy", name, "--config", config, "--mount", mount]
+        words = [sys.executable, "-m", "ggroupfs", "policy", name]
         self._process = subprocess.Popen(
-            [os.fspath(word) for word in words],
+            [*words, "--config", os.fspath(config), "--mount", os.fspath(mount)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | environment,

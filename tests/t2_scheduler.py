@@ -243,9 +243,9 @@ class Charging:
                 used[program.process] += step
                 window, self._left = window - step, self._left - step
             contexts = {p.process: p.contexts for p in self.programs}
-            self._samples = {p: Sample(int(us), None, contexts[p]) for p, us in used.items()}
-            for process, us in used.items():
-                total[process] += us
+            self._samples = {p: Sample(int(spent), None, contexts[p]) for p, spent in used.items()}
+            for process, spent in used.items():
+                total[process] += spent
         return {process: us / (ticks * 100_000) for process, us in total.items()}
 
 

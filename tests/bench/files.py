@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench import opcodes
-from tests.bench.mounts import GGROUPFS, BenchError, Server, build, mount, pin, processes
-from tests.bench.report import Report
+from tests.bench.mounts import GGROUPFS, Server, build, mount, pin, processes
+from tests.bench.report import BenchError, Report
 
 OPERATIONS = ("pread", "cat", "stat", "pwrite", "echo")
 RATIO_BUDGETS = {"pread": 2.0, "cat": 2.2}
@@ -67,7 +67,7 @@ class Bench:
             report.add(f"{op} p50 against C", ratio, "times", RATIO_BUDGETS.get(op), note)
 
     def client(self, server: Server, pid: int) -> dict[str, list[float]]:
-        arguments = [self.programs["client"], server.file(pid), WRITE, str(self.calls), *OPERATIONS]
+        arguments: list[str | Path] = [self.programs["client"], server.file(pid), WRITE, str(self.calls), *OPERATIONS]
         done = subprocess.run(arguments, capture_output=True, text=True, check=False)
         if done.returncode:
             server.check()

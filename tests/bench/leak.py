@@ -36,7 +36,7 @@ def blocks(samples: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
             groups[min(number - 1, int((at - start) / width))].append((at, value))
     if not all(groups):
         raise ValueError(f"{len(samples)} samples in {last - first:.1f} s say nothing about a trend")
-    return [tuple(map(statistics.median, zip(*group, strict=True))) for group in groups]  # type: ignore[misc]
+    return [tuple(map(statistics.median, zip(*group, strict=True))) for group in groups]
 
 
 def trend(samples: Iterable[tuple[float, float]]) -> Trend:

@@ -67,8 +67,8 @@ def build(into: Path) -> dict[str, Path]:
     flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=True)
     built = {name: into / name for name in PROGRAMS}
     for name, path in built.items():
-        compiler = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-o", path, HERE / f"{name}.c"]
-        subprocess.run([*compiler, *shlex.split(flags.stdout)], check=True)
+        compiler = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-o"]
+        subprocess.run([*compiler, path, HERE / f"{name}.c", *shlex.split(flags.stdout)], check=True)
     return built
 
 

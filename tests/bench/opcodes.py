@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.bench.mounts import BenchError, Server
+from tests.bench.mounts import Server
+from tests.bench.report import BenchError
 
 OPCODE = re.compile(rb"^\s*unique: \d+, opcode: (\w+) ", re.MULTILINE)
 QUIET = 0.15

@@ -33,8 +33,9 @@ class Figure:
     def verdict(self) -> str:
         if not self.judged:
             return ""
-        holds = self.value >= self.least if self.least is not None else self.value <= self.budget
-        return "PASS" if holds else "FAIL"
+        above = self.least is None or self.value >= self.least
+        below = self.budget is None or self.value <= self.budget
+        return "PASS" if above and below else "FAIL"
 
     def __str__(self) -> str:
         budget = f"<= {self.budget:.3g}" if self.budget is not None else f">= {self.least:g}" if self.judged else ""

@@ -26,13 +26,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.leak import trend
-from tests.bench.mounts import GGROUPFS, BenchError, Server, build, first_line, mount
-from tests.bench.report import Report
+from tests.bench.mounts import GGROUPFS, Server, build, first_line, mount
+from tests.bench.report import BenchError, Report
 from tests.mounted import Mounted
 
 CPUS = 2
@@ -92,7 +92,7 @@ def unlike(server: Server) -> str:
 
 
 @contextlib.contextmanager
-def started(words: list[str | Path]) -> Iterator[subprocess.Popen[bytes]]:
+def started(words: Sequence[str | Path]) -> Iterator[subprocess.Popen[bytes]]:
     """A program that says when it is ready, and ends with its standard input."""
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
         try:
@@ -114,8 +114,7 @@ class Soak:
     seconds: float
 
     def crowd(self, server: Server) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-        crowd = [*CROWD, "stay", str(self.processes), server.mountpoint]
-        return started(crowd)
+        return started([*CROWD, "stay", str(self.processes), server.mountpoint])
 
     def load(self, report: Report) -> None:
         with mount(GGROUPFS) as server, self.crowd(server):
@@ -174,7 +173,8 @@ class Soak:
             script = (
                 f'mount --bind "$1" /sys && exec stress-ng --sysfs {CPUS} --timeout {self.seconds / 10:.0f} --metrics'
             )
-            words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", server.mountpoint]
+            namespace = ["unshare", "--mount", "--propagation", "private"]
+            words = [*namespace, "sh", "-c", script, "sh", os.fspath(server.mountpoint)]
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             server.check()
             rounds = [line.split() for line in (done.stdout + done.stderr).splitlines() if " sysfs " in line]
@@ -199,7 +199,7 @@ class Soak:
 
             watcher = threading.Thread(target=watch)
             watcher.start()
-            words = [*CROWD, "pass", str(RATE), str(seconds), server.mountpoint]
+            words = [*CROWD, "pass", str(RATE), str(seconds), os.fspath(server.mountpoint)]
             try:
                 found = subprocess.run(words, stdout=subprocess.PIPE, check=True, cwd=ROOT).stdout.split()
             finally:

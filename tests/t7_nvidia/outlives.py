@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from backend.nvidia.checkpoint.library import Library
@@ -78,7 +79,7 @@ def once(binary: str, kind: str, library: Library, places: list[tuple[str, str]]
         answer(program)
         tell(program, "prepare")
         kept = socket.recv_fds(ours, 1, 1)[1] if kind in ("exported, kept by another", "of the other GPU") else []
-        steps = {
+        steps: dict[str, Callable[[], object]] = {
             "lock": lambda: library.lock(program.pid, LOCK_MS),
             "checkpoint": lambda: library.checkpoint(program.pid),
             "restore": lambda: library.restore(program.pid, places),

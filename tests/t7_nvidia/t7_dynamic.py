@@ -116,7 +116,8 @@ class Pair:
     def burst(self, seed: int) -> tuple[list[float], list[float]]:
         """One burst of requests, the same for the same seed: latencies, and times in cudaMalloc. Returns once the first
         program has freed what was for them."""
-        chance, due, arrivals = random.Random(seed), 0.0, []
+        chance, due = random.Random(seed), 0.0
+        arrivals: list[float] = []
         while (due := due + chance.expovariate(RATE)) < BUSY_S and len(arrivals) < MOST:
             arrivals.append(due)
         page, count = self.first.page, len(arrivals)
@@ -175,7 +176,8 @@ class Pair:
 @contextlib.contextmanager
 def sampled(pair: Pair, start: float) -> Iterator[list[str]]:
     """What each has, a few times a second, in MiB; printed when it is over."""
-    stop, lines, most = threading.Event(), [], [0]
+    stop, most = threading.Event(), [0]
+    lines: list[str] = []
 
     def look() -> None:
         while not stop.wait(0.05):

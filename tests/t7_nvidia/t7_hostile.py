@@ -14,7 +14,7 @@ import pytest
 
 from backend.identity import Process, identify
 from backend.nvidia import levers, linux, rm
-from backend.nvidia.discover import ClientCounter, Handles, Tsg
+from backend.nvidia.discover import Census, ClientCounter, Handles, Tsg
 from backend.nvidia.levers import Controls
 from ggroupfs.client import flat
 from tests.mounted import Mounted, mounted
@@ -85,7 +85,7 @@ def hostile(mount: Mounted, worker: Start) -> Iterator[Hostile]:
         one.started()
         process = identify(one.pid)
         wait_for(mount.group(one.pid).exists, "it is in the tree")
-        yield Hostile(one, mount.group(one.pid), system, process, Handles(system, counter, process))
+        yield Hostile(one, mount.group(one.pid), system, process, Census(system, counter).of(process))
     finally:
         counter.close()
 

@@ -199,7 +199,7 @@ def test_srtf(gpu_mount: Mounted, tmp_path: Path) -> None:
         wait_for(lambda: middle.has("begin"), "its first iteration is over")
         resident(gpu_mount, (long, middle))
         for job in (short, middle, long):
-            wait_for(lambda job=job: job.has("left"), f"{job.name} is through", seconds=30)
+            wait_for(lambda job=job: job.has("left"), f"{job.name} is through", seconds=30)  # type: ignore[misc]
         left = {job.name: job.time("left") - came for job in (short, middle, long)}
         busy = {job.name: job.iterations()[-1].ran for job in (long, middle, short)}
         busy["long"] -= ran

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def colocated(gpu_mount: Mounted) -> Iterator[Callable[[str], Colocated]]:
 
     def start(kind: str) -> Colocated:
         pytest.importorskip("torch")
-        words = [sys.executable, Path(__file__).with_name("colocated.py"), kind]
+        words = [sys.executable, os.fspath(Path(__file__).with_name("colocated.py")), kind]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         programs.append(Colocated(process))
         assert process.stdout is not None

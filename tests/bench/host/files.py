@@ -19,7 +19,8 @@ import attrs
 from tests.bench.core.record import Case, Figures
 from tests.bench.core.runner import Scenario, Unavailable
 from tests.bench.machine import ROOT
-from tests.bench.mounts import GGROUPFS, BenchError, build, mount
+from tests.bench.mounts import GGROUPFS, build, mount
+from tests.bench.report import BenchError
 from tests.cgroups import cgroup
 
 OPERATIONS = ("pread", "cat", "stat", "pwrite", "echo")

@@ -14,7 +14,8 @@ import attrs
 from tests.bench.core.record import Case, Figures
 from tests.bench.core.runner import Scenario, Unavailable
 from tests.bench.host.files import programs
-from tests.bench.mounts import GGROUPFS, BenchError, mount, processes
+from tests.bench.mounts import GGROUPFS, mount, processes
+from tests.bench.report import BenchError
 from tests.cgroups import cgroup
 
 COUNTS = (1000, 10_000)
