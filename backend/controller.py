@@ -206,15 +206,17 @@ class Controller:
 
     async def set_high(self, group: Group, nbytes: int) -> None:
         """gmem.limit.high: returns once the group is under it. EBUSY where swap.max, or memory that cannot be moved,
-        keeps it from getting there."""
+        keeps it from getting there. EAGAIN where less was moved for another reason."""
         self.require(group, "gmem.limit.high")
         async with self._asked(group, high=nbytes):
             if excess := self.ledger.excess(group):
                 if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
                     raise fail(errno.EBUSY)
+                # By what programs say. They are asked all the same: some of it may be theirs without being charged.
+                unmovable = self.footprint(group).unmovable or 0
                 await self._reclaimer.settle(group)
-                if self.ledger.excess(group):
-                    raise fail(errno.EAGAIN)
+                if excess := self.ledger.excess(group):
+                    raise fail(errno.EBUSY if excess <= unmovable else errno.EAGAIN)
             else:
                 self._offers.freed(group.gpu)
 

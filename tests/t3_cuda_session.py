@@ -962,6 +962,28 @@ def test_an_answer_that_makes_no_sense_ends_the_connection(drive: Drive, how: st
     drive(test)
 
 
+def test_a_limit_below_what_cannot_be_moved(drive: Drive) -> None:
+    """What is exported stays on the GPU, charged as any other: tried once, and it is no use to try again."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(2 * GIB)
+        (await program.ask(Op.REPORT, GIB)).check()
+
+        async def stay(request: Message) -> Message:
+            nbytes = min(request.args[3], program.resident - GIB)
+            return await program.move(attrs.evolve(request, args=(0, 0, 0, nbytes)))
+
+        program.obey = stay
+        await trio.sleep(LOOKS)
+        high = program.file + "gmem.limit.high"
+        assert await rig.h.refused(high, CONTEXT + GIB // 2) == errno.EBUSY
+        assert await rig.h.read(high) == "max\n"
+        await rig.h.write(high, CONTEXT + GIB)
+        assert program.resident == GIB
+
+    drive(test)
+
+
 @pytest.mark.logs("not a message")
 def test_what_is_no_message_ends_the_connection(drive: Drive) -> None:
     async def test(rig: Rig) -> None:

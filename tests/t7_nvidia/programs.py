@@ -117,9 +117,13 @@ def slice_of(mount: Mounted, name: str) -> Iterator[tuple[str, Member]]:
 
 
 def write(group: Member, name: str, value: object) -> None:
-    """One write(2): a buffered file makes another one where the first fails."""
-    with (group.path / name).open("wb", buffering=0) as file:
-        file.write(f"{value}\n".encode())
+    """One write(2): a buffered file makes another one where the first fails, and one without a buffer says nothing of
+    EAGAIN."""
+    file = os.open(group.path / name, os.O_WRONLY | os.O_TRUNC)
+    try:
+        os.write(file, f"{value}\n".encode())
+    finally:
+        os.close(file)
 
 
 def current(group: Member) -> int:
