@@ -212,13 +212,19 @@ class Controller:
             if excess := self.ledger.excess(group):
                 if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
                     raise fail(errno.EBUSY)
-                # By what programs say. They are asked all the same: some of it may be theirs without being charged.
-                unmovable = self.footprint(group).unmovable or 0
+                promised = self._promised(group)
                 await self._reclaimer.settle(group)
-                if excess := self.ledger.excess(group):
-                    raise fail(errno.EBUSY if excess <= unmovable else errno.EAGAIN)
+                if self.ledger.excess(group):
+                    raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
             else:
                 self._offers.freed(group.gpu)
+
+    def _promised(self, group: Group) -> int:
+        """Bytes that the processes of a group could move by their own word. They are asked for more all the same: not
+        all that they say stays on the GPU was charged."""
+        gpu = self.gpus[group.gpu]
+        each = [gpu.footprint(resident.process) for resident in self.population.below(group)]
+        return sum(max(0, one.movable - (one.unmovable or 0)) for one in each)
 
     async def set_low(self, group: Group, nbytes: int) -> None:
         """gmem.limit.low."""

@@ -984,6 +984,32 @@ def test_a_limit_below_what_cannot_be_moved(drive: Drive) -> None:
     drive(test)
 
 
+@pytest.mark.parametrize("other", ["exports", "without the library"])
+def test_a_limit_that_could_hold_and_does_not_yet(drive: Drive, other: str) -> None:
+    """Who moves less than it could may move it the next time, however much of the group stays where it is."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(2 * GIB, "/job")
+        if other == "exports":
+            (await program.ask(Op.REPORT, GIB)).check()
+        else:
+            rig.driver_says(rig.process("/job").pid, GIB)
+
+        async def stay(request: Message) -> Message:
+            return request.answer(0, 1)
+
+        program.obey = stay
+        await trio.sleep(LOOKS)
+        high, current = "slice/job/0/gmem.limit.high", await rig.number("slice/job/0/gmem.current")
+        assert await rig.h.refused(high, current - GIB // 2) == errno.EAGAIN
+        program.obey = program.move
+        await trio.sleep(LOOKS)
+        await rig.h.write(high, current - GIB // 2)
+        assert program.resident == 3 * GIB // 2
+
+    drive(test)
+
+
 @pytest.mark.logs("not a message")
 def test_what_is_no_message_ends_the_connection(drive: Drive) -> None:
     async def test(rig: Rig) -> None:
