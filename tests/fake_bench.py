@@ -118,9 +118,8 @@ class FakeStage:
         assert all(program in self.lab.programs for _, program in programs), "it has ended"
 
     def present(self, program: Any) -> None:
-        looks, seen = self.lab.looks, program.created + self.lab.appears
-        if looks:
-            seen = (program.created // looks + 1) * looks
+        looks = self.lab.looks
+        seen = (program.created // looks + 1) * looks if looks else program.created + self.lab.appears
         self.lab.sleep(max(0.0, seen - self.lab.now()))
 
     def write(self, program: Any, name: str, value: str) -> None:

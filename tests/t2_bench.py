@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -371,6 +372,10 @@ def test_programs_begin_at_any_time_between_two_looks(seed: int) -> None:
     assert middle == [pytest.approx(1e3 * POLL / 2, rel=0.34)] * 3
     worst = values(found, "ggroupfs", {"lever": "appears in the tree"}, "worst_ms")
     assert worst == [pytest.approx(1e3 * POLL, rel=0.17)] * 3
+    begun = sorted(one.created % POLL for one in lab.started)
+    assert begun[0] < POLL / 4
+    assert begun[-1] > POLL * 3 / 4
+    assert max(later - earlier for earlier, later in itertools.pairwise(begun)) < POLL / 3
 
 
 def test_a_lever_beside_strangers_is_left_out() -> None:

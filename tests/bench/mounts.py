@@ -65,10 +65,10 @@ class Server:
 def build(into: Path) -> dict[str, Path]:
     """Compiles the C programs of this directory; returns their paths by name."""
     flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=True)
+    compiler = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra"]
     built = {name: into / name for name in PROGRAMS}
     for name, path in built.items():
-        compiler = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-o"]
-        subprocess.run([*compiler, path, HERE / f"{name}.c", *shlex.split(flags.stdout)], check=True)
+        subprocess.run([*compiler, "-o", path, HERE / f"{name}.c", *shlex.split(flags.stdout)], check=True)
     return built
 
 
