@@ -16,7 +16,7 @@ from ggroupfs.policies.balance.core import Core, Decision, Pace
 from ggroupfs.policies.balance.demand import LOOKS, Demand, Seen
 from ggroupfs.policies.balance.picture import Bound, Card, Move, Picture
 from ggroupfs.policies.slo.samples import Interval, Statistic
-from tests.t2_scheduler import Machine, Program
+from tests.scheduled import Machine, Program
 
 GIB = 1 << 30
 INTERVAL_S = 0.5

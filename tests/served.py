@@ -15,7 +15,7 @@ import attrs
 from ggroupfs.policies.slo.core import Bounds, Change, Core, Decision, Pace
 from ggroupfs.policies.slo.levers import wanted
 from ggroupfs.policies.slo.samples import Interval, Statistic
-from tests.t2_scheduler import Machine, Program
+from tests.scheduled import Machine, Program
 
 REQUEST_US = 8_600
 PRIORITY, DEFAULT_PRIORITY = 7, 8

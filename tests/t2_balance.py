@@ -18,8 +18,8 @@ from ggroupfs.policies.balance.demand import Demand, Seen, want
 from ggroupfs.policies.balance.history import PATIENCE_MOST, SOON, History
 from ggroupfs.policies.balance.picture import Bound, Card, Load, Move, Picture, parts, rate, strain
 from tests.balanced import GIB, Balanced
+from tests.scheduled import Program
 from tests.served import service
-from tests.t2_scheduler import Program
 
 REST_S = 60.0
 CRITICAL_PID = 9

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
 
 import attrs
 import pytest
@@ -15,190 +14,14 @@ from backend.identity import Process
 from backend.records import Place
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import FILLER_US, Core
-from backend.scheduler.parts import Done, Parts
+from backend.scheduler.fair import LATE_US, LOOK_US
+from backend.scheduler.filler import BURST, RATE
 from backend.scheduler.shares import Contender, Level, due, strata
 from backend.scheduler.use import Sample
-from backend.soft.runlist import US, Runlist, Tsg
+from backend.soft.runlist import US
+from tests.scheduled import DEFAULT, SWITCH, Machine, Program, in_one_go, p99, shares, used_in
 
-SWITCH = 197 * US
-TICK = 100_000 * US
-DEFAULT = 2048
 NEVER = 1 << 62
-
-T = TypeVar("T")
-
-
-def in_one_go(parts: Parts[T]) -> T:
-    """What comes of it, where nobody waits."""
-    done = Done(parts)
-    for _ in done:
-        pass
-    return done.result
-
-
-@attrs.define(eq=False)
-class Program:
-    """Who uses the GPU: batch, or requests that come when they come."""
-
-    pid: int
-    priority: int = 8
-    weight: int = 100
-    contexts: int = 1
-    starts_us: int = 0
-    """When a batch program begins to work, and when it ends."""
-    ends_us: int = 1 << 50
-    explicit_us: int = 0
-    """compute.timeslice; 0 for none."""
-    kernel_us: int = 500
-    request_us: int = 0
-    """Of requests that come by themselves; 0 for a batch program."""
-    load: float = 0.0
-    """Of those."""
-    slice: str = ""
-    tsgs: list[Tsg] = attrs.field(factory=list)
-    arrivals: list[int] = attrs.field(factory=list)
-    latencies: list[int] = attrs.field(factory=list)
-    waiting: list[int] = attrs.field(factory=list)
-    before: int = 0
-    stayed: int = 0
-    place: Place = attrs.field(factory=Place)
-
-    @property
-    def process(self) -> Process:
-        return Process(self.pid, 1)
-
-    @property
-    def contender(self) -> Contender:
-        levels = [Level(self.slice, 8, 100)] if self.slice else []
-        path = (*levels, Level(self.pid, self.priority, self.weight))
-        return Contender(self.process, path, explicit=bool(self.explicit_us))
-
-    @property
-    def used(self) -> int:
-        return sum(tsg.busy for tsg in self.tsgs)
-
-    @property
-    def stays(self) -> int:
-        return sum(tsg.stays for tsg in self.tsgs)
-
-
-class Machine:
-    """One engine, its programs, and the scheduler's tick."""
-
-    def __init__(self, *programs: Program, schedule: bool = True, late: int = 0) -> None:
-        """What the scheduler hears of use is so many ticks old: as the trace of a real GPU, which is 0.2 s late."""
-        self._late = [dict[Process, Sample]() for _ in range(late)]
-        self.runlist = Runlist(SWITCH)
-        self.programs = programs
-        self.core = Core(DEFAULT) if schedule else None
-        self.calls: list[int] = []
-        """When a lever was moved, nanoseconds."""
-        self._next = 0
-        self._sampled = 0
-        self._come(programs)
-
-    def replace(self, *programs: Program) -> None:
-        """All that were there are gone, and others come."""
-        for program in self.programs:
-            for tsg in program.tsgs:
-                self.runlist.remove(tsg)
-        self.programs = programs
-        self._come(programs)
-
-    def _come(self, programs: Sequence[Program]) -> None:
-        chance = random.Random(1)
-        for program in programs:
-            program.tsgs = [Tsg(timeslice=DEFAULT * US) for _ in range(program.contexts)]
-            for tsg in program.tsgs:
-                self.runlist.add(tsg)
-            at = float(self.runlist.now + program.starts_us * US)
-            while program.request_us and at < 200e9:
-                at += chance.expovariate(program.load / (program.request_us * US))
-                program.arrivals.append(int(at))
-            program.arrivals.reverse()
-
-    def run(self, seconds: float) -> None:
-        end = self.runlist.now + int(seconds * 1e9)
-        while self.runlist.now < end:
-            if self.runlist.now >= self._next:
-                self._next += TICK
-                self._tick()
-            self._go_on(end)
-
-    def _go_on(self, end: int) -> None:
-        """What programs do next, and the engine until they do more; at the most to that time, nanoseconds."""
-        self._feed()
-        arrivals = [p.arrivals[-1] for p in self.programs if p.arrivals]
-        finish = self.runlist.until_next_finish()
-        step = min([end, self._next, *arrivals, self.runlist.now + finish if finish is not None else end])
-        self.runlist.advance(max(min(step, self.runlist.now + 500 * US), self.runlist.now + 1))
-        self._note()
-
-    def _feed(self) -> None:
-        for program in self.programs:
-            while program.arrivals and program.arrivals[-1] <= self.runlist.now:
-                count = program.request_us // program.kernel_us
-                program.tsgs[0].launch(count, program.kernel_us * US)
-                program.waiting.append(program.arrivals.pop())
-            working = program.starts_us * US <= self.runlist.now < program.ends_us * US
-            if not program.request_us and working:
-                for tsg in program.tsgs:
-                    if len(tsg.queue) < 4:
-                        tsg.launch(8, program.kernel_us * US)
-
-    def _note(self) -> None:
-        for program in self.programs:
-            if program.request_us:
-                count = program.request_us // program.kernel_us
-                while len(program.latencies) < program.tsgs[0].finished // count:
-                    program.latencies.append(self.runlist.now - program.waiting.pop(0))
-
-    def _tick(self) -> None:
-        if self.core is None:
-            return
-        samples = {
-            p.process: Sample((p.used - p.before) // US, None, p.contexts, p.stays - p.stayed) for p in self.programs
-        }
-        for program in self.programs:
-            program.before, program.stayed = program.used, program.stays
-        self._late.append(samples)
-        samples = {
-            p.process: attrs.evolve(self._late[0].get(p.process, Sample(0, stays=0)), contexts=p.contexts)
-            for p in self.programs
-        }
-        del self._late[0]
-        window, self._sampled = (self.runlist.now - self._sampled) // US, self.runlist.now
-        places = in_one_go(self.core.decide(window, [p.contender for p in self.programs], samples))
-        for program in self.programs:
-            was, place = program.place, places[program.process]
-            self.calls += [self.runlist.now] * ((place.off != was.off) + (place.timeslice_us != was.timeslice_us))
-            program.place = place
-            us = program.explicit_us or place.timeslice_us
-            for tsg in program.tsgs:
-                tsg.attached = not place.off
-                tsg.timeslice = (max(1, us // len(program.tsgs)) if us else DEFAULT) * US
-
-    def rate(self, since_s: float) -> float:
-        """Calls a second from then on."""
-        return sum(at >= since_s * 1e9 for at in self.calls) / (self.runlist.now / 1e9 - since_s)
-
-
-def used_in(machine: Machine, seconds: float) -> list[int]:
-    """Microseconds on the engine in the next seconds, of each."""
-    before = [program.used for program in machine.programs]
-    machine.run(seconds)
-    return [(program.used - b) // US for program, b in zip(machine.programs, before, strict=True)]
-
-
-def shares(machine: Machine, seconds: float, settle: float = 5.0) -> list[float]:
-    """What each did, of what all did."""
-    machine.run(settle)
-    done = used_in(machine, seconds)
-    return [one / sum(done) for one in done]
-
-
-def p99(program: Program) -> float:
-    return sorted(program.latencies)[int(0.99 * len(program.latencies))] / 1e6
 
 
 @pytest.mark.parametrize("contexts", [1, 4])
@@ -275,24 +98,6 @@ def test_who_had_more_than_his_part_has_it_no_longer() -> None:
     for program, weight in zip(machine.programs, (1500, 4250, 4250), strict=True):
         program.weight = weight
     assert shares(machine, 10, settle=15) == pytest.approx([0.15, 0.425, 0.425], rel=0.05)
-
-
-def test_a_slice_has_its_part_however_many_are_in_it() -> None:
-    machine = Machine(*[Program(n, slice="batch", contexts=n) for n in (1, 2, 3)], Program(4))
-    assert shares(machine, 10) == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2], rel=0.05)
-
-
-@pytest.mark.parametrize("late", [0, 2])
-@pytest.mark.parametrize(("services", "load"), [(1, 0.1), (3, 0.02), (3, 0.005)])
-def test_what_a_child_leaves_is_its_siblings(services: int, load: float, late: int) -> None:
-    """Not that of everybody on the runlist: the slice has its half, and nothing is done to keep it so."""
-    children = [Program(n, slice="a", request_us=2000, load=load) for n in range(2, 2 + services)]
-    machine = Machine(Program(1, slice="a"), *children, Program(9), late=late)
-    machine.run(25)
-    done = used_in(machine, 20)
-    assert sum(done[:-1]) / sum(done) == pytest.approx(0.5, rel=0.05)
-    assert sum(done) > 0.9 * 20e6
-    assert machine.rate(25) < 1
 
 
 class OneWorks(Machine):
@@ -531,6 +336,13 @@ def test_who_comes_and_goes_waits_for_short_rounds() -> None:
     assert machine.rate(3) < 1
 
 
+def test_who_does_nothing_makes_no_rounds_short() -> None:
+    """One who is new is waited for, but nobody has seen him come and go."""
+    machine = Machine(Program(1, ends_us=0), Program(2), Program(3), late=2)
+    machine.run(5)
+    assert [program.place.timeslice_us for program in machine.programs[1:]] == [pytest.approx(30_000, rel=0.05)] * 2
+
+
 def test_who_is_gone_makes_no_rounds_short() -> None:
     """One came and went again and again, so rounds were to be short for long. He ends, and three come that do not."""
     machine = Machine(Program(1, request_us=2000, load=0.1), Program(2), Program(3))
@@ -634,7 +446,7 @@ def test_any_history(contenders: list[Contender], seed: int) -> None:
     everybody; and over a long time everybody is."""
     core, chance = Core(DEFAULT), random.Random(seed)
     on: dict[Process, int] = {}
-    changes, before = 0, {one.process: Place() for one in contenders}
+    turns, slices, before = 0, 0, {one.process: Place() for one in contenders}
     places = dict(before)
     everybody_wants = chance.random() < 0.5
     for _ in range(5000):
@@ -659,11 +471,13 @@ def test_any_history(contenders: list[Contender], seed: int) -> None:
                 assert one.process not in first
         if everybody_wants and len(first) < len(contenders):
             assert sum(not places[one.process].off for one in contenders if one.process not in first) == 1
-        changes += sum(places[p] != before[p] for p in places)
+        turns += sum(places[p].off != before[p].off for p in places)
+        slices += sum(places[p].timeslice_us != before[p].timeslice_us for p in places)
         before = places
     assert all(on.values()), "nobody starves"
     if everybody_wants:
-        assert changes <= 500 * 5 + 20 * len(contenders)
+        assert turns <= 2 * (500 * RATE + BURST)
+        assert slices <= len(contenders) * 500e6 / (LATE_US + LOOK_US), "one for each look"
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 3)), max_size=300))

@@ -29,8 +29,8 @@ from ggroupfs.policies.slo.levers import Wanted, wanted
 from ggroupfs.policies.slo.samples import MOST, Interval, Statistic
 from ggroupfs.policies.slo.settings import Settings
 from tests.page import rows, section
+from tests.scheduled import Program
 from tests.served import PRIORITY, Load, Served, service
-from tests.t2_scheduler import Program
 
 PACE = Pace(window=5, cooldown=5.0, silence=60.0)
 BOUNDS = Bounds(upper=0.05, lower=0.02)

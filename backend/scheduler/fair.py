@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import attrs
 
 from backend.identity import Process
-from backend.scheduler.shares import Contender, Layer, due, measures
+from backend.scheduler.shares import Contender, Layer, due, measures, tops
 from backend.scheduler.use import Use
 
 ROUND_US = 60_000
@@ -73,6 +73,7 @@ class Fair:
     _by_hand: bool = False  # whether some have explicit timeslices
     _light: set[Process] = attrs.field(factory=set)
     _left: dict[Process, float] = attrs.field(factory=dict)  # parts with what siblings leave, by those without
+    _seen: set[Process] = attrs.field(factory=set)  # who used anything since these share
     _used: dict[Process, float] = attrs.field(factory=dict)
     _recent: dict[Process, int] = attrs.field(factory=dict)  # ... since it was looked at
     _stays: dict[Process, int] = attrs.field(factory=dict)  # ... and how often each came onto the engine
@@ -150,36 +151,31 @@ class Fair:
         that the driver gives, so these are the measure. One of default weight in the root has that, and the others by
         their parts beside it, as if those were not there. 0 for the driver's default."""
         others = [one for one in members if not one.explicit]
-        scales = measures(others)
         self._members = [one for one in others if one.active]
         active = due(self._members, {})
+        scales = measures(others, due(others, {})) | measures(self._members, active)
         if active != self._parts or not self._by_hand:
             if not self._by_hand:
                 self._by_hand = True
                 self._gains.clear()
             self._begin(active)
         self._measure(window_us, use)
-        scales |= measures(self._members)
         right = {p: self._gains.get(p, 1.0) * self._left.get(p, 1.0) for p in scales}
-        # The measure stays what it is, and who has other than his part beside it is corrected.
-        measure = next((one.process for one in self._members if self._is_measure(one, use)), None)
-        unit = default_us / right.get(measure, 1.0) if measure is not None else default_us
         self._switches = {process: SWITCH_US * use.contexts(process) for process in scales}
         self._slices = {
-            process: min(ROUND_MOST_US, max(SLICE_LEAST_US, round(unit * scale * right[process])))
+            process: min(ROUND_MOST_US, max(SLICE_LEAST_US, round(default_us * scale * right[process])))
             for process, scale in scales.items()
         }
         chosen = {p: 0 if us == default_us and use.contexts(p) == 1 else us for p, us in self._slices.items()}
         return {one.process: chosen.get(one.process, 0) for one in members}
 
-    @staticmethod
-    def _is_measure(one: Contender, use: Use) -> bool:
-        return len(one.path) == 1 and use.contexts(one.process) == 1
-
     def _begin(self, parts: Layer) -> None:
         self._parts = dict(parts)
         self._stayer = None
+        self._seen.clear()
         self._left = {}
+        if light := self._light & parts.keys():  # these are taken to use little again
+            self._left = self._left_by_others(due(self._members, dict.fromkeys(light, 0.0)), parts.keys() - light)
         self._gains = {process: gain for process, gain in self._gains.items() if process in parts}
         self._forget()
 
@@ -197,10 +193,11 @@ class Fair:
 
     def _measure(self, window_us: int, use: Use) -> None:
         """Charges what was used; where anybody's use is unknown rounds are short, and slices what parts say."""
+        windows = {process: use.used(process) for process in self._parts}
+        self._seen |= {process for process, used in windows.items() if used}
         if self._late > 0:
             self._late -= window_us
             return
-        windows = {process: use.used(process) for process in self._parts}
         if unknown := {process for process, used in windows.items() if used is None}:
             self._shorten(LIVELY_US, unknown)
             return
@@ -270,7 +267,7 @@ class Fair:
 
     def _look(self, use: Use) -> None:
         # Rounds follow what was just seen, slices what was seen for long: they are to be right on the average.
-        if some := {process for process, used in self._had(self._recent).items() if used < SOME}:
+        if some := {process for process, used in self._had(self._recent).items() if 0 < used < SOME}:
             if not self._lively:
                 self._patience = min(LIVELY_MOST_US, 2 * self._patience) if self._calm < self._patience else LIVELY_US
             self._shorten(self._patience, some)
@@ -278,8 +275,7 @@ class Fair:
         full = self._full(use)
         self._recent = dict.fromkeys(self._parts, 0)
         self._stays = dict.fromkeys(self._parts, 0)
-        self._light -= full
-        self._light |= {process for process, used in self._used.items() if used and process not in full}
+        self._light = (self._light | self._seen) - full
         self._correct(full, use)
 
     def _correct(self, full: Set[Process], use: Use) -> None:
@@ -287,20 +283,48 @@ class Fair:
         where that differs by more than a slice that was, or was not, in what was measured."""
         total = sum(self._used.values()) or 1.0
         wanted = due(self._members, {p: used / total for p, used in self._used.items() if p not in full})
-        spent = sum(self._used[p] for p in full)
-        whole, parts = sum(wanted[p] for p in full) or 1.0, sum(self._parts[p] for p in full)
+        spent, whole = sum(self._used[p] for p in full), sum(wanted[p] for p in full) or 1.0
         theirs = {process: wanted[process] / whole * spent for process in full}
-        if not any(
+        left = self._left_by_others(wanted, full)
+        more = {process: left[process] / self._left.get(process, 1.0) for process in full}
+        if any(
             abs(self._used[process] - us) > self._slices.get(process, 0) + TOLERANCE * us
             for process, us in theirs.items()
         ):
-            return
-        left = {p: round(wanted[p] / whole * parts / self._parts[p], 6) for p in full}
-        for process, us in theirs.items():
+            self._gain({p: us / self._used[p] / more[p] for p, us in theirs.items()}, use)
+            self._left = left
+            self._forget()
+        elif self._by_hand and any(abs(one - 1) > MOVES * LOOK_US / self._measured for one in more.values()):
+            # There may be nobody to compare with. What was used is taken as if slices had been these all along.
+            self._left = left
+            self._used |= {process: self._used[process] * one for process, one in more.items()}
+            self._look_anew()
+
+    def _gain(self, steps: Mapping[Process, float], use: Use) -> None:
+        """Slices are to be so many times longer besides what parts, and what others leave of theirs, say."""
+        gains = {}
+        for process, step in steps.items():
             contexts = use.contexts(process)
-            step = us / self._used[process] * self._left.get(process, 1.0) / left[process]
             step = min(max(STEP[1], contexts), max(min(STEP[0], 1 / contexts), step))
             gain = self._gains.get(process, 1.0) * step
-            self._gains[process] = min(BOUND[1] * contexts, max(BOUND[0] / contexts, gain))
-        self._left = left
-        self._forget()
+            gains[process] = min(BOUND[1] * contexts, max(BOUND[0] / contexts, gain))
+        self._gains |= self._by_the_measure(gains, use) if self._by_hand else gains
+
+    def _left_by_others(self, wanted: Mapping[Process, float], full: Set[Process]) -> dict[Process, float]:
+        """What those who have always something to do are to have of what others leave, by their parts. Beside explicit
+        timeslices a group in the root has what it has, and what is left of that is for those in it."""
+        groups = [[one.process for one in below] for below in tops(self._members)] if self._by_hand else [full]
+        left: dict[Process, float] = {}
+        for group in groups:
+            whole, parts = sum(wanted[p] for p in group) or 1.0, sum(self._parts[p] for p in group)
+            left |= {p: round(wanted[p] / whole * parts / self._parts[p], 6) for p in group if p in full}
+        return left
+
+    def _by_the_measure(self, gains: Mapping[Process, float], use: Use) -> dict[Process, float]:
+        """The gains where the measure has none, and who has other than his part beside it is corrected. Where nobody is
+        that, in a slice or of several contexts, of which some may have nothing to do, one of them goes on as he did."""
+        there = [one for one in self._members if one.process in gains]
+        first = min(there, key=lambda one: (use.contexts(one.process) > 1, len(one.path)))
+        is_measure = use.contexts(first.process) == 1 and len(first.path) == 1
+        goal = 1.0 if is_measure else self._gains.get(first.process, 1.0)
+        return {process: gain * goal / gains[first.process] for process, gain in gains.items()}

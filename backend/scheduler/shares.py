@@ -7,7 +7,7 @@ has, by weight. So a slice has its part however many processes are in it, and a 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -99,10 +99,15 @@ def due(members: Sequence[Contender], most: Mapping[Process, float]) -> Mapping[
     return _due(members, 0, 1.0, most)
 
 
-def measures(members: Sequence[Contender]) -> dict[Process, float]:
+def tops(members: Sequence[Contender]) -> Collection[Sequence[Contender]]:
+    """The members by who is below the same group in the root."""
+    return _siblings(members, 0).values()
+
+
+def measures(members: Sequence[Contender], parts: Layer) -> dict[Process, float]:
     """The parts of a layer by that which one of default weight below the root has of it, whoever else there is."""
-    tops = sum(below[0].path[0].weight for below in _siblings(members, 0).values())
-    return {process: part * tops / WEIGHT_DEFAULT for process, part in due(members, {}).items()}
+    weights = sum(below[0].path[0].weight for below in tops(members))
+    return {process: part * weights / WEIGHT_DEFAULT for process, part in parts.items()}
 
 
 def _due(members: Sequence[Contender], depth: int, part: float, most: Mapping[Process, float]) -> dict[Process, float]:

@@ -17,8 +17,8 @@ from backend.soft.runlist import US, Runlist
 from ggroupfs.policies.slo.core import Bounds, Pace
 from tests.bench.core.record import Case, Figures
 from tests.bench.core.runner import Scenario
+from tests.scheduled import Machine, Program
 from tests.served import REQUEST_US, Served
-from tests.t2_scheduler import Machine, Program
 
 REFERENCE = "alone"
 OTHERS = (1, 2, 3, 4)

@@ -1,0 +1,200 @@
+"""A GPU whose programs the scheduler has share it, in simulated time.
+
+Engine and scheduler are the real ones: the runlist of the software GPU, and the daemon's scheduler core. Programs have
+always work, or requests that come at random.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+import attrs
+
+from backend.identity import Process
+from backend.records import Place
+from backend.scheduler.core import Core
+from backend.scheduler.parts import Done, Parts
+from backend.scheduler.shares import Contender, Level
+from backend.scheduler.use import Sample
+from backend.soft.runlist import US, Runlist, Tsg
+
+SWITCH = 197 * US
+TICK = 100_000 * US
+DEFAULT = 2048
+
+T = TypeVar("T")
+
+
+def in_one_go(parts: Parts[T]) -> T:
+    """What comes of it, where nobody waits."""
+    done = Done(parts)
+    for _ in done:
+        pass
+    return done.result
+
+
+@attrs.define(eq=False)
+class Program:
+    """Who uses the GPU: batch, or requests that come when they come."""
+
+    pid: int
+    priority: int = 8
+    weight: int = 100
+    contexts: int = 1
+    starts_us: int = 0
+    """When a batch program begins to work, and when it ends."""
+    ends_us: int = 1 << 50
+    explicit_us: int = 0
+    """compute.timeslice; 0 for none."""
+    kernel_us: int = 500
+    request_us: int = 0
+    """Of requests that come by themselves; 0 for a batch program."""
+    load: float = 0.0
+    """Of those."""
+    slice: str = ""
+    tsgs: list[Tsg] = attrs.field(factory=list)
+    arrivals: list[int] = attrs.field(factory=list)
+    latencies: list[int] = attrs.field(factory=list)
+    waiting: list[int] = attrs.field(factory=list)
+    before: int = 0
+    stayed: int = 0
+    place: Place = attrs.field(factory=Place)
+
+    @property
+    def process(self) -> Process:
+        return Process(self.pid, 1)
+
+    @property
+    def contender(self) -> Contender:
+        levels = [Level(self.slice, 8, 100)] if self.slice else []
+        path = (*levels, Level(self.pid, self.priority, self.weight))
+        return Contender(self.process, path, explicit=bool(self.explicit_us))
+
+    @property
+    def used(self) -> int:
+        return sum(tsg.busy for tsg in self.tsgs)
+
+    @property
+    def stays(self) -> int:
+        return sum(tsg.stays for tsg in self.tsgs)
+
+
+class Machine:
+    """One engine, its programs, and the scheduler's tick."""
+
+    def __init__(self, *programs: Program, schedule: bool = True, late: int = 0) -> None:
+        """What the scheduler hears of use is so many ticks old: as the trace of a real GPU, which is 0.2 s late."""
+        self._late = [dict[Process, Sample]() for _ in range(late)]
+        self.runlist = Runlist(SWITCH)
+        self.programs = programs
+        self.core = Core(DEFAULT) if schedule else None
+        self.calls: list[int] = []
+        """When a lever was moved, nanoseconds."""
+        self._next = 0
+        self._sampled = 0
+        self._come(programs)
+
+    def replace(self, *programs: Program) -> None:
+        """All that were there are gone, and others come."""
+        for program in self.programs:
+            for tsg in program.tsgs:
+                self.runlist.remove(tsg)
+        self.programs = programs
+        self._come(programs)
+
+    def _come(self, programs: Sequence[Program]) -> None:
+        chance = random.Random(1)
+        for program in programs:
+            program.tsgs = [Tsg(timeslice=DEFAULT * US) for _ in range(program.contexts)]
+            for tsg in program.tsgs:
+                self.runlist.add(tsg)
+            at = float(self.runlist.now + program.starts_us * US)
+            while program.request_us and at < 200e9:
+                at += chance.expovariate(program.load / (program.request_us * US))
+                program.arrivals.append(int(at))
+            program.arrivals.reverse()
+
+    def run(self, seconds: float) -> None:
+        end = self.runlist.now + int(seconds * 1e9)
+        while self.runlist.now < end:
+            if self.runlist.now >= self._next:
+                self._next += TICK
+                self._tick()
+            self._go_on(end)
+
+    def _go_on(self, end: int) -> None:
+        """What programs do next, and the engine until they do more; at the most to that time, nanoseconds."""
+        self._feed()
+        arrivals = [p.arrivals[-1] for p in self.programs if p.arrivals]
+        finish = self.runlist.until_next_finish()
+        step = min([end, self._next, *arrivals, self.runlist.now + finish if finish is not None else end])
+        self.runlist.advance(max(min(step, self.runlist.now + 500 * US), self.runlist.now + 1))
+        self._note()
+
+    def _feed(self) -> None:
+        for program in self.programs:
+            while program.arrivals and program.arrivals[-1] <= self.runlist.now:
+                count = program.request_us // program.kernel_us
+                program.tsgs[0].launch(count, program.kernel_us * US)
+                program.waiting.append(program.arrivals.pop())
+            working = program.starts_us * US <= self.runlist.now < program.ends_us * US
+            if not program.request_us and working:
+                for tsg in program.tsgs:
+                    if len(tsg.queue) < 4:
+                        tsg.launch(8, program.kernel_us * US)
+
+    def _note(self) -> None:
+        for program in self.programs:
+            if program.request_us:
+                count = program.request_us // program.kernel_us
+                while len(program.latencies) < program.tsgs[0].finished // count:
+                    program.latencies.append(self.runlist.now - program.waiting.pop(0))
+
+    def _tick(self) -> None:
+        if self.core is None:
+            return
+        samples = {
+            p.process: Sample((p.used - p.before) // US, None, p.contexts, p.stays - p.stayed) for p in self.programs
+        }
+        for program in self.programs:
+            program.before, program.stayed = program.used, program.stays
+        self._late.append(samples)
+        samples = {
+            p.process: attrs.evolve(self._late[0].get(p.process, Sample(0, stays=0)), contexts=p.contexts)
+            for p in self.programs
+        }
+        del self._late[0]
+        window, self._sampled = (self.runlist.now - self._sampled) // US, self.runlist.now
+        places = in_one_go(self.core.decide(window, [p.contender for p in self.programs], samples))
+        for program in self.programs:
+            was, place = program.place, places[program.process]
+            self.calls += [self.runlist.now] * ((place.off != was.off) + (place.timeslice_us != was.timeslice_us))
+            program.place = place
+            us = program.explicit_us or place.timeslice_us
+            for tsg in program.tsgs:
+                tsg.attached = not place.off
+                tsg.timeslice = (max(1, us // len(program.tsgs)) if us else DEFAULT) * US
+
+    def rate(self, since_s: float) -> float:
+        """Calls a second from then on."""
+        return sum(at >= since_s * 1e9 for at in self.calls) / (self.runlist.now / 1e9 - since_s)
+
+
+def used_in(machine: Machine, seconds: float) -> list[int]:
+    """Microseconds on the engine in the next seconds, of each."""
+    before = [program.used for program in machine.programs]
+    machine.run(seconds)
+    return [(program.used - b) // US for program, b in zip(machine.programs, before, strict=True)]
+
+
+def shares(machine: Machine, seconds: float, settle: float = 5.0) -> list[float]:
+    """What each did, of what all did."""
+    machine.run(settle)
+    done = used_in(machine, seconds)
+    return [one / sum(done) for one in done]
+
+
+def p99(program: Program) -> float:
+    return sorted(program.latencies)[int(0.99 * len(program.latencies))] / 1e6
