@@ -19,7 +19,7 @@ import pytest
 
 from tests.cgroups import enter, slice_path
 from tests.mounted import Mounted
-from tests.t7_nvidia.conftest import WANT, Worker, rates, wait_for
+from tests.t7_nvidia.conftest import STOP, WANT, Worker, rates, wait_for
 from tests.t7_nvidia.t7_real_programs import group_of
 from tests.t7_nvidia.t7_usage import used
 
@@ -220,6 +220,39 @@ def test_a_slice_has_the_share_of_a_program(gpu_mount: Mounted, place: Path, wor
     print(f"four in a slice, and one: {[f'{part:.4f}' for part in parts]}, {total / window:.4f} of the time")
     assert sum(parts[:4]) == pytest.approx(0.5, rel=0.05)
     assert parts[:4] == pytest.approx([0.125] * 4, rel=0.1)
+
+
+def bursts(light: Worker, seconds: float) -> None:
+    """It has 32 kernels to do, and after 0.25 s again."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        light.set(STOP, 0)
+        time.sleep(0.001)
+        light.set(STOP, 2)
+        time.sleep(0.25)
+
+
+@pytest.mark.timeout(120)
+def test_what_a_child_leaves_is_its_siblings_beside_a_timeslice(gpu_mount: Mounted, place: Path, worker: Start) -> None:
+    """A slice has the driver's 2.048 ms beside 1 ms that somebody set, though one in it uses next to nothing."""
+    short, busy, light = worker(500), worker(500), worker(50)
+    light.started()
+    light.set(STOP, 2)
+    for one in (busy, light):
+        enter(one.pid, place)
+    for one in (short, busy, light):
+        group_of(gpu_mount, one)
+    wait_for((gpu_mount / "slice" / slice_path(place) / "0").exists, "the slice is in the tree")
+    (gpu_mount.group(short.pid) / "compute.timeslice").write_text("1\n")
+    bursts(light, 6)
+    before = [one.finished for one in (short, busy, light)]
+    bursts(light, 10)
+    did = [one.finished - count for one, count in zip((short, busy, light), before, strict=True)]
+    print(
+        f"1 ms against a slice: {did[0] / did[1]:.3f} of the one that is busy, {did[2]} kernels of 50 us of the other"
+    )
+    assert did[2] > 0
+    assert did[0] / did[1] == pytest.approx(1 / 2.048, rel=0.1)
 
 
 @pytest.mark.timeout(120)
