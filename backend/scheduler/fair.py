@@ -321,8 +321,8 @@ class Fair:
         return left
 
     def _by_the_measure(self, gains: Mapping[Process, float], use: Use) -> dict[Process, float]:
-        """The gains where the measure has none, and who has other than his part beside it is corrected. Where nobody is
-        that, in a slice or of several contexts, of which some may have nothing to do, one of them goes on as he did."""
+        """Gains by that of the measure, which has none: who has other than his part beside it is corrected. Where all
+        are in slices, or have several contexts, of which some may have nothing to do, one goes on as he did."""
         there = [one for one in self._members if one.process in gains]
         first = min(there, key=lambda one: (use.contexts(one.process) > 1, len(one.path)))
         is_measure = use.contexts(first.process) == 1 and len(first.path) == 1
