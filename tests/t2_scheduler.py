@@ -449,16 +449,20 @@ def test_any_history(contenders: list[Contender], seed: int) -> None:
     turns, slices, before = 0, 0, {one.process: Place() for one in contenders}
     places = dict(before)
     everybody_wants = chance.random() < 0.5
+    as_slices_are = everybody_wants and chance.random() < 0.5
+    first = next(iter(strata([attrs.evolve(one, active=True) for one in contenders])))
     for _ in range(5000):
         samples = {}
+        whole = sum(places[process].timeslice_us or DEFAULT for process in first)
         for one in contenders:
             wants = everybody_wants or chance.random() < 0.3
             used = chance.randrange(1, 30_000) if wants and not places[one.process].off else 0
+            if as_slices_are and one.process in first:
+                part = (places[one.process].timeslice_us or DEFAULT) / whole
+                used = round(90_000 * part * chance.uniform(0.9, 1.1))
             samples[one.process] = Sample(used)
         places = dict(in_one_go(core.decide(100_000, contenders, samples)))
         assert places.keys() == before.keys()
-        everybody = [attrs.evolve(one, active=True) for one in contenders]
-        first = next(iter(strata(everybody)))
         assert not all(place.off for place in places.values())
         for one in contenders:
             place = places[one.process]
@@ -478,6 +482,8 @@ def test_any_history(contenders: list[Contender], seed: int) -> None:
     if everybody_wants:
         assert turns <= 2 * (500 * RATE + BURST) + len(contenders), "all but one are off in the beginning"
         assert slices <= len(contenders) * 500e6 / (LATE_US + LOOK_US), "one for each look"
+    if as_slices_are:
+        assert turns + slices <= 500 * 5 + 20 * len(contenders), "what goes on as before is left alone"
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 3)), max_size=300))
