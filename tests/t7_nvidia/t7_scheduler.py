@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,8 +27,8 @@ from tests.t7_nvidia.t7_usage import used
 Start = Callable[..., Worker]
 T = TypeVar("T")
 
-RATE, SECONDS = 40.0, 20.0
-"""Requests a second, about 35 % of an H200, and for how long."""
+LOAD, SECONDS = 0.35, 20.0
+"""The part of a GPU's time that requests take, whatever GPU it is, and for how long they come."""
 SETTLED_S = 2.0
 """After a change; slices are looked at once a second."""
 
@@ -45,9 +46,19 @@ class Colocated:
         print(line, file=self.process.stdin, flush=True)
         return self.process.stdout.readline()
 
+    def serve(self, rate: float, seconds: float) -> list[float]:
+        """Latencies of its requests from now on, so many a second; seconds."""
+        return [float(one) for one in json.loads(self.ask(f"go {rate} {seconds}"))]
+
+    @cached_property
+    def rate(self) -> float:
+        """Requests a second that are LOAD of the GPU: by what one takes when it is asked for first, with nobody beside
+        it."""
+        return LOAD / statistics.median(self.serve(10, 2))
+
     def latencies(self, seconds: float = SECONDS) -> list[float]:
-        """Of its requests from now on, seconds."""
-        return [float(one) for one in json.loads(self.ask(f"go {RATE} {seconds}"))]
+        """... at that rate. The first time it has to be alone."""
+        return self.serve(self.rate, seconds)
 
     def count(self) -> int:
         """Products done."""
@@ -143,7 +154,8 @@ def test_a_critical_program_beside_batch_programs(
     late, alone = p99(latencies), p99(before + after)
     p50 = [f"{statistics.median(some) * 1e3:.2f}" for some in (before, latencies, after)]
     print(
-        f"{others} of {kind} beside it: {clock:.0f} MHz, then {lower:.0f}; p50 {' '.join(p50)}, "
+        f"{critical.rate:.1f} requests a second, {others} of {kind} beside them: {clock:.0f} MHz, then {lower:.0f}; "
+        f"p50 {' '.join(p50)}, "
         f"p99 alone {p99(before) * 1e3:.2f} and {p99(after) * 1e3:.2f} ms, "
         f"sharing {default * 1e3:.2f}, first {late * 1e3:.2f} ({late / alone:.3f} x); "
         f"batch {rate / full:.3f} of its speed alone, {moved} times taken off the runlist in {SECONDS:.0f} s"
