@@ -76,7 +76,7 @@ class Tsg:
     channels: tuple[int, ...]
     """Handles of its channels."""
     default_us: int
-    """Timeslice that it had when it was found, microseconds."""
+    """Its own timeslice, microseconds: what it had when it was found, or is known to have got from its maker since."""
 
 
 def is_channel(class_: int) -> bool:
@@ -236,9 +236,14 @@ class Handles:
         """Timeslices that TSGs (client, handle) had of their own before a daemon before us gave them others."""
         with self._lock:
             self._recalled |= defaults
+        self.learn(defaults)
+
+    def learn(self, defaults: Mapping[tuple[int, int], int]) -> None:
+        """Timeslices that TSGs (client, handle) which are known have of their own, whatever they were found with."""
+        with self._lock:
             for client in self._clients.values():
                 own = {handle: us for (root, handle), us in defaults.items() if root == client.handle}
-                client.defaults |= {handle: us for handle, us in own.items() if handle in client.defaults}
+                client.defaults |= {handle: us for handle, us in own.items() if handle in client.objects}
             self._tsgs = None
 
     def fds(self) -> Sequence[int]:

@@ -34,6 +34,11 @@ NESTED = 8
 """Times that a channel is enabled, at most, until it is."""
 
 
+def name(tsg: Tsg) -> Key:
+    """By which it is known to the driver."""
+    return tsg.client, tsg.handle
+
+
 def still_there(controls: Controls, tsgs: Sequence[Tsg]) -> Sequence[Tsg]:
     """Those of `tsgs`, with those of their channels, whose handles still are what they were."""
     found = []
@@ -53,10 +58,10 @@ def shares(tsgs: Sequence[Tsg], us: int) -> Mapping[Tsg, int]:
 
 
 def differing(tsgs: Sequence[Tsg], us: int, slices: Mapping[Key, int]) -> Iterator[tuple[Tsg, int]]:
-    """The GR TSGs that have another part of `us` microseconds than theirs, by what is known, each with its part."""
-    own = shares(tsgs, 0)
+    """The GR TSGs that have another part of `us` microseconds than theirs, by what is known, each with its part. One
+    that was given none has its own, which may change: it is given its part though that be the same."""
     for tsg, share in shares(tsgs, us).items():
-        if slices.get((tsg.client, tsg.handle), own[tsg]) != share:
+        if slices.get(name(tsg), UNKNOWN if us else share) != share:
             yield tsg, share
 
 
@@ -66,7 +71,7 @@ def set_timeslice(controls: Controls, tsgs: Sequence[Tsg], us: int, slices: Muta
     `slices` are those that were set, and stays so: the driver is not asked for what is so already.
     """
     for tsg, share in list(differing(tsgs, us, slices)):
-        key = tsg.client, tsg.handle
+        key = name(tsg)
         slices[key] = UNKNOWN
         try:
             controls[tsg.fd].query(tsg.client, tsg.handle, rm.SET_TIMESLICE, rm.TIMESLICE, share)
@@ -76,20 +81,22 @@ def set_timeslice(controls: Controls, tsgs: Sequence[Tsg], us: int, slices: Muta
             log.debug("TSG 0x%x went away: %s", tsg.handle, error)
         else:
             slices[key] = share
-    there = {(tsg.client, tsg.handle) for tsg in tsgs} if us else set()
+    there = {name(tsg) for tsg in tsgs} if us else set()
     for key in slices.keys() - there:
         del slices[key]
 
 
-def look_at_timeslices(controls: Controls, tsgs: Collection[Tsg], slices: MutableMapping[Key, int]) -> None:
-    """Asks for timeslices, whoever set them last: one call for each of `tsgs`."""
+def timeslices(controls: Controls, tsgs: Collection[Tsg]) -> Mapping[Key, int]:
+    """What TSGs have, microseconds, whoever set it last: one call for each. Without those that are gone."""
+    found = {}
     for tsg in tsgs:
         try:
             query = controls[tsg.fd].query
-            slices[tsg.client, tsg.handle] = query(tsg.client, tsg.handle, rm.GET_TIMESLICE, rm.TIMESLICE, 0)[0]
+            found[name(tsg)] = query(tsg.client, tsg.handle, rm.GET_TIMESLICE, rm.TIMESLICE, 0)[0]
         except rm.RmError as error:
             if not error.gone:
                 raise
+    return found
 
 
 def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:

@@ -171,7 +171,7 @@ class Tenant:
     def begin_again(self) -> None:
         """The GPU was lost and is back: whatever was done to it before is undone, or asked for anew."""
         self.off.clear()
-        self.slices.clear()
+        self.slices = dict.fromkeys(self.slices, levers.UNKNOWN)
         self.held.clear()
         self.adopted, self.began = False, NEVER
 
@@ -213,23 +213,21 @@ class Tenant:
 
     def is_stretched(self, now: float) -> bool:
         """Asks for timeslices, whether they are not what was set. It is `now`, in seconds."""
-        known = dict(self.slices)
-        tsgs = [tsg for tsg in self.tsgs() if known.get((tsg.client, tsg.handle), levers.UNKNOWN) != levers.UNKNOWN]
+        known = {key: us for key, us in dict(self.slices).items() if us != levers.UNKNOWN}
+        tsgs = [tsg for tsg in self.tsgs() if levers.name(tsg) in known]
         tsgs = random.sample(tsgs, min(len(tsgs), SLICES_AT_ONCE))
-        found = dict(known)
         try:
             with rm.borrowed(self.system, self.process, sorted({tsg.fd for tsg in tsgs})) as controls:
-                tsgs = [tsg for tsg in tsgs if tsg.fd in controls]
-                levers.look_at_timeslices(controls, tsgs, found)
+                found = levers.timeslices(controls, [tsg for tsg in tsgs if tsg.fd in controls])
         except OSError:
             return False  # gone, or about to be found so
         self.held = {key: since for key, since in self.held.items() if key in known}
-        for key in ((tsg.client, tsg.handle) for tsg in tsgs):
-            if found[key] == known[key]:
+        for key, us in found.items():
+            if us == known[key]:
                 self.held.setdefault(key, now)
             elif now - self.held.get(key, now) >= OWN_S:
                 self.changed.add(key)
-        return found != known
+        return any(us != known[key] for key, us in found.items())
 
     def _next_question(self) -> Key | None:
         """A channel of each TSG first, of those that run kernels before the others; nobody knows which one."""
@@ -261,7 +259,6 @@ class Tenant:
 
     def _enforce(self, again: bool, anew: bool = False) -> str:
         """The levers proper take about 1 ms."""
-        undone = ""
         with self.acting, self._alive():
             if anew:
                 self._doubt()
@@ -272,16 +269,10 @@ class Tenant:
             with self._borrowed() as controls, self.handles.levers.taken():
                 if self.frozen or not self.off:  # who is let go waits for it, and what is new is not off
                     self.handles.quick(controls)
-                tsgs = levers.still_there(controls, self.tsgs())
                 enabled = self.states.enabled
-                if again and self.timeslice_us:
-                    before = dict(self.slices)
-                    levers.look_at_timeslices(controls, levers.shares(tsgs, 0), self.slices)
-                    changed, self.changed = self.changed, set()
-                    known = {key: us for key, us in before.items() if us != levers.UNKNOWN}
-                    others = {key for key in changed & known.keys() if self.slices.get(key) != known[key]}
-                    if others - self._excuse(others):
-                        undone = "timeslice"
+                tsgs = levers.still_there(controls, self.tsgs())
+                tsgs, stretched = self._ask_for_timeslices(controls, tsgs, again)
+                undone = "timeslice" if stretched else ""
                 if again and self.frozen and (key := self._next_question()) and self._is_undone(key):
                     undone = "freeze"
                     self._questions.clear()
@@ -295,7 +286,7 @@ class Tenant:
                     self.notes.note(self.process, {_name(tsg): us for tsg, us in levers.shares(tsgs, 0).items()})
                     if self.forgotten:
                         self.notes.note(self.process, {})
-                unseen = {(tsg.client, tsg.handle) for tsg in self.tsgs()} - {(tsg.client, tsg.handle) for tsg in tsgs}
+                unseen = set(map(levers.name, self.tsgs())) - set(map(levers.name, tsgs))
                 left = {key: us for key, us in self.slices.items() if key in unseen}
                 levers.set_timeslice(controls, tsgs, self.timeslice_us, self.slices)
                 self.slices |= left  # until a look says that they were freed
@@ -331,9 +322,40 @@ class Tenant:
             self.adopted, self.began = False, NEVER
         self.slices = dict.fromkeys(slices, levers.UNKNOWN)
 
+    def _ask_for_timeslices(self, controls: Controls, tsgs: Sequence[Tsg], again: bool) -> tuple[Sequence[Tsg], bool]:
+        """Asks those that are to be given one, or their own back; with `again` all. Returns `tsgs` with what is known
+        to be their own by now, and whether it undid what was set."""
+        given = self.timeslice_us != 0
+        again = again and given
+        due = [tsg for tsg, _ in levers.differing(tsgs, self.timeslice_us, self.slices)]
+        due = [tsg for tsg in due if (levers.name(tsg) in self.slices) != given]
+        found = levers.timeslices(controls, levers.shares(tsgs, 0) if again else due)
+        known = {key: us for key, us in self.slices.items() if us != levers.UNKNOWN}
+        tsgs = self._learn(tsgs, found)
+        self.slices |= found
+        if not again:
+            return tsgs, False
+        changed, self.changed = self.changed, set()
+        others = {key for key in changed & known.keys() & found.keys() if found[key] != known[key]}
+        return tsgs, bool(others - self._excuse(others))
+
+    def _learn(self, tsgs: Sequence[Tsg], found: Mapping[Key, int]) -> Sequence[Tsg]:
+        """`tsgs` with their own timeslices, of those that were found: who makes a TSG may set it late. It is what the
+        TSG has before it is given one, and the CUDA library's, whenever that comes."""
+        own = {}
+        for tsg in tsgs:
+            key = levers.name(tsg)
+            us = found.get(key, tsg.default_us)
+            by_cuda = us == rm.TIMESLICE_DEFAULT_US and self.slices.get(key) not in (us, levers.UNKNOWN)
+            if us != tsg.default_us and (by_cuda or key not in self.slices):
+                own[key] = us
+        if own:
+            self.handles.learn(own)
+        return [attrs.evolve(tsg, default_us=own.get(levers.name(tsg), tsg.default_us)) for tsg in tsgs]
+
     def _excuse(self, keys: Set[Key]) -> Set[Key]:
         """Those of the TSGs whose new timeslice their maker may have set: its default, the first time. Not again."""
-        own = {(tsg.client, tsg.handle): us for tsg, us in levers.shares(self.tsgs(), 0).items()}
+        own = {levers.name(tsg): us for tsg, us in levers.shares(self.tsgs(), 0).items()}
         excused = {key for key in keys - self.excused if self.slices.get(key) == own.get(key)}
         self.excused = (self.excused | excused) & own.keys()
         return excused

@@ -1,25 +1,22 @@
 """CUDA programs that undo what was set for them, on a real driver: it holds again within a second, and is counted.
 
-What the program does, the test does for it, with the program's own open files of the driver: RM cannot tell the two.
+What the program does, the test does for it (inside.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
 import pytest
 
-from backend.identity import Process, identify
-from backend.nvidia import levers, linux, rm
-from backend.nvidia.discover import Census, ClientCounter, Handles, Tsg
-from backend.nvidia.levers import Controls
+from backend.nvidia import levers
 from backend.nvidia.tenant import OWN_S
 from ggroupfs.client import flat
 from tests.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import Worker, rates, wait_for
+from tests.t7_nvidia.inside import Inside, insides
 
 TIMES = 5
 SECONDS = 1.0
@@ -37,58 +34,36 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 
 @attrs.define
 class Hostile:
-    """A program, and its own way to the driver."""
+    """A program that undoes what was set for it."""
 
     worker: Worker
     group: Path
     """Its control files."""
-    system: linux.System
-    process: Process
-    handles: Handles
+    inside: Inside
+    """What it does."""
 
     @property
     def undone(self) -> int:
         return flat((self.group / "compute.events").read_text())["undone"]
 
-    @contextmanager
-    def own(self) -> Iterator[tuple[Controls, list[Tsg]]]:
-        """Its open files, and the TSGs that it has by them."""
-        self.handles.wide(force=True)
-        with rm.borrowed(self.system, self.process, self.handles.fds()) as controls:
-            tsgs = [*self.handles.tsgs()]
-            assert tsgs
-            yield controls, tsgs
-
     def thaws(self) -> None:
         """FIFO_DISABLE_CHANNELS with bDisable 0, for all its channels."""
-        with self.own() as (controls, tsgs):
+        with self.inside.own() as (controls, tsgs):
             levers.attach_once(controls, tsgs, set())
 
     def stretches(self) -> None:
         """SET_TIMESLICE of its GR TSGs."""
-        with self.own() as (controls, tsgs):
+        with self.inside.own() as (controls, tsgs):
             levers.set_timeslice(controls, tsgs, OWN_US, {})
-
-    def timeslices(self) -> list[int]:
-        """Of its GR TSGs, microseconds, by the driver."""
-        found: dict[levers.Key, int] = {}
-        with self.own() as (controls, tsgs):
-            levers.look_at_timeslices(controls, levers.shares(tsgs, 0), found)
-        return sorted(found.values())
 
 
 @pytest.fixture
 def hostile(mount: Mounted, worker: Start) -> Iterator[Hostile]:
-    system = linux.LinuxSystem()
-    counter = ClientCounter(system)  # before it begins: so it is known where its clients are
-    try:
+    with insides() as inside:
         one = worker()
         one.started()
-        process = identify(one.pid)
         wait_for(mount.group(one.pid).exists, "it is in the tree")
-        yield Hostile(one, mount.group(one.pid), system, process, Census(system, counter).of(process))
-    finally:
-        counter.close()
+        yield Hostile(one, mount.group(one.pid), inside(one.pid))
 
 
 def test_who_undoes_its_freeze(hostile: Hostile) -> None:
@@ -117,13 +92,13 @@ def test_who_undoes_its_timeslice(mount: Mounted, hostile: Hostile, worker: Star
     (mount.group(other.pid) / "compute.timeslice").write_text(f"{OTHERS_US}us")
     (hostile.group / "compute.timeslice").write_text(f"{SET_US}us")
     rates(other, hostile.worker, seconds=2 * OWN_S)  # who has not had it for a while is not blamed
-    took, ours = [], hostile.timeslices()
+    took, ours = [], hostile.inside.timeslices()
     assert sum(ours) == SET_US
     for _ in range(TIMES):
         undone = hostile.undone
         hostile.stretches()
         took.append(wait_for(lambda undone=undone: hostile.undone > undone, "it is counted"))  # type: ignore[misc]
-        assert hostile.timeslices() == ours, "it is as it was set"
+        assert hostile.inside.timeslices() == ours, "it is as it was set"
     shares = rates(other, hostile.worker)
     print(f"a timeslice undone {TIMES} times: holds again after {min(took):.3f} to {max(took):.3f} s; shares {shares}")
     assert max(took) < SECONDS

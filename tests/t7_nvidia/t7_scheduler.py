@@ -18,9 +18,11 @@ import attrs
 import pynvml
 import pytest
 
+from ggroupfs.client import flat
 from tests.cgroups import enter, slice_path
 from tests.mounted import Mounted
 from tests.t7_nvidia.conftest import STOP, WANT, Worker, rates, wait_for
+from tests.t7_nvidia.inside import insides
 from tests.t7_nvidia.t7_real_programs import group_of
 from tests.t7_nvidia.t7_usage import used
 
@@ -265,6 +267,24 @@ def test_what_a_child_leaves_is_its_siblings_beside_a_timeslice(gpu_mount: Mount
     )
     assert did[2] > 0
     assert did[0] / did[1] == pytest.approx(1 / 2.048, rel=0.1)
+
+
+@pytest.mark.timeout(120)
+def test_who_begins_on_a_busy_gpu_has_undone_nothing(
+    gpu_mount: Mounted, colocated: Callable[[str], Colocated], worker: Start
+) -> None:
+    """There the CUDA library sets the timeslice of a TSG seconds after it was found, and was given another. That is
+    what the program has beside an explicit timeslice of somebody else, and not what its TSG was found with."""
+    with insides() as inside:
+        others = [worker(us) for us in (500, 20_000, 20_000)]
+        begun = [colocated("requests").process.pid for _ in range(4)]
+        time.sleep(SETTLED_S)
+        given = [inside(pid).timeslices() for pid in begun]
+        (group_of(gpu_mount, others[0]) / "compute.timeslice").write_text("4\n")
+        wait_for(lambda: all(inside(pid).timeslices() == [2048] for pid in begun), "they have CUDA's timeslice")
+        print(f"had {given}, and have 2048 us beside an explicit timeslice", end="")
+    undone = [flat((gpu_mount.group(pid) / "compute.events").read_text())["undone"] for pid in begun]
+    assert undone == [0] * len(begun)
 
 
 @pytest.mark.timeout(120)

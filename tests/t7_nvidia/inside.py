@@ -1,0 +1,52 @@
+"""A program's own way to the driver: with its open files, so that RM cannot tell the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import attrs
+
+from backend.identity import Process, identify
+from backend.nvidia import levers, linux, rm
+from backend.nvidia.discover import Census, ClientCounter, Handles, Tsg
+from backend.nvidia.levers import Controls
+
+
+@attrs.define
+class Inside:
+    """See the module."""
+
+    system: linux.System
+    process: Process
+    handles: Handles
+
+    @contextmanager
+    def own(self) -> Iterator[tuple[Controls, list[Tsg]]]:
+        """Its open files, and the TSGs that it has by them."""
+        self.handles.wide(force=True)
+        with rm.borrowed(self.system, self.process, self.handles.fds()) as controls:
+            tsgs = [*self.handles.tsgs()]
+            assert tsgs
+            yield controls, tsgs
+
+    def timeslices(self) -> list[int]:
+        """Of its GR TSGs, microseconds, by the driver."""
+        with self.own() as (controls, tsgs):
+            return sorted(levers.timeslices(controls, levers.shares(tsgs, 0)).values())
+
+
+@contextmanager
+def insides() -> Iterator[Callable[[int], Inside]]:
+    """For the pids of programs that begin after this: so it is known where their clients are."""
+    system = linux.LinuxSystem()
+    counter = ClientCounter(system)
+
+    def of(pid: int) -> Inside:
+        process = identify(pid)
+        return Inside(system, process, Census(system, counter).of(process))
+
+    try:
+        yield of
+    finally:
+        counter.close()
