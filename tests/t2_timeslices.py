@@ -7,6 +7,8 @@ library's, 2048 us, only seconds later (docs/nvidia.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import trio
 
@@ -78,12 +80,17 @@ def test_what_its_maker_sets_meanwhile_is_its_own(late: float) -> None:
     drive(test)
 
 
-def test_what_its_maker_set_just_before_it_is_let_go_stays() -> None:
+@pytest.mark.parametrize("then", [(0,), (700, 0), (BY_CUDA, 0), (AS_MADE, 0)])
+def test_what_its_maker_set_just_before_it_is_given_another_is_its_own(then: Sequence[int]) -> None:
+    """The scheduler may change a timeslice before anybody asked whether it is still what was set."""
+
     async def test(rig: Rig) -> None:
         program, gr = new_contexts(rig)
         await rig.gpus[0].set_timeslice(program.identity, 600)
         give(gr, BY_CUDA)
-        await rig.gpus[0].set_timeslice(program.identity, 0)
+        for us in then:
+            await rig.gpus[0].set_timeslice(program.identity, us)
+            assert has(gr) == {us or BY_CUDA}
         assert has(gr) == {BY_CUDA}
         assert not rig.gpus[0]._tenant(program.identity).has_policy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ import backend.identity
 from backend.nvidia import rm
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
-from tests.fake_nvidia import FakeNvml, FakeSystem, patient
+from tests.fake_nvidia import FakeNvml, FakeSystem, Object, patient
 from tests.harness import running
 from tests.t2_nvidia_gpu import ON_THE_GPU
 
@@ -52,3 +53,43 @@ def test_no_more_than_fifty_calls_in_any_second(spawn: Spawn, programs: int, con
     # The driver answers what a timeslice is from its own memory: 4 us, and 200 programs a second at most.
     asked = [at for at, cmd in when if cmd == rm.GET_TIMESLICE and 1 <= at < 9.9]
     assert 0 < max(sum(at <= other < at + 1 for other in asked) for at in asked) <= 200 * contexts
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_who_begins_on_a_busy_gpu_has_its_own_timeslice_beside_an_explicit_one(spawn: Spawn, seed: int) -> None:
+    """The CUDA library sets that seconds after the TSG was found, while the scheduler gives it one and another."""
+    fake, nvml = FakeSystem(trace=None), FakeNvml(count=1)
+    chance = random.Random(seed)
+
+    async def main() -> None:
+        (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
+        late: list[Object] = []
+
+        async def begin(pids: list[int]) -> None:
+            await trio.sleep(chance.uniform(0, 3))
+            process = backend.identity.identify(spawn().pid)
+            program = fake.program(process.pid, 0, start=process.start)
+            (tsg,) = [one for one in program.objects.values() if one.timeslice == 2048]
+            tsg.timeslice = 1024
+            nvml.compute.setdefault(0, []).append((process.pid, 1 << 20))
+            pids.append(process.pid)
+            await trio.sleep(chance.uniform(0, 3))
+            tsg.timeslice = 2048
+            late.append(tsg)
+
+        async with running(gpu, scheduler=True) as h:
+            pids: list[int] = []
+            async with trio.open_nursery() as nursery:
+                for _ in range(7):
+                    nursery.start_soon(begin, pids)
+            await trio.sleep(2)
+            assert len({tsg.timeslice for tsg in late} - {1024, 2048}) > 0, "the scheduler is at it"
+            await h.write(f"{pids[0]}/0/compute.timeslice", "4")
+            await trio.sleep(2)
+            assert sorted(tsg.timeslice for tsg in late) == [2048] * 6 + [4000]
+            for pid in pids:
+                assert "undone 0\n" in await h.read(f"{pid}/0/compute.events")
+
+    clock = MockClock(autojump_threshold=0.005)
+    with patient(clock, lambda: False):
+        trio.run(main, clock=clock)

@@ -323,12 +323,10 @@ class Tenant:
         self.slices = dict.fromkeys(slices, levers.UNKNOWN)
 
     def _ask_for_timeslices(self, controls: Controls, tsgs: Sequence[Tsg], again: bool) -> tuple[Sequence[Tsg], bool]:
-        """Asks those that are to be given one, or their own back; with `again` all. Returns `tsgs` with what is known
-        to be their own by now, and whether it undid what was set."""
-        given = self.timeslice_us != 0
-        again = again and given
+        """Asks those that are about to be given another one; with `again` all. Returns `tsgs` with what is known to be
+        their own by now, and whether it undid what was set."""
+        again = again and self.timeslice_us != 0
         due = [tsg for tsg, _ in levers.differing(tsgs, self.timeslice_us, self.slices)]
-        due = [tsg for tsg in due if (levers.name(tsg) in self.slices) != given]
         found = levers.timeslices(controls, levers.shares(tsgs, 0) if again else due)
         known = {key: us for key, us in self.slices.items() if us != levers.UNKNOWN}
         tsgs = self._learn(tsgs, found)
