@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.mounted import Mounted
 from tests.policy_program import PolicyProgram
-from tests.t7_nvidia.conftest import ROOT, wait_for
+from tests.t7_nvidia.colocations import p99, started
 from tests.t7_nvidia.t7_migrate import where
-from tests.t7_nvidia.t7_scheduler import Colocated, p99
 
 BALANCED_S = 10.0
 
@@ -32,46 +28,24 @@ statistic = "p99"
 """
 
 
-@contextlib.contextmanager
-def colocated(mount: Mounted, *words: str) -> Iterator[Colocated]:
-    """A program on GPU 0, in the tree; ended by pid."""
-    paths = [os.fspath(ROOT), os.environ.get("PYTHONPATH", "")]
-    process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("colocated.py"), *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ":".join(filter(None, paths))},
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        wait_for((mount.group(process.pid) / "compute.priority").exists, "it is in the tree")
-        yield Colocated(process)
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.timeout(300)
 def test_an_overloaded_gpu_and_an_idle_one(gpu_mount: Mounted, tmp_path: Path) -> None:
     """The bound is one and a half times its p99 alone. Some of the batch programs go; it stays."""
-    pytest.importorskip("torch")
     socket, file = tmp_path / "balance.sock", tmp_path / "balance.toml"
     with contextlib.ExitStack() as stack:
-        critical = stack.enter_context(colocated(gpu_mount, "requests", os.fspath(socket)))
+        critical = stack.enter_context(started(gpu_mount, "requests", os.fspath(socket)))
         alone = p99(critical.latencies(10))
         upper = 1.5 * alone
-        batch = [stack.enter_context(colocated(gpu_mount, "products")) for _ in range(3)]
+        batch = [stack.enter_context(started(gpu_mount, "products")) for _ in range(3)]
         shared = p99(critical.latencies(5))
-        file.write_text(CONFIG.format(socket=socket, pid=critical.process.pid, upper=upper * 1e3))
+        file.write_text(CONFIG.format(socket=socket, pid=critical.pid, upper=upper * 1e3))
         counts = [one.count() for one in batch]
         began = time.monotonic()
         with PolicyProgram(gpu_mount.path, "balance", file) as policy:
             critical.latencies(max(0.0, began + BALANCED_S - time.monotonic()))
             late = p99(critical.latencies(15))
             policy.end()
-        places = [where(one.process.pid) for one in batch]
+        places = [where(one.pid) for one in batch]
         moved = [one for one in policy.events if one["event"] == "moved"]
         print(
             f"p99 alone {alone * 1e3:.2f} ms, beside three {shared * 1e3:.2f}, after {BALANCED_S:.0f} s "
@@ -79,6 +53,6 @@ def test_an_overloaded_gpu_and_an_idle_one(gpu_mount: Mounted, tmp_path: Path) -
         )
         assert shared > upper, "there is something to do"
         assert late <= upper
-        assert where(critical.process.pid) == [0]
+        assert where(critical.pid) == [0]
         assert [1] in places
         assert all(one.count() > count for one, count in zip(batch, counts, strict=True))

@@ -2,94 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
-import attrs
 import pynvml
 import pytest
 
-from ggroupfs.client import flat
 from tests.cgroups import enter, slice_path
 from tests.mounted import Mounted
+from tests.t7_nvidia.colocations import SECONDS, Colocated, p99, started
 from tests.t7_nvidia.conftest import STOP, WANT, Worker, rates, wait_for
-from tests.t7_nvidia.inside import insides
 from tests.t7_nvidia.t7_real_programs import group_of
 from tests.t7_nvidia.t7_usage import used
 
 Start = Callable[..., Worker]
 T = TypeVar("T")
 
-LOAD, SECONDS = 0.35, 20.0
-"""The part of a GPU's time that requests take, whatever GPU it is, and for how long they come."""
 SETTLED_S = 2.0
 """After a change; slices are looked at once a second."""
 
 
-@attrs.define
-class Colocated:
-    """A program of colocated.py."""
-
-    process: subprocess.Popen[str]
-
-    def ask(self, line: str) -> str:
-        """What it answers."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(line, file=self.process.stdin, flush=True)
-        return self.process.stdout.readline()
-
-    def serve(self, rate: float, seconds: float) -> list[float]:
-        """Latencies of its requests from now on, so many a second; seconds."""
-        return [float(one) for one in json.loads(self.ask(f"go {rate} {seconds}"))]
-
-    @cached_property
-    def rate(self) -> float:
-        """Requests a second that are LOAD of the GPU: by what one takes when it is asked for first, with nobody beside
-        it."""
-        return LOAD / statistics.median(self.serve(10, 2))
-
-    def latencies(self, seconds: float = SECONDS) -> list[float]:
-        """... at that rate. The first time it has to be alone."""
-        return self.serve(self.rate, seconds)
-
-    def count(self) -> int:
-        """Products done."""
-        return int(self.ask("count"))
-
-
 @pytest.fixture
 def colocated(gpu_mount: Mounted) -> Iterator[Callable[[str], Colocated]]:
-    """Starts programs, which are in the tree on return; ended by pid after the test."""
-    programs: list[Colocated] = []
-
-    def start(kind: str) -> Colocated:
-        pytest.importorskip("torch")
-        words = [sys.executable, os.fspath(Path(__file__).with_name("colocated.py")), kind]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        programs.append(Colocated(process))
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        wait_for((gpu_mount.group(process.pid) / "compute.priority").exists, "it is in the tree")
-        return programs[-1]
-
-    yield start
-    for program in programs:
-        program.process.kill()
-        program.process.communicate()
-
-
-def p99(latencies: Sequence[float]) -> float:
-    return sorted(latencies)[int(0.99 * len(latencies))]
+    """Starts programs, which are in the tree on return; ended after the test."""
+    with ExitStack() as stack:
+        yield lambda kind: stack.enter_context(started(gpu_mount, kind))
 
 
 def at_clock(act: Callable[[], T]) -> tuple[T, float]:
@@ -267,26 +209,6 @@ def test_what_a_child_leaves_is_its_siblings_beside_a_timeslice(gpu_mount: Mount
     )
     assert did[2] > 0
     assert did[0] / did[1] == pytest.approx(1 / 2.048, rel=0.1)
-
-
-@pytest.mark.timeout(120)
-def test_who_begins_on_a_busy_gpu_has_undone_nothing(
-    gpu_mount: Mounted, colocated: Callable[[str], Colocated], worker: Start
-) -> None:
-    """There the CUDA library sets the timeslice of a TSG seconds after it was found, and was given another. That is
-    what the program has beside an explicit timeslice of somebody else, and not what its TSG was found with."""
-    with insides() as inside:
-        others = [worker(us) for us in (500, 20_000, 20_000)]
-        begun = [colocated("requests").process.pid for _ in range(4)]
-        time.sleep(SETTLED_S)
-        given = [inside(pid).timeslices() for pid in begun]
-        (group_of(gpu_mount, others[0]) / "compute.timeslice").write_text("4\n")
-        time.sleep(2 * SETTLED_S)
-        own = [inside(pid).timeslices() for pid in begun]
-        print(f"begun on a busy GPU: {given} us, beside an explicit timeslice {own}")
-    undone = [flat((gpu_mount.group(pid) / "compute.events").read_text())["undone"] for pid in begun]
-    assert undone == [0] * len(begun)
-    assert own == [[2048]] * len(begun)
 
 
 @pytest.mark.timeout(120)
