@@ -147,3 +147,19 @@ def test_who_is_given_what_it_was_found_with_gets_it() -> None:
             assert has(gr) == {AS_MADE}
 
     drive(test)
+
+
+def test_what_it_was_given_before_the_gpu_was_lost_is_not_its_own() -> None:
+    """It need not have been reset: a TSG may have that still."""
+
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        gr = [one for one in program.objects.values() if one.timeslice == BY_CUDA]
+        await rig.gpus[0].set_timeslice(program.identity, 600)
+        rig.gpus[0]._tenant(program.identity).begin_again()
+        await rig.gpus[0].set_timeslice(program.identity, 700)
+        assert has(gr) == {700}
+        await rig.gpus[0].set_timeslice(program.identity, 0)
+        assert has(gr) == {BY_CUDA}
+
+    drive(test)
