@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import struct
+from functools import partial
 
 import attrs
 
@@ -108,6 +109,36 @@ def is_alive(process: Process) -> bool:
         return start_time(process.pid) == process.start
     except ProcessLookupError:
         return False
+
+
+_PF_EXITING = 0x4  # include/linux/sched.h
+
+
+def is_ending(pid: int) -> bool:
+    """Whether no thread of it comes back from the kernel: it runs no more, and its files are closed, or about to be.
+    That may take seconds where there is a GPU's memory to give back, and it is no zombie before."""
+    ending: set[str] = set()
+    while threads := _threads(pid) - ending:  # one that was not may have made others before it was
+        if not all(map(partial(_is_thread_ending, pid), threads)):
+            return False
+        ending |= threads
+    return True
+
+
+def _threads(pid: int) -> set[str]:
+    try:
+        return set(os.listdir(f"/proc/{pid}/task"))
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+
+
+def _is_thread_ending(pid: int, tid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
+            stat = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return bool(int(stat[stat.rindex(b")") + 2 :].split()[6]) & _PF_EXITING)
 
 
 def is_stopped(pid: int) -> bool:

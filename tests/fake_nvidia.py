@@ -103,6 +103,12 @@ class Program:
             self.tsg(gpu, channels=4, gr=False)
         return gr
 
+    def destroy(self) -> None:
+        """Its contexts, on every GPU; it lives on."""
+        kept = {handle: one for handle, one in self.objects.items() if one.class_ in (0x41, 0x80, 0x2080)}
+        self.system.resources -= len(self.objects) - len(kept)
+        self.files[self.ctl].clients[self.client] = kept
+
     def channels(self, tsg: int | None = None) -> list[int]:
         return [h for h, o in self.objects.items() if o.class_ == 0xC86F and tsg in (None, o.parent)]
 

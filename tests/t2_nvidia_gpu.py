@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
 
 import attrs
@@ -342,6 +342,93 @@ def test_a_lever_without_a_tsg_to_act_on_is_refused() -> None:
                 assert caught.value.errno == errno.EOPNOTSUPP
             await gpu.attach(process)
             await gpu.set_timeslice(process, 0)
+
+    drive(test)
+
+
+def test_one_that_ends_as_it_is_met_leaves_nothing_behind() -> None:
+    """Its files are closed, and NVML lists it yet: the driver has its memory to give back first."""
+
+    async def test(rig: Rig) -> None:
+        ending = rig.busy(5, 0)
+        files = rig.fake.control_fds
+
+        def control_fds(pid: int) -> Sequence[int]:
+            if pid == 5:
+                raise ProcessLookupError(errno.ESRCH, "it ends")
+            return files(pid)
+
+        rig.fake.control_fds = control_fds
+        async with running(rig):
+            other = rig.busy(6, 0)
+            await trio.sleep(1)
+            assert rig.host.arrived == [(other.identity, 0)]
+            assert ending.identity not in rig.gpus[0]._tenants
+            rig.fake.kill(5)
+            rig.nvml.compute[0] = [(6, 100)]
+            await trio.sleep(1)
+            assert list(rig.gpus[0]._tenants) == list(rig.gpus[0]._roster._since) == [other.identity]
+
+    drive(test)
+
+
+def test_a_thaw_is_refused_to_nobody() -> None:
+    """One that was given a timeslice as it came, when it might have been about to make TSGs, and made none: whoever
+    takes it off the runlist is told so, and whoever has it back on it is not."""
+
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(7)
+        rig.nvml.compute[0] = [(7, 100)]
+        async with running(rig):
+            gpu, process = rig.gpus[0], program.identity
+            await gpu.set_timeslice(process, 500)
+            await trio.sleep(3)
+            with pytest.raises(OSError, match="no channel group"):
+                await gpu.detach(process)
+            await gpu.attach(process)
+
+    drive(test)
+
+
+def test_one_that_destroyed_its_contexts_is_refused_nothing() -> None:
+    """A program does so some time before it ends, or to make others: NVML does not list it any more, nothing of it can
+    run, and what it makes later follows."""
+
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        async with running(rig):
+            gpu, process = rig.gpus[0], program.identity
+            await trio.sleep(3)
+            await gpu.set_timeslice(process, 3000)
+            await gpu.detach(process)
+            program.destroy()
+            await trio.sleep(3)
+            with pytest.raises(OSError, match="no channel group"):  # but NVML says that it uses the GPU
+                await gpu.set_timeslice(process, 4000)
+            rig.nvml.compute[0] = []
+            await gpu.attach(process)
+            await gpu.set_timeslice(process, 1000)
+            await gpu.detach(process)
+            tsg = program.context()
+            await trio.sleep(1)
+            assert not any(program.running())
+            assert program.objects[tsg].timeslice == 1000
+
+    drive(test)
+
+
+def test_a_list_that_does_not_come_excuses_nobody() -> None:
+    async def test(rig: Rig) -> None:
+        program = rig.busy(5, 0)
+        async with running(rig):
+            await trio.sleep(3)
+            program.destroy()
+            await trio.sleep(3)
+            rig.nvml.compute[0], rig.nvml.error = [], FakeNvml.NVML_ERROR_TIMEOUT
+            with pytest.raises(OSError, match="no channel group") as caught:
+                await rig.gpus[0].detach(program.identity)
+            assert caught.value.errno == errno.EOPNOTSUPP
+            rig.nvml.error = 0
 
     drive(test)
 

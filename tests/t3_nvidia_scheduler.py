@@ -14,7 +14,7 @@ import backend.identity
 from backend.nvidia import rm
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
-from tests.fake_nvidia import FakeNvml, FakeSystem, Object, patient
+from tests.fake_nvidia import FakeNvml, FakeSystem, Object, Program, patient
 from tests.harness import running
 from tests.t2_nvidia_gpu import ON_THE_GPU
 
@@ -89,6 +89,41 @@ def test_who_begins_on_a_busy_gpu_has_its_own_timeslice_beside_an_explicit_one(s
             assert sorted(tsg.timeslice for tsg in late) == [2048] * 6 + [4000]
             for pid in pids:
                 assert "undone 0\n" in await h.read(f"{pid}/0/compute.events")
+
+    clock = MockClock(autojump_threshold=0.005)
+    with patient(clock, lambda: False):
+        trio.run(main, clock=clock)
+
+
+def test_one_that_has_destroyed_its_contexts_is_not_worth_a_word(spawn: Spawn) -> None:
+    """A program does so some time before it ends. What it makes later has its part of what its slice has."""
+    fake, nvml = FakeSystem(trace=None), FakeNvml(count=1)
+
+    async def main() -> None:
+        (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
+        async with running(gpu) as h:
+
+            async def begin() -> Program:
+                process = backend.identity.identify(spawn().pid)
+                h.world.cgroups[process.pid] = backend.identity.Slice("/jobs")
+                nvml.compute.setdefault(0, []).append((process.pid, 1 << 20))
+                return fake.program(process.pid, 0, start=process.start)
+
+            def timeslice(program: Program) -> int:
+                return max(one.timeslice for one in program.objects.values())
+
+            stays, destroys = await begin(), await begin()
+            await trio.sleep(3)
+            await h.write("slice/jobs/0/compute.timeslice", "6")
+            destroys.destroy()
+            nvml.compute[0] = [entry for entry in nvml.compute[0] if entry[0] != destroys.pid]
+            await trio.sleep(3)
+            late = await begin()
+            await trio.sleep(3)
+            assert timeslice(stays) == timeslice(late) == 2000
+            destroys.context()
+            await trio.sleep(3)
+            assert timeslice(destroys) == 2000
 
     clock = MockClock(autojump_threshold=0.005)
     with patient(clock, lambda: False):

@@ -168,6 +168,7 @@ class NvidiaGpu:
                     log.warning("pid %d on GPU %d: its TSGs are unknown: %s", process.pid, self.info.index, error)
             await host.arrive(process, self.info.index)
         except ProcessLookupError:
+            self.forget(process)
             return
         except OSError as error:
             self._roster.not_met(process, error)
@@ -404,7 +405,7 @@ class NvidiaGpu:
             tenant.timeslice_us = timeslice_us
         try:
             await tenant.enforce()
-            if (tenant.frozen or tenant.timeslice_us) and not tenant.tsgs():
+            if (frozen or timeslice_us) and not tenant.tsgs():  # who lets go of one needs none to act on
                 await self._find_some(tenant)
         except ProcessLookupError:
             raise
@@ -426,10 +427,15 @@ class NvidiaGpu:
 
     async def _find_some(self, tenant: Tenant) -> None:
         """EOPNOTSUPP for a program that uses the GPU, but through no TSG that we can find: one under MPS, or one that
-        draws. Whoever has just come, or is yet to come, may still make some."""
+        draws. Whoever has just come, or is yet to come, may still make some. So may one that NVML does not list any
+        more: it has destroyed its contexts, as a program does some time before it ends, and nothing of it runs."""
         since = self._roster.since(tenant.process)
         if since is None or trio.current_time() - since < NEWCOMER:
             return
         await tenant.look(force=True)
-        if not tenant.tsgs():
-            raise OSError(errno.EOPNOTSUPP, "no channel group of this program can be found")
+        if tenant.tsgs():
+            return
+        with contextlib.suppress(OSError):  # a list that does not come excuses nobody
+            if await self.finds(tenant.process) is False:
+                return
+        raise OSError(errno.EOPNOTSUPP, "no channel group of this program can be found")

@@ -13,7 +13,8 @@ import stat
 from collections.abc import Sequence
 from typing import Protocol
 
-from backend.identity import start_time
+from backend.errors import fail
+from backend.identity import is_ending, start_time
 
 CONTROL_DEVICE = "/dev/nvidiactl"
 CONTROL_NUMBER = os.makedev(195, 255)
@@ -30,7 +31,8 @@ class System(Protocol):
         """A new open file of ``/dev/nvidia<minor>``."""
 
     def control_fds(self, pid: int) -> Sequence[int]:
-        """The descriptors that `pid` has of ``/dev/nvidiactl``. ProcessLookupError when it is gone."""
+        """The descriptors that `pid` has of ``/dev/nvidiactl``. ProcessLookupError when it is gone, or has closed them
+        because it ends."""
 
     def pidfd_open(self, pid: int) -> int:
         """pidfd_open(2)."""
@@ -85,7 +87,9 @@ class LinuxSystem:
                 except FileNotFoundError:  # closed meanwhile
                     continue
         except FileNotFoundError:
-            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+            raise fail(errno.ESRCH) from None
+        if not found and is_ending(pid):
+            raise fail(errno.ESRCH)
         return found
 
     def pidfd_open(self, pid: int) -> int:
