@@ -13,33 +13,31 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from backend.identity import Process, is_alive, is_ending, start_time
+from backend.identity import Process, is_alive, is_ending, is_stopped, start_time
 from backend.nvidia import linux
 from tests.mounted import eventually
+from tests.proc import WITHOUT_MAIN_THREAD, child_of, stat_of
 
 Child = subprocess.Popen[bytes]
 
-MAIN_THREAD_ENDS = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1e6,)).start(); "
-MAIN_THREAD_ENDS += "print(flush=True); ctypes.CDLL(None).pthread_exit(None)"
-
 
 @contextmanager
-def program(*words: str) -> Iterator[Child]:
-    """One that has said that it is ready."""
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+def ended(process: Child) -> Iterator[Child]:
+    """... in the end."""
+    with process:
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"\n"
             yield process
         finally:
             process.kill()
 
 
-def child_of(process: Child) -> int:
-    """Its only one."""
-    with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
-        (pid,) = map(int, file.read().split())
-    return pid
+@contextmanager
+def program(*words: str) -> Iterator[Child]:
+    """One that has said that it is ready."""
+    with ended(subprocess.Popen(words, stdout=subprocess.PIPE)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        yield process
 
 
 @contextmanager
@@ -48,16 +46,12 @@ def lingering() -> Iterator[int]:
     zombie that nobody waits for."""
     ready = ("sh", "-c", "echo; exec sleep 1000")
     with program("unshare", "--pid", "--fork", "--kill-child", *ready) as outer:
-        first = child_of(outer)
+        first = child_of(outer.pid)
         with program("nsenter", "--target", str(first), "--pid", *ready) as parent:
             os.kill(parent.pid, signal.SIGSTOP)
+            eventually(lambda: is_stopped(parent.pid), "it waits for nobody")
             os.kill(first, signal.SIGKILL)
             yield first
-
-
-def state_of(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
 
 
 def test_one_that_runs() -> None:
@@ -71,8 +65,8 @@ def test_one_that_runs() -> None:
 
 
 def test_one_whose_main_thread_has_ended() -> None:
-    with program(sys.executable, "-c", MAIN_THREAD_ENDS) as process:
-        eventually(lambda: state_of(process.pid) == "Z", "its main thread has ended")
+    with ended(subprocess.Popen([sys.executable, "-c", WITHOUT_MAIN_THREAD])) as process:
+        eventually(lambda: stat_of(process.pid)[0] == "Z", "its main thread has ended")
         assert not is_ending(process.pid)
         assert linux.LinuxSystem().control_fds(process.pid) == []
 
@@ -80,8 +74,7 @@ def test_one_whose_main_thread_has_ended() -> None:
 def test_one_that_ends() -> None:
     """As one whose GPU memory is given back."""
     with lingering() as pid:
-        eventually(lambda: is_ending(pid), "it ends")
-        assert state_of(pid) in "SD"
+        eventually(lambda: is_ending(pid) and stat_of(pid)[0] in "SD", "it ends, and waits")
         assert is_alive(Process(pid, start_time(pid)))
         with pytest.raises(ProcessLookupError) as caught:
             linux.LinuxSystem().control_fds(pid)
@@ -90,6 +83,6 @@ def test_one_that_ends() -> None:
 
 def test_one_that_has_ended() -> None:
     with subprocess.Popen(["true"]) as process:
-        eventually(lambda: state_of(process.pid) == "Z", "it is a zombie")
+        eventually(lambda: stat_of(process.pid)[0] == "Z", "it is a zombie")
         assert is_ending(process.pid)
     assert is_ending(process.pid)

@@ -19,6 +19,7 @@ from backend.records import MAX
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from tests.harness import MIB, StubGpu, answers, hang, raises, refuses, running, settle, until, virtual
+from tests.proc import WITHOUT_MAIN_THREAD, stat_of
 from tests.t3_controller import Spawn, each_lever
 
 # Death
@@ -161,10 +162,8 @@ async def test_a_process_outlives_its_main_thread(spawn: Spawn) -> None:
     """/proc/<pid>/stat says Z once the first thread has ended, but the process runs on, and counts."""
     gpu = StubGpu()
     async with running(gpu) as h:
-        first = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start()"
-        process = spawn(sys.executable, "-c", f"{first}; ctypes.CDLL(None).syscall(60, 0)")  # exit, of one thread
-        stat = Path(f"/proc/{process.pid}/stat")
-        await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "its main thread has ended")
+        process = spawn(sys.executable, "-c", WITHOUT_MAIN_THREAD)
+        await until(lambda: stat_of(process.pid)[0] == "Z", "its main thread has ended")
         assert process.poll() is None
         await h.operations.mkdir(1, b"%d" % process.pid, 0o755, h.ctx)
         await h.write(f"{process.pid}/0/gmem.limit.high", "1M")

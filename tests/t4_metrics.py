@@ -29,6 +29,7 @@ from ggroupfs.collector import TreeCollector
 from ggroupfs.names import slice_directory
 from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import Mounted, Tenant, eventually, mounted, mountpoint
+from tests.proc import stat_of
 from tests.t4_command import complaint, ggroupfs, ok
 
 MIB = 1 << 20
@@ -72,7 +73,7 @@ def standing(mount: Mounted) -> Iterator[Tenant]:
         tenant.write("compute.timeslice", "4.5")
         tenant.write("compute.freeze", 1)
         os.kill(tenant.pid, signal.SIGSTOP)
-        eventually(lambda: Path(f"/proc/{tenant.pid}/stat").read_text().split(")")[1].split()[0] == "T", "it stands")
+        eventually(lambda: stat_of(tenant.pid)[0] == "T", "it stands")
         yield tenant
 
 

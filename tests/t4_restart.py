@@ -24,6 +24,7 @@ from ggroupfs import upgrade
 from ggroupfs.mount import SOCKETS
 from ggroupfs.mounts import mount_of
 from tests.mounted import LEDGER, SECONDS, SLOW, Mounted, Tenant, eventually, mounted, mountpoint
+from tests.proc import stat_of
 
 SERVICE = Path(__file__).parents[1] / "systemd/ggroupfs.service"
 
@@ -329,7 +330,7 @@ def test_the_next_one_is_there_within_two_seconds(place: Path) -> None:
 
 def processor_s(mount: Mounted) -> float:
     """Seconds of processor time of the daemon, with its threads, however busy this machine is (proc_pid_stat(5))."""
-    ticks = Path(f"/proc/{mount.daemon.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    ticks = stat_of(mount.daemon.pid)[11:13]
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 

@@ -16,6 +16,7 @@ import pytest
 from tests import rights
 from tests.cgroups import enter
 from tests.mounted import SECONDS, Mounted, eventually
+from tests.proc import child_of
 from tests.rights import ACTORS, DELEGATE, FILES, KERNEL, OTHER, PROGRAM, STAND_IN, TRIED, Stage, user
 from tests.rights_actor import FILE
 
@@ -214,12 +215,6 @@ def test_for_who_is_outside_of_the_daemons_pid_namespace_self_leads_nowhere(tmp_
                 _, errors = outer.communicate(timeout=SECONDS)
     assert "\npid 1\n" in told
     assert (outer.returncode, errors) == (0, "")
-
-
-def child_of(pid: int) -> int:
-    """The one child of a process."""
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(child)
 
 
 # The page: it must be able to be wrong

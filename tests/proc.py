@@ -1,0 +1,23 @@
+"""What the kernel tells of any process, in /proc (proc(5))."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+WITHOUT_MAIN_THREAD = (
+    "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
+    "ctypes.CDLL(None).syscall(60, 0)"  # exit, of one thread
+)
+"""A Python program that outlives its main thread."""
+
+
+def stat_of(pid: int) -> Sequence[str]:
+    """The fields of ``/proc/<pid>/stat`` from the third on: the state. OSError when it is gone."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def child_of(pid: int) -> int:
+    """The one child of a process."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
