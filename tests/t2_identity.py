@@ -13,8 +13,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from backend.identity import Process, is_alive, is_ending, is_stopped, start_time
+from backend.identity import Process, is_alive, start_time
 from backend.nvidia import linux
+from backend.running import is_ending, is_stopped
 from tests.mounted import eventually
 from tests.proc import WITHOUT_MAIN_THREAD, child_of, stat_of
 

@@ -23,6 +23,7 @@ import trio
 from trio.testing import MockClock
 
 import backend.identity
+import backend.running
 from backend import tenants
 from backend.cuda import managed
 from backend.cuda.managed import RECLAIM_S, SHORT_S
@@ -559,7 +560,7 @@ def test_a_stopped_program_is_not_waited_for(drive: Drive) -> None:
 
         stopped.obey = never
         os.kill(stopped.process.pid, signal.SIGSTOP)
-        await until(lambda: backend.identity.is_stopped(stopped.process.pid), "it is stopped")
+        await until(lambda: backend.running.is_stopped(stopped.process.pid), "it is stopped")
         async with takes(0, 0.1):
             await rig.h.write("slice/job/0/gmem.limit.high", "5G")
         assert (runs.swapped, stopped.reclaims) == (1 * GIB, [])
@@ -590,7 +591,7 @@ def test_a_program_that_is_stopped_while_it_moves_is_let_go_of(drive: Drive) -> 
             assert await runs.alloc(512 * MIB) == 0
         assert stopped.reclaims == [GIB], "it is not asked again"
         os.kill(stopped.process.pid, signal.SIGCONT)
-        await until(lambda: not backend.identity.is_stopped(stopped.process.pid), "it goes on")
+        await until(lambda: not backend.running.is_stopped(stopped.process.pid), "it goes on")
         go.set()
         await trio.sleep(0.1)
         assert (await rig.stat(stopped.file + "gmem.stat"))["swapped"] == GIB
