@@ -35,7 +35,7 @@ def _is_thread_ending(pid: int, tid: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether it does nothing that it is asked to, until somebody lets it go on."""
-    return is_signalled(pid)
+    return is_signalled(pid) or is_frozen(pid)
 
 
 def is_signalled(pid: int) -> bool:

@@ -13,7 +13,7 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ from backend.nvidia.opening import open_gpus
 from backend.reclaimer import IGNORED_S, USERMEM_S
 from backend.wire import FORMAT, SIZE, VERSION, Message, Op
 from ggroupfs.client import flat
+from tests.cgroups import cgroup, enter, frozen
 from tests.fake_nvidia import FakeNvml, FakeSystem, patient
 from tests.harness import Harness, StubGpu, World, answers, running, settle, until, virtual
 
@@ -550,7 +551,29 @@ def test_a_slice_takes_from_those_that_can_give(drive: Drive) -> None:
     drive(test)
 
 
-def test_a_stopped_program_is_not_waited_for(drive: Drive) -> None:
+@contextlib.contextmanager
+def signalled(pid: int) -> Iterator[None]:
+    """Ctrl-Z, or a debugger."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """``docker pause``, or ``systemctl freeze``."""
+    with cgroup() as path:
+        enter(pid, path)
+        with frozen(path):
+            yield
+
+
+@pytest.mark.parametrize("halted", [signalled, paused])
+def test_a_stopped_program_is_not_waited_for(
+    drive: Drive, halted: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> None:
     async def test(rig: Rig) -> None:
         stopped = await rig.program(4 * GIB, "/job")
         runs = await rig.program(2 * GIB, "/job")
@@ -559,13 +582,13 @@ def test_a_stopped_program_is_not_waited_for(drive: Drive) -> None:
             await trio.sleep_forever()
 
         stopped.obey = never
-        os.kill(stopped.process.pid, signal.SIGSTOP)
-        await until(lambda: backend.running.is_stopped(stopped.process.pid), "it is stopped")
-        async with takes(0, 0.1):
-            await rig.h.write("slice/job/0/gmem.limit.high", "5G")
-        assert (runs.swapped, stopped.reclaims) == (1 * GIB, [])
-        async with takes(0, 0.1):
-            assert await runs.alloc(512 * MIB) == 0
+        with halted(stopped.process.pid):
+            await until(lambda: backend.running.is_stopped(stopped.process.pid), "it is stopped")
+            async with takes(0, 0.1):
+                await rig.h.write("slice/job/0/gmem.limit.high", "5G")
+            assert (runs.swapped, stopped.reclaims) == (1 * GIB, [])
+            async with takes(0, 0.1):
+                assert await runs.alloc(512 * MIB) == 0
 
     drive(test)
 
