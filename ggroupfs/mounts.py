@@ -8,9 +8,6 @@ from backend import procfs
 
 DEFAULT_MOUNTPOINT = Path("/run/ggroup")
 
-TYPE = "fuse.ggroupfs"
-"""Of a tree of ours."""
-
 SYSTEMD = Path("/run/systemd/system")
 """Is there where systemd is the system manager (sd_booted(3))."""
 
@@ -29,4 +26,4 @@ def cgroup2() -> Path | None:
 
 def trees() -> list[str]:
     """Where trees of ours are mounted, by daemons alive and dead."""
-    return [mount.point for mount in procfs.mounts() if mount.type == TYPE]
+    return [mount.point for mount in procfs.mounts() if mount.type == "fuse.ggroupfs"]

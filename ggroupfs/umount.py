@@ -10,7 +10,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from ggroupfs.mounts import DEFAULT_MOUNTPOINT, TYPE, mount_of
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
 
 SECONDS = 15.0
 
@@ -30,7 +30,7 @@ def unmount(mountpoint: Path) -> None:
     """Tells the daemon to end and waits for it; takes a dead daemon's mount away. RuntimeError."""
     path = os.path.abspath(mountpoint)
     found = mount_of(path)
-    if found is None or found[1] != TYPE:
+    if found is None or found[1] != "fuse.ggroupfs":
         raise RuntimeError(f"umount: {path} is not a ggroup tree")
     pid = _daemon(Path(path))
     if pid is not None:

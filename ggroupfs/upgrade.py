@@ -23,9 +23,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from backend import procfs
 from backend.client import facts_of
-from ggroupfs.mounts import DEFAULT_MOUNTPOINT, TYPE, mount_of
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
 
 SIGNAL = signal.SIGUSR2
 SECONDS = 30.0
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     """The subcommand. Exit code 0 once the tree answers again."""
     path = os.path.abspath(arguments.mountpoint)
     found = mount_of(path)
-    if found is None or found[1] != TYPE:
+    if found is None or found[1] != "fuse.ggroupfs":
         raise RuntimeError(f"upgrade: {path} is not a ggroup tree")
     with contextlib.ExitStack() as stack:
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -50,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         pidfd = _daemon(path, facts)
         stack.callback(os.close, pidfd)
         _try(path, Path("/proc", facts["pid"]))
-        mounts = stack.enter_context(open(procfs.MOUNTS, "rb"))
+        mounts = stack.enter_context(open("/proc/self/mountinfo", "rb"))
         began = time.monotonic()
         signal.pidfd_send_signal(pidfd, SIGNAL)
         while _lives(root) or not _answers(path):
