@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from backend import procfs
+
 
 def facts_of(mount: str | os.PathLike[str]) -> Mapping[str, str]:
     """What its ``ggroup.backend`` says. FileNotFoundError where there is no tree."""
     facts = {}
-    for line in Path(mount, "ggroup.backend").read_text().splitlines():
+    for line in map(os.fsdecode, procfs.lines(procfs.content(Path(mount, "ggroup.backend")))):
         key, _, value = line.partition(" ")
         facts[key] = value
     return facts

@@ -1,4 +1,4 @@
-"""Who a group is: a process, or a slice of the cgroup tree, on one GPU.
+"""Whose pid it is, and who a group is: a process, or a slice of the cgroup tree, on one GPU.
 
 A pid is a name, not an identity: Linux recycles it. A :class:`Process` is the pid *and* the clock
 tick at which it started (field 22 of ``/proc/<pid>/stat``), so a recycled pid inherits nothing.
@@ -6,15 +6,17 @@ tick at which it started (field 22 of ``/proc/<pid>/stat``), so a recycled pid i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
 import socket
 import struct
-from functools import partial
+from collections.abc import Sequence
 
 import attrs
 
+from backend import procfs
 from backend.errors import fail
 
 ROOT_PATH = "/"
@@ -70,29 +72,16 @@ class Group:
 
 def start_time(pid: int) -> int:
     """Start time of `pid` in clock ticks since boot; ProcessLookupError when there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except (FileNotFoundError, ProcessLookupError):
-        raise fail(errno.ESRCH) from None
-    # The command name may hold spaces and parentheses: count fields from the last one.
-    fields = stat[stat.rindex(b")") + 2 :].split()
+    stat = procfs.stat(pid)
     # A zombie holds a pid but runs nothing; one with threads left is a process whose main thread has ended.
-    if fields[0] in (b"Z", b"X") and int(fields[17]) <= 1:
+    if stat.state in (b"Z", b"X") and stat.threads <= 1:
         raise fail(errno.ESRCH)
-    return int(fields[19])
+    return stat.start
 
 
 def tgid_of(tid: int) -> int:
     """The process that thread `tid` belongs to; ProcessLookupError when it is gone."""
-    try:
-        with open(f"/proc/{tid}/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"Tgid:"):
-                    return int(line[5:])
-    except (FileNotFoundError, ProcessLookupError):
-        pass
-    raise fail(errno.ESRCH)
+    return procfs.tgid(tid)
 
 
 def identify(pid: int) -> Process:
@@ -111,52 +100,16 @@ def is_alive(process: Process) -> bool:
         return False
 
 
-_PF_EXITING = 0x4  # include/linux/sched.h
-
-
-def is_ending(pid: int) -> bool:
-    """Whether no thread of it comes back from the kernel: it runs no more, and its files are closed, or about to be.
-    That may take seconds where there is a GPU's memory to give back, and it is no zombie before."""
-    ending: set[str] = set()
-    while threads := _threads(pid) - ending:  # one that was not may have made others before it was
-        if not all(map(partial(_is_thread_ending, pid), threads)):
-            return False
-        ending |= threads
-    return True
-
-
-def _threads(pid: int) -> set[str]:
-    try:
-        return set(os.listdir(f"/proc/{pid}/task"))
-    except (FileNotFoundError, ProcessLookupError):
-        return set()
-
-
-def _is_thread_ending(pid: int, tid: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
-            stat = file.read()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return bool(int(stat[stat.rindex(b")") + 2 :].split()[6]) & _PF_EXITING)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether that process is stopped by a signal or a debugger: it does nothing that it is asked to."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return False
-    return stat[stat.rindex(b")") + 2 :][:1] in (b"T", b"t")
-
-
 def owner_of(pid: int) -> int | None:
     """The user that a process runs as; root for one that may not be looked into. None when it is gone."""
     try:
-        return os.stat(f"/proc/{pid}").st_uid
+        return os.stat(f"{procfs.PROC}/{pid}").st_uid
     except OSError:
         return None
+
+
+REMOVED = " (deleted)"
+"""Ends the path of a cgroup that was removed, in which nothing that runs can be; and of one that somebody calls so."""
 
 
 def cgroup_of(pid: int) -> Slice:
@@ -165,20 +118,33 @@ def cgroup_of(pid: int) -> Slice:
     The cgroup2 line ``0::`` decides. On a hybrid host systemd's own v1 hierarchy, ``name=systemd``, is
     the fallback while the cgroup2 tree is unused (everything in its root).
     """
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        raise fail(errno.ESRCH) from None
     fallback = ROOT
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        slice_ = slice_at(path.removesuffix(" (deleted)"))
-        if number == "0" and slice_ is not None and slice_ != ROOT:
+    for one in memberships(pid):
+        slice_ = slice_at(one.path)
+        if one.hierarchy == 0 and slice_ is not None and slice_ != ROOT:
             return slice_
-        if controllers == "name=systemd" and slice_ is not None:
+        if one.controllers == b"name=systemd" and slice_ is not None:
             fallback = slice_
     return fallback
+
+
+def memberships(pid: int) -> Sequence[procfs.Membership]:
+    """Where `pid` is in each hierarchy; ProcessLookupError when it is gone, or ends in a cgroup that is gone.
+
+    A thread that ends stays, in what is told of it, where it was. So where that is the main one, as in a program that
+    goes on without it, another thread speaks for the process: the first one that is found to live after it was asked.
+    """
+    found = procfs.cgroups(pid)
+    if not procfs.stat(pid, pid).is_exiting:
+        return found
+    for tid in procfs.threads(pid):
+        with contextlib.suppress(ProcessLookupError):
+            others = procfs.cgroups(pid, tid)
+            if not procfs.stat(pid, tid).is_exiting:
+                return others
+    if any(one.path.endswith(REMOVED) for one in found):
+        raise fail(errno.ESRCH)
+    return found
 
 
 def slice_at(path: str) -> Slice | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from backend import kmod
+from backend import kmod, procfs
 from backend.identity import cgroup_of
 from ggroupfs.finding import BAD, Finding
 
@@ -50,7 +50,7 @@ def _machine() -> Iterator[Finding]:
     fuse = os.path.exists("/dev/fuse")
     yield Finding("/dev/fuse", "ok" if fuse else "missing", f"Linux {platform.release()}" if fuse else "modprobe fuse")
     own = cgroup_of(os.getpid()).path
-    unified = any(" cgroup2 " in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    unified = procfs.cgroup2() is not None
     yield Finding(
         "cgroups",
         "ok" if unified else "advisory",

@@ -7,6 +7,7 @@ snapshot for the rest, so that no reader mixes two states.
 from __future__ import annotations
 
 import errno
+import os
 import select
 import struct
 from collections import Counter
@@ -98,7 +99,7 @@ class OpenFile:
                 raise fail(errno.EINVAL)
             if control.channel is not None:
                 self._seen = self._events.count(self.group, control.channel)
-            self._data = control.show(self._controller, self.group).encode()
+            self._data = os.fsencode(control.show(self._controller, self.group))
         return self._data[offset : offset + size]
 
     async def write(self, data: bytes) -> int:

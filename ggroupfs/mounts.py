@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from backend import procfs
+
 DEFAULT_MOUNTPOINT = Path("/run/ggroup")
 
 SYSTEMD = Path("/run/systemd/system")
@@ -11,33 +13,17 @@ SYSTEMD = Path("/run/systemd/system")
 
 
 def mount_of(mountpoint: str) -> tuple[str, str] | None:
-    """Device number and type of the topmost mount on exactly that path (proc_pid_mountinfo(5)), None for none."""
-    found = None
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields = line.split()
-            where = fields[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
-            if where == mountpoint:
-                found = (fields[2], fields[fields.index("-") + 1])
-    return found
+    """Device number and type of the topmost mount on exactly that path, None for none."""
+    found = [mount for mount in procfs.mounts() if mount.point == mountpoint]
+    return (found[-1].device, found[-1].type) if found else None
 
 
 def cgroup2() -> Path | None:
     """Where the cgroup2 tree is mounted (cgroups(7)); None on a machine without one."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields = line.split()
-            if fields[fields.index("-") + 1] == "cgroup2":
-                return Path(fields[4])
-    return None
+    mount = procfs.cgroup2()
+    return Path(mount.point) if mount is not None else None
 
 
 def trees() -> list[str]:
     """Where trees of ours are mounted, by daemons alive and dead."""
-    found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields = line.split()
-            if fields[fields.index("-") + 1] == "fuse.ggroupfs":
-                found.append(fields[4].encode("latin-1", "replace").decode("unicode_escape", "replace"))
-    return found
+    return [mount.point for mount in procfs.mounts() if mount.type == "fuse.ggroupfs"]

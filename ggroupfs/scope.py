@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
+from backend import procfs
 from ggroupfs import mounts
 
 NAME = "org.freedesktop.systemd1"
@@ -60,5 +60,5 @@ def _enter(slice_: str, command: Sequence[str], address: str) -> None:
                     break
     if result != "done":
         raise RuntimeError(f"run: --slice {slice_}: {unit}: {result}")
-    if not Path("/proc/self/cgroup").read_text().count(f"/{unit}\n"):
+    if not any(one.path.endswith(f"/{unit}") for one in procfs.cgroups("self")):
         raise RuntimeError(f"run: --slice {slice_}: {unit}: this process is not in it")

@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from backend import kmod
+from backend.client import facts_of
 from backend.identity import Process
 from backend.journal import state
 from backend.journal.file import Busy, Journal
@@ -135,20 +136,19 @@ async def _served(places: Iterable[str]) -> set[str]:
     daemon that lives."""
     found = set()
     for place in places:
-        text: list[str] = []
+        facts: dict[str, str] = {}
 
-        def look(path: str = f"{place}/ggroup.backend", text: list[str] = text) -> None:
+        def look(place: str = place, facts: dict[str, str] = facts) -> None:
             with contextlib.suppress(OSError):  # ENOTCONN: its daemon is dead
-                text.append(Path(path).read_text())
+                facts.update(facts_of(place))
 
         with trio.move_on_after(ANSWER_S) as scope:
             await trio.to_thread.run_sync(look, abandon_on_cancel=True)
         if scope.cancelled_caught:
             raise RuntimeError(f"doctor: the daemon of {place} hangs: kill it first")
-        facts = dict(line.split(" ", 1) for line in text[0].splitlines()) if text else {}
         if facts.get("gpu") == "soft":
             found.add(facts.get("journal", ""))
-        elif text:
+        elif facts:
             raise RuntimeError(f"doctor: {place} has a daemon: `ggroupfs umount {place}` thaws what it froze")
     return found
 

@@ -27,7 +27,7 @@ def notify(*assignments: str) -> None:
     if path:
         address = "\0" + path[1:] if path.startswith("@") else path
         try:
-            _sender().sendto("\n".join(assignments).encode(), address)
+            _sender().sendto("\n".join(assignments).encode(errors="backslashreplace"), address)
         except OSError as error:
             log.warning("systemd cannot be told %s: %s", assignments[0], error.strerror)
 

@@ -7,16 +7,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from backend import procfs
 from backend.identity import cgroup_of
+from tests.mounted import eventually
 
 
 def cgroup2() -> Path:
     """Where cgroup2 is mounted (cgroups(7)); AssertionError on a machine without it."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        if fields[fields.index("-") + 1] == "cgroup2":
-            return Path(fields[4])
-    raise AssertionError("this machine has no cgroup2 mount: slices cannot be tested on it")
+    mount = procfs.cgroup2()
+    assert mount is not None, "this machine has no cgroup2 mount: slices cannot be tested on it"
+    return Path(mount.point)
 
 
 OURS = f"ggrouptest{os.getpid()}.slice"
@@ -44,6 +44,17 @@ def evacuate(path: Path, to: Path) -> None:
     for pid in (path / "cgroup.procs").read_text().split():
         with contextlib.suppress(ProcessLookupError):
             enter(int(pid), to)
+
+
+@contextlib.contextmanager
+def frozen(path: Path) -> Iterator[None]:
+    """Everybody in a cgroup is stopped, as ``docker pause`` does it."""
+    (path / "cgroup.freeze").write_text("1")
+    try:
+        eventually(lambda: "frozen 1\n" in (path / "cgroup.events").read_text(), f"{path} is frozen")
+        yield
+    finally:
+        (path / "cgroup.freeze").write_text("0")
 
 
 def enter(pid: int, path: Path) -> None:

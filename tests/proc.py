@@ -14,7 +14,7 @@ WITHOUT_MAIN_THREAD = (
 
 def stat_of(pid: int) -> Sequence[str]:
     """The fields of ``/proc/<pid>/stat`` from the third on: the state. OSError when it is gone."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
 def child_of(pid: int) -> int:

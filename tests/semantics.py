@@ -20,6 +20,7 @@ from pathlib import Path
 
 import attrs
 
+from backend import procfs
 from ggroupfs import cli
 from tests.mounted import SLOW, Mounted, eventually
 
@@ -316,11 +317,8 @@ def stage(mount: Mounted, directory: Path) -> Iterator[Stage]:
 
 def cgroup2() -> Path | None:
     """Where a cgroup2 tree is mounted in which groups can be made."""
-    with open("/proc/self/mountinfo") as file:
-        for fields in map(str.split, file):
-            if fields[fields.index("-") + 1] == "cgroup2" and "rw" in fields[5].split(","):
-                return Path(fields[4])
-    return None
+    mount = procfs.cgroup2()
+    return Path(mount.point) if mount is not None and os.access(mount.point, os.W_OK) else None
 
 
 # The server of tenants, a process of its own

@@ -24,6 +24,7 @@ from backend.nvidia.checkpoint.journal import VARIABLE, Journal
 from backend.nvidia.checkpoint.machine import TRIES, Machine
 from backend.nvidia.checkpoint.pinned import Pinned
 from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request, State, Step, read_answer
+from tests.cgroups import cgroup, enter, frozen
 from tests.strategies import history
 
 GIB = 1 << 30
@@ -777,26 +778,19 @@ def test_a_later_bearer_of_a_pid_is_somebody_else(spawn: Callable[..., subproces
     pinned.close()
 
 
-def test_who_is_stopped_or_frozen_is_not_locked(
-    spawn: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_stopped_or_frozen_is_not_locked(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
     child = spawn()
     pinned = Pinned(identify(child.pid))
-    monkeypatch.setattr("backend.nvidia.checkpoint.pinned.cgroup_of", lambda pid: Slice("/a/b"))
-    pinned.responds(tmp_path)
-    (tmp_path / "a/b").mkdir(parents=True)
-    for frozen in (0, 1):
-        (tmp_path / "a/b/cgroup.events").write_text(f"populated 1\nfrozen {frozen}\n")
-        if frozen:
-            with pytest.raises(OSError, match="frozen"):
-                pinned.responds(tmp_path)
-        else:
-            pinned.responds(tmp_path)
-    monkeypatch.setattr("backend.nvidia.checkpoint.pinned.cgroup_of", lambda pid: Slice("/"))
+    with cgroup() as path:
+        enter(child.pid, path)
+        pinned.responds()
+        with frozen(path), pytest.raises(OSError, match="frozen"):
+            pinned.responds()
+        pinned.responds()
     child.send_signal(19)  # SIGSTOP
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     with pytest.raises(OSError, match="stopped"):
-        pinned.responds(tmp_path)
+        pinned.responds()
     pinned.close()
 
 

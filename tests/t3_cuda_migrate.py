@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from backend.cuda.managed import DEPART_S, HOME_S, RETURN_S, Standby
-from backend.identity import is_stopped
+from backend.running import is_stopped
 from backend.wire import Message
 from tests.fake_nvidia import FakeNvml
 from tests.harness import until

@@ -13,7 +13,7 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ import trio
 from trio.testing import MockClock
 
 import backend.identity
+import backend.running
 from backend import tenants
 from backend.cuda import managed
 from backend.cuda.managed import RECLAIM_S, SHORT_S
@@ -35,6 +36,7 @@ from backend.nvidia.opening import open_gpus
 from backend.reclaimer import IGNORED_S, USERMEM_S
 from backend.wire import FORMAT, SIZE, VERSION, Message, Op
 from ggroupfs.client import flat
+from tests.cgroups import cgroup, enter, frozen
 from tests.fake_nvidia import FakeNvml, FakeSystem, patient
 from tests.harness import Harness, StubGpu, World, answers, running, settle, until, virtual
 
@@ -549,7 +551,29 @@ def test_a_slice_takes_from_those_that_can_give(drive: Drive) -> None:
     drive(test)
 
 
-def test_a_stopped_program_is_not_waited_for(drive: Drive) -> None:
+@contextlib.contextmanager
+def signalled(pid: int) -> Iterator[None]:
+    """Ctrl-Z, or a debugger."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """``docker pause``, or ``systemctl freeze``."""
+    with cgroup() as path:
+        enter(pid, path)
+        with frozen(path):
+            yield
+
+
+@pytest.mark.parametrize("halted", [signalled, paused])
+def test_a_stopped_program_is_not_waited_for(
+    drive: Drive, halted: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> None:
     async def test(rig: Rig) -> None:
         stopped = await rig.program(4 * GIB, "/job")
         runs = await rig.program(2 * GIB, "/job")
@@ -558,13 +582,13 @@ def test_a_stopped_program_is_not_waited_for(drive: Drive) -> None:
             await trio.sleep_forever()
 
         stopped.obey = never
-        os.kill(stopped.process.pid, signal.SIGSTOP)
-        await until(lambda: backend.identity.is_stopped(stopped.process.pid), "it is stopped")
-        async with takes(0, 0.1):
-            await rig.h.write("slice/job/0/gmem.limit.high", "5G")
-        assert (runs.swapped, stopped.reclaims) == (1 * GIB, [])
-        async with takes(0, 0.1):
-            assert await runs.alloc(512 * MIB) == 0
+        with halted(stopped.process.pid):
+            await until(lambda: backend.running.is_stopped(stopped.process.pid), "it is stopped")
+            async with takes(0, 0.1):
+                await rig.h.write("slice/job/0/gmem.limit.high", "5G")
+            assert (runs.swapped, stopped.reclaims) == (1 * GIB, [])
+            async with takes(0, 0.1):
+                assert await runs.alloc(512 * MIB) == 0
 
     drive(test)
 
@@ -590,7 +614,7 @@ def test_a_program_that_is_stopped_while_it_moves_is_let_go_of(drive: Drive) -> 
             assert await runs.alloc(512 * MIB) == 0
         assert stopped.reclaims == [GIB], "it is not asked again"
         os.kill(stopped.process.pid, signal.SIGCONT)
-        await until(lambda: not backend.identity.is_stopped(stopped.process.pid), "it goes on")
+        await until(lambda: not backend.running.is_stopped(stopped.process.pid), "it goes on")
         go.set()
         await trio.sleep(0.1)
         assert (await rig.stat(stopped.file + "gmem.stat"))["swapped"] == GIB

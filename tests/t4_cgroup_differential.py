@@ -26,6 +26,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from backend import procfs
 from tests.mounted import Mounted
 from tests.strategies import chosen, history, pick
 
@@ -55,12 +56,10 @@ class Side:
 
 def cgroup2() -> Path:
     """The mountpoint of cgroup2, which must be writable: without the kernel to compare with, this tests nothing."""
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            fields = line.split()
-            if fields[fields.index("-") + 1] == "cgroup2" and os.access(fields[4], os.W_OK):
-                return Path(fields[4])
-    raise AssertionError("no writable cgroup2 mount: run these tests as root where there is one")
+    mount = procfs.cgroup2()
+    assert mount is not None, "no cgroup2 mount"
+    assert os.access(mount.point, os.W_OK), "run these tests as root where cgroup2 is writable"
+    return Path(mount.point)
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ import trio
 
 from backend.cuda.holding import Holding
 from backend.errors import fail
-from backend.identity import Process, is_stopped
+from backend.identity import Process
 from backend.protocols import Host
 from backend.records import Footprint, GpuInfo
+from backend.running import is_stopped
 
 PIECE = 4 << 30
 """Bytes that are asked for at a time: then somebody else may have his turn, and what came of it is in the books."""

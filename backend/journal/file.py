@@ -31,6 +31,7 @@ from urllib.parse import quote
 
 import trio
 
+from backend import procfs
 from backend.identity import Process, is_alive
 from backend.journal import format
 from backend.journal.state import Operation, State
@@ -38,7 +39,7 @@ from backend.threads import in_a_thread
 
 log = logging.getLogger(__name__)
 
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT = Path(procfs.BOOT)
 
 GROWN = 1 << 21
 """Bytes by which it may grow, besides as much as it began with, before it is written anew."""
@@ -58,7 +59,7 @@ class Journal:
     def __init__(self, path: Path, *, boot: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Takes it, and reads what a daemon before us left. Busy; OSError, in words, where it cannot be ours."""
         self.path = path
-        self._boot = boot if boot is not None else BOOT.read_text().strip()
+        self._boot = boot if boot is not None else procfs.text(BOOT)
         self._clock = clock
         self._lock = threading.RLock()
         self._broken = False

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from backend.errors import fail
-from backend.identity import is_ending, start_time
+from backend.identity import start_time
+from backend.running import is_ending
 
 CONTROL_DEVICE = "/dev/nvidiactl"
 CONTROL_NUMBER = os.makedev(195, 255)

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import attrs
 
+from backend import procfs
 from backend.records import Capability
 
 log = logging.getLogger(__name__)
 
 EDITION = 1
 """Of the self-test: what an earlier one proved is proven anew."""
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT = Path(procfs.BOOT)
 DRIVER = Path("/proc/driver/nvidia/version")
 """Its version, and when and by what it was built."""
 
@@ -79,7 +80,7 @@ class Proven:
             return {}
 
     def _here(self) -> tuple[str, str]:
-        return self.boot.read_text().strip(), self.driver.read_text().strip()
+        return procfs.text(self.boot), procfs.text(self.driver)
 
     def _text(self) -> str:
         fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -6,7 +6,9 @@ Time is trio's: the wall clock in a mount, a MockClock in tests.
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
+import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -373,7 +375,8 @@ class SoftGpu:
 def _uuid(index: int, identity: str) -> str:
     if not identity:
         return f"GPU-50f79900-0000-4000-8000-{index:012x}"
-    return f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, f'ggroup:{identity}:{index}')}"
+    name = os.fsencode(f"ggroup:{identity}:{index}")  # uuid5() takes no path that is not UTF-8
+    return f"GPU-{uuid.UUID(bytes=hashlib.sha1(uuid.NAMESPACE_URL.bytes + name).digest()[:16], version=5)}"
 
 
 def _mapped(access: Callable[..., T], *args: int) -> T:

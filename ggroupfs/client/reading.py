@@ -10,6 +10,7 @@ from pathlib import Path
 
 import attrs
 
+from backend import procfs
 from backend.identity import ROOT_PATH
 from ggroupfs.names import is_number, unescape
 
@@ -62,7 +63,7 @@ class Member:
     def command(self) -> str:
         """The name of the program, which may hold any bytes; ``?`` once it is gone."""
         try:
-            return Path(f"/proc/{self.pid}/comm").read_text(errors="backslashreplace").strip()
+            return os.fsencode(procfs.command(self.pid)).decode(errors="backslashreplace")
         except OSError:
             return "?"
 

@@ -91,7 +91,7 @@ def _pids() -> set[int]:
 def _stat(pid: int) -> list[str]:
     """State, parent and so on of a process; empty, once it is gone. `proc(5)`."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
     except (FileNotFoundError, ProcessLookupError):
         return []
 

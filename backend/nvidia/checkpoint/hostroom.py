@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from backend import procfs
 from backend.identity import ROOT_PATH, Process, cgroup_of
 from backend.records import MAX
 
 LIMITS = ("memory.max", "memory.high")
 """Over the first it is killed, over the second slowed down to a crawl while it is locked (cgroup-v2.rst)."""
-GIVEN = ("inactive_file",)
+GIVEN = (b"inactive_file",)
 """Of memory.stat: counted, and given back without anybody noticing."""
 
 
@@ -43,7 +44,7 @@ def _left(cgroup: Path) -> int:
 def _number(file: Path) -> int | None:
     """None for ``max``, and where there is no such file."""
     try:
-        text = file.read_text().strip()
+        text = procfs.text(file)
     except OSError:
         return None
     return None if text == "max" else int(text)
@@ -51,15 +52,12 @@ def _number(file: Path) -> int | None:
 
 def _given(file: Path) -> int:
     try:
-        lines = file.read_text().splitlines()
+        stat = procfs.keyed(procfs.content(file))
     except OSError:
         return 0
-    return sum(int(line.split()[1]) for line in lines if line.split()[0] in GIVEN)
+    return sum(int(stat.get(key, 0)) for key in GIVEN)
 
 
 def _available(file: Path) -> int:
     """MemAvailable (proc_meminfo(5)): free, and what can be made free without swapping."""
-    for line in file.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return int(procfs.keyed(procfs.content(file)).get(b"MemAvailable", 0)) * 1024

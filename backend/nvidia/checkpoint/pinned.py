@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import select
-from pathlib import Path
 
 from backend.errors import fail
-from backend.identity import Process, cgroup_of, is_alive, is_stopped
-
-CGROUP = Path("/sys/fs/cgroup")
+from backend.identity import Process, is_alive
+from backend.running import is_frozen, is_signalled
 
 
 class Pinned:
@@ -34,17 +32,12 @@ class Pinned:
         if self._poll.poll(0) or not is_alive(self._process):
             raise fail(errno.ESRCH)
 
-    def responds(self, cgroup: Path = CGROUP) -> None:
+    def responds(self) -> None:
         """OSError(EBUSY) for one that is stopped or frozen. Its own threads do what the driver asks of it, so calls
         would hang until somebody lets it go on."""
-        if is_stopped(self._process.pid):
+        if is_signalled(self._process.pid):
             raise OSError(errno.EBUSY, "it is stopped by a signal or a debugger")
-        path = cgroup / cgroup_of(self._process.pid).path.lstrip("/") / "cgroup.events"
-        try:
-            frozen = "frozen 1" in path.read_text().splitlines()
-        except OSError:
-            frozen = False
-        if frozen:
+        if is_frozen(self._process.pid):
             raise OSError(errno.EBUSY, "its cgroup is frozen")
 
     def close(self) -> None:
