@@ -19,7 +19,7 @@ from typing import Protocol
 
 import trio
 
-from backend.errors import fail
+from backend.errors import errno_of, fail
 from backend.identity import Group, Process, is_alive
 from backend.passing import Passing
 from backend.patience import Patience
@@ -133,7 +133,7 @@ class Provided(Passing):
             with self._patience.deadline(Group(self.info.index, Process(command.args[1], command.args[2]))):
                 answer = command.answer(await self._do(host, command))
         except OSError as error:
-            answer = command.refuse(error.errno or errno.EIO)
+            answer = command.refuse(errno_of(error))
         except Exception:
             log.exception("GPU %d: command %d failed", self.info.index, command.op)
             answer = command.refuse(errno.EIO)

@@ -34,6 +34,10 @@ SIZE = FORMAT.size
 
 REPLY = 1 << 31
 
+STATUSES = range(-4095, 1)
+"""What an answer may have as its status: 0, or a negated errno (MAX_ERRNO of include/linux/err.h). Who answers anything
+else is not listened to any more."""
+
 ARGS = 5
 """Words in `args`."""
 

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import pyfuse3
 from pyfuse3 import FUSEError
 
+from backend.errors import ERRNOS, errno_of
 from ggroupfs.files import Events, OpenFile, open_file
 from ggroupfs.inodes import Attributes
 from ggroupfs.notify import Notifier
@@ -34,10 +35,10 @@ CACHE_S = 300.0
 
 def _answer(name: str, error: BaseException) -> FUSEError:
     """The errno that an exception in operation `name` becomes."""
-    if isinstance(error, OSError) and error.errno:
-        return FUSEError(error.errno)
-    log.error("%s failed", name, exc_info=error)
-    return FUSEError(errno.EIO)
+    if not isinstance(error, OSError) or error.errno not in ERRNOS:
+        log.error("%s failed", name, exc_info=error)
+    # The kernel takes ENOSYS for all times and the whole mount. What is never to be asked again is said by itself.
+    return FUSEError(errno.EOPNOTSUPP if (code := errno_of(error)) == errno.ENOSYS else code)
 
 
 def _handler(

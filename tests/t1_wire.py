@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
+import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.soft.client import Device
 from backend.wire import ARGS, FORMAT, REPLY, SIZE, Message, Op
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -50,6 +56,32 @@ def test_a_refusal_is_raised_as_its_errno() -> None:
     with pytest.raises(OSError, match="Cannot allocate memory") as caught:
         Message(Op.ALLOC, seq=1).refuse(errno.ENOMEM).check()
     assert caught.value.errno == errno.ENOMEM
+
+
+@pytest.mark.parametrize("status", [1, 2**31 - 1, -4096, -(2**31)])
+def test_a_program_does_not_listen_to_a_gpu_that_talks_nonsense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """As the daemon does not to a program."""
+    path = tmp_path / "socket"
+    monkeypatch.setattr("backend.soft.client.socket_of", lambda mount: path)
+
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as end:
+            for wrong in (False, True):
+                request = Message.decode(end.recv(SIZE))
+                end.sendall(attrs.evolve(request.answer(1, 2, 3), status=status if wrong else 0).encode())
+            assert end.recv(SIZE) == b"", "it is hung up on"
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.fspath(path))
+        listener.listen()
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(answer, listener)
+            device = Device(tmp_path)
+            with pytest.raises(OSError, match="Protocol error"):
+                device.join()
+            done.result()
 
 
 def test_the_numbers_are_for_good() -> None:

@@ -7,18 +7,21 @@ import fcntl
 import itertools
 import os
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
 import pytest
+import trio
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import backend.nvidia.checkpoint.hostroom as hostroom
 from backend.identity import Process, Slice, identify
-from backend.nvidia.checkpoint import host_room, left
+from backend.nvidia import checkpoint
+from backend.nvidia.checkpoint import CheckpointError, host_room, left
 from backend.nvidia.checkpoint.agent import LANDED
 from backend.nvidia.checkpoint.journal import VARIABLE, Journal
 from backend.nvidia.checkpoint.machine import TRIES, Machine
@@ -701,6 +704,30 @@ def test_lines_say_what_they_were_made_of() -> None:
             read_answer(nonsense)
         with pytest.raises(ValueError, match=r"no |Expecting|not a valid"):
             Request.read(nonsense)
+    for number in (-1, 512, 2**31, 5.0, True, "EIO", None):
+        for one in (Progress(Step.LOCK, 1.5), Outcome(None, "")):
+            with pytest.raises(ValueError, match="is no errno"):
+                read_answer(attrs.evolve(one, errno=number).line())
+
+
+@pytest.mark.logs("the agent says b'.*: no answer: -600 is no errno", "is looked after", "the agent ended with")
+def test_an_agent_that_talks_nonsense_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken for one that died: another one looks how the program is, once it has ended."""
+    (tmp_path / "first").touch()
+    agent = tmp_path / "agent"
+    bad, good = Outcome(State.RUNNING, "", -600, Step.LOCK, "x"), Outcome(State.RUNNING, "GPU-1")
+    agent.write_text(
+        f"#!/bin/sh\nread request\n"
+        f"if rm {tmp_path}/first 2>/dev/null; then printf '%s' '{bad.line().decode()}'; exit 3; fi\n"
+        f"printf '%s' '{good.line().decode()}'\n"
+    )
+    agent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", os.fspath(agent))
+    with pytest.raises(CheckpointError, match="the agent ended with status 3") as raised:
+        trio.run(checkpoint.move, Process(7, 9), "GPU-1", "GPU-2", 1, 1.0)
+    assert raised.value.errno == errno.EIO
+    assert raised.value.state is State.RUNNING
+    assert not (tmp_path / "first").exists()
 
 
 # The journal

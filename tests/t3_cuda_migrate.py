@@ -8,12 +8,13 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
 from backend.cuda.managed import DEPART_S, HOME_S, RETURN_S, Standby
 from backend.running import is_stopped
-from backend.wire import Message
+from backend.wire import Message, Op
 from tests.fake_nvidia import FakeNvml
 from tests.harness import until
 from tests.t3_cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, takes, until_then
@@ -193,6 +194,74 @@ def test_one_that_refuses_to_stand_by_is_let_be(drive: Drive) -> None:
         program.obey = program.move
         await rig.h.write(program.file + "gmem.limit.high", 2 * GIB)
         assert program.resident <= 2 * GIB
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("code", [errno.ENODEV, errno.ESRCH, errno.ENOSYS, errno.ETIMEDOUT, 512, 600, 4095])
+def test_no_number_of_a_programs_choice_reaches_who_writes(drive: Drive, code: int) -> None:
+    """The kernel takes no answer with some, and others mean something else to us: it is only told that it failed."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def says(request: Message) -> Message:
+            return request.refuse(code)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+
+        program.obey = says
+        moved_by(rig, act, program)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EIO
+        program.obey = program.move
+        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB)
+        assert program.resident <= 2 * GIB, "its connection stays"
+
+    drive(test, count=2)
+
+
+@pytest.mark.logs("an answer to nothing")
+@pytest.mark.parametrize("op", [Op.DEPART, Op.RECLAIM])
+@pytest.mark.parametrize("status", [1, 5, 2**31 - 1, -4096, -200_000, -(2**31)])
+def test_a_status_that_is_no_errno_ends_the_connection(drive: Drive, op: Op, status: int) -> None:
+    """Who waits for it is told so at once."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def says(request: Message) -> Message:
+            return attrs.evolve(request.answer(), status=status)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+
+        program.obey = says
+        moved_by(rig, act, program)
+        async with takes(0, 0.1):
+            if op == Op.DEPART:
+                assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EBUSY
+            else:
+                assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EAGAIN
+        await until_then(program.ended.is_set)
+
+    drive(test, count=2)
+
+
+def test_one_that_hangs_up_instead_of_standing_by_is_not_waited_for(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def hangs_up(request: Message) -> None:
+            program.socket.close()
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+
+        program.obey = hangs_up
+        moved_by(rig, act, program)
+        async with takes(0, 0.1):
+            assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EBUSY
 
     drive(test, count=2)
 

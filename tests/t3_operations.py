@@ -118,6 +118,32 @@ async def test_an_os_error_without_a_number_is_a_bug_too(spawn: Spawn) -> None:
         assert raised.value.errno == errno.EIO
 
 
+@pytest.mark.logs("^write failed$")
+@pytest.mark.parametrize("code", [-600, -1, 512, 600, 4095, 2**31])
+@virtual
+async def test_a_number_that_the_kernel_does_not_take_stays_here(spawn: Spawn, code: int) -> None:
+    """It refuses the answer, and who waits for that does so for ever."""
+    async with running() as h:
+        await h.arrive(spawn().pid)
+        fh = await h.open("gpus/0/uuid")
+        h.operations._files[fh] = SimpleNamespace(write=_raise(OSError(code, "no such number")))  # type: ignore[assignment]
+        with pytest.raises(FUSEError) as raised:
+            await h.operations.write(fh, 0, b"1")
+        assert raised.value.errno == errno.EIO
+
+
+@virtual
+async def test_what_one_write_cannot_do_is_not_said_of_the_whole_mount(spawn: Spawn) -> None:
+    """ENOSYS the kernel takes for all times."""
+    async with running() as h:
+        await h.arrive(spawn().pid)
+        fh = await h.open("gpus/0/uuid")
+        h.operations._files[fh] = SimpleNamespace(write=_raise(OSError(errno.ENOSYS, "not here")))  # type: ignore[assignment]
+        with pytest.raises(FUSEError) as raised:
+            await h.operations.write(fh, 0, b"1")
+        assert raised.value.errno == errno.EOPNOTSUPP
+
+
 def _raise(error: Exception) -> Callable[..., Any]:
     async def fail(*_: object) -> None:
         raise error

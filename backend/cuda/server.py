@@ -20,9 +20,9 @@ from backend import tenants
 from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
-from backend.errors import fail
+from backend.errors import errno_of, fail
 from backend.identity import Process
-from backend.wire import VERSION, Message, Op
+from backend.wire import STATUSES, VERSION, Message, Op
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,9 @@ EVENTS = (Op.UNCHARGE, Op.REPORT)
 
 WAITING_MOST = 1024
 """... of which one connection may have so many under way; a program has one a thread."""
+
+STAYS = (errno.EBUSY, errno.EOPNOTSUPP, errno.EMFILE, errno.ENOMEM)
+"""What a program may say to a DEPART that it does not follow (departure.c)."""
 
 
 @attrs.define(eq=False)
@@ -140,7 +143,7 @@ class Session:
         except ProcessLookupError:
             reply = request.refuse(errno.ESRCH)
         except OSError as error:
-            reply = request.refuse(error.errno or errno.EIO)
+            reply = request.refuse(errno_of(error))
         if request.op == Op.CHARGE and any(gpu.departs(self.process) for gpu in self._gpus.values()):
             return  # the end of the connection grants it: nothing is to be allocated while it stands by
         if request.seq or request.op not in EVENTS:
@@ -227,7 +230,10 @@ class Session:
         return asked.answered
 
     def _answered(self, reply: Message) -> bool:
-        """Books what a program says that it moved; False where it was not asked, or cannot have."""
+        """Books what a program says that it moved; False where it was not asked, or cannot have, or where its status is
+        no errno."""
+        if reply.status not in STATUSES:
+            return False
         if reply.op == Op.DEPART and (departing := self._departing.pop(reply.seq, None)):
             departing.status = reply.status
             departing.done.set()
@@ -262,14 +268,20 @@ class Session:
         self._departing[seq] = departing
         try:
             with trio.move_on_after(seconds):
-                if await self._line.send(Message(Op.DEPART, seq, gpu, (int(near),))):
-                    await departing.done.wait()
+                if not await self._line.send(Message(Op.DEPART, seq, gpu, (int(near),))):
+                    departing.done.set()
+                await departing.done.wait()
         finally:
             self._departing.pop(seq, None)
+        if departing.status is None and departing.done.is_set():
+            raise OSError(errno.EBUSY, "the program speaks no more")
         if departing.status is None:
             raise OSError(errno.ETIMEDOUT, "the program does not come to a rest")
         if departing.status:
-            raise OSError(-departing.status, f"the program cannot stand by: {os.strerror(-departing.status)}")
+            # Whoever writes is told what a program may say, and no number of its choice: ENODEV or ESRCH, say, would
+            # be taken for the GPU's loss, or its own end.
+            code = -departing.status if -departing.status in STAYS else errno.EIO
+            raise OSError(code, f"the program cannot stand by: {os.strerror(-departing.status)}")
 
     def room(self, gpu: int, nbytes: int) -> None:
         """See :class:`backend.cuda.managed.Mover`. What it is too slow to take is replaced, not queued."""

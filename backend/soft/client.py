@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import select
 import socket
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backend.client import facts_of
-from backend.wire import ARGS, SIZE, VERSION, Message, Op
+from backend.errors import fail
+from backend.wire import ARGS, SIZE, STATUSES, VERSION, Message, Op
 
 GONE = "the software GPU is gone"
 
@@ -106,7 +108,11 @@ class Device:
         raw = self._socket.recv(SIZE)
         if not raw:
             raise ConnectionResetError(GONE)
-        return Message.decode(raw)
+        message = Message.decode(raw)
+        if message.status not in STATUSES:
+            self.close()
+            raise fail(errno.EPROTO)
+        return message
 
     def _event(self, message: Message) -> None:
         if message.op == Op.PROGRESS:

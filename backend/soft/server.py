@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import trio
 
 from backend import tenants
-from backend.errors import fail
+from backend.errors import errno_of, fail
 from backend.identity import Process
 from backend.soft.gpu import PAGES_AT_ONCE, SoftGpu
 from backend.wire import ARGS, VERSION, WORD, Message, Op
@@ -54,7 +54,7 @@ class Session:
             try:
                 reply = request.answer(*await self._do(request))
             except OSError as error:
-                reply = request.refuse(error.errno or errno.EIO)
+                reply = request.refuse(errno_of(error))
             await self._line.send(reply)
 
     async def _report(self) -> None:

@@ -21,6 +21,7 @@ import traceback
 import attrs
 
 from backend.cuda.page import stands
+from backend.errors import errno_of
 from backend.nvidia.checkpoint.journal import Journal
 from backend.nvidia.checkpoint.library import Library
 from backend.nvidia.checkpoint.machine import Machine
@@ -50,7 +51,7 @@ class Agent:
         except OSError as error:
             gone = isinstance(error, ProcessLookupError)
             words = "the program has ended" if gone else error.strerror or str(error)
-            return Outcome(None, "", error.errno or errno.EIO, Step.STATE, words)
+            return Outcome(None, "", errno_of(error), Step.STATE, words)
 
     def _run(self) -> Outcome:
         pinned = Pinned(self._request.process)

@@ -19,6 +19,7 @@ import trio
 
 from backend import interpreter
 from backend.cuda.managed import Standby
+from backend.errors import errno_of
 from backend.identity import Process
 from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request, State, Step, read_answer
 
@@ -150,7 +151,7 @@ class Job:
         assert self.first is not None
         assert self.last is not None
         if self.refused is not None and (self.last.state is State.RUNNING or self.last.step is Step.READY):
-            code, words = self.refused.errno or errno.EIO, self.refused.strerror or str(self.refused)
+            code, words = errno_of(self.refused), self.refused.strerror or str(self.refused)
             raise CheckpointError(attrs.evolve(self.last, errno=code, step=Step.READY, words=words), self.steps)
         first, last, action = self.first, self.last, self.request.action
         goes = action in (Action.MOVE, Action.RESUME)
@@ -235,7 +236,7 @@ async def _agent(job: Job, request: Request) -> Outcome:
             env=environment,
         )
     except OSError as error:
-        return Outcome(None, "", error.errno or errno.EIO, Step.OPEN, f"no agent can be started: {error.strerror}")
+        return Outcome(None, "", errno_of(error), Step.OPEN, f"no agent can be started: {error.strerror}")
     assert process.stdin is not None
     assert process.stdout is not None
     async with process.stdin, process.stdout:
@@ -257,7 +258,11 @@ async def _hear(job: Job, answers: trio.abc.ReceiveStream, agent: trio.abc.SendS
     async for some in answers:
         *lines, rest = (rest + some).split(b"\n")
         for line in lines:
-            answer = read_answer(line)
+            try:
+                answer = read_answer(line)
+            except ValueError as error:  # it is not listened to any more, and followed by another once it has ended
+                log.error("process %d: the agent says %r: %s", job.request.process.pid, line[:256], error)
+                return None
             if isinstance(answer, Outcome):
                 return answer
             job.steps.append(answer)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 
 import attrs
 
+from backend.errors import errno_of
 from backend.nvidia.checkpoint.records import Action, Driver, Outcome, Progress, Request, State, Step
 
 TRIES = 5
@@ -266,7 +267,7 @@ class Machine:
     def _after(self, failed: Failed) -> Outcome:
         """The outcome, once the program runs again or cannot be made to."""
         words = f"{failed.step.value}: {failed.words}"
-        number = failed.error.errno or errno.EIO
+        number = errno_of(failed.error)
         try:
             if _gone(failed.error):
                 raise failed
@@ -346,7 +347,7 @@ class Machine:
         except OSError as error:
             failed = Failed(step, error)
             now = self.clock()
-            self.report(Progress(step, now, (now - begun) * 1e3, error.errno or errno.EIO, failed.words))
+            self.report(Progress(step, now, (now - begun) * 1e3, errno_of(error), failed.words))
             raise failed from error
         now = self.clock()
         self.report(Progress(step, now, (now - begun) * 1e3))

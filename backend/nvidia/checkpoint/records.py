@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from backend.errors import ERRNOS
 from backend.identity import Process
 
 
@@ -160,15 +161,20 @@ class Outcome:
 def read_answer(line: bytes) -> Progress | Outcome:
     """What a line of the agent's says. ValueError for what is none."""
     fields = _fields(line)
+    answer: Progress | Outcome
     try:
         if (said := fields.get("progress")) is not None:
-            return Progress(**(said | {"step": Step(said["step"])}))
-        said = fields["outcome"]
-        state = None if said["state"] is None else State[said["state"]]
-        step = None if said["step"] is None else Step(said["step"])
-        return Outcome(**(said | {"state": state, "step": step}))
+            answer = Progress(**(said | {"step": Step(said["step"])}))
+        else:
+            said = fields["outcome"]
+            state = None if said["state"] is None else State[said["state"]]
+            step = None if said["step"] is None else Step(said["step"])
+            answer = Outcome(**(said | {"state": state, "step": step}))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no answer: {error}") from None
+    if type(answer.errno) is not int or (answer.errno and answer.errno not in ERRNOS):
+        raise ValueError(f"no answer: {answer.errno!r} is no errno")
+    return answer
 
 
 def _line(fields: dict[str, Any]) -> bytes:
