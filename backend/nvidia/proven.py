@@ -82,7 +82,7 @@ class Proven:
         return self.boot.read_text().strip(), self.driver.read_text().strip()
 
     def _text(self) -> str:
-        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # or a FIFO waits
         with open(fd, encoding="utf-8") as file:
             status = os.fstat(fd)
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
