@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import socket
@@ -17,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 import trio
 
@@ -35,6 +37,9 @@ ACCEPT_AGAIN_S = 0.1
 
 CONNECTIONS = 4096
 """Connections that one user may have: nobody can use up the daemon's descriptors for all others."""
+
+PATH_MOST = 107
+"""Bytes in the path of a unix socket (unix(7): sun_path has 108, with the zero at its end)."""
 
 Connection = trio.socket.SocketType
 
@@ -77,15 +82,21 @@ class Complaints:
 def listening(path: Path) -> Iterator[Connection]:
     """A SEQPACKET socket at `path`, for everybody on the machine, removed at the end.
 
-    A socket that lies there already is a leftover: the path carries the mount's device number, which is ours alone.
-    Once our tree is unmounted it may be another's, and what then lies there is left to it. OSError where it is anything
-    else (EEXIST), or where others could put something else in its place (EPERM).
+    A socket that lies there already is a leftover where nobody listens, and another daemon's where one does
+    (EADDRINUSE). Once we listen no more the path may be another's, and what then lies there is left to it. OSError
+    where it is anything else (EEXIST), where others could put something else in its place (EPERM), or where programs
+    could not connect (ENAMETOOLONG).
     """
+    if (long := len(os.fsencode(path))) > PATH_MOST:
+        words = f"it has {long} bytes, and the path of a socket {PATH_MOST} at most: name another with socket="
+        raise OSError(errno.ENAMETOOLONG, words)
     path.parent.mkdir(parents=True, exist_ok=True)
     trusted(path)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise OSError(errno.EEXIST, "there is something that is no socket", os.fspath(path))
+        if is_served(path):
+            raise OSError(errno.EADDRINUSE, "another daemon listens there", os.fspath(path))
         path.unlink()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -94,6 +105,23 @@ def listening(path: Path) -> Iterator[Connection]:
         path.chmod(0o666)
         listener.listen(128)
         yield stack.enter_context(contextlib.closing(trio.socket.from_stdlib_socket(listener)))
+
+
+def is_served(path: Path) -> bool:
+    """Whether a process listens at a path, be it with no room for another connection, or for those of another type."""
+    if len(os.fsencode(path)) > PATH_MOST:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        return probe.connect_ex(os.fspath(path)) in (0, errno.EAGAIN, errno.EPROTOTYPE)
+
+
+def default_path(folder: Path, mountpoint: str) -> Path:
+    """The socket of a mount, named after its place, as its journal is: the same after an upgrade, and after a daemon
+    that was killed, so that programs find the next one. (A mount's device number is another then, and another's.)"""
+    path = folder / f"{quote(mountpoint.strip('/'), safe='', errors='surrogateescape') or 'root'}.sock"
+    if len(os.fsencode(path)) > PATH_MOST:
+        path = folder / f"{hashlib.sha256(mountpoint.encode(errors='surrogateescape')).hexdigest()}.sock"
+    return path
 
 
 def trusted(path: Path) -> None:

@@ -98,6 +98,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             stack.callback(lambda: journal.close(ended=served and not ending.upgraded))
         controller, backend = await _controller(options, mountpoint, journal)
         stack.callback(_close, controller)
+        path = options.socket or tenants.default_path(SOCKETS, mountpoint)
+        await _free(path, options.deadline)
         tree, events = Tree(controller, backend.attributes), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, pyfuse3, messenger, mountpoint)
@@ -111,11 +113,11 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
 
         controller.facts["gpu"] = "soft" if backend.soft else "nvidia"
         controller.facts["pid"] = str(os.getpid())
-        path = options.socket or SOCKETS / f"{_device(mountpoint)}.sock"
         try:
             listener = stack.enter_context(tenants.listening(path))
         except OSError as error:
-            raise MountError(f"no socket at {path}: {error.strerror}: {error.filename or path}") from None
+            where = "" if error.filename in (None, os.fspath(path)) else f": {error.filename}"
+            raise MountError(f"no socket at {path}: {error.strerror}{where}") from None
         controller.facts["socket"] = os.fspath(path)
         if journal is not None:
             controller.facts["journal"] = os.fspath(journal.path)
@@ -173,6 +175,14 @@ async def _journal(options: MountOptions, mountpoint: str) -> Journal | None:
                 raise MountError(error.strerror if error.filename is None else f"{path}: {error.strerror}") from None
             await trio.sleep(JOURNAL_AGAIN_S)
     raise MountError(words)
+
+
+async def _free(path: Path, seconds: float) -> None:
+    """Returns once no other daemon listens there, or after some time all the same: one that was unmounted listens until
+    everything is given back."""
+    with trio.move_on_after(seconds):
+        while tenants.is_served(path):  # noqa: ASYNC110 - nothing tells of it
+            await trio.sleep(JOURNAL_AGAIN_S)
 
 
 async def _controller(options: MountOptions, mountpoint: str, journal: Journal | None) -> tuple[Controller, Backend]:

@@ -40,7 +40,7 @@ class MountOptions:
     poll: bool = True
     """Whether poll(2) asks the daemon: events wake pollers, but every poll of any file waits for an answer."""
     socket: Path | None = None
-    """Where programs of the GPUs connect; by default under /run/ggroupfs, by the mount's device number."""
+    """Where programs of the GPUs connect; by default under /run/ggroupfs, named after the mountpoint."""
     journal: Path | None = None
     """Where what must outlive a daemon that is killed is written down; by default under /run/ggroupfs."""
     keep_journal: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,12 @@ import pytest
 
 from ggroupfs.errors import UsageError
 from ggroupfs.policies.config import Table
+
+
+def test_a_file_that_keeps_its_reader_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "policy.toml")
+    with pytest.raises(OSError, match="no regular file"):
+        Table.load(tmp_path / "policy.toml")
 
 
 def table(text: str, tmp_path: Path) -> Table:

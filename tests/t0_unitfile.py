@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -181,6 +183,27 @@ def test_slices_d(tmp_path: Path) -> None:
         f"{where}:13: GMemHiho=: there is no such property",
     ]
     assert files.of_directory(tmp_path / "none") == files.Table([], [])
+
+
+def test_what_is_no_regular_file_is_a_mistake_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """The open of a FIFO waits until another process writes to it, and a read of a terminal for its user."""
+    os.mkfifo(tmp_path / "10.conf")
+    (tmp_path / "20.conf").mkdir()
+    (tmp_path / "30.conf").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(tmp_path / "40.conf"))
+    (tmp_path / "50.conf").symlink_to(tmp_path / "one")
+    (tmp_path / "one").write_text("[/x]\nGMemHigh=1G\n")
+    table = files.of_directory(tmp_path)
+    assert [one.value for one in table.of(Slice("/x")).values.values()] == ["1G"]
+    assert [str(one) for one in table.mistakes] == [
+        f"{tmp_path}/10.conf: it is no regular file",
+        f"{tmp_path}/20.conf: it is no regular file",
+        f"{tmp_path}/30.conf: it is no regular file",
+        f"{tmp_path}/40.conf: No such device or address",
+    ]
+    settings, (mistake,) = files.of_unit([tmp_path / "10.conf", tmp_path / "one"])
+    assert (settings.values, mistake.reason) == ({}, "it is no regular file")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import errno
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
+import pynvml
 import pytest
 import trio
 from trio.testing import MockClock
@@ -923,3 +925,23 @@ def test_where_a_program_that_was_moved_is(monkeypatch: pytest.MonkeyPatch) -> N
             rig.gpus[0].lost = False
 
     drive(test)
+
+
+def test_a_gpu_whose_name_is_no_text_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pynvml decodes what the driver calls it, and ends in an error where that is no UTF-8."""
+
+    def ask(device: int, buffer: Any, size: object) -> int:
+        buffer.value = b"NVIDIA \xff\n9"
+        return 0
+
+    def pointer(name: str) -> Callable[..., int]:
+        return ask
+
+    class Odd(FakeNvml):
+        nvmlDeviceGetName = staticmethod(pynvml.nvmlDeviceGetName)
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
+    with pytest.raises(UnicodeDecodeError):
+        pynvml.nvmlDeviceGetName(0)
+    (gpu, *_) = trio.run(Nvml(Odd()).gpus)  # type: ignore[arg-type]
+    assert gpu.name == r"NVIDIA \xff\n9"

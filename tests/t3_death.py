@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -269,8 +271,8 @@ async def test_the_end_thaws_everybody_but_the_one_that_cannot_be(
 
 @virtual
 async def test_the_socket_of_who_mounts_next_is_not_removed(tmp_path: Path) -> None:
-    """The device number that names it is free, and taken again, before the one that was unmounted has ended."""
-    path = tmp_path / "0:40.sock"
+    """The path is taken again before the daemon that was unmounted has ended."""
+    path = tmp_path / "tree.sock"
     with tenants.listening(path):
         path.rename(tmp_path / "ours")
         path.touch()
@@ -279,3 +281,54 @@ async def test_the_socket_of_who_mounts_next_is_not_removed(tmp_path: Path) -> N
     with tenants.listening(path):
         assert path.is_socket()
     assert not path.exists()
+
+
+@virtual
+async def test_a_socket_is_taken_over_once_nobody_listens_there(tmp_path: Path) -> None:
+    """That of a daemon that was killed is a leftover; that of one that lives is its own, however busy it is."""
+    path = tmp_path / "tree.sock"
+    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+        with socket.socket(socket.AF_UNIX, kind) as other, socket.socket(socket.AF_UNIX, kind) as waiting:
+            other.bind(os.fspath(path))
+            other.listen(0)
+            waiting.connect(os.fspath(path))
+            with pytest.raises(OSError, match="another daemon listens") as caught, tenants.listening(path):
+                pass
+            assert caught.value.errno == errno.EADDRINUSE
+            assert tenants.is_served(path)
+        assert not tenants.is_served(path)
+        with tenants.listening(path):
+            assert tenants.is_served(path)
+        assert not path.exists()
+
+
+def test_a_path_that_is_too_long_for_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 110)
+    assert not tenants.is_served(path)
+    with pytest.raises(OSError, match="107 at most: name another") as caught, tenants.listening(path):
+        pass
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_each_place_has_a_socket_of_its_own() -> None:
+    """Of a length that a socket can have, whatever the mountpoint is called; the same each time."""
+    folder = Path("/run/ggroupfs")
+    places = [
+        "/",
+        "/run/ggroup",
+        "/run_ggroup",
+        "/run/ggroup%2F",
+        "/a b,c",
+        "/ü",
+        "/\udcff",
+        "/" + "x" * 300,
+        "/" + "y" * 300,
+    ]
+    found = [tenants.default_path(folder, place) for place in places]
+    assert found == [tenants.default_path(folder, place) for place in places]
+    assert len({*found}) == len(places)
+    assert str(found[1]) == "/run/ggroupfs/run%2Fggroup.sock"
+    for path in found:
+        assert path.parent == folder
+        assert len(os.fsencode(path)) <= tenants.PATH_MOST
+        assert "," not in path.name

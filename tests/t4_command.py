@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from backend import tenants
 from backend.identity import cgroup_of
 from backend.journal.file import default_path
 from ggroupfs.controls import LEVERS
@@ -68,7 +69,8 @@ def place(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     while mount_of(os.fspath(tmp_path)) is not None:
         unmount(tmp_path)
-    default_path(SOCKETS, os.fspath(tmp_path)).unlink(missing_ok=True)
+    for left in (default_path, tenants.default_path):
+        left(SOCKETS, os.fspath(tmp_path)).unlink(missing_ok=True)
 
 
 # mount and umount

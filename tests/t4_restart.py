@@ -20,6 +20,7 @@ import pytest
 
 from backend.identity import identify
 from backend.journal.file import Journal, default_path
+from backend.soft.client import socket_of
 from ggroupfs import upgrade
 from ggroupfs.mount import SOCKETS
 from ggroupfs.mounts import mount_of
@@ -351,6 +352,56 @@ def test_the_next_version_is_there_within_two_seconds(place: Path) -> None:
         assert processor_s(mount) - before < 2 * SLOW
         assert len(os.listdir(place / "slice")) == 200
         assert mount.daemon.poll() is None
+
+
+def test_a_tree_has_the_same_socket_after_an_upgrade_and_a_kill_and_no_other_tree_has_it(tmp_path: Path) -> None:
+    """Though its device number is another one then, and that which it had is another tree's."""
+    spare, first, second = (tmp_path / name for name in ("spare", "a", "b"))
+    for directory in (spare, first, second):
+        directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", spare], check=True)  # has a number that is free again then
+    with daemons(first) as start, daemons(second) as start_other:
+        mount = start()
+        ours = socket_of(first)
+        subprocess.run(["umount", spare], check=True)
+        assert upgraded(first).returncode == 0
+        other = start_other()
+        assert socket_of(first) == ours != socket_of(second)
+        with Tenant(mount, "--gmem", "4M"):
+            assert (len(mount.members()), len(other.members())) == (1, 0)
+        kill(mount)
+        mount = start()
+        assert socket_of(first) == ours
+        with Tenant(mount, "--gmem", "4M"):
+            assert (len(mount.members()), len(other.members())) == (1, 0)
+
+
+def test_a_socket_where_another_daemon_listens_is_not_taken(tmp_path: Path) -> None:
+    """Two mounts by one name of a socket: the second one is none."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    option = f"socket={SOCKETS}/{os.getpid()}.sock"
+    with mounted(one, option) as mount:
+        words = [
+            sys.executable,
+            "-m",
+            "ggroupfs",
+            "mount",
+            "--gpu",
+            "soft",
+            "-o",
+            f"{option},deadline=0.1",
+            os.fspath(two),
+        ]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=SECONDS * SLOW)
+        assert (done.returncode, done.stderr) == (
+            1,
+            f"ggroupfs: mount: no socket at {socket_of(one)}: another daemon listens there\n",
+        )
+        assert mount_of(os.fspath(two)) is None
+        with Tenant(mount, "--gmem", "4M"):
+            mount.check()
 
 
 def test_who_waits_in_poll_is_woken_by_an_upgrade(place: Path) -> None:

@@ -128,8 +128,8 @@ class Nvml:
         device = self._nvml.nvmlDeviceGetHandleByIndex(index)
         return GpuInfo(
             index=index,
-            uuid=_text(self._nvml.nvmlDeviceGetUUID(device)),
-            name=_text(self._nvml.nvmlDeviceGetName(device)),
+            uuid=_text(_undecoded(self._nvml.nvmlDeviceGetUUID)(device)),
+            name=_text(_undecoded(self._nvml.nvmlDeviceGetName)(device)),
             pci=sysfs_address(_text(self._nvml.nvmlDeviceGetPciInfo(device).busId)),
             capacity=int(self._nvml.nvmlDeviceGetMemoryInfo(device).total),
             timeslice_default_us=rm.TIMESLICE_DEFAULT_US,
@@ -190,8 +190,16 @@ class Nvml:
         return shares
 
 
+def _undecoded(function: Callable[[Any], str | bytes]) -> Callable[[Any], str | bytes]:
+    """A function of pynvml without what it has around it, which ends in a UnicodeDecodeError for what is no UTF-8."""
+    inner: Callable[[Any], str | bytes] = getattr(function, "__wrapped__", function)
+    return inner
+
+
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    """What the driver calls something, fit for a line of a file: what is no text is spelt ``\\xff``, ``\\n``."""
+    text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def sysfs_address(bus_id: str) -> str:

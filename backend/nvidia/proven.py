@@ -83,7 +83,7 @@ class Proven:
         return procfs.text(self.boot), procfs.text(self.driver)
 
     def _text(self) -> str:
-        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # or a FIFO waits
         with open(fd, encoding="utf-8") as file:
             status = os.fstat(fd)
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from backend.regular import read_regular
 from ggroupfs.errors import UsageError
 from ggroupfs.properties import microseconds
 from ggroupfs.values import amount
@@ -29,7 +30,7 @@ class Table:
     def load(cls, file: Path) -> Table:
         """The file as a table. UsageError where it is no TOML; OSError where it cannot be read."""
         try:
-            return cls(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
+            return cls(tomllib.loads(read_regular(file).decode()), str(file))
         except ValueError as error:  # TOMLDecodeError is one, and so is what is no UTF-8
             raise UsageError(f"{file}: {error}") from None
         except RecursionError:

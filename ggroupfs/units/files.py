@@ -11,6 +11,7 @@ import attrs
 
 from backend.errors import SHORT
 from backend.identity import ROOT, Slice, slice_at
+from backend.regular import read_regular
 from ggroupfs.units.settings import Mistake, Settings, merge
 from ggroupfs.units.unitfile import Assignment, Place, assignments
 
@@ -93,7 +94,7 @@ def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
 def _read(path: Path, mistakes: list[Mistake]) -> Iterator[Assignment]:
     """The assignments of a file; one that cannot be read is a mistake. OSError for want of descriptors or memory."""
     try:
-        text = path.read_text("utf-8", "backslashreplace")
+        text = read_regular(path).decode("utf-8", "backslashreplace")
     except OSError as error:
         if error.errno in SHORT:
             raise

@@ -1,0 +1,20 @@
+"""Reading configuration: of a regular file, and of nothing that has its reader wait."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """What a file says. OSError, EINVAL for what is no regular file: the open of a FIFO waits until another process
+    writes to it, and a read of a terminal for its user."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+        with open(fd, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(fd)
