@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument("--gpu", choices=("auto", "soft", "nvidia"), default="auto")
-    parser.set_defaults(places=[], ledger="auto", options=[], foreground=False, background=False)
+    parser.set_defaults(places=[], ledger="auto", options=[], foreground=False, background=False, fake=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
