@@ -100,6 +100,23 @@ def is_alive(process: Process) -> bool:
         return False
 
 
+def is_hidden(pid: int) -> bool:
+    """Whether there is such a process, and /proc tells this user nothing of it (``hidepid``, proc(5))."""
+    try:
+        procfs.stat(pid)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        try:
+            os.kill(pid, 0)  # which is asked of the process, and not of /proc
+        except PermissionError:
+            return True
+        except ProcessLookupError:
+            return False
+        return True
+    return False
+
+
 def owner_of(pid: int) -> int | None:
     """The user that a process runs as; root for one that may not be looked into. None when it is gone."""
     try:

@@ -37,9 +37,10 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     # mount(8) calls its helper `PROGRAM SOURCE MOUNTPOINT -o LIST`, mount.fuse3 runs us just so.
-    if Path(sys.argv[0]).name.startswith("mount.") or (
-        len(argv) >= 2 and argv[0] not in COMMANDS and argv[0][0] != "-"
-    ):
+    helper = Path(sys.argv[0]).name.startswith("mount.")
+    if helper:
+        argv = ["--fake" if word == "-f" else word for word in argv]  # `mount -f`: all but the mount
+    if helper or (len(argv) >= 2 and argv[0] not in COMMANDS and argv[0][0] != "-"):
         argv.insert(0, "mount")
     own, command = argv, []
     if next((word for word in argv if word[0:1] != "-"), "") == "run" and "--" in argv:

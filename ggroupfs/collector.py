@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from backend.client import facts_of
-from backend.identity import cgroup_of
+from backend.identity import cgroup_of, is_hidden
 from backend.records import MAX
 from ggroupfs.client import GONE, Branch, Member, branches, content, flat, members, numbers
 from ggroupfs.figures import Figures, figures_of, files_for
@@ -224,12 +224,17 @@ class TreeCollector(Collector):
 
 def _process(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
     # Who it is first: when its files can still be read after that, the pid was its own all the time.
-    words = (str(member.pid), cgroup_of(member.pid).path, member.command())
+    try:
+        words = (str(member.pid), cgroup_of(member.pid).path, member.command())
+    except OSError:
+        if not is_hidden(member.pid):
+            raise
+        return _stranger(family, member, uuids)
     family.add((str(member.gpu), uuids.get(member.gpu, ""), *words), figures_of(member.path, FILES))
 
 
 def _stranger(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
-    """A process of which nothing is known but its pid elsewhere."""
+    """A process of which nothing is known but its pid in the tree."""
     family.add((str(member.gpu), uuids.get(member.gpu, ""), str(member.pid), "", ""), figures_of(member.path, FILES))
 
 

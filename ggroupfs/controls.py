@@ -1,4 +1,6 @@
-"""The one table of control files. Every operation consults it; a file is added, or changed, here and nowhere else.
+"""The one table of control files: what each is called, who may open it, what it shows, and what a write means and does.
+
+Every operation on them consults it. The books and the hardware behind it have to know what a new one is about.
 
 What they promise is docs/semantics.md, which a test executes.
 """

@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", choices=choose.GPUS, default="auto")
     parser.add_argument("--ledger", choices=choose.LEDGERS, default="auto")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="LIST")
-    parser.add_argument("-n", "-s", dest="ignored", action="store_true", help=argparse.SUPPRESS)  # from mount(8)
+    for flag in "nsv":  # from mount(8), as what follows
+        parser.add_argument(f"-{flag}", dest="ignored", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("-t", dest="ignored", help=argparse.SUPPRESS)
+    parser.add_argument("--fake", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("places", nargs="*", metavar="[SOURCE] MOUNTPOINT")
 
 
@@ -39,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("at most a source and a mountpoint")
     place = Path(arguments.places[-1]) if arguments.places else DEFAULT_MOUNTPOINT
     parsed = options.parse(place, arguments.gpu, arguments.ledger, arguments.options)
+    if arguments.fake:
+        return 0
     if os.geteuid() != 0:
         raise RuntimeError("mount: only root may: it acts on every process of the machine")
     if not os.path.exists("/dev/fuse"):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backend import interpreter
-from ggroupfs import daemon, show
+from ggroupfs import daemon, show, snapshot
 from ggroupfs.client import Member, members
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
 from ggroupfs.umount import unmount
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument("--gpu", choices=("auto", "soft", "nvidia"), default="auto")
-    parser.set_defaults(places=[], ledger="auto", options=[], foreground=False, background=False)
+    parser.set_defaults(places=[], ledger="auto", options=[], foreground=False, background=False, fake=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,7 +85,7 @@ def _works(mount: Path, pid: int) -> bool:
 def _tour(mount: Path, *, soft: bool) -> None:
     """What the files do, on whatever processes there are."""
     found = list(members(mount))
-    print(show.table(mount) + "\n")
+    print(_table(mount) + "\n")
     if len(found) < 2:
         print("No two processes use a GPU: start some, and they will have directories here.")
         return
@@ -106,7 +106,11 @@ def _tour(mount: Path, *, soft: bool) -> None:
         _echo(member, "compute.timeslice", "default")
     if soft:
         _echo(first, "gmem.limit.high", "max")
-    print(show.table(mount))
+    print(_table(mount))
+
+
+def _table(mount: Path) -> str:
+    return show.table(snapshot.take(mount))
 
 
 def _cat(path: Path) -> None:

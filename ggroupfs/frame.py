@@ -40,7 +40,8 @@ def summary(frame: Frame) -> str:
     fighting = {process.pid for process in frame.snapshot.processes if process.figures.undone}
     words = f"{len(pids)} process{'' if len(pids) == 1 else 'es'}"
     words += f", {len(frozen)} frozen" if frozen else ""
-    return f"{words}, {len(fighting)} undid what was set" if fighting else words
+    words += f", {len(fighting)} undid what was set" if fighting else ""
+    return f"{words}, {frame.snapshot.hidden} more hidden by /proc" if frame.snapshot.hidden else words
 
 
 BESIDE_BARS = len("GPU 00  mem  1023.9G/1023.9G  busy  100%")
@@ -75,6 +76,7 @@ def plain(frame: Frame) -> str:
 def as_json(frame: Frame) -> Mapping[str, Any]:
     """A frame for programs: bytes, milliseconds, shares of 1; null for ``max`` and for what is not told."""
     found: dict[str, Any] = {"seconds": frame.seconds, "gpus": [], "slices": [], "processes": []}
+    found["hidden"] = frame.snapshot.hidden
     for line in outline.lines(frame.gpus, "pid"):
         use = line.node.use
         values = columns.as_json(line.node, columns.WATCHED)

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument("--no-processes", action="store_true", help="slices and GPUs only")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--listen", type=_address, metavar="ADDRESS:PORT", help="serve by HTTP: 127.0.0.1:9740, [::1]:0")
+    where.add_argument("--listen", type=_address, metavar="ADDRESS:PORT", help="serve by HTTP: 127.0.0.1:9817, [::1]:0")
     where.add_argument("--textfile", type=Path, metavar="FILE", help="write once, whole, for node_exporter")
 
 

@@ -17,13 +17,21 @@ from ggroupfs.units.policy import WAIT_S
 
 IGNORED = frozenset(
     (
-        *("rw", "suid", "nosuid", "dev", "nodev", "exec", "noexec", "sync", "async", "defaults"),
-        *("atime", "noatime", "relatime", "norelatime", "nodiratime", "strictatime"),
-        *("auto", "noauto", "user", "nouser", "users", "nofail", "_netdev"),
+        *("rw", "suid", "nosuid", "dev", "nodev", "exec", "noexec", "sync", "async", "dirsync", "defaults"),
+        *("atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "nostrictatime"),
+        *("lazytime", "nolazytime", "iversion", "noiversion", "mand", "nomand", "silent", "loud"),
+        *("auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group", "nogroup"),
+        *("nofail", "_netdev", "_rnetdev"),
         *("allow_other", "default_permissions", "poll", "selftest"),
     )
 )
 """What mount(8) passes on and means nothing here, or is how it is anyway."""
+
+COMMENTS = frozenset(("comment", "user"))
+"""The same with a value: for who reads the table of mounts."""
+
+USERSPACE = ("x-", "X-")
+"""So begins what is for mount(8), systemd and the like."""
 
 PASSED = frozenset(("ro", "debug", "auto_unmount"))
 """What libfuse makes of itself."""
@@ -77,7 +85,7 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
     """`options` with one more."""
     choice = options.choice
     if value is None:
-        if key in IGNORED or key.startswith("x-"):
+        if key in IGNORED or key.startswith(USERSPACE):
             return options
         if key in PASSED:
             return attrs.evolve(options, fuse=options.fuse | {key})
@@ -121,7 +129,7 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
     elif key == "soft.faults":
         config = attrs.evolve(choice.soft_config, faults=_something(value))
         return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
-    elif key.startswith("x-"):
+    elif key in COMMENTS or key.startswith(USERSPACE):
         return options
     raise UsageError(f"unknown option {key}" + ("" if value is None else f"={value}"))
 

@@ -13,6 +13,8 @@ from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 
 IN_TREE = (columns.CURRENT, columns.HIGH, columns.SWAP, columns.TIMESLICE, columns.FROZEN, columns.FINISHED)
 
+HIDDEN = "/proc is mounted with hidepid, and tells this user nothing of others' (proc(5))"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
@@ -24,28 +26,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand."""
+    fields = columns.fields(IN_TREE if arguments.tree else columns.SHOWN)
+    taken = snapshot.take(arguments.mount, fields, slices=arguments.tree)
     if arguments.json:
-        rows = [columns.as_json(node, columns.SHOWN) for node in processes(arguments.mount)]
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([columns.as_json(node, columns.SHOWN) for node in processes(taken)], indent=2))
     else:
-        text = tree(arguments.mount) if arguments.tree else table(arguments.mount)
+        text = tree(taken) if arguments.tree else table(taken)
         print(columns.printable(text, sys.stdout.encoding))
+    if taken.hidden:
+        missing = "1 process is" if taken.hidden == 1 else f"{taken.hidden} processes are"
+        print(f"ggroupfs: show: {missing} missing: {HIDDEN}", file=sys.stderr)
     return 0
 
 
-def processes(mount: Path) -> Iterator[outline.Node]:
+def processes(taken: snapshot.Snapshot) -> Iterator[outline.Node]:
     """The processes of a tree."""
-    taken = snapshot.take(mount, columns.fields(columns.SHOWN), slices=False)
     for line in outline.lines(outline.build(taken, {}), "pid", flat=True):
         yield line.node
 
 
-def table(mount: Path) -> str:
+def table(taken: snapshot.Snapshot) -> str:
     """A line a process and GPU."""
-    return columns.table(processes(mount))
+    return columns.table(processes(taken))
 
 
-def tree(mount: Path) -> str:
+def tree(taken: snapshot.Snapshot) -> str:
     """A line a GPU, slice and process."""
-    taken = snapshot.take(mount, columns.fields(IN_TREE))
     return columns.tree(outline.lines(outline.build(taken, {}), "pid"), IN_TREE)

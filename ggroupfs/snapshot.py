@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from backend.identity import cgroup_of, start_time
+from backend.identity import cgroup_of, is_hidden, start_time
 from ggroupfs.client import branches, content, flat, members, numbers, require_tree
 from ggroupfs.figures import EVERYTHING, Figures, figures_of, files_for
 from ggroupfs.names import slice_directory
@@ -94,6 +94,8 @@ class Snapshot:
     """Each after the one that it is in; empty where they were not asked for."""
     processes: tuple[ProcessUse, ...] = ()
     """By pid and GPU."""
+    hidden: int = 0
+    """Processes besides, of which /proc tells this user nothing."""
 
 
 def take(mount: Path, fields: Iterable[str] = EVERYTHING, *, slices: bool = True) -> Snapshot:
@@ -103,9 +105,10 @@ def take(mount: Path, fields: Iterable[str] = EVERYTHING, *, slices: bool = True
     began = time.monotonic()
     gpus = tuple(_gpu(mount, index) for index in numbers(mount / "gpus"))
     found_slices = tuple(_slices(mount, files)) if slices else ()
-    processes = tuple(_processes(mount, files))
+    hidden: set[int] = set()
+    processes = tuple(_processes(mount, files, hidden))
     took = time.monotonic() - began
-    return Snapshot(began + took / 2, took, gpus, found_slices, processes)
+    return Snapshot(began + took / 2, took, gpus, found_slices, processes, len(hidden))
 
 
 def _gpu(mount: Path, index: int) -> GpuUse:
@@ -126,10 +129,15 @@ def _slices(mount: Path, files: Iterable[str]) -> Iterator[SliceUse]:
             yield SliceUse(branch.slice, branch.gpu, figures_of(branch.path, files))
 
 
-def _processes(mount: Path, files: Iterable[str]) -> Iterator[ProcessUse]:
+def _processes(mount: Path, files: Iterable[str], hidden: set[int]) -> Iterator[ProcessUse]:
+    """Those that /proc tells of; the pids of the others are put into `hidden`."""
     for member in members(mount):
-        with contextlib.suppress(OSError):  # it exited while we read
+        pid = member.pid
+        try:
             began = time.monotonic()
             figures = figures_of(member.path, files)
-            at, pid = (began + time.monotonic()) / 2, member.pid
+            at = (began + time.monotonic()) / 2
             yield ProcessUse(pid, start_time(pid), member.command(), cgroup_of(pid).path, member.gpu, figures, at)
+        except OSError:  # it exited while we read
+            if is_hidden(pid):
+                hidden.add(pid)

@@ -207,6 +207,37 @@ def test_what_is_no_regular_file_is_a_mistake_and_keeps_nobody_waiting(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("section", "meant"),
+    [
+        ("/batch-gpu.slice", "systemd has batch-gpu.slice in batch.slice: [/batch.slice/batch-gpu.slice]?"),
+        (
+            "/a.slice/a-b-c.slice/x.service",
+            "systemd has a-b-c.slice in a-b.slice: [/a.slice/a-b.slice/a-b-c.slice/x.service]?",
+        ),
+        (
+            "/user.slice/*/user@*.service/app-x.slice",
+            "systemd has app-x.slice in app.slice: [/user.slice/*/user@*.service/app.slice/app-x.slice]?",
+        ),
+        ("/sys/fs/cgroup/batch.slice", "a path of a cgroup begins at the root of the hierarchy: [/batch.slice]?"),
+        ("/batch.slice/batch-gpu.slice", ""),
+        ("/*/batch-gpu.slice", ""),
+        ("/batch-*.slice", ""),
+        ("/batch-.slice", ""),
+        ("/batch-gpu", ""),
+        ("/batch.slice/a-b.service", ""),
+        ("/user.slice/user-1000.slice", ""),
+    ],
+)
+def test_a_section_that_matches_no_cgroup_of_systemd(tmp_path: Path, section: str, meant: str) -> None:
+    """It is said once, with what is likely to be meant; and counts, since somebody may make a cgroup just there."""
+    (tmp_path / "10.conf").write_text(f"[{section}]\nGMemHigh=1G\nGMemLow=1M\n")
+    table = files.of_directory(tmp_path)
+    told = [f"{tmp_path / '10.conf'}:2: [{section}] is likely to match nothing: {meant}"] if meant else []
+    assert [str(one) for one in table.mistakes] == told
+    assert len(table.assignments) == 2
+
+
+@pytest.mark.parametrize(
     ("path", "unit"),
     [
         ("/system.slice", "system.slice"),

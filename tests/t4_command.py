@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from backend import tenants
+from backend import procfs, tenants
 from backend.identity import cgroup_of
 from backend.journal.file import default_path
 from ggroupfs.controls import LEVERS
@@ -152,11 +153,37 @@ def test_the_invocation_of_mount_8(place: Path) -> None:
     assert (place / "gpus/0/gmem.capacity").read_text() == f"{64 * MIB}\n"
 
 
+ANY_FILESYSTEM = (
+    "lazytime,nolazytime,dirsync,silent,loud,diratime,nodiratime,strictatime,nostrictatime,norelatime,iversion,noiversion",
+    "mand,nomand,user=somebody,nouser,users,owner,group,_rnetdev,comment=of the admin,X-mount.mkdir=0755",
+)
+"""What mount(8) has for every filesystem, and does not keep to itself in every version."""
+
+HELPER = "import sys; from ggroupfs.cli import main; sys.argv[0] = '/sbin/mount.fuse.ggroupfs'; sys.exit(main())"
+
+
+def test_the_invocation_of_mount_8_of_our_own_helper(place: Path) -> None:
+    """`mount.fuse.ggroupfs SOURCE MOUNTPOINT [-sfnv] -o LIST [-t TYPE.SUBTYPE]`; with ``-f`` nothing is mounted."""
+
+    def helper(*words: str) -> tuple[int, str]:
+        list_ = ",".join((FSTAB, *ANY_FILESYSTEM))
+        command = [sys.executable, "-c", HELPER, "none", os.fspath(place), *words, "-o", list_, "-t", "fuse.ggroupfs"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    assert helper("-f", "-v") == (0, "")
+    assert mount_of(os.fspath(place)) is None
+    assert helper("-f", "-o", "nonsense") == (2, "ggroupfs: unknown option nonsense\n")
+    assert helper("-s", "-n", "-v") == (0, "")
+    assert (place / "gpus/0/gmem.capacity").read_text() == f"{64 * MIB}\n"
+    ok("umount", place)
+
+
 MOUNT = """
 set -e
 mount -t tmpfs none /usr/local/sbin
 cp "$1" /usr/local/sbin/ggroupfs
-mount -t fuse.ggroupfs none "$2" -o "$3"
+mount -v -t fuse.ggroupfs none "$2" -o "$3" >/dev/null
 grep " $2 " /proc/mounts | cut -d " " -f 3
 cat "$2/gpus/0/gmem.capacity"
 sed -n "s/^pid //p" "$2/ggroup.backend"
@@ -166,7 +193,7 @@ umount "$2"
 """Runs in a mount namespace of its own: mount(8) looks for helpers in the system's directories only."""
 
 
-@pytest.mark.parametrize("options", ["soft.gmem=64M,gpu=soft", FSTAB])
+@pytest.mark.parametrize("options", ["soft.gmem=64M,gpu=soft", ",".join((FSTAB, *ANY_FILESYSTEM))])
 def test_mount_8(place: Path, tmp_path_factory: pytest.TempPathFactory, options: str) -> None:
     """mount(8) finds `ggroupfs`, /proc/mounts says fuse.ggroupfs, and umount(8) ends the daemon."""
     wrapper = tmp_path_factory.mktemp("bin") / "ggroupfs"
@@ -423,6 +450,7 @@ def test_demo(place: Path) -> None:
     for words in ("gmem.limit.high", "echo 1 >", "1 ms against 4 ms", "the first one frozen", "kernels/s", "unmounted"):
         assert words in text
     assert mount_of(os.fspath(place)) is None
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            assert os.fspath(place) not in (process / "cmdline").read_bytes().decode(errors="replace")
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # another's, that has ended since
+            if procfs.command(int(name)).startswith(("python", "ggroupfs")):
+                assert os.fsencode(place) not in procfs.of_process(int(name), "cmdline")

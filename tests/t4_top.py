@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -388,12 +389,46 @@ def test_once_without_unicode(mount: Mounted, tenants: tuple[Tenant, Tenant]) ->
     assert f"`-{tenants[0].pid} python" in result.stdout
 
 
+HIDDEN = """\
+import json, os, sys
+from ggroupfs import cli, collector, show, top
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+for words in json.loads(sys.argv[1]):
+    print("$", *words)
+    assert cli.main([*words, "--mount", sys.argv[2]]) == 0
+"""
+"""The command as another user, who need not have the right to read it."""
+
+
+@pytest.mark.parametrize("hidepid", [1, 2])
+def test_a_proc_that_hides_others(mount: Mounted, tenants: tuple[Tenant, Tenant], hidepid: int) -> None:
+    """As on hosts for many users: what is missing is said to be."""
+    proc = f'mount -t proc -o hidepid={hidepid} proc /proc && exec "$@"'
+    private = ["unshare", "--mount", "--propagation", "private", "sh", "-c", proc, "sh"]
+    top = ["top", "-d", "0.1"]
+    commands = [["show"], ["show", "--tree"], ["show", "--json"], [*top, "--once"], [*top, "--json"], ["metrics"]]
+    words = [*private, sys.executable, "-c", HIDDEN, json.dumps(commands), os.fspath(mount.path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    said = "ggroupfs: show: 2 processes are missing: /proc is mounted with hidepid"
+    assert [line.startswith(said) for line in done.stderr.splitlines()] == [True, True, True]
+    _, *shown, once, live, metrics = done.stdout.split("$ ")
+    assert not any(str(tenant.pid) in text for tenant in tenants for text in shown)
+    assert once.splitlines()[1] == "0 processes, 2 more hidden by /proc"
+    assert json.loads(live.partition("\n")[2])["hidden"] == 2
+    for tenant in tenants:
+        assert f'comm="",gpu="0",pid="{tenant.pid}",slice=""' in metrics
+    assert "ggroup_scrape_errors 0.0" in metrics.splitlines()
+
+
 def test_json(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
     small, large = tenants
     large.write("compute.freeze", 1)
     small.write("gmem.limit.high", "32M")
     told: dict[str, Any] = json.loads(ok("top", "--json", "-d", "0.5", "--mount", mount.path))
-    assert list(told) == ["seconds", "gpus", "slices", "processes"]
+    assert list(told) == ["seconds", "gpus", "slices", "processes", "hidden"]
+    assert told["hidden"] == 0
     assert 0.5 <= told["seconds"] < 5
     (gpu,) = told["gpus"]
     assert (gpu["gpu"], gpu["capacity"], gpu["current"]) == (0, 16 << 30, 160 * MIB)

@@ -39,7 +39,7 @@ ASKED = (6000, 2000)
 TOLERANCE = 0.25
 """How far from the ratio asked the progress may be to count as enforced."""
 LIBRARY = "moves the memory of programs that `ggroupfs run` starts, by a library in them; that of others is pinned"
-CHECKPOINT = "cuCheckpoint, by way of the host; not for programs that `ggroupfs run` starts"
+CHECKPOINT = "cuCheckpoint, by way of the host; of programs that `ggroupfs run` starts most goes from GPU to GPU"
 SCHEDULED = ("compute.priority", "compute.weight")
 """What the scheduler makes of the two levers."""
 

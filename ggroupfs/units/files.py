@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from ggroupfs.units.unitfile import Assignment, Place, assignments
 
 SECTION = "X-GGroup"
 """Of unit files: systemd ignores what begins with X-."""
+
+PATTERN = re.compile(r"[*?[]")
 
 SLICES_D = Path("/etc/ggroupfs/slices.d")
 
@@ -76,15 +79,43 @@ def _of_files(paths: Iterable[Path]) -> Table:
     found: list[tuple[tuple[str, ...], Assignment]] = []
     mistakes: list[Mistake] = []
     for path in paths:
+        told: set[str] = set()
         for one in _read(path, mistakes):
             slice_ = slice_at(one.section) if one.section.startswith("/") else None
             if slice_ is None or slice_ == ROOT:
                 where = f"[{one.section}] is not the path of a cgroup" if one.section else "before the first section"
                 mistakes.append(Mistake(one.place, one.key, where))
             else:
-                found.append((tuple(slice_.path.split("/")[1:]), one))
+                pattern = tuple(slice_.path.split("/")[1:])
+                found.append((pattern, one))
+                if (meant := _meant(pattern)) and one.section not in told:
+                    told.add(one.section)
+                    mistakes.append(Mistake(one.place, "", f"[{one.section}] is likely to match nothing: {meant}"))
     _, more = merge(one for _, one in found)
     return Table(found, [*mistakes, *more])
+
+
+HIERARCHY = ("sys", "fs", "cgroup")
+"""Where cgroups are mounted, usually: no part of their paths."""
+
+
+def _meant(pattern: Sequence[str]) -> str:
+    """Of a section that matches no cgroup of systemd's, what its author is likely to have meant; empty for another."""
+    if tuple(pattern[: len(HIERARCHY)]) == HIERARCHY:
+        return f"a path of a cgroup begins at the root of the hierarchy: [/{'/'.join(pattern[len(HIERARCHY) :])}]?"
+    for depth, name in enumerate(pattern):
+        parts = name.removesuffix(".slice").split("-")
+        if not name.endswith(".slice") or PATTERN.search(name) or len(parts) == 1 or not all(parts):
+            continue
+        above = ["-".join(parts[:count]) + ".slice" for count in range(1, len(parts))]  # systemd.slice(5)
+        if depth and fnmatch.fnmatchcase(above[-1], pattern[depth - 1]):
+            continue
+        top = depth  # what is above that, and no slice
+        while top and pattern[top - 1].endswith(".slice"):
+            top -= 1
+        place = "/".join(("", *pattern[:top], *above, *pattern[depth:]))
+        return f"systemd has {name} in {above[-1]}: [{place}]?"
+    return ""
 
 
 def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:

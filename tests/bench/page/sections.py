@@ -54,8 +54,9 @@ SECTIONS = {
     ),
     "pareto": Section(
         "SLO attainment against batch throughput",
-        "As in figure 14 of Ghost: the SLO is the p99 alone ({slo_ms:.2f} ms, with 2 % of slack), at a load of 35 %. "
-        "Each point is a timeslice, or a limit of the batch program's memory.",
+        "The axes are those of figure 14 of Ghost: the SLO is the p99 alone ({slo_ms:.2f} ms, with 2 % of slack), at a "
+        "load of 35 %. The programs are others: there they contend for memory too, and here both fit on the card, so "
+        "that they contend for its time alone. Each point is a timeslice, or a limit of the batch program's memory.",
         ("attained", "passes_per_s", "p99_ms"),
         "pareto",
     ),
