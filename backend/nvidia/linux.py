@@ -4,22 +4,18 @@ their place.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import mmap
 import os
-import stat
 from collections.abc import Sequence
 from typing import Protocol
 
 from backend.errors import fail
 from backend.identity import start_time
+from backend.nvidia import device
+from backend.nvidia.lender import Lender
 from backend.running import is_ending
-
-CONTROL_DEVICE = "/dev/nvidiactl"
-CONTROL_NUMBER = os.makedev(195, 255)
-"""NV_MAJOR_DEVICE_NUMBER and NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE (nv.h)."""
 
 
 class System(Protocol):
@@ -32,8 +28,8 @@ class System(Protocol):
         """A new open file of ``/dev/nvidia<minor>``."""
 
     def control_fds(self, pid: int) -> Sequence[int]:
-        """The descriptors that `pid` has of ``/dev/nvidiactl``. ProcessLookupError when it is gone, or has closed them
-        because it ends."""
+        """The descriptors that `pid` has of ``/dev/nvidiactl``: the device, not what it calls so. ProcessLookupError
+        when it is gone, or has closed them because it ends."""
 
     def pidfd_open(self, pid: int) -> int:
         """pidfd_open(2)."""
@@ -58,21 +54,15 @@ class System(Protocol):
         """close(2)."""
 
 
-_SYS_PIDFD_GETFD = 438  # the same number on every architecture (asm-generic/unistd.h)
-
-
-def _is_control(status: os.stat_result) -> bool:
-    return stat.S_ISCHR(status.st_mode) and status.st_rdev == CONTROL_NUMBER
-
-
 class LinuxSystem:
     """The real ones."""
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._lender = Lender()
+        self._pids: dict[int, int] = {}  # by pidfd
 
     def open_control(self) -> int:
-        return os.open(CONTROL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(device.CONTROL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
 
     def open_gpu(self, minor: int) -> int:
         return os.open(f"/dev/nvidia{minor}", os.O_RDWR | os.O_CLOEXEC)
@@ -83,7 +73,9 @@ class LinuxSystem:
         try:
             for name in os.listdir(folder):
                 try:
-                    if os.readlink(f"{folder}/{name}") == CONTROL_DEVICE:
+                    if os.readlink(f"{folder}/{name}") != device.CONTROL_DEVICE:  # which is the kernel's own word
+                        continue
+                    if device.is_open_at(pid, name, device.CONTROL_NUMBER):
                         found.append(int(name))
                 except FileNotFoundError:  # closed meanwhile
                     continue
@@ -94,17 +86,16 @@ class LinuxSystem:
         return found
 
     def pidfd_open(self, pid: int) -> int:
-        return os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
+        self._pids[pidfd] = pid
+        return pidfd
 
     def pidfd_getfd(self, pidfd: int, fd: int) -> int:
-        result: int = self._libc.syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
-        if result < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        if not _is_control(os.fstat(result)):
-            os.close(result)
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return result
+        pid = self._pids[pidfd]
+        if device.number_of(f"/proc/{pid}/fd/{fd}") != device.CONTROL_NUMBER:  # one that stays wrong costs nobody more
+            start_time(pid)
+            raise fail(errno.EBADF)
+        return self._lender.get(pidfd, pid, fd, device.CONTROL_NUMBER)
 
     def start_time(self, pid: int) -> int:
         return start_time(pid)
@@ -118,5 +109,10 @@ class LinuxSystem:
     def pid_namespace(self) -> int:
         return os.stat("/proc/self/ns/pid").st_ino
 
+    def end(self) -> None:
+        """Nothing is asked of it any more."""
+        self._lender.end()
+
     def close(self, fd: int) -> None:
+        self._pids.pop(fd, None)
         os.close(fd)

@@ -9,7 +9,7 @@ from functools import partial
 import attrs
 import trio
 
-from backend.nvidia import linux, rm
+from backend.nvidia import device, linux, rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import Census, ClientCounter
 from backend.nvidia.gpu import LOOK_DEADLINE, NvidiaGpu
@@ -47,7 +47,7 @@ async def open_gpus(
     try:
         counter = await deadline.call(partial(ClientCounter, system))
     except FileNotFoundError:
-        raise OSError(errno.ENODEV, f"no {linux.CONTROL_DEVICE}") from None
+        raise OSError(errno.ENODEV, f"no {device.CONTROL_DEVICE}") from None
     cards = {card.pci: card for card in await deadline.call(counter.cards)}
     census = Census(system, counter)
     gpus: list[NvidiaGpu] = []
