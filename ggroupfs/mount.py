@@ -17,6 +17,7 @@ import trio
 
 from backend import choose, tenants
 from backend.choose import Backend
+from backend.client import pid_namespace
 from backend.controller import Controller
 from backend.cuda import server as cuda_server
 from backend.journal.file import Busy, Journal, default_path
@@ -25,7 +26,7 @@ from backend.threads import in_a_thread
 from ggroupfs import connection, receiving, upgrade, watchdog
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
-from ggroupfs.mounts import SYSTEMD, mount_of
+from ggroupfs.mounts import SYSTEMD, device_number, mount_of
 from ggroupfs.notify import Notifier
 from ggroupfs.operations import Operations
 from ggroupfs.options import MountOptions
@@ -110,9 +111,11 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
         stack.callback(messenger.end)
+        tree_number = _device(mountpoint)
 
         controller.facts["gpu"] = "soft" if backend.soft else "nvidia"
         controller.facts["pid"] = str(os.getpid())
+        controller.facts["pidns"] = str(pid_namespace())
         try:
             listener = stack.enter_context(tenants.listening(path))
         except OSError as error:
@@ -137,9 +140,9 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         else:
             controller.facts["units"] = "no"
         if backend.soft:
-            nursery.start_soon(soft_server.serve, listener, backend.soft)
+            nursery.start_soon(soft_server.serve, listener, backend.soft, tree_number)
         else:
-            nursery.start_soon(cuda_server.serve, listener, backend.cuda)
+            nursery.start_soon(cuda_server.serve, listener, backend.cuda, tree_number)
         nursery.start_soon(notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
         first = f"{mountpoint}/ggroup.backend"
@@ -298,9 +301,10 @@ def _discard_stale(mountpoint: str) -> None:
         raise MountError(f"{mountpoint} is mounted already")
 
 
-def _device(mountpoint: str) -> str:
+def _device(mountpoint: str) -> int:
+    """Device number of what is mounted there, 0 where that is not to be seen."""
     found = mount_of(mountpoint)
-    return found[0] if found is not None else str(os.getpid())
+    return device_number(found[0]) if found is not None else 0
 
 
 def _status(controller: Controller, mountpoint: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from backend import procfs
@@ -10,6 +11,12 @@ DEFAULT_MOUNTPOINT = Path("/run/ggroup")
 
 SYSTEMD = Path("/run/systemd/system")
 """Is there where systemd is the system manager (sd_booted(3))."""
+
+
+def device_number(device: str) -> int:
+    """The number of what mountinfo calls ``MAJOR:MINOR``, as stat(2) has it."""
+    major, _, minor = device.partition(":")
+    return os.makedev(int(major), int(minor))
 
 
 def mount_of(mountpoint: str) -> tuple[str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
     elif key == "ledger":
         return attrs.evolve(options, choice=attrs.evolve(choice, ledger=_one_of(LEDGERS, value)))
     elif key == "socket":
-        return attrs.evolve(options, socket=Path(_something(value)))
+        return attrs.evolve(options, socket=Path(os.path.abspath(_something(value))))
     elif key == "journal":
         return attrs.evolve(options, journal=_absolute(value), keep_journal=True)
     elif key == "deadline":

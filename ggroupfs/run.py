@@ -21,6 +21,7 @@ from ggroupfs import scope
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, cgroup2
 from ggroupfs.properties import BY_NAME, text_of
+from ggroupfs.serving import require_trusted
 
 LIBRARY = "libggroup-cuda.so"
 HERE = Path(__file__).resolve().parent.parent
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("run: `-- COMMAND` is missing")
     settings = [_setting(word) for word in arguments.settings]
     mount = Path(os.path.abspath(arguments.mount))
+    require_trusted(mount)
     facts = facts_of(mount)
     environment = dict(os.environ)
     if facts.get("gpu") == "nvidia":
