@@ -92,6 +92,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         upgrades = stack.enter_context(trio.open_signal_receiver(upgrade.SIGNAL))
         for number in early:
             signal.raise_signal(number)
+        if os.readlink("/proc/self") != str(os.getpid()):
+            raise MountError("/proc is of another pid namespace: its numbers are other processes' here")
         _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
         journal = await _journal(options, mountpoint)
         served = journal is not None and journal.state.is_empty  # else a mount that fails leaves it as it found it

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ggroupfs import columns, outline, snapshot
+from ggroupfs.client.reading import say_if_strangers
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 
 IN_TREE = (columns.CURRENT, columns.HIGH, columns.SWAP, columns.TIMESLICE, columns.FROZEN, columns.FINISHED)
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand."""
+    say_if_strangers(arguments.mount)
     if arguments.json:
         rows = [columns.as_json(node, columns.SHOWN) for node in processes(arguments.mount)]
         print(json.dumps(rows, indent=2))

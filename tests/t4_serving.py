@@ -203,25 +203,30 @@ def test_a_pidfd_of_who_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 IN_THERE = """
 set -e
-exec 3<>{ready}
-unshare --pid --fork --kill-child {python} -m ggroupfs mount -f --gpu soft {place} >&3 &
+mount -t tmpfs none {place}; mount --make-shared {place}; mkdir {place}/tree; mkfifo {place}/ready
+exec 3<>{place}/ready
+unshare --pid --fork --kill-child --mount --propagation unchanged sh -c '
+  mount --make-rprivate /proc; mount -t proc proc /proc; exec {python} -m ggroupfs mount -f --gpu soft {place}/tree
+' >&3 &
 read -r line <&3
-grep '^pid ' {place}/ggroup.backend
-{python} -m ggroupfs upgrade {place} >/dev/null; grep '^pid ' {place}/ggroup.backend
-{python} -m ggroupfs umount {place}; echo "umount $?"; mountpoint -q {place} || echo gone
+cd {place}/tree; grep '^pid ' ggroup.backend; cd /
+{python} -m ggroupfs run --mount {place}/tree -p gmem.limit.high=1M -- true || echo "run $?"
+{python} -m ggroupfs upgrade {place}/tree >/dev/null; grep '^pid ' {place}/tree/ggroup.backend
+{python} -m ggroupfs umount {place}/tree; echo "umount $?"; mountpoint -q {place}/tree || echo gone
 """
 
 
 def test_a_daemon_of_another_pid_namespace(tmp_path: Path) -> None:
     """It says 1, which is another process here: upgraded and ended is the daemon. (In a pid namespace of its own: there
-    process 1 ignores what it would be told.)"""
-    place, ready = tmp_path / "tree", tmp_path / "ready"
-    place.mkdir()
-    os.mkfifo(ready)
-    script = IN_THERE.format(python=sys.executable, place=place, ready=ready)
+    process 1 ignores what it would be told.) One that it does not see is limited by no number."""
+    script = IN_THERE.format(python=sys.executable, place=tmp_path)
     words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=6 * SECONDS * SLOW)
-    assert done.stdout == "pid 1\npid 1\numount 0\ngone\n", done.stderr
+    assert done.stdout == "pid 1\nrun 1\npid 1\numount 0\ngone\n", done.stderr
+    assert done.stderr == (
+        f"ggroupfs: run: the daemon of {tmp_path}/tree does not see this process: it is in another pid namespace,"
+        " not below its own\n"
+    )
 
 
 def test_a_dead_daemon_is_no_other_process(tmp_path: Path) -> None:
