@@ -26,7 +26,7 @@ from backend.threads import in_a_thread
 from ggroupfs import connection, receiving, upgrade, watchdog
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
-from ggroupfs.mounts import SYSTEMD, device_number, mount_of
+from ggroupfs.mounts import SYSTEMD, bind, device_number, mount_of, unbind
 from ggroupfs.notify import Notifier
 from ggroupfs.operations import Operations
 from ggroupfs.options import MountOptions
@@ -95,6 +95,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         if os.readlink("/proc/self") != str(os.getpid()):
             raise MountError("/proc is of another pid namespace: its numbers are other processes' here")
         _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
+        if options.also is not None:
+            _make_room(options.also)
         journal = await _journal(options, mountpoint)
         served = journal is not None and journal.state.is_empty  # else a mount that fails leaves it as it found it
         if journal is not None:
@@ -113,6 +115,12 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
         stack.callback(messenger.end)
+        if options.also is not None:
+            try:
+                await in_a_thread(os.fspath(options.also), partial(bind, mountpoint, options.also))
+            except OSError as error:
+                raise MountError(f"the tree cannot be at {options.also}, too: {error.strerror}") from None
+            stack.callback(unbind, options.also)
         tree_number = _device(mountpoint)
 
         controller.facts["gpu"] = "soft" if backend.soft else "nvidia"
@@ -301,6 +309,17 @@ def _discard_stale(mountpoint: str) -> None:
         raise MountError(f"{mountpoint} is not a directory")
     if mount_of(mountpoint) is not None:
         raise MountError(f"{mountpoint} is mounted already")
+
+
+def _make_room(also: Path) -> None:
+    """An empty directory. MountError."""
+    try:
+        os.makedirs(also)
+    except FileExistsError:  # whatever it is
+        pass
+    except OSError as error:
+        raise MountError(f"{also}: {error.strerror}") from None
+    _discard_stale(os.fspath(also))
 
 
 def _device(mountpoint: str) -> int:
