@@ -19,6 +19,7 @@ from pathlib import Path
 
 import attrs
 
+from backend import procfs
 from backend.client import facts_of
 from backend.identity import pid_of_peer, pidfd_of_peer, user_of
 from backend.wire import SIZE, Message, Op
@@ -54,13 +55,8 @@ class Daemon:
 def mounted_by(device: str) -> int | None:
     """The user who mounted a FUSE file system, as the kernel says (mount.fuse3(8), ``user_id``: fusermount3 sets it for
     users); None where there is none of that device number."""
-    for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n"):
-        fields = line.split(b" ")
-        if len(fields) > 2 and fields[2] == device.encode():
-            for option in fields[-1].split(b","):
-                if option.startswith(b"user_id="):
-                    return int(option.removeprefix(b"user_id="))
-    return None
+    options = (option for mount in procfs.mounts() if mount.device == device for option in mount.options)
+    return next((int(option.removeprefix("user_id=")) for option in options if option.startswith("user_id=")), None)
 
 
 def is_trusted(device: str) -> bool:
