@@ -142,6 +142,9 @@ def daemon(path: Path, answer: Message | bytes | None) -> Iterator[None]:
             path.unlink()
 
 
+NONE = 9999
+"""No option of a socket."""
+
 ASKED = Message(Op.TREE, 1)
 ANSWERS = [
     ("ours", ASKED.answer(device_number(DEVICE)), True, True),
@@ -173,7 +176,7 @@ def test_what_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: 
                 assert f"process {os.getpid()} listens at {path}" in why()
 
 
-@pytest.mark.parametrize("option", [identity.SO_PEERPIDFD, 9999], ids=["SO_PEERPIDFD", "before Linux 6.5"])
+@pytest.mark.parametrize("option", [identity.SO_PEERPIDFD, NONE], ids=["SO_PEERPIDFD", "before Linux 6.5"])
 def test_a_pidfd_of_who_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: int) -> None:
     """... and of none, once it is gone, though the socket is open in another process."""
     monkeypatch.setattr(identity, "SO_PEERPIDFD", option)
@@ -197,8 +200,8 @@ def test_a_pidfd_of_who_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         with contextlib.suppress(ProcessLookupError):
             late = identity.pidfd_of_peer(connection)
             stack.callback(os.close, late)
-            assert option == identity.SO_PEERPIDFD != 9999
-            assert select.select([late], [], [], 0)[0], "Linux 6.16 hands out one of who was reaped"
+            assert option != NONE, "by its number nobody is found"
+            assert select.select([late], [], [], 0)[0], "Linux 6.16 hands out one of a process that was reaped"
 
 
 IN_THERE = """
