@@ -204,6 +204,39 @@ def peer_of(connection: socket.socket) -> Process:
     return found
 
 
+def pidfd_of_peer(connection: socket.socket) -> int:
+    """A pidfd of the process at the other end of a unix socket: of a server, that which called listen(2). It is of no
+    other one. ProcessLookupError where it is gone, or not to be seen from this pid namespace.
+
+    Before Linux 6.5 the pid of SO_PEERCRED is opened, and it has to be a process of the same start time before and
+    after. One that ended before, and whose pid is another's by now, does not answer at that socket any more.
+    """
+    pid = _peer(connection)[0]
+    if not pid:
+        raise fail(errno.ESRCH)
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, struct.calcsize("i"))
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ESRCH):  # it was reaped
+            raise fail(errno.ESRCH) from None
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    else:
+        (given,) = struct.unpack("i", raw)
+        return int(given)
+    process = identify(tgid_of(pid))
+    pidfd = os.pidfd_open(process.pid)
+    if not is_alive(process):
+        os.close(pidfd)
+        raise fail(errno.ESRCH)
+    return pidfd
+
+
+def pid_of_peer(connection: socket.socket) -> int:
+    """Its pid in our pid namespace, 0 where it is in none that is to be seen from here. A name, for words and /proc."""
+    return _peer(connection)[0]
+
+
 def user_of(connection: socket.socket) -> int:
     """The user at the other end of a unix socket."""
     return _peer(connection)[1]

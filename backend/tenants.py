@@ -152,7 +152,9 @@ def _remove(path: Path, ours: os.stat_result) -> None:
 class Door:
     """What the connections of one listener share."""
 
-    def __init__(self) -> None:
+    def __init__(self, tree: int = 0) -> None:
+        self.tree = tree
+        """Device number of the mount."""
         self.complaints = Complaints()
         """Lines for the log."""
         self.connections: Counter[int] = Counter()
@@ -162,9 +164,9 @@ class Door:
         round."""
 
 
-async def serve(listener: Connection, open_session: Callable[[Process, Line], Session]) -> None:
-    """Serves every program that connects, until cancelled."""
-    door = Door()
+async def serve(listener: Connection, open_session: Callable[[Process, Line], Session], tree: int = 0) -> None:
+    """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
+    door = Door(tree)
     async with trio.open_nursery() as nursery:
         while True:
             try:
@@ -188,9 +190,10 @@ async def _serve_one(connection: Connection, open_session: Callable[[Process, Li
             return
         try:
             process = peer_of(connection)  # type: ignore[arg-type]
-            session = open_session(process, Line(connection, process, door.turns[uid], door.complaints))
-        except ProcessLookupError:
-            return  # it connected and died
+            session = open_session(process, Line(connection, process, door.turns[uid], door.complaints, door.tree))
+        except ProcessLookupError:  # it connected and died, or is in a pid namespace that is not below ours
+            await Line(connection, Process(0, 0), door.turns[uid], door.complaints, door.tree).receive()
+            return  # it may only ask which tree this is
         except OSError as error:
             door.complaints.say("a program cannot be served: %s", error.strerror)
             return
@@ -218,19 +221,31 @@ class Line:
     """
 
     def __init__(
-        self, connection: Connection, process: Process, turns: Turns | None = None, complaints: Complaints | None = None
+        self,
+        connection: Connection,
+        process: Process,
+        turns: Turns | None = None,
+        complaints: Complaints | None = None,
+        tree: int = 0,
     ) -> None:
-        """`turns` are those of its user."""
+        """`turns` are those of its user, and `tree` is the device number of the mount."""
         self._connection = connection
         self._process = process
         self._turns = turns if turns is not None else Turns()
         self._complaints = complaints if complaints is not None else Complaints()
+        self._tree = tree
         self._sending = trio.Lock()  # several tasks of a session send
         self._gone = False
 
     async def receive(self) -> Message | None:
-        """The next message; None where the other end is gone, or sent what is none. Descriptors that come with it are
-        closed by the kernel: there is no room for any."""
+        """The next message that is for the session; None where the other end is gone, or sent what is none. Descriptors
+        that come with it are closed by the kernel: there is no room for any."""
+        while (message := await self._receive()) and message.op == Op.TREE and not message.reply:
+            wrong = message.flags or message.status
+            await self.send(message.refuse(errno.EPROTO) if wrong else message.answer(self._tree))
+        return message
+
+    async def _receive(self) -> Message | None:
         await trio.lowlevel.wait_readable(self._connection)
         await self._turns.turn()
         try:

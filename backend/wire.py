@@ -72,6 +72,9 @@ class Op(enum.IntEnum):
     """(bytes, bytes ever, bytes) -> (): as much of what the sender holds on `gpu` cannot be moved, as much has changed
     places with what was colder, and as much is about to and may be off the GPU meanwhile. As an event it is not
     answered."""
+    TREE = 11
+    """() -> (device number of the mount): whose socket this is; 0 where that is not known. It may come before the
+    greeting; a daemon that does not know it refuses that with EPROTO."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17

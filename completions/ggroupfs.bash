@@ -22,7 +22,7 @@ declare -A _ggroupfs_options=(
     [demo]="--mount --gpu"
 )
 
-_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= journal= nojournal scheduler= units= units.wait=
+_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= units= units.wait=
     slices.d= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
 
 _ggroupfs_settings="gmem.limit.high= gmem.limit.low= gmem.peak= gmem.swap.max= gmem.reclaim= compute.timeslice=

@@ -7,7 +7,6 @@ count twice. Base units are bytes and seconds; a limit that is ``max`` is +Inf, 
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from prometheus_client.registry import Collector
 from backend.client import facts_of
 from backend.identity import cgroup_of, is_hidden
 from backend.records import MAX
-from ggroupfs.client import GONE, Branch, Member, branches, content, flat, members, numbers
+from ggroupfs.client import GONE, Branch, Member, branches, content, flat, has_our_pids, members, numbers
 from ggroupfs.figures import Figures, figures_of, files_for
 
 PATIENCE_S = 10.0
@@ -181,8 +180,7 @@ class TreeCollector(Collector):
         errors = 0
         if self._processes:
             processes = Family("process", ("gpu", "uuid", "pid", "slice", "comm"))
-            # The tree has the pids of its daemon. In another pid namespace our /proc is about others.
-            add = _process if os.readlink(self._mount / "self") == str(os.getpid()) else _stranger
+            add = _process if has_our_pids(self._mount) else _stranger
             errors += sum(_failed(add, processes, member, uuids) for member in members(self._mount))
             metrics.extend(processes.metrics())
         slices = Family("slice", ("gpu", "uuid", "slice"))

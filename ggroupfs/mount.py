@@ -17,6 +17,7 @@ import trio
 
 from backend import choose, tenants
 from backend.choose import Backend
+from backend.client import pid_namespace
 from backend.controller import Controller
 from backend.cuda import server as cuda_server
 from backend.journal.file import Busy, Journal, default_path
@@ -25,7 +26,7 @@ from backend.threads import in_a_thread
 from ggroupfs import connection, receiving, upgrade, watchdog
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
-from ggroupfs.mounts import SYSTEMD, mount_of
+from ggroupfs.mounts import SYSTEMD, bind, device_number, mount_of, unbind
 from ggroupfs.notify import Notifier
 from ggroupfs.operations import Operations
 from ggroupfs.options import MountOptions
@@ -91,7 +92,11 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         upgrades = stack.enter_context(trio.open_signal_receiver(upgrade.SIGNAL))
         for number in early:
             signal.raise_signal(number)
+        if os.readlink("/proc/self") != str(os.getpid()):
+            raise MountError("/proc is of another pid namespace: its numbers are other processes' here")
         _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
+        if options.also is not None:
+            _make_room(options.also)
         journal = await _journal(options, mountpoint)
         served = journal is not None and journal.state.is_empty  # else a mount that fails leaves it as it found it
         if journal is not None:
@@ -110,9 +115,17 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
         stack.callback(messenger.end)
+        if options.also is not None:
+            try:
+                await in_a_thread(os.fspath(options.also), partial(bind, mountpoint, options.also))
+            except OSError as error:
+                raise MountError(f"the tree cannot be at {options.also}, too: {error.strerror}") from None
+            stack.callback(unbind, options.also)
+        tree_number = _device(mountpoint)
 
         controller.facts["gpu"] = "soft" if backend.soft else "nvidia"
         controller.facts["pid"] = str(os.getpid())
+        controller.facts["pidns"] = str(pid_namespace())
         try:
             listener = stack.enter_context(tenants.listening(path))
         except OSError as error:
@@ -137,9 +150,9 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         else:
             controller.facts["units"] = "no"
         if backend.soft:
-            nursery.start_soon(soft_server.serve, listener, backend.soft)
+            nursery.start_soon(soft_server.serve, listener, backend.soft, tree_number)
         else:
-            nursery.start_soon(cuda_server.serve, listener, backend.cuda)
+            nursery.start_soon(cuda_server.serve, listener, backend.cuda, tree_number)
         nursery.start_soon(notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
         first = f"{mountpoint}/ggroup.backend"
@@ -298,9 +311,21 @@ def _discard_stale(mountpoint: str) -> None:
         raise MountError(f"{mountpoint} is mounted already")
 
 
-def _device(mountpoint: str) -> str:
+def _make_room(also: Path) -> None:
+    """An empty directory. MountError."""
+    try:
+        os.makedirs(also)
+    except FileExistsError:  # whatever it is
+        pass
+    except OSError as error:
+        raise MountError(f"{also}: {error.strerror}") from None
+    _discard_stale(os.fspath(also))
+
+
+def _device(mountpoint: str) -> int:
+    """Device number of what is mounted there, 0 where that is not to be seen."""
     found = mount_of(mountpoint)
-    return found[0] if found is not None else str(os.getpid())
+    return device_number(found[0]) if found is not None else 0
 
 
 def _status(controller: Controller, mountpoint: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -49,6 +50,8 @@ class MountOptions:
     """Whether poll(2) asks the daemon: events wake pollers, but every poll of any file waits for an answer."""
     socket: Path | None = None
     """Where programs of the GPUs connect; by default under /run/ggroupfs, named after the mountpoint."""
+    also: Path | None = None
+    """Where the tree is, too: in a directory for containers. (What is bound itself is dead with its daemon.)"""
     journal: Path | None = None
     """Where what must outlive a daemon that is killed is written down; by default under /run/ggroupfs."""
     keep_journal: bool = True
@@ -100,7 +103,9 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
     elif key == "ledger":
         return attrs.evolve(options, choice=attrs.evolve(choice, ledger=_one_of(LEDGERS, value)))
     elif key == "socket":
-        return attrs.evolve(options, socket=Path(_something(value)))
+        return attrs.evolve(options, socket=Path(os.path.abspath(_something(value))))
+    elif key == "also":
+        return attrs.evolve(options, also=_absolute(value))
     elif key == "journal":
         return attrs.evolve(options, journal=_absolute(value), keep_journal=True)
     elif key == "deadline":

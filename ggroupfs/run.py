@@ -21,6 +21,7 @@ from ggroupfs import scope
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, cgroup2
 from ggroupfs.properties import BY_NAME, text_of
+from ggroupfs.serving import require_trusted
 
 LIBRARY = "libggroup-cuda.so"
 HERE = Path(__file__).resolve().parent.parent
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("run: `-- COMMAND` is missing")
     settings = [_setting(word) for word in arguments.settings]
     mount = Path(os.path.abspath(arguments.mount))
+    require_trusted(mount)
     facts = facts_of(mount)
     environment = dict(os.environ)
     if facts.get("gpu") == "nvidia":
@@ -104,15 +106,18 @@ def library() -> Path:
 
 def apply(mount: Path, settings: list[Setting], gpu: int | None) -> None:
     """Gives this very process a directory in the tree, and writes there what is asked for. OSError."""
-    own = mount / str(os.getpid())
+    # By the pid that the daemon knows us by: in another pid namespace ours is another process's there.
     try:
+        own = mount / os.readlink(mount / "self")
         own.mkdir()
     except FileExistsError:
         pass
     except PermissionError:
         raise RuntimeError(f"run: no right to make a directory in {mount}") from None
     except FileNotFoundError:
-        raise RuntimeError(f"run: {mount} does not see this process: another pid namespace?") from None
+        raise RuntimeError(
+            f"run: the daemon of {mount} does not see this process: it is in another pid namespace, not below its own"
+        ) from None
     gpus = sorted(int(name) for name in os.listdir(own)) if gpu is None else [gpu]
     for number in gpus:
         group = own / str(number)

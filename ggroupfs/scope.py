@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from backend import procfs
@@ -33,13 +32,6 @@ def _enter(slice_: str, command: Sequence[str], address: str) -> None:
     from jeepney.io.blocking import open_dbus_connection
 
     manager = DBusAddress("/org/freedesktop/systemd1", NAME, f"{NAME}.Manager")
-    unit = f"ggroupfs-run-{os.getpid()}.scope"
-    properties = [
-        ("Description", ("s", " ".join(command))),
-        ("Slice", ("s", slice_)),
-        ("PIDs", ("au", [os.getpid()])),
-        ("CollectMode", ("s", "inactive-or-failed")),
-    ]
     removed = MatchRule(type="signal", interface=manager.interface, member="JobRemoved", path=manager.object_path)
     with open_dbus_connection(address) as connection:
 
@@ -49,6 +41,15 @@ def _enter(slice_: str, command: Sequence[str], address: str) -> None:
                 raise RuntimeError(f"run: --slice {slice_}: {''.join(map(str, reply.body[:1]))}")
             return tuple(reply.body)
 
+        # The pid that the bus knows us by, as systemd does: in a container ours is another process's there.
+        (pid,) = call(message_bus.GetConnectionUnixProcessID(connection.unique_name))
+        unit = f"ggroupfs-run-{pid}.scope"
+        properties = [
+            ("Description", ("s", " ".join(command))),
+            ("Slice", ("s", slice_)),
+            ("PIDs", ("au", [pid])),
+            ("CollectMode", ("s", "inactive-or-failed")),
+        ]
         call(message_bus.AddMatch(f"sender='{NAME}',{removed.serialise()}"))
         with connection.filter(removed, bufsize=1000) as jobs:
             call(new_method_call(manager, "Subscribe"))

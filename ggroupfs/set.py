@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 
 from ggroupfs.client import content, numbers, require_tree
+from ggroupfs.client.reading import require_our_pids
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 from ggroupfs.names import is_number, slice_directory
@@ -79,6 +80,7 @@ def groups_of(mount: Path, word: str, gpu: int | None) -> Sequence[Path]:
 def directory_of(mount: Path, word: str) -> tuple[Path, int | None]:
     """The directory of a process or slice, and the GPU where `word` names one. UsageError for what cannot be either."""
     if is_number(word):
+        require_our_pids(mount, f"{word}: name the directory in {mount}")
         return mount / word, None
     parts = [part for part in word.split("/") if part]
     inside = _inside(mount, word)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ggroupfs import columns, outline, snapshot
+from ggroupfs.client.reading import say_if_strangers
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 
 IN_TREE = (columns.CURRENT, columns.HIGH, columns.SWAP, columns.TIMESLICE, columns.FROZEN, columns.FINISHED)
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand."""
+    say_if_strangers(arguments.mount)
     fields = columns.fields(IN_TREE if arguments.tree else columns.SHOWN)
     taken = snapshot.take(arguments.mount, fields, slices=arguments.tree)
     if arguments.json:

@@ -11,6 +11,7 @@ from pathlib import Path
 from backend.soft.client import Device
 from ggroupfs import values
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
+from ggroupfs.serving import require_trusted
 
 CHECKED = 64
 """Pages checked and written anew each time it reports."""
@@ -45,6 +46,7 @@ def _time(word: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand. Exit code 1 if it ever read something else than it wrote."""
+    require_trusted(arguments.mount)
     with Device(arguments.mount, arguments.gpu) as device:
         worker = Worker(device, arguments)
         began = time.monotonic()

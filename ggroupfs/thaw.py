@@ -26,7 +26,8 @@ from backend.journal.state import UNTOUCHED
 from backend.records import GpuInfo
 from ggroupfs.finding import Finding
 from ggroupfs.mount import SOCKETS
-from ggroupfs.mounts import trees
+from ggroupfs.mounts import mount_of, trees
+from ggroupfs.serving import is_trusted
 
 if TYPE_CHECKING:
     from backend.nvidia.gpu import NvidiaGpu
@@ -43,8 +44,15 @@ def thaw_all(journals: Iterable[Path], folder: Path = SOCKETS) -> Sequence[Findi
     from backend.nvidia.opening import open_gpus
 
     return trio.run(
-        _thaw_all, [*sorted(folder.glob("*.journal")), *journals], lambda: open_gpus(selftest=False), trees()
+        _thaw_all, [*sorted(folder.glob("*.journal")), *journals], lambda: open_gpus(selftest=False), _roots(trees())
     )
+
+
+def _roots(places: Iterable[str]) -> Sequence[str]:
+    """Those that root mounted. A user's own FUSE of that type is no daemon: it would keep us from all that there is to
+    do, or name a journal that is left as it is then."""
+    found = ((place, mount_of(place)) for place in places)
+    return [place for place, mount in found if mount is not None and is_trusted(mount[0])]
 
 
 async def _thaw_all(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ggroupfs import columns
 from ggroupfs.client import require_tree
+from ggroupfs.client.reading import say_if_strangers
 from ggroupfs.frame import as_json, look, plain
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 
@@ -47,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         from ggroupfs.screen import Top  # here: textual is half a second that nothing else need pay
 
         return Top(mount, arguments.delay).run() or 0
+    say_if_strangers(mount)
     first = look(mount)
     time.sleep(arguments.delay)
     frame = look(mount, first.snapshot)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+from ggroupfs import serving
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
 
 SECONDS = 15.0
@@ -30,29 +31,20 @@ def unmount(mountpoint: Path) -> None:
     """Tells the daemon to end and waits for it; takes a dead daemon's mount away. RuntimeError."""
     path = os.path.abspath(mountpoint)
     found = mount_of(path)
-    if found is None or found[1] != "fuse.ggroupfs":
+    if found is None or found[1] != serving.TYPE:
         raise RuntimeError(f"umount: {path} is not a ggroup tree")
-    pid = _daemon(Path(path))
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            pidfd = os.pidfd_open(pid)
-            try:
-                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-                if not select.select([pidfd], [], [], SECONDS)[0]:
-                    raise RuntimeError(f"umount: the daemon (pid {pid}) did not end within {SECONDS:.0f} s")
-            finally:
-                os.close(pidfd)
+    try:
+        with serving.daemon_of(path, found[0]) as daemon:
+            if daemon is not None:
+                _end(daemon)
+    except serving.Unknown as error:
+        raise RuntimeError(f"umount: {path}: {error}: nobody is told to end; umount(8) unmounts it") from None
     if mount_of(path) == found:
         subprocess.run(["fusermount3", "-u", "-z", path], check=True)
 
 
-def _daemon(mountpoint: Path) -> int | None:
-    """Pid of the daemon that serves a tree, None if it does not answer."""
-    try:
-        for line in (mountpoint / "ggroup.backend").read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == "pid":
-                return int(value)
-    except OSError:
-        pass
-    return None
+def _end(daemon: serving.Daemon) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(daemon.pidfd, signal.SIGTERM)
+        if not select.select([daemon.pidfd], [], [], SECONDS)[0]:
+            raise RuntimeError(f"umount: the daemon (pid {daemon.pid}) did not end within {SECONDS:.0f} s")

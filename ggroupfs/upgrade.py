@@ -19,11 +19,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NoReturn
 
 from backend.client import facts_of
+from ggroupfs import serving
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
 
 SIGNAL = signal.SIGUSR2
@@ -40,42 +41,51 @@ def run(arguments: argparse.Namespace) -> int:
     """The subcommand. Exit code 0 once the tree answers again."""
     path = os.path.abspath(arguments.mountpoint)
     found = mount_of(path)
-    if found is None or found[1] != "fuse.ggroupfs":
+    if found is None or found[1] != serving.TYPE:
         raise RuntimeError(f"upgrade: {path} is not a ggroup tree")
     with contextlib.ExitStack() as stack:
+        try:
+            daemon = stack.enter_context(serving.daemon_of(path, found[0]))
+        except serving.Unknown as error:
+            raise RuntimeError(f"upgrade: {path} is served as before: {error}") from None
+        if daemon is None:
+            raise RuntimeError(f"upgrade: the daemon of {path} is dead: mount it anew")
+        if facts_of(path).get("upgrade") != SIGNAL.name:  # another would die of it
+            raise RuntimeError(f"upgrade: the daemon of {path} cannot be replaced as it runs: unmount and mount")
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, root)
-        facts = facts_of(path)
-        pidfd = _daemon(path, facts)
-        stack.callback(os.close, pidfd)
-        _try(path, Path("/proc", facts["pid"]))
+        _try(path, daemon, stack)
         mounts = stack.enter_context(open("/proc/self/mountinfo", "rb"))
         began = time.monotonic()
-        signal.pidfd_send_signal(pidfd, SIGNAL)
+        signal.pidfd_send_signal(daemon.pidfd, SIGNAL)
         while _lives(root) or not _answers(path):
-            _wait(pidfd, mounts.fileno(), path, began + SECONDS - time.monotonic())
+            _wait(daemon.pidfd, mounts.fileno(), path, began + SECONDS - time.monotonic())
         print(f"{path}: answers again after {time.monotonic() - began:.2f} s")
     return 0
 
 
-def _daemon(path: str, facts: Mapping[str, str]) -> int:
-    """A descriptor of who serves a tree, and knows the signal: another would die of it."""
-    if facts.get("upgrade") != SIGNAL.name:
-        raise RuntimeError(f"upgrade: the daemon of {path} cannot be replaced as it runs: unmount and mount")
-    return os.pidfd_open(int(facts["pid"]))
-
-
-def _try(path: str, daemon: Path) -> None:
+def _try(path: str, daemon: serving.Daemon, stack: contextlib.ExitStack) -> None:
     """RuntimeError where what a daemon would become does not come as far as to know its words."""
-    words = [os.fsdecode(word) for word in (daemon / "cmdline").read_bytes().split(b"\0")[:-1]]
-    variables = (os.fsdecode(pair).partition("=") for pair in (daemon / "environ").read_bytes().split(b"\0") if pair)
-    environment = {name: value for name, _, value in variables}
+    proc = Path("/proc", str(daemon.pid))
+    try:
+        words = [os.fsdecode(word) for word in (proc / "cmdline").read_bytes().split(b"\0")[:-1]]
+        pairs = (os.fsdecode(pair).partition("=") for pair in (proc / "environ").read_bytes().split(b"\0") if pair)
+        environment = {name: value for name, _, value in pairs}
+        directory = os.open(proc / "cwd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, directory)
+        is_here = os.path.samestat(os.stat(proc / "root"), os.stat("/"))
+    except OSError as error:
+        raise RuntimeError(f"upgrade: {path} is served as before: {error.filename}: {error.strerror}") from None
+    if daemon.has_ended or "mount" not in words:  # it was about another process, or is none that we can begin anew
+        raise RuntimeError(f"upgrade: {path} is served as before: process {daemon.pid} is no `ggroupfs mount`")
+    if not is_here:
+        raise RuntimeError(f"upgrade: {path} is served as before: its daemon is in a container: upgrade it in there")
     command = [*words[: words.index("mount")], "mount", "--help"]
     try:
         done = subprocess.run(
             [shutil.which(command[0], path=environment.get("PATH")) or command[0], *command[1:]],
             env=environment,
-            cwd=daemon / "cwd",
+            cwd=f"/proc/self/fd/{directory}",
             capture_output=True,
             text=True,
             timeout=SECONDS,

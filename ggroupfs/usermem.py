@@ -27,7 +27,8 @@ OPEN_AGAIN = (errno.ENODEV, errno.ENOTCONN, errno.EBADF)
 class Usermem:
     """The records of a process on one GPU, this one's by default; an iterator that blocks, and ends with the tree.
 
-    OSError where the process is not in the tree: it is once it has a context, or was started by `ggroupfs run -p`.
+    OSError where the process is not in the tree: it is once it has a context, or was started by `ggroupfs run -p`. A
+    `pid` is as the tree has it, which is another one in a container.
     """
 
     def __init__(self, gpu: int = 0, *, mount: str = "/run/ggroup", pid: int | None = None) -> None:

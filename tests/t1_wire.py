@@ -96,6 +96,7 @@ def test_the_numbers_are_for_good() -> None:
         "MOVE_IN": 8,
         "LIMITS": 9,
         "REPORT": 10,
+        "TREE": 11,
         "ARRIVE": 16,
         "SET_TIMESLICE": 17,
         "ATTACH_TSG": 18,

@@ -159,7 +159,7 @@ async def test_limits_stay_where_their_files_cannot_be_read(
         await h.arrive(spawn().pid, "/x.service")
         manager.unit("/x.service", "GMemHigh=4M")
         (tmp_path / "a.conf").write_text("[/job]\nGMemHigh=2M\n")
-        for owner, name, limit in ((Path, "read_text", 8), (os, "listdir", 4)):
+        for owner, name, limit in ((files, "read_regular", 8), (os, "listdir", 4)):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, full)
                 manager.reload()
@@ -182,7 +182,7 @@ def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
         table = files.of_directory(tmp_path, former)
     assert table.assignments == former.assignments
     assert [str(one) for one in table.mistakes] == [f"{tmp_path}: Input/output error: as it was before"]
-    with mock.patch.object(Path, "read_text", side_effect=fail(errno.EACCES)):
+    with mock.patch.object(files, "read_regular", side_effect=fail(errno.EACCES)):
         table = files.of_directory(tmp_path, former)
     assert not table.assignments
     assert len(table.mistakes) == 1

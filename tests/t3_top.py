@@ -151,6 +151,7 @@ def tree(tmp_path: Path) -> Path:
     )
     (tmp_path / "gpus/GPU-0").symlink_to("0")
     (tmp_path / "ggroup.backend").write_text("gpu soft\n")
+    (tmp_path / "self").symlink_to(str(os.getpid()))
     plant(tmp_path / str(os.getpid()) / "0", FILES)
     plant(tmp_path / "slice/a.slice/0", FILES | {"compute.timeslice": "default\n"})
     plant(tmp_path / "slice/a.slice/_0/0", FILES)

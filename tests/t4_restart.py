@@ -404,6 +404,64 @@ def test_a_socket_where_another_daemon_listens_is_not_taken(tmp_path: Path) -> N
             mount.check()
 
 
+CONTAINER = """
+mount --rbind {shared} {inside}; mount --bind {shared}/tree {bound}
+echo; while read -r _; do
+  for tree in {inside}/tree {bound}; do head -n 1 $tree/ggroup.backend 2>&1 || :; done | sed 's/.*: //' | paste -s -d ,
+done
+"""
+"""Has the directory above a tree, rslave as `podman -v DIRECTORY:DIRECTORY:rslave`, and the tree itself, and looks."""
+
+
+def test_a_container_has_the_next_daemons_tree_by_the_directory_above(tmp_path: Path) -> None:
+    """After an upgrade and after a kill. What is bound itself is dead with its daemon."""
+    directories = place, shared, inside, bound = [tmp_path / name for name in ("place", "shared", "inside", "bound")]
+    for directory in directories:
+        directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", shared], check=True)
+    subprocess.run(["mount", "--make-shared", shared], check=True)  # as all of /run is by systemd
+    try:
+        with daemons(place, f"also={shared}/tree") as start, contextlib.ExitStack() as stack:
+            mount = start()
+            assert os.listdir(shared / "tree") == os.listdir(place)
+            script = CONTAINER.format(shared=shared, inside=inside, bound=bound)
+            words = ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", script]
+            container = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+            stack.callback(container.communicate)
+            assert container.stdin is not None
+            assert container.stdout is not None
+            said, asked = container.stdout, container.stdin
+            assert said.readline() == "\n"
+
+            def look() -> str:
+                asked.write("\n")
+                return said.readline().strip()
+
+            assert look() == "ledger soft,ledger soft"
+            assert upgraded(place).returncode == 0
+            assert look() == "ledger soft,Transport endpoint is not connected"
+            kill(mount)
+            assert look() == "Transport endpoint is not connected,Transport endpoint is not connected"
+            start()
+            assert look() == "ledger soft,Transport endpoint is not connected"
+        assert mount_of(f"{shared}/tree") is None
+        assert os.listdir(shared / "tree") == []
+    finally:
+        subprocess.run(["umount", "--recursive", shared], check=True)
+
+
+def test_a_tree_that_cannot_be_there_too(tmp_path: Path) -> None:
+    """... is nowhere."""
+    file, place = tmp_path / "file", tmp_path / "place"
+    file.touch()
+    place.mkdir()
+    for also, why in ((file, f"{file} is not a directory"), (file / "x", f"{file}/x: Not a directory")):
+        words = [sys.executable, "-m", "ggroupfs", "mount", "--gpu", "soft", "-o", f"also={also}", os.fspath(place)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=SECONDS * SLOW)
+        assert (done.returncode, done.stderr) == (1, f"ggroupfs: mount: {why}\n")
+        assert mount_of(os.fspath(place)) is None
+
+
 def test_who_waits_in_poll_is_woken_by_an_upgrade(place: Path) -> None:
     """Long before it would be otherwise: with POLLERR; what was open is of no use any more, and can be opened again."""
     with daemons(place) as start:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def test_units_of_systemd(place: Path, slices_d: Path, tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def command(mount: Mounted, address: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def command(mount: Mounted, address: str, *words: str, under: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
     """`ggroupfs run` on a machine that systemd runs."""
     script = (
         "import sys, pathlib, ggroupfs.mounts; ggroupfs.mounts.SYSTEMD = pathlib.Path('/')\n"
@@ -195,7 +195,7 @@ def command(mount: Mounted, address: str, *words: str) -> Iterator[subprocess.Po
     )
     python = [sys.executable, "-c", script, "run", "--mount", os.fspath(mount.path)]
     with subprocess.Popen(
-        [*python, *words],
+        [*under, *python, *words],
         env={**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": address},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -228,6 +228,11 @@ def test_run_in_a_slice_is_a_scope_of_systemd(place: Path, tmp_path: Path) -> No
             assert high == str(8 * MIB)
             assert asked["PIDs"] == ("au", [process.pid])
             assert asked["Slice"] == ("s", "batch.slice")
+            look = ("--slice=batch.slice", "--", "grep", "^0::", "/proc/self/cgroup")
+            with command(mount, address, *look, under=["unshare", "--pid", "--fork", "--mount-proc"]) as process:
+                out, err = process.communicate(timeout=SECONDS)
+            assert (out, err) == (f"0::/{slice_path(path)}/{asked['name']}\n", ""), "by the pid that systemd knows"
+            assert asked["PIDs"][1] != [1]
             systemd.systemd.start = lambda name, properties: "failed"
             with command(mount, address, "--slice=batch.slice", "--", "true") as process:
                 _, err = process.communicate(timeout=SECONDS)

@@ -63,9 +63,9 @@ class Departing:
     """It was, or will not be."""
 
 
-async def serve(listener: tenants.Connection, gpus: Mapping[int, Managed]) -> None:
-    """Serves every program that connects, until cancelled."""
-    await tenants.serve(listener, lambda process, line: Session(process, gpus, line))
+async def serve(listener: tenants.Connection, gpus: Mapping[int, Managed], tree: int = 0) -> None:
+    """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
+    await tenants.serve(listener, lambda process, line: Session(process, gpus, line), tree)
 
 
 def words(name: str) -> tuple[int, int] | None:

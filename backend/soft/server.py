@@ -21,9 +21,9 @@ CONTEXTS = 64
 """Contexts that one connection may have open."""
 
 
-async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu]) -> None:
-    """Serves every program that connects, until cancelled."""
-    await tenants.serve(listener, lambda process, line: Session(process, gpus, line))
+async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu], tree: int = 0) -> None:
+    """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
+    await tenants.serve(listener, lambda process, line: Session(process, gpus, line), tree)
 
 
 class Session:

@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from ggroupfs.client.events import emit
     from ggroupfs.client.job import Job
     from ggroupfs.client.latencies import Latencies
-    from ggroupfs.client.reading import GONE, Branch, Member, branches, content, flat, members, numbers, require_tree
+    from ggroupfs.client.reading import (
+        GONE,
+        Branch,
+        Member,
+        branches,
+        content,
+        flat,
+        has_our_pids,
+        members,
+        numbers,
+        require_tree,
+    )
     from ggroupfs.client.tree import Group, Tree, Watch
 
 __all__ = [
@@ -31,6 +42,7 @@ __all__ = [
     "content",
     "emit",
     "flat",
+    "has_our_pids",
     "members",
     "numbers",
     "require_tree",

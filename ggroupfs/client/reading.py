@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,11 @@ from pathlib import Path
 import attrs
 
 from backend import procfs
+from backend.client import facts_of, pid_namespace
 from backend.identity import ROOT_PATH
 from ggroupfs.names import is_number, unescape
+
+log = logging.getLogger(__name__)
 
 CONTENT_MOST = 1 << 14
 """Bytes of the longest control file, and more."""
@@ -39,6 +43,36 @@ def require_tree(mount: Path) -> None:
     """FileNotFoundError where there is no tree."""
     if not (mount / "ggroup.backend").exists():
         raise FileNotFoundError(errno.ENOENT, "no ggroup tree is mounted there", os.fspath(mount))
+
+
+def has_our_pids(mount: Path) -> bool:
+    """Whether a number means the same process in a tree and in our /proc. The tree has those of its daemon's pid
+    namespace: in a container they are the numbers of other processes, or of none."""
+    try:
+        in_tree, here = os.readlink(mount / "self"), os.readlink("/proc/self")
+    except FileNotFoundError:  # the daemon does not see us at all
+        return False
+    if in_tree != here:
+        return False
+    told = facts_of(mount).get("pidns")
+    # Two namespaces may have one number for us. (With the /proc of one above ours, that is what we go by.)
+    return told is None or here != str(os.getpid()) or told == str(pid_namespace())
+
+
+def require_our_pids(mount: Path, what: str) -> None:
+    """RuntimeError where numbers mean other processes in the tree than here."""
+    if not has_our_pids(mount):
+        raise RuntimeError(f"{what}: {ELSEWHERE}")
+
+
+def say_if_strangers(mount: Path) -> None:
+    """A line for who reads a table of processes without names. FileNotFoundError where there is no tree."""
+    require_tree(mount)
+    if not has_our_pids(mount):
+        log.warning("%s: names and slices of processes are not known", ELSEWHERE)
+
+
+ELSEWHERE = "this is another pid namespace than that of the tree's daemon, and pids are other processes' there"
 
 
 @attrs.frozen

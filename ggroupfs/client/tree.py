@@ -22,7 +22,7 @@ import trio
 from backend.errors import fail
 from backend.identity import Slice, cgroup_of
 from ggroupfs.client.events import emit
-from ggroupfs.client.reading import CONTENT_MOST, content, flat, numbers, require_tree
+from ggroupfs.client.reading import CONTENT_MOST, ELSEWHERE, content, flat, has_our_pids, numbers, require_tree
 from ggroupfs.names import is_number, slice_directory, unescape
 from ggroupfs.watchdog import notify
 
@@ -131,7 +131,8 @@ class Group:
             os.close(file)
 
     async def pids(self) -> list[int]:
-        """The processes of a slice that are on this GPU, those of the slices in it too; a process is itself."""
+        """The processes of a slice that are on this GPU, those of the slices in it too; a process is itself. OSError
+        EOPNOTSUPP in another pid namespace than the daemon's."""
         return await _in_thread(partial(_pids, self.path))
 
 
@@ -178,6 +179,8 @@ def _pids(path: Path) -> list[int]:
     *parts, gpu = path.relative_to(mount).parts
     if len(parts) == 1 and is_number(parts[0]):
         return [int(parts[0])] if path.is_dir() else []
+    if not has_our_pids(mount):
+        raise OSError(errno.EOPNOTSUPP, ELSEWHERE, os.fspath(path))
     slice_ = Slice("/" + "/".join(unescape(part) for part in parts[1:]))
     found = []
     for pid in numbers(mount):

@@ -19,6 +19,7 @@ from types import ModuleType
 import trio
 
 from ggroupfs.client import Tree, require_tree
+from ggroupfs.client.reading import require_our_pids
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 from ggroupfs.policies.config import Table
@@ -58,6 +59,7 @@ def run_program(name: str, file: Path | None, mount: Path) -> int:
         program = _program(name)
         config = Table.load(file) if file is not None else Table({}, name)
         require_tree(mount)
+        require_our_pids(mount, "policy")
         trio.run(_until_signal, program, Tree(mount), config)
     except BaseExceptionGroup as group:
         leaves = list(_leaves(group))

@@ -47,6 +47,23 @@ def test_a_daemon_that_is_killed_comes_back(guest: Guest) -> None:
     assert guest.ok("ls /run/ggroupfs").count(".sock") == 1
 
 
+def test_a_container_has_the_tree_of_the_next_daemon(guest: Guest) -> None:
+    """By the directory above, after an upgrade and a kill; as podman and docker have it with rslave."""
+    words = "unshare --mount --propagation slave sh -c 'mount --rbind /run/ggroup-shared /mnt && exec sleep infinity'"
+    guest.ok(f"systemd-run -q --unit container {words}")
+    guest.until("nsenter -m -t $(systemctl show -P MainPID container) test -e /mnt/tree/gpus", "the container has it")
+    look = "nsenter -m -t $(systemctl show -P MainPID container) cat /mnt/tree/ggroup.backend"
+    served = guest.ok("cat /run/ggroup/ggroup.backend")
+    assert guest.ok(look) == served
+    guest.ok("ggroupfs upgrade")
+    assert guest.ok(look) == served
+    dead = daemon(guest)
+    guest.ok("systemctl kill -s KILL ggroupfs")
+    until_mounted_again(guest, dead)
+    assert guest.ok(look) == guest.ok("cat /run/ggroup/ggroup.backend")
+    guest.ok("systemctl stop container")
+
+
 def test_a_daemon_that_hangs_is_found_by_the_watchdog(guest: Guest) -> None:
     """Stopped, so that it is there and says nothing. systemd ends it with SIGKILL and starts another."""
     stopped = daemon(guest)
