@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import trio
 
+from backend.delegated import delegate_of
 from backend.errors import fail
 from backend.follower import Follower
 from backend.host import BooksHost
@@ -49,7 +50,7 @@ class Controller:
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
         for gpu in self.gpus.values():
             ledger.add_gpu(gpu.info.index, gpu.info.capacity, gpu.info.granule)
-        self.population = Population(ledger, self.gpus)
+        self.population = Population(ledger, self.gpus, delegate_of)
         self.population.watchers.append(self)
         self.listeners: list[Callable[[Group, Channel], None]] = []
         self.facts: dict[str, str] = {"ledger": ledger.name}

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 import trio
 
 from backend.background import Background
+from backend.entries import Resident
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
 from backend.patience import Patience
-from backend.population import Population, Resident
+from backend.population import Population
 from backend.protocols import Gpu, Inherited, Ledger
 from backend.records import NOWHERE, Channel, Place, Wanted
 

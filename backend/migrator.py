@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import trio
 
+from backend.entries import Resident
 from backend.errors import fail
 from backend.follower import Follower
 from backend.identity import Group, Node, Process
-from backend.population import Population, Resident
+from backend.population import Population
 from backend.protocols import Gpu, Ledger, Moves
 from backend.records import Books, Channel, Move
 

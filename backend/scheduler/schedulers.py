@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import trio
 
+from backend.entries import Resident
 from backend.follower import Follower
 from backend.identity import Group, Process
-from backend.population import Population, Resident
+from backend.population import Population
 from backend.protocols import Gpu, Ledger
 from backend.records import Capability, Throttled
 from backend.scheduler.scheduler import Scheduler
