@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -14,13 +17,19 @@ import pytest
 import trio
 
 from backend import bounds, delegated
+from backend.controller import Controller
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice, identify
+from backend.journal import format, state
+from backend.journal.attributes import Attributes
+from backend.journal.file import Journal
+from backend.journal.ledger import JournaledLedger
 from backend.population import Population
 from backend.protocols import Inherited
 from backend.records import Wanted
 from backend.soft.ledger import SoftLedger
 from backend.traffic import CGROUP_SWEEP_S
+from ggroupfs.tree import Tree
 from tests.harness import Harness, StubGpu, World, answers, running, settle, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
@@ -259,7 +268,7 @@ def test_below_is_as_quick_as_there_are_processes(monkeypatch: pytest.MonkeyPatc
     assert not any(entry.occupied for entry in entries if entry is not None)
 
 
-def test_whose_a_cgroup_is(tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whose_a_cgroup_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its directory; where that has gone, by the nearest above; root's where there is no hierarchy."""
     monkeypatch.setattr(delegated, "HIERARCHIES", (os.fspath(tmp_path), "/nowhere"))
     os.makedirs(os.path.join(tmp_path, "user/own"))
@@ -268,3 +277,49 @@ def test_whose_a_cgroup_is(tmp_path: os.PathLike[str], monkeypatch: pytest.Monke
     assert delegated.delegate_of(Slice("/user/own")) == USER
     assert delegated.delegate_of(Slice("/user/own/gone/too")) == USER
     assert delegated.delegate_of(Slice("/other")) == 0
+
+
+def test_a_restart_takes_as_long_as_there_are_slices(tmp_path: Path) -> None:
+    """CPU time of reading the journal, taking the books over and building the tree: ten times as many slices take about
+    ten times as long. So it is for making and removing one: that is the same, however many there are."""
+    few_, many = Restart(tmp_path, 1000), Restart(tmp_path, 10_000)
+    again = Restart(tmp_path, 1000)
+    assert many.begin < 20 * max(few_.begin, again.begin)
+    assert many.begin < 8, "seconds on a processor that is four times slower than those it was made on"
+    assert many.change < 5 * max(few_.change, again.change)
+
+
+class Restart:
+    """A daemon that goes on with so many slices, and makes and removes a few; seconds of CPU that this thread took."""
+
+    def __init__(self, folder: Path, slices: int) -> None:
+        found = state.State()
+        found.apply(state.gpu("GPU-0"))
+        for slice_ in (Slice("/top"), *(Slice(f"/top/s{number}") for number in range(slices))):
+            assert slice_.parent is not None
+            found.apply(state.add(("GPU-0", slice_), slice_.parent))
+            found.apply(state.put(("GPU-0", slice_), {"kept": 1}))
+        path = folder / f"{slices}.journal"
+        path.touch(0o600)
+        path.write_bytes(format.begin("boot", found)[0])
+        gc.collect()
+        gc.disable()  # as the daemon does
+        try:
+            began = time.thread_time()
+            journal = Journal(path, boot="boot")
+            controller = Controller(JournaledLedger(journal, {0: "GPU-0"}), [StubGpu()])
+            tree = Tree(controller, Attributes(journal, {0: "GPU-0"}))
+            self.begin = time.thread_time() - began
+            population = controller.population
+            assert len(population.slices()) == slices + 2
+            assert len(list(tree.entries(tree.slices.inode))) == 1
+            began = time.thread_time()
+            for number in range(200):
+                population.make(Slice(f"/top/more{number}"))
+            for number in range(200):
+                population.unmake(Slice(f"/top/more{number}"))
+            self.change = time.thread_time() - began
+        finally:
+            gc.enable()
+        controller._traffic.exits.close()
+        journal.close()

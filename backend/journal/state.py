@@ -46,6 +46,8 @@ class Entry:
     """The slice that it is in; None for a GPU's root."""
     fields: dict[str, int] = attrs.field(factory=dict)
     """What is not as in a new group, by the names of :class:`Books`."""
+    below: int = 0
+    """How many groups are directly in it."""
 
 
 @attrs.frozen
@@ -241,12 +243,18 @@ class State:
                 above = self.groups[key].above
                 assert above is not None
                 key = (uuid, above)
+            if len(chain) == 1:  # as almost always
+                found[chain[0]] = None
+                continue
             found.update(dict.fromkeys(reversed(chain)))
         return list(found)
 
     def drop(self, gone: Iterable[Key]) -> None:
         """Processes that are no more, wherever they were."""
         for key in gone:
+            entry = self.groups.get(key)
+            if entry is not None and entry.above is not None:
+                self.groups[key[0], entry.above].below -= 1
             for table in (self.groups, self.levers, self.own, self.given):
                 table.pop(key, None)
             self.given.pop(key[1], None)
@@ -268,8 +276,11 @@ class State:
     # The small parts
 
     def _add(self, key: Key, above: Slice) -> None:
-        _expect(key not in self.groups and (key[0], above) in self.groups)
+        parent = self.groups.get((key[0], above))
+        _expect(key not in self.groups and parent is not None)
+        assert parent is not None
         self.groups[key] = Entry(above)
+        parent.below += 1
 
     def _move(self, key: Key, above: Slice) -> None:
         entry = self.groups.get(key)
@@ -279,12 +290,17 @@ class State:
         while level is not None:  # not below itself
             _expect((key[0], level) != key)
             level = self.groups[key[0], level].above
+        assert entry.above is not None
+        self.groups[key[0], entry.above].below -= 1
+        self.groups[key[0], above].below += 1
         entry.above = above
 
     def _remove(self, key: Key) -> None:
-        _expect(key in self.groups and key[1] != ROOT)
-        if isinstance(key[1], Slice):
-            _expect(not any(entry.above == key[1] and at[0] == key[0] for at, entry in self.groups.items()))
+        entry = self.groups.get(key)
+        _expect(entry is not None and entry.above is not None and not entry.below)
+        assert entry is not None
+        assert entry.above is not None
+        self.groups[key[0], entry.above].below -= 1
         del self.groups[key]
         self.levers.pop(key, None)
         self.own.pop(key, None)
