@@ -121,6 +121,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         controller.facts["socket"] = os.fspath(path)
         if journal is not None:
             controller.facts["journal"] = os.fspath(journal.path)
+            journal.listener = partial(_tell_of_journal, controller.facts)
+            journal.listener(not journal.broken)
         controller.facts["upgrade"] = upgrade.SIGNAL.name
 
         nursery = await stack.enter_async_context(trio.open_nursery())
@@ -217,6 +219,10 @@ def _manager(options: MountOptions) -> Manager | None:
 
 def _close(controller: Controller) -> None:
     controller.ledger.close(released=controller.released, handed_over=controller.handed_over)
+
+
+def _tell_of_journal(facts: dict[str, str], kept: bool) -> None:
+    facts["journal.kept"] = "yes" if kept else "no"
 
 
 def _let_closes_wait(mountpoint: str) -> None:

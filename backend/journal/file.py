@@ -9,9 +9,11 @@ everywhere, and a disk takes as long for it as ten writes to a control file do, 
 The lock (flock(2)) is on the file, and the new one is locked before it has the name: who waits for the old one finds
 that it is not there any more, and begins again.
 
-**It is never wrong.** Where a change could not be written, the journal is emptied at once, since what it would say is
-not so any more. Nothing fails for that; it is written anew as soon as that is possible. That there is no descriptor or
-no thread to be had says nothing about the disk: what is written stays, more is added to it, and the rest comes later.
+**It says when it is out of date.** Where a change could not be written, what was written whole before stays, and is
+marked at once: by the mode of the file, which takes no room on a disk that is full. Nothing fails for that; it is
+written anew as soon as that is possible. The next daemon goes on from one that is marked, and says so. That there is no
+descriptor or no thread to be had says nothing about the disk: what is written stays, more is added to it, and the rest
+comes later.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from urllib.parse import quote
 
+import attrs
 import trio
 
 from backend.identity import Process, is_alive
@@ -44,6 +47,9 @@ GROWN = 1 << 21
 """Bytes by which it may grow, besides as much as it began with, before it is written anew."""
 RETRY_S = 1.0
 """Seconds from a write that failed to the next try."""
+
+STALE_MODE = 0o400
+"""Permissions of a journal that is out of date; 0600 are those of one that is kept."""
 
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -65,6 +71,10 @@ class Journal:
         self._tried = -RETRY_S
         self._size = self._began = self._checksum = 0
         self._synced = True
+        self.stale_since: float | None = None
+        """When the daemon before us could not write any more what it read here now (Unix time); None where it could."""
+        self.listener: Callable[[bool], None] = lambda kept: None
+        """Is told whether what happens is written down, when that turns."""
         self.temporary: set[str] = set()
         """UUIDs of GPUs that end with the daemon, where it comes to an end, and their books with them."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,8 +149,11 @@ class Journal:
                 elif self._is_there(self._fd):
                     os.unlink(self.path.name, dir_fd=self._folder)
             except OSError as error:
-                if ends or self._broken:
+                if ends:
                     self._fail(error)
+                    self._empty()  # what was asked of these is over, whatever else is in it
+                elif self._broken:
+                    log.error("the journal %s stays out of date: %s", self.path, error.strerror)
                 else:  # what is there is so, if longer than need be
                     log.debug("the journal %s is left as it is: %s", self.path, error.strerror)
             os.close(self._fd)
@@ -189,9 +202,16 @@ class Journal:
             if content.boot:
                 log.info("the journal %s is of another boot of this machine", self.path)
             return State()
+        self._size = content.end
         if data.find(b"\n", content.end) >= 0:  # else it is what a write that was cut off leaves
             log.warning("the journal %s is damaged from byte %d on: what is before that counts", self.path, content.end)
         found = content.state
+        self.stale_since = stale_since(os.fstat(self._fd))
+        if self.stale_since is not None:
+            words = "what was set after that is forgotten"
+            log.warning("the journal %s is out of date since %s: %s", self.path, clock_time(self.stale_since), words)
+            for key, lever in list(found.levers.items()):
+                found.levers[key] = attrs.evolve(lever, moving=True)  # nobody knows what holds now
         found.drop({key for key in (*found.groups, *found.levers, *found.own) if _is_dead(key[1])})
         for subject in [subject for subject in found.given if _is_dead(subject)]:
             del found.given[subject]
@@ -264,11 +284,24 @@ class Journal:
         else:
             self._broken = False
             log.warning("the journal %s is kept again", self.path)
+            self.listener(True)
 
     def _fail(self, error: OSError) -> None:
-        """What is there is not true any more: it has to go."""
+        """What is there is not true any more, but for what was written whole: that stays, marked."""
         self._broken, self._tried = True, self._clock()
-        log.error("the journal %s: %s: a daemon that is killed now forgets what was set", self.path, error.strerror)
+        words = "a daemon that is killed now forgets what is set from now on"
+        log.error("the journal %s: %s: %s", self.path, error.strerror, words)
+        try:
+            if self._is_there(self._fd):  # and is not one that was put aside
+                os.ftruncate(self._fd, self._size)
+                os.utime(self._fd)
+                os.fchmod(self._fd, STALE_MODE)
+        except OSError:
+            self._empty()
+        self.listener(False)
+
+    def _empty(self) -> None:
+        """What is there has to go: it is not so, and cannot be marked."""
         try:
             if self._is_there(self._fd):  # and is not one that was put aside
                 os.ftruncate(self._fd, 0)
@@ -277,6 +310,16 @@ class Journal:
                 os.unlink(self.path.name, dir_fd=self._folder)
             except OSError as worse:
                 log.error("the journal %s is out of date, and cannot be removed: %s", self.path, worse.strerror)
+
+
+def stale_since(file: os.stat_result) -> float | None:
+    """Since when a journal is out of date (Unix time), None for one that is kept."""
+    return file.st_mtime if stat.S_IMODE(file.st_mode) == STALE_MODE else None
+
+
+def clock_time(seconds: float) -> str:
+    """A moment as a log has it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def default_path(folder: Path, mountpoint: str) -> Path:
