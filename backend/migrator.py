@@ -105,6 +105,8 @@ class Migrator:
                         await self._settle(process)
                     except OSError as error:  # of the books; there is another look
                         log.warning("where pid %d is after a move is not known: %s", process.pid, error)
+                    except Exception:
+                        log.exception("where pid %d is after a move is not known", process.pid)
             if self._moves.left():
                 await trio.sleep(AGAIN_S)
                 self._look.set()

@@ -20,6 +20,7 @@ from backend.choose import Backend
 from backend.controller import Controller
 from backend.cuda import server as cuda_server
 from backend.journal.file import Busy, Journal, default_path
+from backend.lasting import lasting
 from backend.soft import server as soft_server
 from backend.threads import in_a_thread
 from ggroupfs import connection, receiving, upgrade, watchdog
@@ -129,20 +130,20 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         nursery.start_soon(_until_signal, ends, messenger, nursery.cancel_scope)
         nursery.start_soon(_until_upgrade, upgrades, ending, controller, backend, messenger, nursery.cancel_scope)
         if journal is not None:
-            nursery.start_soon(journal.run)
+            nursery.start_soon(lasting, "the journal", journal.run)
         served = True
         await nursery.start(controller.run)
         if options.units:  # before any program can come in
             units = Units(controller, options.slices_d, _manager(options), wait=options.units_wait)
             await nursery.start(units.run)
-            nursery.start_soon(_reload, reloads, units)
+            nursery.start_soon(lasting, "reload", partial(_reload, reloads, units))
         else:
             controller.facts["units"] = "no"
         if backend.soft:
             nursery.start_soon(soft_server.serve, listener, backend.soft)
         else:
             nursery.start_soon(cuda_server.serve, listener, backend.cuda)
-        nursery.start_soon(notifier.run)
+        nursery.start_soon(lasting, "telling watchers", notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
         first = f"{mountpoint}/ggroup.backend"
         try:
@@ -155,7 +156,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         gc.set_threshold(*COLLECTED)
         gc.enable()
         if (seconds := watchdog.period(os.environ)) is not None:
-            nursery.start_soon(watchdog.feed, Path(mountpoint, "ggroup.backend"), seconds)
+            feed = partial(watchdog.feed, Path(mountpoint, "ggroup.backend"), seconds)
+            nursery.start_soon(lasting, "the watchdog", feed)
         watchdog.notify("READY=1", f"STATUS={_status(controller, mountpoint)}")
         ready()
     log.debug("unmounted %s", mountpoint)

@@ -9,6 +9,7 @@ import trio
 from backend.entries import Resident
 from backend.follower import Follower
 from backend.identity import Group, Process
+from backend.lasting import lasting
 from backend.population import Population
 from backend.protocols import Gpu, Ledger
 from backend.records import Capability, Throttled
@@ -47,8 +48,8 @@ class Schedulers:
     async def run(self) -> None:
         """Schedules until cancelled."""
         async with trio.open_nursery() as nursery:
-            for scheduler in self._each.values():
-                nursery.start_soon(scheduler.run)
+            for index, scheduler in self._each.items():
+                nursery.start_soon(lasting, f"the scheduler of GPU {index}", scheduler.run)
 
     def capabilities(self, gpu: Gpu) -> Mapping[str, Capability]:
         """What each control does on a GPU, with its scheduler: priorities and weights are as good as its levers."""
