@@ -18,6 +18,7 @@ from unittest import mock
 import attrs
 import pytest
 import trio
+import trio.lowlevel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
@@ -418,6 +419,58 @@ def test_it_does_not_grow_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) 
     again = Journal(path, boot=BOOT)
     assert says(again) == 3009
     let_go(again)
+
+
+@pytest.mark.parametrize("meanwhile", ["changes", "fails", "is replaced"])
+def test_a_large_one_is_written_anew_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
+    """The event loop goes round between them, and what happens meanwhile is in the new one too, as it was in the one
+    before at each moment; one that could not be written then, or was written anew by another way, is not replaced."""
+    monkeypatch.setattr("backend.journal.file.GROWN", 0)
+    monkeypatch.setattr("backend.journal.file.AT_ONCE", 100)
+    monkeypatch.setattr("backend.journal.file.RETRY_S", 0.01)
+    monkeypatch.setattr("backend.journal.format.PIECE", 8)
+    journal = a_journal(path)
+    groups = [("GPU-a", Slice(f"/a/{number}")) for number in range(400)]
+    journal._runs = True  # else it would be written anew at once
+    journal.commit(*(state.add(key, Slice("/a")) for key in groups))
+    for key in groups:
+        journal.commit(state.put(key, {"high": 1}))
+    before, turns = path.stat().st_ino, 0
+    real = journal._take_its_place
+
+    def last(fd: int, checksum: int) -> None:
+        assert format.read(path.read_bytes()).state == journal.state, "until then it is as it was, and whole"
+        if meanwhile != "changes":
+            raise OSError(errno.EIO, "cannot be renamed")
+        real(fd, checksum)
+
+    async def main() -> None:
+        nonlocal turns
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.run)
+            while journal._tail is None:
+                await trio.lowlevel.checkpoint()
+            while journal._tail is not None:
+                turns += 1
+                number = turns % len(groups)
+                journal.commit(state.put(groups[number], {"high": turns}))
+                journal.commit(state.give(groups[number][1], "", Owned(turns, None, None, None)))
+                if meanwhile == "is replaced" and turns == 10:
+                    with monkeypatch.context() as patch:
+                        patch.setattr(journal, "_take_its_place", real)
+                        journal._write_anew()
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+    with mock.patch.object(journal, "_take_its_place", last):
+        trio.run(main)
+    assert turns > (50 if meanwhile != "is replaced" else 8)
+    assert (path.stat().st_ino == before) == (meanwhile == "fails")
+    assert os.listdir(path.parent) == [path.name]
+    assert not journal.broken
+    journal.commit(state.put(groups[0], {"high": 77}))
+    assert format.read(path.read_bytes()).state == journal.state
+    let_go(journal)
 
 
 def test_a_clean_end_leaves_what_was_asked_of_gpus_that_stay(path: Path) -> None:

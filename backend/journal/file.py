@@ -27,7 +27,9 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -45,6 +47,8 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 GROWN = 1 << 21
 """Bytes by which it may grow, besides as much as it began with, before it is written anew."""
+AT_ONCE = 2000
+"""Groups that are written anew in one go, some 10 ms in which nobody is answered. With more it is done in pieces."""
 RETRY_S = 1.0
 """Seconds from a write that failed to the next try."""
 
@@ -71,6 +75,8 @@ class Journal:
         self._tried = -RETRY_S
         self._size = self._began = self._checksum = 0
         self._synced = True
+        self._runs = False
+        self._tail: list[Collection[Operation]] | None = None  # what happened since it began to be written anew
         self.stale_since: float | None = None
         """When the daemon before us could not write any more what it read here now (Unix time); None where it could."""
         self.listener: Callable[[bool], None] = lambda kept: None
@@ -108,11 +114,21 @@ class Journal:
 
     async def run(self) -> None:
         """Has what was written be on the disk, and tries again what could not be written, until cancelled."""
+        self._runs = True
+        try:
+            await self._look_after_it()
+        finally:
+            self._runs = False
+
+    async def _look_after_it(self) -> None:
         while True:
             await trio.sleep(RETRY_S)
             if self._broken:
                 self.commit()
-            elif not self._synced:
+                continue
+            if self._is_grown(0):
+                await self._compact()
+            if not self._synced:
                 try:
                     await in_a_thread("the disk", self.sync)
                 except OSError as error:
@@ -222,7 +238,8 @@ class Journal:
     def _append(self, operations: Collection[Operation]) -> None:
         text, checksum = format.line(operations, self._checksum)
         try:
-            if self._size + len(text) > 2 * self._began + GROWN and self._is_compacted():
+            small = len(self.state.groups) <= AT_ONCE or not self._runs
+            if small and self._is_grown(len(text)) and self._is_compacted():
                 return
             self._put(self._fd, text)
         except OSError as error:
@@ -231,6 +248,11 @@ class Journal:
             self._size += len(text)
             self._checksum = checksum
             self._synced = False
+            if self._tail is not None:
+                self._tail.append(operations)
+
+    def _is_grown(self, more: int) -> bool:
+        return self._size + more > 2 * self._began + GROWN
 
     def _is_compacted(self) -> bool:
         """Writes it anew, if it was not tried just now. Where that fails it can still be added to."""
@@ -244,26 +266,65 @@ class Journal:
             return False
         return True
 
+    async def _compact(self) -> None:
+        """As :meth:`_write_anew`, in pieces between which everybody is answered. What happens meanwhile is added to the
+        journal as it is, and at last to the new one. Where it fails there is another try."""
+        with self._lock:
+            state, self._tail = self.state.copy(), []
+        try:
+            with self._another() as fd:
+                head, checksum = format.head(self._boot)
+                self._put(fd, head + format.NO_CHECKSUM)
+                for piece in format.pieces(state.operations()):
+                    checksum = zlib.crc32(piece, checksum)
+                    self._put(fd, piece)
+                    await trio.lowlevel.checkpoint()
+                self._put(fd, b"\n")
+                os.pwrite(fd, b"%08x" % checksum, len(head))
+                await in_a_thread("the disk", partial(os.fsync, fd))
+                with self._lock:
+                    if self._tail is None:  # it could not be written, or was written anew at once
+                        raise InterruptedError(errno.EINTR, "another was quicker")
+                    for operations in self._tail:
+                        text, checksum = format.line(operations, checksum)
+                        self._put(fd, text)
+                    self._take_its_place(fd, checksum)
+        except OSError as error:
+            log.debug("the journal %s is not written anew yet: %s", self.path, error.strerror)
+        finally:
+            with self._lock:
+                self._tail = None
+
     def _write_anew(self) -> None:
         """The journal is what `state` says and nothing else. On failure it is as it was."""
-        new = f"{self.path.name}.new"
         text, checksum = format.begin(self._boot, self.state)
+        with self._another() as fd:
+            self._put(fd, text)
+            os.fsync(fd)
+            self._take_its_place(fd, checksum)
+        self._synced = True
+
+    @contextlib.contextmanager
+    def _another(self) -> Iterator[int]:
+        """A new file, locked, that is to take the journal's place; where it does not it is gone afterwards."""
+        new = f"{self.path.name}.new"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new, dir_fd=self._folder)  # of one that died on the way
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=self._folder)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._put(fd, text)
-            os.fsync(fd)
-            os.rename(new, self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            yield fd
         except BaseException:
             os.close(fd)
             with contextlib.suppress(OSError):
                 os.unlink(new, dir_fd=self._folder)
             raise
+
+    def _take_its_place(self, fd: int, checksum: int) -> None:
+        os.rename(f"{self.path.name}.new", self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         os.close(self._fd)
-        self._fd, self._checksum, self._size, self._began = fd, checksum, len(text), len(text)
-        self._synced = True
+        size = os.fstat(fd).st_size
+        self._fd, self._checksum, self._size, self._began, self._tail = fd, checksum, size, size, None
         with contextlib.suppress(OSError):  # it is there; whether it is after a power cut nobody will ask
             os.fsync(self._folder)
 
@@ -288,7 +349,7 @@ class Journal:
 
     def _fail(self, error: OSError) -> None:
         """What is there is not true any more, but for what was written whole: that stays, marked."""
-        self._broken, self._tried = True, self._clock()
+        self._broken, self._tried, self._tail = True, self._clock(), None
         words = "a daemon that is killed now forgets what is set from now on"
         log.error("the journal %s: %s: %s", self.path, error.strerror, words)
         try:
