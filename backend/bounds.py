@@ -19,6 +19,9 @@ DEPTH_MOST_ROOT = 128
 """... and one of root (GGROUP_MAX_DEPTH_ROOT). What goes through the levels may recurse: this is far below what Python
 lets it."""
 
+REFUSALS = frozenset((errno.EAGAIN, errno.ENOSPC, errno.ENAMETOOLONG))
+"""What a slice is refused with that is too deep, too many, or has too long a path: here or in the kernel's books."""
+
 
 class Bounds:
     """Counts the slices of each user. Those of root are not bounded in number."""

@@ -167,7 +167,7 @@ class Controller:
 
     def is_populated(self, group: Group) -> bool:
         """Whether a process of the group has a context on the GPU."""
-        return any(group.gpu in resident.contexts for resident in self.population.below(group))
+        return self.population.sharers(group) > 0
 
     def capabilities(self) -> Mapping[str, Capability]:
         """What each control does on this machine: with several GPUs, the weakest counts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Protocol
 
 import attrs
@@ -22,7 +23,7 @@ class Resident:
     gpus: set[int] = attrs.field(factory=set)
     """The GPUs it has a directory for."""
     contexts: set[int] = attrs.field(factory=set)
-    """The GPUs it was seen to have a context on."""
+    """The GPUs it was seen to have a context on. :meth:`Population.join` and `quit` change it."""
 
 
 @attrs.define(eq=False)
@@ -47,10 +48,14 @@ class SliceEntry:
     """Processes directly in it."""
     occupied: dict[SliceEntry, None] = attrs.field(factory=dict)
     """Those directly below in which, or below which, a process is."""
+    sharers: Counter[int] = attrs.field(factory=Counter)
+    """How many processes in it, or below, have a context on a GPU."""
 
     def admit(self, resident: Resident) -> None:
         """A process is directly in it."""
         self.members[resident.process] = resident
+        for gpu in resident.contexts:
+            self.share(gpu, 1)
         entry = self
         while entry.above is not None and entry not in entry.above.occupied:
             entry.above.occupied[entry] = None
@@ -58,10 +63,18 @@ class SliceEntry:
 
     def dismiss(self, process: Process) -> None:
         """It is not any more."""
-        del self.members[process]
+        for gpu in self.members.pop(process).contexts:
+            self.share(gpu, -1)
         entry = self
         while entry.above is not None and not entry.members and not entry.occupied:
             del entry.above.occupied[entry]
+            entry = entry.above
+
+    def share(self, gpu: int, change: int) -> None:
+        """A process directly in it has a context on a GPU, or has none any more."""
+        entry: SliceEntry | None = self
+        while entry is not None:
+            entry.sharers[gpu] += change
             entry = entry.above
 
 

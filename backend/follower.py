@@ -84,7 +84,7 @@ class Follower:
             frozen = frozen or books.frozen
             if us := books.timeslice_us:
                 if isinstance(level.node, Slice):
-                    sharers = sum(group.gpu in resident.contexts for resident in self._population.below(level))
+                    sharers = self._population.sharers(level)
                     us = max(self._gpus[group.gpu].info.timeslice_min_us, us // max(1, sharers))
                 shortest = min(shortest or us, us)
         place = self._places.get(group, NOWHERE)

@@ -206,7 +206,7 @@ class Migrator:
         resident = self._population.resident(_process(here))
         assert resident is not None
         known = there.gpu in resident.contexts or not self._follower.is_untouched(there)
-        resident.contexts.discard(there.gpu)
+        self._population.quit(resident, there.gpu)
         self._undo(here, there, None if move.before is None else Books(**move.before))  # type: ignore[arg-type]
         if self._population.holds(there):
             self._follower.background.later(there)

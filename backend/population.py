@@ -10,7 +10,7 @@ import errno
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from backend.bounds import Bounds
+from backend.bounds import REFUSALS, Bounds
 from backend.entries import Resident, SliceEntry, Watcher
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
@@ -18,9 +18,6 @@ from backend.protocols import Inherited, Ledger
 from backend.records import NOBODY
 
 log = logging.getLogger(__name__)
-
-REFUSALS = frozenset((errno.EAGAIN, errno.ENOSPC, errno.ENAMETOOLONG))
-"""What a slice is refused with that is too deep, too many, or has too long a path: here or in the kernel's books."""
 
 
 class Population:
@@ -92,6 +89,15 @@ class Population:
                     yield resident
             pending.extend(entry.occupied)
 
+    def sharers(self, group: Group) -> int:
+        """How many processes at or below a group have a context on its GPU. Known, and not counted: everybody whose
+        slice has a timeslice asks."""
+        if isinstance(group.node, Process):
+            resident = self.resident(group.node)
+            return int(resident is not None and group.gpu in resident.contexts)
+        entry = self._slices.get(group.node)
+        return entry.sharers[group.gpu] if entry is not None else 0
+
     def path(self, group: Group) -> list[Group]:
         """The group and every one above it on its GPU; the GPU's root last."""
         node = group.node
@@ -127,7 +133,7 @@ class Population:
                 resident.gpus.add(group.gpu)
         for one in inherited:
             if one.joined and isinstance(one.group.node, Process):
-                self._residents[one.group.node.pid].contexts.add(one.group.gpu)
+                self.join(self._residents[one.group.node.pid], one.group.gpu)
         for group, parent in above.items():
             slice_ = group.node.parent if isinstance(group.node, Slice) else self._residents[group.node.pid].slice
             assert slice_ is not None, "a GPU's root is nobody's child"
@@ -222,8 +228,7 @@ class Population:
 
     def migrated(self, here: Group, there: Group) -> None:
         """A process that has both directories is on `there` from now on, and has nothing to do with `here` any more."""
-        resident = self._forsake(here)
-        resident.contexts.add(there.gpu)
+        self.join(self._forsake(here), there.gpu)
         for watcher in self.watchers:
             watcher.process_migrated(here, there)
 
@@ -238,8 +243,20 @@ class Population:
         resident = self._residents[group.node.pid]
         self._ledger.remove(group)
         resident.gpus.discard(group.gpu)
-        resident.contexts.discard(group.gpu)
+        self.quit(resident, group.gpu)
         return resident
+
+    def join(self, resident: Resident, gpu: int) -> None:
+        """A process has a context on a GPU."""
+        if gpu not in resident.contexts:
+            resident.contexts.add(gpu)
+            self._slices[resident.slice].share(gpu, 1)
+
+    def quit(self, resident: Resident, gpu: int) -> None:
+        """It has none there any more."""
+        if gpu in resident.contexts:
+            resident.contexts.discard(gpu)
+            self._slices[resident.slice].share(gpu, -1)
 
     # Slices
 

@@ -268,6 +268,29 @@ def test_below_is_as_quick_as_there_are_processes(monkeypatch: pytest.MonkeyPatc
     assert not any(entry.occupied for entry in entries if entry is not None)
 
 
+def test_who_shares_a_timeslice_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody counts through a slice's processes for each of them: a freeze of a thousand would keep all waiting."""
+    ledger = SoftLedger()
+    ledger.add_gpu(0, 1 << 30)
+    ledger.add_gpu(1, 1 << 30)
+    population = Population(ledger, (0, 1))
+    top, low = Group(0, Slice("/top")), Group(0, Slice("/top/low"))
+    residents = [population.admit(Process(pid, 1), Slice("/top/low"), {0, 1}) for pid in range(1, 4)]
+    for resident in residents:
+        population.join(resident, 0)
+        population.join(resident, 0)
+    monkeypatch.setattr(population, "below", None)
+    assert population.sharers(top) == population.sharers(low) == 3
+    population.relocate(residents[0], Slice("/top"))
+    assert (population.sharers(top), population.sharers(low)) == (3, 2)
+    population.expel(residents[1].process)
+    population.migrated(Group(0, residents[2].process), Group(1, residents[2].process))
+    assert (population.sharers(top), population.sharers(low)) == (1, 0)
+    assert population.sharers(Group(1, Slice("/top/low"))) == 1
+    population.quit(residents[0], 0)
+    assert population.sharers(top) == population.sharers(Group(0, residents[0].process)) == 0
+
+
 def test_whose_a_cgroup_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its directory; where that has gone, by the nearest above; root's where there is no hierarchy."""
     monkeypatch.setattr(delegated, "HIERARCHIES", (os.fspath(tmp_path), "/nowhere"))
