@@ -226,6 +226,8 @@ class Tree:
             return ()
         if self._population.slice_entry(slice_) is not None:
             self._population.keep(slice_)
+        if not owner:
+            return ()  # what is below has owners from here, and no modes
         return [seen for below in self._below(slice_) for seen in self.inodes(below)]
 
     def inodes(self, directory: Directory) -> list[int]:

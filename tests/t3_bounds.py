@@ -110,6 +110,17 @@ async def test_a_user_gives_no_slice_to_others() -> None:
 
 
 @virtual
+async def test_only_another_owner_changes_what_is_below() -> None:
+    """A delegate that sets modes, or takes what it has, has nobody wait for a walk through all slices."""
+    async with running() as h:
+        inode = await given(h, "mine", USER)
+        await mkdir(h, inode, "s")
+        assert not h.tree.chown(inode, None, None, 0o700, USER)
+        assert not h.tree.chown(inode, USER, None, None, USER)
+        assert len(h.tree.chown(inode, OTHER, None, None)) > 1
+
+
+@virtual
 async def test_a_program_too_deep_is_counted_above_and_followed_on(
     spawn: Spawn, caplog: pytest.LogCaptureFixture
 ) -> None:
