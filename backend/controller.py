@@ -12,10 +12,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import trio
 
+from backend.delegated import delegate_of
 from backend.errors import fail
 from backend.follower import Follower
 from backend.host import BooksHost
 from backend.identity import ROOT, Group, Process, Slice, identify, is_alive
+from backend.lasting import lasting
 from backend.migrator import Migrator
 from backend.offers import Offers
 from backend.patience import Patience
@@ -49,7 +51,7 @@ class Controller:
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
         for gpu in self.gpus.values():
             ledger.add_gpu(gpu.info.index, gpu.info.capacity, gpu.info.granule)
-        self.population = Population(ledger, self.gpus)
+        self.population = Population(ledger, self.gpus, delegate_of)
         self.population.watchers.append(self)
         self.listeners: list[Callable[[Group, Channel], None]] = []
         self.facts: dict[str, str] = {"ledger": ledger.name}
@@ -84,20 +86,20 @@ class Controller:
         """Runs the GPUs and the watches until cancelled, then thaws whatever is frozen; started once they are."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._traffic.exits.run)
-                nursery.start_soon(self._follower.background.run)
-                nursery.start_soon(self._reclaimer.background.run)
-                nursery.start_soon(self._traffic.follow_cgroups)
-                nursery.start_soon(self._offers.run)
+                nursery.start_soon(lasting, "the watch for exits", self._traffic.exits.run)
+                nursery.start_soon(lasting, "compute", self._follower.background.run)
+                nursery.start_soon(lasting, "reclaim", self._reclaimer.background.run)
+                nursery.start_soon(lasting, "the watch for moves", self._traffic.follow_cgroups)
+                nursery.start_soon(lasting, "telling of room", self._offers.run)
                 nursery.start_soon(self._schedulers.run)
-                nursery.start_soon(self.ledger.run)
+                nursery.start_soon(lasting, "the ledger", self.ledger.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
                     await nursery.start(gpu.run, self.host)
                 for resident in inherited:
                     self._traffic.follow(resident)
-                nursery.start_soon(self._migrator.run)
-                nursery.start_soon(self._patience.run)
+                nursery.start_soon(lasting, "the look for moves", self._migrator.run)
+                nursery.start_soon(lasting, "patience", self._patience.run)
                 task_status.started()
         finally:
             if not self.handed_over:
@@ -165,7 +167,7 @@ class Controller:
 
     def is_populated(self, group: Group) -> bool:
         """Whether a process of the group has a context on the GPU."""
-        return any(group.gpu in resident.contexts for resident in self.population.below(group))
+        return self.population.sharers(group) > 0
 
     def capabilities(self) -> Mapping[str, Capability]:
         """What each control does on this machine: with several GPUs, the weakest counts."""

@@ -6,6 +6,7 @@ a file descriptor that trio can wait for. No polling, no thread, one task.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import select
@@ -14,6 +15,8 @@ from collections.abc import Callable
 import trio
 
 from backend.identity import Process, is_alive
+
+log = logging.getLogger(__name__)
 
 AT_ONCE = 4
 """Exits that are told before everybody else has a turn."""
@@ -61,7 +64,10 @@ class ExitWatch:
             for pidfd, _events in self._epoll.poll(0, AT_ONCE):
                 process = self._processes[pidfd]
                 self.unwatch(process)
-                self._exited(process)
+                try:
+                    self._exited(process)
+                except Exception:  # the next one's exit is to be seen all the same
+                    log.exception("process %d exited, and is not all gone", process.pid)
 
     def close(self) -> None:
         """Gives every descriptor back."""

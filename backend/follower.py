@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 import trio
 
 from backend.background import Background
+from backend.entries import Resident
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
 from backend.patience import Patience
-from backend.population import Population, Resident
+from backend.population import Population
 from backend.protocols import Gpu, Inherited, Ledger
 from backend.records import NOWHERE, Channel, Place, Wanted
 
@@ -83,7 +84,7 @@ class Follower:
             frozen = frozen or books.frozen
             if us := books.timeslice_us:
                 if isinstance(level.node, Slice):
-                    sharers = sum(group.gpu in resident.contexts for resident in self._population.below(level))
+                    sharers = self._population.sharers(level)
                     us = max(self._gpus[group.gpu].info.timeslice_min_us, us // max(1, sharers))
                 shortest = min(shortest or us, us)
         place = self._places.get(group, NOWHERE)

@@ -68,7 +68,7 @@ class BooksHost:
             resident = self._traffic.admit(process, {gpu})  # ProcessLookupError for one that died meanwhile
         group = Group(gpu, process)
         if gpu not in resident.contexts:
-            resident.contexts.add(gpu)
+            self._population.join(resident, gpu)
             self._follower.sharers_changed(group)
             for level in self._population.path(group):
                 self._tell(level, Channel.COMPUTE)

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import math
 import os
 import select
@@ -26,6 +27,8 @@ from backend.protocols import Inherited, Target
 from backend.records import Books, Channel, Wanted
 from backend.threads import in_a_thread
 from backend.wire import Op
+
+log = logging.getLogger(__name__)
 
 DEVICE = "/dev/ggroup"
 
@@ -156,7 +159,10 @@ class KernelLedger:
         group, channel = self._groups.get(event.id), _CHANNELS.get(event.channel)
         if group is not None and event.channel == abi.CHANNEL_SET:
             for configured in self._configured:
-                configured(group)
+                try:
+                    configured(group)
+                except Exception:  # the others' events are read all the same
+                    log.exception("%s: what is asked is not followed", group)
         if group is not None and channel is not None:
             for _ in range(min(event.count, TOLD_MOST)):
                 for listener in self._listeners:

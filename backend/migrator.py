@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import trio
 
+from backend.entries import Resident
 from backend.errors import fail
 from backend.follower import Follower
 from backend.identity import Group, Node, Process
-from backend.population import Population, Resident
+from backend.population import Population
 from backend.protocols import Gpu, Ledger, Moves
 from backend.records import Books, Channel, Move
 
@@ -104,6 +105,8 @@ class Migrator:
                         await self._settle(process)
                     except OSError as error:  # of the books; there is another look
                         log.warning("where pid %d is after a move is not known: %s", process.pid, error)
+                    except Exception:
+                        log.exception("where pid %d is after a move is not known", process.pid)
             if self._moves.left():
                 await trio.sleep(AGAIN_S)
                 self._look.set()
@@ -203,7 +206,7 @@ class Migrator:
         resident = self._population.resident(_process(here))
         assert resident is not None
         known = there.gpu in resident.contexts or not self._follower.is_untouched(there)
-        resident.contexts.discard(there.gpu)
+        self._population.quit(resident, there.gpu)
         self._undo(here, there, None if move.before is None else Books(**move.before))  # type: ignore[arg-type]
         if self._population.holds(there):
             self._follower.background.later(there)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 
@@ -10,6 +11,8 @@ import trio
 from backend.identity import Group, Process
 from backend.population import Population
 from backend.protocols import Gpu, Ledger
+
+log = logging.getLogger(__name__)
 
 OFFER_S = 0.01
 """It is told at most this often: a tenant that ends frees its memory piece by piece."""
@@ -37,7 +40,10 @@ class Offers:
             self._wake = trio.Event()
             roomy, self._roomy = self._roomy, set()
             for gpu in roomy:
-                self._gpus[gpu].offer(partial(self._room, gpu))
+                try:
+                    self._gpus[gpu].offer(partial(self._room, gpu))
+                except Exception:
+                    log.exception("GPU %d: that there is room is not told", gpu)
             await trio.sleep(OFFER_S)
 
     def _room(self, gpu: int, process: Process) -> int:

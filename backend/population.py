@@ -7,72 +7,31 @@ A slice is there while a process below it is, and beyond that if somebody made i
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-import attrs
-
+from backend.bounds import REFUSALS, Bounds
+from backend.entries import Resident, SliceEntry, Watcher
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Inherited, Ledger
 from backend.records import NOBODY
 
-
-@attrs.define(eq=False)
-class Resident:
-    """One process of the tree."""
-
-    process: Process
-    """Who it is."""
-    slice: Slice
-    """Its cgroup when last looked at."""
-    gpus: set[int] = attrs.field(factory=set)
-    """The GPUs it has a directory for."""
-    contexts: set[int] = attrs.field(factory=set)
-    """The GPUs it was seen to have a context on."""
-
-
-@attrs.define(eq=False)
-class SliceEntry:
-    """One slice of the tree."""
-
-    slice: Slice
-    """Which."""
-    kept: bool = False
-    """Stays when nobody is below it: made by mkdir, or something was set on it."""
-    children: set[Slice] = attrs.field(factory=set)
-    """Slices directly below."""
-    members: dict[Process, Resident] = attrs.field(factory=dict)
-    """Processes directly in it."""
-
-
-class Watcher(Protocol):
-    """Who wants to know of comings and goings: the filesystem, to keep the kernel's dentries true."""
-
-    def process_gone(self, process: Process) -> None:
-        """The directory of a process is no more."""
-
-    def process_moved(self, process: Process) -> None:
-        """A process is in another slice now, and may have another owner by that."""
-
-    def process_migrated(self, here: Group, there: Group) -> None:
-        """A process is on another GPU now: one of its directories has taken the place of another."""
-
-    def process_left(self, group: Group) -> None:
-        """A process has no directory for that GPU any more, and lives on."""
-
-    def slice_gone(self, slice_: Slice) -> None:
-        """The directory of a slice is no more."""
+log = logging.getLogger(__name__)
 
 
 class Population:
     """The processes and slices of one tree."""
 
-    def __init__(self, ledger: Ledger, gpus: Iterable[int]) -> None:
+    def __init__(self, ledger: Ledger, gpus: Iterable[int], delegate_of: Callable[[Slice], int] = lambda _: 0) -> None:
+        """`delegate_of` says who may make cgroups below a cgroup."""
         self._ledger = ledger
         self._gpus = tuple(gpus)
+        self._delegate_of = delegate_of
+        self._bounds = Bounds()
+        self._told: set[int] = set()  # users of whom it was told that they have too many slices, or too deep ones
         self._residents: dict[int, Resident] = {}
-        self._slices: dict[Slice, SliceEntry] = {ROOT: SliceEntry(ROOT, kept=True)}
+        self._slices: dict[Slice, SliceEntry] = {ROOT: SliceEntry(ROOT, None, kept=True)}
         self.watchers: list[Watcher] = []
 
     # Looking
@@ -114,20 +73,30 @@ class Population:
 
     def below(self, group: Group) -> Iterator[Resident]:
         """The processes at or below a group that have a directory on its GPU. For one look: who waits meanwhile, or
-        lets somebody in or out, makes a list of them first."""
+        lets somebody in or out, makes a list of them first. It takes as long as there are such processes, and no longer
+        for slices in which nobody is."""
         if isinstance(group.node, Process):
             resident = self.resident(group.node)
             if resident is not None and group.gpu in resident.gpus:
                 yield resident
             return
-        pending = [group.node]
+        top = self._slices.get(group.node)
+        pending = [top] if top is not None else []
         while pending:
-            entry = self._slices.get(pending.pop())
-            if entry is not None:
-                for resident in entry.members.values():  # the first may be all that is asked for, of thousands
-                    if group.gpu in resident.gpus:
-                        yield resident
-                pending.extend(entry.children)
+            entry = pending.pop()
+            for resident in entry.members.values():  # the first may be all that is asked for, of thousands
+                if group.gpu in resident.gpus:
+                    yield resident
+            pending.extend(entry.occupied)
+
+    def sharers(self, group: Group) -> int:
+        """How many processes at or below a group have a context on its GPU. Known, and not counted: everybody whose
+        slice has a timeslice asks."""
+        if isinstance(group.node, Process):
+            resident = self.resident(group.node)
+            return int(resident is not None and group.gpu in resident.contexts)
+        entry = self._slices.get(group.node)
+        return entry.sharers[group.gpu] if entry is not None else 0
 
     def path(self, group: Group) -> list[Group]:
         """The group and every one above it on its GPU; the GPU's root last."""
@@ -139,9 +108,13 @@ class Population:
             slice_ = resident.slice if resident is not None else None
         else:
             slice_ = node.parent
-        while slice_ is not None:
+        while slice_ is not None and slice_ not in self._slices:  # of a slice that is gone
             groups.append(Group(group.gpu, slice_))
             slice_ = slice_.parent
+        entry = self._slices[slice_] if slice_ is not None else None
+        while entry is not None:
+            groups.append(Group(group.gpu, entry.slice))
+            entry = entry.above
         return groups
 
     # What was there before
@@ -160,46 +133,59 @@ class Population:
                 resident.gpus.add(group.gpu)
         for one in inherited:
             if one.joined and isinstance(one.group.node, Process):
-                self._residents[one.group.node.pid].contexts.add(one.group.gpu)
+                self.join(self._residents[one.group.node.pid], one.group.gpu)
         for group, parent in above.items():
-            slice_ = group.node.parent if isinstance(group.node, Slice) else cgroups[group.node]
+            slice_ = group.node.parent if isinstance(group.node, Slice) else self._residents[group.node.pid].slice
             assert slice_ is not None, "a GPU's root is nobody's child"
             if parent != Group(group.gpu, slice_):
                 self._ledger.move(group, Group(group.gpu, slice_))
         for slice_ in {group.node for group in above if isinstance(group.node, Slice)}:
             self._agree(slice_)
+        self._count_anew()
         for slice_ in self.slices():
             if slice_ in self._slices:  # not pruned with one below it
                 self._prune(slice_)
 
     def _agree(self, slice_: Slice) -> None:
         """Has the books of all GPUs say of a slice what those of one say: whether it stays, and whose it is."""
+        entry = self._slices[slice_]
         each = [self._ledger.books(Group(gpu, slice_)) for gpu in self._gpus]
-        kept = self._slices[slice_].kept = any(books.kept for books in each)
+        kept = entry.kept = any(books.kept for books in each)
         whole: dict[str, int] = {"kept": kept}
         for name in ("uid", "gid"):
             given = {getattr(books, name) for books in each} - {NOBODY}
             whole |= {name: max(given)} if given else {}
+        entry.given = whole.get("uid")
         for gpu, books in zip(self._gpus, each, strict=True):
             if any(getattr(books, name) != value for name, value in whole.items()):
                 self._ledger.configure(Group(gpu, slice_), **whole)
 
+    def _count_anew(self) -> None:
+        """Whose slices there are, of those that were there before us: as if they were made now, and none is refused."""
+        self._bounds = Bounds()
+        for slice_, entry in self._slices.items():
+            if slice_ != ROOT:
+                entry.user = self._user(entry.above, followed=not entry.kept)
+                self._bounds.take(entry.user)
+
     # Processes
 
-    def admit(self, process: Process, slice_: Slice, gpus: Iterable[int]) -> Resident:
-        """Gives a process a directory, with these GPUs in it; what it has already it keeps."""
-        resident = self._reside(process, slice_)
+    def admit(self, process: Process, cgroup: Slice, gpus: Iterable[int]) -> Resident:
+        """Gives a process a directory, with these GPUs in it; what it has already it keeps. It is in the slice of its
+        cgroup or, where that is refused (:mod:`backend.bounds`), in the nearest above that there is."""
+        resident = self._reside(process, cgroup)
         for gpu in sorted(set(gpus) - resident.gpus):
             self._ledger.add(Group(gpu, process), Group(gpu, resident.slice))
             resident.gpus.add(gpu)
         return resident
 
-    def _reside(self, process: Process, slice_: Slice, there: Collection[Group] = ()) -> Resident:
-        """The entry of a process, made in `slice_` where it has none."""
+    def _reside(self, process: Process, cgroup: Slice, there: Collection[Group] = ()) -> Resident:
+        """The entry of a process, made in the slice of `cgroup` where it has none."""
         resident = self.resident(process)
         if resident is None:
-            entry = self._enter(slice_, there)
-            resident = self._residents[process.pid] = entry.members[process] = Resident(process, slice_)
+            entry = self._enter_for(process, cgroup, there)
+            resident = self._residents[process.pid] = Resident(process, entry.slice, cgroup)
+            entry.admit(resident)
         return resident
 
     def expel(self, process: Process) -> None:
@@ -210,27 +196,39 @@ class Population:
         del self._residents[process.pid]
         for gpu in resident.gpus:
             self._ledger.remove(Group(gpu, process))
-        del self._slices[resident.slice].members[process]
+        self._slices[resident.slice].dismiss(process)
         for watcher in self.watchers:
             watcher.process_gone(process)
         self._prune(resident.slice)
 
-    def relocate(self, resident: Resident, slice_: Slice) -> None:
-        """The process was moved to another cgroup: its charges follow it."""
-        former = resident.slice
-        self._enter(slice_).members[resident.process] = resident
-        for gpu in resident.gpus:
-            self._ledger.move(Group(gpu, resident.process), Group(gpu, slice_))
-        del self._slices[former].members[resident.process]
-        resident.slice = slice_
+    def relocate(self, resident: Resident, cgroup: Slice) -> bool:
+        """The process was moved to another cgroup: its charges follow it. Whether it is in another slice now."""
+        former, process = self._slices[resident.slice], resident.process
+        entry = self._enter_for(process, cgroup)
+        if entry is former:
+            resident.cgroup = cgroup
+            return False
+        moved: list[int] = []
+        try:
+            for gpu in resident.gpus:
+                self._ledger.move(Group(gpu, process), Group(gpu, entry.slice))
+                moved.append(gpu)
+        except OSError:
+            for gpu in moved:
+                self._ledger.move(Group(gpu, process), Group(gpu, former.slice))
+            self._prune(entry.slice)
+            raise
+        entry.admit(resident)
+        former.dismiss(process)
+        resident.slice, resident.cgroup = entry.slice, cgroup
         for watcher in self.watchers:
-            watcher.process_moved(resident.process)
-        self._prune(former)
+            watcher.process_moved(process)
+        self._prune(former.slice)
+        return True
 
     def migrated(self, here: Group, there: Group) -> None:
         """A process that has both directories is on `there` from now on, and has nothing to do with `here` any more."""
-        resident = self._forsake(here)
-        resident.contexts.add(there.gpu)
+        self.join(self._forsake(here), there.gpu)
         for watcher in self.watchers:
             watcher.process_migrated(here, there)
 
@@ -245,13 +243,25 @@ class Population:
         resident = self._residents[group.node.pid]
         self._ledger.remove(group)
         resident.gpus.discard(group.gpu)
-        resident.contexts.discard(group.gpu)
+        self.quit(resident, group.gpu)
         return resident
+
+    def join(self, resident: Resident, gpu: int) -> None:
+        """A process has a context on a GPU."""
+        if gpu not in resident.contexts:
+            resident.contexts.add(gpu)
+            self._slices[resident.slice].share(gpu, 1)
+
+    def quit(self, resident: Resident, gpu: int) -> None:
+        """It has none there any more."""
+        if gpu in resident.contexts:
+            resident.contexts.discard(gpu)
+            self._slices[resident.slice].share(gpu, -1)
 
     # Slices
 
     def make(self, slice_: Slice) -> None:
-        """mkdir: FileExistsError where it is, FileNotFoundError without a parent."""
+        """mkdir: FileExistsError where it is, FileNotFoundError without a parent. EAGAIN for too many, or too deep."""
         if slice_ in self._slices:
             raise fail(errno.EEXIST)
         if slice_.parent not in self._slices:
@@ -268,7 +278,7 @@ class Population:
             entry.kept = True
 
     def hold(self, slice_: Slice) -> None:
-        """A slice is there, with those above it, until :meth:`let_go` or rmdir."""
+        """A slice is there, with those above it, until :meth:`let_go` or rmdir. EAGAIN for one that is too deep."""
         self._enter(slice_)
         self.keep(slice_)
 
@@ -291,6 +301,9 @@ class Population:
         if slice_ != ROOT:
             for gpu in self._gpus:
                 self._ledger.configure(Group(gpu, slice_), **owner)
+        entry = self._slices.get(slice_)
+        if entry is not None:
+            entry.given = owner.get("uid", entry.given)
 
     def unmake(self, slice_: Slice) -> None:
         """rmdir: EBUSY while a process or a slice is below it."""
@@ -300,31 +313,89 @@ class Population:
         entry.kept = False
         self._prune(slice_)
 
+    def _enter_for(self, process: Process, cgroup: Slice, there: Collection[Group] = ()) -> SliceEntry:
+        """The entry of the slice of a process's cgroup, or of the nearest above that is not refused."""
+        entry, refused = self._reach(cgroup, there, followed=True)
+        if refused is not None:
+            user = self._user(entry, followed=True)
+            if user not in self._told:
+                self._told.add(user)
+                log.warning(
+                    "process %d is counted in %.200r: slices below, of user %d, are too many or too deep (%s)",
+                    *(process.pid, entry.slice.path, user, refused.strerror),
+                )
+        return entry
+
     def _enter(self, slice_: Slice, there: Collection[Group] = ()) -> SliceEntry:
         """The entry of a slice, made with those above it where missing; but for those `there`, in the books too."""
-        entry = self._slices.get(slice_)
-        if entry is None:
-            above = slice_.parent
-            assert above is not None, "the root is always there"
-            parent = self._enter(above, there)
-            for gpu in self._gpus:
-                if Group(gpu, slice_) not in there:
-                    self._ledger.add(Group(gpu, slice_), Group(gpu, above))
-            parent.children.add(slice_)
-            entry = self._slices[slice_] = SliceEntry(slice_)
+        entry, refused = self._reach(slice_, there)
+        if refused is not None:
+            self._prune(entry.slice)
+            raise refused
         return entry
+
+    def _reach(
+        self, slice_: Slice, there: Collection[Group], *, followed: bool = False
+    ) -> tuple[SliceEntry, OSError | None]:
+        """The entry of a slice, or of the lowest above it that could be made, and why those below it could not."""
+        missing: list[Slice] = []
+        level: Slice | None = slice_
+        while level not in self._slices:
+            assert level is not None, "the root is always there"
+            missing.append(level)
+            level = level.parent
+        entry = self._slices[level]
+        for below in reversed(missing):
+            try:
+                entry = self._make(below, entry, there, followed=followed)
+            except OSError as error:
+                if error.errno not in REFUSALS:
+                    self._prune(entry.slice)
+                    raise
+                return entry, error
+        return entry, None
+
+    def _make(self, slice_: Slice, above: SliceEntry, there: Collection[Group], *, followed: bool) -> SliceEntry:
+        """A new slice below one that there is. Not bounded is what is `there`: it is in the books already."""
+        user = self._user(above, followed=followed)
+        missing = [gpu for gpu in self._gpus if Group(gpu, slice_) not in there]
+        if len(missing) == len(self._gpus):
+            self._bounds.require(user, above.depth + 1)
+        added: list[int] = []
+        try:
+            for gpu in missing:
+                self._ledger.add(Group(gpu, slice_), Group(gpu, above.slice))
+                added.append(gpu)
+        except OSError:
+            for gpu in added:
+                self._ledger.remove(Group(gpu, slice_))
+            raise
+        self._bounds.take(user)
+        entry = self._slices[slice_] = SliceEntry(slice_, above, above.depth + 1, user)
+        above.children.add(slice_)
+        return entry
+
+    def _user(self, above: SliceEntry | None, *, followed: bool) -> int:
+        """The user whose slices those below one are: whoever it, or the nearest above it, was given to. One that is
+        there for a program in it, whoever may make such cgroups."""
+        entry = above
+        while entry is not None and entry.given is None:
+            entry = entry.above
+        if entry is not None and entry.given is not None:
+            return entry.given
+        return self._delegate_of(above.slice) if followed and above is not None else 0
 
     def _prune(self, slice_: Slice) -> None:
         """Drops a slice, and those above it, that nothing holds any more."""
         entry = self._slices[slice_]
-        if entry.kept or entry.members or entry.children:
-            return
-        above = slice_.parent
-        assert above is not None, "the root is kept"
-        for gpu in self._gpus:
-            self._ledger.remove(Group(gpu, slice_))
-        del self._slices[slice_]
-        self._slices[above].children.remove(slice_)
-        for watcher in self.watchers:
-            watcher.slice_gone(slice_)
-        self._prune(above)
+        while not (entry.kept or entry.members or entry.children):
+            above = entry.above
+            assert above is not None, "the root is kept"
+            for gpu in self._gpus:
+                self._ledger.remove(Group(gpu, entry.slice))
+            del self._slices[entry.slice]
+            above.children.remove(entry.slice)
+            self._bounds.give(entry.user)
+            for watcher in self.watchers:
+                watcher.slice_gone(entry.slice)
+            entry = above

@@ -21,6 +21,7 @@ import trio
 
 from backend.errors import errno_of, fail
 from backend.identity import Group, Process, is_alive
+from backend.lasting import lasting
 from backend.passing import Passing
 from backend.patience import Patience
 from backend.protocols import Gpu, Host
@@ -65,7 +66,7 @@ class Provided(Passing):
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._serving = True
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._patience.run)
+            nursery.start_soon(lasting, "patience", self._patience.run)
             nursery.start_soon(self._serve, host)  # at once: levers are asked for in the Gpu's first look already
             await nursery.start(self._inner.run, host)
             with trio.move_on_after(self._patience.seconds):

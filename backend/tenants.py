@@ -197,12 +197,16 @@ async def _serve_one(connection: Connection, open_session: Callable[[Process, Li
         except OSError as error:
             door.complaints.say("a program cannot be served: %s", error.strerror)
             return
+        except Exception:
+            log.exception("a program cannot be served")
+            return
         try:
-            await session.run()
+            try:
+                await session.run()
+            finally:
+                session.close()
         except* Exception:
             log.exception("process %d: connection dropped", session.process.pid)
-        finally:
-            session.close()
 
 
 def _leave(door: Door, uid: int) -> None:

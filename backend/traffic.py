@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
+from backend.entries import Resident
 from backend.exits import ExitWatch
 from backend.follower import Follower
 from backend.identity import Group, Process, Slice, cgroup_of
 from backend.offers import Offers
-from backend.population import Population, Resident
+from backend.population import Population
 from backend.protocols import Gpu, Ledger
 from backend.reclaimer import Reclaimer
 from backend.records import Channel
+
+log = logging.getLogger(__name__)
 
 CGROUP_SWEEP_S = 0.25
 """How often some processes' cgroups are looked at: nothing announces that a process was moved."""
@@ -43,6 +46,7 @@ class Traffic:
         self._reclaimer = reclaimer
         self._offers = offers
         self._tell = tell
+        self._unfollowed: set[Process] = set()  # of whom it was told that they are not
         self.exits = ExitWatch(self._exited)
         """Sees them go."""
 
@@ -90,6 +94,7 @@ class Traffic:
         if resident is None:
             return
         slice_ = resident.slice
+        self._unfollowed.discard(process)
         for gpu in resident.gpus:
             self._gpus[gpu].forget(process)
         self._population.expel(process)
@@ -114,15 +119,27 @@ class Traffic:
             for count, resident in enumerate(list(self._population.residents()), 1):
                 if count % CGROUP_SWEEP_MOST == 0:
                     await trio.sleep(CGROUP_SWEEP_S)
-                with contextlib.suppress(OSError):  # it is gone; or descriptors are short: it is looked at again
-                    slice_ = cgroup_of(resident.process.pid)
-                    if slice_ != resident.slice and self._population.resident(resident.process) is resident:
-                        self._relocate(resident, slice_)
+                self._follow_cgroup(resident)
 
-    def _relocate(self, resident: Resident, slice_: Slice) -> None:
+    def _follow_cgroup(self, resident: Resident) -> None:
+        """A process is where its cgroup is; what goes wrong with one is no other's business."""
+        process = resident.process
+        try:
+            cgroup = cgroup_of(process.pid)
+            if self._population.resident(process) is resident and not cgroup == resident.cgroup == resident.slice:
+                self._relocate(resident, cgroup)
+        except OSError:
+            pass  # it is gone; or descriptors are short: it is looked at again
+        except Exception:
+            if process not in self._unfollowed:
+                self._unfollowed.add(process)
+                log.exception("process %d: its cgroup is not followed", process.pid)
+
+    def _relocate(self, resident: Resident, cgroup: Slice) -> None:
         """Moves a process in the books; limits and policy of where it is now apply soon after."""
         former = resident.slice
-        self._population.relocate(resident, slice_)
+        if not self._population.relocate(resident, cgroup):
+            return
         for gpu in resident.gpus:
             group = Group(gpu, resident.process)
             self._left(Group(gpu, former))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import trio
 
 from backend import kmod, procfs
 from backend.identity import cgroup_of
+from backend.journal.file import stale_since
 from ggroupfs.finding import BAD, Finding
 
 
@@ -31,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         findings = thaw_all([arguments.journal] if arguments.journal else [])
     else:
-        findings = [*_machine(), *trio.run(_gpus)]
+        findings = [*_machine(), *journals(), *trio.run(_gpus)]
     if arguments.json:
         print(json.dumps([attrs.asdict(finding) for finding in findings], indent=2))
     else:
@@ -60,6 +62,18 @@ def _machine() -> Iterator[Finding]:
         yield Finding(kmod.DEVICE, "ok", f"the kernel module ggroup keeps the books: {kmod.check()}")
     except OSError as error:
         yield Finding(kmod.DEVICE, "advisory", f"{error.strerror}; the daemon keeps the books, and a journal of them")
+
+
+def journals(folder: Path | None = None) -> Iterator[Finding]:
+    """Those that are out of date."""
+    from ggroupfs.mount import SOCKETS  # with all that a mount needs
+    from ggroupfs.thaw import stale
+
+    for path in sorted((folder or SOCKETS).glob("*.journal")):
+        with contextlib.suppress(OSError):  # gone since
+            since = stale_since(path.stat(follow_symlinks=False))
+            if since is not None:
+                yield stale(path, since)
 
 
 async def _gpus() -> list[Finding]:

@@ -21,6 +21,7 @@ from backend.client import pid_namespace
 from backend.controller import Controller
 from backend.cuda import server as cuda_server
 from backend.journal.file import Busy, Journal, default_path
+from backend.lasting import lasting
 from backend.soft import server as soft_server
 from backend.threads import in_a_thread
 from ggroupfs import connection, receiving, upgrade, watchdog
@@ -85,7 +86,9 @@ def run(options: MountOptions, ready: Callable[[], None]) -> None:
 async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None], early: Iterable[int]) -> Path | None:
     """Returns the socket on which another daemon is to go on in this process; None for the end."""
     ending = Ending()
+    gc.disable()  # until all is there that a journal says: 10,000 slices are no garbage, and took 0.3 s to look through
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(gc.enable)
         # Until the very end: a second signal, too, must not kill us before everything is thawed and unmounted.
         ends = stack.enter_context(trio.open_signal_receiver(*ENDS))
         reloads = stack.enter_context(trio.open_signal_receiver(*RELOADS))
@@ -134,26 +137,28 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         controller.facts["socket"] = os.fspath(path)
         if journal is not None:
             controller.facts["journal"] = os.fspath(journal.path)
+            journal.listener = partial(_tell_of_journal, controller.facts)
+            journal.listener(not journal.broken)
         controller.facts["upgrade"] = upgrade.SIGNAL.name
 
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(_until_signal, ends, messenger, nursery.cancel_scope)
         nursery.start_soon(_until_upgrade, upgrades, ending, controller, backend, messenger, nursery.cancel_scope)
         if journal is not None:
-            nursery.start_soon(journal.run)
+            nursery.start_soon(lasting, "the journal", journal.run)
         served = True
         await nursery.start(controller.run)
         if options.units:  # before any program can come in
             units = Units(controller, options.slices_d, _manager(options), wait=options.units_wait)
             await nursery.start(units.run)
-            nursery.start_soon(_reload, reloads, units)
+            nursery.start_soon(lasting, "reload", partial(_reload, reloads, units))
         else:
             controller.facts["units"] = "no"
         if backend.soft:
             nursery.start_soon(soft_server.serve, listener, backend.soft, tree_number)
         else:
             nursery.start_soon(cuda_server.serve, listener, backend.cuda, tree_number)
-        nursery.start_soon(notifier.run)
+        nursery.start_soon(lasting, "telling watchers", notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
         first = f"{mountpoint}/ggroup.backend"
         try:
@@ -164,8 +169,10 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         gc.collect()
         gc.freeze()  # what lives as long as the mount need not be looked through again
         gc.set_threshold(*COLLECTED)
+        gc.enable()
         if (seconds := watchdog.period(os.environ)) is not None:
-            nursery.start_soon(watchdog.feed, Path(mountpoint, "ggroup.backend"), seconds)
+            feed = partial(watchdog.feed, Path(mountpoint, "ggroup.backend"), seconds)
+            nursery.start_soon(lasting, "the watchdog", feed)
         watchdog.notify("READY=1", f"STATUS={_status(controller, mountpoint)}")
         ready()
     log.debug("unmounted %s", mountpoint)
@@ -237,6 +244,10 @@ def _manager(options: MountOptions) -> Manager | None:
 
 def _close(controller: Controller) -> None:
     controller.ledger.close(released=controller.released, handed_over=controller.handed_over)
+
+
+def _tell_of_journal(facts: dict[str, str], kept: bool) -> None:
+    facts["journal.kept"] = "yes" if kept else "no"
 
 
 def _let_closes_wait(mountpoint: str) -> None:

@@ -20,7 +20,7 @@ from backend import kmod
 from backend.client import facts_of
 from backend.identity import Process
 from backend.journal import state
-from backend.journal.file import Busy, Journal
+from backend.journal.file import Busy, Journal, clock_time
 from backend.journal.levers import Timeslices
 from backend.journal.state import UNTOUCHED
 from backend.records import GpuInfo
@@ -172,8 +172,16 @@ def _taken(paths: Iterable[Path], stack: contextlib.ExitStack, findings: list[Fi
         except OSError as error:
             findings.append(Finding(os.fspath(path), "failed", f"it is not read: {error.strerror}"))
             continue
+        if journal.stale_since is not None:
+            findings.append(stale(path, journal.stale_since))
         stack.callback(journal.close, ended=False)
         yield journal
+
+
+def stale(path: Path, since: float) -> Finding:
+    """A journal that could not be written any more."""
+    why = f"it could not be written since {clock_time(since)}: the next mount after a kill forgets what was set then"
+    return Finding(os.fspath(path), "advisory", why)
 
 
 async def _recovered() -> AsyncIterator[Finding]:

@@ -154,9 +154,11 @@ class Tree:
 
     def path(self, directory: Directory) -> str:
         """Path of a directory below the mountpoint, ``/`` first."""
-        if directory is self.root:
-            return ""
-        return f"{self.path(self.directory(directory.parent))}/{directory.name}"
+        names: list[str] = []
+        while directory is not self.root:
+            names.append(f"/{directory.name}")
+            directory = self.directory(directory.parent)
+        return "".join(reversed(names))
 
     # Changing
 
@@ -197,6 +199,8 @@ class Tree:
         What a delegate sets ends with the delegation: nobody keeps a door open to what is no longer his.
         """
         directory, before = self.directory(inode), self.attributes(inode)
+        if by and uid not in (None, before.uid):
+            raise fail(errno.EPERM)  # root of a user namespace: who could have others own what it makes has no bounds
         if by and uid == before.uid:
             uid = None  # it is his already: he does not give himself for good what he was lent
         subject = directory.subject
@@ -222,6 +226,8 @@ class Tree:
             return ()
         if self._population.slice_entry(slice_) is not None:
             self._population.keep(slice_)
+        if not owner:
+            return ()  # what is below has owners from here, and no modes
         return [seen for below in self._below(slice_) for seen in self.inodes(below)]
 
     def inodes(self, directory: Directory) -> list[int]:
@@ -289,6 +295,8 @@ class Tree:
             of_books = self._ownership.get(inode, Owned())
             owned = attrs.evolve(owned, uid=of_books.uid, gid=of_books.gid)
         self._ownership[inode] = owned
+        if subject == ROOT and not file and owned.uid is not None:
+            self._population.give(ROOT, uid=owned.uid)  # the books do not know
 
     def _place(self, subject: Subject) -> Directory | None:
         """The directory of a subject, made known if it was not; None where there is none."""
@@ -319,10 +327,15 @@ class Tree:
 
     def _slice(self, slice_: Slice) -> Directory:
         """The directory of a slice, made known with those above it."""
-        if slice_.parent is None:
-            return self.slices
-        name = slice_.path.rpartition("/")[2]
-        return self._directory(slice_, self._slice(slice_.parent).inode, escape(name))
+        unknown: list[Slice] = []
+        level: Slice | None = slice_
+        while level is not None and level not in self._by_subject:
+            unknown.append(level)
+            level = level.parent
+        directory = self.slices if level is None else self._by_subject[level]
+        for below in reversed(unknown):
+            directory = self._directory(below, directory.inode, escape(below.path.rpartition("/")[2]))
+        return directory
 
     def _names(self, directory: Directory) -> list[str]:
         """The directories in a directory."""

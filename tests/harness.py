@@ -398,6 +398,8 @@ class Harness:
                 below += [Group(index, child) for child in entry.children]
                 assert books.current == sum(self.ledger.books(group).current for group in below)
                 assert books.swap == sum(self.ledger.books(group).swap for group in below)
+                group = Group(index, entry.slice)
+                assert population.sharers(group) == sum(index in r.contexts for r in population.below(group))
             if isinstance(gpu, StubGpu):
                 for process in gpu.detached:
                     path = population.path(Group(index, process))

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import errno
 import os
+import stat
 import subprocess
 import tempfile
 import zlib
@@ -17,6 +18,7 @@ from unittest import mock
 import attrs
 import pytest
 import trio
+import trio.lowlevel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
@@ -24,13 +26,14 @@ from hypothesis.stateful import invariant
 import backend.journal.file
 from backend.identity import ROOT, Group, Process, Slice, identify
 from backend.journal import format, state
-from backend.journal.file import RETRY_S, Busy, Journal, default_path
+from backend.journal.file import RETRY_S, STALE_MODE, Busy, Journal, default_path
 from backend.journal.ledger import SOON_S, JournaledLedger
 from backend.journal.levers import Noted, Timeslices
 from backend.journal.moves import WrittenMoves
 from backend.journal.state import FIELDS, Entry, Lever, Moving, Owned, State
 from backend.protocols import Ledger
 from backend.records import Books, Move, Wanted
+from ggroupfs import doctor
 from tests.fake_nvidia import patient
 from tests.harness import StubGpu, refuses, settle, virtual
 from tests.strategies import history
@@ -418,6 +421,58 @@ def test_it_does_not_grow_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) 
     let_go(again)
 
 
+@pytest.mark.parametrize("meanwhile", ["changes", "fails", "is replaced"])
+def test_a_large_one_is_written_anew_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
+    """The event loop goes round between them, and what happens meanwhile is in the new one too, as it was in the one
+    before at each moment; one that could not be written then, or was written anew by another way, is not replaced."""
+    monkeypatch.setattr("backend.journal.file.GROWN", 0)
+    monkeypatch.setattr("backend.journal.file.AT_ONCE", 100)
+    monkeypatch.setattr("backend.journal.file.RETRY_S", 0.01)
+    monkeypatch.setattr("backend.journal.format.PIECE", 8)
+    journal = a_journal(path)
+    groups = [("GPU-a", Slice(f"/a/{number}")) for number in range(400)]
+    journal._runs = True  # else it would be written anew at once
+    journal.commit(*(state.add(key, Slice("/a")) for key in groups))
+    for key in groups:
+        journal.commit(state.put(key, {"high": 1}))
+    before, turns = path.stat().st_ino, 0
+    real = journal._take_its_place
+
+    def last(fd: int, checksum: int) -> None:
+        assert format.read(path.read_bytes()).state == journal.state, "until then it is as it was, and whole"
+        if meanwhile != "changes":
+            raise OSError(errno.EIO, "cannot be renamed")
+        real(fd, checksum)
+
+    async def main() -> None:
+        nonlocal turns
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.run)
+            while journal._tail is None:
+                await trio.lowlevel.checkpoint()
+            while journal._tail is not None:
+                turns += 1
+                number = turns % len(groups)
+                journal.commit(state.put(groups[number], {"high": turns}))
+                journal.commit(state.give(groups[number][1], "", Owned(turns, None, None, None)))
+                if meanwhile == "is replaced" and turns == 10:
+                    with monkeypatch.context() as patch:
+                        patch.setattr(journal, "_take_its_place", real)
+                        journal._write_anew()
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+    with mock.patch.object(journal, "_take_its_place", last):
+        trio.run(main)
+    assert turns > (50 if meanwhile != "is replaced" else 8)
+    assert (path.stat().st_ino == before) == (meanwhile == "fails")
+    assert os.listdir(path.parent) == [path.name]
+    assert not journal.broken
+    journal.commit(state.put(groups[0], {"high": 77}))
+    assert format.read(path.read_bytes()).state == journal.state
+    let_go(journal)
+
+
 def test_a_clean_end_leaves_what_was_asked_of_gpus_that_stay(path: Path) -> None:
     """As a cgroup stays when its filesystem is unmounted; a GPU that ends with its daemon leaves nothing."""
     journal = a_journal(path)
@@ -474,10 +529,12 @@ def fill(file: IO[bytes]) -> None:
 
 @pytest.mark.logs("No space left on device: a daemon that is killed now forgets", "is kept again")
 def test_a_full_disk(small_disk: Path) -> None:
-    """What was asked for holds all the same; what would be out of date is emptied; with room it is kept again."""
+    """What was asked for holds all the same; what was written before stays, marked; with room it is kept again."""
     now = [0.0]
     path = small_disk / "one.journal"
     journal = Journal(path, boot=BOOT, clock=lambda: now[0])
+    kept: list[bool] = []
+    journal.listener = kept.append
     ledger = JournaledLedger(journal, NAMES)
     ledger.add_gpu(0, 100)
     who = Group(0, Slice("/a"))
@@ -488,7 +545,9 @@ def test_a_full_disk(small_disk: Path) -> None:
         while not journal.broken:
             ledger.configure(who, high=ledger.books(who).high + 1)
         last = ledger.books(who).high
-        assert format.read(path.read_bytes()).state == State(), "nothing rather than what was"
+        assert format.read(path.read_bytes()).state.groups[NAMES[0], who.node].fields == {"high": last - 1}
+        assert (stat.S_IMODE(path.stat().st_mode), kept) == (STALE_MODE, [False])
+        assert [(one.subject, one.verdict) for one in doctor.journals(small_disk)] == [(os.fspath(path), "advisory")]
         fill(other)
         now[0] += RETRY_S
         ledger.configure(who, high=last + 1)
@@ -500,6 +559,8 @@ def test_a_full_disk(small_disk: Path) -> None:
     ledger.configure(who, high=7)
     assert not journal.broken
     assert format.read(path.read_bytes()).state.groups[NAMES[0], who.node].fields == {"high": 7}
+    assert (stat.S_IMODE(path.stat().st_mode), kept) == (0o600, [False, True])
+    assert not list(doctor.journals(small_disk))
     let_go(journal)
 
 
@@ -516,7 +577,9 @@ def test_a_disk_that_fails(path: Path, call: str) -> None:
         journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 7}))
         if call == "fdatasync":
             journal.sync()
-    assert format.read(path.read_bytes()).state == State()
+    stays = 7 if call == "fdatasync" else 5  # which the page cache has, whatever the disk says
+    assert format.read(path.read_bytes()).state.groups["GPU-a", Slice("/a")].fields == {"high": stays}
+    assert stat.S_IMODE(path.stat().st_mode) == STALE_MODE
     now[0] += RETRY_S
     journal.commit()
     assert format.read(path.read_bytes()).state == journal.state
@@ -557,6 +620,56 @@ def test_what_was_written_is_on_the_disk_within_a_second(path: Path) -> None:
     let_go(journal)
 
 
+@pytest.mark.logs("No space left on device: a daemon that is killed now forgets", "out of date since", "is kept again")
+def test_the_next_one_goes_on_from_the_last_whole_one(small_disk: Path, spawn: Spawn) -> None:
+    """The daemon is killed while the disk is full: what was set before holds, it is said that more was set, and who may
+    be off the runlist is in doubt. With room it is kept again, and not out of date any more."""
+    now = [0.0]
+    path = small_disk / "one.journal"
+    first, who = a_journal(path), identify(spawn().pid)
+    first.commit(state.add(("GPU-a", who), Slice("/a")), state.lever(("GPU-a", who), state.Lever(True, 0)))
+    with (small_disk / "else").open("wb", buffering=0) as other:
+        fill(other)
+        high = 5
+        while not first.broken:
+            high += 1
+            first.commit(state.put(("GPU-a", Slice("/a")), {"high": high}))
+        first.commit(state.put(("GPU-a", Slice("/a")), {"high": 1}))
+        let_go(first)  # killed
+        fill(other)
+        second = Journal(path, boot=BOOT, clock=lambda: now[0])
+        assert second.broken
+        assert second.stale_since is not None
+        assert says(second) == high - 1
+        assert second.state.levers["GPU-a", who] == state.Lever(True, 0, moving=True)
+        let_go(second)
+        third = Journal(path, boot=BOOT, clock=lambda: now[0])
+        assert says(third) == high - 1, "however often"
+        other.truncate(0)
+    now[0] += RETRY_S
+    third.commit()
+    let_go(third)
+    last = Journal(path, boot=BOOT)
+    assert (says(last), last.stale_since, last.broken) == (high - 1, None, False)
+    let_go(last)
+
+
+@pytest.mark.logs("forgets", "stays out of date")
+def test_a_clean_end_leaves_what_cannot_be_written_as_it_was(path: Path) -> None:
+    """But for GPUs that end with the daemon: what was asked of them is over."""
+    for temporary in (False, True):
+        path.unlink(missing_ok=True)
+        journal = a_journal(path)
+        if temporary:
+            journal.temporary = {"GPU-a"}
+            journal.commit(state.gpu("GPU-b"), state.add(("GPU-b", Slice("/b")), ROOT))
+        with mock.patch("backend.journal.file.os.write", side_effect=OSError(errno.ENOSPC, "full")):
+            journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 6}))
+            journal.close()
+        found = format.read(path.read_bytes()).state
+        assert (("GPU-a", Slice("/a")) in found.groups) is not temporary
+
+
 @pytest.mark.logs("forgets", "out of date, and cannot be removed")
 def test_a_disk_that_takes_nothing_at_all(path: Path) -> None:
     """That there is something false then is told, since nothing can be done about it."""
@@ -585,9 +698,10 @@ def test_a_short_write_is_gone_on_with_and_half_a_line_does_not_stay(path: Path)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(fd, data[:20])
 
+    before = path.read_bytes()
     with mock.patch("backend.journal.file.os.write", full):
         journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 7}))
-    assert format.read(path.read_bytes()).state == State()
+    assert path.read_bytes() == before
     let_go(journal)
 
 

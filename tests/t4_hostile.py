@@ -86,6 +86,36 @@ def test_who_forks_twice_and_leaves_its_session_is_in_its_slice(mount: Mounted, 
     here.parent.rmdir()
 
 
+@pytest.mark.parametrize("owner", [0, STRANGER])
+def test_a_program_in_a_cgroup_that_is_too_deep_is_counted_above(batch: Path, owner: int) -> None:
+    """128 levels below the root, 32 where a user may make the cgroups; the other one is followed, and nobody ends."""
+    os.chown(batch, owner, owner)
+    expected = f"of user {owner}, are too many or too deep"
+    with (
+        mountpoint() as path,
+        mounted(path, expect_errors=[expected]) as mount,
+        Tenant(mount, "--gmem", "32M") as who,
+        Tenant(mount, "--gmem", "32M") as other,
+    ):
+        below = batch
+        for _ in range(140):
+            below /= "d"
+            below.mkdir()
+        if owner:
+            for place in (batch, *(batch.joinpath(*["d"] * levels) for levels in range(1, 141))):
+                os.chown(place, owner, owner)
+        enter(who.pid, below)
+        enter(other.pid, batch / "a.service")
+        most = 32 if owner else 128
+        above = slice_path(batch)
+        there = mount / "slice" / above / Path(*["d"] * (most - len(Path(above).parts)))
+        eventually(lambda: (there / "0/gmem.current").read_text() == f"{32 * MIB}\n", "it is counted there")
+        assert not (there / "d").exists()
+        beside = mount / "slice" / above / "a.service/0/gmem.current"
+        eventually(lambda: beside.read_text() == f"{32 * MIB}\n", "the other one is followed")
+        eventually(lambda: any(expected in line for line in mount.errors), "it is told")
+
+
 def test_descriptors_that_come_with_messages_are_not_taken(mount: Mounted) -> None:
     """Each message with all the descriptors that it can have: the daemon has none of them afterwards, nor meanwhile."""
     with Tenant(mount, "--gmem", "64M", "--report", "0.05") as victim, Raw(mount).hello() as raw:

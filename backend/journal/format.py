@@ -10,9 +10,10 @@ what is read as one that is damaged does. So whatever was cut off, what is read 
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import attrs
 
@@ -21,8 +22,14 @@ from backend.journal.state import Nonsense, Operation, State
 MAGIC = b"ggroupfs-journal "
 VERSION = 1
 
+PIECE = 64
+"""Operations in each."""
+
 _CHECKSUM = 8
 """Hexadecimal digits."""
+
+NO_CHECKSUM = b"0" * _CHECKSUM + b" "
+"""In the place of a checksum that is not known yet."""
 
 _encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
@@ -51,16 +58,30 @@ class Content:
 
 def begin(boot: str, state: State) -> tuple[bytes, int]:
     """The text of a whole new journal, and the checksum that the next line goes on from."""
+    first, checksum = head(boot)
+    text, checksum = line(state.operations(), checksum)
+    return first + text, checksum
+
+
+def head(boot: str) -> tuple[bytes, int]:
+    """The first line, and its checksum."""
     words = MAGIC + f"{VERSION} {boot}".encode()
     checksum = zlib.crc32(words)
-    first = words + b" %08x\n" % checksum
-    text, checksum = line(list(state.operations()), checksum)
-    return first + text, checksum
+    return words + b" %08x\n" % checksum, checksum
+
+
+def pieces(operations: Iterable[Operation]) -> Iterator[bytes]:
+    """The text of one change behind its checksum, in pieces that take no time worth a word."""
+    left, before = iter(operations), b"["
+    while piece := list(itertools.islice(left, PIECE)):
+        yield before + _encoder.encode(piece)[1:-1].encode()
+        before = b","
+    yield b"]" if before == b"," else b"[]"
 
 
 def line(operations: Iterable[Operation], before: int) -> tuple[bytes, int]:
     """The text of one change, and its checksum."""
-    body = _encoder.encode(list(operations)).encode()
+    body = b"".join(pieces(operations))
     checksum = zlib.crc32(body, before)
     return b"%08x %b\n" % (checksum, body), checksum
 

@@ -8,6 +8,7 @@ that move.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import trio
 
@@ -142,8 +143,8 @@ class JournaledLedger(SoftLedger):
                 self._inherited.append(self._inherit(group, key, Group(index, entry.above)))
             account = self._accounts[group]
             assert isinstance(account, Watched)
-            account.update(**{name: bool(value) if name in FLAGS else value for name, value in entry.fields.items()})
-            account.written = account.figures
+            fields: dict[str, Any] = {name: bool(n) if name in FLAGS else n for name, n in entry.fields.items()}
+            account.figures = account.written = Books(**fields)
         root.update(high=high)
 
     def _inherit(self, group: Group, key: Key, above: Group) -> Inherited:

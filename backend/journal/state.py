@@ -38,7 +38,7 @@ class Nonsense(ValueError):
     """An operation that cannot be: of a journal that is not ours, or not whole."""
 
 
-@attrs.define
+@attrs.frozen
 class Entry:
     """A group."""
 
@@ -164,6 +164,12 @@ class State:
     """Who is on the way from one GPU to another."""
     given: dict[Subject, dict[str, Owned]] = attrs.field(factory=dict)
     """Owners and modes, by directory and file."""
+    _below: dict[Key, int] = attrs.field(factory=dict, init=False, eq=False)
+    """How many groups are directly in one, where any are."""
+
+    def copy(self) -> State:
+        """What it says now. Quick, however much that is: what is in the tables is replaced, never changed."""
+        return State(dict(self.groups), dict(self.levers), dict(self.own), dict(self.moves), dict(self.given))
 
     def apply(self, operation: Operation) -> None:
         """Has one thing happen. Nonsense where it cannot."""
@@ -193,12 +199,12 @@ class State:
             case ["give", subject, str(file), [uid, gid, permissions, lent]]:
                 ids = [_or_none(one, NOBODY) for one in (uid, gid, lent)]
                 found_ = Owned(ids[0], ids[1], _or_none(permissions, 0o10000), ids[2])
-                self.given.setdefault(_subject(subject), {})[file] = found_
+                known = _subject(subject)
+                self.given[known] = {**self.given.get(known, {}), file: found_}
             case ["give", subject, str(file), None]:
-                files = self.given.get(_subject(subject), {})
-                files.pop(file, None)
-                if not files:
-                    self.given.pop(_subject(subject), None)
+                known = _subject(subject)
+                files = {name: owned for name, owned in self.given.get(known, {}).items() if name != file}
+                _enter(self.given, known, files, bool(files))
             case ["forget", subject]:
                 self.given.pop(_subject(subject), None)
             case _:
@@ -212,12 +218,12 @@ class State:
 
     def operations(self) -> Iterator[Operation]:
         """What makes this state of an empty one."""
-        for uuid in [uuid for uuid, node in self.groups if node == ROOT]:
+        for uuid in [uuid for (uuid, _), entry in self.groups.items() if entry.above is None]:
             yield gpu(uuid)
-            for key in self.ordered(uuid):
-                above = self.groups[key].above
-                assert above is not None
-                yield add(key, above)
+        for key in self._in_order():
+            above = self.groups[key].above
+            assert above is not None
+            yield add(key, above)
         for key, entry in self.groups.items():
             if entry.fields:
                 yield put(key, entry.fields)
@@ -232,21 +238,28 @@ class State:
                 yield give(subject, file, owned)
 
     def ordered(self, uuid: str) -> list[Key]:
-        """The groups of a GPU but its root, each after the one above: a move can have put it the other way."""
-        found: dict[Key, None] = {}
+        """The groups of a GPU but its root, each after the one above."""
+        return [key for key in self._in_order() if key[0] == uuid]
+
+    def _in_order(self) -> Iterator[Key]:
+        """All groups but the roots, each after the one above: a move can have put it the other way."""
+        found: set[Key] = set()
         for key in self.groups:
             chain: list[Key] = []
-            while key[0] == uuid and key[1] != ROOT and key not in found:
+            while key[1] != ROOT and key not in found:
                 chain.append(key)
+                found.add(key)
                 above = self.groups[key].above
                 assert above is not None
-                key = (uuid, above)
-            found.update(dict.fromkeys(reversed(chain)))
-        return list(found)
+                key = (key[0], above)
+            yield from reversed(chain)
 
     def drop(self, gone: Iterable[Key]) -> None:
         """Processes that are no more, wherever they were."""
         for key in gone:
+            entry = self.groups.get(key)
+            if entry is not None and entry.above is not None:
+                self._count((key[0], entry.above), -1)
             for table in (self.groups, self.levers, self.own, self.given):
                 table.pop(key, None)
             self.given.pop(key[1], None)
@@ -255,7 +268,7 @@ class State:
 
     def forget_gpu(self, uuid: str) -> None:
         """A GPU is gone, with its books."""
-        for table in (self.groups, self.levers, self.own, self.given):
+        for table in (self.groups, self._below, self.levers, self.own, self.given):
             for key in [key for key in table if isinstance(key, tuple) and key[0] == uuid]:
                 del table[key]
         for process in [process for process, move in self.moves.items() if uuid in (move.source, move.target)]:
@@ -270,6 +283,7 @@ class State:
     def _add(self, key: Key, above: Slice) -> None:
         _expect(key not in self.groups and (key[0], above) in self.groups)
         self.groups[key] = Entry(above)
+        self._count((key[0], above), 1)
 
     def _move(self, key: Key, above: Slice) -> None:
         entry = self.groups.get(key)
@@ -279,12 +293,17 @@ class State:
         while level is not None:  # not below itself
             _expect((key[0], level) != key)
             level = self.groups[key[0], level].above
-        entry.above = above
+        assert entry.above is not None
+        self._count((key[0], entry.above), -1)
+        self._count((key[0], above), 1)
+        self.groups[key] = Entry(above, entry.fields)
 
     def _remove(self, key: Key) -> None:
-        _expect(key in self.groups and key[1] != ROOT)
-        if isinstance(key[1], Slice):
-            _expect(not any(entry.above == key[1] and at[0] == key[0] for at, entry in self.groups.items()))
+        entry = self.groups.get(key)
+        _expect(entry is not None and entry.above is not None and key not in self._below)
+        assert entry is not None
+        assert entry.above is not None
+        self._count((key[0], entry.above), -1)
         del self.groups[key]
         self.levers.pop(key, None)
         self.own.pop(key, None)
@@ -294,8 +313,14 @@ class State:
         _expect(entry is not None)
         assert entry is not None
         _check(fields)
+        now = dict(entry.fields)
         for name, value in fields.items():
-            _enter(entry.fields, name, value, value != getattr(_BOOKS, name))
+            _enter(now, name, value, value != getattr(_BOOKS, name))
+        self.groups[key] = Entry(entry.above, now)
+
+    def _count(self, key: Key, change: int) -> None:
+        count = self._below.get(key, 0) + change
+        _enter(self._below, key, count, count != 0)
 
     def _moving(self, process: Process, move: Moving) -> None:
         _expect(move.source != move.target)

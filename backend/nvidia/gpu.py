@@ -18,6 +18,7 @@ import trio
 from backend.cuda.managed import Managed
 from backend.errors import fail
 from backend.identity import Process
+from backend.lasting import lasting
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import TICK, Census, Tsg
@@ -118,10 +119,10 @@ class NvidiaGpu:
                     await self._poll(host, first)
                 task_status.started()
                 if self.mover.home == self.info.index:
-                    nursery.start_soon(self.mover.run)
+                    nursery.start_soon(lasting, "the look for moves", self.mover.run)
                 while True:
                     async with trio.open_nursery() as keeping:
-                        keeping.start_soon(self._keeper.run)
+                        keeping.start_soon(lasting, f"keeping on GPU {self.info.index}", self._keeper.run)
                         while not self.lost:
                             await trio.sleep(POLL)
                             await self._poll(host, nursery)
@@ -144,6 +145,8 @@ class NvidiaGpu:
                 nursery.start_soon(self._welcome, host, process)
         except OSError as error:  # ENODEV
             self._lose(error)
+        except Exception:
+            log.exception("GPU %d: a look at its programs failed", self.info.index)
 
     def _see(self, process: Process, nbytes: int) -> None:
         """The driver's figure, which the books follow; but of one that goes or comes they are told when it has."""
@@ -173,6 +176,9 @@ class NvidiaGpu:
         except OSError as error:
             self._roster.not_met(process, error)
             return
+        except Exception:
+            log.exception("pid %d on GPU %d: not welcomed", process.pid, self.info.index)
+            return  # it stays on the list: it is asked for no more, and others are
         self._roster.met(process)
         self._roster.tell(process, self.managed.met)
 

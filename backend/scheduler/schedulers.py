@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import trio
 
+from backend.entries import Resident
 from backend.follower import Follower
 from backend.identity import Group, Process
-from backend.population import Population, Resident
+from backend.lasting import lasting
+from backend.population import Population
 from backend.protocols import Gpu, Ledger
 from backend.records import Capability, Throttled
 from backend.scheduler.scheduler import Scheduler
@@ -46,8 +48,8 @@ class Schedulers:
     async def run(self) -> None:
         """Schedules until cancelled."""
         async with trio.open_nursery() as nursery:
-            for scheduler in self._each.values():
-                nursery.start_soon(scheduler.run)
+            for index, scheduler in self._each.items():
+                nursery.start_soon(lasting, f"the scheduler of GPU {index}", scheduler.run)
 
     def capabilities(self, gpu: Gpu) -> Mapping[str, Capability]:
         """What each control does on a GPU, with its scheduler: priorities and weights are as good as its levers."""

@@ -19,6 +19,7 @@ import trio
 
 from backend.errors import fail
 from backend.identity import Process
+from backend.lasting import lasting
 from backend.protocols import Gpu, Host
 from backend.records import Activity, Capability, Footprint, GpuInfo
 from backend.soft.config import SoftConfig
@@ -84,7 +85,7 @@ class SoftGpu:
         async with trio.open_nursery() as nursery:
             if self.config.faults:
                 nursery.start_soon(self._follow_faults, Path(self.config.faults, str(self.info.index)))
-            await self._engine.report()
+            await lasting(f"the engine of GPU {self.info.index}", self._engine.report)
 
     async def _follow_faults(self, path: Path) -> None:
         while True:

@@ -215,8 +215,8 @@ class Active:
             del self._held[unit], self._holders[former.slice]
             self._population.let_go(former.slice)
         if slice_ is not None:
-            self._held[unit], self._holders[slice_] = Held(slice_, news.run), unit
             self._population.hold(slice_)
+            self._held[unit], self._holders[slice_] = Held(slice_, news.run), unit
             self._reader.configure(slice_)
 
     def _slice(self, unit: str, cgroup: str, settings: Settings) -> Slice | None:

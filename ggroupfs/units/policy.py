@@ -296,9 +296,13 @@ class Units:
             if load.units.get(unit) is reading:
                 del load.units[unit]
         else:
-            reading.settings, mistakes = await self._settings(unit, paths)
-            gpus = [gpu.info for gpu in self._controller.gpus.values()]
-            load.tell([*mistakes, *reading.settings.unknown(gpus)])
+            try:
+                reading.settings, mistakes = await self._settings(unit, paths)
+                gpus = [gpu.info for gpu in self._controller.gpus.values()]
+                load.tell([*mistakes, *reading.settings.unknown(gpus)])
+            except Exception:  # whatever it says, others have what theirs say
+                log.exception("%s: its files are not understood", unit)
+                reading.settings = Settings()
         finally:
             reading.done.set()
 
