@@ -122,6 +122,17 @@ class Follower:
                 return False
         return not empty or any(self._ledger.books(level).frozen for level in self._population.path(group))
 
+    def follows(self, group: Group) -> bool:
+        """Whether what is wanted holds for every process at or below a group already, and no lever is being pulled:
+        :meth:`apply` would have nothing to do but to tell."""
+        for resident in self._population.below(group):
+            member = Group(group.gpu, resident.process)
+            if member in self._inherited or member in self._doubtful or self.is_busy(member):
+                return False
+            if self.wanted(member) != self.applied(member):
+                return False
+        return True
+
     async def apply(self, group: Group) -> None:
         """Returns once what is wanted holds for every process at or below a group; raises the first failure."""
         failures: list[Exception] = []

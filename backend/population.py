@@ -74,6 +74,8 @@ class Population:
         self._residents: dict[int, Resident] = {}
         self._slices: dict[Slice, SliceEntry] = {ROOT: SliceEntry(ROOT, kept=True)}
         self.watchers: list[Watcher] = []
+        self.version = 0
+        """Another number whenever anything else is in the tree, or is elsewhere in it."""
 
     # Looking
 
@@ -192,6 +194,7 @@ class Population:
         for gpu in sorted(set(gpus) - resident.gpus):
             self._ledger.add(Group(gpu, process), Group(gpu, resident.slice))
             resident.gpus.add(gpu)
+            self.version += 1
         return resident
 
     def _reside(self, process: Process, slice_: Slice, there: Collection[Group] = ()) -> Resident:
@@ -200,6 +203,7 @@ class Population:
         if resident is None:
             entry = self._enter(slice_, there)
             resident = self._residents[process.pid] = entry.members[process] = Resident(process, slice_)
+            self.version += 1
         return resident
 
     def expel(self, process: Process) -> None:
@@ -208,6 +212,7 @@ class Population:
         if resident is None:
             return
         del self._residents[process.pid]
+        self.version += 1
         for gpu in resident.gpus:
             self._ledger.remove(Group(gpu, process))
         del self._slices[resident.slice].members[process]
@@ -223,6 +228,7 @@ class Population:
             self._ledger.move(Group(gpu, resident.process), Group(gpu, slice_))
         del self._slices[former].members[resident.process]
         resident.slice = slice_
+        self.version += 1
         for watcher in self.watchers:
             watcher.process_moved(resident.process)
         self._prune(former)
@@ -245,6 +251,7 @@ class Population:
         resident = self._residents[group.node.pid]
         self._ledger.remove(group)
         resident.gpus.discard(group.gpu)
+        self.version += 1
         resident.contexts.discard(group.gpu)
         return resident
 
@@ -312,6 +319,7 @@ class Population:
                     self._ledger.add(Group(gpu, slice_), Group(gpu, above))
             parent.children.add(slice_)
             entry = self._slices[slice_] = SliceEntry(slice_)
+            self.version += 1
         return entry
 
     def _prune(self, slice_: Slice) -> None:
@@ -325,6 +333,7 @@ class Population:
             self._ledger.remove(Group(gpu, slice_))
         del self._slices[slice_]
         self._slices[above].children.remove(slice_)
+        self.version += 1
         for watcher in self.watchers:
             watcher.slice_gone(slice_)
         self._prune(above)

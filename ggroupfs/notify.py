@@ -54,9 +54,9 @@ class Notifier:
 
     # The kernel's references to events files: without one, nobody can be watching
 
-    def looked_up(self, inode: int) -> None:
-        """The kernel was given a reference to an inode."""
-        self._looked_up[inode] += 1
+    def looked_up(self, *inodes: int) -> None:
+        """The kernel was given a reference to each of these inodes."""
+        self._looked_up.update(inodes)
 
     def forgotten(self, inode: int, count: int) -> None:
         """The kernel gave `count` references back."""

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import pyfuse3
 from pyfuse3 import FUSEError
 
+from ggroupfs.directories import Directories, Listing
 from ggroupfs.files import Events, OpenFile, open_file
 from ggroupfs.inodes import Attributes
 from ggroupfs.notify import Notifier
@@ -91,7 +92,8 @@ class Operations(pyfuse3.Operations):
         self._events = events
         self._notifier = notifier
         self._files = Opened[OpenFile](FILES)
-        self._listings = Opened[list[tuple[str, int]]](LISTINGS)
+        self._listings = Opened[Listing](LISTINGS)
+        self._directories = Directories(tree, _entry)
         self._next = 1
         self._poll = poll
 
@@ -152,19 +154,12 @@ class Operations(pyfuse3.Operations):
     @_handler
     def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         self._listings.require(ctx.uid)
-        listing = list(self._tree.entries(inode))
-        return self._open(self._listings, listing, ctx.uid)
+        return self._open(self._listings, self._directories.open(inode), ctx.uid)
 
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         try:
-            listing = self._listings[fh]
-            rest = range(start_id, len(listing))
-            for at, attributes in zip(rest, self._tree.listed(listing[at][1] for at in rest), strict=True):
-                if attributes is None:
-                    continue  # gone since opendir
-                if not pyfuse3.readdir_reply(token, os.fsencode(listing[at][0]), _entry(attributes), at + 1):
-                    break
-                self._notifier.looked_up(attributes.inode)
+            tell = functools.partial(pyfuse3.readdir_reply, token)
+            self._notifier.looked_up(*self._directories.read(self._listings[fh], start_id, tell))
         except Exception as error:
             raise _answer("readdir", error) from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -41,6 +41,7 @@ class Tree:
         self._by_subject: dict[Subject, Directory] = {}
         self._ownership: dict[int, Owned] = {}
         self._next = 0
+        self._changes = 0  # of owners and modes
         self.root = self._directory("root", ROOT_INODE, "", ROOT_FACTS)
         self.gpus = self._directory("gpus", ROOT_INODE, "gpus")
         self.slices = self._directory(ROOT, ROOT_INODE, "slice")
@@ -83,6 +84,11 @@ class Tree:
             if child is not None:
                 yield name, child.inode
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever :meth:`entries` or :meth:`attributes` may say something else of anything."""
+        return self._population.version, self._changes
+
     def directory(self, inode: int) -> Directory:
         """The directory that an inode is, or is in. ENOENT when it is gone.
 
@@ -107,19 +113,6 @@ class Tree:
         """What stat(2) shows. ENOENT when it is gone."""
         directory = self.directory(inode)
         return self._attributes(directory, inode, self._inherited(directory, itself=inode == directory.inode))
-
-    def listed(self, inodes: Iterable[int]) -> Iterator[Attributes | None]:
-        """What stat(2) shows of each in turn; None for what is gone. Whom files of one directory belong to is looked up
-        once."""
-        owner, of = (0, 0), None
-        for inode in inodes:
-            directory = self._directories.get(inode >> SLOT_BITS)
-            if directory is None or inode == directory.inode:
-                yield self.attributes(inode) if directory is not None else None
-                continue
-            if directory is not of:
-                owner, of = self._inherited(directory, itself=False), directory
-            yield self._attributes(directory, inode, owner)
 
     def _attributes(self, directory: Directory, inode: int, owner: tuple[int, int]) -> Attributes:
         """`owner` is whose it is if nobody chowned it."""
@@ -254,6 +247,7 @@ class Tree:
     def forget(self, subject: Group | Process | Slice) -> list[Directory]:
         """A process or slice is gone, or from a GPU: drops its directories and returns them, the deepest first."""
         gone = self.seen(subject)
+        self._changes += 1
         for directory in gone:
             del self._directories[directory.number], self._by_subject[directory.subject]
             if [inode for inode in self.inodes(directory) if self._ownership.pop(inode, None) is not None]:
@@ -308,6 +302,7 @@ class Tree:
     def _own(self, directory: Directory, inode: int, owned: Owned) -> None:
         """A directory, or a file in it, is somebody's. Links are nobody's business after us."""
         self._ownership[inode] = owned
+        self._changes += 1
         names = {directory.inode: "", **{at: control.name for control, at in self._files(directory)}}
         if inode in names:
             self._keeper.keep(directory.subject, names[inode], owned)

@@ -377,7 +377,7 @@ class Harness:
             "moved": len([node for _, node in self.controller._migrator._moved if isinstance(node, Process)]),
             "to be applied": len(follower.background),
             "reclaimer locks": len([g for g in reclaimer._locks if isinstance(g.node, Process)]),
-            "writers": len([g for g in self.controller._writers if isinstance(g.node, Process)]),
+            "writers": len([g for g in self.controller._writers._turns if isinstance(g.node, Process)]),
             "pidfds": len(exits._pidfds),
             "watched": len(exits._processes),
             "directories": len([d for d in self.tree._directories.values() if d.subject not in ("root", "gpus", ROOT)]),
