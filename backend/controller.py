@@ -148,7 +148,7 @@ class Controller:
         return self._schedulers.throttled(group.gpu, self.population.below(group))
 
     def is_frozen(self, group: Group) -> bool:
-        """Whether nothing of the group can run now."""
+        """Whether the group is frozen: that was asked for, at it or above it, and nothing of it can run."""
         return self._follower.is_frozen(group)
 
     def moved(self, group: Group) -> int:
@@ -180,6 +180,9 @@ class Controller:
             if self.population.resident(process) is not None:
                 raise fail(errno.EEXIST)
             self._traffic.admit(process, self.gpus)
+            for group in [Group(gpu, process) for gpu in self.gpus]:
+                if not self._follower.follows(group):
+                    self._follower.background.later(group)
         except ProcessLookupError:
             raise fail(errno.ENOENT) from None
 
@@ -261,8 +264,15 @@ class Controller:
         await self._writers.pull(group, books, {"timeslice_us": us})
 
     async def set_frozen(self, group: Group, frozen: bool) -> None:
-        """compute.freeze: returns once no TSG of the group is running, or all that may run again do."""
-        await self._writers.pull(group, self.require(group, "compute.freeze"), {"frozen": frozen})
+        """compute.freeze: returns once no TSG of the group is running, or all that may run again do.
+
+        Where that turns nothing, as a slice above is frozen, it is an event of the group all the same, as in cgroup2:
+        there is nothing to wait for.
+        """
+        before, was = self.require(group, "compute.freeze"), self.is_frozen(group)
+        await self._writers.pull(group, before, {"frozen": frozen})
+        if frozen != before.frozen and was == self.is_frozen(group):
+            self._tell(group, Channel.COMPUTE)
 
     async def set_share(self, group: Group, control: str, value: int) -> None:
         """compute.priority, compute.weight: returns once it is in the books; the scheduler acts on it right after."""
@@ -322,6 +332,11 @@ class Controller:
     def process_left(self, group: Group) -> None:
         """Watcher: drops what is kept for where it was to be."""
         self._forget(group)
+
+    def slice_made(self, slice_: Slice) -> None:
+        """Watcher: it may be frozen from the start."""
+        for gpu in self.gpus:
+            self._follower.born(Group(gpu, slice_))
 
     def slice_gone(self, slice_: Slice) -> None:
         """Watcher: drops what is kept for a slice."""

@@ -61,6 +61,9 @@ class Watcher(Protocol):
     def process_left(self, group: Group) -> None:
         """A process has no directory for that GPU any more, and lives on."""
 
+    def slice_made(self, slice_: Slice) -> None:
+        """There is a directory for one more slice."""
+
     def slice_gone(self, slice_: Slice) -> None:
         """The directory of a slice is no more."""
 
@@ -130,6 +133,18 @@ class Population:
                     if group.gpu in resident.gpus:
                         yield resident
                 pending.extend(entry.children)
+
+    def children(self, slice_: Slice) -> Collection[Slice]:
+        """The slices directly below one. For one look."""
+        entry = self._slices.get(slice_)
+        return entry.children if entry is not None else ()
+
+    def members(self, slice_: Slice, gpu: int) -> Iterator[Process]:
+        """The processes directly in a slice that have a directory on a GPU. For one look."""
+        entry = self._slices.get(slice_)
+        for resident in entry.members.values() if entry is not None else ():
+            if gpu in resident.gpus:
+                yield resident.process
 
     def path(self, group: Group) -> list[Group]:
         """The group and every one above it on its GPU; the GPU's root last."""
@@ -320,6 +335,8 @@ class Population:
             parent.children.add(slice_)
             entry = self._slices[slice_] = SliceEntry(slice_)
             self.version += 1
+            for watcher in self.watchers:
+                watcher.slice_made(slice_)
         return entry
 
     def _prune(self, slice_: Slice) -> None:

@@ -75,7 +75,7 @@ ROWS = (
     Row("unmovable_bytes", "Memory that stays on the GPU whatever the limits say.", "unmovable"),
     Row("disputed_bytes", "Memory that was charged and the driver does not count.", "disputed"),
     Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", "timeslice", _ms),
-    Row("frozen", "Whether nothing of it can run (compute.events).", "frozen"),
+    Row("frozen", "Whether it is frozen, and nothing of it runs (compute.events).", "frozen"),
     Row("populated", "Whether it has a context on the GPU (compute.events).", "populated"),
     Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),
     Row("undone", "Times that a process undid its freeze or timeslice (compute.events).", "undone", counter=True),

@@ -95,6 +95,9 @@ class Notifier:
         """The population's watcher."""
         self._gone(group)
 
+    def slice_made(self, slice_: Slice) -> None:
+        """The population's watcher: nothing is known of it yet."""
+
     def slice_gone(self, slice_: Slice) -> None:
         """The population's watcher."""
         self._gone(slice_)

@@ -247,7 +247,6 @@ class Tree:
     def forget(self, subject: Group | Process | Slice) -> list[Directory]:
         """A process or slice is gone, or from a GPU: drops its directories and returns them, the deepest first."""
         gone = self.seen(subject)
-        self._changes += 1
         for directory in gone:
             del self._directories[directory.number], self._by_subject[directory.subject]
             if [inode for inode in self.inodes(directory) if self._ownership.pop(inode, None) is not None]:

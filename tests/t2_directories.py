@@ -39,6 +39,8 @@ class Forgets:
     def process_left(self, group: Group) -> None:
         self.tree.forget(group)
 
+    def slice_made(self, slice_: Slice) -> None: ...
+
     def slice_gone(self, slice_: Slice) -> None:
         self.tree.forget(slice_)
 
@@ -93,6 +95,14 @@ class KeptListings(RuleBasedStateMachine):
     ) -> None:
         inodes = [inode for directory in self.everything() for _, inode in self.tree.entries(directory)]
         self.tree.chown(data.draw(st.sampled_from(inodes)), uid, gid, permissions, by)
+
+    @rule(slice_=SLICES, uid=st.integers(1, 2))
+    def a_slice_is_given(self, slice_: Slice, uid: int) -> None:
+        self.population.hold(slice_)
+        inode = ROOT_INODE
+        for name in ("slice", *slice_.path.strip("/").split("/")):
+            inode = dict(self.tree.entries(inode))[name]
+        self.tree.chown(inode, uid, None, None)
 
     @rule(data=st.data())
     def one_is_opened_and_stays_so(self, data: st.DataObject) -> None:

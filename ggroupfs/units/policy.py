@@ -166,6 +166,9 @@ class Units:
             for gpu in resident.gpus:
                 self._later(Group(gpu, resident.slice))
 
+    def slice_made(self, slice_: Slice) -> None:
+        """Watcher: it is told of a slice when it settles it."""
+
     def slice_gone(self, slice_: Slice) -> None:
         """Watcher: one that comes back is another."""
         for gpu in self._controller.gpus:
