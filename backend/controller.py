@@ -18,6 +18,7 @@ from backend.identity import ROOT, Group, Process, Slice, identify, is_alive
 from backend.migrator import Migrator
 from backend.offers import Offers
 from backend.patience import Patience
+from backend.peaks import Mark, Peaks
 from backend.population import Population
 from backend.protocols import Gpu, Ledger, Moves
 from backend.reclaimer import Reclaimer
@@ -61,6 +62,7 @@ class Controller:
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, patience)
         self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, patience)
+        self._peaks = Peaks(ledger)
         self._offers = Offers(ledger, self.gpus, self.population)
         self._traffic = Traffic(
             ledger, self.gpus, self.population, self._follower, self._reclaimer, self._offers, self._tell
@@ -150,6 +152,10 @@ class Controller:
     def is_frozen(self, group: Group) -> bool:
         """Whether the group is frozen: that was asked for, at it or above it, and nothing of it can run."""
         return self._follower.is_frozen(group)
+
+    def frozen_usec(self, group: Group) -> int:
+        """How long the group was to be frozen since the mount, microseconds. ENODEV when it is gone."""
+        return self._follower.frozen_usec(group)
 
     def moved(self, group: Group) -> int:
         """How often a process was moved to another GPU, or how often one came to this GPU in a slice."""
@@ -242,11 +248,19 @@ class Controller:
         """gmem.swap.max: what is in the host already stays there."""
         await self._writers.note(group, self.require(group, "gmem.swap.max"), {"swap_max": nbytes})
 
-    async def reset_peak(self, group: Group) -> None:
-        """gmem.peak starts again at gmem.current."""
+    def peak(self, group: Group, mark: Mark | None = None) -> int:
+        """The most that a group held: ever, or since `mark` was reset, bytes. ENODEV when the group is gone."""
+        return self._peaks.highest(group, mark)
+
+    def reset_peak(self, group: Group, mark: Mark) -> None:
+        """gmem.peak starts again at gmem.current, for whoever has `mark`."""
         if self.gpus[group.gpu].lost:
             raise fail(errno.ENODEV)
-        self.ledger.reset_peak(group)
+        self._peaks.reset(group, mark)
+
+    def leave_peak(self, group: Group, mark: Mark) -> None:
+        """A mark is of no use to anybody any more."""
+        self._peaks.leave(group, mark)
 
     async def reclaim(self, group: Group, nbytes: int) -> None:
         """gmem.reclaim: moves `nbytes` out now. EAGAIN if less could be moved."""
@@ -317,6 +331,9 @@ class Controller:
 
     # Comings and goings
 
+    def process_came(self, process: Process) -> None:
+        """Watcher: nothing is kept for it yet."""
+
     def process_gone(self, process: Process) -> None:
         """Watcher: drops what is kept for a process."""
         for gpu in self.gpus:
@@ -350,6 +367,7 @@ class Controller:
         self._migrator.forget(group)
         self.host.forget(group)
         self._writers.forget(group)
+        self._peaks.forget(group)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

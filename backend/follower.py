@@ -41,6 +41,8 @@ class Follower:
         self._applied: dict[Group, Wanted] = {}
         self._locks: dict[Group, trio.Lock] = {}
         self._frozen: set[Group] = set()  # as compute.events last said
+        self._since: dict[Group, float] = {}  # when what is frozen now began to be asked to
+        self._frozen_s: dict[Group, float] = {}  # of the times before
         self._doubtful: set[Group] = set()  # detached at most in part: the lever has not returned, or failed
         self._places: dict[Group, Place] = {}  # what the scheduler adds to what is asked for
         self._held: set[Group] = set()  # nobody pulls a lever of theirs
@@ -257,6 +259,7 @@ class Follower:
         if isinstance(group.node, Slice):
             self._show_below(group, asked)
         else:
+            self._count(group, asked)
             self._turn(group, asked and self._stands(group))
         for level, asked in reversed(above):
             self._turn(level, asked and self._all_stand(level))
@@ -272,10 +275,12 @@ class Follower:
             still = all([stand[child] for child in self._population.children(slice_)])
             for process in self._population.members(slice_, group.gpu):
                 member = Group(group.gpu, process)
-                stands = self._stands(member)
+                stands, frozen = self._stands(member), asked or self._ledger.books(member).frozen
                 still = still and stands
-                self._turn(member, stands and (asked or self._ledger.books(member).frozen))
+                self._count(member, frozen)
+                self._turn(member, stands and frozen)
             stand[slice_] = still
+            self._count(Group(group.gpu, slice_), asked)
             self._turn(Group(group.gpu, slice_), asked and still)
 
     def _turn(self, level: Group, frozen: bool) -> None:
@@ -283,9 +288,26 @@ class Follower:
             (self._frozen.add if frozen else self._frozen.discard)(level)
             self._tell(level, Channel.COMPUTE)
 
+    def _count(self, level: Group, asked: bool) -> None:
+        """It is to be frozen from now on, or not any more."""
+        if asked and level not in self._since:
+            self._since[level] = trio.current_time()
+        elif not asked and level in self._since:
+            since = self._since.pop(level)
+            self._frozen_s[level] = self._frozen_s.get(level, 0.0) + trio.current_time() - since
+
+    def frozen_usec(self, group: Group) -> int:
+        """How long the group was to be frozen, by itself or one above it, microseconds, since the mount. Whether it was
+        by then does not count, as in cgroup.stat.local."""
+        frozen = self._frozen_s.get(group, 0.0)
+        if group in self._since:
+            frozen += trio.current_time() - self._since[group]
+        return round(frozen * 1e6)
+
     def born(self, group: Group) -> None:
         """There is a new slice: it is frozen from the start if one above it is, and nobody was told anything else."""
         if self.is_frozen(group):
+            self._count(group, True)
             self._frozen.add(group)
 
     def sharers_changed(self, group: Group) -> None:
@@ -335,6 +357,8 @@ class Follower:
         self._places.pop(group, None)
         self._locks.pop(group, None)
         self._frozen.discard(group)
+        self._since.pop(group, None)
+        self._frozen_s.pop(group, None)
         self._doubtful.discard(group)
         self._inherited.discard(group)
         self.background.forget(group)

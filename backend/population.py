@@ -49,6 +49,9 @@ class SliceEntry:
 class Watcher(Protocol):
     """Who wants to know of comings and goings: the filesystem, to keep the kernel's dentries true."""
 
+    def process_came(self, process: Process) -> None:
+        """There is a directory for one more process, or one more GPU's in it."""
+
     def process_gone(self, process: Process) -> None:
         """The directory of a process is no more."""
 
@@ -210,6 +213,8 @@ class Population:
             self._ledger.add(Group(gpu, process), Group(gpu, resident.slice))
             resident.gpus.add(gpu)
             self.version += 1
+            for watcher in self.watchers:
+                watcher.process_came(process)
         return resident
 
     def _reside(self, process: Process, slice_: Slice, there: Collection[Group] = ()) -> Resident:

@@ -63,7 +63,7 @@ def _ms(ms: float) -> float | None:
 ROWS = (
     Row("resident_bytes", "Memory on the GPU (gmem.current).", "current"),
     Row("swap_bytes", "GPU memory that is in the host (gmem.swap.current).", "swap"),
-    Row("peak_bytes", "Highest memory on the GPU since it was reset (gmem.peak).", "peak"),
+    Row("peak_bytes", "Highest memory on the GPU so far (gmem.peak).", "peak"),
     Row("limit_high_bytes", "Limit of memory on the GPU (gmem.limit.high), +Inf for max.", "high", _limit),
     Row("limit_low_bytes", "Protected memory (gmem.limit.low), +Inf for max.", "low", _limit),
     Row("swap_max_bytes", "Limit of memory in the host (gmem.swap.max), +Inf for max.", "swap_max", _limit),
@@ -100,6 +100,7 @@ ROWS = (
         counter=True,
         members=True,
     ),
+    Row("frozen_seconds", "Time for which it was to be frozen.", "frozen_usec", _us, counter=True),
     Row("managed", "Whether its memory can be moved (gcgroup.stat).", "managed"),
 )
 """In the order in which they are shown. ``gmem.events`` comes besides, a label for each event."""

@@ -70,11 +70,12 @@ def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = attributes.inode
     entry.st_mode = attributes.mode
-    entry.st_nlink = 2 if attributes.mode & 0o040000 else 1
+    entry.st_nlink = attributes.links
     entry.st_uid = attributes.uid
     entry.st_gid = attributes.gid
     entry.st_size = attributes.size
-    entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = attributes.time_ns
+    times = attributes.times
+    entry.st_atime_ns, entry.st_mtime_ns, entry.st_ctime_ns = times.atime_ns, times.mtime_ns, times.ctime_ns
     entry.entry_timeout = entry.attr_timeout = CACHE_S
     return entry
 
@@ -116,7 +117,7 @@ class Operations(pyfuse3.Operations):
         fh: int | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        """chown and chmod are kept; a new size or time means nothing here, as in cgroup2, and is no error."""
+        """chown, chmod and times are kept; a new size means nothing here, as in cgroup2, and is no error."""
         if fields.update_uid or fields.update_gid or fields.update_mode:
             changed = self._tree.chown(
                 inode,
@@ -125,7 +126,13 @@ class Operations(pyfuse3.Operations):
                 attr.st_mode & 0o7777 if fields.update_mode else None,
                 ctx.uid,
             )
-            self._notifier.owner_changed(changed)
+            self._notifier.attributes_changed(changed)
+        if fields.update_atime or fields.update_mtime:
+            self._tree.set_times(
+                inode,
+                attr.st_atime_ns if fields.update_atime else None,
+                attr.st_mtime_ns if fields.update_mtime else None,
+            )
         return _entry(self._tree.attributes(inode))
 
     @_handler

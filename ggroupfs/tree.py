@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
+import time
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -24,6 +25,7 @@ from ggroupfs.inodes import (
     SLOT_BITS,
     Attributes,
     Directory,
+    Times,
 )
 from ggroupfs.keeper import Keeper, Nobody, Subject
 from ggroupfs.names import DIGITS, escape, is_number, unescape
@@ -40,6 +42,7 @@ class Tree:
         self._directories: dict[int, Directory] = {}
         self._by_subject: dict[Subject, Directory] = {}
         self._ownership: dict[int, Owned] = {}
+        self._times: dict[int, Times] = {}  # of those that somebody set or changed; a mount's
         self._next = 0
         self._changes = 0  # of owners and modes
         self.root = self._directory("root", ROOT_INODE, "", ROOT_FACTS)
@@ -130,7 +133,11 @@ class Tree:
             uid = uid if own.uid is None else own.uid
             gid = gid if own.gid is None else own.gid
             permissions = permissions if own.permissions is None else own.permissions
-        return Attributes(inode, kind | permissions, uid, gid, size, directory.time_ns)
+        links = 2 + self._directories_in(directory) if slot == DIRECTORY_SLOT else 1
+        return Attributes(inode, kind | permissions, uid, gid, size, links, self._times_of(directory, inode))
+
+    def _times_of(self, directory: Directory, inode: int) -> Times:
+        return self._times.get(inode) or Times(directory.time_ns, directory.time_ns, directory.time_ns)
 
     def readlink(self, inode: int, tid: int) -> str:
         """Where a link points, for the thread `tid`, as /proc/self does."""
@@ -211,11 +218,22 @@ class Tree:
                 by if by and by == inherited and own.uid is None and uid is None else None,
             ),
         )
+        self.set_times(inode)
         if slice_ is None:
             return ()
         if self._population.slice_entry(slice_) is not None:
             self._population.keep(slice_)
         return [seen for below in self._below(slice_) for seen in self.inodes(below)]
+
+    def set_times(self, inode: int, atime_ns: int | None = None, mtime_ns: int | None = None) -> None:
+        """utimensat(2), None for what stays. The inode changed: that is now."""
+        before = self._times_of(self.directory(inode), inode)
+        self._times[inode] = Times(
+            before.atime_ns if atime_ns is None else atime_ns,
+            before.mtime_ns if mtime_ns is None else mtime_ns,
+            time.time_ns(),
+        )
+        self._changes += 1
 
     def inodes(self, directory: Directory) -> list[int]:
         """A directory's inode and those of its files."""
@@ -249,6 +267,8 @@ class Tree:
         gone = self.seen(subject)
         for directory in gone:
             del self._directories[directory.number], self._by_subject[directory.subject]
+            for inode in self.inodes(directory):
+                self._times.pop(inode, None)
             if [inode for inode in self.inodes(directory) if self._ownership.pop(inode, None) is not None]:
                 self._keeper.forget(directory.subject)
         return gone
@@ -333,6 +353,20 @@ class Tree:
             below = [escape(child.path.rpartition("/")[2]) for child in entry.children] if entry is not None else []
             return below if subject == ROOT else [*map(str, self.controller.gpus), *below]
         return []
+
+    def _directories_in(self, directory: Directory) -> int:
+        """How many directories are in a directory."""
+        subject, gpus = directory.subject, len(self.controller.gpus)
+        if directory is self.root:
+            return 2 + len(self._population)
+        if directory is self.gpus:
+            return gpus
+        if isinstance(subject, Process):
+            resident = self._population.resident(subject)
+            return len(resident.gpus) if resident is not None else 0
+        if isinstance(subject, Slice):
+            return len(self._population.children(subject)) + (gpus if subject != ROOT else 0)
+        return 0
 
     def _child(self, directory: Directory, name: str) -> Directory | None:
         """The directory `name` in a directory, made known if it was not; None where there is none."""

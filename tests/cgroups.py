@@ -12,7 +12,7 @@ from backend.identity import cgroup_of
 
 def cgroup2() -> Path:
     """Where cgroup2 is mounted (cgroups(7)); AssertionError on a machine without it."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         fields = line.split()
         if fields[fields.index("-") + 1] == "cgroup2":
             return Path(fields[4])

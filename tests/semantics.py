@@ -316,7 +316,7 @@ def stage(mount: Mounted, directory: Path) -> Iterator[Stage]:
 
 def cgroup2() -> Path | None:
     """Where a cgroup2 tree is mounted in which groups can be made."""
-    with open("/proc/self/mountinfo") as file:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         for fields in map(str.split, file):
             if fields[fields.index("-") + 1] == "cgroup2" and "rw" in fields[5].split(","):
                 return Path(fields[4])

@@ -27,6 +27,8 @@ class Forgets:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
 
+    def process_came(self, process: Process) -> None: ...
+
     def process_gone(self, process: Process) -> None:
         self.tree.forget(process)
 
@@ -95,6 +97,11 @@ class KeptListings(RuleBasedStateMachine):
     ) -> None:
         inodes = [inode for directory in self.everything() for _, inode in self.tree.entries(directory)]
         self.tree.chown(data.draw(st.sampled_from(inodes)), uid, gid, permissions, by)
+
+    @rule(data=st.data(), at=st.none() | st.just(1), modified=st.none() | st.just(2))
+    def times_are_set(self, data: st.DataObject, at: int | None, modified: int | None) -> None:
+        inodes = [inode for directory in self.everything() for _, inode in self.tree.entries(directory)]
+        self.tree.set_times(data.draw(st.sampled_from(inodes)), at, modified)
 
     @rule(slice_=SLICES, uid=st.integers(1, 2))
     def a_slice_is_given(self, slice_: Slice, uid: int) -> None:

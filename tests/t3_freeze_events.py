@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+import trio
 
 from backend.identity import Group, Slice
 from backend.records import Channel
@@ -110,3 +111,29 @@ async def test_nothing_changes_without_an_event(spawn: Spawn, seed: int) -> None
                 name = draw.choice([*map(place, SLICES), *(str(process.pid) for process in processes)])
                 await h.write(f"{name}/0/compute.freeze", draw.choice((0, 1)))
         await settle()  # whoever was moved is as it is to be where it is
+
+
+@virtual
+async def test_the_time_that_a_group_was_to_be_frozen(spawn: Spawn) -> None:
+    """frozen_usec in gcgroup.stat, as cgroup.stat.local: by itself or from above, once where both ask for it."""
+    async with running() as h:
+        who = await h.arrive(spawn().pid, cgroup="/job/a")
+        await mkdir(h, "slice/job/b")
+
+        async def usec(path: str) -> int:
+            stat = dict(line.split() for line in (await h.read(f"{path}/0/gcgroup.stat")).splitlines())
+            return int(stat["frozen_usec"])
+
+        await h.write(f"{who.pid}/0/compute.freeze", 1)
+        await trio.sleep(1)
+        await h.write("slice/job/0/compute.freeze", 1)
+        await trio.sleep(2)
+        await mkdir(h, "slice/job/c")
+        await h.write(f"{who.pid}/0/compute.freeze", 0)
+        await trio.sleep(4)
+        found = {path: await usec(path) for path in (str(who.pid), "slice/job", "slice/job/a", "slice/job/b")}
+        assert found == {str(who.pid): 7_000_000, **dict.fromkeys(found.keys() - {str(who.pid)}, 6_000_000)}
+        await h.write("slice/job/0/compute.freeze", 0)
+        await trio.sleep(8)
+        assert {path: await usec(path) for path in found} == found, "it is not frozen any more"
+        assert await usec("slice/job/c") == 4_000_000

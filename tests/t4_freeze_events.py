@@ -22,12 +22,12 @@ from tests.mounted import Mounted
 from tests.strategies import history
 from tests.t4_cgroup_differential import cgroup2
 
-PLACES = (".", "a", "a/b", "a/c")
+PLACES = ("a", "a/b", "a/b/c", "a/e")
 """Below the top of either tree. All are empty: of these the kernel says at once what it says in the end, while a task
 takes a moment to freeze, and two to be frozen again (t3_freeze_events.py has processes)."""
 LATE_MS = 5000
 """The kernel tells of a file once in 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV), and of what comes in between by a timer."""
-PASSING = ("a/b/d", "e")
+PASSING = ("a/b/d", "a/f")
 """Those that come and go."""
 
 
@@ -49,12 +49,9 @@ def sides(module_mount: Mounted) -> Iterator[tuple[Side, Side]]:
     top = cgroup2() / f"ggroupfs-freeze-{os.getpid()}"
     ours = module_mount / "slice" / top.name
     with ExitStack() as stack:
-        for place in PLACES:
-            (top / place).mkdir()
-            stack.callback((top / place).rmdir)
-        for place in PLACES:
-            (ours / place).mkdir()
-            stack.callback((ours / place).rmdir)
+        for path in (top, ours):
+            path.mkdir()
+            stack.callback(path.rmdir)
         yield Side(top, "cgroup.freeze", "cgroup.events"), Side(ours, "0/compute.freeze", "0/compute.events")
     assert not module_mount.errors
 
@@ -66,15 +63,11 @@ class Freezes(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.there = set(PLACES)
-        for side in self.sides:
-            for place in PLACES:
-                (side.top / place / side.freeze).write_text("0")
+        self.there: set[str] = set()
         self.stack = ExitStack()
-        self.files = {place: self.opened(place) for place in PLACES}
-        self.agree()
-        for place in PLACES:
-            self.files[place] = self.opened(place)  # what led here is no event any more
+        self.files: dict[str, tuple[int, int]] = {}
+        for place in PLACES:  # new ones: of those before, the kernel may have something to tell still
+            self.make_or_remove(place)
 
     def opened(self, place: str) -> tuple[int, int]:
         """The events file of a place in each tree, read, so that it waits for the next event."""
@@ -98,6 +91,9 @@ class Freezes(RuleBasedStateMachine):
                 (side.top / place / side.freeze).write_text(value)
 
     @rule(place=st.sampled_from(PASSING))
+    def come_or_go(self, place: str) -> None:
+        self.make_or_remove(place)
+
     def make_or_remove(self, place: str) -> None:
         for side in self.sides:
             (side.top / place).rmdir() if place in self.there else (side.top / place).mkdir()
@@ -128,7 +124,7 @@ class Freezes(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "stack"):
             self.stack.close()
-            for place in self.there & set(PASSING):
+            for place in sorted(self.there, reverse=True):
                 for side in self.sides:
                     (side.top / place).rmdir()
 

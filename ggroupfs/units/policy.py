@@ -150,6 +150,9 @@ class Units:
         for slice_ in self._population.slices():
             self._later(Group(gpu, slice_))
 
+    def process_came(self, process: Process) -> None:
+        """Watcher: it has been asked for by then."""
+
     def process_gone(self, process: Process) -> None:
         """Watcher: nothing to do."""
 
