@@ -5,10 +5,9 @@ A write asks for something; it returns once that holds, or with an error and eve
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
@@ -21,6 +20,7 @@ from backend.lasting import lasting
 from backend.migrator import Migrator
 from backend.offers import Offers
 from backend.patience import Patience
+from backend.peaks import Mark, Peaks
 from backend.population import Population
 from backend.protocols import Gpu, Ledger, Moves
 from backend.reclaimer import Reclaimer
@@ -28,6 +28,7 @@ from backend.records import OF_MEMORY, Activity, Books, Capability, Channel, Foo
 from backend.scheduler.schedulers import Schedulers
 from backend.traffic import Traffic
 from backend.turns import Turns
+from backend.writers import Writers
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +60,11 @@ class Controller:
         self.turns = Turns()
         """Of what is to be done for many who come at once."""
         self._patience = patience = Patience(seconds, lambda group: self.footprint(group).whole)
-        self._writers: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, patience)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, patience)
         self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
+        self._writers = Writers(ledger, self.population, self._follower, self._schedulers, patience)
+        self._peaks = Peaks(ledger)
         self._offers = Offers(ledger, self.gpus, self.population)
         self._traffic = Traffic(
             ledger, self.gpus, self.population, self._follower, self._reclaimer, self._offers, self._tell
@@ -150,8 +152,12 @@ class Controller:
         return self._schedulers.throttled(group.gpu, self.population.below(group))
 
     def is_frozen(self, group: Group) -> bool:
-        """Whether nothing of the group can run now."""
+        """Whether the group is frozen: that was asked for, at it or above it, and nothing of it can run."""
         return self._follower.is_frozen(group)
+
+    def frozen_usec(self, group: Group) -> int:
+        """How long the group was to be frozen since the mount, microseconds. ENODEV when it is gone."""
+        return self._follower.frozen_usec(group)
 
     def moved(self, group: Group) -> int:
         """How often a process was moved to another GPU, or how often one came to this GPU in a slice."""
@@ -182,6 +188,9 @@ class Controller:
             if self.population.resident(process) is not None:
                 raise fail(errno.EEXIST)
             self._traffic.admit(process, self.gpus)
+            for group in [Group(gpu, process) for gpu in self.gpus]:
+                if not self._follower.follows(group):
+                    self._follower.background.later(group)
         except ProcessLookupError:
             raise fail(errno.ENOENT) from None
 
@@ -209,8 +218,13 @@ class Controller:
     async def set_high(self, group: Group, nbytes: int) -> None:
         """gmem.limit.high: returns once the group is under it. EBUSY where swap.max, or memory that cannot be moved,
         keeps it from getting there. EAGAIN where less was moved for another reason."""
-        self.require(group, "gmem.limit.high")
-        async with self._asked(group, high=nbytes):
+        changes = {"high": nbytes}
+        before = self._writers.ask(group, self.require(group, "gmem.limit.high"), changes)
+        if before is not None and not self.ledger.excess(group):
+            self._writers.holds(group, changes)
+            self._offers.freed(group.gpu)
+            return
+        async with self._writers.asked(group, changes, before):
             if excess := self.ledger.excess(group):
                 if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
                     raise fail(errno.EBUSY)
@@ -230,20 +244,25 @@ class Controller:
 
     async def set_low(self, group: Group, nbytes: int) -> None:
         """gmem.limit.low."""
-        self.require(group, "gmem.limit.low")
-        async with self._asked(group, low=nbytes):
-            pass
+        await self._writers.note(group, self.require(group, "gmem.limit.low"), {"low": nbytes})
 
     async def set_swap_max(self, group: Group, nbytes: int) -> None:
         """gmem.swap.max: what is in the host already stays there."""
-        self.require(group, "gmem.swap.max")
-        async with self._asked(group, swap_max=nbytes):
-            pass
+        await self._writers.note(group, self.require(group, "gmem.swap.max"), {"swap_max": nbytes})
 
-    async def reset_peak(self, group: Group) -> None:
-        """gmem.peak starts again at gmem.current."""
-        self._require_gpu(group)
-        self.ledger.reset_peak(group)
+    def peak(self, group: Group, mark: Mark | None = None) -> int:
+        """The most that a group held: ever, or since `mark` was reset, bytes. ENODEV when the group is gone."""
+        return self._peaks.highest(group, mark)
+
+    def reset_peak(self, group: Group, mark: Mark) -> None:
+        """gmem.peak starts again at gmem.current, for whoever has `mark`."""
+        if self.gpus[group.gpu].lost:
+            raise fail(errno.ENODEV)
+        self._peaks.reset(group, mark)
+
+    def leave_peak(self, group: Group, mark: Mark) -> None:
+        """A mark is of no use to anybody any more."""
+        self._peaks.leave(group, mark)
 
     async def reclaim(self, group: Group, nbytes: int) -> None:
         """gmem.reclaim: moves `nbytes` out now. EAGAIN if less could be moved."""
@@ -254,24 +273,26 @@ class Controller:
 
     async def set_timeslice(self, group: Group, us: int) -> None:
         """compute.timeslice, microseconds, 0 for the default. ERANGE outside what the GPU takes."""
-        self.require(group, "compute.timeslice")
+        books = self.require(group, "compute.timeslice")
         info = self.gpus[group.gpu].info
         if us and not info.timeslice_min_us <= us <= info.timeslice_max_us:
             raise fail(errno.ERANGE)
-        async with self._asked(group, timeslice_us=us):
-            await self._follower.apply(group)
+        await self._writers.pull(group, books, {"timeslice_us": us})
 
     async def set_frozen(self, group: Group, frozen: bool) -> None:
-        """compute.freeze: returns once no TSG of the group is running, or all that may run again do."""
-        self.require(group, "compute.freeze")
-        async with self._asked(group, frozen=frozen):
-            await self._follower.apply(group)
+        """compute.freeze: returns once no TSG of the group is running, or all that may run again do.
+
+        Where that turns nothing, as a slice above is frozen, it is an event of the group all the same, as in cgroup2:
+        there is nothing to wait for.
+        """
+        before, was = self.require(group, "compute.freeze"), self.is_frozen(group)
+        await self._writers.pull(group, before, {"frozen": frozen})
+        if frozen != before.frozen and was == self.is_frozen(group):
+            self._tell(group, Channel.COMPUTE)
 
     async def set_share(self, group: Group, control: str, value: int) -> None:
         """compute.priority, compute.weight: returns once it is in the books; the scheduler acts on it right after."""
-        self.require(group, control)
-        async with self._asked(group, **{control.removeprefix("compute."): value}):
-            pass
+        await self._writers.note(group, self.require(group, control), {control.removeprefix("compute."): value})
 
     async def migrate(self, group: Group, gpu: str) -> None:
         """compute.migrate: returns once the process, or every process of a slice, runs on `gpu`, an index or a UUID.
@@ -285,80 +306,35 @@ class Controller:
         for resident in list(self.population.below(group)):
             if isinstance(group.node, Process) or group.gpu in resident.contexts:
                 member = Group(group.gpu, resident.process)
-                async with self._turn_of(member):
+                async with self._writers.turn_of(member):
                     await self._migrator.migrate(member, target)
 
-    def require(self, group: Group, control: str) -> None:
-        """EOPNOTSUPP where this GPU cannot do what `control` says, of this program; ENODEV when the group is gone, and
-        while the GPU is lost.
+    def require(self, group: Group, control: str) -> Books:
+        """The books of a group. EOPNOTSUPP where this GPU cannot do what `control` says, of this program; ENODEV when
+        the group is gone, and while the GPU is lost.
 
         What is set for a program before it has a context waits for it to come.
         """
-        self.ledger.books(group)
-        self._require_gpu(group)
+        books = self.ledger.books(group)
         gpu, process = self.gpus[group.gpu], group.node
+        if gpu.lost:
+            raise fail(errno.ENODEV)
         if self._schedulers.capabilities(gpu).get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
             raise fail(errno.EOPNOTSUPP)
-        if isinstance(process, Process) and control in OF_MEMORY and not gpu.manages(process):
+        if control in OF_MEMORY and isinstance(process, Process) and not gpu.manages(process):
             resident = self.population.resident(process)
             if resident is None or group.gpu in resident.contexts:
                 raise fail(errno.EOPNOTSUPP)
-
-    def _require_gpu(self, group: Group) -> None:
-        if self.gpus[group.gpu].lost:
-            raise fail(errno.ENODEV)
+        return books
 
     def listens(self, group: Group, change: int) -> None:
         """Somebody whose memory it is opened (1) or closed (-1) a usermemfd."""
         self._reclaimer.listens(group, change)
 
-    @contextlib.asynccontextmanager
-    async def _asked(self, group: Group, **changes: int | bool) -> AsyncIterator[None]:
-        """Writes what is asked into the books and lets the body make it hold; if it cannot, takes it back.
-
-        Then the hardware follows the books back, in the background: whatever failed may fail again, and the writer
-        has its answer. Writers of one group take turns, so that what is taken back is never another's. ETIMEDOUT
-        after the deadline, ENODEV for a process that died meanwhile.
-        """
-        with self._patience.deadline(group):
-            async with self._turn_of(group):
-                try:
-                    books = self.books(group)
-                    self.ledger.configure(group, **changes)
-                    try:
-                        yield
-                    except BaseException:
-                        self._take_back(group, {name: getattr(books, name) for name in changes})
-                        raise
-                    if isinstance(group.node, Slice) and self.population.holds(group):
-                        self.population.keep(group.node)
-                finally:
-                    self._schedulers.configured(group.gpu, changes)
-
-    @contextlib.asynccontextmanager
-    async def _turn_of(self, group: Group) -> AsyncIterator[None]:
-        """A writer's turn. ENODEV, whatever went wrong, where the group is gone by then."""
-        lock = self._writers.setdefault(group, trio.Lock())
-        try:
-            lock.acquire_nowait()  # without the checkpoint of acquire(), which would cost more than the write
-        except trio.WouldBlock:
-            await lock.acquire()
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, ProcessLookupError) or not self.population.holds(group):
-                raise fail(errno.ENODEV) from None
-            raise
-        finally:
-            lock.release()
-
-    def _take_back(self, group: Group, before: Mapping[str, int | bool]) -> None:
-        """A write failed: the books say again what they said, and the hardware is to follow."""
-        if self.population.holds(group):
-            self.ledger.configure(group, **before)
-            self._follower.background.later(group)
-
     # Comings and goings
+
+    def process_came(self, process: Process) -> None:
+        """Watcher: nothing is kept for it yet."""
 
     def process_gone(self, process: Process) -> None:
         """Watcher: drops what is kept for a process."""
@@ -376,6 +352,11 @@ class Controller:
         """Watcher: drops what is kept for where it was to be."""
         self._forget(group)
 
+    def slice_made(self, slice_: Slice) -> None:
+        """Watcher: it may be frozen from the start."""
+        for gpu in self.gpus:
+            self._follower.born(Group(gpu, slice_))
+
     def slice_gone(self, slice_: Slice) -> None:
         """Watcher: drops what is kept for a slice."""
         for gpu in self.gpus:
@@ -387,7 +368,8 @@ class Controller:
         self._schedulers.forget(group)
         self._migrator.forget(group)
         self.host.forget(group)
-        self._writers.pop(group, None)
+        self._writers.forget(group)
+        self._peaks.forget(group)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

@@ -42,6 +42,8 @@ class Follower:
         self._applied: dict[Group, Wanted] = {}
         self._locks: dict[Group, trio.Lock] = {}
         self._frozen: set[Group] = set()  # as compute.events last said
+        self._since: dict[Group, float] = {}  # when what is frozen now began to be asked to
+        self._frozen_s: dict[Group, float] = {}  # of the times before
         self._doubtful: set[Group] = set()  # detached at most in part: the lever has not returned, or failed
         self._places: dict[Group, Place] = {}  # what the scheduler adds to what is asked for
         self._held: set[Group] = set()  # nobody pulls a lever of theirs
@@ -63,6 +65,8 @@ class Follower:
                 self._remember(one.group, applied)
                 if one.doubtful:
                     self._doubtful.add(one.group)
+        for gpu in self._gpus:
+            self.show(Group(gpu, ROOT))  # what turns from now on is told
 
     def applied(self, group: Group) -> Wanted:
         """What holds for a process now."""
@@ -115,13 +119,28 @@ class Follower:
             self.background.later(group)
 
     def is_frozen(self, group: Group) -> bool:
-        """Whether nothing of a group can run: every process frozen, or, without any, frozen by its path."""
-        empty = True
-        for resident in self._population.below(group):  # up to the first that runs: there may be thousands
-            empty, member = False, Group(group.gpu, resident.process)
-            if not self.applied(member).frozen or member in self._doubtful:
+        """Whether a group is frozen, as cgroup.events has it (kernel/cgroup/freezer.c): that was asked for, at it or
+        above it, and holds for every process at or below it. Without a process it does so at once."""
+        asked = any(self._ledger.books(level).frozen for level in self._population.path(group))
+        return asked and self._all_stand(group)
+
+    def _all_stand(self, group: Group) -> bool:
+        """Whether no process of a group runs: up to the first that does, as there may be thousands."""
+        return all(self._stands(Group(group.gpu, resident.process)) for resident in self._population.below(group))
+
+    def _stands(self, member: Group) -> bool:
+        return self.applied(member).frozen and member not in self._doubtful
+
+    def follows(self, group: Group) -> bool:
+        """Whether what is wanted holds for every process at or below a group already, and no lever is being pulled:
+        :meth:`apply` would have nothing to do but to tell."""
+        for resident in self._population.below(group):
+            member = Group(group.gpu, resident.process)
+            if member in self._inherited or member in self._doubtful or self.is_busy(member):
                 return False
-        return not empty or any(self._ledger.books(level).frozen for level in self._population.path(group))
+            if self.wanted(member) != self.applied(member):
+                return False
+        return True
 
     async def apply(self, group: Group) -> None:
         """Returns once what is wanted holds for every process at or below a group; raises the first failure."""
@@ -229,12 +248,68 @@ class Follower:
             self._applied[group] = applied
 
     def show(self, group: Group) -> None:
-        """Tells compute.events of a group, and of every one above it, whose frozen state turned."""
-        for level in self._population.path(group):
-            frozen = self._population.holds(level) and self.is_frozen(level)
-            if frozen != (level in self._frozen):
-                (self._frozen.add if frozen else self._frozen.discard)(level)
-                self._tell(level, Channel.COMPUTE)
+        """Tells compute.events of a group, and of every one above and below it, whose frozen state turned."""
+        if not self._population.holds(group):
+            self._frozen.discard(group)
+            return
+        above, asked = [], False
+        for level in reversed(self._population.path(group)):
+            asked = asked or self._ledger.books(level).frozen
+            above.append((level, asked))
+        above.pop()
+        if isinstance(group.node, Slice):
+            self._show_below(group, asked)
+        else:
+            self._count(group, asked)
+            self._turn(group, asked and self._stands(group))
+        for level, asked in reversed(above):
+            self._turn(level, asked and self._all_stand(level))
+
+    def _show_below(self, group: Group, asked: bool) -> None:
+        """The same of a slice, and of what is below it. `asked`: for it, or above it."""
+        assert isinstance(group.node, Slice)
+        levels, stand = [(group.node, asked)], dict[Slice, bool]()
+        for slice_, asked in levels:  # those above first; it grows
+            for child in self._population.children(slice_):
+                levels.append((child, asked or self._ledger.books(Group(group.gpu, child)).frozen))
+        for slice_, asked in reversed(levels):
+            still = all([stand[child] for child in self._population.children(slice_)])
+            for process in self._population.members(slice_, group.gpu):
+                member = Group(group.gpu, process)
+                stands, frozen = self._stands(member), asked or self._ledger.books(member).frozen
+                still = still and stands
+                self._count(member, frozen)
+                self._turn(member, stands and frozen)
+            stand[slice_] = still
+            self._count(Group(group.gpu, slice_), asked)
+            self._turn(Group(group.gpu, slice_), asked and still)
+
+    def _turn(self, level: Group, frozen: bool) -> None:
+        if frozen != (level in self._frozen):
+            (self._frozen.add if frozen else self._frozen.discard)(level)
+            self._tell(level, Channel.COMPUTE)
+
+    def _count(self, level: Group, asked: bool) -> None:
+        """It is to be frozen from now on, or not any more."""
+        if asked and level not in self._since:
+            self._since[level] = trio.current_time()
+        elif not asked and level in self._since:
+            since = self._since.pop(level)
+            self._frozen_s[level] = self._frozen_s.get(level, 0.0) + trio.current_time() - since
+
+    def frozen_usec(self, group: Group) -> int:
+        """How long the group was to be frozen, by itself or one above it, microseconds, since the mount. Whether it was
+        by then does not count, as in cgroup.stat.local."""
+        frozen = self._frozen_s.get(group, 0.0)
+        if group in self._since:
+            frozen += trio.current_time() - self._since[group]
+        return round(frozen * 1e6)
+
+    def born(self, group: Group) -> None:
+        """There is a new slice: it is frozen from the start if one above it is, and nobody was told anything else."""
+        if self.is_frozen(group):
+            self._count(group, True)
+            self._frozen.add(group)
 
     def sharers_changed(self, group: Group) -> None:
         """A process came to, or left, this path: the others' parts of a slice's timeslice change."""
@@ -283,6 +358,8 @@ class Follower:
         self._places.pop(group, None)
         self._locks.pop(group, None)
         self._frozen.discard(group)
+        self._since.pop(group, None)
+        self._frozen_s.pop(group, None)
         self._doubtful.discard(group)
         self._inherited.discard(group)
         self.background.forget(group)

@@ -33,6 +33,8 @@ class Population:
         self._residents: dict[int, Resident] = {}
         self._slices: dict[Slice, SliceEntry] = {ROOT: SliceEntry(ROOT, None, kept=True)}
         self.watchers: list[Watcher] = []
+        self.version = 0
+        """Another number whenever anything else is in the tree, or is elsewhere in it."""
 
     # Looking
 
@@ -98,6 +100,18 @@ class Population:
         entry = self._slices.get(group.node)
         return entry.sharers[group.gpu] if entry is not None else 0
 
+    def children(self, slice_: Slice) -> Collection[Slice]:
+        """The slices directly below one. For one look."""
+        entry = self._slices.get(slice_)
+        return entry.children if entry is not None else ()
+
+    def members(self, slice_: Slice, gpu: int) -> Iterator[Process]:
+        """The processes directly in a slice that have a directory on a GPU. For one look."""
+        entry = self._slices.get(slice_)
+        for resident in entry.members.values() if entry is not None else ():
+            if gpu in resident.gpus:
+                yield resident.process
+
     def path(self, group: Group) -> list[Group]:
         """The group and every one above it on its GPU; the GPU's root last."""
         node = group.node
@@ -131,6 +145,7 @@ class Population:
             else:
                 resident = self._reside(group.node, cgroups[group.node], above.keys())
                 resident.gpus.add(group.gpu)
+                self.version += 1
         for one in inherited:
             if one.joined and isinstance(one.group.node, Process):
                 self.join(self._residents[one.group.node.pid], one.group.gpu)
@@ -177,6 +192,9 @@ class Population:
         for gpu in sorted(set(gpus) - resident.gpus):
             self._ledger.add(Group(gpu, process), Group(gpu, resident.slice))
             resident.gpus.add(gpu)
+            self.version += 1
+            for watcher in self.watchers:
+                watcher.process_came(process)
         return resident
 
     def _reside(self, process: Process, cgroup: Slice, there: Collection[Group] = ()) -> Resident:
@@ -186,6 +204,7 @@ class Population:
             entry = self._enter_for(process, cgroup, there)
             resident = self._residents[process.pid] = Resident(process, entry.slice, cgroup)
             entry.admit(resident)
+            self.version += 1
         return resident
 
     def expel(self, process: Process) -> None:
@@ -194,6 +213,7 @@ class Population:
         if resident is None:
             return
         del self._residents[process.pid]
+        self.version += 1
         for gpu in resident.gpus:
             self._ledger.remove(Group(gpu, process))
         self._slices[resident.slice].dismiss(process)
@@ -221,6 +241,7 @@ class Population:
         entry.admit(resident)
         former.dismiss(process)
         resident.slice, resident.cgroup = entry.slice, cgroup
+        self.version += 1
         for watcher in self.watchers:
             watcher.process_moved(process)
         self._prune(former.slice)
@@ -243,6 +264,7 @@ class Population:
         resident = self._residents[group.node.pid]
         self._ledger.remove(group)
         resident.gpus.discard(group.gpu)
+        self.version += 1
         self.quit(resident, group.gpu)
         return resident
 
@@ -373,6 +395,7 @@ class Population:
         self._bounds.take(user)
         entry = self._slices[slice_] = SliceEntry(slice_, above, above.depth + 1, user)
         above.children.add(slice_)
+        self.version += 1
         return entry
 
     def _user(self, above: SliceEntry | None, *, followed: bool) -> int:
@@ -396,6 +419,7 @@ class Population:
             del self._slices[entry.slice]
             above.children.remove(entry.slice)
             self._bounds.give(entry.user)
+            self.version += 1
             for watcher in self.watchers:
                 watcher.slice_gone(entry.slice)
             entry = above

@@ -210,7 +210,8 @@ class Gpu(Protocol):
         """Whether it is not there: fallen off the bus, or of no use until it is reset. What is known of it stays."""
 
     def capabilities(self) -> Mapping[str, Capability]:
-        """What each control (by file name) does on this GPU; a control that is not named is unsupported."""
+        """What each control (by file name) does on this GPU; a control that is not named is unsupported. The same table
+        as long as nothing changed, as every write asks, and another one then."""
 
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Finds processes and reports them to `host` until cancelled; started once the first look is done."""

@@ -78,7 +78,10 @@ class Traffic:
             self.expel(stale.process)
         self.exits.watch(process)
         try:
-            return self._population.admit(process, cgroup_of(process.pid), gpus)
+            resident = self._population.admit(process, cgroup_of(process.pid), gpus)
+            for gpu in gpus:  # one that runs has come to a slice that was frozen, perhaps
+                self._follower.show(Group(gpu, process))
+            return resident
         except OSError:  # it is gone, or we are short of something
             if resident is None:
                 self.exits.unwatch(process)
@@ -145,6 +148,7 @@ class Traffic:
             self._left(Group(gpu, former))
             self._offers.freed(gpu)
             self._follower.sharers_changed(group)
+            self._follower.show(group)
             for level in self._population.path(group):
                 self._tell(level, Channel.COMPUTE)
         self.follow(resident)

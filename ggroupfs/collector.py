@@ -62,7 +62,7 @@ def _ms(ms: float) -> float | None:
 ROWS = (
     Row("resident_bytes", "Memory on the GPU (gmem.current).", "current"),
     Row("swap_bytes", "GPU memory that is in the host (gmem.swap.current).", "swap"),
-    Row("peak_bytes", "Highest memory on the GPU since it was reset (gmem.peak).", "peak"),
+    Row("peak_bytes", "Highest memory on the GPU so far (gmem.peak).", "peak"),
     Row("limit_high_bytes", "Limit of memory on the GPU (gmem.limit.high), +Inf for max.", "high", _limit),
     Row("limit_low_bytes", "Protected memory (gmem.limit.low), +Inf for max.", "low", _limit),
     Row("swap_max_bytes", "Limit of memory in the host (gmem.swap.max), +Inf for max.", "swap_max", _limit),
@@ -74,7 +74,7 @@ ROWS = (
     Row("unmovable_bytes", "Memory that stays on the GPU whatever the limits say.", "unmovable"),
     Row("disputed_bytes", "Memory that was charged and the driver does not count.", "disputed"),
     Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", "timeslice", _ms),
-    Row("frozen", "Whether nothing of it can run (compute.events).", "frozen"),
+    Row("frozen", "Whether it is frozen, and nothing of it runs (compute.events).", "frozen"),
     Row("populated", "Whether it has a context on the GPU (compute.events).", "populated"),
     Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),
     Row("undone", "Times that a process undid its freeze or timeslice (compute.events).", "undone", counter=True),
@@ -99,6 +99,7 @@ ROWS = (
         counter=True,
         members=True,
     ),
+    Row("frozen_seconds", "Time for which it was to be frozen.", "frozen_usec", _us, counter=True),
     Row("managed", "Whether its memory can be moved (gcgroup.stat).", "managed"),
 )
 """In the order in which they are shown. ``gmem.events`` comes besides, a label for each event."""

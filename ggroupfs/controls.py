@@ -14,6 +14,7 @@ import attrs
 
 from backend.controller import Controller
 from backend.identity import Group, Slice
+from backend.peaks import Mark
 from backend.records import MAX, Books, Channel
 from ggroupfs import values
 
@@ -116,9 +117,17 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "attached": activity.attached,
             "nr_throttled": throttled.times,
             "throttled_usec": throttled.usec,
+            "frozen_usec": controller.frozen_usec(group),
             "managed": int(activity.managed),
         }
     )
+
+
+async def _reset_peak(controller: Controller, group: Group, value: None) -> None:
+    """A reset is of one open file (ggroupfs.files.PeakFile). Of one that is never read, nobody notices anything."""
+    unread = Mark()
+    controller.reset_peak(group, unread)
+    controller.leave_peak(group, unread)
 
 
 def _share(name: str) -> Apply:
@@ -130,6 +139,8 @@ def _device(word: str) -> str:
     """A GPU: its index or its UUID."""
     return word if word.startswith("GPU-") else str(values.integer(word, 0, MAX))
 
+
+PEAK = "gmem.peak"
 
 CONTROLS = (
     Control(
@@ -150,11 +161,11 @@ CONTROLS = (
     ),
     Control("gmem.current", 0o444, _books(lambda books: books.current)),
     Control(
-        "gmem.peak",
+        PEAK,
         0o644,
-        _books(lambda books: books.peak),
+        lambda controller, group: f"{controller.peak(group)}\n",
         values.anything,
-        lambda controller, group, _: controller.reset_peak(group),
+        _reset_peak,
     ),
     Control("gmem.swap.current", 0o444, _books(lambda books: books.swap)),
     Control(

@@ -94,6 +94,8 @@ class Figures:
     """Times that the scheduler took it off the runlist."""
     throttled_usec: int | None = None
     """For how long, microseconds."""
+    frozen_usec: int | None = None
+    """How long it was to be frozen since the mount, microseconds."""
     managed: bool | None = None
     """Whether its memory can be moved."""
     events: Mapping[str, int] | None = None
@@ -151,7 +153,7 @@ SOURCES: Mapping[str, Source] = {
     "compute.weight": _one("weight"),
     "gcgroup.stat": _keyed(
         "submitted finished pending gpu_usec gpu_usec_estimate timeslice_usec tsgs channels attached"
-        " nr_throttled throttled_usec managed"
+        " nr_throttled throttled_usec frozen_usec managed"
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""

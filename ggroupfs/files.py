@@ -11,19 +11,22 @@ import os
 import select
 import struct
 from collections import Counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from backend.controller import Controller
 from backend.errors import fail
 from backend.identity import Group, Process, owner_of
+from backend.peaks import Mark
 from backend.records import Channel
 from ggroupfs import values
-from ggroupfs.controls import Control
+from ggroupfs.controls import PEAK, Control, Show
 
 WRITE_MOST = 4095
 """Bytes of a write(2); kernfs takes a page less the NUL and answers E2BIG to more."""
 
-READY = select.POLLIN | select.POLLOUT
+READABLE = select.POLLIN | select.POLLRDNORM
+READY = READABLE | select.POLLOUT | select.POLLWRNORM
+"""As kernfs has it (DEFAULT_POLLMASK): some ask for the one name, some for the other."""
 EVENT = select.POLLPRI | select.POLLERR
 GONE = EVENT | select.POLLHUP
 
@@ -99,7 +102,7 @@ class OpenFile:
                 raise fail(errno.EINVAL)
             if control.channel is not None:
                 self._seen = self._events.count(self.group, control.channel)
-            self._data = os.fsencode(control.show(self._controller, self.group))
+            self._data = os.fsencode(self._show(control.show))
         return self._data[offset : offset + size]
 
     async def write(self, data: bytes) -> int:
@@ -107,10 +110,17 @@ class OpenFile:
         control = self.control
         if len(data) > WRITE_MOST:
             raise fail(errno.E2BIG)
-        if control.parse is None or control.apply is None:
+        if control.parse is None:
             raise fail(errno.EINVAL)
-        await control.apply(self._controller, self.group, control.parse(values.text(data)))
+        await self._apply(control.parse(values.text(data)))
         return len(data)
+
+    def _show(self, show: Show) -> str:
+        return show(self._controller, self.group)
+
+    async def _apply(self, value: Any) -> None:
+        assert self.control.apply is not None, "one that is parsed"
+        await self.control.apply(self._controller, self.group, value)
 
     def poll(self, waker: Waker | None) -> int:
         """The poll(2) events that are there now; keeps `waker` for the next change."""
@@ -141,6 +151,29 @@ class OpenFile:
         assert self.control.channel is not None
         seen = self._seen == self._events.count(self.group, self.control.channel)
         return READY if seen else READY | EVENT
+
+
+class PeakFile(OpenFile):
+    """A gmem.peak: a write starts it again for this open file, and for no other, as memory.peak since Linux 6.12."""
+
+    __slots__ = ("_mark",)
+
+    def __init__(self, controller: Controller, events: Events, control: Control, group: Group) -> None:
+        super().__init__(controller, events, control, group)
+        self._mark: Mark | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self._mark is not None:
+            self._controller.leave_peak(self.group, self._mark)
+
+    def _show(self, show: Show) -> str:
+        return f"{self._controller.peak(self.group, self._mark)}\n"
+
+    async def _apply(self, value: Any) -> None:
+        mark = self._mark or Mark()
+        self._controller.reset_peak(self.group, mark)
+        self._mark = mark
 
 
 class UsermemFile(OpenFile):
@@ -179,7 +212,7 @@ class UsermemFile(OpenFile):
         return RECORD.pack(books.pressure_bytes, books.pressure_seq)
 
     def _pending(self) -> int:
-        return select.POLLIN if self._controller.books(self.group).pressure_seq != self._seen else 0
+        return READABLE if self._controller.books(self.group).pressure_seq != self._seen else 0
 
 
 def open_file(controller: Controller, events: Events, control: Control, group: Group, uid: int) -> OpenFile:
@@ -187,4 +220,6 @@ def open_file(controller: Controller, events: Events, control: Control, group: G
     group."""
     if control.channel is Channel.USERMEM:
         return UsermemFile(controller, events, control, group, uid)
+    if control.name == PEAK:
+        return PeakFile(controller, events, control, group)
     return OpenFile(controller, events, control, group)

@@ -27,6 +27,19 @@ FILE_SIZE = 4096
 
 
 @attrs.frozen
+class Times:
+    """When an inode was read, written and changed, as far as anybody says: Unix time, nanoseconds. All are when it came
+    into the tree at first."""
+
+    atime_ns: int
+    """As set by utimensat(2)."""
+    mtime_ns: int
+    """The same."""
+    ctime_ns: int
+    """When its mode, its owner or one of those was set."""
+
+
+@attrs.frozen
 class Attributes:
     """What stat(2) shows of one inode."""
 
@@ -40,8 +53,10 @@ class Attributes:
     """Group."""
     size: int
     """st_size, bytes."""
-    time_ns: int
-    """All three times: when it came into the tree, Unix time."""
+    links: int
+    """st_nlink: of a directory two, and one for each directory in it, as cgroup2 has it."""
+    times: Times
+    """st_atime and so on."""
 
 
 @attrs.define(eq=False)

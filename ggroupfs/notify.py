@@ -19,6 +19,7 @@ import trio
 from backend.identity import Group, Process, Slice
 from backend.records import Channel
 from ggroupfs.files import Events
+from ggroupfs.inodes import Directory
 from ggroupfs.messenger import Messenger
 from ggroupfs.tree import Tree
 
@@ -54,9 +55,9 @@ class Notifier:
 
     # The kernel's references to events files: without one, nobody can be watching
 
-    def looked_up(self, inode: int) -> None:
-        """The kernel was given a reference to an inode."""
-        self._looked_up[inode] += 1
+    def looked_up(self, *inodes: int) -> None:
+        """The kernel was given a reference to each of these inodes."""
+        self._looked_up.update(inodes)
 
     def forgotten(self, inode: int, count: int) -> None:
         """The kernel gave `count` references back."""
@@ -78,28 +79,38 @@ class Notifier:
             self._modified[inode] = f"{self._mountpoint}{self._tree.path(directory)}/{control.name}"
             self._wake.set()
 
+    def process_came(self, process: Process) -> None:
+        """The population's watcher: st_nlink of its directory, and of the root, are others."""
+        self._filled(self._tree.root)
+        self._filled(self._tree.known(process))
+
     def process_gone(self, process: Process) -> None:
         """The population's watcher."""
         self._gone(process)
 
     def process_moved(self, process: Process) -> None:
         """The population's watcher: whoever the slices above were given to owns it now."""
-        self.owner_changed(self._tree.seen_inodes(process))
+        self.attributes_changed(self._tree.seen_inodes(process))
 
     def process_migrated(self, here: Group, there: Group) -> None:
         """The population's watcher: whoever was given files of the one directory has those of the other."""
-        self.owner_changed(self._tree.hand_over(here, there))
+        self.attributes_changed(self._tree.hand_over(here, there))
         self._gone(here)
 
     def process_left(self, group: Group) -> None:
         """The population's watcher."""
         self._gone(group)
 
+    def slice_made(self, slice_: Slice) -> None:
+        """The population's watcher: st_nlink of the directory that it is in is another."""
+        if slice_.parent is not None:
+            self._filled(self._tree.known(slice_.parent))
+
     def slice_gone(self, slice_: Slice) -> None:
         """The population's watcher."""
         self._gone(slice_)
 
-    def owner_changed(self, inodes: Iterable[int]) -> None:
+    def attributes_changed(self, inodes: Iterable[int]) -> None:
         """Cached attributes of these are stale."""
         self._stale.update(inodes)
         self._wake.set()
@@ -117,6 +128,11 @@ class Notifier:
                 if inode in self._looked_up:
                     self._drop(directory.inode, control.name, inode)
             self._drop(directory.parent, directory.name, directory.inode)
+
+    def _filled(self, directory: Directory | None) -> None:
+        """There is one more in a directory, which the kernel may have cached. (One less, it finds out by itself.)"""
+        if directory is not None and (directory.inode in self._looked_up or directory is self._tree.root):
+            self._messenger.post(functools.partial(self._tell, (), (directory.inode,)))
 
     def _drop(self, parent: int, name: str, inode: int) -> None:
         self._messenger.post(functools.partial(self._invalidate, parent, os.fsencode(name), inode))

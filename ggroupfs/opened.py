@@ -13,7 +13,7 @@ T = TypeVar("T")
 FILES = 65536
 """Control files that one user may have open: about 1 KB each."""
 LISTINGS = 1024
-"""Directories that one user may have open: each has all its names."""
+"""Directories that one user may have open: each may have all its names."""
 
 
 class Opened(dict[int, T]):

@@ -18,6 +18,7 @@ import pyfuse3
 from pyfuse3 import FUSEError
 
 from backend.errors import ERRNOS, errno_of
+from ggroupfs.directories import Directories, Listing
 from ggroupfs.files import Events, OpenFile, open_file
 from ggroupfs.inodes import Attributes
 from ggroupfs.notify import Notifier
@@ -70,11 +71,12 @@ def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = attributes.inode
     entry.st_mode = attributes.mode
-    entry.st_nlink = 2 if attributes.mode & 0o040000 else 1
+    entry.st_nlink = attributes.links
     entry.st_uid = attributes.uid
     entry.st_gid = attributes.gid
     entry.st_size = attributes.size
-    entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = attributes.time_ns
+    times = attributes.times
+    entry.st_atime_ns, entry.st_mtime_ns, entry.st_ctime_ns = times.atime_ns, times.mtime_ns, times.ctime_ns
     entry.entry_timeout = entry.attr_timeout = CACHE_S
     return entry
 
@@ -92,7 +94,8 @@ class Operations(pyfuse3.Operations):
         self._events = events
         self._notifier = notifier
         self._files = Opened[OpenFile](FILES)
-        self._listings = Opened[list[tuple[str, int]]](LISTINGS)
+        self._listings = Opened[Listing](LISTINGS)
+        self._directories = Directories(tree, _entry)
         self._next = 1
         self._poll = poll
 
@@ -115,7 +118,7 @@ class Operations(pyfuse3.Operations):
         fh: int | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        """chown and chmod are kept; a new size or time means nothing here, as in cgroup2, and is no error."""
+        """chown, chmod and times are kept; a new size means nothing here, as in cgroup2, and is no error."""
         if fields.update_uid or fields.update_gid or fields.update_mode:
             changed = self._tree.chown(
                 inode,
@@ -124,7 +127,13 @@ class Operations(pyfuse3.Operations):
                 attr.st_mode & 0o7777 if fields.update_mode else None,
                 ctx.uid,
             )
-            self._notifier.owner_changed(changed)
+            self._notifier.attributes_changed(changed)
+        if fields.update_atime or fields.update_mtime:
+            self._tree.set_times(
+                inode,
+                attr.st_atime_ns if fields.update_atime else None,
+                attr.st_mtime_ns if fields.update_mtime else None,
+            )
         return _entry(self._tree.attributes(inode))
 
     @_handler
@@ -153,19 +162,12 @@ class Operations(pyfuse3.Operations):
     @_handler
     def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         self._listings.require(ctx.uid)
-        listing = list(self._tree.entries(inode))
-        return self._open(self._listings, listing, ctx.uid)
+        return self._open(self._listings, self._directories.open(inode), ctx.uid)
 
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         try:
-            listing = self._listings[fh]
-            rest = range(start_id, len(listing))
-            for at, attributes in zip(rest, self._tree.listed(listing[at][1] for at in rest), strict=True):
-                if attributes is None:
-                    continue  # gone since opendir
-                if not pyfuse3.readdir_reply(token, os.fsencode(listing[at][0]), _entry(attributes), at + 1):
-                    break
-                self._notifier.looked_up(attributes.inode)
+            tell = functools.partial(pyfuse3.readdir_reply, token)
+            self._notifier.looked_up(*self._directories.read(self._listings[fh], start_id, tell))
         except Exception as error:
             raise _answer("readdir", error) from None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -24,6 +25,7 @@ from ggroupfs.inodes import (
     SLOT_BITS,
     Attributes,
     Directory,
+    Times,
 )
 from ggroupfs.keeper import Keeper, Nobody, Subject
 from ggroupfs.names import DIGITS, escape, is_number, unescape
@@ -40,7 +42,9 @@ class Tree:
         self._directories: dict[int, Directory] = {}
         self._by_subject: dict[Subject, Directory] = {}
         self._ownership: dict[int, Owned] = {}
+        self._times: dict[int, Times] = {}  # of those that somebody set or changed; a mount's
         self._next = 0
+        self._changes = 0  # of owners and modes
         self.root = self._directory("root", ROOT_INODE, "", ROOT_FACTS)
         self.gpus = self._directory("gpus", ROOT_INODE, "gpus")
         self.slices = self._directory(ROOT, ROOT_INODE, "slice")
@@ -83,6 +87,11 @@ class Tree:
             if child is not None:
                 yield name, child.inode
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever :meth:`entries` or :meth:`attributes` may say something else of anything."""
+        return self._population.version, self._changes
+
     def directory(self, inode: int) -> Directory:
         """The directory that an inode is, or is in. ENOENT when it is gone.
 
@@ -108,19 +117,6 @@ class Tree:
         directory = self.directory(inode)
         return self._attributes(directory, inode, self._inherited(directory, itself=inode == directory.inode))
 
-    def listed(self, inodes: Iterable[int]) -> Iterator[Attributes | None]:
-        """What stat(2) shows of each in turn; None for what is gone. Whom files of one directory belong to is looked up
-        once."""
-        owner, of = (0, 0), None
-        for inode in inodes:
-            directory = self._directories.get(inode >> SLOT_BITS)
-            if directory is None or inode == directory.inode:
-                yield self.attributes(inode) if directory is not None else None
-                continue
-            if directory is not of:
-                owner, of = self._inherited(directory, itself=False), directory
-            yield self._attributes(directory, inode, owner)
-
     def _attributes(self, directory: Directory, inode: int, owner: tuple[int, int]) -> Attributes:
         """`owner` is whose it is if nobody chowned it."""
         slot = inode & (1 << SLOT_BITS) - 1
@@ -137,7 +133,11 @@ class Tree:
             uid = uid if own.uid is None else own.uid
             gid = gid if own.gid is None else own.gid
             permissions = permissions if own.permissions is None else own.permissions
-        return Attributes(inode, kind | permissions, uid, gid, size, directory.time_ns)
+        links = 2 + self._directories_in(directory) if slot == DIRECTORY_SLOT else 1
+        return Attributes(inode, kind | permissions, uid, gid, size, links, self._times_of(directory, inode))
+
+    def _times_of(self, directory: Directory, inode: int) -> Times:
+        return self._times.get(inode) or Times(directory.time_ns, directory.time_ns, directory.time_ns)
 
     def readlink(self, inode: int, tid: int) -> str:
         """Where a link points, for the thread `tid`, as /proc/self does."""
@@ -222,6 +222,7 @@ class Tree:
                 by if by and by == inherited and own.uid is None and uid is None else None,
             ),
         )
+        self.set_times(inode)
         if slice_ is None:
             return ()
         if self._population.slice_entry(slice_) is not None:
@@ -229,6 +230,16 @@ class Tree:
         if not owner:
             return ()  # what is below has owners from here, and no modes
         return [seen for below in self._below(slice_) for seen in self.inodes(below)]
+
+    def set_times(self, inode: int, atime_ns: int | None = None, mtime_ns: int | None = None) -> None:
+        """utimensat(2), None for what stays. The inode changed: that is now."""
+        before = self._times_of(self.directory(inode), inode)
+        self._times[inode] = Times(
+            before.atime_ns if atime_ns is None else atime_ns,
+            before.mtime_ns if mtime_ns is None else mtime_ns,
+            time.time_ns(),
+        )
+        self._changes += 1
 
     def inodes(self, directory: Directory) -> list[int]:
         """A directory's inode and those of its files."""
@@ -262,6 +273,8 @@ class Tree:
         gone = self.seen(subject)
         for directory in gone:
             del self._directories[directory.number], self._by_subject[directory.subject]
+            for inode in self.inodes(directory):
+                self._times.pop(inode, None)
             if [inode for inode in self.inodes(directory) if self._ownership.pop(inode, None) is not None]:
                 self._keeper.forget(directory.subject)
         return gone
@@ -316,6 +329,7 @@ class Tree:
     def _own(self, directory: Directory, inode: int, owned: Owned) -> None:
         """A directory, or a file in it, is somebody's. Links are nobody's business after us."""
         self._ownership[inode] = owned
+        self._changes += 1
         names = {directory.inode: "", **{at: control.name for control, at in self._files(directory)}}
         if inode in names:
             self._keeper.keep(directory.subject, names[inode], owned)
@@ -352,6 +366,20 @@ class Tree:
             below = [escape(child.path.rpartition("/")[2]) for child in entry.children] if entry is not None else []
             return below if subject == ROOT else [*map(str, self.controller.gpus), *below]
         return []
+
+    def _directories_in(self, directory: Directory) -> int:
+        """How many directories are in a directory."""
+        subject, gpus = directory.subject, len(self.controller.gpus)
+        if directory is self.root:
+            return 2 + len(self._population)
+        if directory is self.gpus:
+            return gpus
+        if isinstance(subject, Process):
+            resident = self._population.resident(subject)
+            return len(resident.gpus) if resident is not None else 0
+        if isinstance(subject, Slice):
+            return len(self._population.children(subject)) + (gpus if subject != ROOT else 0)
+        return 0
 
     def _child(self, directory: Directory, name: str) -> Directory | None:
         """The directory `name` in a directory, made known if it was not; None where there is none."""

@@ -19,7 +19,7 @@ BLANKS = " \t\n\v\f\r\xa0"
 
 NUMBER = re.compile(r"(?P<sign>[+-]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|(?P<oct>0[0-7]*)|(?P<dec>[1-9][0-9]*))")
 
-SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+SUFFIXES = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 TIME = re.compile(rf"(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[{BLANKS}]*(?P<unit>ms|us)?")
 
@@ -45,10 +45,11 @@ def size(word: str) -> int:
     """Bytes, with K, M, G or T for powers of 1024, or ``max``."""
     if word == "max":
         return MAX
-    number, rest = _number(word)
-    if rest.upper() not in SUFFIXES:
-        raise fail(errno.EINVAL)
-    nbytes = number << SUFFIXES[rest.upper()]
+    nbytes, rest = _number(word)
+    if rest:
+        if rest.upper() not in SUFFIXES:
+            raise fail(errno.EINVAL)
+        nbytes <<= SUFFIXES[rest.upper()]
     if not 0 <= nbytes < U64:
         raise fail(errno.ERANGE)
     return min(nbytes, MAX)
@@ -85,18 +86,18 @@ def anything(word: str) -> None:
 
 def _number(word: str) -> tuple[int, str]:
     """The number at the start of a word, and what follows it. EINVAL without one, ERANGE for 2^64 and more."""
-    match = NUMBER.match(word)
-    if match is None:
-        raise fail(errno.EINVAL)
-    if match["hex"]:
-        number = int(match["hex"], 16)
-    elif match["oct"]:
-        number = int(match["oct"], 8)
+    if word.isdecimal() and word[0] != "0":  # as nearly always
+        sign, number, end = "", int(word), len(word)
     else:
-        number = int(match["dec"])
+        match = NUMBER.match(word)
+        if match is None:
+            raise fail(errno.EINVAL)
+        sign, hexadecimal, octal, decimal = match.groups()
+        number = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
+        end = match.end()
     if number >= U64:
         raise fail(errno.ERANGE)  # before what follows it is looked at, as kstrtoull() does
-    return (-number if match["sign"] == "-" else number), word[match.end() :]
+    return (-number if sign == "-" else number), word[end:]
 
 
 def show_size(nbytes: int) -> str:

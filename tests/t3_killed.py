@@ -318,7 +318,9 @@ class Machine:
 
     async def chown(self, h: Harness, path: str, uid: int) -> None:
         self.doing = path, f"chown {uid}"
-        fields = SimpleNamespace(update_uid=True, update_gid=False, update_mode=False)
+        fields = SimpleNamespace(
+            update_atime=False, update_mtime=False, update_uid=True, update_gid=False, update_mode=False
+        )
         entry = SimpleNamespace(st_uid=uid, st_gid=0, st_mode=0)
         await h.operations.setattr(await h.inode(path), entry, fields, None, h.ctx)
         self.owned[path], self.doing = uid, None

@@ -63,7 +63,7 @@ async def test_all_that_is_asked_for_follows(spawn: Spawn) -> None:
         assert await h.read("slice/jobs/0/gmem.current") == "0\n"
         assert await h.read("slice/jobs/1/gmem.current") == f"{16 * MIB}\n"
         assert await h.read("slice/jobs/0/compute.events") == "populated 0\nfrozen 0\nmigrated 0\nundone 0\nlost 0\n"
-        assert await h.read("slice/jobs/1/compute.events") == "populated 1\nfrozen 1\nmigrated 1\nundone 0\nlost 0\n"
+        assert await h.read("slice/jobs/1/compute.events") == "populated 1\nfrozen 0\nmigrated 1\nundone 0\nlost 0\n"
         await h.write(f"{pid}/1/compute.freeze", 0)
         assert other.detached == set()
         await h.write(f"{pid}/1/compute.migrate", "GPU-0")

@@ -87,7 +87,9 @@ def owner(uid: int, gid: int = 0) -> SimpleNamespace:
 
 
 async def chown(h: Harness, path: str, uid: int, gid: int) -> None:
-    fields = SimpleNamespace(update_uid=True, update_gid=True, update_mode=False)
+    fields = SimpleNamespace(
+        update_atime=False, update_mtime=False, update_uid=True, update_gid=True, update_mode=False
+    )
     await h.operations.setattr(await h.inode(path), owner(uid, gid), fields, None, h.ctx)
 
 

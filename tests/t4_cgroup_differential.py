@@ -17,6 +17,7 @@ import select
 import socket
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +32,9 @@ from tests.mounted import Mounted
 from tests.strategies import chosen, history, pick
 
 libc = ctypes.CDLL(None, use_errno=True)
+
+CLOCK_REALTIME_COARSE = 5
+"""What the kernel stamps files with (linux/time.h); Python has no name for it."""
 
 
 @attrs.frozen
@@ -181,9 +185,15 @@ def copied(fd: int) -> int:
         os.close(target)
 
 
+EVERYTHING = (
+    select.POLLIN | select.POLLOUT | select.POLLPRI | select.POLLRDNORM | select.POLLWRNORM
+    | select.POLLRDBAND | select.POLLWRBAND
+)  # fmt: skip
+
+
 def polled(fd: int) -> list[tuple[int, int]]:
     poller = select.poll()
-    poller.register(fd, select.POLLIN | select.POLLOUT | select.POLLPRI)
+    poller.register(fd, EVERYTHING)
     return [(0, events) for _, events in poller.poll(0)]
 
 
@@ -206,6 +216,31 @@ def kept(change: Callable[[Path], object], undo: Callable[[Path], object], name:
             undo(path)
 
     return operation
+
+
+def timed(change: Callable[[Path], object]) -> Operation:
+    """What a change makes of the time of modification, which was in 1970, and whether it is one of the inode."""
+
+    def operation(side: Side) -> object:
+        path = side.files / side.number
+        os.utime(path, ns=(1, 1))
+        before = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+        change(path)
+        found = path.stat()
+        return found.st_mtime_ns if found.st_mtime_ns < 10**9 else "now", found.st_ctime_ns >= before
+
+    return operation
+
+
+def links(side: Side) -> object:
+    """By how many st_nlink of a directory is more while another is in it, and after that."""
+    before = side.home.stat().st_nlink
+    (side.home / "one-more").mkdir()
+    try:
+        during = side.home.stat().st_nlink - before
+    finally:
+        (side.home / "one-more").rmdir()
+    return during, side.home.stat().st_nlink - before
 
 
 def stat_of(name: str) -> Operation:
@@ -290,6 +325,11 @@ OPERATIONS: dict[str, Operation] = {
     "chmod": kept(lambda path: path.chmod(0o600), lambda path: path.chmod(0o644), "number"),
     "chown": kept(lambda path: os.chown(path, 7, 8), lambda path: os.chown(path, 0, 0), "number"),
     "utime": at(lambda path: os.utime(path, (1, 1))),
+    "times of a utime": timed(lambda path: os.utime(path, ns=(5, 7))),
+    "times of a utime that is now": timed(os.utime),
+    "times of a chmod": timed(lambda path: path.chmod(0o644)),
+    "times of a chown": timed(lambda path: os.chown(path, 0, 0)),
+    "st_nlink": links,
     "access": at(lambda path: [os.access(path, mode) for mode in (os.R_OK, os.W_OK, os.X_OK)]),
     "truncate": at(lambda path: os.truncate(path, 0)),
     "truncate longer": at(lambda path: os.truncate(path, 100_000)),
@@ -298,6 +338,7 @@ OPERATIONS: dict[str, Operation] = {
     "ftruncate": on(RW, lambda fd: os.ftruncate(fd, 5)),
     "ftruncate not open to write": on(R, lambda fd: os.ftruncate(fd, 5)),
     "getxattr": at(lambda path: os.getxattr(path, "user.none")),
+    "getxattr of an ACL": at(lambda path: os.getxattr(path, "system.posix_acl_access")),
     "setxattr": at(lambda path: os.setxattr(path, "user.none", b"")),
     "statfs": lambda side: os.statvfs(side.files)[:8] + os.statvfs(side.files)[9:10],
     "f_type": lambda side: subprocess.run(["stat", "-f", "-c", "%T", side.files], stdout=-1, text=True).stdout,
@@ -392,6 +433,7 @@ DIFFERENCES: dict[str, tuple[object, object, str]] = {
     "f_type": ("cgroup2fs\n", "fuseblk\n", "the kernel says FUSE_SUPER_MAGIC for every FUSE filesystem"),
     "mmap private": ("ENODEV", True, "FUSE allows it on a direct_io file; the server is not asked"),
     "getxattr": ("ENODATA", "ENOTSUP", "no xattrs: a handler would cost a request at each open to write"),
+    "getxattr of an ACL": ("ENOTSUP", "ENODATA", "as getxattr: where nobody answers, FUSE says that a file has none"),
     "setxattr": (None, "ENOTSUP", "as getxattr"),
     "pwrite not open to write": ("ESPIPE", "EBADF", "seq_file calls it a file without positions; FUSE has them"),
     "write 4096 bytes": (

@@ -8,6 +8,7 @@ that move.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import trio
@@ -20,6 +21,8 @@ from backend.protocols import Inherited
 from backend.records import Books, Wanted
 from backend.soft.account import Account
 from backend.soft.ledger import SoftLedger
+
+_kept = attrgetter(*FIELDS)
 
 SOON_S = 0.05
 """Seconds after which figures that nobody asked for are written, too."""
@@ -96,11 +99,12 @@ class JournaledLedger(SoftLedger):
     def books(self, group: Group) -> Books:
         if self._changed:
             self._write()
-        return super().books(group)
+        return self._account(group).figures
 
     def configure(self, group: Group, **changes: int | bool) -> None:
         super().configure(group, **changes)
-        self._write()
+        if self._changed:
+            self._write()
 
     def reset_peak(self, group: Group) -> None:
         super().reset_peak(group)
@@ -125,7 +129,10 @@ class JournaledLedger(SoftLedger):
             assert isinstance(account, Watched)
             now, before = account.figures, account.written
             account.written = now
-            if fields := {name: _plain(name, now) for name in FIELDS if getattr(now, name) != getattr(before, name)}:
+            news, olds = _kept(now), _kept(before)
+            if news != olds:
+                each = zip(FIELDS, news, olds, strict=True)
+                fields = {name: int(new) for name, new, old in each if new != old}  # flags are numbers there
                 told.append(state.put(self._key(account.group), fields))
         self._changed.clear()
         if told:
@@ -152,8 +159,3 @@ class JournaledLedger(SoftLedger):
         process = isinstance(group.node, Process)
         applied = Wanted(held.detached, held.timeslice_us) if process else Wanted(False, 0)
         return Inherited(group, above, applied, held.moving)
-
-
-def _plain(name: str, books: Books) -> int:
-    """A figure as JSON has it in a journal: flags are numbers, whatever was written."""
-    return int(getattr(books, name))

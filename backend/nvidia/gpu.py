@@ -84,7 +84,7 @@ class NvidiaGpu:
         self._states = states
         self.notes: Notes = NoNotes()
         """Of what TSGs had of their own, for the daemon after us."""
-        self.verdicts: Sequence[Verdict] = ()
+        self.adopt(())
         self._gpu_id = gpu_id
         self._nvml = nvml
         self._census = census
@@ -104,9 +104,10 @@ class NvidiaGpu:
     def adopt(self, verdicts: Sequence[Verdict]) -> None:
         """Takes the outcome of the self-test as this GPU's capabilities."""
         self.verdicts = tuple(verdicts)
+        self._capabilities = {verdict.control: verdict.capability for verdict in self.verdicts}
 
     def capabilities(self) -> Mapping[str, Capability]:
-        return {verdict.control: verdict.capability for verdict in self.verdicts}
+        return self._capabilities
 
     # ---- finding processes -----------------------------------------------------------------------------------
 

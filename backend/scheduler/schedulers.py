@@ -43,6 +43,7 @@ class Schedulers:
             for index, gpu in gpus.items()
             if self._verdict(gpu.capabilities()) is not Capability.UNSUPPORTED
         }
+        self._tables: dict[Gpu, tuple[Mapping[str, Capability], Mapping[str, Capability]]] = {}  # as it said, and ours
         follower.watcher = self.poke
 
     async def run(self) -> None:
@@ -54,7 +55,11 @@ class Schedulers:
     def capabilities(self, gpu: Gpu) -> Mapping[str, Capability]:
         """What each control does on a GPU, with its scheduler: priorities and weights are as good as its levers."""
         table = gpu.capabilities()
-        return {**table, **dict.fromkeys(CONTROLS, self._verdict(table))}
+        said, ours = self._tables.get(gpu, (None, table))
+        if said is not table:  # every write of a control asks
+            ours = {**table, **dict.fromkeys(CONTROLS, self._verdict(table))}
+            self._tables[gpu] = table, ours
+        return ours
 
     def weakest(self) -> Mapping[str, Capability]:
         """What each control does on this machine: with several GPUs, the weakest counts."""

@@ -44,6 +44,8 @@ ENFORCED = (
     "compute.priority",
     "compute.weight",
 )
+_ALONE = dict.fromkeys(ENFORCED, Capability.ENFORCED) | {"compute.migrate": Capability.UNSUPPORTED}
+_AMONG_OTHERS = _ALONE | {"compute.migrate": Capability.ENFORCED}
 PAGES_AT_ONCE = 64
 """Pages worked on before everybody else has a turn."""
 
@@ -75,8 +77,7 @@ class SoftGpu:
         self.lost = False
 
     def capabilities(self) -> Mapping[str, Capability]:
-        migrate = Capability.ENFORCED if self.machine.gpus > 1 else Capability.UNSUPPORTED
-        return dict.fromkeys(ENFORCED, Capability.ENFORCED) | {"compute.migrate": migrate}
+        return _AMONG_OTHERS if self.machine.gpus > 1 else _ALONE
 
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._host = host

@@ -115,11 +115,15 @@ class SoftLedger:
         account = self._account(group)
         if account.parent is None:  # cgroup-v2.rst: the root has no limits
             raise fail(errno.EPERM)
-        if not isinstance(group.node, Slice) and changes.keys() & _OF_SLICES:
+        if not (_OF_SLICES.isdisjoint(changes) or isinstance(group.node, Slice)):
             raise fail(errno.EINVAL)
-        if any(value not in RANGES[name] for name, value in changes.items()):
-            raise fail(errno.ERANGE)
-        account.update(**changes)
+        figures, others = account.figures, False
+        for name, value in changes.items():
+            if value not in RANGES[name]:
+                raise fail(errno.ERANGE)
+            others = others or getattr(figures, name) != value
+        if others:
+            account.update(**changes)
 
     def reset_peak(self, group: Group) -> None:
         account = self._account(group)

@@ -150,6 +150,9 @@ class Units:
         for slice_ in self._population.slices():
             self._later(Group(gpu, slice_))
 
+    def process_came(self, process: Process) -> None:
+        """Watcher: it has been asked for by then."""
+
     def process_gone(self, process: Process) -> None:
         """Watcher: nothing to do."""
 
@@ -165,6 +168,9 @@ class Units:
         if resident is not None:
             for gpu in resident.gpus:
                 self._later(Group(gpu, resident.slice))
+
+    def slice_made(self, slice_: Slice) -> None:
+        """Watcher: it is told of a slice when it settles it."""
 
     def slice_gone(self, slice_: Slice) -> None:
         """Watcher: one that comes back is another."""

@@ -5,7 +5,7 @@
  * One thread, the low-level API, files with direct_io, attributes and entries valid for 300 s, no
  * flush and no xattr handler, so a client sends it exactly the requests that it sends to ggroupfs. Every path
  * of the shape /<pid>/<n>/<file> exists: any two numbers, and the files named in files[]. Reads give "max\n";
- * writes are taken and forgotten. Nothing is allocated per request.
+ * writes are taken and forgotten. The root lists NR_LISTED of the numbers. Nothing is allocated per request.
  *
  * usage: baseline MOUNTPOINT        prints "ready" once mounted; SIGTERM unmounts
  */
@@ -20,7 +20,7 @@
 
 static const char value[] = "max\n";
 static const char *const files[] = { "gmem.limit.high", "gmem.limit.low", "gmem.current", "compute.freeze" };
-enum { NR_FILES = sizeof(files) / sizeof(files[0]) };
+enum { NR_FILES = sizeof(files) / sizeof(files[0]), FIRST_LISTED = 100000, NR_LISTED = 1000 };
 
 /* An inode number is a path: bits 16.. the pid, bits 8..15 the GPU + 1, bits 0..7 the file + 1; root is 1. */
 #define INO(pid, gpu, file) ((fuse_ino_t)(pid) << 16 | (gpu) << 8 | (file))
@@ -97,6 +97,31 @@ static void do_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t siz
 	fuse_reply_write(req, size);
 }
 
+static void do_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+	static char buf[1 << 20];
+	size_t used = 0;
+
+	(void)fi;
+	if (size > sizeof(buf))
+		size = sizeof(buf);
+	for (; ino == FUSE_ROOT_ID && off < NR_LISTED; off++) {
+		fuse_ino_t pid = INO(FIRST_LISTED + off, 0, 0);
+		struct fuse_entry_param entry = {
+			.ino = pid, .attr = attributes(pid), .attr_timeout = TIMEOUT, .entry_timeout = TIMEOUT
+		};
+		char name[16];
+		size_t length;
+
+		snprintf(name, sizeof(name), "%d", (int)(FIRST_LISTED + off));
+		length = fuse_add_direntry_plus(req, buf + used, size - used, name, &entry, off + 1);
+		if (length > size - used)
+			break;
+		used += length;
+	}
+	fuse_reply_buf(req, buf, used);
+}
+
 static void do_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	(void)ino, (void)fi;
@@ -110,6 +135,8 @@ static const struct fuse_lowlevel_ops ops = {
 	.read = do_read,
 	.write = do_write,
 	.release = do_release,
+	.readdirplus = do_readdirplus,
+	.releasedir = do_release,
 };
 
 int main(int argc, char **argv)

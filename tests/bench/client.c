@@ -7,11 +7,14 @@
  *   stat    stat of the path                                   nothing while attributes are cached
  *   pwrite  pwrite of VALUE at 0 on an open file               WRITE
  *   echo    open with O_TRUNC, write VALUE, close              OPEN WRITE RELEASE
+ *   other   as pwrite, VALUE and one byte less in turn         WRITE
+ *   list    all of a directory, which FILE is                  OPENDIR READDIRPLUS* RELEASEDIR
  *
  * usage: client FILE VALUE N OPERATION...
- * Prints a line "OPERATION p50 p99 min" in microseconds for each; the first N/10 + 1 calls are not counted. The whole
- * of it can run against any file system. A failing call ends it with status 1.
+ * Prints a line "OPERATION p50 p99 min CPU" in microseconds for each; CPU is the client's own, a call. The first
+ * N/10 + 1 calls are not counted but for that. The whole of it can run against any file system. A failing call ends it with status 1.
  */
+#include <dirent.h>
 #include <err.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -77,13 +80,38 @@ static void do_echo(int fd)
 	close_file(fd);
 }
 
+static void do_other(int fd)
+{
+	static int odd;
+	ssize_t length = strlen(payload) - (odd = !odd);
+
+	if (pwrite(fd, payload, length, 0) != length)
+		err(1, "pwrite %s", path);
+}
+
+static void do_list(int fd)
+{
+	DIR *directory = opendir(path);
+	int names = 0;
+
+	(void)fd;
+	if (!directory)
+		err(1, "opendir %s", path);
+	while (readdir(directory))
+		names++;
+	closedir(directory);
+	if (!names)
+		errx(1, "%s has no names", path);
+}
+
 static const struct operation {
 	const char *name;
 	int flags; /* how to open the file that stays open, -1 for none */
 	void (*run)(int fd);
 } operations[] = {
 	{ "pread", O_RDONLY, do_pread }, { "cat", -1, do_cat },	  { "stat", -1, do_stat },
-	{ "pwrite", O_WRONLY, do_pwrite }, { "echo", -1, do_echo },
+	{ "pwrite", O_WRONLY, do_pwrite }, { "echo", -1, do_echo },   { "other", O_WRONLY, do_other },
+	{ "list", -1, do_list },
 };
 
 static const struct operation *find(const char *name)
@@ -112,7 +140,9 @@ static int compare(const void *a, const void *b)
 static void measure(const struct operation *op, double *times, int n)
 {
 	int fd = op->flags < 0 ? -1 : open_file(op->flags);
+	struct timespec begun, used;
 
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begun);
 	for (int i = -(n / 10 + 1); i < n; i++) {
 		double start = now();
 
@@ -122,8 +152,10 @@ static void measure(const struct operation *op, double *times, int n)
 	}
 	if (fd >= 0)
 		close_file(fd);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
 	qsort(times, n, sizeof(*times), compare);
-	printf("%s %.3f %.3f %.3f\n", op->name, times[n / 2], times[n * 99 / 100], times[0]);
+	printf("%s %.3f %.3f %.3f %.3f\n", op->name, times[n / 2], times[n * 99 / 100], times[0],
+	       ((used.tv_sec - begun.tv_sec) * 1e6 + (used.tv_nsec - begun.tv_nsec) / 1e3) / (n + n / 10 + 1));
 }
 
 int main(int argc, char **argv)

@@ -57,6 +57,10 @@ class Server:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICK
 
+    def cpu_ns(self) -> int:
+        """Nanoseconds that its main thread was on a CPU so far (proc_pid_schedstat): what serves requests."""
+        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0])
+
     def check(self) -> None:
         if self.process.poll() is not None:
             raise BenchError(f"the server ended with status {self.process.returncode}:\n{self.log.read_text()[-2000:]}")
