@@ -26,4 +26,4 @@ test-systemd: systemd-share
 
 systemd-guest: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make test-systemd: a disk is made as root" >&2; exit 1; }
-	GGROUP_GUEST=$(CURDIR)/$(SYSTEMD) $(PYTEST) --timeout 600 --durations 5 tests/t8_systemd
+	GGROUP_GUEST=$(CURDIR)/$(SYSTEMD) $(PYTEST) --timeout 7200 --durations 5 tests/t8_systemd
