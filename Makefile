@@ -97,7 +97,7 @@ check: build-test
 	shellcheck $(SHELL_SCRIPTS)
 	mandoc -T lint -W warning docs/man/*.[58]
 
-test-unit: build-test cuda
+test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
 	$(PYTEST) -n auto --maxprocesses 2 --dist loadfile \
 		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd
