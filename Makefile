@@ -8,6 +8,7 @@
 #   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
 #   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; a quarter of an hour
+#   make test-debian  both commands of the README and the package in a fresh Debian: DEBIAN=12 or 13, PARTS="run test deb"
 #   make fuzz         the fuzzers for longer, FUZZ=50 times as long as in `make test`; what breaks is kept in tests/corpus
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one alone
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
@@ -31,7 +32,7 @@ SYSTEM_PYTHON := /usr/bin/python3
 
 APT := python3 python3-venv python3-dev gcc libc6-dev pkg-config libfuse3-dev fuse3
 APT_TEST := shellcheck inotify-tools util-linux mandoc dbus-daemon zsh
-APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source-6.1 xz-utils sparse kmod qemu-system-x86 iproute2
+APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source xz-utils sparse kmod qemu-system-x86 iproute2
 APT_KMOD_DEBUG := flex bison bc libelf-dev libssl-dev
 APT_DEB := dpkg-dev lintian
 APT_SOAK := stress-ng
@@ -39,6 +40,7 @@ APT_SYSTEMD := mmdebstrap e2fsprogs libc6-dev
 
 SOURCES := ggroupfs backend tests
 SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nvidia/one_gpu.sh packaging/tree.sh tests/t8_systemd/disk.sh tests/t8_systemd/again.sh \
+	$(wildcard tests/debian/*.sh) \
 	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
 .PHONY: all build build-test run test check test-unit test-machines test-gpu fuzz soak bench-files screenshot clean
@@ -72,11 +74,12 @@ $(VENV)/.built-test: $(VENV)/.built $(VENV)/bin/promtool
 	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test,plots]'
 	touch $@
 
-# What judges metrics. Of its package this program alone: the rest would start a server.
+# What judges metrics: a package of its own since Debian 13, before that a part of one that would start a server.
 $(VENV)/bin/promtool: $(VENV)/.built
-	cd $(VENV) && { apt-get download -q prometheus || { apt-get update -q && apt-get download -q prometheus; }; }
-	dpkg-deb --fsys-tarfile $(VENV)/prometheus_*.deb | tar -xO ./usr/bin/promtool >$@.new
-	rm $(VENV)/prometheus_*.deb
+	cd $(VENV) && rm -f *.deb && for update in true "apt-get update -q"; do \
+		$$update && for package in promtool prometheus; do apt-get download -q $$package 2>/dev/null && break 2; done; done; \
+	dpkg-deb --fsys-tarfile *.deb | tar -xO ./usr/bin/promtool >../$@.new
+	rm $(VENV)/*.deb
 	chmod +x $@.new
 	mv $@.new $@
 else
@@ -97,7 +100,7 @@ check: build-test
 	shellcheck $(SHELL_SCRIPTS)
 	mandoc -T lint -W warning docs/man/*.[58]
 
-test-unit: build-test cuda
+test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
 	$(PYTEST) -n auto --maxprocesses 2 --dist loadfile \
 		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd
@@ -106,6 +109,7 @@ include tests/vm/kmod.mk
 include backend/cuda/cuda.mk
 include packaging/package.mk
 include tests/t8_systemd/systemd.mk
+include tests/debian/debian.mk
 
 # test-kmod and test-systemd, two machines at a time. That of systemd, which takes longest, is among the first.
 test-machines: kmod-ready systemd-share

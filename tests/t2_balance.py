@@ -232,6 +232,9 @@ def test_evening_out() -> None:
     seen = picture(load("a"), load("b"), critical(gpu=1))
     assert even(seen, 0, anywhere) is None
     assert even(picture(critical(want=1.0), critical("d", want=1.0)), 0, anywhere) is None, "they have what they need"
+    # As programs are seen that seldom had a processor to make work with: what is gained by moving b is not worth it.
+    seen = picture(load("a", held=4), load("b", want=0.1, held=2), load("c", held=3), load("d", want=0.6))
+    assert names(even(seen, 0, anywhere)) == [("d", 1), ("c", 1)]
 
 
 LOADS = st.lists(

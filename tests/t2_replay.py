@@ -29,7 +29,7 @@ from tests.mounted import SLOW
 
 GIB = 1 << 30
 DAY_S = 30.0
-"""What a day of the cluster may take."""
+"""What a day of the cluster may take of a processor."""
 FREE = Machine(capacity=100, timeslice_us=10, switch_us=0, lever_us=0)
 """Nothing but the jobs takes time."""
 
@@ -356,12 +356,12 @@ def test_table_3_is_complete() -> None:
 
 
 def test_a_day_of_the_cluster() -> None:
-    """In seconds: three to five of a processor, where nobody else wants it."""
+    """In seconds of a processor: three to five, where nobody else wants it."""
     trace = day()
     assert len(trace) == 400
-    began = time.monotonic()
+    began = time.process_time()
     summary = replay(trace, Order.SRTF).summary()
-    assert time.monotonic() - began < DAY_S * SLOW
+    assert time.process_time() - began < DAY_S * SLOW
     assert 20 * 3600 < summary.makespan_s < 28 * 3600
 
 

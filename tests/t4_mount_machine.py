@@ -330,7 +330,9 @@ class MountMachine(RuleBasedStateMachine):
             path = self.path(group) / name
             if shown(path) != self.model.shows(name, group):
                 with contextlib.suppress(AssertionError):
-                    eventually(lambda n=name, p=path: shown(p) == self.model.shows(n, group), name, 1.0)
+                    eventually(
+                        lambda n=name, p=path: shown(p) == self.model.shows(n, group), name, 1.0, self.mount.watch()
+                    )
                 assert shown(path) == self.model.shows(name, group), f"{name} of {group.node}"
 
     def drain(self) -> None:
@@ -595,7 +597,8 @@ class MountMachine(RuleBasedStateMachine):
             there = Group(0, slice_) in groups
             path = self.mount.path / f"slice{slice_.path}"
             # What a process left behind is known to be gone a moment later, when the kernel was told.
-            eventually(lambda path=path, there=there: path.is_dir() == there, f"{path} is there: {there}", 1.0)
+            what = f"{path} is there: {there}"
+            eventually(lambda path=path, there=there: path.is_dir() == there, what, 1.0, self.mount.watch())
 
     @invariant()
     def a_group_agrees(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ggroupfs.policies.face import Job, Platform, Progress, Run, carry_out
 from ggroupfs.policies.lanes import Lanes, Order
 from ggroupfs.policies.mounted import MountedPlatform
-from tests.mounted import Mounted, Tenant, eventually
+from tests.mounted import BUSY, Mounted, Tenant, eventually
 
 MIB = 1 << 20
 SECOND = 1_000_000_000
@@ -19,7 +19,7 @@ SECOND = 1_000_000_000
 @pytest.fixture
 def pair(mount: Mounted) -> Iterator[tuple[Tenant, Tenant]]:
     """Two tenants, busy, with memory."""
-    options = ("--gmem", "64M", "--kernel", "2ms", "--report", "0.1")
+    options = ("--gmem", "64M", *BUSY)
     with Tenant(mount, *options) as one, Tenant(mount, *options) as other:
         yield one, other
         for tenant in (one, other):

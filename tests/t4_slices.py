@@ -50,7 +50,7 @@ def test_a_slice_appears_with_its_process_and_goes_with_it(mount: Mounted, batch
         assert "populated 1" in read(here, "compute.events")
         with pytest.raises(OSError, match="busy"):
             os.rmdir(here.parent)
-    eventually(lambda: not (mount / "slice" / slice_path(batch)).exists(), "the slice is gone with it", 0.2)
+    eventually(lambda: not (mount / "slice" / slice_path(batch)).exists(), "the slice is gone", 0.2, mount.watch())
 
 
 def test_a_limit_of_a_slice_binds_its_members_together(mount: Mounted, batch: Path) -> None:

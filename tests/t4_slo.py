@@ -28,7 +28,7 @@ from ggroupfs.policies.slo.reports import Desk, Place
 from ggroupfs.policies.slo.samples import Interval, Statistic
 from ggroupfs.policies.slo.settings import Settings
 from tests.cgroups import cgroup, enter, slice_path
-from tests.mounted import Mounted, Tenant, eventually, mounted
+from tests.mounted import BUSY, Mounted, Tenant, eventually, mounted
 from tests.policy_program import PolicyProgram
 from tests.t4_command import complaint
 
@@ -48,7 +48,7 @@ share = 0.8
 [[best_effort]]
 pid = {batch}
 """
-OPTIONS = ("--gmem", "0", "--kernel", "2ms", "--report", "0.1")
+OPTIONS = ("--gmem", "0", *BUSY)
 
 
 class Reporter:
@@ -128,19 +128,20 @@ def test_shares_rise_and_fall_and_are_taken_back(
 
 
 SERVER = """
-import sys, time
+import sys
 from backend.soft.client import Device
 from ggroupfs.client import Latencies
+from tests.stopwatch import Stopwatch
 mount, path = sys.argv[1:]
 latencies = Latencies(None, path)
 with Device(mount) as device:
     tsg, done = device.join(), 0
     while True:
-        start, done = time.monotonic(), done + 1
+        watch, done = Stopwatch(), done + 1
         device.launch(tsg, 1, 20_000)
         while device.finished[tsg] < done:
             device.take_progress(1)
-        took = time.monotonic() - start
+        took = watch.seconds
         latencies.report(took)
         print(took, flush=True)
 """

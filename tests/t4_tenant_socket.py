@@ -271,7 +271,9 @@ def test_a_program_that_never_reads_and_dies(hostile_mount: Mounted, victim: Ten
             assert (hostile_mount / stuck.pid).exists()
         finally:
             stuck.kill()
-        eventually(lambda: not (hostile_mount / stuck.pid).exists(), "its directory is gone", 0.2)
+            stuck.wait()
+        watch = hostile_mount.watch()
+        eventually(lambda: not (hostile_mount / stuck.pid).exists(), "its directory is gone", 0.2, watch)
 
 
 def descriptors(mount: Mounted) -> int:

@@ -21,3 +21,9 @@ $(CUDA_HEADER): | build
 .PHONY: cuda
 cuda: $(if $(filter $(CURDIR)/%,$(CUDA_INCLUDE)),$(CUDA_HEADER))
 	$(MAKE) -s -C backend/cuda OUT=$(CURDIR)/build/cuda
+
+# What tests/t6_cuda runs, with each sanitizer: no test is to wait for a compiler on a machine that is busy.
+.PHONY: cuda-tests
+cuda-tests: cuda
+	for sanitize in "" thread address,undefined; do for directory in t6_cuda t6_cuda/unit; do \
+		$(MAKE) -s -j2 -C tests/$$directory SANITIZE=$$sanitize || exit; done; done

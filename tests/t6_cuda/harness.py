@@ -25,7 +25,8 @@ from backend.wire import SIZE, Message, Op
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 CUDA_INCLUDE = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
-SECONDS = 30.0
+SECONDS = 120.0
+"""How long anything may take before it hangs, on a machine that is busy with other things, too."""
 
 SANITIZERS = {"": "", "thread": "libtsan.so", "address,undefined": "libasan.so"}
 """What the library can be built with, and the runtime that has to be loaded before it."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tests.t6_cuda.harness import CUDA_INCLUDE, HERE, OPTIONS, build
 
-SECONDS = 60.0
+SECONDS = 240.0
+"""What a test may take: some are built with a sanitizer, and other programs may want the processors."""
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,28 @@ import pytest
 from tests.vm.guest import Guest, booted
 from tests.vm.run import modules_of, newest_kernel
 
+BROKEN = pytest.StashKey[bool]()
+"""Whether a test has failed since the machine was last made as it was."""
+STATE = "etc/fstab etc/default/ggroupfs etc/ggroupfs etc/systemd/system"
+"""What tests change there."""
+UNITS = "systemctl list-units --type=service,slice --plain --no-legend | cut -d ' ' -f 1 | sort"
+SAVE = f"""
+tar -cf /root/state.tar -C / {STATE}
+{UNITS} >/root/units
+"""
+RESTORE = f"""
+test -e /root/state.tar || exit 0
+systemctl cancel
+{UNITS} | comm -13 /root/units - >/root/others
+xargs -r systemctl kill -s KILL </root/others
+xargs -r systemctl stop ggroupfs run-ggroup.mount </root/others
+umount --lazy /run/ggroup
+systemctl stop ggroupfs
+(cd / && rm -rf {STATE} && tar -xf /root/state.tar) || exit
+systemctl daemon-reload && systemctl reset-failed
+"""
+"""What a test that failed has left there is gone: jobs that wait, services, units, options."""
+RESTORE_S = 3000
 FILES = "find / -xdev -not -path '/root/*' -not -path '/var/log/*' -not -path '/tmp/*' | LC_ALL=C sort"
 
 
@@ -31,8 +53,27 @@ def installed(machine: Guest) -> Guest:
     """The package is installed."""
     machine.ok(f"{FILES} >/root/before")
     machine.ok("journalctl -q --cursor-file=/root/cursor >/dev/null")
-    machine.ok("dpkg -i /mnt/ggroupfs.deb", 300)
+    machine.ok("dpkg -i /mnt/ggroupfs.deb")
+    machine.ok(SAVE)
     return machine
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remembers that a test failed, be it in what it did before or after."""
+    report = yield
+    if report.failed:
+        item.session.stash[BROKEN] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def restored(request: pytest.FixtureRequest) -> None:
+    """What fails takes no others with it."""
+    if "machine" in request.fixturenames and request.session.stash.get(BROKEN, False):
+        machine: Guest = request.getfixturevalue("machine")
+        machine.ok(RESTORE, RESTORE_S)
+        request.session.stash[BROKEN] = False
 
 
 @pytest.fixture

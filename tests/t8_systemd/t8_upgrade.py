@@ -22,7 +22,7 @@ def test_an_upgrade_goes_on(guest: Guest) -> None:
     with holding(guest, "during", 16 * MIB) as place:
         until_holds(guest, place, 16 * MIB)
         before_s = processor_s(guest, old)
-        guest.ok("dpkg -i /mnt/ggroupfs-next.deb", 300)
+        guest.ok("dpkg -i /mnt/ggroupfs-next.deb")
         assert real_s(guest, processor_s(guest, old) - before_s) < 2, "the tree answers again"
         assert guest.ok("dpkg-query -W -f '${Version} ${Status}' ggroupfs").endswith("+next install ok installed")
         assert guest.ok("systemctl is-active ggroupfs") == "active\n"
@@ -38,7 +38,7 @@ def test_an_upgrade_goes_on(guest: Guest) -> None:
 
 def test_removal_unmounts_and_leaves_only_configuration(guest: Guest) -> None:
     pid = daemon(guest)
-    guest.ok("dpkg -r ggroupfs", 300)
+    guest.ok("dpkg -r ggroupfs")
     assert guest.run("findmnt /run/ggroup").code == 1
     assert guest.run(f"test -e /proc/{pid}").code == 1
     assert guest.run("test -e /run/ggroup || test -e /run/ggroupfs").code == 1
@@ -49,7 +49,7 @@ def test_removal_unmounts_and_leaves_only_configuration(guest: Guest) -> None:
 
 def test_purge_leaves_nothing(machine: Guest) -> None:
     """But the user ggroup, as Debian has it of every user that a package makes."""
-    machine.ok("dpkg -P ggroupfs", 300)
+    machine.ok("dpkg -P ggroupfs")
     machine.ok(f"{FILES} >/root/after")
     new = machine.ok("comm -13 /root/before /root/after").split("\n")[:-1]
     # The backups of the files in which that user is.

@@ -22,9 +22,9 @@ def holding(guest: Guest, name: str, nbytes: int, *properties: str, slice_: str 
         guest.ok(f"systemctl stop {name}.service")
 
 
-def until_holds(guest: Guest, place: str, nbytes: int, name: str = "gmem.current", seconds: float = 90.0) -> None:
+def until_holds(guest: Guest, place: str, nbytes: int, name: str = "gmem.current") -> None:
     """Waits until a file of the tree has that number."""
-    guest.until(f"test $(cat {place}/{name}) = {nbytes}", f"{place}/{name} is {nbytes}", seconds)
+    guest.until(f"test $(cat {place}/{name}) = {nbytes}", f"{place}/{name} is {nbytes}")
 
 
 @contextlib.contextmanager
@@ -32,8 +32,10 @@ def mounted_with(guest: Guest, options: str) -> Iterator[None]:
     """The service mounts with other options, and afterwards without."""
     edit = "sed -i 's/^OPTIONS=.*/OPTIONS={}/' /etc/default/ggroupfs && systemctl restart ggroupfs"
     guest.ok(edit.format(options))
-    yield
-    guest.ok(edit.format(""))
+    try:
+        yield
+    finally:
+        guest.ok(edit.format(""))
 
 
 def daemon(guest: Guest) -> int:

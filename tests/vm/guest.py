@@ -24,8 +24,11 @@ from tests.vm.machine import LINE, computer
 
 AGENT = Path(__file__).with_name("agent.py")
 """What the guest runs at the other end; whoever makes the disk puts it there."""
-BOOT_S = 240.0
-PATIENCE_S = 60.0
+BOOT_S = 1200.0
+COMMAND_S = 900.0
+"""What a command, or what is waited for, may take: one that reaches it hangs. Where others want the processor, too, the
+emulated one is a hundred times slower than that."""
+PATIENCE_S = 300.0
 """How much longer than a command the answer may take."""
 SHARED = "/mnt"
 """Where the directory of the host is in the guest, read-only."""
@@ -52,7 +55,7 @@ class Guest:
         self._stream = agent.makefile("r", encoding="utf-8")
         self._console = console
 
-    def run(self, command: str, seconds: float = 120.0) -> Completed:
+    def run(self, command: str, seconds: float = COMMAND_S) -> Completed:
         """Runs it by a shell, as root. AssertionError where the machine itself does not answer."""
         self._agent.settimeout(seconds + PATIENCE_S)
         try:
@@ -64,13 +67,13 @@ class Guest:
             raise AssertionError(f"{command}: the machine has ended; {self._end()}")
         return Completed(**json.loads(line))
 
-    def ok(self, command: str, seconds: float = 120.0) -> str:
+    def ok(self, command: str, seconds: float = COMMAND_S) -> str:
         """Runs it, which has to succeed; what it printed."""
         done = self.run(command, seconds)
         assert done.code == 0, f"{command}: {done}"
         return done.out
 
-    def until(self, command: str, what: str, seconds: float = 90.0) -> str:
+    def until(self, command: str, what: str, seconds: float = COMMAND_S) -> str:
         """Runs it again and again until it succeeds; what it printed then. The one place that waits."""
         deadline = time.monotonic() + seconds
         while (done := self.run(command)).code:

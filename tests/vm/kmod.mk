@@ -1,10 +1,13 @@
 # The kernel module: checked, built and tested. Included by the Makefile at the top; all runs there.
 
-# Not evaluated before it is needed: the kernel comes with the packages.
-STOCK = $(shell ls /boot/vmlinuz-6.1.*-amd64 | sort -V | tail -n 1)
-STOCK_HEADERS = /lib/modules/$(patsubst /boot/vmlinuz-%,%,$(STOCK))/build
+# The release's own kernel: what the package that stands for it depends on. Not evaluated before it is needed, as it
+# comes with the packages.
+depends_on = $(shell dpkg-query -W -f '$${Depends}' $(1) | grep -o '^$(patsubst %-amd64,%,$(1))-[^ ,]*')
+STOCK = /boot/$(patsubst linux-image-%,vmlinuz-%,$(call depends_on,linux-image-amd64))
+STOCK_HEADERS = /lib/modules/$(patsubst linux-headers-%,%,$(call depends_on,linux-headers-amd64))/build
 KMOD_SOURCES := $(wildcard kmod/*.c kmod/*.h kmod/uapi/*.h kmod/Kbuild)
-SOURCE_TAR := /usr/src/linux-source-6.1.tar.xz
+SOURCES_OF_STOCK = $(call depends_on,linux-source)
+SOURCE_TAR = /usr/src/$(SOURCES_OF_STOCK).tar.xz
 
 VM := $(PY) -m tests.vm.run
 # The hypothesis profile of CI: the same histories each time, since a virtual machine has no time for luck.
@@ -23,8 +26,7 @@ build/kmod/stock/ggroup.ko: build/kmod/.packages $(KMOD_SOURCES)
 build/kmod/checkpatch/checkpatch.pl: build/kmod/.packages
 	@mkdir -p $(@D)
 	tar -xf $(SOURCE_TAR) -C $(@D) --strip-components=2 --occurrence=1 \
-		linux-source-6.1/scripts/checkpatch.pl linux-source-6.1/scripts/spelling.txt \
-		linux-source-6.1/scripts/const_structs.checkpatch
+		$(addprefix $(SOURCES_OF_STOCK)/scripts/,checkpatch.pl spelling.txt const_structs.checkpatch)
 	touch $@
 
 # Any word of any of them is an error.
