@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /* What is known about a group, and what can be set on it. */
 
+#include <linux/lockdep.h>
+
 #include "exit.h"
 #include "group.h"
 
@@ -22,19 +24,22 @@ static void get_levers(struct ggroup *group, struct ggroup_books *books)
 
 void ggroup_get_books(struct ggroup *group, struct ggroup_books *books)
 {
+	lockdep_assert_held(&group->device->lock);
+	/* So they are of one moment, and nobody waits for who looks. */
+	spin_lock(&group->device->figures);
 	*books = (struct ggroup_books) {
 		.id = group->id,
 		.high = group->high,
 		.low = group->low,
 		.swap_max = group->swap_max,
-		.current_bytes = atomic64_read(&group->current_bytes),
-		.peak = atomic64_read(&group->peak),
-		.swap = atomic64_read(&group->swap),
-		.swapin_bytes = atomic64_read(&group->swapin_bytes),
-		.swapout_bytes = atomic64_read(&group->swapout_bytes),
-		.swapins = atomic64_read(&group->swapins),
-		.swapouts = atomic64_read(&group->swapouts),
-		.move_usec = atomic64_read(&group->move_usec),
+		.current_bytes = group->current_bytes,
+		.peak = group->peak,
+		.swap = group->swap,
+		.swapin_bytes = group->swapin_bytes,
+		.swapout_bytes = group->swapout_bytes,
+		.swapins = group->swapins,
+		.swapouts = group->swapouts,
+		.move_usec = group->move_usec,
 		.events_low = atomic64_read(&group->events[GGROUP_EVENT_LOW]),
 		.events_high = atomic64_read(&group->events[GGROUP_EVENT_HIGH]),
 		.events_max = atomic64_read(&group->events[GGROUP_EVENT_MAX]),
@@ -50,6 +55,7 @@ void ggroup_get_books(struct ggroup *group, struct ggroup_books *books)
 		.gid = from_kgid(&init_user_ns, group->gid),
 		.parent = group->parent ? group->parent->id : 0,
 	};
+	spin_unlock(&group->device->figures);
 	ggroup_usermem_read(group, &books->pressure_bytes, &books->pressure_seq);
 	ggroup_counters_read(group, &books->submitted, &books->finished);
 	if (atomic_read(&group->joined))
@@ -117,4 +123,3 @@ int ggroup_set(struct ggroup *group, const struct ggroup_set *set, bool admin)
 		group->gid = make_kgid(&init_user_ns, set->gid);
 	return 0;
 }
-

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The figures. What happens often, charge and uncharge, adds to atomic figures with the device's
- * lock held for reading, as mm/page_counter.c does; what has to look at more than one figure to
- * decide holds it for writing.
+ * The figures. Each call looks at all that it depends on, at every level, and only then adds: under
+ * one lock, so nothing is ever added that has to be undone, nobody sees or takes what was not
+ * granted, and who waits is served in his turn, however many call at once. What has to look at more
+ * than a path to decide holds the device's lock for writing.
  */
 
+#include <linux/lockdep.h>
 #include <linux/mm.h>
+#include <linux/timekeeping.h>
 
 #include "charge.h"
 #include "group.h"
@@ -13,8 +16,14 @@
 #include "reclaim.h"
 #include "trace.h"
 
-/* A larger charge goes the slow way, so that additions in flight can never overflow a figure. */
-#define GGROUP_FAST_MOST	BIT_ULL(46)
+/* More than any link moves, 1 TB/s: what a program says that it moved is not more than that. */
+#define GGROUP_LINK_MOST	1024	/* bytes a nanosecond */
+
+static void assert_figures(const struct ggroup *group)
+{
+	lockdep_assert(lockdep_is_held_type(&group->device->lock, 0) ||
+		       lockdep_is_held(&group->device->figures));
+}
 
 static int check(const struct ggroup *group, u64 nbytes)
 {
@@ -27,10 +36,9 @@ static int check(const struct ggroup *group, u64 nbytes)
 
 /*
  * A program says by itself what it has, so what it says has a bound: else one that says 2^62 takes
- * all there is to count from its neighbours, until the driver's figure corrects it. Charges that
- * come at the same moment may each find room, so the bound may be passed by as many.
+ * all there is to count from its neighbours, until the driver's figure corrects it.
  */
-static int check_charge(struct ggroup *group, u64 nbytes, bool tenant)
+static int check_charge(const struct ggroup *group, u64 nbytes, bool tenant)
 {
 	u64 most, has;
 	int err = check(group, nbytes);
@@ -38,90 +46,97 @@ static int check_charge(struct ggroup *group, u64 nbytes, bool tenant)
 	if (err || !tenant)
 		return err;
 	most = min(group->device->root->high, GGROUP_MAX / GGROUP_OVERCOMMIT) * GGROUP_OVERCOMMIT;
-	has = atomic64_read(&group->current_bytes) + atomic64_read(&group->swap);
+	has = group->current_bytes + group->swap;
 	return nbytes > most || has > most - nbytes ? -ENOMEM : 0;
 }
 
-static void raise_peak(struct ggroup *group)
+/*
+ * No figure is ever negative, nor more than GGROUP_MAX: the callers have looked. Where one of them
+ * was wrong, the figure stops there, since what is 2^64 less a little is believed by whoever plans.
+ */
+static void change(u64 *figure, s64 by)
 {
-	s64 now = atomic64_read(&group->current_bytes);
-	s64 peak = atomic64_read(&group->peak);
+	u64 less = by < 0 ? -(u64)by : 0, more = by < 0 ? 0 : by;
 
-	while (now > peak && !atomic64_try_cmpxchg(&group->peak, &peak, now))
-		;
+	if (WARN_ON_ONCE(less > *figure))
+		less = *figure;
+	if (WARN_ON_ONCE(more > GGROUP_MAX - *figure))
+		more = GGROUP_MAX - *figure;
+	/* Who wakes the workers reads it without the lock. */
+	WRITE_ONCE(*figure, *figure - less + more);
+}
+
+static void shift_one(struct ggroup *level, s64 held, s64 swapped)
+{
+	change(&level->current_bytes, held);
+	change(&level->swap, swapped);
+	level->peak = max(level->peak, level->current_bytes);
 }
 
 void ggroup_shift(struct ggroup *group, s64 held, s64 swapped)
 {
 	struct ggroup *level;
 
-	for (level = group; level; level = level->parent) {
-		atomic64_add(held, &level->current_bytes);
-		atomic64_add(swapped, &level->swap);
-		raise_peak(level);
-	}
+	assert_figures(group);
+	for (level = group; level; level = level->parent)
+		shift_one(level, held, swapped);
 }
 
 void ggroup_count(struct ggroup *group, unsigned int event)
 {
 	struct ggroup *level;
 
+	lockdep_assert_held(&group->device->lock);
 	for (level = group; level; level = level->parent) {
 		atomic64_inc(&level->events[event]);
 		ggroup_tell(level, GGROUP_CHANNEL_GMEM);
 	}
 }
 
-static void sub_from_all(struct ggroup *group, u64 nbytes)
+/* Whether @nbytes more leave a level at or under its high. */
+static bool fits(const struct ggroup *level, u64 nbytes)
 {
-	struct ggroup *level;
+	return nbytes <= level->high && level->current_bytes <= level->high - nbytes;
+}
+
+static bool fits_all(const struct ggroup *group, u64 nbytes)
+{
+	const struct ggroup *level;
 
 	for (level = group; level; level = level->parent)
-		atomic64_sub(nbytes, &level->current_bytes);
-}
-
-/* Adds to one level; notes where that leaves it. */
-static __always_inline void add_to(struct ggroup *level, u64 nbytes, bool *over, bool *higher)
-{
-	s64 now = atomic64_add_return(nbytes, &level->current_bytes);
-
-	/* Unsigned: what is in flight may lift a figure over GGROUP_MAX, for a moment. */
-	*over |= (u64)now > level->high;
-	*higher |= now > atomic64_read(&level->peak);
-}
-
-/*
- * Adds above first and to the process last, and is undone in the other order: so at no moment
- * does a group hold less than what is below it, whoever looks. Peaks are raised once nothing can
- * be undone any more, and mostly there are none to raise.
- */
-static bool charge_fast(struct ggroup *group, u64 nbytes, bool tenant)
-{
-	bool over = false, higher = false;
-	struct ggroup *level;
-
-	for (level = group->parent; level; level = level->parent)
-		add_to(level, nbytes, &over, &higher);
-	add_to(group, nbytes, &over, &higher);
-	if (unlikely(over)) {
-		sub_from_all(group, nbytes);
-		return false;
-	}
-	if (unlikely(higher))
-		for (level = group; level; level = level->parent)
-			raise_peak(level);
-	if (tenant && group->device->headroom)
-		ggroup_reclaim_wake(group);
+		if (!fits(level, nbytes))
+			return false;
 	return true;
+}
+
+/* False where some level would end up over its high: that is for charge_slow() to decide. */
+static bool charge_fast(struct ggroup *group, u64 nbytes, bool tenant, int *err)
+{
+	bool done;
+
+	spin_lock(&group->device->figures);
+	*err = check_charge(group, nbytes, tenant);
+	done = *err || fits_all(group, nbytes);
+	if (done && !*err)
+		ggroup_shift(group, nbytes, 0);
+	spin_unlock(&group->device->figures);
+	if (done && !*err && tenant && group->device->headroom)
+		ggroup_reclaim_wake(group);
+	return done;
 }
 
 /* Some level may end up over its high: fine, unless nothing can bring it back. */
 static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant)
 {
 	struct ggroup *level;
+	int err;
 
+	lockdep_assert_held_write(&group->device->lock);
+	err = check_charge(group, nbytes, tenant);
+	if (err)
+		return err;
 	for (level = group; level; level = level->parent) {
-		u64 now = atomic64_read(&level->current_bytes) + nbytes;
+		u64 now = level->current_bytes + nbytes;
 
 		if (now <= level->high)
 			continue;
@@ -133,12 +148,9 @@ static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant)
 		}
 	}
 	ggroup_shift(group, nbytes, 0);
-	for (level = group; level; level = level->parent) {
-		u64 now = atomic64_read(&level->current_bytes);
-
-		if (now > level->high)
-			trace_ggroup_over_high(level->id, now, level->high);
-	}
+	for (level = group; level; level = level->parent)
+		if (level->current_bytes > level->high)
+			trace_ggroup_over_high(level->id, level->current_bytes, level->high);
 	if (tenant)
 		ggroup_reclaim_wake(group);
 	return 0;
@@ -147,151 +159,174 @@ static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant)
 int ggroup_charge(struct ggroup *group, u64 nbytes, bool tenant)
 {
 	struct ggroup_device *device = group->device;
-	bool done = false;
+	bool done;
 	int err;
 
 	down_read(&device->lock);
-	err = check_charge(group, nbytes, tenant);
-	if (!err && nbytes <= GGROUP_FAST_MOST)
-		done = charge_fast(group, nbytes, tenant);
+	done = charge_fast(group, nbytes, tenant, &err);
 	up_read(&device->lock);
-	if (!err && !done) {
+	if (!done) {
 		down_write(&device->lock);
-		err = check_charge(group, nbytes, tenant);
-		if (!err)
-			err = charge_slow(group, nbytes, tenant);
+		err = charge_slow(group, nbytes, tenant);
 		up_write(&device->lock);
 	}
 	trace_ggroup_charge(group->id, nbytes, err);
 	return err;
 }
 
-/* Takes from a figure what is there to take. */
-static bool take(atomic64_t *figure, u64 nbytes)
+static int uncharge(struct ggroup *group, u64 nbytes)
 {
-	s64 now = atomic64_read(figure);
+	if (nbytes > group->current_bytes)
+		return -EINVAL;
+	ggroup_shift(group, -(s64)nbytes, 0);
+	return 0;
+}
 
-	do {
-		if ((u64)now < nbytes)
-			return false;
-	} while (!atomic64_try_cmpxchg(figure, &now, now - (s64)nbytes));
-	return true;
+static int uncharge_swap(struct ggroup *group, u64 nbytes)
+{
+	if (nbytes > group->swap)
+		return -EINVAL;
+	ggroup_shift(group, 0, -(s64)nbytes);
+	return 0;
+}
+
+/**
+ * struct move - what the statistics say of a move
+ * @nbytes: moved
+ * @usec: what it took
+ */
+struct move {
+	u64 nbytes;
+	u64 usec;
+};
+
+/*
+ * A program says what it moved, and it counts at every level: so in all it is at most what a link
+ * moves in the time that the program has been there, and takes at most that time.
+ */
+static void bound_move(const struct ggroup *group, struct move *move)
+{
+	u64 lived = ktime_get_ns() - group->born_ns;
+	u64 bytes_most = min(lived, GGROUP_MAX / GGROUP_LINK_MOST) * GGROUP_LINK_MOST;
+	u64 usec_most = div_u64(lived, NSEC_PER_USEC);
+	u64 moved = group->swapin_bytes + group->swapout_bytes;
+
+	move->nbytes = min(move->nbytes, bytes_most - min(bytes_most, moved));
+	move->usec = min(move->usec, usec_most - min(usec_most, group->move_usec));
+}
+
+/* Statistics stay at GGROUP_MAX. */
+static void count_up(u64 *figure, u64 by)
+{
+	*figure = min(*figure + min(by, GGROUP_MAX), GGROUP_MAX);
+}
+
+static int swap_out(struct ggroup *group, u64 nbytes, const struct move *move)
+{
+	struct ggroup *level;
+
+	if (nbytes > group->current_bytes)
+		return -EINVAL;
+	for (level = group; level; level = level->parent)
+		if (nbytes > (level->swap_max > level->swap ? level->swap_max - level->swap : 0))
+			return -ENOSPC;
+	ggroup_shift(group, -(s64)nbytes, nbytes);
+	for (level = group; level; level = level->parent) {
+		count_up(&level->swapout_bytes, move->nbytes);
+		count_up(&level->swapouts, 1);
+		count_up(&level->move_usec, move->usec);
+	}
+	return 0;
+}
+
+static int swap_in(struct ggroup *group, u64 nbytes, const struct move *move)
+{
+	struct ggroup *level;
+
+	if (nbytes > group->swap)
+		return -EINVAL;
+	if (!fits_all(group, nbytes))
+		return -EAGAIN;
+	ggroup_shift(group, nbytes, -(s64)nbytes);
+	for (level = group; level; level = level->parent) {
+		count_up(&level->swapin_bytes, move->nbytes);
+		count_up(&level->swapins, 1);
+		count_up(&level->move_usec, move->usec);
+	}
+	return 0;
+}
+
+/* Nothing but a path is looked at: so whoever does the same elsewhere in the tree need not wait. */
+static int on_path(struct ggroup *group, u64 nbytes, int (*call)(struct ggroup *group, u64 nbytes))
+{
+	struct ggroup_device *device = group->device;
+	int err;
+
+	down_read(&device->lock);
+	spin_lock(&device->figures);
+	err = check(group, nbytes);
+	if (!err)
+		err = call(group, nbytes);
+	spin_unlock(&device->figures);
+	up_read(&device->lock);
+	return err;
 }
 
 int ggroup_uncharge(struct ggroup *group, u64 nbytes)
 {
-	int err;
-
-	down_read(&group->device->lock);
-	err = check(group, nbytes);
-	if (!err && !take(&group->current_bytes, nbytes))
-		err = -EINVAL;
-	if (!err)
-		sub_from_all(group->parent, nbytes);
-	up_read(&group->device->lock);
-	return err;
+	return on_path(group, nbytes, uncharge);
 }
 
 int ggroup_uncharge_swap(struct ggroup *group, u64 nbytes)
 {
-	struct ggroup *level;
-	int err;
-
-	down_read(&group->device->lock);
-	err = check(group, nbytes);
-	if (!err && !take(&group->swap, nbytes))
-		err = -EINVAL;
-	if (!err)
-		for (level = group->parent; level; level = level->parent)
-			atomic64_sub(nbytes, &level->swap);
-	up_read(&group->device->lock);
-	return err;
+	return on_path(group, nbytes, uncharge_swap);
 }
 
-static int swap_out(struct ggroup *group, u64 nbytes, u64 usec)
+static int moved(struct ggroup *group, u64 nbytes, u64 usec, bool tenant,
+		 int (*call)(struct ggroup *group, u64 nbytes, const struct move *move))
 {
-	struct ggroup *level;
+	struct ggroup_device *device = group->device;
+	struct move move = { nbytes, usec };
+	int err;
 
-	if (nbytes > (u64)atomic64_read(&group->current_bytes))
+	if (tenant && !nbytes)
 		return -EINVAL;
-	for (level = group; level; level = level->parent) {
-		u64 swap = atomic64_read(&level->swap);
-
-		if (nbytes > (level->swap_max > swap ? level->swap_max - swap : 0))
-			return -ENOSPC;
-	}
-	ggroup_shift(group, -(s64)nbytes, nbytes);
-	for (level = group; level; level = level->parent) {
-		atomic64_add(nbytes, &level->swapout_bytes);
-		atomic64_inc(&level->swapouts);
-		atomic64_add(usec, &level->move_usec);
-	}
-	return 0;
-}
-
-static int swap_in(struct ggroup *group, u64 nbytes, u64 usec)
-{
-	struct ggroup *level;
-
-	if (nbytes > (u64)atomic64_read(&group->swap))
-		return -EINVAL;
-	for (level = group; level; level = level->parent)
-		if (atomic64_read(&level->current_bytes) + nbytes > level->high)
-			return -EAGAIN;
-	ggroup_shift(group, nbytes, -(s64)nbytes);
-	for (level = group; level; level = level->parent) {
-		atomic64_add(nbytes, &level->swapin_bytes);
-		atomic64_inc(&level->swapins);
-		atomic64_add(usec, &level->move_usec);
-	}
-	return 0;
-}
-
-int ggroup_swap_out(struct ggroup *group, u64 nbytes, u64 usec)
-{
-	int err;
-
-	down_write(&group->device->lock);
+	down_read(&device->lock);
+	spin_lock(&device->figures);
 	err = check(group, nbytes);
+	if (tenant)
+		bound_move(group, &move);
 	if (!err)
-		err = swap_out(group, nbytes, usec);
-	up_write(&group->device->lock);
+		err = call(group, nbytes, &move);
+	spin_unlock(&device->figures);
+	up_read(&device->lock);
 	return err;
 }
 
-int ggroup_swap_in(struct ggroup *group, u64 nbytes, u64 usec)
+int ggroup_swap_out(struct ggroup *group, u64 nbytes, u64 usec, bool tenant)
 {
-	int err;
+	return moved(group, nbytes, usec, tenant, swap_out);
+}
 
-	down_write(&group->device->lock);
-	err = check(group, nbytes);
-	if (!err)
-		err = swap_in(group, nbytes, usec);
-	up_write(&group->device->lock);
-	return err;
+int ggroup_swap_in(struct ggroup *group, u64 nbytes, u64 usec, bool tenant)
+{
+	return moved(group, nbytes, usec, tenant, swap_in);
 }
 
 static int observe(struct ggroup *group, u64 nbytes)
 {
-	s64 more = nbytes - atomic64_read(&group->current_bytes);
 	struct ggroup *level;
+	s64 more;
 
+	more = nbytes - group->current_bytes;
 	for (level = group; level; level = level->parent)
-		if (more > 0 && atomic64_read(&level->current_bytes) > (s64)GGROUP_MAX - more)
+		if (more > 0 && level->current_bytes > GGROUP_MAX - more)
 			return -EINVAL;
-	if (more)
-		ggroup_shift(group, more, 0);
+	ggroup_shift(group, more, 0);
 	return 0;
 }
 
 int ggroup_observe(struct ggroup *group, u64 nbytes)
 {
-	int err;
-
-	down_write(&group->device->lock);
-	err = check(group, nbytes);
-	if (!err)
-		err = observe(group, nbytes);
-	up_write(&group->device->lock);
-	return err;
+	return on_path(group, nbytes, observe);
 }

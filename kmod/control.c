@@ -69,12 +69,14 @@ int ggroup_call_reset_peak(struct ggroup_call *call)
 	struct ggroup *group = call->group;
 	int err = 0;
 
-	down_write(&group->device->lock);
+	down_read(&group->device->lock);
+	spin_lock(&group->device->figures);
 	if (group->alive)
-		atomic64_set(&group->peak, atomic64_read(&group->current_bytes));
+		group->peak = group->current_bytes;
 	else
 		err = -ENODEV;
-	up_write(&group->device->lock);
+	spin_unlock(&group->device->figures);
+	up_read(&group->device->lock);
 	return err;
 }
 

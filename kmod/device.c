@@ -65,8 +65,10 @@ static struct ggroup_device *open_books(const struct ggroup_gpu *arg)
 	kref_init(&device->ref);
 	strscpy(device->uuid, arg->uuid, sizeof(device->uuid));
 	init_rwsem(&device->lock);
+	spin_lock_init(&device->figures);
 	hash_init(device->processes);
 	hash_init(device->slices);
+	hash_init(device->quotas);
 	ggroup_queue_init(&device->queue);
 	ggroup_stream_init(&device->stream);
 	root = ggroup_new_root(device, arg->capacity);
@@ -100,8 +102,7 @@ static void void_charges(struct ggroup_device *device)
 
 	hash_for_each(device->processes, bucket, group, name)
 		if (!atomic_read(&group->joined))
-			ggroup_shift(group, -atomic64_read(&group->current_bytes),
-				     -atomic64_read(&group->swap));
+			ggroup_shift(group, -(s64)group->current_bytes, -(s64)group->swap);
 }
 
 static int adopt(struct ggroup_device *device, struct ggroup_file *file, struct ggroup_gpu *arg)

@@ -7,6 +7,7 @@
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/rwsem.h>
+#include <linux/spinlock.h>
 #include <linux/string.h>
 
 #include "event.h"
@@ -16,16 +17,18 @@
 struct ggroup;
 
 #define GGROUP_HASH_BITS	8
+#define GGROUP_QUOTA_BITS	6
 
 /**
  * struct ggroup_device - a GPU
  * @ref: held by the registry, by every group, and by whoever looks at it
  * @node: in the registry
  * @uuid: its name
- * @lock: the tree and its figures. Held for reading by what adds to figures (which are atomic),
- *	for writing by what changes the tree or a limit, or must see figures that belong
- *	together. May be held while memory is allocated
- *	and never while a program is waited for
+ * @lock: the tree, its limits and its figures. Held for writing by what changes the tree or a
+ *	limit, or must see figures that belong together; for reading, with @figures, by what
+ *	looks at and changes those of one path. May be held while memory is allocated and
+ *	never while a program is waited for
+ * @figures: the figures of all groups, while @lock is held for reading; inside it, a leaf
  * @gone: closed: no group can be found or added any more (under @lock)
  * @root: the group that stands for it
  * @granule: bytes that move together
@@ -33,6 +36,7 @@ struct ggroup;
  * @groups: how many there are, the root included
  * @processes: groups of processes, by their struct pid
  * @slices: groups of slices, by their path
+ * @quotas: users who have groups, by their uid
  * @queue: commands, and who serves them
  * @stream: events, and who hears them
  */
@@ -41,6 +45,7 @@ struct ggroup_device {
 	struct list_head node;
 	char uuid[GGROUP_UUID_LEN];
 	struct rw_semaphore lock;
+	spinlock_t figures;	/* inside lock, a leaf */
 	bool gone;
 	struct ggroup *root;
 	u64 granule;
@@ -48,6 +53,7 @@ struct ggroup_device {
 	unsigned int groups;
 	DECLARE_HASHTABLE(processes, GGROUP_HASH_BITS);
 	DECLARE_HASHTABLE(slices, GGROUP_HASH_BITS);
+	DECLARE_HASHTABLE(quotas, GGROUP_QUOTA_BITS);
 	struct ggroup_queue queue;
 	struct ggroup_stream stream;
 };

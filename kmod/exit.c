@@ -5,6 +5,7 @@
  * another's.
  */
 
+#include <linux/cred.h>
 #include <linux/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/time_namespace.h>
@@ -81,6 +82,7 @@ int ggroup_exit_watch(struct ggroup *group, struct pid *pid, u64 start)
 	if (!leader)
 		return -ESRCH;
 	same = ggroup_start_of(leader) == start;
+	group->user = task_uid(leader);
 	put_task_struct(leader);
 	if (!same)
 		return -ESRCH;

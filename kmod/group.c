@@ -3,11 +3,13 @@
 
 #include <linux/mm.h>
 #include <linux/slab.h>
+#include <linux/timekeeping.h>
 #include <linux/xarray.h>
 
 #include "charge.h"
 #include "exit.h"
 #include "group.h"
+#include "quota.h"
 #include "reclaim.h"
 
 /* By id; found under RCU, and then asked whether they are alive. */
@@ -178,6 +180,8 @@ struct ggroup *ggroup_new(struct ggroup_device *device, u32 kind)
 	group->swap_max = GGROUP_MAX;
 	group->priority = GGROUP_PRIORITY_DEFAULT;
 	group->weight = GGROUP_WEIGHT_DEFAULT;
+	group->user = INVALID_UID;
+	group->born_ns = ktime_get_ns();
 	group->owner = INVALID_UID;
 	group->gid = INVALID_GID;
 	ggroup_usermem_init(&group->usermem);
@@ -197,6 +201,7 @@ int ggroup_enter(struct ggroup *group, struct ggroup *parent)
 	if (!parent)
 		return 0;
 	group->parent = parent;
+	group->depth = parent->depth + 1;
 	list_add_tail(&group->sibling, &parent->children);
 	return 0;
 }
@@ -219,11 +224,11 @@ struct ggroup *ggroup_new_root(struct ggroup_device *device, u64 capacity)
 static void leave(struct ggroup *group)
 {
 	if (group->parent) {
-		ggroup_shift(group->parent, -atomic64_read(&group->current_bytes),
-			     -atomic64_read(&group->swap));
+		ggroup_shift(group->parent, -(s64)group->current_bytes, -(s64)group->swap);
 		list_del_init(&group->sibling);
 	}
 	hash_del(&group->name);
+	ggroup_quota_give(group);
 	ggroup_exit_unwatch(group);
 	xa_erase(&ggroups, group->id);
 	group->device->groups--;
@@ -266,8 +271,9 @@ void ggroup_close_all(struct ggroup_device *device)
 
 static int move(struct ggroup *group, struct ggroup *parent)
 {
-	s64 held = atomic64_read(&group->current_bytes), swapped = atomic64_read(&group->swap);
+	s64 held = group->current_bytes, swapped = group->swap;
 	struct ggroup *level;
+	int err;
 
 	if (!group->alive || !READ_ONCE(parent->alive))
 		return -ENODEV;
@@ -278,9 +284,14 @@ static int move(struct ggroup *group, struct ggroup *parent)
 	for (level = parent; level; level = level->parent)
 		if (level == group)
 			return -EINVAL;
+	err = parent == group->parent ? 0 : ggroup_quota_depth(group, parent);
+	if (err)
+		return err;
 	ggroup_shift(group->parent, -held, -swapped);
 	list_move_tail(&group->sibling, &parent->children);
 	group->parent = parent;
+	for (level = group; level; level = ggroup_next_pre(level, group))
+		level->depth = level->parent->depth + 1;
 	ggroup_shift(parent, held, swapped);
 	return 0;
 }

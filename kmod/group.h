@@ -4,6 +4,7 @@
 #define GGROUP_GROUP_H
 
 #include <linux/atomic.h>
+#include <linux/compiler.h>
 #include <linux/cred.h>
 #include <linux/list.h>
 #include <linux/pid.h>
@@ -28,6 +29,9 @@
  * @id: its name, never used again
  * @kind: GGROUP_KIND_*
  * @device: its GPU, with a reference
+ * @user: whom it is counted for; see quota.h
+ * @depth: levels below the root
+ * @born_ns: when it was made, by the monotonic clock
  * @alive: in the tree (changed with the device's lock held for writing)
  * @dead: the process exited
  * @parent: the group above, NULL for a root; it cannot leave the tree before this one
@@ -41,7 +45,7 @@
  * @exit_work: process: what an exit has to do and the waker cannot
  * @joined: process: files that joined
  * @reclaim_work: brings the group back under its high, where a tenant's charge lifted it over
- * @current_bytes: on the GPU
+ * @current_bytes: on the GPU; this and what follows but @events: see the device's @figures
  * @peak: highest @current_bytes
  * @swap: in the host
  * @swapin_bytes: moved to the GPU, ever
@@ -72,6 +76,9 @@ struct ggroup {
 	u64 id;
 	u32 kind;
 	struct ggroup_device *device;
+	kuid_t user;
+	unsigned int depth;
+	u64 born_ns;
 	bool alive;
 	bool dead;
 	struct ggroup *parent;
@@ -86,14 +93,14 @@ struct ggroup {
 	atomic_t joined;
 	struct work_struct reclaim_work;
 
-	atomic64_t current_bytes;
-	atomic64_t peak;
-	atomic64_t swap;
-	atomic64_t swapin_bytes;
-	atomic64_t swapout_bytes;
-	atomic64_t swapins;
-	atomic64_t swapouts;
-	atomic64_t move_usec;
+	u64 current_bytes;
+	u64 peak;
+	u64 swap;
+	u64 swapin_bytes;
+	u64 swapout_bytes;
+	u64 swapins;
+	u64 swapouts;
+	u64 move_usec;
 	atomic64_t events[GGROUP_EVENTS];
 
 	u64 high;
@@ -162,15 +169,15 @@ void ggroup_reap(struct ggroup_device *device);
 void ggroup_close_all(struct ggroup_device *device);
 /* Whether the caller owns a slice above. With the device's lock held. */
 bool ggroup_owned(const struct ggroup *group);
-/* With the device's lock held for writing. */
+/* With the device's lock held. */
 void ggroup_get_books(struct ggroup *group, struct ggroup_books *books);
 /* @admin: the caller may set whose a slice is, too. */
 int ggroup_set(struct ggroup *group, const struct ggroup_set *set, bool admin);
 
-/* Bytes on the GPU. */
+/* Bytes on the GPU; a moment ago, unless figures stand still. */
 static inline u64 ggroup_held(const struct ggroup *group)
 {
-	return atomic64_read(&group->current_bytes);
+	return READ_ONCE(group->current_bytes);
 }
 
 /* The module goes: there are none left. */

@@ -7,6 +7,7 @@
 #include "exit.h"
 #include "group.h"
 #include "name.h"
+#include "quota.h"
 
 #define GGROUP_GROUPS_MOST	65536	/* of one GPU */
 
@@ -118,9 +119,12 @@ static int add(struct ggroup_device *device, struct ggroup_group *arg, struct gg
 	}
 	if (err)
 		goto err_new;
-	err = ggroup_enter(group, parent);
+	err = ggroup_quota_take(group, parent);
 	if (err)
 		goto err_watch;
+	err = ggroup_enter(group, parent);
+	if (err)
+		goto err_quota;
 	arg->id = group->id;
 	if (arg->kind == GGROUP_KIND_SLICE)
 		hash_add(device->slices, &group->name, path_hash(device, group->path));
@@ -128,6 +132,8 @@ static int add(struct ggroup_device *device, struct ggroup_group *arg, struct gg
 		hash_add(device->processes, &group->name, (unsigned long)pid);
 	return 0;
 
+err_quota:
+	ggroup_quota_give(group);
 err_watch:
 	ggroup_exit_unwatch(group);
 err_new:

@@ -23,11 +23,9 @@ struct leaf {
 /* Granules that the swap_max of this level still lets go to the host. */
 static u64 room(const struct ggroup *group)
 {
-	u64 swap = atomic64_read(&group->swap);
-
-	if (group->swap_max <= swap)
+	if (group->swap_max <= group->swap)
 		return 0;
-	return div64_u64(group->swap_max - swap, group->device->granule);
+	return div64_u64(group->swap_max - group->swap, group->device->granule);
 }
 
 /* ... of this level and of those above it. */

@@ -272,7 +272,7 @@ static int lever_answered(struct ggroup_queue *queue, const struct ggroup_file *
 	struct ggroup *group = ggroup_find(message->seq >> GGROUP_SEQ_SHIFT);
 	u32 op = message->op & ~GGROUP_MESSAGE_REPLY;
 	struct ggroup_lever *lever;
-	int err = -EINVAL;
+	int status = message->status, err = -EINVAL;
 	u64 value = 0;
 
 	if (!group)
@@ -284,13 +284,16 @@ static int lever_answered(struct ggroup_queue *queue, const struct ggroup_file *
 			err = -ENODEV;
 		} else if (lever->flight && op == op_of(lever)) {
 			value = lever->sent;
-			ggroup_lever_settle(queue, lever, message->status, message->args[0]);
+			/* A figure that cannot be is no answer. */
+			if (message->args[0] > GGROUP_MAX)
+				status = -EINVAL;
+			ggroup_lever_settle(queue, lever, status, message->args[0]);
 			err = 0;
 		}
 		spin_unlock(&queue->lock);
 	}
 	if (!err)
-		trace_ggroup_tsg(group->id, op, value, message->status);
+		trace_ggroup_tsg(group->id, op, value, status);
 	ggroup_put(group);
 	return err;
 }

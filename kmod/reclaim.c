@@ -12,6 +12,7 @@
 #include "trace.h"
 
 #define GGROUP_HEADROOM_PART	8	/* the part of a high that a headroom is at most */
+#define GGROUP_VAIN_MOST	16	/* rounds of a worker that bring nothing */
 
 /* Of their own: one that waits for a provider must not hold up an exit. */
 static struct workqueue_struct *workers;
@@ -42,7 +43,7 @@ static int reclaim_from(const struct ggroup_target *target, u32 timeout_ms, u64 
 		note(group, GGROUP_EVENT_RECLAIM);
 	if (err && (!READ_ONCE(group->alive) || ggroup_exited(group)))
 		err = 0;
-	*moved += nbytes;
+	*moved += min(nbytes, GGROUP_MAX - *moved);
 	ggroup_put(group);
 	return err;
 }
@@ -97,7 +98,8 @@ static u64 excess(struct ggroup *group)
 void ggroup_reclaim_work(struct work_struct *work)
 {
 	struct ggroup *group = container_of(work, struct ggroup, reclaim_work);
-	u64 over, moved;
+	u64 over, moved, before = U64_MAX;
+	unsigned int vain = 0;
 	bool noted = false;
 
 	while ((over = excess(group))) {
@@ -107,7 +109,10 @@ void ggroup_reclaim_work(struct work_struct *work)
 				ggroup_press(group, over);
 		}
 		noted = true;
-		if (ggroup_reclaim(group, over, 0, &moved) || !moved) {
+		/* What is said to have moved is a program's word: the books say whether it did. */
+		vain = over < before ? 0 : vain + 1;
+		before = over;
+		if (ggroup_reclaim(group, over, 0, &moved) || !moved || vain > GGROUP_VAIN_MOST) {
 			note(group, GGROUP_EVENT_FAIL);
 			break;
 		}

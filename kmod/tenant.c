@@ -119,14 +119,14 @@ int ggroup_call_swap_out(struct ggroup_call *call)
 {
 	struct ggroup_amount *arg = call->arg;
 
-	return ggroup_swap_out(call->group, arg->nbytes, arg->usec);
+	return ggroup_swap_out(call->group, arg->nbytes, arg->usec, call->own);
 }
 
 int ggroup_call_swap_in(struct ggroup_call *call)
 {
 	struct ggroup_amount *arg = call->arg;
 
-	return ggroup_swap_in(call->group, arg->nbytes, arg->usec);
+	return ggroup_swap_in(call->group, arg->nbytes, arg->usec, call->own);
 }
 
 int ggroup_call_usermem(struct ggroup_call *call)
@@ -142,12 +142,11 @@ int ggroup_call_get(struct ggroup_call *call)
 	struct ggroup_device *device = call->group->device;
 	int err = 0;
 
-	/* For writing, though it only reads: so the figures are of one moment. */
-	down_write(&device->lock);
+	down_read(&device->lock);
 	if (call->group->alive)
 		ggroup_get_books(call->group, call->arg);
 	else
 		err = -ENODEV;
-	up_write(&device->lock);
+	up_read(&device->lock);
 	return err;
 }

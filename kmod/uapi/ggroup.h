@@ -30,6 +30,14 @@
  * of itself that it has more, on the GPU or not, than GGROUP_OVERCOMMIT times the capacity. A call
  * happens whole, or fails and changes nothing.
  *
+ * HOW MANY. There are at most 65536 groups of a GPU (ENOSPC). A user other than root has at most
+ * GGROUP_MAX_SLICES_PER_USER slices of it, and as many processes as the module's parameter
+ * processes_per_user says. A slice is counted for the next owner at or above its parent when it is
+ * made, a process for its real user when its group is made, and both stay so until they are
+ * removed. A slice made below one that a user owns is at most GGROUP_MAX_DEPTH levels below the
+ * root, any other GGROUP_MAX_DEPTH_ROOT. More is EAGAIN, as with cgroup.max.descendants and
+ * cgroup.max.depth.
+ *
  * WHO MOVES THE HARDWARE. The kernel knows no GPU vendor. A provider registers a GPU on an open
  * /dev/ggroup and serves its commands on that file: read() gives struct ggroup_message, as many
  * as fit, and waits for one unless O_NONBLOCK; write() takes the answers; poll() tells when there
@@ -66,6 +74,9 @@
 #define GGROUP_OVERCOMMIT	16			/* capacities a program may say it has */
 #define GGROUP_UUID_LEN		64			/* with the NUL */
 #define GGROUP_PATH_LEN		4096			/* with the NUL */
+#define GGROUP_MAX_DEPTH	32			/* levels of slices that users made */
+#define GGROUP_MAX_DEPTH_ROOT	128			/* ... that root made */
+#define GGROUP_MAX_SLICES_PER_USER	4096		/* of one GPU; root may have all */
 #define GGROUP_TIMEOUT_MS	5000			/* where a timeout of 0 is given */
 #define GGROUP_TIMEOUT_MS_MOST	600000
 
@@ -325,7 +336,7 @@ struct ggroup_counters {
  *	SET_TIMESLICE	id, pid, start, microseconds	none
  *	ATTACH_TSG	id, pid, start			none
  *	DETACH_TSG	id, pid, start			none: answer when no TSG of it runs
- *	RECLAIM		id, pid, start, bytes		bytes moved
+ *	RECLAIM		id, pid, start, bytes		bytes moved, at most GGROUP_MAX
  *
  * An answer is the message with GGROUP_MESSAGE_REPLY in op, the same seq, status 0 or a negated
  * errno, and args out. write() takes whole messages, and refuses an answer to nothing with
@@ -366,6 +377,8 @@ struct ggroup_message {
  * UNCHARGE, UNCHARGE_SWAP: EINVAL for more than it holds.
  * SWAP_OUT: ENOSPC over some swap_max, EINVAL for more than it holds.
  * SWAP_IN: EAGAIN if that would put some level over its high, EINVAL for more than it has there.
+ *   Both: of the caller's own group EINVAL for 0 bytes, and of bytes and usec the statistics count
+ *   what can be: together at most 1 TB/s since the group was made, and no longer than that is ago.
  * USERMEM: a descriptor of struct ggroup_pressure. EMFILE.
  * GET: the books of any group that the caller has the right to; of one moment.
  */
@@ -383,13 +396,14 @@ struct ggroup_message {
  *
  * ADD: in root, parent, kind SLICE with path or PROCESS with pid and start; out id. EEXIST, then
  *   ENODEV without parent, EXDEV for a parent on another GPU, EINVAL for one that is a process,
- *   ESRCH for a process that does not live, ENOSPC for too many.
+ *   ESRCH for a process that does not live, ENOSPC for too many, EAGAIN for too many of one user
+ *   or too deep.
  * FIND: in root, kind and path, or pid and start; out id and parent. Without CAP_SYS_ADMIN EPERM
  *   also for what is not there.
  * NEXT: in root, id; out the group with the next greater id on that GPU or, with root 0, the next
  *   root. ENOENT after the last.
  * MOVE: takes along what it was charged. EINVAL for a root, for a parent that is a process, on
- *   another GPU, or below the group.
+ *   another GPU, or below the group; EAGAIN for too deep.
  * REMOVE: what it was charged is taken off every group above. EBUSY for a root, or with children.
  * SET: writes the books and moves nothing. Who listens to EVENTS is told, unless he is the
  *   provider and did it himself: ggroupfs then has the levers moved, and memory over a lower high

@@ -704,6 +704,8 @@ def scene() -> Iterator[Scene]:
         roles = {name: Remote() for name in ("self", "owner", "other", "admin")}
         roles["self"].do(there_become, NOBODY)
         target = roles["self"].do(there_join, gpu.name, provider=gpu)
+        gpu.charge(20, target)
+        gpu.swap_out(10, target)
         for name, uid in (("owner", OWNER), ("other", OTHER)):
             roles[name].do(there_become, uid)
         for name in ("owner", "other", "admin"):
@@ -723,8 +725,8 @@ RIGHTS: dict[str, tuple[set[str], str, Callable[[Scene], tuple[Any, ...]]]] = {
     "charge": (TENANT, "charge", lambda s: (0, s.target)),
     "uncharge": (TENANT, "uncharge", lambda s: (0, s.target)),
     "uncharge_swap": (TENANT, "uncharge_swap", lambda s: (0, s.target)),
-    "swap_out": (TENANT, "swap_out", lambda s: (0, s.target)),
-    "swap_in": (TENANT, "swap_in", lambda s: (0, s.target)),
+    "swap_out": (TENANT, "swap_out", lambda s: (1, s.target)),
+    "swap_in": (TENANT, "swap_in", lambda s: (1, s.target)),
     "usermem": (READER, "usermem", lambda s: (s.target,)),
     "usermem of the slice": (ADMIN, "usermem", lambda s: (s.slice,)),
     "get": (READER, "books", lambda s: (s.target,)),
@@ -1274,7 +1276,6 @@ def test_a_full_gpu_takes_from_who_is_not_protected(admin: File, spawn: Spawn) -
         root = admin.books(gpu.root)
         assert (root.current_bytes, root.swap, root.events_low, root.events_high) == (20 * MIB, 6 * MIB, 0, 1)
         # Nobody else has anything left to give than who is protected: that is counted.
-        protected.do(there_call, "swap_out", 0)
         admin.set(other, swap_max=6 * MIB)
         greedy.do(there_call, "charge", 3 * MIB)
         events.until(lambda: admin.books(first).events_reclaim, gpu)

@@ -44,8 +44,9 @@ kmod-programs:
 .PHONY: kmod-ready
 kmod-ready: check-kmod build/kmod/stock/ggroup.ko kmod-programs
 
-# Two machines at a time, one emulated processor each: what two share costs more than it brings.
-KMOD_GUESTS := kmod-guest-books kmod-guest-hazards kmod-guest-deaths kmod-guest-cost
+# Two machines at a time, one emulated processor each: what two share costs more than it brings. But for the one whose
+# tests are of calls that meet.
+KMOD_GUESTS := kmod-guest-books kmod-guest-hazards kmod-guest-deaths kmod-guest-cost kmod-guest-hostile
 
 test-kmod: kmod-ready
 	$(MAKE) -j2 --output-sync=target $(KMOD_GUESTS)
@@ -64,7 +65,8 @@ test-kmod-mounts: build/kmod/stock/ggroup.ko
 
 ON_STOCK = $(VM) --kernel $(STOCK) --module build/kmod/stock/ggroup.ko
 
-.PHONY: kmod-guest-books kmod-guest-hazards kmod-guest-deaths kmod-guest-cost kmod-guest-mounts-1 kmod-guest-mounts-2
+.PHONY: kmod-guest-books kmod-guest-hazards kmod-guest-deaths kmod-guest-cost kmod-guest-hostile kmod-guest-mounts-1 \
+	kmod-guest-mounts-2
 
 kmod-guest-books:
 	$(ON_STOCK) --seconds 900 $(GUEST) tests/t5_module/t5_ledger_machine.py tests/t5_module/t5_restart.py
@@ -72,7 +74,8 @@ kmod-guest-books:
 kmod-guest-hazards:
 	$(ON_STOCK) --seconds 900 $(GUEST) --ignore tests/t5_module/t5_ledger_machine.py \
 		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_faults.py \
-		--ignore tests/t5_module/t5_bench.py --ignore tests/t5_module/t5_killed.py tests/t5_module \
+		--ignore tests/t5_module/t5_bench.py --ignore tests/t5_module/t5_killed.py \
+		--ignore tests/t5_module/t5_hostile.py tests/t5_module \
 		tests/t4_slices.py tests/t4_cgroup_differential.py
 
 # Two histories of the three: each of them starts a daemon six times.
@@ -83,6 +86,10 @@ kmod-guest-deaths:
 
 kmod-guest-cost:
 	$(ON_STOCK) --seconds 300 --counted $(GUEST) tests/t5_module/t5_bench.py
+
+GGROUP_HOSTILE_S ?= 20
+kmod-guest-hostile:
+	$(ON_STOCK) --cpus 2 --seconds 600 --env GGROUP_HOSTILE_S=$(GGROUP_HOSTILE_S) $(GUEST) tests/t5_module/t5_hostile.py
 
 kmod-guest-mounts-1:
 	$(ON_STOCK) --seconds 1800 $(MOUNTS) tests/t4_command.py tests/t4_semantics.py
@@ -118,8 +125,15 @@ test-kmod-debug: build/kmod/debug/ggroup.ko kmod-programs
 	$(MAKE) -j2 --output-sync=target kmod-debug-books kmod-debug-hazards
 	$(ON_DEBUG) --cpus 2 --seconds 1500 --env GGROUP_FUZZ_S=$(GGROUP_FUZZ_S) $(GUEST) --timeout 1400 \
 		tests/t5_module/t5_fuzz.py
+	$(MAKE) kmod-debug-hostile
 
-.PHONY: kmod-debug-books kmod-debug-hazards
+.PHONY: kmod-debug-books kmod-debug-hazards kmod-debug-hostile
+
+# Ten minutes, in which every pair of calls meets.
+kmod-debug-hostile: GGROUP_HOSTILE_S = 600
+kmod-debug-hostile:
+	$(ON_DEBUG) --cpus 2 --seconds 1500 --env GGROUP_HOSTILE_S=$(GGROUP_HOSTILE_S) $(GUEST) --timeout 1400 \
+		tests/t5_module/t5_hostile.py
 
 kmod-debug-books:
 	$(ON_DEBUG) --seconds 2400 $(GUEST) --timeout 1200 tests/t5_module/t5_ledger_machine.py \
@@ -128,7 +142,8 @@ kmod-debug-books:
 kmod-debug-hazards:
 	$(ON_DEBUG) --seconds 2400 $(GUEST) --timeout 1200 --ignore tests/t5_module/t5_ledger_machine.py \
 		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_bench.py \
-		--ignore tests/t5_module/t5_fuzz.py --ignore tests/t5_module/t5_killed.py tests/t5_module
+		--ignore tests/t5_module/t5_fuzz.py --ignore tests/t5_module/t5_killed.py \
+		--ignore tests/t5_module/t5_hostile.py tests/t5_module
 
 # With dkms the module is built for every kernel that comes, without it for the one that runs.
 kmod-install:
