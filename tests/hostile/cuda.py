@@ -77,8 +77,13 @@ def depart(tenant: Tenant, random: random.Random) -> None:
     with tenant.connect() as connection:
         ask(tenant, connection, Op.HELLO, VERSION).check()
         ask(tenant, connection, Op.MANAGE, GIB, 0).check()
-        connection.settimeout(0.2)
-        request = next_request(connection)
+        connection.settimeout(0.1)
+        waits = tenant.page.place(tenant.number, 0) + 3
+        tenant.page.words[waits] = 1
+        try:
+            request = next_request(connection)
+        finally:
+            tenant.page.words[waits] = 0
         if random.random() < 0.9:
             answer(connection, request, random.choice((0, *STATUSES)), word(random))
         time.sleep(0.01)

@@ -19,7 +19,7 @@ from ggroupfs.mounts import mount_of
 from tests.hostile.page import Page
 from tests.proc import stat_of
 
-DESCRIPTORS = 900
+DESCRIPTORS = 300
 """What the daemon may have open: fewer than tenants can have it want."""
 READY_S = 60.0
 EXIT_S = 30.0

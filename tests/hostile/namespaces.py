@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import random
+import select
 import struct
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ MS_BIND, MS_REC, MS_PRIVATE, MS_REMOUNT, MS_RDONLY, MNT_DETACH = 4096, 16384, 1 
 CONTROL = "/dev/nvidiactl"
 INIT, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH, FORGET, ACCESS = 26, 3, 14, 15, 17, 18, 25, 2, 34
 BATCH_FORGET = 42
+SERVED_S = 3.0
+"""How long a tenant serves its file system, if it is not killed before."""
 
 
 def check(result: int) -> None:
@@ -92,15 +95,19 @@ def pids(tenant: Tenant, random: random.Random) -> None:
     child(act)
 
 
-def impersonate(tenant: Tenant, make: Callable[[], int], seconds: float) -> None:
-    """Is a program of the driver with an open file that is called as the driver's is, and is not that."""
+def impersonate(tenant: Tenant, make: Callable[[int], int], seconds: float) -> None:
+    """Is a program of the driver with an open file that is called as the driver's is, and is not that. `make` is given
+    a descriptor of the FUSE device."""
     unshare(CLONE_NEWNS)
+    device = os.open("/dev/fuse", os.O_RDWR)  # which belongs to the namespace that it was opened in
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     mount("none", "/dev", "tmpfs", 0)
-    descriptor = make()
+    descriptor = make(device)
     place = tenant.place()
     tenant.page.words[place + 1] = 64 << 20
     tenant.page.words[place] = os.getpid()
+    with contextlib.suppress(OSError):
+        join(tenant)
     time.sleep(seconds)
     os.dup2(2, descriptor)  # the number means something else now; that a file was closed its server may never answer
 
@@ -109,7 +116,7 @@ def impersonate(tenant: Tenant, make: Callable[[], int], seconds: float) -> None
 def impostor(tenant: Tenant, random: random.Random) -> None:
     """A file, a fifo, a socket, an O_PATH descriptor by that name."""
 
-    def make() -> int:
+    def make(_: int) -> int:
         what = random.choice(("file", "fifo", "path", "directory"))
         if what == "fifo":
             os.mkfifo(CONTROL)
@@ -127,30 +134,26 @@ def fuse(tenant: Tenant, random: random.Random) -> None:
     """A FUSE that it serves itself: it answers what is needed to open a file there, and never a close."""
     silent = random.choice(((), (FLUSH,), (FLUSH, GETATTR), (FLUSH, RELEASE)))
 
-    def act() -> None:
-        device = os.open("/dev/fuse", os.O_RDWR)
+    def make(device: int) -> int:
+        os.close(os.open(CONTROL, os.O_CREAT | os.O_RDWR, 0o666))
+        mount("x", CONTROL, "fuse", 0, f"fd={device},rootmode=100000,user_id=0,group_id=0")
+        if os.fork() == 0:
+            serve(device, silent)
+        os.close(device)
+        return os.open(CONTROL, os.O_RDWR)
 
-        def served() -> int:
-            os.close(os.open(CONTROL, os.O_CREAT | os.O_RDWR, 0o666))
-            mount("x", CONTROL, "fuse", 0, f"fd={device},rootmode=100000,user_id=0,group_id=0,allow_other")
-            server = os.fork()
-            if server == 0:
-                serve(device, silent)
-            os.close(device)
-            return os.open(CONTROL, os.O_RDWR)
-
-        impersonate(tenant, served, 0.3)
-
-    child(act, 0.35)
+    child(lambda: impersonate(tenant, make, 0.3), 0.35)
 
 
 def serve(device: int, silent: tuple[int, ...]) -> None:
     """The server of a file system that is one file."""
     attributes = struct.pack("<QQQQQQIIIIIIIIII", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o100666, 1, 0, 0, 0, 4096, 0)
     opened = False
-    until = time.monotonic() + 5
+    until = time.monotonic() + SERVED_S
     try:
-        while time.monotonic() < until:
+        poll = select.poll()
+        poll.register(device, select.POLLIN)
+        while poll.poll(max(0.0, until - time.monotonic()) * 1000):
             raw = os.read(device, 1 << 20)
             _, op, unique = struct.unpack_from("<IIQ", raw)
             body, code = b"", 0

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ggroupfs.client.reading import numbers
-from tests.hostile.page import Meter, Page, Timed, Word
+from tests.hostile.page import TENANTS, Meter, Page, Timed, Word
 from tests.hostile.processes import LIBC, PR_SET_PDEATHSIG
 
 BUG = (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ENOSYS, errno.EFAULT, errno.ELOOP)
@@ -105,8 +105,10 @@ class Operator:
                 self._call(meter, at, lambda name=name: read(f"{group}/{name}"))  # type: ignore[misc]
 
     def _move(self, chance: random.Random, meter: Meter) -> None:
-        if pids := self._pids():
-            pid, gpu = chance.choice(pids), chance.choice((0, 1))
+        words, first = self._page.words, self._page.place(0, 0)
+        waiting = [int(words[at]) for at in range(first, self._page.place(TENANTS, 0), 4) if words[at + 3]]
+        if pids := waiting or self._pids():
+            pid, gpu = chance.choice(pids), chance.choice((0, 0, 0, 1))
             self._call(meter, 4, lambda: write(f"{self._mount}/{pid}/{gpu}/compute.migrate", str(1 - gpu)))
 
     def _keep(self, chance: random.Random, meter: Meter) -> None:

@@ -36,7 +36,7 @@ class Word(enum.IntEnum):
     HALVES = 128
     """Of four words each, two for each tenant."""
     PLACES = 256
-    """Of four words each: pid, bytes on GPU 0, bytes on GPU 1, unused."""
+    """Of four words each: pid, bytes on GPU 0, bytes on GPU 1, whether it waits to be moved."""
 
 
 class Timed(enum.IntEnum):

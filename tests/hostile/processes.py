@@ -22,7 +22,9 @@ PTRACE_TRACEME = 0
 def join(tenant: Tenant) -> None:
     """A process of its own that comes into the tree: it connects, and says as much as makes it known."""
     with tenant.connect() as connection:
-        tenant.page.words[tenant.place()] = os.getpid()
+        place = tenant.place()
+        tenant.page.words[place + 1] = 32 << 20
+        tenant.page.words[place] = os.getpid()
         for op, word in ((Op.HELLO, VERSION), (Op.JOIN if tenant.protocol == "soft" else Op.MANAGE, 8)):
             connection.send(Message(op, 1, 0, (word,)).encode())
             connection.recv(SIZE)
