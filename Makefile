@@ -9,6 +9,7 @@
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
 #   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; a quarter of an hour
 #   make test-debian  both commands of the README and the package in a fresh Debian: DEBIAN=12 or 13, PARTS="run test deb"
+#   make test-hostile ... those of hostile tenants, which do every pair of things at once; two minutes, FUZZ=N for longer
 #   make fuzz         the fuzzers for longer, FUZZ=50 times as long as in `make test`; what breaks is kept in tests/corpus
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one alone
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
@@ -43,7 +44,7 @@ SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nv
 	$(wildcard tests/debian/*.sh) \
 	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
-.PHONY: all build build-test run test check test-unit test-machines test-gpu fuzz soak bench-files screenshot clean
+.PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files screenshot clean
 .PHONY: bench bench-gpu bench-keep bench-render bench-check
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
@@ -91,7 +92,7 @@ run: build cuda
 	@[ "$$(id -u)" = 0 ] || { echo "make run: only root may mount a tree that acts on every process" >&2; exit 1; }
 	$(PY) -m ggroupfs demo --mount $(MOUNT)
 
-test: check test-unit test-machines
+test: check test-unit test-hostile test-machines
 
 check: build-test
 	$(VENV)/bin/ruff check $(SOURCES)
@@ -103,7 +104,12 @@ check: build-test
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
 	$(PYTEST) -n auto --maxprocesses 2 --dist loadfile \
-		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd
+		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/hostile
+
+# After the others: how long a neighbour waits is a part of it. With FUZZ=N every pair N times, each time otherwise.
+test-hostile: build-test
+	@[ "$$(id -u)" = 0 ] || { echo "make test-hostile: only root may mount" >&2; exit 1; }
+	$(if $(filter command line environment,$(origin FUZZ)),GGROUP_FUZZ=$(FUZZ)) $(PYTEST) tests/hostile
 
 include tests/vm/kmod.mk
 include backend/cuda/cuda.mk

@@ -266,6 +266,23 @@ def test_one_that_hangs_up_instead_of_standing_by_is_not_waited_for(drive: Drive
     drive(test, count=2)
 
 
+def test_one_that_hangs_up_before_it_is_asked_is_not_moved(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for the move is told that it cannot be just now."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def hangs_up(*_: object) -> bool:
+            program.socket.close()
+            await until_then(lambda: program.process not in rig.gpu.managed)
+            return True
+
+        monkeypatch.setattr(rig.gpu._nvml, "are_near", hangs_up)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EBUSY
+
+    drive(test, count=2)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_one_that_does_not_come_to_a_rest_is_let_go(drive: Drive, late: bool) -> None:
     """It may stand by later: the end of its connection has it go on."""

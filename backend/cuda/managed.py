@@ -291,7 +291,9 @@ class Managed:
     def standby(self, process: Process, target: Managed, near: bool) -> Standby:
         """How a program that speaks is had to stand by; `near` is where it goes if that can use memory of this GPU.
         The descriptor is for the caller to close. OSError."""
-        program, over = self._programs[process], trio.Event()
+        program, over = self._programs.get(process), trio.Event()
+        if program is None:
+            raise OSError(errno.EBUSY, "it speaks no more")
 
         async def begin() -> None:
             for managed in (self, target):

@@ -1,0 +1,99 @@
+"""The sums of the books, read through the mount: each slice has what its children have, and no figure is impossible."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from backend.identity import cgroup_of
+from backend.records import OVERCOMMIT
+from ggroupfs.client.reading import branches, content, flat, members
+
+FIGURES_MOST = 1 << 53
+"""What no count of events, bytes or microseconds of a run reaches."""
+SETTLE_S = 15.0
+"""Within which the sums are right once nobody does anything: programs that move are noticed, and those that ended."""
+
+
+@attrs.frozen
+class Figures:
+    """What files of a group say."""
+
+    where: str
+    current: int
+    swap: int
+
+
+class Books:
+    """Those of one mount."""
+
+    def __init__(self, mount: Path, processes: int) -> None:
+        """`processes` is how many may be in the tree."""
+        self._mount = mount
+        self._gpus = [int(entry.name) for entry in (mount / "gpus").iterdir() if not entry.is_symlink()]
+        self._capacities = {gpu: int((mount / f"gpus/{gpu}/gmem.capacity").read_text()) for gpu in self._gpus}
+        self._processes = processes
+
+    def check(self, what: str) -> None:
+        """The sums, once they are right; AssertionError where they are not to be. Impossible figures are none, ever."""
+        until = time.monotonic() + SETTLE_S
+        while True:
+            try:
+                wrong = self._wrong()
+            except OSError as error:
+                wrong = [f"{error}"]  # it went meanwhile
+            if not wrong:
+                return
+            assert time.monotonic() < until, f"{what}: {wrong[:8]}"
+            time.sleep(0.02)
+
+    def slices(self) -> int:
+        """How many there are."""
+        return sum(1 for branch in branches(self._mount) if branch.gpu == self._gpus[0])
+
+    def _wrong(self) -> Sequence[str]:
+        """What does not add up."""
+        wrong: list[str] = []
+        below: dict[tuple[str, int], list[Figures]] = defaultdict(list)
+        known: dict[tuple[str, int], Figures] = {}
+        for member in members(self._mount):
+            figures = self._read(str(member.path), member.gpu, 1)
+            below[cgroup_of(member.pid).path, member.gpu].append(figures)
+        for branch in branches(self._mount):
+            if branch.slice == "/":
+                continue
+            figures = known[branch.slice, branch.gpu] = self._read(str(branch.path), branch.gpu, self._processes)
+            below[os.path.dirname(branch.slice), branch.gpu].append(figures)
+        for (path, gpu), parts in below.items():
+            if path == "/":
+                current = int(content(self._mount / f"gpus/{gpu}/gmem.current"))
+                if current != sum(part.current for part in parts):
+                    wrong.append(f"GPU {gpu}: {current} is not the sum of {parts}")
+            elif (path, gpu) not in known:
+                wrong.append(f"{path} on GPU {gpu} is not there, and has {parts}")
+        for (path, gpu), figures in known.items():
+            parts = below.get((path, gpu), [])
+            for name in ("current", "swap"):
+                if getattr(figures, name) != sum(getattr(part, name) for part in parts):
+                    wrong.append(f"{path} on GPU {gpu}: {name} {getattr(figures, name)} is not the sum of {parts}")
+        return wrong
+
+    def _read(self, group: str, gpu: int, processes: int) -> Figures:
+        """What a group has. AssertionError for what nobody can have."""
+        current, swap = int(content(f"{group}/gmem.current")), int(content(f"{group}/gmem.swap.current"))
+        most = OVERCOMMIT * self._capacities[gpu] * processes
+        assert 0 <= current <= most, f"{group}: gmem.current {current}"
+        assert 0 <= swap <= most, f"{group}: gmem.swap.current {swap}"
+        for name in ("gmem.stat", "gmem.events"):
+            self._possible(group, name, flat(content(f"{group}/{name}")))
+        return Figures(group, current, swap)
+
+    @staticmethod
+    def _possible(group: str, name: str, figures: Mapping[str, int]) -> None:
+        for key, value in figures.items():
+            assert 0 <= value < FIGURES_MOST, f"{group}/{name}: {key} {value}"

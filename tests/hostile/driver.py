@@ -1,0 +1,210 @@
+"""The daemon with NVIDIA GPUs that exist only in memory, on a real mount: who has a context is in the page.
+
+Programs are real. The descriptors of the driver's file that they have are those of the driver in memory, and those
+that the kernel says are called so: what a tenant calls so itself is met as on a real machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+import backend.nvidia.opening
+from backend.cuda.managed import Standby
+from backend.identity import Process, start_time
+from backend.nvidia import discover
+from backend.nvidia.gpu import NvidiaGpu
+from backend.nvidia.linux import LinuxSystem
+from backend.nvidia.nvml import Nvml
+from backend.records import GpuInfo
+from ggroupfs import cli
+from tests.fake_nvidia import FakeNvml, FakeSystem, Program
+from tests.hostile.page import PLACES, TENANTS, Page, Word
+
+GPUS = 2
+RUN = 32
+"""Unused handles in a row after which a search ends."""
+FIRST_FAKE = 1 << 20
+"""Numbers of descriptors from here on are the driver's in memory."""
+
+
+class Programs:
+    """Who has a context, by the page."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._places = [Word.NEIGHBOUR_PLACE, *(page.place(t, n) for t in range(TENANTS) for n in range(PLACES))]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Pid and place of each."""
+        for place in self._places:
+            if pid := int(self._page.words[place]):
+                yield pid, place
+
+    def held(self, gpu: int) -> list[tuple[int, int]]:
+        """Pid and bytes of each that has some."""
+        found = {pid: int(self._page.words[place + 1 + gpu]) for pid, place in self}
+        return [(pid, nbytes) for pid, nbytes in found.items() if nbytes and _lives(pid)]
+
+    def move(self, pid: int, source: int, target: int) -> None:
+        """It is on another GPU."""
+        for found, place in self:
+            if found == pid:
+                words = self._page.words
+                words[place + 1 + source], words[place + 1 + target] = 0, words[place + 1 + source]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        start_time(pid)
+    except OSError:
+        return False
+    return True
+
+
+class Driver(FakeSystem):
+    """The system calls: real ones about real processes, those of the driver in memory."""
+
+    def __init__(self, programs: Programs) -> None:
+        super().__init__(trace=None)
+        self._known = programs
+        self._real = LinuxSystem()
+        self._lock = threading.RLock()
+        self._pids: dict[int, int] = {}  # by pidfd
+        self._next = FIRST_FAKE
+
+    def _program(self, pid: int) -> Program | None:
+        """The context of a process, made when it is looked at first."""
+        with self._lock:
+            start = self._real.start_time(pid)
+            program = self.programs.get(pid)
+            if program is not None and program.start != start:
+                self.kill(pid)
+                program = None
+            if program is None and any(found == pid for found, _ in self._known):
+                program = self.program(pid, start=start)
+                program.ctl += FIRST_FAKE
+                program.files = {number + FIRST_FAKE: file for number, file in program.files.items()}
+                for gpu in range(GPUS):
+                    program.context(gpu)
+            return program
+
+    def forget_the_dead(self) -> None:
+        """As when their last descriptors are closed."""
+        with self._lock:
+            for pid in [pid for pid in self.programs if not _lives(pid)]:
+                self.kill(pid)
+
+    def control_fds(self, pid: int) -> Sequence[int]:
+        program = self._program(pid)
+        return [*self._real.control_fds(pid), *(program.files if program is not None else ())]
+
+    def pidfd_open(self, pid: int) -> int:
+        pidfd = self._real.pidfd_open(pid)
+        self._pids[pidfd] = pid
+        return pidfd
+
+    def pidfd_getfd(self, pidfd: int, fd: int) -> int:
+        if fd < FIRST_FAKE:
+            return self._real.pidfd_getfd(pidfd, fd)
+        with self._lock:
+            program = self._program(self._pids[pidfd])
+            if program is None or fd not in program.files:
+                raise OSError(9, os.strerror(9))
+            program.files[fd].references += 1
+            return self._new(program.files[fd])
+
+    def start_time(self, pid: int) -> int:
+        return self._real.start_time(pid)
+
+    def pid_namespace(self) -> int:
+        return self._real.pid_namespace()
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
+        if fd < FIRST_FAKE:
+            return self._real.ioctl(fd, request, argument)
+        with self._lock:
+            super().ioctl(fd, request, argument)
+        return None
+
+    def close(self, fd: int) -> None:
+        if fd < FIRST_FAKE:
+            self._pids.pop(fd, None)
+            return self._real.close(fd)
+        with self._lock:
+            super().close(fd)
+        return None
+
+
+class Counted(FakeNvml):
+    """An NVML that lists who has a context."""
+
+    def __init__(self, programs: Programs, driver: Driver) -> None:
+        super().__init__(count=GPUS)
+        self._known = programs
+        self._driver = driver
+
+    def nvmlDeviceGetUUID(self, device: int) -> str:
+        return f"GPU-50f79900-0000-4000-8000-{device:012x}"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> Iterator[Any]:
+        self._driver.forget_the_dead()
+        return iter([SimpleNamespace(pid=pid, usedGpuMemory=n) for pid, n in self._known.held(device)])
+
+
+async def open_gpus(page: Page) -> list[NvidiaGpu]:
+    """In the place of :func:`backend.nvidia.opening.open_gpus`."""
+    programs = Programs(page)
+    driver = Driver(programs)
+    gpus = await _open_gpus(system=driver, nvml=Nvml(Counted(programs, driver)), selftest=False)  # type: ignore[arg-type]
+
+    async def move(
+        process: Process,
+        source: GpuInfo,
+        target: GpuInfo,
+        held: int,
+        carried: int | None = None,
+        standby: Standby | None = None,
+    ) -> None:
+        """What the agent does, as far as the daemon sees it."""
+        if standby is None:
+            await trio.sleep(0.01)
+            programs.move(process.pid, source.index, target.index)
+            return
+        try:
+            await standby.begin()
+            programs.move(process.pid, source.index, target.index)
+            standby.end()
+        finally:
+            standby.over.set()
+
+    for gpu in gpus:
+        gpu.mover.move = move  # type: ignore[method-assign]
+    return gpus
+
+
+_open_gpus = backend.nvidia.opening.open_gpus
+
+
+def main() -> int:
+    """As ``ggroupfs``, with the descriptor of the page before its words."""
+    page = Page(int(sys.argv[1]))
+    os.set_inheritable(page.descriptor, False)
+
+    async def ours(**_: object) -> list[NvidiaGpu]:
+        return await open_gpus(page)
+
+    backend.nvidia.opening.open_gpus = ours  # type: ignore[assignment]
+    # A call costs four times as much of the CPU here as of the driver; and here numbers have no gaps.
+    discover.FIRST_RUN = discover.WIDE_RUN = RUN
+    return cli.main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

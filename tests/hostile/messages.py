@@ -1,0 +1,163 @@
+"""What hostile programs say at a door, whatever is spoken there: half messages, wrong ones, and none."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import time
+
+from backend.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
+from tests.hostile.registry import Tenant, kind
+
+EDGES = (0, 1, 2, 5, 64, 1 << 20, 1 << 31, (1 << 31) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+STATUSES = (-1, -5, -11, -19, -107, -511, -512, -513, -600, -4095, -4096, -200000, -(1 << 31), 1, 5, 600, (1 << 31) - 1)
+"""What an answer may carry: 0 or a negated errno is what it is to."""
+OPS = [*Op, 0, 3, 99, REPLY - 1]
+RECEIVED = 16
+"""Messages that are looked through for the answer to one."""
+
+
+def word(random: random.Random) -> int:
+    """Any word, those at the edges more often."""
+    return random.choice((random.choice(EDGES), random.getrandbits(64), random.randrange(100)))
+
+
+def arguments(random: random.Random) -> tuple[int, ...]:
+    return tuple(word(random) for _ in range(5))
+
+
+def ask(tenant: Tenant, connection: socket.socket, op: int, *args: int, gpu: int = 0) -> Message:
+    """The answer to a request. ConnectionResetError where it does not come, TimeoutError where it is late."""
+    seq = next(tenant.seq)
+    connection.send(Message(op, seq, gpu, args).encode())
+    for _ in range(RECEIVED):
+        raw = connection.recv(SIZE)
+        if not raw:
+            raise ConnectionResetError
+        message = Message.decode(raw)
+        if message.reply and message.seq == seq:
+            return message
+        if not message.reply and message.op in (Op.RECLAIM, Op.DEPART):
+            answer(connection, message)
+    raise TimeoutError
+
+
+def answer(connection: socket.socket, request: Message, status: int = 0, *args: int) -> None:
+    """What the program says to what it was asked; by default that it did nothing of it."""
+    connection.send(FORMAT.pack(request.op | REPLY, status, request.seq, request.gpu, 0, *(*args, 0, 0, 0, 0, 0)[:5]))
+
+
+def greeted(tenant: Tenant) -> socket.socket:
+    """The shared connection, on which there was a greeting."""
+    line, new = tenant.shared()
+    try:
+        if new:
+            ask(tenant, line, Op.HELLO, VERSION).check()
+    except (ConnectionError, BrokenPipeError):
+        tenant.hang_up(line)
+        raise
+    return line
+
+
+def say(tenant: Tenant, op: int, *args: int, gpu: int = 0) -> Message:
+    """One request on the shared connection."""
+    line = greeted(tenant)
+    try:
+        return ask(tenant, line, op, *args, gpu=gpu).check()
+    except (ConnectionError, BrokenPipeError):
+        tenant.hang_up(line)
+        raise
+
+
+@kind("connect and leave")
+def leave(tenant: Tenant, random: random.Random) -> None:
+    with tenant.connect() as connection:
+        if random.random() < 0.7:
+            connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+        if random.random() < 0.5:
+            connection.recv(SIZE)
+
+
+@kind("connect and say nothing")
+def silence(tenant: Tenant, random: random.Random) -> None:
+    """Connections that are held, more than the daemon has descriptors for, if all tenants do so."""
+    for _ in range(20):
+        tenant.hold(tenant.connect().detach())
+    time.sleep(0.002)
+
+
+@kind("send half messages")
+def halves(tenant: Tenant, random: random.Random) -> None:
+    with tenant.connect() as connection:
+        if random.random() < 0.5:
+            connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+        size = random.choice((0, 1, 32, 63, 65, 128, 4096, 100_000))
+        connection.send(random.randbytes(size))
+        connection.recv(SIZE)
+
+
+@kind("send anything")
+def anything(tenant: Tenant, random: random.Random) -> None:
+    """Any operation of any protocol with any arguments, on the shared connection."""
+    line = greeted(tenant)
+    raw = FORMAT.pack(
+        int(random.choice(OPS)) | random.choice((0, 0, 0, REPLY)),
+        random.choice((0, 0, 0, *STATUSES)),
+        random.choice((0, 1, next(tenant.seq), (1 << 64) - 1)),
+        random.choice((0, 0, 0, 1, 2, (1 << 32) - 1)),
+        random.choice((0, 0, 0, 1)),
+        *arguments(random),
+    )
+    line.send(raw)
+    try:
+        if not line.recv(SIZE):
+            tenant.hang_up(line)
+    except TimeoutError:
+        pass
+
+
+@kind("answer what nobody asked")
+def unasked(tenant: Tenant, random: random.Random) -> None:
+    with tenant.connect() as connection:
+        ask(tenant, connection, Op.HELLO, VERSION)
+        op, status = random.choice((Op.RECLAIM, Op.DEPART, Op.HELLO, 99)), random.choice((0, *STATUSES))
+        connection.send(struct.pack("<IiQII5Q", op | REPLY, status, random.randrange(4), 0, 0, *arguments(random)))
+        connection.recv(SIZE)
+
+
+@kind("never read answers")
+def deaf(tenant: Tenant, random: random.Random) -> None:
+    """Requests until there is room for no more of them; the connection is held."""
+    connection = tenant.connect()
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        connection.setblocking(False)
+        connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+        op = random.choice((Op.HELLO, Op.LIMITS, Op.JOIN, Op.READ, Op.LOCATE, Op.CHARGE))
+        for seq in range(2, 300):
+            connection.send(Message(op, seq, 0, (VERSION, 1)).encode())
+    finally:
+        tenant.hold(connection.detach())
+    time.sleep(0.002)
+
+
+@kind("speak oddly")
+def odd(tenant: Tenant, random: random.Random) -> None:
+    """Sockets of another type, halves shut down, answers peeked at, urgent data, options that change who one is."""
+    if random.random() < 0.3:
+        with socket.socket(socket.AF_UNIX, random.choice((socket.SOCK_STREAM, socket.SOCK_DGRAM))) as other:
+            other.connect(tenant.door)
+    with tenant.connect() as connection:
+        random.choice(
+            (
+                lambda: connection.shutdown(random.choice((socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR))),
+                lambda: connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1),
+                lambda: connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1),
+                lambda: connection.send(b"x", socket.MSG_OOB),
+                lambda: connection.bind(b"\0hostile%d" % random.getrandbits(30)),
+                lambda: connection.listen(1),
+            )
+        )()
+        connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+        connection.recv(SIZE, socket.MSG_PEEK)
