@@ -81,6 +81,9 @@ class SliceEntry:
 class Watcher(Protocol):
     """Who wants to know of comings and goings: the filesystem, to keep the kernel's dentries true."""
 
+    def process_came(self, process: Process) -> None:
+        """There is a directory for one more process, or one more GPU's in it."""
+
     def process_gone(self, process: Process) -> None:
         """The directory of a process is no more."""
 
