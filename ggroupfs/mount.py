@@ -86,6 +86,7 @@ def run(options: MountOptions, ready: Callable[[], None]) -> None:
 async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None], early: Iterable[int]) -> Path | None:
     """Returns the socket on which another daemon is to go on in this process; None for the end."""
     ending = Ending()
+    gc.collect()
     gc.disable()  # until all is there that a journal says: 10,000 slices are no garbage, and took 0.3 s to look through
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(gc.enable)
@@ -166,7 +167,6 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             await in_a_thread(first, partial(_let_closes_wait, mountpoint))
         except OSError as error:
             raise MountError(f"{first} does not answer: {error.strerror}") from None
-        gc.collect()
         gc.freeze()  # what lives as long as the mount need not be looked through again
         gc.set_threshold(*COLLECTED)
         gc.enable()

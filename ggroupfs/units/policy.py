@@ -202,7 +202,16 @@ class Units:
         former, self._load = self._load, self._directory_load()
         former.over.set()
         for slice_ in self._population.slices():
-            self.configure(slice_)
+            if not self._asks_nothing(slice_):
+                self.configure(slice_)
+
+    def _asks_nothing(self, slice_: Slice) -> bool:
+        """Whether no file has a word about a slice, nor had: of ten thousand that somebody made, as good as all. Who
+        comes into one settles that, and what is asked of those above."""
+        if self._active is not None and unit_of(slice_) is not None:
+            return False
+        known = any(Group(gpu, slice_) in self._groups for gpu in self._controller.gpus)
+        return not known and not self._load.slices.of(slice_)
 
     def drop(self, unit: str) -> None:
         """A unit was loaded or unloaded: its files are read again when they are needed."""
