@@ -96,5 +96,8 @@ class Watcher(Protocol):
     def process_left(self, group: Group) -> None:
         """A process has no directory for that GPU any more, and lives on."""
 
+    def slice_made(self, slice_: Slice) -> None:
+        """There is a directory for one more slice."""
+
     def slice_gone(self, slice_: Slice) -> None:
         """The directory of a slice is no more."""

@@ -396,6 +396,8 @@ class Population:
         entry = self._slices[slice_] = SliceEntry(slice_, above, above.depth + 1, user)
         above.children.add(slice_)
         self.version += 1
+        for watcher in self.watchers:
+            watcher.slice_made(slice_)
         return entry
 
     def _user(self, above: SliceEntry | None, *, followed: bool) -> int:
