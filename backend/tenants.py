@@ -35,6 +35,9 @@ ACCEPT_AGAIN = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.E
 
 ACCEPT_AGAIN_S = 0.1
 
+RESERVE = 4
+"""Descriptors that a newcomer takes: to be known by, and what is given to it. It comes in once they are there."""
+
 CONNECTIONS = 4096
 """Connections that one user may have: nobody can use up the daemon's descriptors for all others."""
 
@@ -167,9 +170,12 @@ class Door:
 async def serve(listener: Connection, open_session: Callable[[Process, Line], Session], tree: int = 0) -> None:
     """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
     door = Door(tree)
+    reserve: list[int] = []
     async with trio.open_nursery() as nursery:
         while True:
             try:
+                while len(reserve) < RESERVE:
+                    reserve.append(os.eventfd(0))
                 connection, _ = await listener.accept()
             except OSError as error:
                 if error.errno not in ACCEPT_AGAIN:
@@ -177,16 +183,26 @@ async def serve(listener: Connection, open_session: Callable[[Process, Line], Se
                 door.complaints.say("no room for another program: %s", error.strerror)
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
-            nursery.start_soon(_serve_one, connection, open_session, door)
+            finally:
+                while reserve:
+                    os.close(reserve.pop())
+            await nursery.start(_serve_one, connection, open_session, door)
 
 
-async def _serve_one(connection: Connection, open_session: Callable[[Process, Line], Session], door: Door) -> None:
+async def _serve_one(
+    connection: Connection,
+    open_session: Callable[[Process, Line], Session],
+    door: Door,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
     with contextlib.closing(connection), contextlib.ExitStack() as stack:
         uid = user_of(connection)  # type: ignore[arg-type]
         door.connections[uid] += 1
         stack.callback(_leave, door, uid)
         if door.connections[uid] > CONNECTIONS:
             door.complaints.say("user %d: more than %d connections: dropped", uid, CONNECTIONS)
+            task_status.started()
             return
         try:
             process = peer_of(connection)  # type: ignore[arg-type]
@@ -200,6 +216,8 @@ async def _serve_one(connection: Connection, open_session: Callable[[Process, Li
         except Exception:
             log.exception("a program cannot be served")
             return
+        finally:
+            task_status.started()  # it has what descriptors it needs
         try:
             try:
                 await session.run()

@@ -2,7 +2,6 @@
 
     python fuse_tenant.py device NAME          has the real NAME open, a file of its own that is called so, and NAME
                                                by O_PATH
-    python fuse_tenant.py maps LIBRARY         has mapped a file of its own called LIBRARY, and holds its own mmap lock
 
 It says which descriptors those are, and then what the kernel asks it, a word each. Needs nothing but Python.
 """
@@ -72,7 +71,8 @@ def with_server(place: str, silent: set[int], tenant: Callable[[], None]) -> Non
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.close(fuse)  # else it would wait for itself as it ends
     tenant()
-    signal.pause()
+    while True:
+        signal.pause()
 
 
 def device(name: str) -> None:

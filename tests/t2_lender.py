@@ -111,7 +111,7 @@ def test_who_changes_its_files_while_they_are_duplicated_keeps_nobody(
         assert list(controls) == [tenant.real]
     assert tenant.asked() == "FLUSH"
     before = ours()
-    for _ in range(lender.WRONG - 1):
+    for _ in range(lender.STUCK - 1):
         with rm.borrowed(system, process, [tenant.real, tenant.own]) as controls:
             assert list(controls) == [tenant.real]
         assert tenant.asked() == "FLUSH"
@@ -128,7 +128,7 @@ def test_one_of_them_that_is_closed_at_once_counts_for_nothing(
     monkeypatch.setattr(device, "CONTROL_NUMBER", os.stat(NULL).st_rdev)
     swapped(monkeypatch)
     with open("/dev/zero", "rb") as wrong, open(NULL, "rb") as right:
-        for _ in range(4 * lender.WRONG):
+        for _ in range(4 * lender.STUCK):
             with rm.borrowed(system, identify(os.getpid()), [wrong.fileno(), right.fileno()]) as controls:
                 assert list(controls) == [right.fileno()]
 

@@ -858,10 +858,19 @@ def test_what_was_seen_of_one_before_it_was_met_is_old(monkeypatch: pytest.Monke
     drive(test)
 
 
+def answering(said: Callable[[int], bool]) -> Callable[[int], Awaitable[bool]]:
+    """Whether the library is in a program, as the test has it."""
+
+    async def has_library(pid: int) -> bool:
+        return said(pid)
+
+    return has_library
+
+
 def test_one_that_was_moved_is_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the bytes that the driver counts for it; what was known of it here is forgotten, and found there."""
     # Whoever has that pid on this machine may be nobody's to look at.
-    monkeypatch.setattr("backend.nvidia.memory.has_library", lambda pid: False)
+    monkeypatch.setattr("backend.nvidia.memory.has_library", answering(lambda pid: False))
 
     async def test(rig: Rig) -> None:
         program = rig.busy(77, 0, nbytes=4096)
@@ -899,7 +908,7 @@ def test_one_that_cannot_be_moved_is_refused_before_anything_is_done(monkeypatch
                 await rig.gpus[0].migrate(process, rig.gpus[1])
             assert refused.value.errno == errno.EOPNOTSUPP
             rig.nvml.compute[0] = [(77, 4096)]
-            monkeypatch.setattr("backend.nvidia.memory.has_library", lambda pid: pid == 77)
+            monkeypatch.setattr("backend.nvidia.memory.has_library", answering(lambda pid: pid == 77))
             with pytest.raises(OSError, match="library") as refused:
                 await rig.gpus[0].migrate(process, rig.gpus[1])
             assert refused.value.errno == errno.EBUSY

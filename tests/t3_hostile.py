@@ -9,6 +9,7 @@ import itertools
 import os
 import random
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -681,6 +682,38 @@ async def test_no_room_for_another_program(tmp_path: Path, monkeypatch: pytest.M
                 with await connected(str(path)) as known:
                     assert await answered(known)
                 assert await answered(early, 4)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.logs("no room for another program: Too many open files")
+@virtual
+async def test_who_comes_with_hardly_a_descriptor_left_is_not_hung_up_on(tmp_path: Path) -> None:
+    """It is accepted once there are as many as it takes to know it and to serve it."""
+    path = tmp_path / "socket"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with tenants.listening(path) as listener, contextlib.ExitStack() as stack:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tenants.serve, listener, Echo)
+            with await connected(str(path)) as early, await connected(str(path)) as late:
+                assert await answered(early)
+                stack.callback(late.close)
+                stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 32, hard))
+                newcomer = await connected(str(path))
+                stack.callback(newcomer.close)
+                taken: list[int] = []
+                with contextlib.suppress(OSError):
+                    while True:
+                        taken.append(os.eventfd(0))
+                os.close(taken.pop())
+                there: bool | None = None
+                with trio.move_on_after(1):
+                    there = await answered(newcomer)
+                assert there is not False, "it is not hung up on"
+                assert await answered(early, 2)
+                while taken:
+                    os.close(taken.pop())
+                assert there or await newcomer.recv(64)
             nursery.cancel_scope.cancel()
 
 

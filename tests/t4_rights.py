@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -98,6 +99,16 @@ def test_the_differences_are_there(stage: Stage, mount: Mounted) -> None:
             operation for operation, place in asked if ours[operation, place] != kernels[operation, KERNEL[place]]
         }
     assert found == set(DIFFERENCES)
+
+
+def test_a_private_mapping_is_what_the_file_said(mount: Mounted) -> None:
+    """Which the kernel's own files do not have: a shared one is the row of the page."""
+    for name in ("ggroup.backend", "gpus/0/gmem.current"):
+        with open(mount / name, "rb") as file:
+            said = file.read()
+            with mmap.mmap(file.fileno(), 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as mapped:
+                assert mapped[: len(said)] == said
+                assert not any(mapped[len(said) :])
 
 
 # What ends with the delegation

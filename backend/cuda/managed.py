@@ -37,8 +37,6 @@ HOME_S = 30.0
 """Seconds in which what a program brought along from another GPU is where it runs now: 3 to 5 s for 16 GiB, and as long
 as it is frozen or stopped nothing comes (docs/nvidia.md)."""
 
-LIBRARY = "libggroup-cuda.so"
-
 HALTED_LOOK_S = 0.02
 """Seconds between two looks whether a program that is waited for was stopped, or frozen."""
 
@@ -103,15 +101,6 @@ class Standby:
     """Has it go on: it is unlocked."""
     over: trio.Event
     """To be set once nobody is at it any more, if it was begun: before, the driver is slow to do what it asks for."""
-
-
-def has_library(pid: int) -> bool:
-    """Whether our library is in a program, whether or not that speaks to us. OSError where it cannot be looked at."""
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-            return any(LIBRARY in line for line in maps)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @attrs.define(eq=False)

@@ -1,10 +1,13 @@
-"""The process that duplicates descriptors of programs for the daemon, since closing a wrong one may take for ever.
+"""The process that duplicates descriptors of programs for the daemon, since a wrong one may never be closed.
 
 What a program has at a number can be another file by the time that it is duplicated; and close(2) of one that the
 program serves itself waits for the program (FUSE_FLUSH), in each process that has it, to which no signal comes through,
 and which does not end either. So it is duplicated here, looked at here, and handed on only if it is a file of the
-device; else it is closed here, in a thread that nobody waits for. This process is expendable: the daemon has no such
-file at any time, and ends whatever becomes of it.
+device; else it is closed here, where nobody waits for it. This process is expendable: the daemon has no such file at
+any time, and ends whatever becomes of it.
+
+pidfd_getfd(2) can wait for a program, too, that executes another one and has such a file closed by that. Each request
+has a thread, and a socket for the answer: who does not come back keeps no other.
 
     -m backend.nvidia.lender NUMBER    serves the socket that is its standard input
 """
@@ -20,7 +23,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections import Counter
+import time
+from collections.abc import Iterator, Sequence
 
 from backend import interpreter
 from backend.errors import errno_of, fail
@@ -28,14 +32,18 @@ from backend.identity import owner_of
 from backend.nvidia import device
 
 REQUEST = struct.Struct("ii")
-"""Which descriptor of which process; the pidfd comes along."""
+"""Which descriptor of which process. Its pidfd comes along, and the socket for the answer."""
 ANSWER = struct.Struct("i")
 """An errno; with 0 comes the duplicate."""
-ANSWER_S = 5.0
+ANSWER_S = 2.0
 """Seconds for an answer, which takes 0.1 ms."""
-WRONG = 16
-"""Files of a user's programs that may be under way to be closed. Of one that has as many no descriptor is duplicated
-any more until some are: nobody has that many by chance."""
+LATE_S = 1.0
+"""Seconds after which a call counts as one that does not come back."""
+STUCK = 16
+"""Calls for a user's programs that do not come back, those that close a wrong file from their beginning. Of one that
+has as many no descriptor is duplicated any more until some do: nobody has that many by chance."""
+SPARE = 2
+"""Threads that are kept when they have nothing to do."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture (asm-generic/unistd.h)
@@ -59,64 +67,69 @@ class Lender:
 
     def get(self, pidfd: int, pid: int, fd: int, number: int) -> int:
         """A duplicate of descriptor `fd` of a process, if it is a file of device `number`. OSError: EBADF where it is
-        none, EPERM where its user has too many that cannot be closed, ESRCH, or what is short here."""
-        with self._lock:
-            for fresh in (False, True):  # one that was killed is replaced at once
-                fresh |= self._socket is None
-                if self._socket is None:
-                    self._socket = self._start(number)
-                try:
-                    return self._ask(self._socket, pidfd, pid, fd)
-                except (ConnectionError, TimeoutError) as error:
-                    self.end()
-                    if fresh:
-                        raise OSError(errno.EIO, f"descriptors are not lent: {error}") from None
-        raise AssertionError("not reached")
+        none, EPERM where too much of its user's does not come back, ETIMEDOUT where this does not, ESRCH, or what is
+        short here."""
+        for last in (False, True):  # one that was killed is replaced
+            with contextlib.suppress(ConnectionError), self._asked(pidfd, pid, fd, number) as answer:
+                raw, duplicates, flags, _ = socket.recv_fds(answer, ANSWER.size, 1, socket.MSG_CMSG_CLOEXEC)
+                if raw:
+                    return _lent(ANSWER.unpack(raw)[0], duplicates, flags)
+            self.end()
+            if last:
+                break
+        raise OSError(errno.EIO, "descriptors are not lent: who does so is killed each time")
 
     def end(self) -> None:
         """Lets it end, now or when it can."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
 
-    @staticmethod
-    def _ask(end: socket.socket, pidfd: int, pid: int, fd: int) -> int:
-        socket.send_fds(end, [REQUEST.pack(fd, pid)], [pidfd])
-        raw, duplicates, flags, _ = socket.recv_fds(end, ANSWER.size, 1, socket.MSG_CMSG_CLOEXEC)
-        if len(raw) != ANSWER.size:
-            raise ConnectionResetError(errno.ECONNRESET, "it has ended")
-        code = ANSWER.unpack(raw)[0]
-        if not code and not duplicates:
-            code = errno.EMFILE if flags & socket.MSG_CTRUNC else errno.EIO
-        if code:
-            raise OSError(code, os.strerror(code))
-        return duplicates[0]
-
-    @staticmethod
-    def _start(number: int) -> socket.socket:
+    @contextlib.contextmanager
+    def _asked(self, pidfd: int, pid: int, fd: int, number: int) -> Iterator[socket.socket]:
+        """Where the answer comes."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            ours.settimeout(ANSWER_S)
+            with its, self._lock:
+                if self._socket is None:
+                    self._socket = _start(number)
+                socket.send_fds(self._socket, [REQUEST.pack(fd, pid)], [pidfd, its.fileno()])
+            yield ours
+
+
+def _lent(code: int, duplicates: Sequence[int], flags: int) -> int:
+    if not code and not duplicates:
+        code = errno.EMFILE if flags & socket.MSG_CTRUNC else errno.EIO
+    if code:
+        raise fail(code)
+    return duplicates[0]
+
+
+def _start(number: int) -> socket.socket:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
         with its:
-            try:
-                words = [sys.executable, "-m", "backend.nvidia.lender", str(number)]
-                # It leaves us at once: whoever is our parent then waits for it, whenever it ends.
-                subprocess.run(
-                    words,
-                    stdin=its.fileno(),
-                    stdout=subprocess.DEVNULL,  # ours are not kept open by it
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",
-                    env=interpreter.environment(),
-                    start_new_session=True,
-                    check=True,
-                )
-                ours.settimeout(ANSWER_S)
-            except subprocess.CalledProcessError as error:
-                ours.close()
-                raise OSError(errno.EAGAIN, f"descriptors are not lent: {error}") from None
-            except BaseException:
-                ours.close()
-                raise
-        return ours
+            ours.settimeout(ANSWER_S)  # to send
+            # It leaves us at once: whoever is our parent then waits for it, whenever it ends.
+            subprocess.run(
+                [sys.executable, "-m", "backend.nvidia.lender", str(number)],
+                stdin=its.fileno(),
+                stdout=subprocess.DEVNULL,  # ours are not kept open by it
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=interpreter.environment(),
+                start_new_session=True,
+                check=True,
+            )
+    except subprocess.CalledProcessError as error:
+        ours.close()
+        raise OSError(errno.EAGAIN, f"descriptors are not lent: {error}") from None
+    except BaseException:
+        ours.close()
+        raise
+    return ours
 
 
 class _Lending:
@@ -125,41 +138,72 @@ class _Lending:
     def __init__(self, end: socket.socket, number: int) -> None:
         self._end = end
         self._number = number
-        self._wrong: Counter[int | None] = Counter()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._calls: dict[object, tuple[int, int | None, float]] = {}  # under way: of whom, and when they are late
 
-    def run(self) -> None:
-        """Answers until the daemon is gone."""
+    def run(self, stays: bool = False) -> None:
+        """Answers until the daemon is gone, in this thread and as many others as it takes."""
         while True:
-            raw, pidfds, _, _ = socket.recv_fds(self._end, REQUEST.size, 1)
+            with self._lock:
+                if self._idle >= SPARE and not stays:
+                    return
+                self._idle += 1
+            raw, given, _, _ = socket.recv_fds(self._end, REQUEST.size, 2)
             if not raw:
-                return
+                os._exit(0)
+            with self._lock:
+                self._idle -= 1
+                none_left = not self._idle
+            if none_left:
+                threading.Thread(target=self.run, daemon=True).start()
             fd, pid = REQUEST.unpack(raw)
-            code, lent = 0, list[int]()
-            try:
-                lent = [self._get(pidfds[0], pid, fd)] if pidfds else []
-                code = 0 if pidfds else errno.EMFILE
-            except OSError as error:
-                code = errno_of(error)
-            socket.send_fds(self._end, [ANSWER.pack(code)], lent)
-            for mine in (*pidfds, *lent):
+            self._answer(fd, pid, given)
+
+    def _answer(self, fd: int, pid: int, given: Sequence[int]) -> None:
+        code, duplicate, right = 0, -1, False
+        try:
+            if len(given) != 2:
+                return  # descriptors are short here: the end of its socket says that there is no answer
+            duplicate = self._get(given[0], pid, fd)
+            right = device.is_usable(duplicate, self._number)
+            code = 0 if right else errno.EBADF
+        except OSError as error:
+            code = errno_of(error)
+        finally:
+            if given[1:]:
+                with contextlib.suppress(OSError), socket.socket(fileno=given[1]) as answer:
+                    socket.send_fds(answer, [ANSWER.pack(code)], [duplicate] if right else [])
+            for mine in given[:1]:
                 os.close(mine)
+        if right:
+            os.close(duplicate)
+        elif duplicate >= 0:
+            with self._under_way(pid, owner_of(pid), 0.0), contextlib.suppress(OSError):
+                os.close(duplicate)  # not seen again where it is served by who does not answer
 
     def _get(self, pidfd: int, pid: int, fd: int) -> int:
-        if self._wrong and self._wrong[owner_of(pid)] >= WRONG:
+        if self._calls and self._stuck(owner_of(pid)) >= STUCK:
             raise fail(errno.EPERM)
-        duplicate = getfd(pidfd, fd)
-        if device.is_usable(duplicate, self._number):
-            return duplicate
-        uid = owner_of(pid)
-        self._wrong[uid] += 1
-        threading.Thread(target=self._close, args=(duplicate, uid), daemon=True).start()
-        raise fail(errno.EBADF)
+        with self._under_way(pid, None, LATE_S):
+            return getfd(pidfd, fd)
 
-    def _close(self, wrong: int, uid: int | None) -> None:
-        """Not seen again where it is served by who does not answer."""
-        with contextlib.suppress(OSError):  # what close(2) says of another's file is nothing to us
-            os.close(wrong)
-        self._wrong[uid] -= 1
+    def _stuck(self, uid: int | None) -> int:
+        now = time.monotonic()
+        with self._lock:
+            late = [(pid, whose) for pid, whose, since in self._calls.values() if since <= now]
+        return sum(uid == (owner_of(pid) if whose is None else whose) for pid, whose in late)
+
+    @contextlib.contextmanager
+    def _under_way(self, pid: int, uid: int | None, seconds: float) -> Iterator[None]:
+        token = object()
+        with self._lock:
+            self._calls[token] = pid, uid, time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._calls[token]
 
 
 def main() -> None:
@@ -167,8 +211,7 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     try:
-        with contextlib.suppress(ConnectionError):
-            _Lending(socket.socket(fileno=0), int(sys.argv[1])).run()
+        _Lending(socket.socket(fileno=0), int(sys.argv[1])).run(stays=True)
     finally:
         os._exit(0)
 

@@ -6,8 +6,9 @@ import errno
 import os
 from collections.abc import Callable
 
-from backend.cuda.managed import Managed, has_library
+from backend.cuda.managed import Managed
 from backend.identity import Process
+from backend.inside import has_library
 from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.roster import Roster
@@ -72,7 +73,7 @@ class ProgramMemory:
         if not held:
             raise OSError(errno.EOPNOTSUPP, "the driver does not say how much memory it has")
         if process not in self._managed:
-            if has_library(process.pid):  # what that has in the host the driver does not restore: the program is lost
+            if await has_library(process.pid):  # what that has in the host the driver does not restore
                 raise OSError(errno.EBUSY, "the library in this program does not speak to us")
             await self._mover.move(process, self._info, target._info, held)
             return

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 import outcome
 import trio
 
-from backend.cuda.managed import has_library
 from backend.identity import Process
+from backend.inside import has_library
 from backend.nvidia import checkpoint
 from backend.protocols import Host
 from backend.records import GpuInfo
@@ -83,7 +83,7 @@ class Whole:
             host, nbytes = self.host, await held()
             if host is None or not nbytes:
                 return 0
-            if has_library(process.pid):  # it does not speak to us; what it has in the host would not be restored
+            if await has_library(process.pid):  # it does not speak to us; what it has in the host would not be restored
                 raise OSError(errno.EBUSY, "the library in this program does not speak to us")
             host.observe(process, self._info.index, nbytes)
             began = time.monotonic()
