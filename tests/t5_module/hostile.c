@@ -37,7 +37,7 @@
 #define POSSIBLE	(GGROUP_OVERCOMMIT * CAPACITY + OBSERVED_MOST)
 #define STEP_NS		30000000ULL
 #define SPIN_NS		100000000ULL
-#define DUEL_NS		100000000ULL		/* after root's call */
+#define DUEL_NS		200000000ULL		/* after root's call */
 #define LONGER_MOST	5			/* times as long as asked for, until enough has met */
 #define WINDOW_NS	50000000ULL		/* of the neighbour's: of each its worst call */
 #define WINDOWS_MOST	65536
@@ -333,7 +333,7 @@ static void *attack(void *data)
 		int err;
 
 		if (shared->mode == DUEL && tenant->idle) {
-			usleep(1000);
+			usleep(20000);	/* timers cost more there than the calls */
 			continue;
 		}
 		if (shared->mode == SPIN) {
@@ -446,7 +446,7 @@ static void run_neighbour(void)
 			continue;
 		}
 		if (shared->mode == DUEL)
-			usleep(1000);	/* a processor for each of the two */
+			usleep(10000);	/* a processor for each of the two */
 		err = timed_amount(fd, GGROUP_IOC_CHARGE);
 		shared->asked++;
 		if (!err)
@@ -835,16 +835,18 @@ static void revive(u64 *random)
  */
 static void choose_duel(struct tenant *tenant, u64 *random)
 {
-	static const u64 sizes[] = { 0, CAPACITY / 16, CAPACITY + 2 * MIB, CAPACITY + 4 * MIB, 4 * CAPACITY };
+	static const u64 sizes[] = {
+		0, CAPACITY + 2 * MIB, CAPACITY + 4 * MIB, 4 * CAPACITY, 8 * CAPACITY,
+	};
 	struct ggroup_books books;
 
-	if (!get_books(control, tenant->id, &books)) {
+	if (!tenant->idle && !get_books(control, tenant->id, &books)) {
 		amount(control, GGROUP_IOC_OBSERVE, tenant->id, 0, 0);
 		amount(control, GGROUP_IOC_UNCHARGE_SWAP, tenant->id, books.swap, 0);
 	}
 	tenant->size = sizes[below(random, ARRAY_SIZE(sizes))];
 	tenant->call[0] = below(random, 4) ? CHARGE : below(random, FIGURES);
-	tenant->call[1] = below(random, 2) ? UNCHARGE : below(random, FIGURES);
+	tenant->call[1] = below(random, 3) ? UNCHARGE : below(random, FIGURES);
 }
 
 /* Of all pairs one that has not met yet, if there is one. */
@@ -919,12 +921,12 @@ static void one_step(u64 *random)
 	for (u32 i = 0; i < TENANTS; i++) {
 		struct tenant *tenant = &shared->tenants[i];
 
+		/* Two who wait for a processor do not meet: so half of the steps belong to one tenant alone. */
+		tenant->idle = i != chosen;
 		if (mode == DUEL)
 			choose_duel(tenant, random);
 		else
 			choose(tenant, random);
-		/* Two who wait for a processor do not meet: so half of the steps belong to one tenant alone. */
-		tenant->idle = i != chosen;
 		for (int j = 0; j < 2; j++)
 			before[i][j] = times(tenant, tenant->call[j]);
 	}
@@ -940,7 +942,9 @@ static void one_step(u64 *random)
 	if (mode == DUEL)
 		until = now_ns() + DUEL_NS;
 	while (now_ns() < until)
-		usleep(1000);
+		usleep(10000);
+	/* Before the next step: its OBSERVE would mend what is wrong. */
+	look();
 	if (shared->mode == SPIN)
 		return;
 	note_met(before, whats, calls);
