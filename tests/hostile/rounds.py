@@ -26,7 +26,7 @@ from tests.hostile.registry import SOFT, kinds_of
 from tests.hostile.tenant import BEGIN_S
 from tests.proc import stat_of
 
-ROUND_S = 0.25
+ROUND_S = 0.2
 """How long a pair goes on."""
 BEGUN_S = 3.0
 """How much longer at most, until both halves of all have begun: on a busy machine."""
