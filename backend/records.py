@@ -264,5 +264,5 @@ class Throttled:
 
 
 def _total(a: int | None, b: int | None) -> int | None:
-    """A sum that is as unknown as its parts."""
-    return None if a is None or b is None else a + b
+    """A sum that is as unknown as its parts. Some of them are a program's own word: many of those are a number, too."""
+    return None if a is None or b is None else min(MAX, a + b)

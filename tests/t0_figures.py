@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend.records import MAX
+from backend.records import MAX, Footprint
 from ggroupfs import collector
 from ggroupfs.controls import CONTROLS
 from ggroupfs.figures import EVERYTHING, SOURCES, Figures, figures_of, files_for
@@ -72,3 +72,10 @@ def test_what_a_file_says(tmp_path: Path, name: str, text: str, told: dict[str, 
 def test_a_group_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         figures_of(tmp_path, ("gmem.peak",))
+
+
+def test_what_programs_say_of_themselves_adds_up_to_a_number() -> None:
+    """However many of them say as much as can be said: who reads a slice's files reads 64 bits."""
+    said = Footprint(implicit=0, unmovable=0, disputed=0, exchanged=MAX)
+    assert (said + said + said).exchanged == MAX
+    assert (said + Footprint()).exchanged is None

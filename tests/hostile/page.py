@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 SIZE = 1 << 15
-TENANTS = 8
+TENANTS = 12
 """Tenants of one round, each of which does two things."""
 PLACES = 4
 """Processes of one tenant that may have a context on the driver in memory; the first is the tenant itself."""

@@ -26,8 +26,10 @@ from tests.hostile.registry import SOFT, kinds_of
 from tests.hostile.tenant import BEGIN_S
 from tests.proc import stat_of
 
-ROUND_S = 0.25
+ROUND_S = 0.2
 """How long a pair goes on."""
+BEGUN_S = 3.0
+"""How much longer at most, until both halves of all have begun: on a busy machine."""
 CALM = 3
 """Rounds of programs that only compute, which the others are compared with."""
 AGAIN = 4
@@ -180,6 +182,8 @@ class Run:
                 self._resume()
                 self._tell(pairs, f"{self.seed}/{attempt}")
                 self._go_on(ROUND_S + BEGIN_S)
+                with contextlib.suppress(AssertionError):
+                    self._eventually(lambda: all(map(self._met, range(len(pairs)))), "all have begun", BEGUN_S)
                 self._stand_still(what)
                 self._take_away()
                 self._returned()
@@ -291,12 +295,15 @@ class Run:
         words = self.page.words
         self.outcome.rounds += 1
         for number, pair in enumerate(pairs):
-            done = [int(words[self.page.half(number, half)]) for half in (0, 1)]
             broke = [bool(words[self.page.half(number, half) + 3]) for half in (0, 1)]
             assert not any(broke), f"the tenant itself broke: {pair}"
-            self.outcome.operations += sum(done)
-            if all(done):
+            self.outcome.operations += sum(int(words[self.page.half(number, half)]) for half in (0, 1))
+            if self._met(number):
                 self.outcome.met.add(pair)
+
+    def _met(self, number: int) -> bool:
+        """Whether both halves of a tenant have done something."""
+        return all(self.page.words[self.page.half(number, half)] for half in (0, 1))
 
     # The end
 

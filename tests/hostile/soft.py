@@ -29,7 +29,7 @@ def allocate(tenant: Tenant, random: random.Random) -> None:
     """More than there is, nothing, and what another thread frees meanwhile."""
     if not tenant.tsgs:
         tenant.tsgs.append(say(tenant, Op.JOIN, 8).args[0])
-    nbytes = random.choice((2, 64, 256, 1024, 4096, 1 << 15)) * MIB if random.random() < 0.8 else random.choice(EDGES)
+    nbytes = random.choice((2, 64, 256, 1024, 3072)) * MIB if random.random() < 0.8 else random.choice(EDGES)
     tenant.allocated.append(say(tenant, Op.ALLOC, nbytes, gpu=gpu(random)).args[:2])
 
 
