@@ -204,12 +204,12 @@ async def _serve_one(
             door.complaints.say("user %d: more than %d connections: dropped", uid, CONNECTIONS)
             task_status.started()
             return
+        session: Session | None = None
         try:
             process = peer_of(connection)  # type: ignore[arg-type]
             session = open_session(process, Line(connection, process, door.turns[uid], door.complaints, door.tree))
         except ProcessLookupError:  # it connected and died, or is in a pid namespace that is not below ours
-            await Line(connection, Process(0, 0), door.turns[uid], door.complaints, door.tree).receive()
-            return  # it may only ask which tree this is
+            pass
         except OSError as error:
             door.complaints.say("a program cannot be served: %s", error.strerror)
             return
@@ -218,6 +218,9 @@ async def _serve_one(
             return
         finally:
             task_status.started()  # it has what descriptors it needs
+        if session is None:  # it may only ask which tree this is
+            await Line(connection, Process(0, 0), door.turns[uid], door.complaints, door.tree).receive()
+            return
         try:
             try:
                 await session.run()
