@@ -98,6 +98,9 @@ class Daemon:
 
     def abort(self) -> None:
         """Every request to it ends, now and from now on: whoever waits for it comes back."""
+        found = mount_of(os.fspath(self.mount))
+        if found is None or found[0] != f"0:{self._device}":  # another's may have that number by now
+            return
         with contextlib.suppress(OSError), control() as directory:
             fd = os.open(f"{self._device}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
             with os.fdopen(fd, "w") as file:
@@ -121,6 +124,9 @@ class Daemon:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(EXIT_S)
         self._collector.join(EXIT_S)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
         if mount_of(os.fspath(self.mount)) is not None:
             subprocess.run(["fusermount3", "-u", "-z", os.fspath(self.mount)], check=False)
 
