@@ -31,6 +31,7 @@ EXPECTED = (
     r"no room for another program: Too many open files",
     # Who sets something of a program on its way to another GPU waits for that; its tenant can have it take 5 s.
     r"GPU \d+ does not follow for Process\(.*\) \(compute\): \[Errno 110\]",
+    r"pid \d+ .*: \[Errno 24\] Too many open files",  # told once, and tried again
     r"user 65534: more than \d+ connections: dropped",
 )
 """What may be said of tenants that break the rules."""
