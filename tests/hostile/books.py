@@ -52,10 +52,6 @@ class Books:
             assert time.monotonic() < until, f"{what}: {wrong[:8]}"
             time.sleep(0.02)
 
-    def slices(self) -> int:
-        """How many there are."""
-        return sum(1 for branch in branches(self._mount) if branch.gpu == self._gpus[0])
-
     def _wrong(self) -> Sequence[str]:
         """What does not add up."""
         wrong: list[str] = []

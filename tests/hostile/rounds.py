@@ -317,8 +317,8 @@ class Run:
             self._resume()
             self._tell([*pairs, *pairs], f"{self.seed}/end")
             self._go_on(ROUND_S / 2 + BEGIN_S)
-            self._programs.pop("operator").kill()
-            self._programs.pop("neighbour").kill()
+            self._programs["operator"].kill()
+            self._programs["neighbour"].kill()
             self.daemon.tell_to_end()
             code = self.daemon.gone()
             assert code is not None, f"the daemon does not end: {self.daemon.state()}; {self.daemon.open_files()}"
@@ -368,3 +368,4 @@ def running(protocol: str, seed: int, mount: Path) -> Iterator[Run]:
             run.end()
         finally:
             run.clean_up()
+            os.close(run.page.descriptor)
