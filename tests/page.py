@@ -1,15 +1,16 @@
-"""docs/policies.md, for tests that compare it with what it is about."""
+"""Pages of docs/, docs/policies.md above all, for tests that compare them with what they are about."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "policies.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = DOCS / "policies.md"
 
 
-def section(title: str) -> str:
+def section(title: str, page: Path = PAGE) -> str:
     """What is below that title, up to the next of its kind."""
-    found = PAGE.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    found = page.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     assert found, title
     return found
 

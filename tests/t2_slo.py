@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+import socket
 import tomllib
 from collections.abc import Callable
 
 import attrs
 import pytest
+import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from ggroupfs.policies.config import Table
+from ggroupfs.policies.slo import reports
 from ggroupfs.policies.slo.core import (
     HOLD,
     PATIENCE_MOST,
@@ -465,6 +469,29 @@ def test_statistics(name: str, value: float) -> None:
 def test_what_is_no_statistic(name: str) -> None:
     with pytest.raises(ValueError, match="percentile"):
         Statistic(name)
+
+
+def test_who_reports_without_end_is_heard_in_turns() -> None:
+    """Others have one after so many reports, however fast they come."""
+    heard = 0
+
+    class Endless:
+        async def recvmsg(self, *_: object) -> tuple[bytes, list[tuple[int, int, bytes]], int, None]:
+            who = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, reports.CREDENTIALS.pack(1, 2, 3))
+            return b"{}", [who], 0, None
+
+    def take(raw: bytes, pid: int, uid: int) -> None:
+        nonlocal heard
+        assert (raw, pid, uid) == (b"{}", 1, 2)
+        heard += 1
+        assert heard <= 10 * reports.AT_ONCE, "it never stops"
+
+    async def main() -> None:
+        with trio.move_on_after(10 * reports.BREATH_S - reports.BREATH_S / 2):
+            await reports.receive(Endless(), take)  # type: ignore[arg-type]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert heard == 10 * reports.AT_ONCE
 
 
 def test_an_interval() -> None:

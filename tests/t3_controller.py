@@ -13,6 +13,7 @@ import trio
 
 from backend.controller import DEADLINE_S
 from backend.identity import Group, Process, Slice
+from backend.records import OVERCOMMIT
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.traffic import CGROUP_SWEEP_S
@@ -443,6 +444,23 @@ async def test_a_huge_allocation_lets_others_in(spawn: Spawn) -> None:
                     turns += 1
                     await trio.lowlevel.checkpoint()
         assert turns > 30
+
+
+@virtual
+async def test_a_process_has_a_bounded_number_of_pages(spawn: Spawn) -> None:
+    """On the GPU or not; what it frees it may have again."""
+    capacity = 16 * MIB
+    gpu = SoftGpu(0, SoftConfig(capacity=capacity))
+    async with running(gpu) as h:
+        who = await h.arrive(spawn().pid)
+        await gpu.open_context(who, 1, lambda finished: None)
+        held = [await gpu.allocate(who, capacity) for _ in range(OVERCOMMIT)]
+        for _ in range(2):
+            with pytest.raises(OSError, match="Cannot allocate") as raised:
+                await gpu.allocate(who, 1)
+            assert raised.value.errno == errno.ENOMEM
+            gpu.free(who, held.pop())
+            await gpu.allocate(who, capacity)
 
 
 def test_harness_scripts_one_process() -> None:

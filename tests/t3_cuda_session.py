@@ -26,6 +26,7 @@ import backend.identity
 import backend.running
 from backend import tenants
 from backend.cuda import managed
+from backend.cuda.holding import USEC_MOST
 from backend.cuda.managed import RECLAIM_S, SHORT_S
 from backend.cuda.page import SEALS
 from backend.cuda.server import WAITING_MOST, Session, words
@@ -941,6 +942,28 @@ def test_nobody_frees_or_takes_back_more_than_he_has(drive: Drive) -> None:
         assert (await liar.ask(Op.MANAGE, U64, U64)).status == -errno.EINVAL
         assert not rig.gpu.manages(liar.process)
         (await liar.ask(Op.MANAGE, 0, 0)).check()
+
+    drive(test)
+
+
+def test_a_move_that_is_said_to_take_for_ever_took_a_minute(drive: Drive) -> None:
+    """Either way: its time is added to that of every slice above."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(2 * GIB, "/job")
+
+        async def says(request: Message) -> Message:
+            return request.answer((await program.move(request)).args[0], U64)
+
+        program.obey = says
+        await rig.h.write(program.file + "gmem.limit.high", "1G")
+        await rig.h.write(program.file + "gmem.limit.high", "max")
+        moves = (await rig.stat(program.file + "gmem.stat"))["swapout"]
+        assert moves >= 1
+        assert (await rig.stat("slice/job/0/gmem.stat"))["move_usec"] == moves * USEC_MOST
+        (await program.ask(Op.MOVE_IN, MIB, U64)).check()
+        for file in (program.file, "slice/job/0/"):
+            assert (await rig.stat(file + "gmem.stat"))["move_usec"] == (moves + 1) * USEC_MOST
 
     drive(test)
 

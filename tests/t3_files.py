@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import select
 
+import pytest
+
+import ggroupfs.operations
 from backend.identity import Group, Process
 from backend.records import Activity, Footprint
 from ggroupfs.controls import CONTROLS
@@ -111,6 +114,27 @@ async def test_poll_handles(spawn: Spawn) -> None:
         await op.release(fh)
         await op.release(plain)
         assert h.leftovers()["pollers"] == 0
+
+
+@virtual
+async def test_files_that_one_user_has_open_are_bounded(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ENFILE for one until it closes another; others, and root, go on."""
+    monkeypatch.setattr(ggroupfs.operations, "FILES", 3)
+    async with running() as h:
+        path = f"{spawn().pid}/0/gmem.current"
+        await h.arrive(int(path.partition("/")[0]))
+        opened = []
+        for uid, most in ((1000, 3), (1001, 3), (0, 5)):
+            h.ctx.uid = uid
+            opened += [await h.open(path) for _ in range(most)]
+            if uid:
+                assert await answers(h.open(path)) == errno.ENFILE
+        h.ctx.uid = 1000
+        await h.operations.release(opened[0])
+        opened[0] = await h.open(path)
+        assert await answers(h.open(path)) == errno.ENFILE
+        for fh in opened:
+            await h.operations.release(fh)
 
 
 @virtual

@@ -8,9 +8,11 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pyfuse3
 import pytest
@@ -19,6 +21,7 @@ from pyfuse3 import FUSEError
 
 from backend.identity import Group
 from ggroupfs.inodes import ROOT_INODE, SELF_INODE
+from ggroupfs.notify import NOTIFY_INTERVAL_S
 from ggroupfs.operations import Operations
 from tests.harness import MIB, Token, answers, running, settle, until, virtual
 
@@ -324,6 +327,33 @@ async def test_watchers_are_told_of_looked_up_files_only(spawn: Spawn, tmp_path:
         h.ledger.note(Group(0, who[0]), "high")
         await trio.sleep(1)
         assert files[0].read_text() == "untouched", "forgotten by the kernel: nobody can be watching"
+
+
+@virtual
+async def test_a_storm_of_events_is_told_once_in_a_while(spawn: Spawn, tmp_path: Path) -> None:
+    """Watchers of a file are told at most once in an interval, whatever a program does; and of the last event, too."""
+    async with running(mountpoint=tmp_path) as h:
+        process = spawn()
+        who, times = await h.arrive(process.pid), list[float]()
+        await h.inode(f"{process.pid}/0/gmem.events")
+        await trio.sleep(1)
+        clock, real = trio.lowlevel.current_clock(), os.truncate
+
+        def told(path: str, length: int) -> None:
+            if path.endswith("gmem.events"):
+                times.append(clock.current_time())
+            else:
+                real(path, length)
+
+        with mock.patch.object(os, "truncate", told):
+            for _ in range(500):
+                h.ledger.note(Group(0, who), "high")
+                await trio.sleep(NOTIFY_INTERVAL_S / 10)
+            last = trio.current_time()
+            await trio.sleep(10 * NOTIFY_INTERVAL_S)
+        assert times[-1] >= last - NOTIFY_INTERVAL_S
+        assert len(times) >= 2
+        assert min(after - before for before, after in pairwise(times)) >= NOTIFY_INTERVAL_S * 0.99
 
 
 @virtual

@@ -18,6 +18,9 @@ from pathlib import Path
 import pytest
 
 from backend.soft.client import socket_of
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import KERNEL_MOST_US
+from backend.soft.server import CHANNELS
 from backend.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
 from tests.mounted import SECONDS, SLOW, Mounted, Tenant, eventually, mounted
 
@@ -141,6 +144,7 @@ def test_without_a_greeting(
 
 # The first two stand for the numbers of its own TSG and of the first of its own 32 pages. TSG 1 was somebody else's.
 TSG, PAGE, FOREIGN_TSG, FOREIGN_PAGE = -1, -2, 1, 1 << 40
+QUEUE = SoftConfig().queue
 
 AFTER_JOIN = [
     ("op 0", (0,), errno.ENOSYS),
@@ -149,6 +153,7 @@ AFTER_JOIN = [
     ("an event", (Op.PROGRESS, TSG, 1), errno.ENOSYS),
     ("a reply", (Op.JOIN | REPLY, 1), errno.EPROTO),
     ("no channels", (Op.JOIN, 0), errno.EINVAL),
+    ("a channel too many", (Op.JOIN, CHANNELS + 1), errno.EINVAL),
     ("2^64-1 channels", (Op.JOIN, U64), errno.EINVAL),
     ("leave of another's", (Op.LEAVE, FOREIGN_TSG), errno.ENOENT),
     ("leave of none", (Op.LEAVE, U64), errno.ENOENT),
@@ -168,7 +173,9 @@ AFTER_JOIN = [
     ("read at 2^64-1", (Op.READ, U64, 5), errno.EFAULT),
     ("launch on another's", (Op.LAUNCH, FOREIGN_TSG, 1, 1), errno.ENOENT),
     ("no kernels", (Op.LAUNCH, TSG, 0, 1), errno.EINVAL),
+    ("a kernel too many", (Op.LAUNCH, TSG, QUEUE + 1, 1), errno.EAGAIN),
     ("2^64-1 kernels", (Op.LAUNCH, TSG, U64, 1), errno.EAGAIN),
+    ("a kernel that is too long", (Op.LAUNCH, TSG, 1, KERNEL_MOST_US + 1), errno.EINVAL),
     ("kernels of 0 us", (Op.LAUNCH, TSG, 1, 0), errno.EINVAL),
     ("kernels of 2^64-1 us", (Op.LAUNCH, TSG, 1, U64), errno.EINVAL),
     ("touching elsewhere", (Op.LAUNCH, TSG, 1, 1, FOREIGN_PAGE, 1), errno.EFAULT),
@@ -211,6 +218,17 @@ def test_contexts_are_bounded(hostile_mount: Mounted, victim: Tenant) -> None:
         answers = [raw.ask(Op.JOIN, 1) for _ in range(65)]
         assert all(isinstance(answer, tuple) for answer in answers[:64])
         assert answers[64] == errno.EINVAL
+
+
+def test_as_much_as_may_be_is_taken(hostile_mount: Mounted, victim: Tenant) -> None:
+    """What is one more is refused: see above."""
+    with Raw(hostile_mount).hello() as raw:
+        joined = raw.ask(Op.JOIN, CHANNELS)
+        assert isinstance(joined, tuple)
+        assert raw.ask(Op.LAUNCH, joined[0], 1, KERNEL_MOST_US) == (0,) * 5
+        assert raw.ask(Op.LAUNCH, joined[0], QUEUE - 1, 1) == (0,) * 5
+        assert raw.ask(Op.LAUNCH, joined[0], 1, 1) == errno.EAGAIN
+        assert raw.ask(Op.LEAVE, joined[0]) == (0,) * 5
 
 
 def test_random_messages(hostile_mount: Mounted, victim: Tenant) -> None:

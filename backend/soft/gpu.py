@@ -49,6 +49,9 @@ _AMONG_OTHERS = _ALONE | {"compute.migrate": Capability.ENFORCED}
 PAGES_AT_ONCE = 64
 """Pages worked on before everybody else has a turn."""
 
+KERNEL_MOST_US = 60_000_000
+"""Microseconds that one kernel may take."""
+
 FAULTS_S = 0.02
 """Seconds between two looks into the directory of faults, where there is one."""
 
@@ -329,7 +332,7 @@ class SoftGpu:
         tsg = tenant.tsgs.get(number)
         if tsg is None:
             raise fail(errno.ENOENT)
-        if not (kernels > 0 and 0 < us <= 60_000_000):
+        if not (kernels > 0 and 0 < us <= KERNEL_MOST_US):
             raise fail(errno.EINVAL)
         if len(tsg.queue) + kernels > self.config.queue:
             raise fail(errno.EAGAIN)

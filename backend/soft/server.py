@@ -19,6 +19,8 @@ from backend.wire import ARGS, VERSION, WORD, Message, Op
 
 CONTEXTS = 64
 """Contexts that one connection may have open."""
+CHANNELS = 128
+"""Channels that one context may have."""
 
 
 async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu], tree: int = 0) -> None:
@@ -131,7 +133,7 @@ class Session:
         return ()
 
     async def _join(self, named: int, gpu: SoftGpu, channels: int) -> int:
-        if len(self._contexts) >= CONTEXTS or not 0 < channels <= 128:
+        if len(self._contexts) >= CONTEXTS or not 0 < channels <= CHANNELS:
             raise fail(errno.EINVAL)
         told: list[int] = []  # the TSG's number, known only once it is open
 
