@@ -64,6 +64,16 @@ class Lender:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+        self._ended = False
+
+    def begin(self, number: int) -> None:
+        """Has it start now, while nothing waits for it: Python takes a tenth of a second to begin."""
+        threading.Thread(target=self._begin, args=(number,), daemon=True).start()
+
+    def _begin(self, number: int) -> None:
+        with self._lock, contextlib.suppress(OSError):  # whoever asks first meets what is wrong
+            if self._socket is None and not self._ended:
+                self._socket = _start(number)
 
     def get(self, pidfd: int, pid: int, fd: int, number: int) -> int:
         """A duplicate of descriptor `fd` of a process, if it is a file of device `number`. OSError: EBADF where it is
@@ -74,13 +84,17 @@ class Lender:
                 raw, duplicates, flags, _ = socket.recv_fds(answer, ANSWER.size, 1, socket.MSG_CMSG_CLOEXEC)
                 if raw:
                     return _lent(ANSWER.unpack(raw)[0], duplicates, flags)
-            self.end()
+            self._drop()
             if last:
                 break
         raise OSError(errno.EIO, "descriptors are not lent: who does so is killed each time")
 
     def end(self) -> None:
         """Lets it end, now or when it can."""
+        self._ended = True
+        self._drop()
+
+    def _drop(self) -> None:
         with self._lock:
             if self._socket is not None:
                 self._socket.close()

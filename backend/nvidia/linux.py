@@ -61,6 +61,10 @@ class LinuxSystem:
         self._lender = Lender()
         self._pids: dict[int, int] = {}  # by pidfd
 
+    def begin(self) -> None:
+        """Programs will be looked at soon."""
+        self._lender.begin(device.CONTROL_NUMBER)
+
     def open_control(self) -> int:
         return os.open(device.CONTROL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
 

@@ -43,6 +43,7 @@ async def open_gpus(
     infos = await nvml.gpus()
     if system is None:
         system = linux.LinuxSystem()
+        system.begin()
     deadline = Deadline("the driver", LOOK_DEADLINE)
     try:
         counter = await deadline.call(partial(ClientCounter, system))

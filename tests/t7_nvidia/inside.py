@@ -50,3 +50,4 @@ def insides() -> Iterator[Callable[[int], Inside]]:
         yield of
     finally:
         counter.close()
+        system.end()
