@@ -110,6 +110,23 @@ class OneWorks(Machine):
                 tsg.launch(8, program.kernel_us * US)
 
 
+def test_what_one_had_alone_while_the_other_was_frozen_is_not_held_against_it() -> None:
+    """The trace is 0.2 s late: after a thaw it first tells of the time in which one had the GPU for itself."""
+    one, other = Program(1), Program(2)
+    core = Core(DEFAULT)
+
+    def looks(count: int, us: int, others_us: int) -> list[Place]:
+        samples = {one.process: Sample(us, None), other.process: Sample(others_us, None)}
+        for _ in range(count):
+            places = in_one_go(core.decide(100_000, [one.contender, other.contender], samples))
+        return [places[one.process], places[other.process]]
+
+    before = looks(50, 50_000, 50_000)
+    in_one_go(core.decide(100_000, [one.contender], {}))
+    looks(2, 100_000, 0)
+    assert looks(30, 50_000, 50_000) == before
+
+
 @pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize("contexts", [4, 8])
 def test_idle_contexts_cost_nothing(contexts: int, late: int) -> None:

@@ -50,7 +50,11 @@ class Core:
         use = self._use
         use.observe(window_us, [one.process for one in contenders], samples)
         yield
-        places = (yield from self._places(window_us, contenders)) if len(contenders) > 1 else {}
+        if len(contenders) > 1:
+            places = yield from self._places(window_us, contenders)
+        else:
+            places = {}
+            self._fair.pause()
         use.placed(process for process, place in places.items() if place.off)
         return {one.process: places.get(one.process, NOWHERE) for one in contenders}
 

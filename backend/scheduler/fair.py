@@ -126,6 +126,10 @@ class Fair:
             self._look_anew()
         return self._slices
 
+    def pause(self) -> None:
+        """Nothing is shared now. What the trace, which is late, tells next is of one that had the GPU for itself."""
+        self._look_anew()
+
     def keep(self, there: Set[Process]) -> None:
         """Who is gone is not remembered, and rounds are not short for him any more."""
         self._light &= there
