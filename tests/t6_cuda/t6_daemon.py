@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
@@ -22,6 +25,7 @@ from backend.cuda.managed import Managed
 from backend.identity import Group, Process, identify
 from backend.protocols import Host
 from backend.records import Activity, Footprint
+from backend.wire import SIZE, Message, Op
 from tests.harness import Harness, StubGpu, World, running
 
 HERE = Path(__file__).parent
@@ -140,10 +144,10 @@ def start(binary: Path, path: Path) -> Iterator[Start]:
     """Starts programs; at their end nothing may be on standard error, where sanitizers complain."""
     started: list[Program] = []
 
-    def start(**environment: str) -> Program:
+    def start(*wrapper: str, **environment: str) -> Program:
         pipe = subprocess.PIPE
         env = {**os.environ, "GGROUP_SOCKET": os.fspath(path), "TSAN_OPTIONS": "die_after_fork=0", **environment}
-        started.append(Program(subprocess.Popen([binary], stdin=pipe, stdout=pipe, stderr=pipe, env=env)))
+        started.append(Program(subprocess.Popen([*wrapper, binary], stdin=pipe, stdout=pipe, stderr=pipe, env=env)))
         return started[-1]
 
     yield start
@@ -417,3 +421,54 @@ def test_a_program_that_is_killed_leaves_nothing(start: Start, path: Path) -> No
             await daemon.h.gone(program.process)
 
     real(test)
+
+
+@contextlib.contextmanager
+def listening_as(path: Path, user: int) -> Iterator[socket.socket]:
+    """A socket at `path` that `user` listens at."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.fspath(path))
+        listener.settimeout(60)
+        os.seteuid(user)
+        try:
+            listener.listen()
+        finally:
+            os.seteuid(0)
+        yield listener
+
+
+@contextlib.contextmanager
+def managing(program: Program, listener: socket.socket) -> Iterator[socket.socket]:
+    """What a program connects with that wants its GPU managed."""
+    thread = threading.Thread(target=program._do, args=("use 0",))
+    thread.start()
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(60)
+        yield connection
+    thread.join()
+
+
+def test_nothing_is_said_to_a_daemon_of_another_user(start: Start, path: Path) -> None:
+    with listening_as(path, 1000) as listener, managing(start(), listener) as connection:
+        assert connection.recv(SIZE) == b""
+
+
+def test_a_daemon_outside_of_the_user_namespace_is_spoken_to(start: Start, path: Path) -> None:
+    """As root's is, who has no number in a container: any user without one may be root."""
+    program = start("unshare", "--user", "--map-root-user")
+    with listening_as(path, 1000) as listener, managing(program, listener) as connection:
+        assert Message.decode(connection.recv(SIZE)).op == Op.HELLO
+
+
+@pytest.mark.parametrize(("op", "count"), [(Op.HELLO, 1), (Op.LOCATE, 1), (Op.MANAGE, 2), (Op.MANAGE, 5)])
+def test_descriptors_that_nobody_expects_are_closed(start: Start, path: Path, op: Op, count: int) -> None:
+    end, theirs = os.pipe()
+    with listening_as(path, 0) as listener, managing(start(), listener) as connection:
+        while (request := Message.decode(connection.recv(SIZE))).op != op:
+            connection.send(request.answer(1, 2 * MIB, 2000).encode())
+        socket.send_fds(connection, [request.answer(1, 2 * MIB, 2000).encode()], [theirs] * count)
+        os.close(theirs)
+        assert select.select([end], [], [], 20)[0], "it has one of them"
+        assert os.read(end, 1) == b""
+    os.close(end)

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -11,6 +12,12 @@
 
 /* Out of the way of programs that use small numbers without asking (dup2). */
 #define OUT_OF_THE_WAY 512
+
+/* What the kernel says of a user that has no number in this user namespace (fs.overflowuid). */
+#define UNNAMED 65534
+
+/* Descriptors that a message has room for: no fewer than two, since CMSG_SPACE() rounds up. */
+#define ROOM 2
 
 _Static_assert(sizeof(struct message) == 64, "backend/wire.py");
 
@@ -46,6 +53,32 @@ void descriptor_drop(struct descriptor *descriptor)
 	descriptor->fd = -1;
 }
 
+/* Whether there are users who have no number here: not in the initial user namespace, which maps all to themselves. */
+static bool some_unnamed(void)
+{
+	FILE *file = fopen("/proc/self/uid_map", "re");
+	unsigned int inside, outside, count;
+	bool some;
+
+	if (!file)
+		return false;
+	some = fscanf(file, "%u %u %u", &inside, &outside, &count) != 3 || count != UINT32_MAX;
+	fclose(file);
+	return some;
+}
+
+/* Whether who listens there is root or of this very user. In a container with a user namespace root outside has no
+ * number, nor has any other user outside: none but those can be what was put at the path from there. */
+static bool may_be_daemon(int fd)
+{
+	struct ucred peer;
+	socklen_t length = sizeof(peer);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
+		return false;
+	return !peer.uid || peer.uid == geteuid() || (peer.uid == UNNAMED && some_unnamed());
+}
+
 int link_open(struct descriptor *link, const char *path)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -64,6 +97,10 @@ int link_open(struct descriptor *link, const char *path)
 
 		close(fd);
 		return error;
+	}
+	if (!may_be_daemon(fd)) {
+		close(fd);
+		return EPERM;
 	}
 	return adopt(link, fd);
 }
@@ -102,7 +139,7 @@ int link_receive(const struct descriptor *link, struct message *message, int *fd
 {
 	struct iovec part = { message, sizeof(*message) };
 	union {
-		char room[CMSG_SPACE(sizeof(int))];
+		char room[CMSG_SPACE(ROOM * sizeof(int))];
 		struct cmsghdr align;
 	} control;
 	struct msghdr header = {
@@ -110,6 +147,8 @@ int link_receive(const struct descriptor *link, struct message *message, int *fd
 		.msg_control = &control, .msg_controllen = sizeof(control),
 	};
 	struct cmsghdr *rights;
+	int fds[ROOM];
+	size_t count = 0;
 	ssize_t got;
 
 	*fd = -1;
@@ -121,13 +160,15 @@ int link_receive(const struct descriptor *link, struct message *message, int *fd
 	if (got < 0)
 		return errno;
 	rights = CMSG_FIRSTHDR(&header);
-	if (rights && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS &&
-	    rights->cmsg_len == CMSG_LEN(sizeof(int)))
-		memcpy(fd, CMSG_DATA(rights), sizeof(int));
-	if (got == sizeof(*message) && !(header.msg_flags & MSG_TRUNC))
+	if (rights && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
+		count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		memcpy(fds, CMSG_DATA(rights), count * sizeof(int));
+	}
+	if (got == sizeof(*message) && !(header.msg_flags & MSG_TRUNC) && count <= 1) {
+		*fd = count ? fds[0] : -1;
 		return 0;
-	if (*fd >= 0)
-		close(*fd);
-	*fd = -1;
+	}
+	while (count)
+		close(fds[--count]);
 	return got ? EPROTO : ECONNRESET;
 }

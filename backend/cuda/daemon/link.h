@@ -51,14 +51,15 @@ bool descriptor_ours(const struct descriptor *descriptor);
 void descriptor_drop(struct descriptor *descriptor);
 
 /* A connection to the socket at `path`, not blocking, closed by exec: 0 or an
- * errno. Never waits. */
+ * errno, EPERM if neither root nor this user listens there. Never waits. */
 int link_open(struct descriptor *link, const char *path);
 /* A pipe to wake up who sleeps in poll(2); each end on its own. */
 int link_pipe(struct descriptor ends[2]);
 /* 0, EAGAIN, or another errno: the connection is of no use any more. Never waits, and
  * never raises SIGPIPE. */
 int link_send(const struct descriptor *link, const struct message *message);
-/* The same; `fd` becomes a descriptor that came along, -1 without one. */
+/* The same; `fd` becomes a descriptor that came along, -1 without one. Where more than one came, all are
+ * closed, and it is EPROTO. */
 int link_receive(const struct descriptor *link, struct message *message, int *fd);
 
 #endif

@@ -160,8 +160,11 @@ static void take(const struct message *message, int fd)
 		for (struct waiter *waiter = session.waiters; waiter; waiter = waiter->next) {
 			if (waiter->message.seq == message->seq && !waiter->done) {
 				waiter->message = *message;
-				waiter->fd = fd;
-				fd = -1;
+				/* The page of counters: with no other answer anybody expects one. */
+				if (message->op == (OP_MANAGE | OP_REPLY)) {
+					waiter->fd = fd;
+					fd = -1;
+				}
 				waiter->done = true;
 				pthread_cond_broadcast(&session.changed);
 				break;

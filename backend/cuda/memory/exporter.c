@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -28,6 +29,13 @@ socklen_t ipc_address(uint64_t of, struct sockaddr_un *address)
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
 			   (size_t)snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1,
 					    "ggroup-cuda-ipc-%016llx", (unsigned long long)of));
+}
+
+uint32_t ipc_pid_namespace(void)
+{
+	struct stat status;
+
+	return stat("/proc/self/ns/pid", &status) ? 0 : (uint32_t)status.st_ino;
 }
 
 static bool send_part(int socket, const struct ipc_part *part, const int *fds)
@@ -105,7 +113,7 @@ static void answer(int socket)
 	setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
 	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) || (peer.uid && peer.uid != geteuid()))
 		return;
-	if (recv(socket, &asked, sizeof(asked), 0) != sizeof(asked) || !may_open(&asked) || !asked.bytes)
+	if (recv(socket, &asked, sizeof(asked), MSG_TRUNC) != sizeof(asked) || !may_open(&asked) || !asked.bytes)
 		return;
 	do {
 		step = hand_out(socket, &asked, offset);
@@ -168,6 +176,8 @@ bool ipc_serve(struct ipc_handle *handle)
 	bool ready = serving || start();
 	handle->token = token;
 	handle->secret = secret;
+	handle->pid = (uint32_t)getpid();
+	handle->pid_namespace = ipc_pid_namespace();
 	pthread_mutex_unlock(&lock);
 	return ready;
 }

@@ -2,17 +2,21 @@
 /* Legacy IPC: its entry points, and the side that opens what another process has (ipc.h). */
 #include "ipc.h"
 
+#include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "driver.h"
 #include "mover.h"
 #include "region.h"
 
-/* Seconds for the other process to answer. */
+/* Seconds for the other process: for each message, and in all for those of the first GiB and of each one more. One that
+ * is not stopped needs milliseconds, but may have others to answer first. */
 #define PATIENCE 5
 
 /* What was opened. */
@@ -69,20 +73,62 @@ WRAPPER cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 
 /* Opening */
 
-static bool ask(int socket, const struct ipc_handle *handle)
+static time_t now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec;
+}
+
+/* A signal of the program came in between. */
+static bool again(time_t until)
+{
+	return errno == EINTR && now() <= until;
+}
+
+/* Whether who listens there is who the handle names (ipc.h). */
+static bool is_exporter(int socket, const struct ipc_handle *handle)
+{
+	const uint32_t here = ipc_pid_namespace();
+	const bool comparable = !here || !handle->pid_namespace || here == handle->pid_namespace;
+	struct ucred peer;
+	socklen_t length = sizeof(peer);
+
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length))
+		return false;
+	if (comparable && (uint32_t)peer.pid != handle->pid)
+		return false;
+	return !peer.uid || peer.uid == geteuid() || (!geteuid() && comparable);
+}
+
+static bool ask(int socket, const struct ipc_handle *handle, time_t until)
 {
 	const struct timeval patience = { .tv_sec = PATIENCE };
 	struct sockaddr_un address;
 	socklen_t length = ipc_address(handle->token, &address);
+	ssize_t done;
 
 	setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	return !connect(socket, (struct sockaddr *)&address, length) &&
-	       send(socket, handle, sizeof(*handle), MSG_NOSIGNAL) == sizeof(*handle);
+	do
+		done = connect(socket, (struct sockaddr *)&address, length);
+	while (done && again(until));
+	if (done)
+		return false;
+	if (!is_exporter(socket, handle)) {
+		state_log("it is not process %u that listens at the socket of its memory", handle->pid);
+		return false;
+	}
+	do
+		done = send(socket, handle, sizeof(*handle), MSG_NOSIGNAL);
+	while (done < 0 && again(until));
+	return done == sizeof(*handle);
 }
 
-/* The descriptors that came with a message; how many. */
-static size_t receive(int socket, struct ipc_part *part, int *fds)
+/* The descriptors that came with a message; how many. Unless it is a whole one with a descriptor for each of its chunks,
+ * and no other, the part has no chunks. */
+static size_t receive(int socket, struct ipc_part *part, int *fds, time_t until)
 {
 	struct iovec vector = { .iov_base = part, .iov_len = sizeof(*part) };
 	union {
@@ -97,16 +143,19 @@ static size_t receive(int socket, struct ipc_part *part, int *fds)
 	ssize_t got;
 
 	memset(part, 0, sizeof(*part));
-	got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+	do
+		got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+	while (got < 0 && again(until));
 	if (got < 0)
 		return 0;
-	if (got != sizeof(*part))
-		part->count = 0;
 	rights = CMSG_FIRSTHDR(&header);
 	if (rights && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
 		count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 		memcpy(fds, CMSG_DATA(rights), count * sizeof(int));
 	}
+	/* There is no room for more than IPC_CHUNKS: of others the kernel opens none, and says so. */
+	if (got != sizeof(*part) || header.msg_flags & (MSG_TRUNC | MSG_CTRUNC) || part->count != count)
+		part->count = 0;
 	return count;
 }
 
@@ -126,21 +175,21 @@ static bool map_chunk(struct import *import, int fd, uint64_t bytes)
 	return mapped;
 }
 
-static bool map_all(struct import *import, int socket)
+static bool map_all(struct import *import, int socket, time_t until)
 {
 	struct ipc_part part;
 	int fds[IPC_CHUNKS];
 	bool good;
 
 	do {
-		size_t count = receive(socket, &part, fds);
+		size_t count = receive(socket, &part, fds, until);
 
-		good = part.count && count == part.count;
+		good = part.count;
 		for (size_t i = 0; i < count; i++) {
 			good = good && map_chunk(import, fds[i], part.bytes[i]);
 			close(fds[i]);
 		}
-	} while (good && !part.last);
+	} while (good && !part.last && now() <= until);
 	return good && import->mapped == import->handle.bytes;
 }
 
@@ -160,14 +209,15 @@ static struct import *import(const struct ipc_handle *handle, CUcontext context,
 		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
 	};
 	struct import *made = calloc(1, sizeof(*made));
+	const time_t until = now() + PATIENCE + PATIENCE * (time_t)(handle->bytes >> 30);
 	int socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	bool good = made && socket_ >= 0 && ask(socket_, handle);
+	bool good = made && socket_ >= 0 && ask(socket_, handle, until);
 
 	if (good) {
 		made->handle = *handle;
 		made->context = context;
 		good = real.cuMemAddressReserve(&made->address, handle->bytes, 0, 0, 0) == CUDA_SUCCESS &&
-		       map_all(made, socket_) &&
+		       map_all(made, socket_, until) &&
 		       real.cuMemSetAccess(made->address, handle->bytes, &access, 1) == CUDA_SUCCESS;
 	}
 	if (socket_ >= 0)
@@ -195,7 +245,7 @@ static CUresult open_handle(CUdeviceptr *address, const struct ipc_handle *handl
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
 	for (at = imports; at; at = at->next)
-		if (at->context == context && at->handle.token == handle->token && at->handle.serial == handle->serial)
+		if (at->context == context && !memcmp(&at->handle, handle, offsetof(struct ipc_handle, offset)))
 			break;
 	if (!at) {
 		at = import(handle, context, device);

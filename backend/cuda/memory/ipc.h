@@ -4,6 +4,12 @@
  * driver has it for memory of cuMemAlloc alone, so the 64 bytes of a handle are ours: they name a socket of the exporting
  * process. Who opens one asks there for descriptors of the chunks, and maps them.
  *
+ * Whoever is quicker, or outlives the exporter, can have a socket of that name: so the two ends look at each other (the
+ * kernel knows who called listen(2) and connect(2)). Each has to run as the same user as the other, or as root, and who
+ * listens has to be the process that the handle names, before it is told the secret. A pid is a name in a namespace: to a
+ * handle of another pid namespace its number says nothing, and then the user alone counts. Root opens what a process of
+ * any user exports, but only where it can tell that process by its number.
+ *
  * What is exported stays on the GPU from then on. Its chunks are replaced by ones that can be exported, when somebody asks
  * for the first handle.
  */
@@ -26,7 +32,8 @@ struct ipc_handle {
 	uint64_t serial;	/* of the region: no later one has it */
 	uint64_t bytes;		/* of all of it */
 	uint64_t offset;	/* of the allocation in it */
-	uint64_t reserved;
+	uint32_t pid;		/* of the process */
+	uint32_t pid_namespace;	/* in which it is called that: its inode; 0 if that is not known */
 };
 
 _Static_assert(sizeof(struct ipc_handle) == sizeof(CUipcMemHandle), "a handle has the driver's size");
@@ -41,7 +48,9 @@ struct ipc_part {
 
 /* The address of the socket of the process with that token, in the abstract namespace (unix(7)); its length. */
 socklen_t ipc_address(uint64_t token, struct sockaddr_un *address);
-/* Has this process answer from now on: its token and secret are in `handle` then. False: it cannot. */
+/* The inode of this process's pid namespace; 0: it is not known. */
+uint32_t ipc_pid_namespace(void);
+/* Has this process answer from now on: its token, secret and name are in `handle` then. False: it cannot. */
 bool ipc_serve(struct ipc_handle *handle);
 /* Whether it is this process's. */
 bool ipc_own(uint64_t token);

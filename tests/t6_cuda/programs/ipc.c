@@ -4,6 +4,7 @@
 #include "common.h"
 
 #include <dlfcn.h>
+#include <signal.h>
 #include <sys/wait.h>
 
 #define BYTES (20 << 20)
@@ -54,11 +55,17 @@ static void work(CUdeviceptr address, size_t bytes)
 	DO(cuCtxSynchronize());
 }
 
+static void interrupted(int number)
+{
+	(void)number;
+}
+
 /* The other process: `words` are a handle in hexadecimal digits, what is there ("" for a handle that names nothing any
  * more), and how much of it. */
 static int other(char **words)
 {
 	const bool gone = !*words[1];
+	const struct sigaction action = { .sa_handler = interrupted };	/* no SA_RESTART */
 	const size_t bytes = strtoul(words[2], NULL, 10);
 	CUipcMemHandle handle;
 	CUdeviceptr address, again;
@@ -69,6 +76,7 @@ static int other(char **words)
 		CHECK(sscanf(words[0] + 2 * i, "%2x", &byte) == 1);
 		handle.reserved[i] = (char)byte;
 	}
+	CHECK(!sigaction(SIGUSR1, &action, NULL));
 	start(0);
 	EXPECT(gone ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS, cuIpcOpenMemHandle_v2(&address, handle, 1));
 	if (gone)
@@ -76,6 +84,9 @@ static int other(char **words)
 	expect(address, bytes, strtoul(words[1], NULL, 10));
 	DO(cuIpcOpenMemHandle_v2(&again, handle, 1));
 	CHECK(again == address);
+	handle.reserved[16] ^= 1;	/* the secret: whoever does not have it is not helped by its being open */
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcOpenMemHandle_v2(&again, handle, 1));
+	handle.reserved[16] ^= 1;
 	DO(cuIpcCloseMemHandle(address));
 	work(address, bytes);	/* it is open still */
 	DO(cuIpcCloseMemHandle(address));
