@@ -36,6 +36,10 @@ Spawn = Callable[..., subprocess.Popen[bytes]]
 
 USER = 1000
 OTHER = 1001
+UID_ALONE = SimpleNamespace(
+    update_uid=True, update_gid=False, update_mode=False, update_atime=False, update_mtime=False
+)
+"""What a setattr changes: the owner."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +54,7 @@ async def given(h: Harness, name: str, uid: int) -> int:
     slices = await h.inode("slice")
     entry = await h.operations.mkdir(slices, name.encode(), 0o755, h.ctx)
     attributes = SimpleNamespace(st_uid=uid, st_gid=uid)
-    fields = SimpleNamespace(update_uid=True, update_gid=False, update_mode=False)
-    await h.operations.setattr(entry.st_ino, attributes, fields, None, h.ctx)
+    await h.operations.setattr(entry.st_ino, attributes, UID_ALONE, None, h.ctx)
     return int(entry.st_ino)
 
 
@@ -102,11 +105,10 @@ async def test_a_user_gives_no_slice_to_others() -> None:
     async with running() as h:
         inode = await mkdir(h, await given(h, "mine", USER), "s")
         attributes = SimpleNamespace(st_uid=OTHER, st_gid=OTHER)
-        fields = SimpleNamespace(update_uid=True, update_gid=False, update_mode=False)
         user = SimpleNamespace(uid=USER, gid=USER, pid=os.getpid())
-        assert await answers(h.operations.setattr(inode, attributes, fields, None, user)) == errno.EPERM
+        assert await answers(h.operations.setattr(inode, attributes, UID_ALONE, None, user)) == errno.EPERM
         attributes.st_uid = USER
-        assert await answers(h.operations.setattr(inode, attributes, fields, None, user)) == 0
+        assert await answers(h.operations.setattr(inode, attributes, UID_ALONE, None, user)) == 0
 
 
 @virtual

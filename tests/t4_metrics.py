@@ -111,7 +111,11 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
         assert events["reclaim"] > 0
         assert {e: one(found, "ggroup_process_events_total", event=e, **who) for e in events} == events
         told_of_it = {name for name in found if name.startswith("ggroup_process_")}
-        assert told_of_it == {f"ggroup_process_{name}" for name in (*expected, "events_total")}
+        assert told_of_it == {f"ggroup_process_{name}" for name in (*expected, "events_total", "frozen_seconds_total")}
+        frozen = one(found, "ggroup_process_frozen_seconds_total", **who)
+        assert 0 < frozen <= work["frozen_usec"] / 1e6, (
+            "it was when that was told, and was for longer when the file was read"
+        )
         (labels,) = [has for has, _ in found["ggroup_process_frozen"] if has["pid"] == str(tenant.pid)]
         assert labels["comm"] == Path(f"/proc/{tenant.pid}/comm").read_text().strip()
         assert set(labels) == {"gpu", "uuid", "pid", "slice", "comm"}
