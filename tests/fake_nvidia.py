@@ -210,6 +210,9 @@ class FakeSystem:
     namespace: int = 0xEFFFFFFC
     _next: int = 1000
 
+    def begin(self) -> None:
+        """Nothing has to be there before programs are looked at."""
+
     def program(self, pid: int, *gpus: int, start: int | None = None) -> Program:
         """Starts a CUDA program with a context on each of `gpus`."""
         if start is None:

@@ -129,6 +129,9 @@ class FaultySystem:
         if fault is not None and fault.errno:
             raise OSError(fault.errno, os.strerror(fault.errno))
 
+    def begin(self) -> None:
+        self._inner.begin()
+
     def open_control(self) -> int:
         self._pass("open_control")
         return self._inner.open_control()

@@ -21,6 +21,9 @@ from backend.running import is_ending
 class System(Protocol):
     """The system calls of this package."""
 
+    def begin(self) -> None:
+        """Programs will be looked at soon."""
+
     def open_control(self) -> int:
         """A new open file of ``/dev/nvidiactl``: an identity of its own to RM."""
 
@@ -62,7 +65,6 @@ class LinuxSystem:
         self._pids: dict[int, int] = {}  # by pidfd
 
     def begin(self) -> None:
-        """Programs will be looked at soon."""
         self._lender.begin(device.CONTROL_NUMBER)
 
     def open_control(self) -> int:
