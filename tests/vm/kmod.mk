@@ -69,10 +69,10 @@ ON_STOCK = $(VM) --kernel $(STOCK) --module build/kmod/stock/ggroup.ko
 	kmod-guest-mounts-2
 
 kmod-guest-books:
-	$(ON_STOCK) --seconds 900 $(GUEST) tests/t5_module/t5_ledger_machine.py tests/t5_module/t5_restart.py
+	$(ON_STOCK) --seconds 2400 $(GUEST) tests/t5_module/t5_ledger_machine.py tests/t5_module/t5_restart.py
 
 kmod-guest-hazards:
-	$(ON_STOCK) --seconds 900 $(GUEST) --ignore tests/t5_module/t5_ledger_machine.py \
+	$(ON_STOCK) --seconds 2400 $(GUEST) --ignore tests/t5_module/t5_ledger_machine.py \
 		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_faults.py \
 		--ignore tests/t5_module/t5_bench.py --ignore tests/t5_module/t5_killed.py \
 		--ignore tests/t5_module/t5_hostile.py tests/t5_module \
@@ -80,7 +80,7 @@ kmod-guest-hazards:
 
 # Two histories of the three: each of them starts a daemon six times.
 kmod-guest-deaths:
-	$(ON_STOCK) --seconds 900 $(GUEST) tests/t5_module/t5_killed.py \
+	$(ON_STOCK) --seconds 2400 $(GUEST) tests/t5_module/t5_killed.py \
 		'tests/t4_restart.py::test_killed_while_somebody_is_at_it[0]' \
 		'tests/t4_restart.py::test_killed_while_somebody_is_at_it[1]'
 
