@@ -76,7 +76,7 @@ kmod-guest-hazards:
 		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_faults.py \
 		--ignore tests/t5_module/t5_bench.py --ignore tests/t5_module/t5_killed.py \
 		--ignore tests/t5_module/t5_hostile.py tests/t5_module \
-		tests/t4_slices.py tests/t4_cgroup_differential.py
+		tests/t4_slices.py
 
 # Two histories of the three: each of them starts a daemon six times.
 kmod-guest-deaths:
