@@ -6,6 +6,8 @@ open in it fails with ENOTCONN; pollers are told of an error.
 
 So what is installed is tried first: while it does not start, the daemon that runs is left alone. Where it starts and
 fails later, the process ends with an error, and what holds is left for the next mount; systemd tries that by itself.
+Nor is one begun with while the journal cannot be written, unless that is asked for: the next daemon knows no more than
+the journal.
 """
 
 from __future__ import annotations
@@ -32,13 +34,21 @@ SECONDS = 30.0
 """How long the next one may take: the levers of a GPU are proven before the tree answers."""
 
 
+LATER = os.EX_TEMPFAIL
+"""Exit code where the journal is out of date: the package then leaves the daemon that runs."""
+FORGETS = "so what was set since would be forgotten: make room, or say --force"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
     parser.add_argument("mountpoint", nargs="?", type=Path, default=DEFAULT_MOUNTPOINT)
+    parser.add_argument(
+        "--force", action="store_true", help="though the journal is out of date: what was set since is lost"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand. Exit code 0 once the tree answers again."""
+    """The subcommand. Exit code 0 once the tree answers again, :data:`LATER` where it is to be tried again."""
     path = os.path.abspath(arguments.mountpoint)
     found = mount_of(path)
     if found is None or found[1] != serving.TYPE:
@@ -50,8 +60,16 @@ def run(arguments: argparse.Namespace) -> int:
             raise RuntimeError(f"upgrade: {path} is served as before: {error}") from None
         if daemon is None:
             raise RuntimeError(f"upgrade: the daemon of {path} is dead: mount it anew")
-        if facts_of(path).get("upgrade") != SIGNAL.name:  # another would die of it
+        facts = facts_of(path)
+        if facts.get("upgrade") != SIGNAL.name:  # another would die of it
             raise RuntimeError(f"upgrade: the daemon of {path} cannot be replaced as it runs: unmount and mount")
+        if facts.get("journal.kept") == "no" and not arguments.force:
+            journal = facts.get("journal", "its journal")
+            print(
+                f"ggroupfs: upgrade: {path} is served as before: {journal} cannot be written, {FORGETS}",
+                file=sys.stderr,
+            )
+            return LATER
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, root)
         _try(path, daemon, stack)

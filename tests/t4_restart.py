@@ -18,6 +18,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from backend.client import facts_of
 from backend.identity import identify
 from backend.journal.file import Journal, default_path
 from backend.soft.client import socket_of
@@ -335,8 +336,8 @@ def processor_s(mount: Mounted) -> float:
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
-def upgraded(place: Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "ggroupfs", "upgrade", os.fspath(place)]
+def upgraded(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "ggroupfs", "upgrade", *options, os.fspath(place)]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=3 * SECONDS * SLOW)
 
 
@@ -525,6 +526,39 @@ def test_a_next_version_that_does_not_start_is_not_begun_with(
         os.close(root)
         assert os.listdir(place / "slice") == ["a"]
         assert mount.daemon.poll() is None
+
+
+def test_what_the_journal_does_not_know_is_not_forgotten_unasked(place: Path, tmp_path: Path) -> None:
+    """While the disk is full the tree is served on; with --force, or with room, the next one takes over."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", disk], check=True)
+    try:
+        also = ("No space left on device", "is kept again", "is out of date")
+        with daemons(place, f"journal={disk}/one.journal", also=also) as start:
+            mount = start()
+            (place / "slice/a").mkdir()
+            high = place / "slice/a/0/gmem.limit.high"
+            with open(disk / "else", "wb", buffering=0) as other:
+                with contextlib.suppress(OSError):
+                    while True:
+                        other.write(bytes(512))
+                mib = 1
+                while facts_of(os.fspath(place))["journal.kept"] == "yes":
+                    high.write_text(f"{mib}M\n")
+                    mib += 1
+                done = upgraded(place)
+                assert (done.returncode, done.stdout) == (os.EX_TEMPFAIL, "")
+                assert f"{disk}/one.journal cannot be written" in done.stderr
+                assert mount.daemon.poll() is None
+                assert int(high.read_text()) == (mib - 1) << 20
+                assert upgraded(place, "--force").returncode == 0
+                assert int(high.read_text()) == (mib - 2) << 20, "as the journal had it"
+                other.truncate(0)
+            eventually(lambda: facts_of(os.fspath(place))["journal.kept"] == "yes", "it is kept again")
+            assert upgraded(place).returncode == 0
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.mark.parametrize("script", [GONE, WORSE])
