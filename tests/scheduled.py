@@ -23,6 +23,9 @@ from backend.soft.runlist import US, Runlist, Tsg
 SWITCH = 197 * US
 TICK = 100_000 * US
 DEFAULT = 2048
+STRIDE, LOOK = 5_000 * US, 500 * US
+"""The longest step of the simulation, nanoseconds; and while somebody waits for a request, which can be done earlier
+than what runs as the step begins."""
 
 T = TypeVar("T")
 
@@ -48,7 +51,9 @@ class Program:
     ends_us: int = 1 << 50
     explicit_us: int = 0
     """compute.timeslice; 0 for none."""
-    kernel_us: int = 500
+    kernel_us: int = 0
+    """Of requests 500 where nothing else is said. The engine preempts, so those of a batch program are as long as the
+    simulation likes: each is a step of it."""
     request_us: int = 0
     """Of requests that come by themselves; 0 for a batch program."""
     load: float = 0.0
@@ -61,6 +66,9 @@ class Program:
     before: int = 0
     stayed: int = 0
     place: Place = attrs.field(factory=Place)
+
+    def __attrs_post_init__(self) -> None:
+        self.kernel_us = self.kernel_us or (500 if self.request_us else STRIDE // US)
 
     @property
     def process(self) -> Process:
@@ -128,9 +136,11 @@ class Machine:
         """What programs do next, and the engine until they do more; at the most to that time, nanoseconds."""
         self._feed()
         arrivals = [p.arrivals[-1] for p in self.programs if p.arrivals]
-        finish = self.runlist.until_next_finish()
-        step = min([end, self._next, *arrivals, self.runlist.now + finish if finish is not None else end])
-        self.runlist.advance(max(min(step, self.runlist.now + 500 * US), self.runlist.now + 1))
+        waits = any(p.waiting for p in self.programs)
+        if waits and (finish := self.runlist.until_next_finish()) is not None:
+            end = min(end, self.runlist.now + finish)
+        step = min([end, self._next, *arrivals, self.runlist.now + (LOOK if waits else STRIDE)])
+        self.runlist.advance(max(step, self.runlist.now + 1))
         self._note()
 
     def _feed(self) -> None:
@@ -142,8 +152,8 @@ class Machine:
             working = program.starts_us * US <= self.runlist.now < program.ends_us * US
             if not program.request_us and working:
                 for tsg in program.tsgs:
-                    if len(tsg.queue) < 4:
-                        tsg.launch(8, program.kernel_us * US)
+                    if len(tsg.queue) * program.kernel_us * US < 2 * STRIDE:
+                        tsg.launch(-(-2 * STRIDE // (program.kernel_us * US)), program.kernel_us * US)
 
     def _note(self) -> None:
         for program in self.programs:
