@@ -11,8 +11,6 @@
 
 /* Bytes that move together at first (batch.c). */
 #define BATCH_FIRST (512 * GG_MIB)
-/* Of one call: the daemon asks again. */
-#define CALL_US 2000000
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
 /* It takes as much memory again while it changes. */

@@ -12,6 +12,9 @@
 
 #include "state.h"
 
+/* The time of one call, microseconds: for what is left then the daemon asks again. */
+#define CALL_US 2000000
+
 /*
  * Moves at least `bytes` out, or what can be; returns the bytes moved, and the microseconds that took, but
  * those of waiting for the program. First of all the chunks that the pool keeps on the GPU for nobody go:
