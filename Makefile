@@ -21,6 +21,7 @@
 #   make bench-render docs/benchmarks.md and its plots, from the committed record
 #   make bench-files  what one file access costs, against a C server
 #   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
+#   make tables       what pages, manual and completions say of the settings, from backend/settings.py
 #   make screenshot   the picture of `ggroupfs top` in the README
 #
 # On a host without network, PY=python3 takes a Python that has the requirements already.
@@ -44,7 +45,7 @@ SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nv
 	$(wildcard tests/debian/*.sh) \
 	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
-.PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files screenshot clean
+.PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files tables screenshot clean
 .PHONY: bench bench-gpu bench-keep bench-render bench-check
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
@@ -153,6 +154,10 @@ soak: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make soak: only root may mount" >&2; exit 1; }
 	$(call apt_install,$(APT_SOAK))
 	$(PY) -m tests.bench.soak --json build/soak.json
+
+# What the manual, the pages and the completions say of each setting, from backend/settings.py.
+tables: build-test
+	$(PY) -m docs.tables
 
 screenshot: build-test
 	$(PY) docs/screenshot.py

@@ -10,11 +10,10 @@ import ctypes
 from ctypes import c_char, c_int32, c_uint32, c_uint64
 
 from backend import wire
-from backend.records import MAX as MAX
-from backend.records import NOBODY as NOBODY
 from backend.records import OVERCOMMIT as OVERCOMMIT
-from backend.records import PRIORITY_DEFAULT as PRIORITY_DEFAULT
-from backend.records import WEIGHT_DEFAULT as WEIGHT_DEFAULT
+from backend.settings import MAX as MAX
+from backend.settings import NOBODY as NOBODY
+from backend.settings import PRIORITY, SETTINGS, WEIGHT, Kind
 
 ABI_VERSION = 1
 
@@ -26,8 +25,8 @@ MAX_SLICES_PER_USER = 4096
 TIMEOUT_MS = 5000
 TIMEOUT_MS_MOST = 600_000
 
-PRIORITY_MOST = 15
-WEIGHT_MOST = 10_000
+PRIORITY_MOST, PRIORITY_DEFAULT = PRIORITY.most, PRIORITY.default
+WEIGHT_MOST, WEIGHT_DEFAULT = WEIGHT.most, WEIGHT.default
 
 # struct ggroup_hello.features
 
@@ -60,16 +59,8 @@ BOOKS_DOUBTFUL = 1 << 4
 
 # struct ggroup_set.mask
 
-SET_HIGH = 1 << 0
-SET_LOW = 1 << 1
-SET_SWAP_MAX = 1 << 2
-SET_TIMESLICE = 1 << 3
-SET_FROZEN = 1 << 4
-SET_PRIORITY = 1 << 5
-SET_WEIGHT = 1 << 6
-SET_KEPT = 1 << 7
-SET_UID = 1 << 8
-SET_GID = 1 << 9
+SET = {setting.field: 1 << bit for bit, setting in enumerate(SETTINGS)}
+"""By field; in the header ``GGROUP_SET_`` with the name of the setting's constant."""
 
 # struct ggroup_note.event
 
@@ -184,16 +175,7 @@ class Set(ctypes.Structure):
     _fields_ = (
         ("id", c_uint64),
         ("mask", c_uint64),
-        ("high", c_uint64),
-        ("low", c_uint64),
-        ("swap_max", c_uint64),
-        ("timeslice_us", c_uint64),
-        ("frozen", c_uint32),
-        ("priority", c_uint32),
-        ("weight", c_uint32),
-        ("kept", c_uint32),
-        ("uid", c_uint32),
-        ("gid", c_uint32),
+        *((setting.field, c_uint64 if setting.kind in (Kind.SIZE, Kind.SPAN) else c_uint32) for setting in SETTINGS),
     )
 
 

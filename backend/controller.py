@@ -26,6 +26,7 @@ from backend.protocols import Gpu, Ledger, Moves
 from backend.reclaimer import Reclaimer
 from backend.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Throttled
 from backend.scheduler.schedulers import Schedulers
+from backend.settings import Setting
 from backend.traffic import Traffic
 from backend.turns import Turns
 from backend.writers import Writers
@@ -242,13 +243,11 @@ class Controller:
         each = [gpu.footprint(resident.process) for resident in self.population.below(group)]
         return sum(max(0, one.movable - (one.unmovable or 0)) for one in each)
 
-    async def set_low(self, group: Group, nbytes: int) -> None:
-        """gmem.limit.low."""
-        await self._writers.note(group, self.require(group, "gmem.limit.low"), {"low": nbytes})
-
-    async def set_swap_max(self, group: Group, nbytes: int) -> None:
-        """gmem.swap.max: what is in the host already stays there."""
-        await self._writers.note(group, self.require(group, "gmem.swap.max"), {"swap_max": nbytes})
+    async def set_value(self, group: Group, setting: Setting, value: int) -> None:
+        """Sets what holds as soon as it is in the books: what is in the host already stays there, and the scheduler
+        acts right after. EOPNOTSUPP where this machine cannot do what the setting is about."""
+        assert setting.control is not None
+        await self._writers.note(group, self.require(group, setting.control), {setting.field: value})
 
     def peak(self, group: Group, mark: Mark | None = None) -> int:
         """The most that a group held: ever, or since `mark` was reset, bytes. ENODEV when the group is gone."""
@@ -289,10 +288,6 @@ class Controller:
         await self._writers.pull(group, before, {"frozen": frozen})
         if frozen != before.frozen and was == self.is_frozen(group):
             self._tell(group, Channel.COMPUTE)
-
-    async def set_share(self, group: Group, control: str, value: int) -> None:
-        """compute.priority, compute.weight: returns once it is in the books; the scheduler acts on it right after."""
-        await self._writers.note(group, self.require(group, control), {control.removeprefix("compute."): value})
 
     async def migrate(self, group: Group, gpu: str) -> None:
         """compute.migrate: returns once the process, or every process of a slice, runs on `gpu`, an index or a UUID.

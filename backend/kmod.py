@@ -48,19 +48,6 @@ TOLD_MOST = 1000
 _SAME = tuple(field.name for field in attrs.fields(Books) if field.name not in ("current", "frozen", "kept"))
 """Fields that are called the same in the kernel."""
 
-_MASKS = {
-    "high": abi.SET_HIGH,
-    "low": abi.SET_LOW,
-    "swap_max": abi.SET_SWAP_MAX,
-    "timeslice_us": abi.SET_TIMESLICE,
-    "frozen": abi.SET_FROZEN,
-    "priority": abi.SET_PRIORITY,
-    "weight": abi.SET_WEIGHT,
-    "kept": abi.SET_KEPT,
-    "uid": abi.SET_UID,
-    "gid": abi.SET_GID,
-}
-
 _NOTED = {
     "low": abi.EVENT_LOW,
     "high": abi.EVENT_HIGH,
@@ -235,11 +222,11 @@ class KernelLedger:
         return Books(current=found.current_bytes, frozen=bool(found.frozen), kept=bool(found.kept), **same)
 
     def configure(self, group: Group, **changes: int | bool) -> None:
-        if not changes.keys() <= _MASKS.keys():
+        if not changes.keys() <= abi.SET.keys():
             raise fail(errno.EINVAL)
         argument = abi.Set(id=self._id(group))
         for name, value in changes.items():
-            argument.mask |= _MASKS[name]
+            argument.mask |= abi.SET[name]
             setattr(argument, name, _word(value, 32 if getattr(abi.Set, name).size == 4 else 64))
         _ask(self._control, abi.IOC_SET, argument)
 

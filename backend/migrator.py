@@ -25,10 +25,11 @@ from backend.identity import Group, Node, Process
 from backend.population import Population
 from backend.protocols import Gpu, Ledger, Moves
 from backend.records import Books, Channel, Move
+from backend.settings import SETTINGS
 
 log = logging.getLogger(__name__)
 
-FOLLOWS = ("high", "low", "swap_max", "timeslice_us", "frozen", "priority", "weight")
+FOLLOWS = tuple(setting.field for setting in SETTINGS if setting.follows_migration)
 """What is asked for a process, and goes with it."""
 
 AGAIN_S = 1.0

@@ -7,21 +7,13 @@ from collections.abc import Mapping
 
 import attrs
 
-MAX = (1 << 63) - 1
-"""``max`` in a control file: no limit. The kernel's PAGE_COUNTER_MAX plays the same part in memcg."""
+from backend import settings
+from backend.settings import MAX as MAX
+from backend.settings import NOBODY as NOBODY
 
 OVERCOMMIT = 16
 """Memory that a program may say it has, on the GPU or not, in capacities of it. What it says is counted before the
 driver's figure corrects it, so unbounded one program could take from its neighbours all that there is to count."""
-
-NOBODY = (1 << 32) - 1
-"""Where a uid or gid is told: none. The uid that chown(2) does not take."""
-
-PRIORITY_DEFAULT = 8
-"""GVM's default of 0 (first) to 15 (last)."""
-
-WEIGHT_DEFAULT = 100
-"""cgroup-v2.rst, "Weights": 1 to 10000, default 100."""
 
 
 OF_MEMORY = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd")
@@ -120,9 +112,9 @@ class Books:
     """compute.timeslice asked for, microseconds; 0 is ``default``."""
     frozen: bool = False
     """compute.freeze asked for."""
-    priority: int = PRIORITY_DEFAULT
+    priority: int = settings.PRIORITY.default
     """compute.priority."""
-    weight: int = WEIGHT_DEFAULT
+    weight: int = settings.WEIGHT.default
     """compute.weight."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""

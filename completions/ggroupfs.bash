@@ -25,9 +25,37 @@ declare -A _ggroupfs_options=(
 _ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= units= units.wait=
     slices.d= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
 
-_ggroupfs_settings="gmem.limit.high= gmem.limit.low= gmem.peak= gmem.swap.max= gmem.reclaim= compute.timeslice=
-    compute.freeze= compute.priority= compute.weight= compute.migrate=
-    GMemHigh= GMemLow= GMemSwapMax= ComputeTimeSlice= ComputePriority= ComputeWeight= ComputeFreeze="
+# settings: all
+_ggroupfs_settings="
+    gmem.limit.high=
+    gmem.limit.low=
+    gmem.swap.max=
+    compute.timeslice=
+    compute.freeze=
+    compute.priority=
+    compute.weight=
+    GMemHigh=
+    GMemLow=
+    GMemSwapMax=
+    ComputeTimeSlice=
+    ComputePriority=
+    ComputeWeight=
+    ComputeFreeze=
+"
+_ggroupfs_words_of_settings="
+    gmem.limit.high=max
+    gmem.limit.low=max
+    gmem.swap.max=max
+    compute.timeslice=default
+    compute.freeze=0
+    compute.freeze=1
+    GMemHigh=infinity
+    GMemLow=infinity
+    GMemSwapMax=infinity
+    ComputeFreeze=yes
+    ComputeFreeze=no
+"
+# settings: end
 
 # The words to choose from, of which those that begin with the current one are offered. Bash sees "a=b" as three words
 # and replaces the last of them only, so what is before it is cut off.
@@ -62,9 +90,8 @@ _ggroupfs_offer_in_list() {
 
 _ggroupfs_settings_of() {
     local -a words=()
-    read -ra words -d '' <<<"$_ggroupfs_settings"
-    _ggroupfs_offer "$1" "${words[@]}" compute.freeze=0 compute.freeze=1 ComputeFreeze=yes ComputeFreeze=no \
-        gmem.limit.high=max gmem.swap.max=max compute.timeslice=default GMemHigh=infinity GMemSwapMax=infinity
+    read -ra words -d '' <<<"$_ggroupfs_settings gmem.peak= gmem.reclaim= compute.migrate= $_ggroupfs_words_of_settings"
+    _ggroupfs_offer "$1" "${words[@]}"
 }
 
 # What `set` is for: processes of the tree by pid, and slices by path.

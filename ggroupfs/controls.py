@@ -1,6 +1,7 @@
-"""The one table of control files: what each is called, who may open it, what it shows, and what a write means and does.
+"""The one table of control files: what each is called, its permission bits, what it shows, and what a write does.
 
-Every operation on them consults it. The books and the hardware behind it have to know what a new one is about.
+Every operation on them consults it. The files of settings come from the rows of :mod:`backend.settings`; what is here
+besides is what makes one hold (`ACTS`), the files of figures and events, and the actions.
 
 What they promise is docs/semantics.md, which a test executes.
 """
@@ -12,10 +13,12 @@ from typing import Any
 
 import attrs
 
+from backend import settings
 from backend.controller import Controller
 from backend.identity import Group, Slice
 from backend.peaks import Mark
 from backend.records import MAX, Books, Channel
+from backend.settings import Kind, Setting
 from ggroupfs import values
 
 Show = Callable[[Controller, Group], str]
@@ -130,9 +133,33 @@ async def _reset_peak(controller: Controller, group: Group, value: None) -> None
     controller.leave_peak(group, unread)
 
 
-def _share(name: str) -> Apply:
-    """A control that the scheduler acts on."""
-    return lambda controller, group, value: controller.set_share(group, name, value)
+def _value(setting: Setting) -> Show:
+    if setting.kind is Kind.SPAN:
+        return _timeslice
+    if setting.kind is Kind.SIZE:
+        return _books(lambda books: values.show_size(getattr(books, setting.field)))
+    return _books(lambda books: int(getattr(books, setting.field)))
+
+
+def _set(setting: Setting) -> Apply:
+    return lambda controller, group, value: controller.set_value(group, setting, value)
+
+
+ACTS: dict[Setting, Apply] = {
+    settings.HIGH: Controller.set_high,
+    settings.TIMESLICE: Controller.set_timeslice,
+    settings.FROZEN: Controller.set_frozen,
+}
+"""What makes a setting hold, where it takes more than to have it in the books."""
+
+
+def _controls(family: str) -> tuple[Control, ...]:
+    """The control files of the settings of a family, ``gmem`` or ``compute``."""
+    return tuple(
+        Control(name, 0o644, _value(setting), values.parser(setting), ACTS.get(setting) or _set(setting), lever=True)
+        for name, setting in settings.BY_CONTROL.items()
+        if name.startswith(f"{family}.")
+    )
 
 
 def _device(word: str) -> str:
@@ -143,22 +170,7 @@ def _device(word: str) -> str:
 PEAK = "gmem.peak"
 
 CONTROLS = (
-    Control(
-        "gmem.limit.high",
-        0o644,
-        _books(lambda books: values.show_size(books.high)),
-        values.size,
-        Controller.set_high,
-        lever=True,
-    ),
-    Control(
-        "gmem.limit.low",
-        0o644,
-        _books(lambda books: values.show_size(books.low)),
-        values.size,
-        Controller.set_low,
-        lever=True,
-    ),
+    *_controls("gmem"),
     Control("gmem.current", 0o444, _books(lambda books: books.current)),
     Control(
         PEAK,
@@ -168,44 +180,12 @@ CONTROLS = (
         _reset_peak,
     ),
     Control("gmem.swap.current", 0o444, _books(lambda books: books.swap)),
-    Control(
-        "gmem.swap.max",
-        0o644,
-        _books(lambda books: values.show_size(books.swap_max)),
-        values.size,
-        Controller.set_swap_max,
-        lever=True,
-    ),
     Control("gmem.reclaim", 0o200, None, values.amount, Controller.reclaim, lever=True),
     Control("gmem.events", 0o444, _gmem_events, channel=Channel.GMEM),
     Control("gmem.stat", 0o444, _gmem_stat),
     # Records, not text: ggroupfs.files reads them for each opener.
     Control("usermemfd", 0o444, channel=Channel.USERMEM, lever=True),
-    Control("compute.timeslice", 0o644, _timeslice, values.timeslice, Controller.set_timeslice, lever=True),
-    Control(
-        "compute.freeze",
-        0o644,
-        _books(lambda books: int(books.frozen)),
-        values.switch,
-        Controller.set_frozen,
-        lever=True,
-    ),
-    Control(
-        "compute.priority",
-        0o644,
-        _books(lambda books: books.priority),
-        lambda word: values.integer(word, 0, 15),
-        _share("compute.priority"),
-        lever=True,
-    ),
-    Control(
-        "compute.weight",
-        0o644,
-        _books(lambda books: books.weight),
-        lambda word: values.integer(word, 1, 10000),
-        _share("compute.weight"),
-        lever=True,
-    ),
+    *_controls("compute"),
     Control("compute.migrate", 0o200, None, _device, Controller.migrate, lever=True),
     Control("compute.events", 0o444, _compute_events, channel=Channel.COMPUTE),
     Control("gcgroup.stat", 0o444, _gcgroup_stat),

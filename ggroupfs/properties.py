@@ -13,6 +13,9 @@ from decimal import Decimal
 
 import attrs
 
+from backend.settings import APPLIED, Kind, Setting
+from ggroupfs import values
+
 Text = Callable[[str, int], str]
 """(value, bytes of memory that the GPU has) -> what to write. ValueError with the reason, in words."""
 
@@ -86,25 +89,23 @@ def _switch(value: str, _: int) -> str:
     return SWITCH[value.lower()]
 
 
-def _between(low: int, high: int) -> Text:
+def _within(allowed: range) -> Text:
     def text(value: str, _: int) -> str:
-        if not (value.isascii() and value.isdigit()) or not low <= int(value) <= high:
-            raise ValueError(f"not a number from {low} to {high}")
+        if not (value.isascii() and value.isdigit()) or int(value) not in allowed:
+            raise ValueError(f"not a number from {allowed[0]} to {allowed[-1]}")
         return value
 
     return text
 
 
-PROPERTIES = (
-    Property("GMemHigh", "gmem.limit.high", _size, "max"),
-    Property("GMemLow", "gmem.limit.low", _size, "0"),
-    Property("GMemSwapMax", "gmem.swap.max", _size, "max"),
-    Property("ComputeTimeSlice", "compute.timeslice", _span, "default"),
-    Property("ComputePriority", "compute.priority", _between(0, 15), "8"),
-    Property("ComputeWeight", "compute.weight", _between(1, 10000), "100"),
-    Property("ComputeFreeze", "compute.freeze", _switch, "0"),
-)
-"""In the order in which they are applied: what protects and limits memory before what lets a program run."""
+def _property(name: str, setting: Setting) -> Property:
+    texts = {Kind.SIZE: _size, Kind.SPAN: _span, Kind.SWITCH: _switch, Kind.NUMBER: _within(setting.allowed)}
+    assert setting.control is not None
+    return Property(name, setting.control, texts[setting.kind], values.show_default(setting))
+
+
+PROPERTIES = tuple(_property(one.unit_key, one) for one in APPLIED if one.unit_key is not None)
+"""In the order in which they are applied."""
 
 BY_NAME = {one.name: one for one in PROPERTIES}
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 from backend.errors import fail
-from backend.records import MAX
+from backend.settings import MAX, Kind, Setting
 
 BLANKS = " \t\n\v\f\r\xa0"
 """What the kernel's isspace() calls blank (lib/ctype.c: Latin-1)."""
@@ -78,6 +79,19 @@ def timeslice(word: str) -> int:
     if not 0 < us < U64:
         raise fail(errno.ERANGE)
     return us
+
+
+def parser(setting: Setting) -> Callable[[str], int]:
+    """What reads a value of a setting, as its control file takes it."""
+    by_kind = {Kind.SIZE: size, Kind.SPAN: timeslice, Kind.SWITCH: switch}
+    return by_kind.get(setting.kind) or (lambda word: integer(word, setting.least, setting.most))
+
+
+def show_default(setting: Setting) -> str:
+    """The default of a setting, as its control file takes it."""
+    if setting.kind is Kind.SPAN and not setting.default:
+        return "default"
+    return show_size(setting.default)
 
 
 def anything(word: str) -> None:

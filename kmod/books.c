@@ -29,9 +29,9 @@ void ggroup_get_books(struct ggroup *group, struct ggroup_books *books)
 	spin_lock(&group->device->figures);
 	*books = (struct ggroup_books) {
 		.id = group->id,
-		.high = group->high,
-		.low = group->low,
-		.swap_max = group->swap_max,
+#define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	.field = group->field,
+#include "settings.def"
+#undef GGROUP_SETTING
 		.current_bytes = group->current_bytes,
 		.peak = group->peak,
 		.swap = group->swap,
@@ -46,11 +46,6 @@ void ggroup_get_books(struct ggroup *group, struct ggroup_books *books)
 		.events_oom = atomic64_read(&group->events[GGROUP_EVENT_OOM]),
 		.events_reclaim = atomic64_read(&group->events[GGROUP_EVENT_RECLAIM]),
 		.events_fail = atomic64_read(&group->events[GGROUP_EVENT_FAIL]),
-		.timeslice_us = group->timeslice_us,
-		.frozen = group->frozen,
-		.priority = group->priority,
-		.weight = group->weight,
-		.kept = group->kept,
 		.uid = from_kuid(&init_user_ns, group->owner),
 		.gid = from_kgid(&init_user_ns, group->gid),
 		.parent = group->parent ? group->parent->id : 0,
@@ -65,8 +60,26 @@ void ggroup_get_books(struct ggroup *group, struct ggroup_books *books)
 	get_levers(group, books);
 }
 
-#define GGROUP_SET_SLICE	(GGROUP_SET_KEPT | GGROUP_SET_UID | GGROUP_SET_GID)
-#define GGROUP_SET_ALL		((GGROUP_SET_GID << 1) - 1)
+#define GGROUP_SET_OWNER	(GGROUP_SET_UID | GGROUP_SET_GID)
+
+/* The bits of all settings, and of those that only slices have. */
+#define OF_ANY(bit)	0
+#define OF_SLICE(bit)	GGROUP_SET_##bit
+#define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	| GGROUP_SET_##bit
+static const u64 all_settings = GGROUP_SET_OWNER
+#include "settings.def"
+;
+#undef GGROUP_SETTING
+#define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	| OF_##kinds(bit)
+static const u64 slice_settings = GGROUP_SET_OWNER
+#include "settings.def"
+;
+#undef GGROUP_SETTING
+
+static bool is_within(u64 value, u64 least, u64 most)
+{
+	return value >= least && value <= most;
+}
 
 static int check_set(const struct ggroup *group, const struct ggroup_set *set, bool admin)
 {
@@ -74,21 +87,17 @@ static int check_set(const struct ggroup *group, const struct ggroup_set *set, b
 
 	if (!group->parent)
 		return -EPERM;
-	if (mask & ~GGROUP_SET_ALL)
+	if (mask & ~all_settings)
 		return -EINVAL;
-	if ((mask & GGROUP_SET_SLICE) && group->kind != GGROUP_KIND_SLICE)
+	if ((mask & slice_settings) && group->kind != GGROUP_KIND_SLICE)
 		return -EINVAL;
-	if ((mask & (GGROUP_SET_UID | GGROUP_SET_GID)) && !admin)
+	if ((mask & GGROUP_SET_OWNER) && !admin)
 		return -EPERM;
-	if (((mask & GGROUP_SET_HIGH) && set->high > GGROUP_MAX) ||
-	    ((mask & GGROUP_SET_LOW) && set->low > GGROUP_MAX) ||
-	    ((mask & GGROUP_SET_SWAP_MAX) && set->swap_max > GGROUP_MAX) ||
-	    ((mask & GGROUP_SET_TIMESLICE) && set->timeslice_us > GGROUP_MAX) ||
-	    ((mask & GGROUP_SET_FROZEN) && set->frozen > 1) ||
-	    ((mask & GGROUP_SET_PRIORITY) && set->priority > GGROUP_PRIORITY_MOST) ||
-	    ((mask & GGROUP_SET_WEIGHT) && (!set->weight || set->weight > GGROUP_WEIGHT_MOST)) ||
-	    ((mask & GGROUP_SET_KEPT) && set->kept > 1))
+#define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)				\
+	if ((mask & GGROUP_SET_##bit) && !is_within(set->field, least, most))			\
 		return -ERANGE;
+#include "settings.def"
+#undef GGROUP_SETTING
 	if (((mask & GGROUP_SET_UID) && !uid_valid(make_kuid(&init_user_ns, set->uid))) ||
 	    ((mask & GGROUP_SET_GID) && !gid_valid(make_kgid(&init_user_ns, set->gid))))
 		return -ERANGE;
@@ -101,22 +110,11 @@ int ggroup_set(struct ggroup *group, const struct ggroup_set *set, bool admin)
 
 	if (err)
 		return err;
-	if (set->mask & GGROUP_SET_HIGH)
-		group->high = set->high;
-	if (set->mask & GGROUP_SET_LOW)
-		group->low = set->low;
-	if (set->mask & GGROUP_SET_SWAP_MAX)
-		group->swap_max = set->swap_max;
-	if (set->mask & GGROUP_SET_TIMESLICE)
-		group->timeslice_us = set->timeslice_us;
-	if (set->mask & GGROUP_SET_FROZEN)
-		group->frozen = set->frozen;
-	if (set->mask & GGROUP_SET_PRIORITY)
-		group->priority = set->priority;
-	if (set->mask & GGROUP_SET_WEIGHT)
-		group->weight = set->weight;
-	if (set->mask & GGROUP_SET_KEPT)
-		group->kept = set->kept;
+#define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)				\
+	if (set->mask & GGROUP_SET_##bit)							\
+		group->field = set->field;
+#include "settings.def"
+#undef GGROUP_SETTING
 	if (set->mask & GGROUP_SET_UID)
 		group->owner = make_kuid(&init_user_ns, set->uid);
 	if (set->mask & GGROUP_SET_GID)

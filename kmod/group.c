@@ -176,10 +176,9 @@ struct ggroup *ggroup_new(struct ggroup_device *device, u32 kind)
 	INIT_HLIST_NODE(&group->name);
 	ggroup_exit_init(group);
 	INIT_WORK(&group->reclaim_work, ggroup_reclaim_work);
-	group->high = GGROUP_MAX;
-	group->swap_max = GGROUP_MAX;
-	group->priority = GGROUP_PRIORITY_DEFAULT;
-	group->weight = GGROUP_WEIGHT_DEFAULT;
+#define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	group->field = initial;
+#include "settings.def"
+#undef GGROUP_SETTING
 	group->user = INVALID_UID;
 	group->born_ns = ktime_get_ns();
 	group->owner = INVALID_UID;

@@ -54,14 +54,10 @@
  * @swapouts: moves to the host, ever
  * @move_usec: what the moves took
  * @events: counts by GGROUP_EVENT_*
- * @high: limit; this and what follows is written with the device's lock held for writing
- * @low: protection
- * @swap_max: limit
- * @timeslice_us: asked for
- * @frozen: asked for
- * @priority: asked for
- * @weight: asked for
- * @kept: a slice that stays
+ *
+ * Then the settings, as settings.def has them; these and the owner are written with the device's
+ * lock held for writing.
+ *
  * @owner: slice: who controls what is below it
  * @gid: slice: kept for the daemon
  * @usermem: the pressure channel
@@ -103,14 +99,9 @@ struct ggroup {
 	u64 move_usec;
 	atomic64_t events[GGROUP_EVENTS];
 
-	u64 high;
-	u64 low;
-	u64 swap_max;
-	u64 timeslice_us;
-	u32 frozen;
-	u32 priority;
-	u32 weight;
-	u32 kept;
+#define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	type field;
+#include "settings.def"
+#undef GGROUP_SETTING
 	kuid_t owner;
 	kgid_t gid;
 

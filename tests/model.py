@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from backend.identity import Group, Process
-from backend.records import MAX, NOBODY, PRIORITY_DEFAULT, WEIGHT_DEFAULT, Books
+from backend.records import MAX, Books
+from backend.settings import SETTINGS
 
 
 def effective_protection(
@@ -44,9 +45,7 @@ class NaiveLedger:
 
     def enter(self, group: Group, above: Group | None, high: int = MAX) -> None:
         self.above[group] = above
-        self.asked[group] = {"high": high, "low": 0, "swap_max": MAX, "timeslice_us": 0, "frozen": False}
-        self.asked[group] |= {"priority": PRIORITY_DEFAULT, "weight": WEIGHT_DEFAULT}
-        self.asked[group] |= {"kept": False, "uid": NOBODY, "gid": NOBODY}
+        self.asked[group] = {setting.field: setting.default for setting in SETTINGS} | {"high": high}
         self.counts[group] = Counter()
 
     def leave(self, group: Group) -> None:

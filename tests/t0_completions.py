@@ -94,7 +94,7 @@ def test_every_mount_option_and_setting() -> None:
         ("ggroupfs mount -o scheduler=o", {"on", "off"}),
         (
             "ggroupfs run -p GMem",
-            {"GMemHigh=", "GMemLow=", "GMemSwapMax=", "GMemHigh=infinity", "GMemSwapMax=infinity"},
+            {"GMemHigh=", "GMemLow=", "GMemSwapMax=", "GMemHigh=infinity", "GMemLow=infinity", "GMemSwapMax=infinity"},
         ),
         ("ggroupfs run -p compute.freeze=", {"0", "1"}),
         ("ggroupfs run -p compute.freeze=1 -- mkfif", {"mkfifo"}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.records import PRIORITY_DEFAULT, WEIGHT_DEFAULT
+from backend.settings import BY_CONTROL
 from ggroupfs.controls import CONTROLS
 from ggroupfs.properties import BY_NAME, PROPERTIES, text_of
 
@@ -70,6 +70,4 @@ def test_each_is_a_control_that_takes_its_default() -> None:
     for one in PROPERTIES:
         parse = controls[one.control].parse
         assert parse is not None
-        parse(one.default)
-    assert BY_NAME["ComputePriority"].default == str(PRIORITY_DEFAULT)
-    assert BY_NAME["ComputeWeight"].default == str(WEIGHT_DEFAULT)
+        assert parse(one.default) == BY_CONTROL[one.control].default

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backend import abi, wire
+from backend.settings import BY_FIELD
 
 HEADER = Path(__file__).parents[1] / "kmod/uapi/ggroup.h"
 SCALARS = {"__u32": ctypes.c_uint32, "__s32": ctypes.c_int32, "__u64": ctypes.c_uint64}
@@ -86,7 +87,13 @@ def test_every_sign() -> None:
 
 
 def test_every_number(compiled: tuple[Layout, dict[str, int]]) -> None:
-    ours = {f"GGROUP_{name}": int(value) for name, value in vars(abi).items() if name[0].isupper() and name.isupper()}
+    numbers = {
+        name: value
+        for name, value in vars(abi).items()
+        if name[0].isupper() and name.isupper() and isinstance(value, int)
+    }
+    numbers |= {f"SET_{BY_FIELD[field].constant}": bit for field, bit in abi.SET.items()}
+    ours = {f"GGROUP_{name}": int(value) for name, value in numbers.items()}
     assert ours == compiled[1]
 
 

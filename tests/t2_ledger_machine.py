@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Ledger, Target
 from backend.records import MAX, Channel
+from backend.settings import SETTINGS
 from backend.soft.ledger import SoftLedger
 from tests.model import NaiveLedger
 from tests.strategies import Part, chosen, history, moments, odd, parts, pick, policies, sizes, small
@@ -35,13 +36,14 @@ CAPACITIES = {0: 100, 1: 50}
 SLICES = tuple(Slice(path) for path in ("/a", "/a/b", "/a/b/c", "/a/d", "/e"))
 PROCESSES = tuple(Process(pid, pid % 3) for pid in range(1, 6))
 gpus = st.sampled_from((0, 0, 0, 1))
-OF_SLICES = {"kept", "uid", "gid"}
-CONFIGURABLE = {"high", "low", "swap_max", "timeslice_us", "frozen", "priority", "weight"} | OF_SLICES
+OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
+CONFIGURABLE = {setting.field for setting in SETTINGS}
 
-OUT_OF_RANGE = (
-    *((name, value) for name in ("high", "low", "swap_max", "timeslice_us") for value in (-1, MAX + 1, 1 << 64)),
-    *(("frozen", 2), ("priority", -1), ("priority", 16), ("weight", 0), ("weight", 10_001), ("kept", 2)),
-    *((name, value) for name in ("uid", "gid") for value in (-1, (1 << 32) - 1, 1 << 32)),
+OUT_OF_RANGE = tuple(
+    (setting.field, value)
+    for setting in SETTINGS
+    for value in (setting.least - 1, setting.most + 1, 1 << 32, 1 << 64)
+    if value not in setting.allowed
 )
 """What nothing can be configured to."""
 

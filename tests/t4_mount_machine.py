@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from backend.controller import Controller
 from backend.identity import Group, Process, Slice, identify
 from backend.records import MAX
+from backend.settings import LOW, SWAP_MAX, Setting
 from backend.soft.client import Device
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
@@ -252,10 +254,15 @@ REFUSALS = ("EBUSY", "EAGAIN")
 memory = st.one_of(st.integers(0, 130).map(lambda mib: mib * MIB), st.integers(0, 130 * MIB))
 sized, counted = size_writes(memory), size_writes(memory, unlimited=False)
 
+
+async def set_value(controller: Controller, setting: Setting, group: Group, value: int) -> None:
+    await controller.set_value(group, setting, value)
+
+
 WRITES: dict[str, tuple[st.SearchStrategy[Written], Callable[[Controller], Callable[..., Any]]]] = {
     "gmem.limit.high": (sized, lambda c: c.set_high),
-    "gmem.limit.low": (sized, lambda c: c.set_low),
-    "gmem.swap.max": (sized, lambda c: c.set_swap_max),
+    "gmem.limit.low": (sized, lambda c: partial(set_value, c, LOW)),
+    "gmem.swap.max": (sized, lambda c: partial(set_value, c, SWAP_MAX)),
     "gmem.reclaim": (counted, lambda c: c.reclaim),
     "compute.timeslice": (timeslice_writes, lambda c: c.set_timeslice),
     "compute.freeze": (switch_writes, lambda c: c.set_frozen),

@@ -14,7 +14,7 @@ import attrs
 
 from backend.identity import ROOT, Node, Process, Slice
 from backend.records import NOBODY, Books
-from backend.soft.ledger import RANGES
+from backend.settings import BY_FIELD, Kind
 
 Operation = Sequence[Any]
 
@@ -27,7 +27,7 @@ Subject = str | Node | Key
 FIELDS = tuple(field.name for field in attrs.fields(Books) if field.name not in ("current", "swap"))
 """What is kept of a group. What it holds the hardware and the programs say again."""
 
-FLAGS = {"frozen", "kept"}
+FLAGS = {setting.field for setting in BY_FIELD.values() if setting.kind is Kind.SWITCH}
 
 _LARGEST = 1 << 128
 _NAME = re.compile("[0-9a-f]{1,8}:[0-9a-f]{1,8}")
@@ -328,7 +328,14 @@ class State:
         self.moves[process] = move
 
 
-_RANGES = {name: range(NOBODY + 1) if name in ("uid", "gid") else RANGES.get(name, range(_LARGEST)) for name in FIELDS}
+def _range(name: str) -> range:
+    setting = BY_FIELD.get(name)
+    if setting is None:
+        return range(_LARGEST)
+    return range(NOBODY + 1) if setting.kind is Kind.OWNER else setting.allowed
+
+
+_RANGES = {name: _range(name) for name in FIELDS}
 """Of each field. Figures that nobody configures are counts."""
 
 

@@ -25,6 +25,7 @@ from backend.identity import Process, identify
 from backend.nvidia import probe
 from backend.nvidia.proven import Proven, Verdict
 from backend.records import OF_MEMORY, Capability, GpuInfo
+from backend.settings import OF_THE_SCHEDULER
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ TOLERANCE = 0.25
 """How far from the ratio asked the progress may be to count as enforced."""
 LIBRARY = "moves the memory of programs that `ggroupfs run` starts, by a library in them; that of others is pinned"
 CHECKPOINT = "cuCheckpoint, by way of the host; of programs that `ggroupfs run` starts most goes from GPU to GPU"
-SCHEDULED = ("compute.priority", "compute.weight")
+SCHEDULED = tuple(str(setting.control) for setting in OF_THE_SCHEDULER)
 """What the scheduler makes of the two levers."""
 
 

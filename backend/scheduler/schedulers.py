@@ -14,12 +14,13 @@ from backend.population import Population
 from backend.protocols import Gpu, Ledger
 from backend.records import Capability, Throttled
 from backend.scheduler.scheduler import Scheduler
+from backend.settings import BY_CONTROL, OF_THE_SCHEDULER
 
-LEVERS = ("compute.timeslice", "compute.freeze")
+LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
 """What they pull."""
-CONTROLS = ("compute.priority", "compute.weight")
+CONTROLS = tuple(str(setting.control) for setting in OF_THE_SCHEDULER)
 """What they act on."""
-FIGURES = frozenset(("timeslice_us", "frozen", "priority", "weight"))
+FIGURES = frozenset((*(BY_CONTROL[lever].field for lever in LEVERS), *(setting.field for setting in OF_THE_SCHEDULER)))
 """What of the books they look at."""
 
 

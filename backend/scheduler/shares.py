@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 import attrs
 
 from backend.identity import Process
-from backend.records import WEIGHT_DEFAULT
+from backend.settings import WEIGHT
 
 
 @attrs.frozen
@@ -107,7 +107,7 @@ def tops(members: Sequence[Contender]) -> Collection[Sequence[Contender]]:
 def measures(members: Sequence[Contender], parts: Layer) -> dict[Process, float]:
     """The parts of a layer by that which one of default weight below the root has of it, whoever else there is."""
     weights = sum(below[0].path[0].weight for below in tops(members))
-    return {process: part * weights / WEIGHT_DEFAULT for process, part in parts.items()}
+    return {process: part * weights / WEIGHT.default for process, part in parts.items()}
 
 
 def _due(members: Sequence[Contender], depth: int, part: float, most: Mapping[Process, float]) -> dict[Process, float]:

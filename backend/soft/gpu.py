@@ -22,6 +22,7 @@ from backend.identity import Process
 from backend.lasting import lasting
 from backend.protocols import Gpu, Host
 from backend.records import Activity, Capability, Footprint, GpuInfo
+from backend.settings import SETTINGS
 from backend.soft.config import SoftConfig
 from backend.soft.engine import Engine
 from backend.soft.machine import Machine
@@ -33,17 +34,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-ENFORCED = (
-    "gmem.limit.high",
-    "gmem.limit.low",
-    "gmem.swap.max",
-    "gmem.reclaim",
-    "usermemfd",
-    "compute.timeslice",
-    "compute.freeze",
-    "compute.priority",
-    "compute.weight",
-)
+ENFORCED = ("gmem.reclaim", "usermemfd", *(one.control for one in SETTINGS if one.control and one.on_software_gpu))
 _ALONE = dict.fromkeys(ENFORCED, Capability.ENFORCED) | {"compute.migrate": Capability.UNSUPPORTED}
 _AMONG_OTHERS = _ALONE | {"compute.migrate": Capability.ENFORCED}
 PAGES_AT_ONCE = 64

@@ -15,26 +15,13 @@ import trio
 from backend.errors import fail
 from backend.identity import ROOT, Group, Slice
 from backend.protocols import Inherited, Target
-from backend.records import MAX, NOBODY, Books, Channel
+from backend.records import MAX, Books, Channel
+from backend.settings import BY_FIELD, SETTINGS
 from backend.soft import reclaim
 from backend.soft.account import Account
 
-RANGES = {
-    "high": range(MAX + 1),
-    "low": range(MAX + 1),
-    "swap_max": range(MAX + 1),
-    "timeslice_us": range(1 << 63),
-    "frozen": range(2),
-    "priority": range(16),
-    "weight": range(1, 10001),
-    "kept": range(2),
-    "uid": range(NOBODY),
-    "gid": range(NOBODY),
-}
-"""What can be configured, and to what."""
-
-_OF_SLICES = {"kept", "uid", "gid"}
-"""... of slices alone."""
+_OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
+"""Settings of slices alone, by field."""
 
 _NOTED = {"low", "high", "reclaim", "fail"}
 """Events that somebody else than the ledger sees happen."""
@@ -110,7 +97,7 @@ class SoftLedger:
         return self._account(group).figures
 
     def configure(self, group: Group, **changes: int | bool) -> None:
-        if not changes.keys() <= RANGES.keys():
+        if not changes.keys() <= BY_FIELD.keys():
             raise fail(errno.EINVAL)
         account = self._account(group)
         if account.parent is None:  # cgroup-v2.rst: the root has no limits
@@ -119,7 +106,7 @@ class SoftLedger:
             raise fail(errno.EINVAL)
         figures, others = account.figures, False
         for name, value in changes.items():
-            if value not in RANGES[name]:
+            if value not in BY_FIELD[name].allowed:
                 raise fail(errno.ERANGE)
             others = others or getattr(figures, name) != value
         if others:

@@ -1027,7 +1027,7 @@ def test_growth(gpu: Provider, spawn: Spawn, admin: File) -> None:
     calls = [
         Padded(abi.IOC_CHARGE, abi.Amount(id=group)),
         Padded(abi.IOC_GET, abi.Books(id=group)),
-        Padded(abi.IOC_SET, abi.Set(id=group, mask=abi.SET_WEIGHT, weight=7)),
+        Padded(abi.IOC_SET, abi.Set(id=group, mask=abi.SET["weight"], weight=7)),
         Padded(abi.IOC_PRESS, abi.Amount(id=group)),
         Padded(abi.IOC_PLAN, abi.Plan(id=group, nbytes=1)),
         Padded(abi.IOC_NEXT, abi.Group(root=gpu.root)),

@@ -193,7 +193,7 @@ def test_one_half_of_an_owner() -> None:
 STRANGER = """
 import os, sys
 from backend import abi, kmod
-kmod._ask(os.open(kmod.DEVICE, os.O_RDWR), abi.IOC_SET, abi.Set(id=int(sys.argv[1]), mask=abi.SET_LOW, low=9))
+kmod._ask(os.open(kmod.DEVICE, os.O_RDWR), abi.IOC_SET, abi.Set(id=int(sys.argv[1]), mask=abi.SET["low"], low=9))
 """
 
 

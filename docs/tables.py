@@ -1,0 +1,174 @@
+"""The tables that are made from the rows of backend/settings.py: `make tables` writes them, a test compares them.
+
+A place is what stands between two marks in a file: ``settings: NAME`` and ``settings: end``, each in a comment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+
+from backend.settings import APPLIED, BY_CONTROL, MAX, Kind, Setting
+from ggroupfs import values
+
+TOP = Path(__file__).resolve().parent.parent
+
+IN_CONTROL_FILES = {
+    Kind.SIZE: "bytes, with K, M, G or T; `max`",
+    Kind.SPAN: "milliseconds, or with `us` or `ms`; `default`",
+    Kind.SWITCH: "0 or 1",
+}
+IN_UNIT_FILES = {
+    Kind.SIZE: "bytes, with K, M, G, T or P; percent of the GPU's memory; `infinity`",
+    Kind.SPAN: "milliseconds, or with `us`, `ms`, `s`; sums, as `1ms 500us`",
+    Kind.SWITCH: "a boolean",
+}
+WORDS_IN_CONTROL_FILES = {Kind.SIZE: ("max",), Kind.SPAN: ("default",), Kind.SWITCH: ("0", "1")}
+WORDS_IN_UNIT_FILES = {Kind.SIZE: ("infinity",), Kind.SWITCH: ("yes", "no")}
+"""What completions offer behind the =."""
+
+
+def _number(setting: Setting) -> str:
+    return f"{setting.least} to {setting.most}"
+
+
+def _default_in_unit_files(setting: Setting) -> str:
+    if setting.kind is Kind.SPAN:
+        return "the driver's"
+    if setting.kind is Kind.SWITCH:
+        return "`yes`" if setting.default else "`no`"
+    return "`infinity`" if setting.default == MAX else f"`{setting.default}`"
+
+
+def semantics() -> Iterator[str]:
+    """The settings, for docs/semantics.md."""
+    yield "| file | values | at first | in unit files | goes along with a migration |"
+    yield "|---|---|---|---|---|"
+    for control, setting in BY_CONTROL.items():
+        allowed = IN_CONTROL_FILES.get(setting.kind, _number(setting))
+        key = f"`{setting.unit_key}=`" if setting.unit_key else ""
+        follows = "yes" if setting.follows_migration else "no"
+        yield f"| {control} | {allowed} | `{values.show_default(setting)}` | {key} | {follows} |"
+
+
+def units() -> Iterator[str]:
+    """The keys of unit files, for docs/units.md."""
+    yield "| key | control file | values | default |"
+    yield "|---|---|---|---|"
+    for one in APPLIED:
+        allowed = IN_UNIT_FILES.get(one.kind, one.summary)
+        yield f"| `{one.unit_key}=` | {one.control} | {allowed} | {_default_in_unit_files(one)} |"
+    gpus = "`all`, or indices and UUIDs with blanks or commas between: the GPUs that the other keys are for"
+    yield f"| `GPUs=` | | {gpus} | `all` |"
+
+
+def _roff(text: str) -> str:
+    return text.replace("`", "").replace("\\", "\\e").replace("-", "\\-")
+
+
+def page_5() -> Iterator[str]:
+    """The settings, for ggroupfs(5)."""
+    yield '.Bl -column "compute.timeslice" "default" "ComputeTimeSlice="'
+    yield ".It Sy file Ta Sy at first Ta Sy in unit files"
+    for control, setting in BY_CONTROL.items():
+        key = f"Cm {setting.unit_key}=" if setting.unit_key else "none"
+        yield f".It Pa {control} Ta {values.show_default(setting)} Ta {key}"
+    yield ".El"
+
+
+def page_8() -> Iterator[str]:
+    """The keys of unit files, for ggroupfs(8)."""
+    for one in APPLIED:
+        yield f".It Cm {one.unit_key}="
+        yield f"{one.control}: {_roff(IN_UNIT_FILES.get(one.kind, one.summary))}"
+
+
+def zsh_keys() -> Iterator[str]:
+    """What may be set, for zsh."""
+    for control, setting in BY_CONTROL.items():
+        yield f"        '{control}:{setting.summary}'"
+    for one in APPLIED:
+        yield f"        '{one.unit_key}:{one.control} as in a unit file'"
+
+
+def _words() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for control, setting in BY_CONTROL.items():
+        yield control, WORDS_IN_CONTROL_FILES.get(setting.kind, ())
+    for one in APPLIED:
+        yield str(one.unit_key), WORDS_IN_UNIT_FILES.get(one.kind, ())
+
+
+def zsh_words() -> Iterator[str]:
+    """The words that a setting takes, for zsh."""
+    for name, words in _words():
+        if words:
+            yield f"            *{name}) compadd {' '.join(words)} ;;"
+
+
+def bash() -> Iterator[str]:
+    """What may be set, and the words that it takes, for bash."""
+    yield '_ggroupfs_settings="'
+    for name, _ in _words():
+        yield f"    {name}="
+    yield '"'
+    yield '_ggroupfs_words_of_settings="'
+    for name, words in _words():
+        for word in words:
+            yield f"    {name}={word}"
+    yield '"'
+
+
+@attrs.frozen
+class Place:
+    """A place in a file, and what is to stand there."""
+
+    path: Path
+    name: str
+    make: Callable[[], Iterator[str] | list[str]]
+
+    def _parts(self) -> tuple[str, str, str]:
+        """What stands before, at and behind the place. ValueError where it is not marked."""
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        begins = [
+            number for number, line in enumerate(lines) if line.rstrip(" ->\n").endswith(f"settings: {self.name}")
+        ]
+        if len(begins) != 1:
+            raise ValueError(f"{self.path.name} has no settings: {self.name}")
+        begin = begins[0] + 1
+        ends = [
+            number for number in range(begin, len(lines)) if lines[number].rstrip(" ->\n").endswith("settings: end")
+        ]
+        if not ends:
+            raise ValueError(f"{self.path.name}: settings: {self.name} has no end")
+        return "".join(lines[:begin]), "".join(lines[begin : ends[0]]), "".join(lines[ends[0] :])
+
+    def found(self) -> str:
+        """What stands there."""
+        return self._parts()[1]
+
+    def wanted(self) -> str:
+        """What is to."""
+        return "".join(f"{line}\n" for line in self.make())
+
+    def write(self) -> None:
+        """Makes it so."""
+        before, _, behind = self._parts()
+        self.path.write_text(before + self.wanted() + behind, encoding="utf-8")
+
+
+PLACES = (
+    Place(TOP / "docs/semantics.md", "table", semantics),
+    Place(TOP / "docs/units.md", "keys", units),
+    Place(TOP / "docs/man/ggroupfs.5", "table", page_5),
+    Place(TOP / "docs/man/ggroupfs.8", "keys", page_8),
+    Place(TOP / "completions/_ggroupfs", "keys", zsh_keys),
+    Place(TOP / "completions/_ggroupfs", "words", zsh_words),
+    Place(TOP / "completions/ggroupfs.bash", "all", bash),
+)
+
+
+if __name__ == "__main__":
+    for place in PLACES:
+        place.write()
