@@ -2,7 +2,7 @@
 
 They travel one a datagram over a unix SEQPACKET socket, and by read() and write() between the kernel module and who
 serves a GPU; the library in CUDA programs speaks them too (backend/cuda/daemon). Little endian, no pointers, no
-padding but what is named. On the socket either side may ask.
+padding but what is named. On the socket either side may ask. docs/upgrades.md says how versions meet.
 
     offset  size  field
          0     4  op      what is asked; bit 31 set in a reply
@@ -26,7 +26,8 @@ import struct
 import attrs
 
 VERSION = 1
-"""First word of HELLO; a peer of another version is refused with EPROTO."""
+"""First word of HELLO; a peer of another version is refused with EPROTO. It stays as long as what is there means the
+same: what is new is a :class:`Feature`."""
 
 FORMAT = struct.Struct("<IiQII5Q")
 SIZE = FORMAT.size
@@ -44,11 +45,45 @@ ARGS = 5
 WORD = 1 << 64
 
 
+class Feature(enum.IntFlag):
+    """What one side of the socket can do. Each says it in HELLO and uses only what both can; bits that it does not know
+    mean nothing to it. A bit is never used again."""
+
+    MEMORY = 1 << 0
+    """MANAGE, CHARGE, UNCHARGE, MOVE_IN, LIMITS, RECLAIM, ROOM: the memory of CUDA programs is charged and moved."""
+    COUNTERS = 1 << 1
+    """The page of counters that comes with the reply to MANAGE: kernels are counted."""
+    REPORT = 1 << 2
+    """REPORT: what of the memory cannot be moved."""
+    DEPART = 1 << 3
+    """DEPART: the program can stand by, to be moved to another GPU."""
+    ENGINE = 1 << 4
+    """JOIN, LEAVE, ALLOC, FREE, WRITE, READ, LAUNCH, PROGRESS: the software GPU."""
+
+
+FIRST = Feature(0b11111)
+"""What ggroupfs 0.1 could. It said nothing of that: its HELLO has 0 in the place of the bits, and it looks at none."""
+
+CUDA = Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART
+"""What is spoken at the door of CUDA programs."""
+
+
+def met(ours: Feature, said: int) -> Feature:
+    """What both sides can, of whom the other one said `said`."""
+    return ours & Feature(said or FIRST)
+
+
+def names(features: Feature) -> str:
+    """Their names, as files and logs have them; ``none`` where there are none."""
+    return ",".join(str(one.name).lower() for one in features) or "none"
+
+
 class Op(enum.IntEnum):
     """What is asked. ``args in -> args out``."""
 
     HELLO = 1
-    """(version) -> (version, page size in bytes, timeslice in microseconds)"""
+    """(version, features) -> (version, page size in bytes, timeslice in microseconds, features): of each side what it
+    can, as bits of :class:`Feature`; 0 is :data:`FIRST`."""
     JOIN = 2
     """(channels) -> (tsg): a context on `gpu` for the sender, and with it a TSG."""
     LEAVE = 3

@@ -20,10 +20,12 @@ from backend.choose import Backend
 from backend.client import pid_namespace
 from backend.controller import Controller
 from backend.cuda import server as cuda_server
+from backend.cuda.peers import Peers
 from backend.journal.file import Busy, Journal, default_path
 from backend.lasting import lasting
 from backend.soft import server as soft_server
 from backend.threads import in_a_thread
+from backend.wire import CUDA, VERSION, names
 from ggroupfs import connection, receiving, upgrade, watchdog
 from ggroupfs.files import Events
 from ggroupfs.messenger import Messenger
@@ -136,6 +138,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             where = "" if error.filename in (None, os.fspath(path)) else f": {error.filename}"
             raise MountError(f"no socket at {path}: {error.strerror}{where}") from None
         controller.facts["socket"] = os.fspath(path)
+        controller.facts["protocol"] = str(VERSION)
+        controller.facts["features"] = names(soft_server.SPOKEN if backend.soft else CUDA)
         if journal is not None:
             controller.facts["journal"] = os.fspath(journal.path)
             journal.listener = partial(_tell_of_journal, controller.facts)
@@ -158,7 +162,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         if backend.soft:
             nursery.start_soon(soft_server.serve, listener, backend.soft, tree_number)
         else:
-            nursery.start_soon(cuda_server.serve, listener, backend.cuda, tree_number)
+            peers = Peers(controller.facts)
+            nursery.start_soon(cuda_server.serve, listener, backend.cuda, tree_number, peers)
         nursery.start_soon(lasting, "telling watchers", notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
         first = f"{mountpoint}/ggroup.backend"

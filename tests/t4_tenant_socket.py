@@ -21,7 +21,7 @@ from backend.soft.client import socket_of
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import KERNEL_MOST_US
 from backend.soft.server import CHANNELS
-from backend.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
+from backend.wire import FORMAT, REPLY, SIZE, VERSION, Feature, Message, Op
 from tests.mounted import SECONDS, SLOW, Mounted, Tenant, eventually, mounted
 
 MIB = 1 << 20
@@ -64,7 +64,7 @@ class Raw:
 
     def hello(self) -> Raw:
         """Makes it a proper connection."""
-        assert self.ask(Op.HELLO, VERSION) == (VERSION, 2 * MIB, 2048, 0, 0)
+        assert self.ask(Op.HELLO, VERSION) == (VERSION, 2 * MIB, 2048, Feature.ENGINE, 0)
         return self
 
     @property

@@ -50,8 +50,8 @@ class Mover(Protocol):
     def room(self, gpu: int, nbytes: int) -> None:
         """Tells the program that so much may come back."""
 
-    def counts(self, gpu: int) -> tuple[int, int]:
-        """Kernels submitted and finished."""
+    def counts(self, gpu: int) -> tuple[int, int] | None:
+        """Kernels submitted and finished; None where its library cannot count them here."""
 
     @property
     def page(self) -> int:

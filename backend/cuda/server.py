@@ -20,9 +20,10 @@ from backend import tenants
 from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
+from backend.cuda.peers import Peers
 from backend.errors import errno_of, fail
 from backend.identity import Process
-from backend.wire import STATUSES, VERSION, Message, Op
+from backend.wire import CUDA, STATUSES, VERSION, Feature, Message, Op, met
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,19 @@ WAITING = (Op.CHARGE, Op.MANAGE)
 
 EVENTS = (Op.UNCHARGE, Op.REPORT)
 """Requests that are not answered if they come with a seq of 0."""
+
+NEEDS = {
+    Op.MANAGE: Feature.MEMORY,
+    Op.CHARGE: Feature.MEMORY,
+    Op.UNCHARGE: Feature.MEMORY,
+    Op.MOVE_IN: Feature.MEMORY,
+    Op.LIMITS: Feature.MEMORY,
+    Op.REPORT: Feature.REPORT,
+}
+"""What both sides have to have said that they can. Otherwise it is as with what nobody knows: ENOSYS."""
+
+LEAVES = Feature.COUNTERS | Feature.DEPART
+"""What a program needs to be moved to another GPU: that it stands by is on the page of counters."""
 
 WAITING_MOST = 1024
 """... of which one connection may have so many under way; a program has one a thread."""
@@ -63,9 +77,12 @@ class Departing:
     """It was, or will not be."""
 
 
-async def serve(listener: tenants.Connection, gpus: Mapping[int, Managed], tree: int = 0) -> None:
+async def serve(
+    listener: tenants.Connection, gpus: Mapping[int, Managed], tree: int = 0, peers: Peers | None = None
+) -> None:
     """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
-    await tenants.serve(listener, lambda process, line: Session(process, gpus, line), tree)
+    known = peers if peers is not None else Peers()
+    await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known), tree)
 
 
 def words(name: str) -> tuple[int, int] | None:
@@ -80,7 +97,9 @@ def words(name: str) -> tuple[int, int] | None:
 class Session:
     """One connection; see :class:`backend.tenants.Session` and :class:`backend.cuda.managed.Mover`."""
 
-    def __init__(self, process: Process, gpus: Mapping[int, Managed], line: tenants.Line) -> None:
+    def __init__(
+        self, process: Process, gpus: Mapping[int, Managed], line: tenants.Line, peers: Peers | None = None
+    ) -> None:
         self.process = process
         """Who is at the other end."""
         self._line = line
@@ -93,7 +112,8 @@ class Session:
         self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
         self._news = trio.Event()
         self._waiting = 0
-        self._greeted = False
+        self._peers = peers if peers is not None else Peers()
+        self._features: Feature | None = None  # what both sides can, once it has greeted
         self._scope: trio.CancelScope | None = None
 
     async def run(self) -> None:
@@ -127,6 +147,8 @@ class Session:
             self._gpus[gpu].end(holding)
         self._holdings.clear()
         self._page.close()
+        if self._features is not None:
+            self._peers.go(CUDA & ~self._features)
 
     # What the program asks
 
@@ -154,16 +176,20 @@ class Session:
 
     async def _do(self, request: Message, descriptors: list[int]) -> Sequence[int]:
         op, args = request.op, request.args
-        tenants.check(request, self._greeted)
+        tenants.check(request, self._features is not None)
+        if op in NEEDS and not self._can(NEEDS[Op(op)]):
+            raise fail(errno.ENOSYS)
         match op:
             case Op.HELLO:
                 if args[0] != VERSION:
                     raise fail(errno.EPROTO)
                 if not self._gpus:
                     raise fail(errno.ENODEV)
-                self._greeted = True
+                if self._features is None:  # the first greeting counts
+                    self._features = met(CUDA, args[1])
+                    self._peers.come(self.process.pid, CUDA & ~self._features)
                 info = next(iter(self._gpus.values())).info
-                return VERSION, info.granule, info.timeslice_default_us
+                return VERSION, info.granule, info.timeslice_default_us, CUDA
             case Op.LOCATE:
                 for index, gpu in self._gpus.items():
                     if words(gpu.info.uuid) == args[:2]:
@@ -171,7 +197,8 @@ class Session:
                 raise fail(errno.ENODEV)
             case Op.MANAGE:
                 await self._manage(request.gpu, *args[:2])
-                descriptors.append(self._page.descriptor)
+                if self._can(Feature.COUNTERS):
+                    descriptors.append(self._page.descriptor)
             case Op.CHARGE:
                 await self._holding(request.gpu).charge(args[0])
             case Op.UNCHARGE:
@@ -189,6 +216,10 @@ class Session:
             case _:
                 raise fail(errno.ENOSYS)
         return ()
+
+    def _can(self, features: Feature) -> bool:
+        """Whether both sides can all that."""
+        return features in (self._features or Feature(0))
 
     def _holding(self, gpu: int) -> Holding:
         """What the program holds on a GPU. ENODEV where it did not say so, or is told to be no more."""
@@ -263,6 +294,8 @@ class Session:
 
     async def depart(self, gpu: int, near: bool, seconds: float) -> None:
         """See :class:`backend.cuda.managed.Mover`."""
+        if not self._can(LEAVES):
+            raise OSError(errno.EOPNOTSUPP, "the library of the program is older, and cannot stand by: start it anew")
         self._seq += 1
         seq, departing = self._seq, Departing()
         self._departing[seq] = departing
@@ -288,9 +321,9 @@ class Session:
         self._rooms[gpu] = nbytes
         self._news.set()
 
-    def counts(self, gpu: int) -> tuple[int, int]:
+    def counts(self, gpu: int) -> tuple[int, int] | None:
         """See :class:`backend.cuda.managed.Mover`."""
-        return self._page.counts(gpu)
+        return self._page.counts(gpu) if self._can(Feature.COUNTERS) else None
 
     def end(self) -> None:
         """See :class:`backend.cuda.managed.Mover`."""

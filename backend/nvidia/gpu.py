@@ -326,12 +326,13 @@ class NvidiaGpu:
             gpu_usec_estimate=self._usage.estimate(process),
             stays=self._usage.stays(process),
         )
+        activity = attrs.evolve(activity, managed=process in self.managed)
         counts = self.managed.counts(process)
         if counts is None:
             return activity
         submitted, finished = counts
         pending = submitted - finished
-        return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending, managed=True)
+        return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending)
 
     def manages(self, process: Process) -> bool:
         return self.memory.manages(process)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backend.client import facts_of
 from backend.errors import fail
-from backend.wire import ARGS, SIZE, STATUSES, VERSION, Message, Op
+from backend.wire import ARGS, SIZE, STATUSES, VERSION, Feature, Message, Op, met
 
 GONE = "the software GPU is gone"
 
@@ -36,7 +36,9 @@ class Device:
             self._socket.connect(os.fspath(socket_of(mount)))
             self.finished: collections.Counter[int] = collections.Counter()
             """Kernels finished so far, by TSG, as far as was reported."""
-            _, self.page, self.timeslice_us = self._ask(Op.HELLO, VERSION)[:3]
+            _, self.page, self.timeslice_us, said = self._ask(Op.HELLO, VERSION, Feature.ENGINE)[:4]
+            if not met(Feature.ENGINE, said):
+                raise OSError(errno.EOPNOTSUPP, "the daemon does not speak as this program does of the software GPU")
         except BaseException:
             self._socket.close()
             raise

@@ -15,12 +15,15 @@ from backend import tenants
 from backend.errors import errno_of, fail
 from backend.identity import Process
 from backend.soft.gpu import PAGES_AT_ONCE, SoftGpu
-from backend.wire import ARGS, VERSION, WORD, Message, Op
+from backend.wire import ARGS, VERSION, WORD, Feature, Message, Op, met
 
 CONTEXTS = 64
 """Contexts that one connection may have open."""
 CHANNELS = 128
 """Channels that one context may have."""
+
+SPOKEN = Feature.ENGINE
+"""What is spoken at the door of the software GPU."""
 
 
 async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu], tree: int = 0) -> None:
@@ -41,7 +44,7 @@ class Session:
         self._pages: dict[tuple[int, int], int] = {}  # (gpu, first page) -> pages, per allocation
         self._finished: dict[tuple[int, int], int] = {}  # (gpu, tsg) -> kernels, not yet told
         self._news = trio.Event()
-        self._greeted = False
+        self._features: Feature | None = None  # what both sides can, once it has greeted
 
     async def run(self) -> None:
         """Answers requests and sends progress until the other end is closed."""
@@ -84,7 +87,9 @@ class Session:
         return self._gpus[self._gpus[named].machine.meant(self.process, named)]
 
     async def _do(self, request: Message) -> tuple[int, ...]:
-        tenants.check(request, self._greeted)
+        tenants.check(request, self._features is not None)
+        if request.op != Op.HELLO and Feature.ENGINE not in (self._features or Feature(0)):
+            raise fail(errno.ENOSYS)
         async with self._meant(request.gpu).machine.gate(self.process).passed():
             return await self._call(request, request.gpu, self._meant(request.gpu))
 
@@ -94,8 +99,8 @@ class Session:
             case Op.HELLO:
                 if args[0] != VERSION:
                     raise fail(errno.EPROTO)
-                self._greeted = True
-                return VERSION, gpu.config.page, gpu.config.timeslice_us
+                self._features = met(SPOKEN, args[1])
+                return VERSION, gpu.config.page, gpu.config.timeslice_us, SPOKEN
             case Op.JOIN:
                 return (await self._join(named, gpu, args[0]),)
             case Op.LEAVE:

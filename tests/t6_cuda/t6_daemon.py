@@ -22,6 +22,7 @@ import trio
 from backend import tenants
 from backend.cuda import server
 from backend.cuda.managed import Managed
+from backend.cuda.peers import Peers
 from backend.identity import Group, Process, identify
 from backend.protocols import Host
 from backend.records import Activity, Footprint
@@ -110,12 +111,12 @@ class Daemon:
 
 
 @contextlib.asynccontextmanager
-async def serving(path: Path) -> AsyncIterator[Daemon]:
+async def serving(path: Path, peers: Peers | None = None) -> AsyncIterator[Daemon]:
     """A daemon at `path`, as long as it lives."""
     gpu = CudaStub()
     with tenants.listening(path) as listener:
         async with running(gpu, world=World()) as h, trio.open_nursery() as nursery:
-            nursery.start_soon(server.serve, listener, {0: gpu.managed})
+            nursery.start_soon(server.serve, listener, {0: gpu.managed}, 0, peers)
             yield Daemon(h, gpu)
             nursery.cancel_scope.cancel()
 

@@ -22,6 +22,16 @@ struct message {
 };
 
 enum { WIRE_VERSION = 1 };
+
+/* What a side can do, in HELLO and in its answer: Feature of backend/wire.py, which says what each means. */
+#define FEATURE_MEMORY		(UINT64_C(1) << 0)
+#define FEATURE_COUNTERS	(UINT64_C(1) << 1)
+#define FEATURE_REPORT		(UINT64_C(1) << 2)
+#define FEATURE_DEPART		(UINT64_C(1) << 3)
+#define FEATURES		(FEATURE_MEMORY | FEATURE_COUNTERS | FEATURE_REPORT | FEATURE_DEPART)
+/* Of a daemon that says 0: what 0.1 could. */
+#define FEATURES_FIRST		FEATURES
+
 enum op {
 	OP_HELLO = 1,
 	OP_LOCATE = 4,
@@ -33,6 +43,7 @@ enum op {
 	OP_REPORT,
 	OP_RECLAIM = 20,
 	OP_DEPART,
+	OP_EVENTS = 64,		/* from here on nobody waits for an answer */
 	OP_ROOM = 66,
 };
 #define OP_REPLY (UINT32_C(1) << 31)

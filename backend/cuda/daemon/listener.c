@@ -202,6 +202,10 @@ static void manage(struct managed *managed)
 {
 	struct waiter waiter = { .message = { .op = OP_LOCATE } };
 
+	if (!(session.features & FEATURE_MEMORY)) {
+		managed->strange = true;
+		return;
+	}
 	memcpy(waiter.message.args, &managed->device->uuid, sizeof(managed->device->uuid));
 	if (!greet(&waiter, GREETING)) {
 		managed->strange = !session.broken;
@@ -238,10 +242,24 @@ static void manage(struct managed *managed)
 	}
 }
 
+/* Says who we are; the lock is held. What the daemon says that it can comes with the answer: nothing, from one of 0.1. */
+static bool meet(void)
+{
+	struct waiter hello = { .message = { .op = OP_HELLO, .args = { WIRE_VERSION, FEATURES } } };
+	uint64_t said;
+
+	if (!greet(&hello, GREETING))
+		return false;
+	said = hello.message.args[3];
+	session.features = FEATURES & (said ? said : FEATURES_FIRST);
+	if (session.features != FEATURES)
+		state_log("the daemon lacks features %#llx", (unsigned long long)(FEATURES & ~session.features));
+	return true;
+}
+
 /* Connects where there is no connection, and tells of the devices that it does not know. */
 static void connect_and_manage(void)
 {
-	struct waiter hello = { .message = { .op = OP_HELLO, .args = { WIRE_VERSION } } };
 	int error = 0;
 
 	pthread_mutex_lock(&session.lock);
@@ -250,7 +268,7 @@ static void connect_and_manage(void)
 		error = link_open(&session.socket, session.path);
 		if (error)
 			state_log("%s: %s", session.path, strerror(error));
-		else if (!greet(&hello, GREETING))
+		else if (!meet())
 			session.broken = true;
 	}
 	for (int i = 0; i < session.managed_count; i++) {

@@ -93,7 +93,7 @@ int session_flush(struct managed *managed)
 			return error;
 		managed->freed_resident = managed->freed_swapped = 0;
 	}
-	if (managed->report) {
+	if (managed->report && session.features & FEATURE_REPORT) {
 		message = session_about(OP_REPORT, managed, managed->foreign, managed->exchanged);
 		message.args[2] = managed->away;
 		error = transmit(&message);
@@ -175,6 +175,8 @@ static void take(const struct message *message, int fd)
 
 		if (managed)
 			managed->room = message->args[0];
+	} else if (message->op >= OP_EVENTS) {
+		/* Of a daemon that knows more than we do. */
 	} else if (session.command_count < COMMANDS) {
 		session.commands[session.command_count++] = *message;
 	} else {

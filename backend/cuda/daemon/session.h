@@ -53,6 +53,7 @@ struct session {
 	char path[sizeof(((struct sockaddr_un *)NULL)->sun_path)];
 	struct descriptor socket;
 	struct descriptor pipe[2];	/* wakes the thread */
+	uint64_t features;		/* that the daemon that we are connected to has, too */
 	uint64_t last_seq;
 	struct waiter *waiters;
 	struct managed managed[GG_DEVICES];

@@ -1,0 +1,32 @@
+"""The door of CUDA programs of one revision, in a process: ``python door.py SOCKET``, with PYTHONPATH that revision.
+
+It does what a line of standard input says and answers with a line of JSON. It runs in trees of other revisions, so it
+uses only what 0.1 had.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import trio
+
+from tests.t6_cuda.t6_daemon import serving
+
+
+async def main(path: str) -> None:
+    """Until standard input ends."""
+    async with serving(Path(path)) as daemon:
+        print(json.dumps("ready"), flush=True)
+        while line := await trio.to_thread.run_sync(sys.stdin.readline):
+            verb, *words = line.split()
+            if verb == "write":
+                await daemon.h.write(words[0], words[1])
+                print(json.dumps("written"), flush=True)
+            else:
+                print(json.dumps(await daemon.h.read(words[0])), flush=True)
+
+
+if __name__ == "__main__":
+    trio.run(main, sys.argv[1])

@@ -1,0 +1,100 @@
+"""Both ends of the socket, each of any revision: the library's, compiled from its sources, and the daemon's door."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+HERE = Path(__file__).parent
+CUDA_INCLUDE = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
+PARTS = ("daemon", "move", "count")
+
+
+def compile_library(tree: Path, out: Path) -> Path:
+    """The library's end of the socket of one revision, with tests/t6_cuda/socket/daemon_main.c of it around."""
+    library = tree / "backend" / "cuda"
+    sources = [library / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link")]
+    includes = [f"-I{place}" for place in (CUDA_INCLUDE, library, *(library / part for part in PARTS))]
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", *includes]
+    main = tree / "tests" / "t6_cuda" / "socket" / "daemon_main.c"
+    subprocess.run(["gcc", *flags, main, *sources, "-o", out], check=True)
+    return out
+
+
+class End:
+    """A program that answers each line with a line."""
+
+    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
+        pipe = subprocess.PIPE
+        self.popen = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environment})
+
+    def ask(self, *words: object) -> str:
+        """The answer."""
+        self.say(" ".join(map(str, words)))
+        return self.listen()
+
+    def say(self, line: str) -> None:
+        """Asks, and does not wait."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(line + "\n")
+        self.popen.stdin.flush()
+
+    def listen(self) -> str:
+        """The next line. EOFError where it has ended."""
+        assert self.popen.stdout is not None
+        if not (line := self.popen.stdout.readline()):
+            raise EOFError(f"{self.popen.args!r} has ended")
+        return line.rstrip("\n")
+
+    def end(self) -> None:
+        """It goes, at once."""
+        self.popen.kill()
+        self.popen.wait()
+        for stream in (self.popen.stdin, self.popen.stdout):
+            assert isinstance(stream, IO) or stream is not None
+            stream.close()
+
+
+@contextlib.contextmanager
+def library(binary: Path, socket: Path) -> Iterator[End]:
+    """A program with the library's end, that was told of a socket."""
+    end = End([os.fspath(binary)], {"GGROUP_SOCKET": os.fspath(socket), "GGROUP_CUDA_LOG": "1"})
+    try:
+        yield end
+    finally:
+        end.end()
+
+
+class Door(End):
+    """A daemon's door of one revision."""
+
+    def __init__(self, tree: Path, socket: Path) -> None:
+        socket.unlink(missing_ok=True)
+        super().__init__(
+            [sys.executable, os.fspath(HERE / "door.py"), os.fspath(socket)], {"PYTHONPATH": os.fspath(tree)}
+        )
+        assert json.loads(self.listen()) == "ready"
+
+    def read(self, file: str) -> str:
+        """What a file of its tree says."""
+        return str(json.loads(self.ask("read", file)))
+
+    def write(self, file: str, text: str) -> None:
+        """Has something be set."""
+        assert json.loads(self.ask("write", file, text)) == "written"
+
+
+@contextlib.contextmanager
+def door(tree: Path, socket: Path) -> Iterator[Door]:
+    """A daemon's door, as long as it is needed."""
+    end = Door(tree, socket)
+    try:
+        yield end
+    finally:
+        end.end()
