@@ -69,13 +69,15 @@ def answer(connection: socket.socket, kind: str, memory: list[int]) -> None:
 
 
 def main(kind: str, count: str, pid: str, pid_namespace: str) -> None:
-    """`pid` and `pid_namespace` are what the handle says; 0: what is so."""
+    """`pid` and `pid_namespace` are what the handle says; 0: what is so; a `pid` of -1: nothing, as that of 0.1."""
     token = secrets.randbits(64)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(b"\0ggroup-cuda-ipc-%016x" % token)
     listener.listen()
     memory = chunks(int(count))
     named = int(pid) or os.getpid(), int(pid_namespace) or os.stat("/proc/self/ns/pid").st_ino
+    if int(pid) < 0:
+        named = 0, 0
     handle = HANDLE.pack(b"ggroupIP", token, secrets.randbits(64), 1 << 40, 1, CHUNK * len(memory), 0, *named)
     print(handle.hex(), flush=True)
     while True:

@@ -99,6 +99,17 @@ def test_a_pid_of_another_namespace_says_nothing_and_the_user_all() -> None:
         assert not impostor.opened(False), "root takes it from nobody whom it does not know"
 
 
+def test_the_library_of_0_1_names_no_process_and_the_user_says_all() -> None:
+    """A program that was started with it exports to one that starts today."""
+    with exporting(pid=-1) as exporter:
+        assert exporter.opened(True)
+    with exporting(pid=-1, user=USER) as exporter:
+        assert exporter.opened(True, USER)
+        assert not exporter.opened(False), "root takes it from nobody whom it does not know"
+    with exporting(pid=-1, user=OTHER) as impostor:
+        assert not impostor.opened(False, USER)
+
+
 @pytest.mark.parametrize(
     ("kind", "chunks"),
     [("no descriptor", 1), ("one too many", 1), ("one too many", 32), ("a longer message", 1)],

@@ -91,7 +91,7 @@ static bool again(time_t until)
 static bool is_exporter(int socket, const struct ipc_handle *handle)
 {
 	const uint32_t here = ipc_pid_namespace();
-	const bool comparable = !here || !handle->pid_namespace || here == handle->pid_namespace;
+	const bool comparable = handle->pid && (!here || !handle->pid_namespace || here == handle->pid_namespace);
 	struct ucred peer;
 	socklen_t length = sizeof(peer);
 

@@ -7,7 +7,8 @@
  * Whoever is quicker, or outlives the exporter, can have a socket of that name: so the two ends look at each other (the
  * kernel knows who called listen(2) and connect(2)). Each has to run as the same user as the other, or as root, and who
  * listens has to be the process that the handle names, before it is told the secret. A pid is a name in a namespace: to a
- * handle of another pid namespace its number says nothing, and then the user alone counts. Root opens what a process of
+ * handle of another pid namespace its number says nothing, and then the user alone counts; nor has a handle of the library
+ * of 0.1 a number. Root opens what a process of
  * any user exports, but only where it can tell that process by its number.
  *
  * What is exported stays on the GPU from then on. Its chunks are replaced by ones that can be exported, when somebody asks
@@ -32,7 +33,7 @@ struct ipc_handle {
 	uint64_t serial;	/* of the region: no later one has it */
 	uint64_t bytes;		/* of all of it */
 	uint64_t offset;	/* of the allocation in it */
-	uint32_t pid;		/* of the process */
+	uint32_t pid;		/* of the process; 0 of one with the library of 0.1 */
 	uint32_t pid_namespace;	/* in which it is called that: its inode; 0 if that is not known */
 };
 
