@@ -3,6 +3,7 @@ levers, and whom files were given to.
 
     state.py       what is known, and what can happen to it     pure
     format.py      that as text, and back                        pure
+    first.py       what 0.1 reads of that, and how it goes past the rest    pure
     file.py        the file: locked, appended to, compacted
     ledger.py      a SoftLedger that writes down what changes
     levers.py      a Gpu that writes down what is about to move, and what holds

@@ -222,6 +222,9 @@ class Journal:
         self._size = content.end
         if data.find(b"\n", content.end) >= 0:  # else it is what a write that was cut off leaves
             log.warning("the journal %s is damaged from byte %d on: what is before that counts", self.path, content.end)
+        if content.left_out:
+            words = "the journal %s was written by a later ggroupfs: %d entries mean nothing to this one"
+            log.warning(words, self.path, content.left_out)
         found = content.state
         self.stale_since = stale_since(os.fstat(self._fd))
         if self.stale_since is not None:

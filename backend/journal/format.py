@@ -6,6 +6,8 @@
 A line is taken whole or not at all: one call of the ledger is one line, and so is all that a compacted journal begins
 with. A checksum goes on from that of the line before (zlib's CRC-32), so a line that is missing in the middle ends
 what is read as one that is damaged does. So whatever was cut off, what is read is what was true at some moment.
+
+The version stays 1 as long as what 0.1 wrote and read means the same. What came later is carried (first.py).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from backend.journal.state import Nonsense, Operation, State
+from backend.journal.first import unwrapped, written
+from backend.journal.state import FIELDS, Nonsense, Operation, State
 
 MAGIC = b"ggroupfs-journal "
 VERSION = 1
@@ -54,6 +57,8 @@ class Content:
     """Bytes of it that were understood."""
     checksum: int
     """Of the last line, from which the next goes on."""
+    left_out: int = 0
+    """Operations of a later version that mean nothing here."""
 
 
 def begin(boot: str, state: State) -> tuple[bytes, int]:
@@ -72,7 +77,7 @@ def head(boot: str) -> tuple[bytes, int]:
 
 def pieces(operations: Iterable[Operation]) -> Iterator[bytes]:
     """The text of one change behind its checksum, in pieces that take no time worth a word."""
-    left, before = iter(operations), b"["
+    left, before = written(operations), b"["
     while piece := list(itertools.islice(left, PIECE)):
         yield before + _encoder.encode(piece)[1:-1].encode()
         before = b","
@@ -96,7 +101,7 @@ def read(data: bytes) -> Content:
     if not newline:
         return Content("", State(), 0, 0)  # cut off before it said anything
     boot, checksum = _first(first)
-    state, at = State(), len(first) + 1
+    state, at, left_out = State(), len(first) + 1, 0
     while (end := data.find(b"\n", at)) >= 0:
         body = data[at + _CHECKSUM + 1 : end]
         found = zlib.crc32(body, checksum)
@@ -104,11 +109,14 @@ def read(data: bytes) -> Content:
             break
         try:
             for operation in _operations(body):
-                state.apply(operation)
+                if (carried := unwrapped(operation)) is None:
+                    state.apply(operation)
+                else:
+                    left_out += not _is_taken(state, carried)
         except Nonsense as error:
             raise Refused(f"at byte {at}: {error}") from None
         at, checksum = end + 1, found
-    return Content(boot, state, at, checksum)
+    return Content(boot, state, at, checksum, left_out)
 
 
 def _first(words: bytes) -> tuple[str, int]:
@@ -120,6 +128,23 @@ def _first(words: bytes) -> tuple[str, int]:
     if len(fields) != 3 or fields[2] != b"%08x" % checksum:
         raise Refused("its first line is damaged")
     return fields[1].decode("ascii", "backslashreplace"), checksum
+
+
+def _is_taken(state: State, operation: Operation) -> bool:
+    """Has one thing happen that 0.1 did not know, as far as it is known here. Whether that is all of it."""
+    try:
+        match operation:
+            case ["put", str(uuid), node, dict(fields)]:
+                known = {name: value for name, value in fields.items() if name in FIELDS}
+                later = {name: value for name, value in fields.items() if type(value) in (int, str)}
+                state.apply(["put", uuid, node, known])
+                state.keep(uuid, node, {name: value for name, value in later.items() if name not in FIELDS})
+                return len(known.keys() | later.keys()) == len(fields)
+            case _:
+                state.apply(operation)
+    except Nonsense:
+        return False
+    return True
 
 
 def _operations(body: bytes) -> list[Operation]:

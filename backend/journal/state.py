@@ -46,6 +46,8 @@ class Entry:
     """The slice that it is in; None for a GPU's root."""
     fields: dict[str, int] = attrs.field(factory=dict)
     """What is not as in a new group, by the names of :class:`Books`."""
+    later: dict[str, int | str] = attrs.field(factory=dict)
+    """What a later version noted of it besides: kept for that, and gone with the group."""
 
 
 @attrs.frozen
@@ -112,7 +114,7 @@ def remove(key: Key) -> Operation:
     return ["remove", key[0], _raw(key[1])]
 
 
-def put(key: Key, fields: Mapping[str, int]) -> Operation:
+def put(key: Key, fields: Mapping[str, int | str]) -> Operation:
     """Some of its figures are others."""
     return ["put", key[0], _raw(key[1]), dict(fields)]
 
@@ -210,10 +212,16 @@ class State:
             case _:
                 raise Nonsense(f"unknown operation {str(operation)[:80]}")
 
+    def keep(self, uuid: str, node: object, later: Mapping[str, int | str]) -> None:
+        """Notes of a group what a later version did. Nonsense."""
+        key = uuid, _node(node)
+        _expect(key in self.groups)
+        self.groups[key] = attrs.evolve(self.groups[key], later={**self.groups[key].later, **later})
+
     @property
     def is_empty(self) -> bool:
         """Whether the next daemon would find nothing in it."""
-        books = any(entry.fields or entry.above for entry in self.groups.values())
+        books = any(entry.fields or entry.later or entry.above for entry in self.groups.values())
         return not (books or self.levers or self.own or self.moves or self.given)
 
     def operations(self) -> Iterator[Operation]:
@@ -225,8 +233,8 @@ class State:
             assert above is not None
             yield add(key, above)
         for key, entry in self.groups.items():
-            if entry.fields:
-                yield put(key, entry.fields)
+            if entry.fields or entry.later:
+                yield put(key, {**entry.fields, **entry.later})
         for key, held in self.levers.items():
             yield lever(key, held)
         for key, timeslices in self.own.items():
@@ -296,7 +304,7 @@ class State:
         assert entry.above is not None
         self._count((key[0], entry.above), -1)
         self._count((key[0], above), 1)
-        self.groups[key] = Entry(above, entry.fields)
+        self.groups[key] = attrs.evolve(entry, above=above)
 
     def _remove(self, key: Key) -> None:
         entry = self.groups.get(key)
@@ -316,7 +324,7 @@ class State:
         now = dict(entry.fields)
         for name, value in fields.items():
             _enter(now, name, value, value != getattr(_BOOKS, name))
-        self.groups[key] = Entry(entry.above, now)
+        self.groups[key] = attrs.evolve(entry, fields=now)
 
     def _count(self, key: Key, change: int) -> None:
         count = self._below.get(key, 0) + change
