@@ -35,6 +35,7 @@ FEATURE_PROVIDER = 1 << 1
 FEATURE_TENANT = 1 << 2
 FEATURE_USERMEM = 1 << 3
 FEATURE_COUNTERS = 1 << 4
+FEATURE_BOUNDS = 1 << 5
 
 # struct ggroup_gpu.flags, struct ggroup_unregister.flags
 

@@ -80,6 +80,8 @@ class Backend:
     """Who is on the way to another GPU, where that is to outlive the daemon."""
     attributes: Attributes | None = None
     """Whose files are, where that is to outlive the daemon."""
+    lacks: Sequence[str] = ()
+    """What the kernel module lacks that the daemon knows of, where it keeps the books."""
     lasting: bool = True
     """Whether the books, and what holds, are known to another daemon afterwards."""
 
@@ -119,23 +121,27 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
         for gpu in found:
             if isinstance(gpu, Forgetful):
                 gpu.notes = Timeslices(journal, gpu.info.uuid)
-    if _kernel_keeps_books(choice):
+    if (features := _kernel_features(choice)) is not None:
+        lacks = kmod.lacking(features)
+        for name, words in lacks.items():
+            log.warning("the kernel module ggroup is older than this daemon and lacks %s: %s", name, words)
         ledger = kmod.KernelLedger(names, temporary=soft.keys())
-        return Backend(ledger, [Provided(gpu, ledger, seconds) for gpu in found], soft, cuda, moves, attributes)
+        provided = [Provided(gpu, ledger, seconds) for gpu in found]
+        return Backend(ledger, provided, soft, cuda, moves, attributes, list(lacks))
     if journal is None:
         return Backend(SoftLedger(), found, soft, cuda, lasting=False)
     noted = [Noted(gpu, journal) for gpu in found]
     return Backend(JournaledLedger(journal, names), noted, soft, cuda, moves, attributes)
 
 
-def _kernel_keeps_books(choice: Choice) -> bool:
+def _kernel_features(choice: Choice) -> int | None:
+    """What the kernel module can that is to keep the books; None where the daemon is to keep them."""
     if choice.ledger == "soft":
-        return False
+        return None
     try:
-        kmod.check()
+        return kmod.features()
     except OSError as error:
         if choice.ledger == "kmod":
             raise
         log.info("%s: the daemon keeps the books", error.strerror)
-        return False
-    return True
+        return None

@@ -34,6 +34,16 @@ DEVICE = "/dev/ggroup"
 
 NEEDED = abi.FEATURE_BOOKS | abi.FEATURE_PROVIDER
 
+WITHOUT: Mapping[int, tuple[str, str]] = {
+    abi.FEATURE_BOOKS: ("books", "it keeps no books"),
+    abi.FEATURE_PROVIDER: ("provider", "no program can serve a GPU"),
+    abi.FEATURE_TENANT: ("tenant", "no program can charge for itself"),
+    abi.FEATURE_USERMEM: ("usermem", "no program can listen there to what it is to give back"),
+    abi.FEATURE_COUNTERS: ("counters", "no program can count its kernels there"),
+    abi.FEATURE_BOUNDS: ("bounds", "a user can make as many groups as there is room for"),
+}
+"""The features that we know: what each is called, and what is so where the module that is loaded lacks it."""
+
 LEVERS_AT_ONCE = 64
 """Levers that are waited for at the same time, each in a thread."""
 
@@ -66,8 +76,8 @@ _PULLS = {
 }
 
 
-def check() -> str:
-    """What the kernel module here is, in words. OSError, in words too, where there is none that we can use."""
+def features() -> int:
+    """What the kernel module here can, as bits. OSError, in words, where there is none that we can use."""
     try:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -86,7 +96,21 @@ def check() -> str:
         raise OSError(errno.EPROTO, text)
     if hello.features & NEEDED != NEEDED:
         raise OSError(errno.EPROTO, f"the kernel module ggroup lacks features: {hello.features:#x}")
-    return f"version {hello.version}, features {hello.features:#x}"
+    return int(hello.features)
+
+
+def lacking(found: int) -> Mapping[str, str]:
+    """Of what we know, what a module lacks that can `found`: names, and what is so without. What it can besides, and we
+    do not know, is not used."""
+    return {name: words for bit, (name, words) in WITHOUT.items() if not found & bit}
+
+
+def check() -> str:
+    """What the kernel module here is, in words. OSError, in words too, where there is none that we can use."""
+    found = features()
+    here = ",".join(name for bit, (name, _) in WITHOUT.items() if found & bit)
+    lacks = "".join(f"; lacks {name}: {words}" for name, words in lacking(found).items())
+    return f"version {abi.ABI_VERSION}, features {here}{lacks}"
 
 
 class KernelLedger:

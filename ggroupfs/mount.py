@@ -129,6 +129,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             stack.callback(unbind, options.also)
         tree_number = _device(mountpoint)
 
+        controller.facts["ledger.lacks"] = ",".join(backend.lacks) or "none"
         controller.facts["gpu"] = "soft" if backend.soft else "nvidia"
         controller.facts["pid"] = str(os.getpid())
         controller.facts["pidns"] = str(pid_namespace())

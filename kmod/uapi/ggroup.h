@@ -55,7 +55,8 @@
  * part of the number of an ioctl; the kernel takes any size from that of version 1 on, and refuses
  * one longer than it knows with E2BIG unless the rest is zero. Reserved fields and unknown flags
  * must be zero, EINVAL otherwise. GGROUP_IOC_HELLO tells the version, which changes when something
- * means something else, and what features there are.
+ * means something else, and what features there are. What came after version 1 has a feature, and a
+ * program that finds it missing does without; features that it does not know mean nothing to it.
  *
  * ERRORS, besides those named at each call: EFAULT a pointer, EINVAL a value that makes no sense,
  * ENODEV a group or GPU that is not (or no longer) there, ENOTTY a number that is no ioctl of
@@ -91,6 +92,7 @@
 #define GGROUP_FEATURE_TENANT	0x4ULL	/* join, and charges by the process itself */
 #define GGROUP_FEATURE_USERMEM	0x8ULL	/* usermemfd */
 #define GGROUP_FEATURE_COUNTERS	0x10ULL	/* the mapped page of kernel counters */
+#define GGROUP_FEATURE_BOUNDS	0x20ULL	/* what one user can make is bounded: see HOW MANY */
 
 /* What this kernel speaks. */
 struct ggroup_hello {

@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR MIT */
+/*
+ * ggroup: the books of GPU control groups, kept by the kernel.
+ *
+ * Everything goes through /dev/ggroup. This header is the whole interface; backend/abi.py mirrors
+ * it, and a test compares every size, offset and number of the two.
+ *
+ * WHAT IS KEPT. A GPU is known by its UUID. Its groups form a tree: the root, which stands for
+ * the GPU and whose high is the capacity; slices below it, known by a path; processes as leaves.
+ * A process is its struct pid, so a recycled pid never inherits anything, and the start time that
+ * user space gives (clock ticks since boot, field 22 of /proc/PID/stat) is compared when a group
+ * is made or looked for. Pids are those of the caller's pid namespace. A group has an id that is
+ * never used again; the id of a root stands for the GPU. Id 0 is the caller's own group, on a
+ * file that joined. The books outlive every program: they end with GGROUP_IOC_FORGET,
+ * GGROUP_UNREGISTER_FORGET or the module.
+ *
+ * WHO MAY WHAT. Every user may open the device and join, and from then on act on the group of his
+ * own process with the file that he opened: charge, uncharge, swap, usermemfd, counters, GET. The
+ * file is bound to the process: in a child that inherited it, or in a process that was handed it,
+ * the same calls give EPERM. Who owns a slice controls what is below it, as far as nobody else
+ * owns it, and not the slice itself: he may GET, FIND, SET, RESET_PEAK, PLAN, PRESS, RECLAIM and
+ * listen to usermemfd. Everything else needs CAP_SYS_ADMIN in the initial user namespace: GPUs,
+ * owners, the shape of the tree, figures of others, and levers, since what holds for a process is
+ * made of what is asked of all levels above it. What a user can have open is bounded (EMFILE).
+ *
+ * HOW MUCH. Sizes are bytes, times microseconds. GGROUP_MAX is "no limit", and no group ever
+ * holds more. A charge goes to a process and every group above it. Going over a high never fails:
+ * somebody reclaims. A charge fails with ENOMEM only where some swap_max leaves no room to bring
+ * every level back under its high, as backend/soft/ledger.py specifies, and where a program says
+ * of itself that it has more, on the GPU or not, than GGROUP_OVERCOMMIT times the capacity. A call
+ * happens whole, or fails and changes nothing.
+ *
+ * WHO MOVES THE HARDWARE. The kernel knows no GPU vendor. A provider registers a GPU on an open
+ * /dev/ggroup and serves its commands on that file: read() gives struct ggroup_message, as many
+ * as fit, and waits for one unless O_NONBLOCK; write() takes the answers; poll() tells when there
+ * is something to read. There is one provider a GPU, a second one is refused with EBUSY. When the
+ * file is closed for good, the GPU is offline: levers give ENODEV, the books go on. What levers
+ * were asked for stays, and is commanded again to the next provider. What the former one had
+ * acknowledged is still reported (GGROUP_BOOKS_DETACHED), and what it had been told and not
+ * acknowledged is reported as in doubt (GGROUP_BOOKS_DOUBTFUL), since nobody can know.
+ *
+ * EXITS. While a GPU has a provider, the group of a process that exited stays as it is, is marked
+ * GGROUP_BOOKS_DEAD and announced (GGROUP_CHANNEL_EXIT), until the provider removes it or goes.
+ * Without one it is removed at once, and what it was charged is taken off every group above.
+ *
+ * GROWTH. Structures only grow, at the end, and new fields mean nothing when zero. The size is
+ * part of the number of an ioctl; the kernel takes any size from that of version 1 on, and refuses
+ * one longer than it knows with E2BIG unless the rest is zero. Reserved fields and unknown flags
+ * must be zero, EINVAL otherwise. GGROUP_IOC_HELLO tells the version, which changes when something
+ * means something else, and what features there are.
+ *
+ * ERRORS, besides those named at each call: EFAULT a pointer, EINVAL a value that makes no sense,
+ * ENODEV a group or GPU that is not (or no longer) there, ENOTTY a number that is no ioctl of
+ * ours, EPERM a right, ENOMEM also the kernel's own memory.
+ */
+#ifndef _UAPI_GGROUP_H
+#define _UAPI_GGROUP_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+#define GGROUP_ABI_VERSION	1
+
+/* No limit; as the kernel's PAGE_COUNTER_MAX. */
+#define GGROUP_MAX		0x7fffffffffffffffULL
+#define GGROUP_OVERCOMMIT	16			/* capacities a program may say it has */
+#define GGROUP_UUID_LEN		64			/* with the NUL */
+#define GGROUP_PATH_LEN		4096			/* with the NUL */
+#define GGROUP_TIMEOUT_MS	5000			/* where a timeout of 0 is given */
+#define GGROUP_TIMEOUT_MS_MOST	600000
+
+#define GGROUP_PRIORITY_MOST	15
+#define GGROUP_PRIORITY_DEFAULT	8
+#define GGROUP_WEIGHT_MOST	10000
+#define GGROUP_WEIGHT_DEFAULT	100
+
+/* struct ggroup_hello.features */
+#define GGROUP_FEATURE_BOOKS	0x1ULL	/* groups, charges, limits, plans */
+#define GGROUP_FEATURE_PROVIDER	0x2ULL	/* GPUs that are served by programs, and their levers */
+#define GGROUP_FEATURE_TENANT	0x4ULL	/* join, and charges by the process itself */
+#define GGROUP_FEATURE_USERMEM	0x8ULL	/* usermemfd */
+#define GGROUP_FEATURE_COUNTERS	0x10ULL	/* the mapped page of kernel counters */
+
+/* What this kernel speaks. */
+struct ggroup_hello {
+	__u32 version;		/* out: GGROUP_ABI_VERSION */
+	__u32 reserved;
+	__u64 features;		/* out: GGROUP_FEATURE_* */
+};
+
+/* struct ggroup_gpu.flags */
+#define GGROUP_GPU_INHERITED	0x1U	/* out: the books were there */
+
+/*
+ * A GPU. REGISTER makes this file its provider and opens its books, or goes on with those that
+ * are there: then capacity, granule and headroom are replaced, and what had been charged for
+ * processes that have not joined by themselves is void, since the provider is about to say what
+ * they hold.
+ */
+struct ggroup_gpu {
+	char uuid[GGROUP_UUID_LEN];	/* in: any non-empty string that ends within */
+	__u64 capacity;		/* in: high of the root */
+	__u64 granule;		/* in: bytes that move together, at least 1 */
+	__u64 headroom;		/* in: bytes below a high at which tenants' charges wake reclaim; */
+				/* of each group at most an eighth of its high */
+	__u64 root;		/* out: id of the root */
+	__u32 flags;		/* out: GGROUP_GPU_* */
+	__u32 reserved;
+};
+
+/* struct ggroup_unregister.flags */
+#define GGROUP_UNREGISTER_RELEASED	0x1U	/* all TSGs and timeslices are given back */
+#define GGROUP_UNREGISTER_FORGET	0x2U	/* the GPU is no more: close its books */
+
+struct ggroup_unregister {
+	__u32 flags;		/* in: GGROUP_UNREGISTER_* */
+	__u32 reserved;
+};
+
+/* struct ggroup_group.kind */
+#define GGROUP_KIND_ROOT	0
+#define GGROUP_KIND_SLICE	1
+#define GGROUP_KIND_PROCESS	2
+
+/* Who a group is. Which of these are read and which are written is said at the ioctl. */
+struct ggroup_group {
+	__u64 root;		/* id of the GPU's root */
+	__u64 parent;		/* id of the group above, 0 for none */
+	__u64 id;
+	__u64 start;		/* process: start time, clock ticks since boot */
+	__s32 pid;		/* process: thread group id; 0 where the caller cannot see it */
+	__u32 kind;		/* GGROUP_KIND_* */
+	char path[GGROUP_PATH_LEN];	/* slice: absolute path; root: UUID; process: empty */
+};
+
+struct ggroup_move {
+	__u64 id;
+	__u64 parent;		/* id of a slice, or of the root, on the same GPU */
+};
+
+struct ggroup_id {
+	__u64 id;
+};
+
+#define GGROUP_NOBODY		0xffffffffU	/* a slice that was not given to anybody */
+
+/* struct ggroup_books.flags */
+#define GGROUP_BOOKS_ONLINE	0x1U	/* the GPU has a provider */
+#define GGROUP_BOOKS_JOINED	0x2U	/* the process has a file that joined */
+#define GGROUP_BOOKS_DEAD	0x4U	/* the process exited */
+#define GGROUP_BOOKS_DETACHED	0x8U	/* the provider says that its TSGs are off the runlist */
+#define GGROUP_BOOKS_DOUBTFUL	0x10U	/* a provider failed to move a lever, or died over it */
+
+/* What is known about a group at one moment. */
+struct ggroup_books {
+	__u64 id;		/* in */
+	__u64 high;
+	__u64 low;
+	__u64 swap_max;
+	__u64 current_bytes;	/* on the GPU, this group and everything below it */
+	__u64 peak;		/* highest current_bytes since the last RESET_PEAK */
+	__u64 swap;		/* in the host, this group and everything below it */
+	__u64 swapin_bytes;
+	__u64 swapout_bytes;
+	__u64 swapins;
+	__u64 swapouts;
+	__u64 move_usec;
+	__u64 events_low;
+	__u64 events_high;
+	__u64 events_max;
+	__u64 events_oom;
+	__u64 events_reclaim;
+	__u64 events_fail;
+	__u64 timeslice_us;	/* asked for; 0 the default */
+	__u64 pressure_bytes;	/* the latest record of usermemfd */
+	__u64 pressure_seq;
+	__u32 frozen;		/* asked for */
+	__u32 priority;
+	__u32 weight;
+	__u32 kept;		/* a slice that stays without anybody in it */
+	__u32 uid;		/* owner of a slice: controls what is below it; GGROUP_NOBODY */
+	__u32 gid;		/* kept for the daemon, means nothing here; GGROUP_NOBODY */
+	__u64 parent;		/* id of the group above, 0 for a root */
+	__u64 lever_timeslice_us;	/* process: acknowledged by the provider; 0 the default */
+	__u64 submitted;	/* process: what it wrote to its page of counters */
+	__u64 finished;
+	__u32 flags;		/* GGROUP_BOOKS_* */
+	__u32 reserved;
+};
+
+/* struct ggroup_set.mask */
+#define GGROUP_SET_HIGH		0x1ULL
+#define GGROUP_SET_LOW		0x2ULL
+#define GGROUP_SET_SWAP_MAX	0x4ULL
+#define GGROUP_SET_TIMESLICE	0x8ULL
+#define GGROUP_SET_FROZEN	0x10ULL
+#define GGROUP_SET_PRIORITY	0x20ULL
+#define GGROUP_SET_WEIGHT	0x40ULL
+#define GGROUP_SET_KEPT		0x80ULL
+#define GGROUP_SET_UID		0x100ULL
+#define GGROUP_SET_GID		0x200ULL
+
+/* Fields that mask does not name are not looked at. */
+struct ggroup_set {
+	__u64 id;
+	__u64 mask;
+	__u64 high;		/* 0..GGROUP_MAX */
+	__u64 low;		/* 0..GGROUP_MAX */
+	__u64 swap_max;		/* 0..GGROUP_MAX */
+	__u64 timeslice_us;	/* 0..GGROUP_MAX */
+	__u32 frozen;		/* 0, 1 */
+	__u32 priority;		/* 0..GGROUP_PRIORITY_MOST */
+	__u32 weight;		/* 1..GGROUP_WEIGHT_MOST */
+	__u32 kept;		/* 0, 1 */
+	__u32 uid;		/* anybody but GGROUP_NOBODY */
+	__u32 gid;		/* anybody but GGROUP_NOBODY */
+};
+
+struct ggroup_amount {
+	__u64 id;		/* 0: the caller's own group */
+	__u64 nbytes;		/* 0..GGROUP_MAX */
+	__u64 usec;		/* SWAP_OUT, SWAP_IN: what it took; else 0 */
+};
+
+/* struct ggroup_note.event */
+#define GGROUP_EVENT_LOW	0
+#define GGROUP_EVENT_HIGH	1
+#define GGROUP_EVENT_MAX	2	/* counted by the kernel alone */
+#define GGROUP_EVENT_OOM	3	/* counted by the kernel alone */
+#define GGROUP_EVENT_RECLAIM	4
+#define GGROUP_EVENT_FAIL	5
+
+struct ggroup_note {
+	__u64 id;
+	__u32 event;		/* GGROUP_EVENT_* */
+	__u32 reserved;
+};
+
+/* struct ggroup_target.flags */
+#define GGROUP_TARGET_BELOW_LOW	0x1U	/* breaks its effective low: nobody else had more */
+
+/* How much to take from one process. */
+struct ggroup_target {
+	__u64 id;
+	__u64 nbytes;
+	__u32 flags;		/* GGROUP_TARGET_* */
+	__u32 reserved;
+};
+
+struct ggroup_plan {
+	__u64 id;		/* in: whom to take from, it or what is below it */
+	__u64 nbytes;		/* in: how much */
+	__u64 targets;		/* in: address of an array of struct ggroup_target */
+	__u32 capacity;		/* in: how many fit in it */
+	__u32 count;		/* out: how many there are; ENOSPC where they do not fit */
+};
+
+struct ggroup_command {
+	__u64 id;		/* in: a process; RECLAIM: any group */
+	__u64 value;		/* SET_TIMESLICE: us, 0 the default. RECLAIM: bytes; out: moved */
+	__u32 timeout_ms;	/* in: 0 for GGROUP_TIMEOUT_MS; at most GGROUP_TIMEOUT_MS_MOST */
+	__u32 reserved;
+};
+
+struct ggroup_join {
+	char uuid[GGROUP_UUID_LEN];	/* in */
+	__u64 root;		/* out */
+	__u64 id;		/* out: the group of this process on this GPU */
+	__u32 timeout_ms;	/* in: for the provider, as in struct ggroup_command */
+	__u32 reserved;
+};
+
+/* A new file descriptor on a group. */
+struct ggroup_fd {
+	__u64 id;		/* in: USERMEM: a group, 0 the caller's own. EVENTS: a root */
+	__u32 flags;		/* in: O_CLOEXEC, O_NONBLOCK */
+	__s32 fd;		/* out */
+};
+
+/* struct ggroup_event.channel */
+#define GGROUP_CHANNEL_GMEM	1	/* one of the events_* counts changed */
+#define GGROUP_CHANNEL_USERMEM	2	/* there is a new record of usermemfd */
+#define GGROUP_CHANNEL_EXIT	3	/* the process exited */
+#define GGROUP_CHANNEL_SET	4	/* somebody else than the provider has SET something */
+
+/*
+ * What read() on the descriptor of EVENTS gives, as many as fit; EAGAIN without one if
+ * O_NONBLOCK, EINVAL for less room than one takes. Events of one group and channel that nobody
+ * has read yet are one, and counted: so there are never more than four a group, and who causes
+ * them never waits. poll() gives EPOLLIN.
+ */
+struct ggroup_event {
+	__u64 id;
+	__u32 channel;		/* GGROUP_CHANNEL_* */
+	__u32 count;		/* at least 1; stays at 2^32 - 1 */
+};
+
+/*
+ * What read() on a usermemfd gives: the latest record, once for each descriptor. Those from
+ * before it was opened are not seen. EAGAIN without one if O_NONBLOCK, ENODEV when the group is
+ * gone; poll() gives EPOLLIN, and EPOLLHUP when it is gone.
+ */
+struct ggroup_pressure {
+	__u64 nbytes;		/* to give back */
+	__u64 seq;		/* of the record, from 1 */
+};
+
+/*
+ * The page of counters: mmap() of a file that joined, at offset 0, one page, shared. The process
+ * alone writes it, and both only grow. They are what it says of itself. A child does not inherit
+ * the mapping, whatever madvise() is asked for.
+ */
+struct ggroup_counters {
+	__u64 submitted;	/* kernels launched */
+	__u64 finished;		/* kernels completed */
+	__u64 reserved[6];
+};
+
+/*
+ * One message between the kernel and a provider: the format of backend/wire.py.
+ *
+ *	command		args in				args out
+ *	ARRIVE		id 0, pid, start		none: it wants to join; answer after ADD,
+ *							or at once where it has a group
+ *	SET_TIMESLICE	id, pid, start, microseconds	none
+ *	ATTACH_TSG	id, pid, start			none
+ *	DETACH_TSG	id, pid, start			none: answer when no TSG of it runs
+ *	RECLAIM		id, pid, start, bytes		bytes moved
+ *
+ * An answer is the message with GGROUP_MESSAGE_REPLY in op, the same seq, status 0 or a negated
+ * errno, and args out. write() takes whole messages, and refuses an answer to nothing with
+ * EINVAL. A command that was not read yet is replaced by a later one to the same lever of the
+ * same process; whoever asked for either gets the answer.
+ */
+struct ggroup_message {
+	__u32 op;		/* GGROUP_OP_*, and GGROUP_MESSAGE_REPLY in an answer */
+	__s32 status;
+	__u64 seq;
+	__u32 gpu;		/* 0 */
+	__u32 flags;		/* 0 */
+	__u64 args[5];
+};
+
+#define GGROUP_MESSAGE_REPLY	0x80000000U
+
+#define GGROUP_OP_ARRIVE	16
+#define GGROUP_OP_SET_TIMESLICE	17
+#define GGROUP_OP_ATTACH_TSG	18
+#define GGROUP_OP_DETACH_TSG	19
+#define GGROUP_OP_RECLAIM	20
+
+#define GGROUP_IOC_MAGIC	0xe9
+
+/* Everybody. */
+#define GGROUP_IOC_HELLO	_IOR(GGROUP_IOC_MAGIC, 0, struct ggroup_hello)
+
+/*
+ * Tenants, on their own group; with CAP_SYS_ADMIN on any process, and USERMEM and GET on any group
+ * that the caller controls. All but JOIN, USERMEM and GET: EINVAL for a group that is no process.
+ *
+ * JOIN: binds this file to the caller's process. Where no other file of the process is bound, the
+ *   provider is told (ARRIVE), and makes a group if there is none yet. ENODEV without GPU or
+ *   provider, ETIMEDOUT, EBUSY for a file that is bound or registered already, and whatever the
+ *   provider answers.
+ * CHARGE: ENOMEM, see above.
+ * UNCHARGE, UNCHARGE_SWAP: EINVAL for more than it holds.
+ * SWAP_OUT: ENOSPC over some swap_max, EINVAL for more than it holds.
+ * SWAP_IN: EAGAIN if that would put some level over its high, EINVAL for more than it has there.
+ * USERMEM: a descriptor of struct ggroup_pressure. EMFILE.
+ * GET: the books of any group that the caller has the right to; of one moment.
+ */
+#define GGROUP_IOC_JOIN		_IOWR(GGROUP_IOC_MAGIC, 1, struct ggroup_join)
+#define GGROUP_IOC_CHARGE	_IOW(GGROUP_IOC_MAGIC, 2, struct ggroup_amount)
+#define GGROUP_IOC_UNCHARGE	_IOW(GGROUP_IOC_MAGIC, 3, struct ggroup_amount)
+#define GGROUP_IOC_UNCHARGE_SWAP _IOW(GGROUP_IOC_MAGIC, 4, struct ggroup_amount)
+#define GGROUP_IOC_SWAP_OUT	_IOW(GGROUP_IOC_MAGIC, 5, struct ggroup_amount)
+#define GGROUP_IOC_SWAP_IN	_IOW(GGROUP_IOC_MAGIC, 6, struct ggroup_amount)
+#define GGROUP_IOC_USERMEM	_IOWR(GGROUP_IOC_MAGIC, 7, struct ggroup_fd)
+#define GGROUP_IOC_GET		_IOWR(GGROUP_IOC_MAGIC, 8, struct ggroup_books)
+
+/*
+ * Control. The next owner of a slice above may FIND, SET, RESET_PEAK, PLAN, PRESS and RECLAIM.
+ *
+ * ADD: in root, parent, kind SLICE with path or PROCESS with pid and start; out id. EEXIST, then
+ *   ENODEV without parent, EXDEV for a parent on another GPU, EINVAL for one that is a process,
+ *   ESRCH for a process that does not live, ENOSPC for too many.
+ * FIND: in root, kind and path, or pid and start; out id and parent. Without CAP_SYS_ADMIN EPERM
+ *   also for what is not there.
+ * NEXT: in root, id; out the group with the next greater id on that GPU or, with root 0, the next
+ *   root. ENOENT after the last.
+ * MOVE: takes along what it was charged. EINVAL for a root, for a parent that is a process, on
+ *   another GPU, or below the group.
+ * REMOVE: what it was charged is taken off every group above. EBUSY for a root, or with children.
+ * SET: writes the books and moves nothing. Who listens to EVENTS is told, unless he is the
+ *   provider and did it himself: ggroupfs then has the levers moved, and memory over a lower high
+ *   reclaimed. Where nobody listens, a lower high is seen by the next charge of a tenant at or
+ *   below the group, which wakes reclaim. Priority and weight are only kept, for a scheduler: no
+ *   lever follows from them. EPERM for a root, ERANGE. KEPT and OWNER are for slices, EINVAL
+ *   otherwise.
+ * RESET_PEAK: peak starts again at current_bytes.
+ * OBSERVE: the driver says that the process holds nbytes; the books follow, whatever the limits
+ *   say.
+ * NOTE: counts an event here and in every group above. EINVAL for those that the kernel counts.
+ * PRESS: a record for usermemfd.
+ * PLAN: whom to take nbytes from: what is not protected by low first, then, with
+ *   GGROUP_TARGET_BELOW_LOW, what is; less in all where swap_max allows no more.
+ * SET_TIMESLICE, ATTACH_TSG, DETACH_TSG: of a process; return once the provider has acknowledged.
+ *   What holds already is not commanded again.
+ * RECLAIM: of a process, as much as the provider can move; of a slice or root, by a plan, with
+ *   events and records for usermemfd as for a tenant's charge.
+ * All four: ETIMEDOUT, ENODEV without a provider or when it dies, ESRCH for a process that
+ *   exited, EINTR, and whatever the provider answers.
+ */
+#define GGROUP_IOC_ADD		_IOWR(GGROUP_IOC_MAGIC, 16, struct ggroup_group)
+#define GGROUP_IOC_FIND		_IOWR(GGROUP_IOC_MAGIC, 17, struct ggroup_group)
+#define GGROUP_IOC_NEXT		_IOWR(GGROUP_IOC_MAGIC, 18, struct ggroup_group)
+#define GGROUP_IOC_MOVE		_IOW(GGROUP_IOC_MAGIC, 19, struct ggroup_move)
+#define GGROUP_IOC_REMOVE	_IOW(GGROUP_IOC_MAGIC, 20, struct ggroup_id)
+#define GGROUP_IOC_SET		_IOW(GGROUP_IOC_MAGIC, 21, struct ggroup_set)
+#define GGROUP_IOC_RESET_PEAK	_IOW(GGROUP_IOC_MAGIC, 22, struct ggroup_id)
+#define GGROUP_IOC_OBSERVE	_IOW(GGROUP_IOC_MAGIC, 23, struct ggroup_amount)
+#define GGROUP_IOC_NOTE		_IOW(GGROUP_IOC_MAGIC, 24, struct ggroup_note)
+#define GGROUP_IOC_PRESS	_IOW(GGROUP_IOC_MAGIC, 25, struct ggroup_amount)
+#define GGROUP_IOC_PLAN		_IOWR(GGROUP_IOC_MAGIC, 26, struct ggroup_plan)
+#define GGROUP_IOC_SET_TIMESLICE _IOW(GGROUP_IOC_MAGIC, 27, struct ggroup_command)
+#define GGROUP_IOC_ATTACH_TSG	_IOW(GGROUP_IOC_MAGIC, 28, struct ggroup_command)
+#define GGROUP_IOC_DETACH_TSG	_IOW(GGROUP_IOC_MAGIC, 29, struct ggroup_command)
+#define GGROUP_IOC_RECLAIM	_IOWR(GGROUP_IOC_MAGIC, 30, struct ggroup_command)
+
+/*
+ * GPUs.
+ *
+ * REGISTER: EBUSY where the GPU has a provider, or the file is bound or registered already;
+ *   ENOSPC for too many GPUs.
+ * UNREGISTER: what closing the file does, and what only a provider can know. EINVAL on a file
+ *   that is no provider.
+ * FORGET: closes the books of a GPU by its UUID. EBUSY while it has a provider.
+ * EVENTS: the stream of one GPU's events. EBUSY where it is open already. The stream ends
+ *   with the GPU: ENODEV, EPOLLHUP.
+ */
+#define GGROUP_IOC_REGISTER	_IOWR(GGROUP_IOC_MAGIC, 48, struct ggroup_gpu)
+#define GGROUP_IOC_UNREGISTER	_IOW(GGROUP_IOC_MAGIC, 49, struct ggroup_unregister)
+#define GGROUP_IOC_FORGET	_IOW(GGROUP_IOC_MAGIC, 50, struct ggroup_gpu)
+#define GGROUP_IOC_EVENTS	_IOWR(GGROUP_IOC_MAGIC, 51, struct ggroup_fd)
+
+#endif /* _UAPI_GGROUP_H */
