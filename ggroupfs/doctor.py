@@ -7,16 +7,19 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
 import trio
 
 from backend import kmod, procfs
+from backend.client import facts_of
 from backend.identity import cgroup_of
 from backend.journal.file import stale_since
+from backend.wire import CUDA, Feature, names
 from ggroupfs.finding import BAD, Finding
+from ggroupfs.mounts import trees
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         findings = thaw_all([arguments.journal] if arguments.journal else [])
     else:
-        findings = [*_machine(), *journals(), *trio.run(_gpus)]
+        findings = [*_machine(), *journals(), *trio.run(versions), *trio.run(_gpus)]
     if arguments.json:
         print(json.dumps([attrs.asdict(finding) for finding in findings], indent=2))
     else:
@@ -59,7 +62,8 @@ def _machine() -> Iterator[Finding]:
         f"slices follow /proc/<pid>/cgroup; this process is in {own}" if unified else "no cgroup2: slices stay empty",
     )
     try:
-        yield Finding(kmod.DEVICE, "ok", f"the kernel module ggroup keeps the books: {kmod.check()}")
+        verdict = "advisory" if kmod.lacking(kmod.features()) else "ok"
+        yield Finding(kmod.DEVICE, verdict, f"the kernel module ggroup keeps the books: {kmod.check()}")
     except OSError as error:
         yield Finding(kmod.DEVICE, "advisory", f"{error.strerror}; the daemon keeps the books, and a journal of them")
 
@@ -74,6 +78,34 @@ def journals(folder: Path | None = None) -> Iterator[Finding]:
             since = stale_since(path.stat(follow_symlinks=False))
             if since is not None:
                 yield stale(path, since)
+
+
+async def versions(places: Iterable[str] | None = None) -> list[Finding]:
+    """What daemons and programs lack that were started with an earlier ggroupfs, in each tree that root mounted."""
+    from ggroupfs.thaw import ANSWER_S, roots
+
+    findings = []
+    for place in roots(trees()) if places is None else places:
+        with trio.move_on_after(ANSWER_S):  # one that hangs is no matter of its version
+            try:
+                facts = await trio.to_thread.run_sync(facts_of, place, abandon_on_cancel=True)
+            except OSError:  # ENOTCONN: its daemon is dead
+                continue
+            if why := _older(place, facts):
+                findings.append(Finding(place, "advisory", why))
+    return findings
+
+
+def _older(place: str, facts: Mapping[str, str]) -> str:
+    known = names(Feature.ENGINE if facts.get("gpu") == "soft" else CUDA)
+    if "protocol" not in facts:
+        return f"its daemon is of ggroupfs 0.1: `ggroupfs upgrade {place}` has it be what is installed"
+    if lacks := set(known.split(",")) - set(facts.get("features", "").split(",")):
+        return f"its daemon is of another version and lacks {','.join(sorted(lacks))}"
+    if facts.get("programs.older", "0") != "0":
+        older, lack = facts["programs.older"], facts.get("programs.lack")
+        return f"programs there with an older library: {older}, which lack {lack} until they start anew"
+    return ""
 
 
 async def _gpus() -> list[Finding]:

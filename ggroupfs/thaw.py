@@ -44,11 +44,11 @@ def thaw_all(journals: Iterable[Path], folder: Path = SOCKETS) -> Sequence[Findi
     from backend.nvidia.opening import open_gpus
 
     return trio.run(
-        _thaw_all, [*sorted(folder.glob("*.journal")), *journals], lambda: open_gpus(selftest=False), _roots(trees())
+        _thaw_all, [*sorted(folder.glob("*.journal")), *journals], lambda: open_gpus(selftest=False), roots(trees())
     )
 
 
-def _roots(places: Iterable[str]) -> Sequence[str]:
+def roots(places: Iterable[str]) -> Sequence[str]:
     """Those that root mounted. A user's own FUSE of that type is no daemon: it would keep us from all that there is to
     do, or name a journal that is left as it is then."""
     found = ((place, mount_of(place)) for place in places)

@@ -53,7 +53,7 @@ def test_a_tree_that_a_user_mounted_is_not_even_asked(tmp_path: Path) -> None:
     """It would keep its reader waiting, or say the pid of another process and the journal of another tree."""
     with fuse_of(1000, tmp_path):
         assert os.fspath(tmp_path) in trees()
-        assert os.fspath(tmp_path) not in thaw._roots(trees())
+        assert os.fspath(tmp_path) not in thaw.roots(trees())
         with pytest.raises(RuntimeError, match="user 1000 mounted it"):
             unmount(tmp_path)
         for words in (
@@ -66,7 +66,7 @@ def test_a_tree_that_a_user_mounted_is_not_even_asked(tmp_path: Path) -> None:
 
 
 def test_the_trees_of_root(mount: Mounted) -> None:
-    assert os.fspath(mount.path) in thaw._roots(trees())
+    assert os.fspath(mount.path) in thaw.roots(trees())
     (device, _) = mount_of(os.fspath(mount.path)) or ("", "")
     with serving.daemon_of(os.fspath(mount.path), device) as daemon:
         assert daemon is not None
