@@ -10,6 +10,7 @@
 #   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; a quarter of an hour
 #   make test-debian  both commands of the README and the package in a fresh Debian: DEBIAN=12 or 13, PARTS="run test deb"
 #   make test-hostile ... those of hostile tenants, which do every pair of things at once; two minutes, FUZZ=N for longer
+#   make test-versions ... of this tree with an older one, really: library, daemon, journals; OLD=revision, three minutes
 #   make fuzz         the fuzzers for longer, FUZZ=50 times as long as in `make test`; what breaks is kept in tests/corpus
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one alone
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
@@ -111,6 +112,13 @@ test-unit: build-test cuda-tests
 test-hostile: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make test-hostile: only root may mount" >&2; exit 1; }
 	$(if $(filter command line environment,$(origin FUZZ)),GGROUP_FUZZ=$(FUZZ)) $(PYTEST) tests/hostile
+
+# No part of `make test`: it needs the history of git. With ONLY=WORDS those whose names have these words.
+OLD ?= 249ae3a
+.PHONY: test-versions
+test-versions: build-test cuda
+	@[ "$$(id -u)" = 0 ] || { echo "make test-versions: only root may mount" >&2; exit 1; }
+	CUDA_INCLUDE=$(CUDA_INCLUDE) $(PY) -m tests.versions.run --old $(OLD) $(if $(ONLY),--only "$(ONLY)")
 
 include tests/vm/kmod.mk
 include backend/cuda/cuda.mk

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import trio
+from pyfuse3 import FUSEError
 
 from tests.t6_cuda.t6_daemon import serving
 
@@ -25,7 +26,11 @@ async def main(path: str) -> None:
                 await daemon.h.write(words[0], words[1])
                 print(json.dumps("written"), flush=True)
             else:
-                print(json.dumps(await daemon.h.read(words[0])), flush=True)
+                try:
+                    text = await daemon.h.read(words[0])
+                except FUSEError:  # it is not there yet
+                    text = ""
+                print(json.dumps(text), flush=True)
 
 
 if __name__ == "__main__":
