@@ -74,12 +74,14 @@ ON_STOCK = $(VM) --kernel $(STOCK) --module build/kmod/stock/ggroup.ko
 kmod-guest-books:
 	$(ON_STOCK) --seconds 2400 $(GUEST) tests/t5_module/t5_ledger_machine.py tests/t5_module/t5_restart.py
 
+# Of what is done beside cgroup2 each operation, and no histories of them: those take four minutes there.
 kmod-guest-hazards:
 	$(ON_STOCK) --seconds 2400 $(GUEST) --ignore tests/t5_module/t5_ledger_machine.py \
 		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_faults.py \
 		--ignore tests/t5_module/t5_bench.py --ignore tests/t5_module/t5_killed.py \
 		--ignore tests/t5_module/t5_hostile.py tests/t5_module \
-		tests/t4_slices.py
+		--deselect tests/t4_cgroup_differential.py::test_histories \
+		tests/t4_slices.py tests/t4_cgroup_differential.py
 
 # Two histories of the three: each of them starts a daemon six times.
 kmod-guest-deaths:
