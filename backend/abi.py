@@ -22,6 +22,7 @@ PATH_LEN = 4096
 MAX_DEPTH = 32
 MAX_DEPTH_ROOT = 128
 MAX_SLICES_PER_USER = 4096
+RESETS_MOST = 64
 TIMEOUT_MS = 5000
 TIMEOUT_MS_MOST = 600_000
 
@@ -36,6 +37,7 @@ FEATURE_TENANT = 1 << 2
 FEATURE_USERMEM = 1 << 3
 FEATURE_COUNTERS = 1 << 4
 FEATURE_BOUNDS = 1 << 5
+FEATURE_PEAKS = 1 << 6
 
 # struct ggroup_gpu.flags, struct ggroup_unregister.flags
 
@@ -62,6 +64,11 @@ BOOKS_DOUBTFUL = 1 << 4
 
 SET = {setting.field: 1 << bit for bit, setting in enumerate(SETTINGS)}
 """By field; in the header ``GGROUP_SET_`` with the name of the setting's constant."""
+
+# struct ggroup_reset.what
+
+PEAK_GMEM = 0
+PEAK_SWAP = 1
 
 # struct ggroup_note.event
 
@@ -169,6 +176,9 @@ class Books(ctypes.Structure):
         ("finished", c_uint64),
         ("flags", c_uint32),
         ("reserved", c_uint32),
+        ("swap_peak", c_uint64),
+        ("peak_ever", c_uint64),
+        ("swap_peak_ever", c_uint64),
     )
 
 
@@ -178,6 +188,10 @@ class Set(ctypes.Structure):
         ("mask", c_uint64),
         *((setting.field, c_uint64 if setting.kind in (Kind.SIZE, Kind.SPAN) else c_uint32) for setting in SETTINGS),
     )
+
+
+class Reset(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("what", c_uint32), ("reserved", c_uint32))
 
 
 class Amount(ctypes.Structure):
@@ -270,7 +284,7 @@ IOC_NEXT = _ioc(_WRITE | _READ, 18, Group)
 IOC_MOVE = _ioc(_WRITE, 19, Move)
 IOC_REMOVE = _ioc(_WRITE, 20, Id)
 IOC_SET = _ioc(_WRITE, 21, Set)
-IOC_RESET_PEAK = _ioc(_WRITE, 22, Id)
+IOC_RESET_PEAK = _ioc(_WRITE, 22, Reset)
 IOC_OBSERVE = _ioc(_WRITE, 23, Amount)
 IOC_NOTE = _ioc(_WRITE, 24, Note)
 IOC_PRESS = _ioc(_WRITE, 25, Amount)

@@ -24,7 +24,7 @@ from backend.peaks import Mark, Peaks
 from backend.population import Population
 from backend.protocols import Gpu, Ledger, Moves
 from backend.reclaimer import Reclaimer
-from backend.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Throttled
+from backend.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled
 from backend.scheduler.schedulers import Schedulers
 from backend.settings import Setting
 from backend.traffic import Traffic
@@ -249,12 +249,12 @@ class Controller:
         assert setting.control is not None
         await self._writers.note(group, self.require(group, setting.control), {setting.field: value})
 
-    def peak(self, group: Group, mark: Mark | None = None) -> int:
+    def peak(self, group: Group, peak: Peak, mark: Mark | None = None) -> int:
         """The most that a group held: ever, or since `mark` was reset, bytes. ENODEV when the group is gone."""
-        return self._peaks.highest(group, mark)
+        return self._peaks.ever(group, peak) if mark is None else self._peaks.highest(group, mark)
 
     def reset_peak(self, group: Group, mark: Mark) -> None:
-        """gmem.peak starts again at gmem.current, for whoever has `mark`."""
+        """gmem.peak starts again at gmem.current, or gmem.swap.peak at gmem.swap.current, for whoever has `mark`."""
         if self.gpus[group.gpu].lost:
             raise fail(errno.ENODEV)
         self._peaks.reset(group, mark)

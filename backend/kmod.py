@@ -24,7 +24,7 @@ from backend import abi
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Inherited, Target
-from backend.records import Books, Channel, Wanted
+from backend.records import Books, Channel, Peak, Wanted
 from backend.threads import in_a_thread
 from backend.wire import Op
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 DEVICE = "/dev/ggroup"
 
-NEEDED = abi.FEATURE_BOOKS | abi.FEATURE_PROVIDER
+NEEDED = abi.FEATURE_BOOKS | abi.FEATURE_PROVIDER | abi.FEATURE_PEAKS
 
 WITHOUT: Mapping[int, tuple[str, str]] = {
     abi.FEATURE_BOOKS: ("books", "it keeps no books"),
@@ -64,6 +64,8 @@ _NOTED = {
     "reclaim": abi.EVENT_RECLAIM,
     "fail": abi.EVENT_FAIL,
 }
+
+_PEAKS: Mapping[Peak, int] = {"peak": abi.PEAK_GMEM, "swap_peak": abi.PEAK_SWAP}
 
 _CHANNELS = {abi.CHANNEL_GMEM: Channel.GMEM, abi.CHANNEL_USERMEM: Channel.USERMEM}
 """Exits are not in it: :class:`backend.exits.ExitWatch` tells of those, with any ledger."""
@@ -254,8 +256,9 @@ class KernelLedger:
             setattr(argument, name, _word(value, 32 if getattr(abi.Set, name).size == 4 else 64))
         _ask(self._control, abi.IOC_SET, argument)
 
-    def reset_peak(self, group: Group) -> None:
-        _ask(self._control, abi.IOC_RESET_PEAK, abi.Id(id=self._id(group)))
+    def reset_peak(self, group: Group, peak: Peak) -> None:
+        # Of our file alone: GET with any other knows of it nothing.
+        _ask(self._control, abi.IOC_RESET_PEAK, abi.Reset(id=self._id(group), what=_PEAKS[peak]))
 
     # Charging
 

@@ -1,7 +1,8 @@
-"""Peaks: the most memory that a group ever held, and for each who asks, since that one asked (memory.peak, Linux 6.12).
+"""Peaks: the most memory that a group ever held, and for each who asks, since that one asked (memory.peak and
+memory.swap.peak, Linux 6.12).
 
-The ledger keeps one peak of a group, since the last reset of anybody. What was before is kept here: in all, and for
-each open file that has been reset. So nobody takes a peak away from anybody else.
+The ledger keeps the peak in all, and one since the last reset of anybody. What was before that is kept here for each
+open file that has been reset. So nobody takes a peak away from anybody else.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from backend.identity import Group
-from backend.records import Books
+from backend.records import Books, Peak
 
 
 class Ledger(Protocol):
@@ -18,16 +19,17 @@ class Ledger(Protocol):
     def books(self, group: Group) -> Books:
         """ENODEV when the group is gone."""
 
-    def reset_peak(self, group: Group) -> None:
-        """Starts its peak again."""
+    def reset_peak(self, group: Group, peak: Peak) -> None:
+        """Starts that peak again."""
 
 
 class Mark:
     """One asker's own peak, from its first reset on."""
 
-    __slots__ = ("highest",)
+    __slots__ = ("highest", "peak")
 
-    def __init__(self) -> None:
+    def __init__(self, peak: Peak) -> None:
+        self.peak: Peak = peak
         self.highest = 0  # before the last reset of anybody
 
 
@@ -36,22 +38,25 @@ class Peaks:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._highest: dict[Group, int] = {}  # before the last reset of anybody
         self._marks: dict[Group, set[Mark]] = {}
 
-    def highest(self, group: Group, mark: Mark | None = None) -> int:
-        """The most that a group held, in bytes, in all, or since `mark` was reset. ENODEV when the group is gone."""
-        since = self._ledger.books(group).peak
-        return max(since, self._highest.get(group, 0) if mark is None else mark.highest)
+    def ever(self, group: Group, peak: Peak) -> int:
+        """The most that a group held since it came, in bytes. ENODEV when the group is gone."""
+        books = self._ledger.books(group)
+        return books.peak_ever if peak == "peak" else books.swap_peak_ever
+
+    def highest(self, group: Group, mark: Mark) -> int:
+        """The most that a group held since `mark` was reset, in bytes. ENODEV when the group is gone."""
+        return max(self._since(group, mark.peak), mark.highest)
 
     def reset(self, group: Group, mark: Mark) -> None:
         """From now on `mark` knows of nothing that was before; the others go on. ENODEV when the group is gone."""
-        since = self._ledger.books(group).peak
-        self._ledger.reset_peak(group)
-        self._highest[group] = max(since, self._highest.get(group, 0))
+        since = self._since(group, mark.peak)
+        self._ledger.reset_peak(group, mark.peak)
         marks = self._marks.setdefault(group, set())
         for other in marks:
-            other.highest = max(since, other.highest)
+            if other.peak == mark.peak:
+                other.highest = max(since, other.highest)
         mark.highest = 0
         marks.add(mark)
 
@@ -64,5 +69,8 @@ class Peaks:
 
     def forget(self, group: Group) -> None:
         """The group is gone."""
-        self._highest.pop(group, None)
         self._marks.pop(group, None)
+
+    def _since(self, group: Group, peak: Peak) -> int:
+        books = self._ledger.books(group)
+        return books.peak if peak == "peak" else books.swap_peak

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from backend.identity import Group, Process, Slice
-from backend.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Wanted
+from backend.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
 
 
 @attrs.frozen
@@ -90,8 +90,8 @@ class Ledger(Protocol):
         EINVAL for any other name, and for what only a slice has; EPERM for a GPU's root; ERANGE.
         """
 
-    def reset_peak(self, group: Group) -> None:
-        """Starts `peak` again at `current`."""
+    def reset_peak(self, group: Group, peak: Peak) -> None:
+        """Starts `peak` again at `current`, or `swap_peak` at `swap`, for whoever asks this ledger."""
 
     def charge(self, group: Group, nbytes: int) -> None:
         """Charges GPU memory to a process and every slice above it.

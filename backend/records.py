@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import Literal
 
 import attrs
 
@@ -70,6 +71,10 @@ class GpuInfo:
     """Bytes that move between GPU and host together: a page."""
 
 
+Peak = Literal["peak", "swap_peak"]
+"""The highest value of a figure, by its name in the books: of `current`, or of `swap`."""
+
+
 @attrs.frozen
 class Books:
     """What the ledger knows about one group at one moment. Sizes in bytes."""
@@ -86,6 +91,12 @@ class Books:
     """Highest `current` since the last reset."""
     swap: int = 0
     """In host memory, this group and everything below it."""
+    swap_peak: int = 0
+    """Highest `swap` since the last reset."""
+    peak_ever: int = 0
+    """Highest `current` since the group came, whatever was reset."""
+    swap_peak_ever: int = 0
+    """Highest `swap` since the group came, whatever was reset."""
     swapin_bytes: int = 0
     """Moved to the GPU, ever."""
     swapout_bytes: int = 0

@@ -90,7 +90,7 @@ _ggroupfs_offer_in_list() {
 
 _ggroupfs_settings_of() {
     local -a words=()
-    read -ra words -d '' <<<"$_ggroupfs_settings gmem.peak= gmem.reclaim= compute.migrate= $_ggroupfs_words_of_settings"
+    read -ra words -d '' <<<"$_ggroupfs_settings gmem.peak= gmem.swap.peak= gmem.reclaim= compute.migrate= $_ggroupfs_words_of_settings"
     _ggroupfs_offer "$1" "${words[@]}"
 }
 

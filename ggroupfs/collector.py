@@ -63,6 +63,7 @@ ROWS = (
     Row("resident_bytes", "Memory on the GPU (gmem.current).", "current"),
     Row("swap_bytes", "GPU memory that is in the host (gmem.swap.current).", "swap"),
     Row("peak_bytes", "Highest memory on the GPU so far (gmem.peak).", "peak"),
+    Row("swap_peak_bytes", "Highest GPU memory in the host so far (gmem.swap.peak).", "swap_peak"),
     Row("limit_high_bytes", "Limit of memory on the GPU (gmem.limit.high), +Inf for max.", "high", _limit),
     Row("limit_low_bytes", "Protected memory (gmem.limit.low), +Inf for max.", "low", _limit),
     Row("swap_max_bytes", "Limit of memory in the host (gmem.swap.max), +Inf for max.", "swap_max", _limit),

@@ -8,7 +8,7 @@ What they promise is docs/semantics.md, which a test executes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import attrs
@@ -17,7 +17,7 @@ from backend import settings
 from backend.controller import Controller
 from backend.identity import Group, Slice
 from backend.peaks import Mark
-from backend.records import MAX, Books, Channel
+from backend.records import MAX, Books, Channel, Peak
 from backend.settings import Kind, Setting
 from ggroupfs import values
 
@@ -126,11 +126,17 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
     )
 
 
-async def _reset_peak(controller: Controller, group: Group, value: None) -> None:
-    """A reset is of one open file (ggroupfs.files.PeakFile). Of one that is never read, nobody notices anything."""
-    unread = Mark()
-    controller.reset_peak(group, unread)
-    controller.leave_peak(group, unread)
+def _peak(name: str) -> Control:
+    """The highest value of a figure."""
+    peak = PEAKS[name]
+
+    async def reset(controller: Controller, group: Group, value: None) -> None:
+        """A reset is of one open file (ggroupfs.files.PeakFile). Of one that is never read, nobody notices anything."""
+        unread = Mark(peak)
+        controller.reset_peak(group, unread)
+        controller.leave_peak(group, unread)
+
+    return Control(name, 0o644, lambda controller, group: f"{controller.peak(group, peak)}\n", values.anything, reset)
 
 
 def _value(setting: Setting) -> Show:
@@ -167,19 +173,15 @@ def _device(word: str) -> str:
     return word if word.startswith("GPU-") else str(values.integer(word, 0, MAX))
 
 
-PEAK = "gmem.peak"
+PEAKS: Mapping[str, Peak] = {"gmem.peak": "peak", "gmem.swap.peak": "swap_peak"}
+"""Files of highest values, and what those are called in the books."""
 
 CONTROLS = (
     *_controls("gmem"),
     Control("gmem.current", 0o444, _books(lambda books: books.current)),
-    Control(
-        PEAK,
-        0o644,
-        lambda controller, group: f"{controller.peak(group)}\n",
-        values.anything,
-        _reset_peak,
-    ),
+    _peak("gmem.peak"),
     Control("gmem.swap.current", 0o444, _books(lambda books: books.swap)),
+    _peak("gmem.swap.peak"),
     Control("gmem.reclaim", 0o200, None, values.amount, Controller.reclaim, lever=True),
     Control("gmem.events", 0o444, _gmem_events, channel=Channel.GMEM),
     Control("gmem.stat", 0o444, _gmem_stat),

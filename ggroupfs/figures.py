@@ -27,9 +27,11 @@ class Figures:
     current: int | None = None
     """Memory on the GPU."""
     peak: int | None = None
-    """Highest `current` since the last reset."""
+    """Highest `current` so far."""
     swap: int | None = None
     """Memory in the host."""
+    swap_peak: int | None = None
+    """Highest `swap` so far."""
     high: int | None = None
     """gmem.limit.high; MAX: no limit."""
     low: int | None = None
@@ -142,6 +144,7 @@ SOURCES: Mapping[str, Source] = {
         " implicit unmovable disputed exchanged_bytes"
     ),
     "gmem.peak": _one("peak"),
+    "gmem.swap.peak": _one("swap_peak"),
     "gmem.limit.high": _one("high", values.size),
     "gmem.limit.low": _one("low", values.size),
     "gmem.swap.max": _one("swap_max", values.size),

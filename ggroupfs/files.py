@@ -19,7 +19,7 @@ from backend.identity import Group, Process, owner_of
 from backend.peaks import Mark
 from backend.records import Channel
 from ggroupfs import values
-from ggroupfs.controls import PEAK, Control, Show
+from ggroupfs.controls import PEAKS, Control, Show
 
 WRITE_MOST = 4095
 """Bytes of a write(2); kernfs takes a page less the NUL and answers E2BIG to more."""
@@ -154,12 +154,14 @@ class OpenFile:
 
 
 class PeakFile(OpenFile):
-    """A gmem.peak: a write starts it again for this open file, and for no other, as memory.peak since Linux 6.12."""
+    """A gmem.peak or gmem.swap.peak: a write starts it again for this open file, and for no other, as memory.peak and
+    memory.swap.peak since Linux 6.12."""
 
-    __slots__ = ("_mark",)
+    __slots__ = ("_mark", "_peak")
 
     def __init__(self, controller: Controller, events: Events, control: Control, group: Group) -> None:
         super().__init__(controller, events, control, group)
+        self._peak = PEAKS[control.name]
         self._mark: Mark | None = None
 
     def close(self) -> None:
@@ -168,10 +170,10 @@ class PeakFile(OpenFile):
             self._controller.leave_peak(self.group, self._mark)
 
     def _show(self, show: Show) -> str:
-        return f"{self._controller.peak(self.group, self._mark)}\n"
+        return f"{self._controller.peak(self.group, self._peak, self._mark)}\n"
 
     async def _apply(self, value: Any) -> None:
-        mark = self._mark or Mark()
+        mark = self._mark or Mark(self._peak)
         self._controller.reset_peak(self.group, mark)
         self._mark = mark
 
@@ -220,6 +222,6 @@ def open_file(controller: Controller, events: Events, control: Control, group: G
     group."""
     if control.channel is Channel.USERMEM:
         return UsermemFile(controller, events, control, group, uid)
-    if control.name == PEAK:
+    if control.name in PEAKS:
         return PeakFile(controller, events, control, group)
     return OpenFile(controller, events, control, group)

@@ -22,7 +22,8 @@ static void get_levers(struct ggroup *group, struct ggroup_books *books)
 	spin_unlock(lock);
 }
 
-void ggroup_get_books(struct ggroup *group, struct ggroup_books *books)
+void ggroup_get_books(struct ggroup *group, const struct ggroup_file *file,
+		      struct ggroup_books *books)
 {
 	lockdep_assert_held(&group->device->lock);
 	/* So they are of one moment, and nobody waits for who looks. */
@@ -33,7 +34,7 @@ void ggroup_get_books(struct ggroup *group, struct ggroup_books *books)
 #include "settings.def"
 #undef GGROUP_SETTING
 		.current_bytes = group->current_bytes,
-		.peak = group->peak,
+		.peak = ggroup_peak_of(file, group, GGROUP_PEAK_GMEM),
 		.swap = group->swap,
 		.swapin_bytes = group->swapin_bytes,
 		.swapout_bytes = group->swapout_bytes,
@@ -49,6 +50,9 @@ void ggroup_get_books(struct ggroup *group, struct ggroup_books *books)
 		.uid = from_kuid(&init_user_ns, group->owner),
 		.gid = from_kgid(&init_user_ns, group->gid),
 		.parent = group->parent ? group->parent->id : 0,
+		.swap_peak = ggroup_peak_of(file, group, GGROUP_PEAK_SWAP),
+		.peak_ever = group->peaks[GGROUP_PEAK_GMEM].ever,
+		.swap_peak_ever = group->peaks[GGROUP_PEAK_SWAP].ever,
 	};
 	spin_unlock(&group->device->figures);
 	ggroup_usermem_read(group, &books->pressure_bytes, &books->pressure_seq);

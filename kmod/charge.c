@@ -70,7 +70,8 @@ static void shift_one(struct ggroup *level, s64 held, s64 swapped)
 {
 	change(&level->current_bytes, held);
 	change(&level->swap, swapped);
-	level->peak = max(level->peak, level->current_bytes);
+	ggroup_peak_see(&level->peaks[GGROUP_PEAK_GMEM], level->current_bytes);
+	ggroup_peak_see(&level->peaks[GGROUP_PEAK_SWAP], level->swap);
 }
 
 void ggroup_shift(struct ggroup *group, s64 held, s64 swapped)

@@ -12,6 +12,7 @@
 #include "group.h"
 #include "ioctl.h"
 #include "name.h"
+#include "peak.h"
 #include "plan.h"
 #include "reclaim.h"
 
@@ -66,18 +67,11 @@ int ggroup_call_set(struct ggroup_call *call)
 
 int ggroup_call_reset_peak(struct ggroup_call *call)
 {
-	struct ggroup *group = call->group;
-	int err = 0;
+	struct ggroup_reset *arg = call->arg;
 
-	down_read(&group->device->lock);
-	spin_lock(&group->device->figures);
-	if (group->alive)
-		group->peak = group->current_bytes;
-	else
-		err = -ENODEV;
-	spin_unlock(&group->device->figures);
-	up_read(&group->device->lock);
-	return err;
+	if (arg->reserved || arg->what >= GGROUP_PEAKS)
+		return -EINVAL;
+	return ggroup_peak_reset(call->file, call->group, arg->what, call->admin);
 }
 
 int ggroup_call_observe(struct ggroup_call *call)

@@ -28,7 +28,8 @@ struct ggroup;
  *	limit, or must see figures that belong together; for reading, with @figures, by what
  *	looks at and changes those of one path. May be held while memory is allocated and
  *	never while a program is waited for
- * @figures: the figures of all groups, while @lock is held for reading; inside it, a leaf
+ * @figures: the figures of all groups, while @lock is held for reading; inside it, a leaf but for
+ *	the lists of peak.c
  * @gone: closed: no group can be found or added any more (under @lock)
  * @root: the group that stands for it
  * @granule: bytes that move together
@@ -45,7 +46,7 @@ struct ggroup_device {
 	struct list_head node;
 	char uuid[GGROUP_UUID_LEN];
 	struct rw_semaphore lock;
-	spinlock_t figures;	/* inside lock, a leaf */
+	spinlock_t figures;	/* inside lock */
 	bool gone;
 	struct ggroup *root;
 	u64 granule;

@@ -11,6 +11,7 @@
 #include "file.h"
 #include "group.h"
 #include "ioctl.h"
+#include "peak.h"
 #include "provider.h"
 #include "user.h"
 
@@ -41,6 +42,7 @@ static int ggroup_open(struct inode *inode, struct file *filp)
 		return err;
 	}
 	mutex_init(&file->bind);
+	INIT_LIST_HEAD(&file->marks);
 	filp->private_data = file;
 	return stream_open(inode, filp);
 }
@@ -57,6 +59,7 @@ static int ggroup_release(struct inode *inode, struct file *filp)
 		atomic_dec(&file->group->joined);
 		ggroup_put(file->group);
 	}
+	ggroup_peak_close(file);
 	ggroup_user_close(file->user);
 	mutex_destroy(&file->bind);
 	kfree(file);

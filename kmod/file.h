@@ -20,6 +20,7 @@ struct ggroup_user;
  * @device: REGISTER: the GPU it provides, with a reference; set once, since pollers wait in it
  * @registered: it still provides it
  * @user: whom it is counted for
+ * @marks: groups whose peaks it has reset; see peak.c
  */
 struct ggroup_file {
 	struct mutex bind;	/* the fields below */
@@ -27,6 +28,7 @@ struct ggroup_file {
 	struct ggroup_device *device;
 	bool registered;
 	struct ggroup_user *user;
+	struct list_head marks;
 };
 
 extern const struct file_operations ggroup_fops;

@@ -9,6 +9,7 @@
 #include "charge.h"
 #include "exit.h"
 #include "group.h"
+#include "peak.h"
 #include "quota.h"
 #include "reclaim.h"
 
@@ -173,6 +174,7 @@ struct ggroup *ggroup_new(struct ggroup_device *device, u32 kind)
 	group->device = ggroup_device_get(device);
 	INIT_LIST_HEAD(&group->children);
 	INIT_LIST_HEAD(&group->sibling);
+	INIT_LIST_HEAD(&group->marks);
 	INIT_HLIST_NODE(&group->name);
 	ggroup_exit_init(group);
 	INIT_WORK(&group->reclaim_work, ggroup_reclaim_work);
@@ -233,6 +235,7 @@ static void leave(struct ggroup *group)
 	group->device->groups--;
 	WRITE_ONCE(group->alive, false);
 	group->parent = NULL;
+	ggroup_peak_leave(group);
 	ggroup_levers_forget(group);
 	ggroup_usermem_gone(group);
 	ggroup_inbox_drop(group);

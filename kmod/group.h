@@ -17,6 +17,7 @@
 #include "device.h"
 #include "event.h"
 #include "lever.h"
+#include "peak.h"
 #include "uapi/ggroup.h"
 #include "usermem.h"
 
@@ -46,14 +47,16 @@
  * @joined: process: files that joined
  * @reclaim_work: brings the group back under its high, where a tenant's charge lifted it over
  * @current_bytes: on the GPU; this and what follows but @events: see the device's @figures
- * @peak: highest @current_bytes
  * @swap: in the host
+ * @peaks: the highest @current_bytes and @swap, by GGROUP_PEAK_*
  * @swapin_bytes: moved to the GPU, ever
  * @swapout_bytes: moved to the host, ever
  * @swapins: moves to the GPU, ever
  * @swapouts: moves to the host, ever
  * @move_usec: what the moves took
  * @events: counts by GGROUP_EVENT_*
+ * @marks: files that have reset a peak; this and the next: see peak.c
+ * @marks_counted: how many of them are not root's
  *
  * Then the settings, as settings.def has them; these and the owner are written with the device's
  * lock held for writing.
@@ -90,14 +93,16 @@ struct ggroup {
 	struct work_struct reclaim_work;
 
 	u64 current_bytes;
-	u64 peak;
 	u64 swap;
+	struct ggroup_peak peaks[GGROUP_PEAKS];
 	u64 swapin_bytes;
 	u64 swapout_bytes;
 	u64 swapins;
 	u64 swapouts;
 	u64 move_usec;
 	atomic64_t events[GGROUP_EVENTS];
+	struct list_head marks;
+	unsigned int marks_counted;
 
 #define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	type field;
 #include "settings.def"
@@ -160,8 +165,9 @@ void ggroup_reap(struct ggroup_device *device);
 void ggroup_close_all(struct ggroup_device *device);
 /* Whether the caller owns a slice above. With the device's lock held. */
 bool ggroup_owned(const struct ggroup *group);
-/* With the device's lock held. */
-void ggroup_get_books(struct ggroup *group, struct ggroup_books *books);
+/* As @file knows them. With the device's lock held. */
+void ggroup_get_books(struct ggroup *group, const struct ggroup_file *file,
+		      struct ggroup_books *books);
 /* @admin: the caller may set whose a slice is, too. */
 int ggroup_set(struct ggroup *group, const struct ggroup_set *set, bool admin);
 

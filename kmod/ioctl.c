@@ -30,12 +30,14 @@ enum right {
  * @cmd: its number, with the size of the arguments as this header has them
  * @right: who may
  * @call: does it
+ * @least: the size that version 1 had, where it has grown since
  * @out_for: besides success, the error with which the arguments go back
  */
 struct ioctl {
 	unsigned int cmd;
 	enum right right;
 	int (*call)(struct ggroup_call *call);
+	size_t least;
 	int out_for;
 };
 
@@ -51,18 +53,18 @@ static const struct ioctl ioctls[] = {
 	IOCTL(SWAP_OUT, TENANT, ggroup_call_swap_out),
 	IOCTL(SWAP_IN, TENANT, ggroup_call_swap_in),
 	IOCTL(USERMEM, READER, ggroup_call_usermem),
-	IOCTL(GET, READER, ggroup_call_get),
+	IOCTL(GET, READER, ggroup_call_get, offsetof(struct ggroup_books, swap_peak)),
 	IOCTL(ADD, ADMIN, ggroup_call_add),
 	IOCTL(FIND, EVERYBODY, ggroup_call_find),
 	IOCTL(NEXT, ADMIN, ggroup_call_next),
 	IOCTL(MOVE, ADMIN_OF, ggroup_call_move),
 	IOCTL(REMOVE, ADMIN_OF, ggroup_call_remove),
 	IOCTL(SET, CONTROL, ggroup_call_set),
-	IOCTL(RESET_PEAK, CONTROL, ggroup_call_reset_peak),
+	IOCTL(RESET_PEAK, CONTROL, ggroup_call_reset_peak, offsetof(struct ggroup_reset, what)),
 	IOCTL(OBSERVE, ADMIN_OF, ggroup_call_observe),
 	IOCTL(NOTE, ADMIN_OF, ggroup_call_note),
 	IOCTL(PRESS, CONTROL, ggroup_call_press),
-	IOCTL(PLAN, CONTROL, ggroup_call_plan, -ENOSPC),
+	IOCTL(PLAN, CONTROL, ggroup_call_plan, 0, -ENOSPC),
 	IOCTL(SET_TIMESLICE, ADMIN_OF, ggroup_call_set_timeslice),
 	IOCTL(ATTACH_TSG, ADMIN_OF, ggroup_call_attach_tsg),
 	IOCTL(DETACH_TSG, ADMIN_OF, ggroup_call_detach_tsg),
@@ -71,13 +73,6 @@ static const struct ioctl ioctls[] = {
 	IOCTL(UNREGISTER, EVERYBODY, ggroup_call_unregister),
 	IOCTL(FORGET, ADMIN, ggroup_call_forget),
 	IOCTL(EVENTS, ADMIN_OF, ggroup_call_events),
-};
-
-/*
- * Bytes of the arguments in version 1 of the header, of each ioctl whose structure has grown since:
- * whoever was built then calls with so many.
- */
-static const u16 first_sizes[ARRAY_SIZE(ioctls)] = {
 };
 
 static bool is_owner(struct ggroup *group)
@@ -173,7 +168,7 @@ static noinline_for_stack long by_table(struct ggroup_file *file, unsigned int c
 	/* The size is a matter of the caller's age, the rest has to fit. */
 	if (!ioctl->call || ((cmd ^ ioctl->cmd) & ~(_IOC_SIZEMASK << _IOC_SIZESHIFT)))
 		return -ENOTTY;
-	if (_IOC_SIZE(cmd) < (first_sizes[ioctl - ioctls] ?: known))
+	if (_IOC_SIZE(cmd) < (ioctl->least ?: known))
 		return -EINVAL;
 	if (known > sizeof(few)) {
 		call.arg = kzalloc(known, GFP_KERNEL_ACCOUNT);

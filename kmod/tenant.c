@@ -13,7 +13,8 @@
 #include "tenant.h"
 
 #define GGROUP_FEATURES	(GGROUP_FEATURE_BOOKS | GGROUP_FEATURE_PROVIDER | GGROUP_FEATURE_TENANT | \
-			 GGROUP_FEATURE_USERMEM | GGROUP_FEATURE_COUNTERS | GGROUP_FEATURE_BOUNDS)
+			 GGROUP_FEATURE_USERMEM | GGROUP_FEATURE_COUNTERS | \
+			 GGROUP_FEATURE_BOUNDS | GGROUP_FEATURE_PEAKS)
 
 int ggroup_call_hello(struct ggroup_call *call)
 {
@@ -144,7 +145,7 @@ int ggroup_call_get(struct ggroup_call *call)
 
 	down_read(&device->lock);
 	if (call->group->alive)
-		ggroup_get_books(call->group, call->arg);
+		ggroup_get_books(call->group, call->file, call->arg);
 	else
 		err = -ENODEV;
 	up_read(&device->lock);

@@ -383,7 +383,7 @@ class Harness:
             "directories": len([d for d in self.tree._directories.values() if d.subject not in ("root", "gpus", ROOT)]),
             "owners": len(self.tree._ownership),
             "times": len(self.tree._times),
-            "peaks of the dead": len([g for g in self.controller._peaks._highest if not population.holds(g)]),
+            "peaks of the dead": len([g for g in self.controller._peaks._marks if not population.holds(g)]),
             "freezes of the dead": len([g for g in follower._since | follower._frozen_s if not population.holds(g)]),
             "events of the dead": len([g for g, _ in self.events._counts if not population.holds(g)]),
             "pollers": len(self.events._waiting),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from backend.identity import Group, Process
-from backend.records import MAX, Books
+from backend.records import MAX, Books, Peak
 from backend.settings import SETTINGS
 
 
@@ -39,7 +39,8 @@ class NaiveLedger:
         self.held: Counter[Group] = Counter()
         self.swapped: Counter[Group] = Counter()
         self.asked: dict[Group, dict[str, Any]] = {}
-        self.peaks: Counter[Group] = Counter()
+        self.peaks: dict[Peak, Counter[Group]] = {"peak": Counter(), "swap_peak": Counter()}
+        self.ever: dict[Peak, Counter[Group]] = {"peak": Counter(), "swap_peak": Counter()}
         self.counts: dict[Group, Counter[str]] = {}
         self.pressed: dict[Group, tuple[int, int]] = {}
 
@@ -49,8 +50,10 @@ class NaiveLedger:
         self.counts[group] = Counter()
 
     def leave(self, group: Group) -> None:
-        for table in (self.above, self.asked, self.counts, self.held, self.swapped, self.peaks, self.pressed):
+        for table in (self.above, self.asked, self.counts, self.held, self.swapped, self.pressed):
             table.pop(group, None)
+        for peaks in (*self.peaks.values(), *self.ever.values()):
+            peaks.pop(group, None)
 
     def path(self, group: Group) -> Iterator[Group]:
         """A group and those above it."""
@@ -75,7 +78,16 @@ class NaiveLedger:
     def raise_peaks(self) -> None:
         """After every step."""
         for group in self.above:
-            self.peaks[group] = max(self.peaks[group], self.current(group))
+            for peak in self.peaks:
+                for highest in (self.peaks[peak], self.ever[peak]):
+                    highest[group] = max(highest[group], self.figure(group, peak))
+
+    def figure(self, group: Group, peak: Peak) -> int:
+        """What it is the highest value of."""
+        return self.current(group) if peak == "peak" else self.swap(group)
+
+    def reset_peak(self, group: Group, peak: Peak) -> None:
+        self.peaks[peak][group] = self.figure(group, peak)
 
     def books(self, group: Group) -> Books:
         nbytes, sequence = self.pressed.get(group, (0, 0))
@@ -83,7 +95,10 @@ class NaiveLedger:
         return Books(
             current=self.current(group),
             swap=self.swap(group),
-            peak=self.peaks[group],
+            peak=self.peaks["peak"][group],
+            swap_peak=self.peaks["swap_peak"][group],
+            peak_ever=self.ever["peak"][group],
+            swap_peak_ever=self.ever["swap_peak"][group],
             pressure_bytes=nbytes,
             pressure_seq=sequence,
             **figures,

@@ -12,6 +12,7 @@ DESIGN = {
     "gmem.limit.low": 0o644,
     "gmem.current": 0o444,
     "gmem.peak": 0o644,
+    "gmem.swap.peak": 0o644,
     "gmem.swap.current": 0o444,
     "gmem.swap.max": 0o644,
     "gmem.reclaim": 0o200,

@@ -129,6 +129,7 @@ MODEL: dict[str, Callable[[bytes], Any]] = {
     "gmem.limit.low": size,
     "gmem.swap.max": size,
     "gmem.peak": lambda word: None,
+    "gmem.swap.peak": lambda word: None,
     "gmem.reclaim": amount,
     "compute.timeslice": time,
     "compute.freeze": lambda word: bool(whole(0, 1)(word)),

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Ledger, Target
-from backend.records import MAX, Channel
+from backend.records import MAX, Channel, Peak
 from backend.settings import SETTINGS
 from backend.soft.ledger import SoftLedger
 from tests.model import NaiveLedger
@@ -166,8 +166,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ask(errno.EINVAL, ledger.observe, slice_, nbytes)
         self.ask(errno.ENODEV, ledger.plan, gone, 1)
         self.ask(errno.ENODEV, ledger.press, gone, 1)
-        for simple in (ledger.books, ledger.excess, ledger.reset_peak, ledger.remove, ledger.parent):
+        for simple in (ledger.books, ledger.excess, ledger.remove, ledger.parent):
             self.ask(errno.ENODEV, simple, gone)
+        self.ask(errno.ENODEV, ledger.reset_peak, gone, "peak")
         self.ask(errno.ENODEV, ledger.move, gone, slice_)
         self.ask(errno.ENODEV, ledger.move, slice_, gone)
         self.ask(errno.ENODEV, ledger.note, gone, "high")
@@ -196,11 +197,11 @@ class LedgerMachine(RuleBasedStateMachine):
         if not code:
             self.naive.asked[group] |= changes
 
-    @rule(index=pick)
-    def reset_peak(self, index: int) -> None:
+    @rule(index=pick, peak=st.sampled_from(("peak", "swap_peak")))
+    def reset_peak(self, index: int, peak: Peak) -> None:
         group = self.any_group(index)
-        self.ask(0, self.ledger.reset_peak, group)
-        self.naive.peaks[group] = self.naive.current(group)
+        self.ask(0, self.ledger.reset_peak, group, peak)
+        self.naive.reset_peak(group, peak)
 
     @rule(index=pick, event=st.sampled_from(("low", "high", "reclaim", "fail")))
     def note(self, index: int, event: str) -> None:
@@ -371,8 +372,8 @@ class LedgerMachine(RuleBasedStateMachine):
         """Said of the ledger alone, whatever the naive books hold."""
         for group in self.naive.above:
             books = self.ledger.books(group)
-            assert 0 <= books.current <= books.peak
-            assert books.swap >= 0
+            assert 0 <= books.current <= books.peak <= books.peak_ever
+            assert 0 <= books.swap <= books.swap_peak <= books.swap_peak_ever
             if isinstance(group.node, Slice):
                 children = [self.ledger.books(child) for child in self.naive.children(group)]
                 assert books.current == sum(child.current for child in children)

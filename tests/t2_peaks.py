@@ -1,10 +1,21 @@
-"""Peaks: each open file has its own, as memory.peak since Linux 6.12 (mm/memcontrol.c: peak_write(), peak_show())."""
+"""Peaks: each open file has its own, as memory.peak and memory.swap.peak since Linux 6.12.
+
+mm/memcontrol.c: peak_write(), peak_show().
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from backend.identity import ROOT, Group, Process
+from backend.identity import ROOT, Group, Process, Slice
+from backend.journal import state
+from backend.journal.file import Journal
+from backend.journal.ledger import JournaledLedger
 from backend.peaks import Mark, Peaks
+from backend.records import Peak
 from backend.soft.ledger import SoftLedger
 from tests.strategies import chosen, pick
 
@@ -20,18 +31,35 @@ class PeaksOfMany(RuleBasedStateMachine):
         self.ledger.add_gpu(0, 1000)
         self.ledger.add(GROUP, Group(0, ROOT))
         self.peaks = Peaks(self.ledger)
-        self.held: list[int] = [0]
+        self.held: dict[Peak, list[int]] = {"peak": [0], "swap_peak": [0]}
         self.marks: list[tuple[Mark, int]] = []  # and since when
+
+    def look(self) -> None:
+        books = self.ledger.books(GROUP)
+        self.held["peak"].append(books.current)
+        self.held["swap_peak"].append(books.swap)
 
     @rule(nbytes=st.integers(0, 1000))
     def hold(self, nbytes: int) -> None:
         self.ledger.observe(GROUP, nbytes)
-        self.held.append(nbytes)
+        self.look()
 
-    @precondition(lambda self: len(self.marks) < 3)
-    @rule()
-    def open_and_reset(self) -> None:
-        self.marks.append((Mark(), 0))
+    @rule(part=st.integers(0, 100))
+    def move_out(self, part: int) -> None:
+        self.ledger.swap_out(GROUP, self.ledger.books(GROUP).current * part // 100)
+        self.look()
+
+    @rule(part=st.integers(0, 100), free=st.booleans())
+    def bring_in_or_free(self, part: int, free: bool) -> None:
+        books = self.ledger.books(GROUP)
+        nbytes = min(books.swap * part // 100, 1000 - books.current)
+        (self.ledger.uncharge_swap if free else self.ledger.swap_in)(GROUP, nbytes)
+        self.look()
+
+    @precondition(lambda self: len(self.marks) < 4)
+    @rule(peak=st.sampled_from(("peak", "swap_peak")))
+    def open_and_reset(self, peak: Peak) -> None:
+        self.marks.append((Mark(peak), 0))
         self.reset(len(self.marks) - 1)
 
     @precondition(lambda self: self.marks)
@@ -39,7 +67,7 @@ class PeaksOfMany(RuleBasedStateMachine):
     def reset(self, index: int) -> None:
         mark, _ = chosen(self.marks, index)
         self.peaks.reset(GROUP, mark)
-        self.marks[index % len(self.marks)] = mark, len(self.held) - 1
+        self.marks[index % len(self.marks)] = mark, len(self.held[mark.peak]) - 1
 
     @precondition(lambda self: self.marks)
     @rule(index=pick)
@@ -50,16 +78,55 @@ class PeaksOfMany(RuleBasedStateMachine):
 
     @invariant()
     def each_has_its_own(self) -> None:
-        assert self.peaks.highest(GROUP) == max(self.held)
+        for peak, held in self.held.items():
+            assert self.peaks.ever(GROUP, peak) == max(held)
         for mark, since in self.marks:
-            assert self.peaks.highest(GROUP, mark) == max(self.held[since:])
+            assert self.peaks.highest(GROUP, mark) == max(self.held[mark.peak][since:])
 
     def teardown(self) -> None:
         for mark, _ in self.marks:
             self.peaks.leave(GROUP, mark)
         assert not self.peaks._marks, "closed files are forgotten"
-        self.peaks.forget(GROUP)
-        assert not self.peaks._highest
 
 
 TestPeaks = PeaksOfMany.TestCase
+
+
+def test_a_reset_is_of_nobody_that_comes_later(tmp_path: Path) -> None:
+    """A file was reset, and the daemon is another one since: no file is known that has reset it."""
+    group, names = Group(0, Slice("/a")), {0: "GPU-0"}
+    process = Group(0, Process(2, 1))
+
+    def opened() -> tuple[Journal, JournaledLedger]:
+        journal = Journal(tmp_path / "one.journal", boot="boot")
+        ledger = JournaledLedger(journal, names)
+        ledger.add_gpu(0, 1000)
+        return journal, ledger
+
+    journal, ledger = opened()
+    ledger.add(group, Group(0, ROOT))
+    ledger.add(process, group)
+    ledger.charge(process, 70)
+    ledger.swap_out(process, 50)
+    ledger.uncharge_swap(process, 40)
+    ledger.remove(process)
+    peaks, mark, swapped = Peaks(ledger), Mark("peak"), Mark("swap_peak")
+    for one in (mark, swapped):
+        peaks.reset(group, one)
+    assert (peaks.highest(group, mark), peaks.highest(group, swapped)) == (0, 0)
+    ledger.close(handed_over=True)
+    journal.close()
+    journal, ledger = opened()
+    after = Peaks(ledger)
+    assert (after.ever(group, "peak"), after.ever(group, "swap_peak")) == (70, 50)
+    journal.close()
+
+
+def test_the_journal_of_a_version_that_had_no_peak_ever(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "one.journal", boot="boot")
+    key = "GPU-0", Slice("/a")
+    journal.commit(state.gpu("GPU-0"), state.add(key, ROOT), state.put(key, {"peak": 7, "kept": 1}))
+    ledger = JournaledLedger(journal, {0: "GPU-0"})
+    ledger.add_gpu(0, 1000)
+    assert Peaks(ledger).ever(Group(0, Slice("/a")), "peak") == 7
+    journal.close()

@@ -104,6 +104,7 @@ WRITES = {
     "gmem.limit.high": "32M",
     "gmem.limit.low": "1M",
     "gmem.peak": 0,
+    "gmem.swap.peak": 0,
     "gmem.swap.max": "1M",
     "gmem.reclaim": "1M",
     "compute.freeze": 1,

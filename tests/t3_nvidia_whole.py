@@ -173,6 +173,7 @@ def test_out_and_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
         await rig.seen()
         assert await rig.booked(pid) == (HELD, 0)
+        assert await rig.number(pid, "gmem.swap.peak") == await rig.number(pid, "gmem.peak") == HELD
         assert rig.driver.done == [("suspend", pid), ("resume", pid)]
         assert rig.driver.rooms == [HELD, HELD]
         assert "frozen 0\n" in await rig.h.read(f"{pid}/0/compute.events")

@@ -81,6 +81,7 @@ ACCEPTED = {
     "gmem.limit.low": [b"\t0\n", b"max"],
     "gmem.swap.max": [b"0", b"max\n"],
     "gmem.peak": [b"\n", b"anything at all", b"0"],
+    "gmem.swap.peak": [b"\n", b"anything at all", b"0"],
     "compute.timeslice": [b"2", b"2.048", b" 2 ms", b"10us", b"1000", b"default"],
     "compute.freeze": [b"1", b"0x1", b" 0\n"],
     "compute.priority": [b"0", b" 15\n", b"8"],

@@ -87,6 +87,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "resident_bytes": tenant.number("gmem.current"),
             "swap_bytes": tenant.number("gmem.swap.current"),
             "peak_bytes": tenant.number("gmem.peak"),
+            "swap_peak_bytes": tenant.number("gmem.swap.peak"),
             "limit_high_bytes": 32 * MIB,
             "limit_low_bytes": MIB,
             "swap_max_bytes": math.inf,

@@ -36,6 +36,7 @@ from backend.soft.client import Device
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.ledger import SoftLedger
+from ggroupfs.controls import PEAKS
 from tests.mounted import Mounted, eventually, mounted
 from tests.strategies import Written, chosen, history, pick, size_writes, switch_writes, timeslice_writes
 from tests.t4_cgroup_differential import answer, cgroup2
@@ -232,7 +233,8 @@ CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "gmem.limit.high": lambda c, g: size(c.books(g).high),
     "gmem.limit.low": lambda c, g: size(c.books(g).low),
     "gmem.current": lambda c, g: f"{c.books(g).current}\n",
-    "gmem.peak": lambda c, g: f"{c.peak(g)}\n",
+    "gmem.peak": lambda c, g: f"{c.peak(g, 'peak')}\n",
+    "gmem.swap.peak": lambda c, g: f"{c.peak(g, 'swap_peak')}\n",
     "gmem.swap.current": lambda c, g: f"{c.books(g).swap}\n",
     "gmem.swap.max": lambda c, g: size(c.books(g).swap_max),
     "gmem.events": gmem_events,
@@ -520,14 +522,14 @@ class MountMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.groups())
     @rule(index=pick, name=st.sampled_from(NAMES), raw=st.sampled_from((b"1\n", b"", b"nonsense")))
     def write_others(self, index: int, name: str, raw: bytes) -> None:
-        """Files that are only read, that no backend acts on yet, and gmem.peak, which takes anything."""
+        """Files that are only read, that no backend acts on yet, and peaks, which take anything."""
         group = chosen(self.model.groups(), index)
         if name in WRITES:
             return
         found = answer(lambda: self.write(self.path(group) / name, raw))
         if not raw:
             assert found == 0
-        elif name == "gmem.peak":
+        elif name in PEAKS:
             assert found == len(raw)
             # It was started again for a file that is closed now, and for nobody else.
         elif name in ("compute.priority", "compute.weight", "compute.migrate"):

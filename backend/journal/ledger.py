@@ -18,7 +18,7 @@ from backend.journal import state
 from backend.journal.file import Journal
 from backend.journal.state import FIELDS, FLAGS, UNTOUCHED, Key, Operation
 from backend.protocols import Inherited
-from backend.records import Books, Wanted
+from backend.records import Books, Peak, Wanted
 from backend.soft.account import Account
 from backend.soft.ledger import SoftLedger
 
@@ -106,8 +106,8 @@ class JournaledLedger(SoftLedger):
         if self._changed:
             self._write()
 
-    def reset_peak(self, group: Group) -> None:
-        super().reset_peak(group)
+    def reset_peak(self, group: Group, peak: Peak) -> None:
+        super().reset_peak(group, peak)
         self._write()
 
     # The small parts
@@ -152,6 +152,7 @@ class JournaledLedger(SoftLedger):
             assert isinstance(account, Watched)
             fields: dict[str, Any] = {name: bool(n) if name in FLAGS else n for name, n in entry.fields.items()}
             account.figures = account.written = Books(**fields)
+            _reset_by_nobody(account)
         root.update(high=high)
 
     def _inherit(self, group: Group, key: Key, above: Group) -> Inherited:
@@ -159,3 +160,10 @@ class JournaledLedger(SoftLedger):
         process = isinstance(group.node, Process)
         applied = Wanted(held.detached, held.timeslice_us) if process else Wanted(False, 0)
         return Inherited(group, above, applied, held.moving)
+
+
+def _reset_by_nobody(account: Account) -> None:
+    """Whoever had reset a peak asked the daemon before us. The journal of an earlier version has no peak ever."""
+    books = account.figures
+    peak, swap_peak = max(books.peak, books.peak_ever), max(books.swap_peak, books.swap_peak_ever)
+    account.update(peak=peak, peak_ever=peak, swap_peak=swap_peak, swap_peak_ever=swap_peak)

@@ -15,7 +15,7 @@ import trio
 from backend.errors import fail
 from backend.identity import ROOT, Group, Slice
 from backend.protocols import Inherited, Target
-from backend.records import MAX, Books, Channel
+from backend.records import MAX, Books, Channel, Peak
 from backend.settings import BY_FIELD, SETTINGS
 from backend.soft import reclaim
 from backend.soft.account import Account
@@ -112,9 +112,10 @@ class SoftLedger:
         if others:
             account.update(**changes)
 
-    def reset_peak(self, group: Group) -> None:
+    def reset_peak(self, group: Group, peak: Peak) -> None:
         account = self._account(group)
-        account.update(peak=account.figures.current)
+        figures = account.figures
+        account.update(**{peak: figures.current if peak == "peak" else figures.swap})
 
     # Charging
 
@@ -150,8 +151,7 @@ class SoftLedger:
         for level in account.path():
             books = level.figures
             level.update(
-                current=books.current - nbytes,
-                swap=books.swap + nbytes,
+                **_holds(books, -nbytes, nbytes),
                 swapout_bytes=books.swapout_bytes + nbytes,
                 swapouts=books.swapouts + 1,
                 move_usec=books.move_usec + usec,
@@ -166,9 +166,7 @@ class SoftLedger:
         for level in account.path():
             books = level.figures
             level.update(
-                current=books.current + nbytes,
-                peak=max(books.peak, books.current + nbytes),
-                swap=books.swap - nbytes,
+                **_holds(books, nbytes, -nbytes),
                 swapin_bytes=books.swapin_bytes + nbytes,
                 swapins=books.swapins + 1,
                 move_usec=books.move_usec + usec,
@@ -222,9 +220,7 @@ class SoftLedger:
     def _shift(self, account: Account, held: int, swapped: int) -> None:
         """Adds to the figures of an account and of every one above it."""
         for level in account.path():
-            books = level.figures
-            current = books.current + held
-            level.update(current=current, swap=books.swap + swapped, peak=max(books.peak, current))
+            level.update(**_holds(level.figures, held, swapped))
 
     def _event(self, account: Account, event: str) -> None:
         """Counts an event in a group and, as memory.events does, in every group above it."""
@@ -236,3 +232,14 @@ class SoftLedger:
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self._listeners:
             listener(group, channel)
+
+
+def _holds(books: Books, held: int, swapped: int) -> dict[str, int]:
+    """Figures of a group that holds so much more."""
+    current, swap = books.current + held, books.swap + swapped
+    changes = {"current": current, "swap": swap}
+    if current > books.peak:
+        changes |= {"peak": current, "peak_ever": max(books.peak_ever, current)}
+    if swap > books.swap_peak:
+        changes |= {"swap_peak": swap, "swap_peak_ever": max(books.swap_peak_ever, swap)}
+    return changes

@@ -78,6 +78,7 @@
 #define GGROUP_MAX_DEPTH	32			/* levels of slices that users made */
 #define GGROUP_MAX_DEPTH_ROOT	128			/* ... that root made */
 #define GGROUP_MAX_SLICES_PER_USER	4096		/* of one GPU; root may have all */
+#define GGROUP_RESETS_MOST	64			/* files of one group; root may have more */
 #define GGROUP_TIMEOUT_MS	5000			/* where a timeout of 0 is given */
 #define GGROUP_TIMEOUT_MS_MOST	600000
 
@@ -93,6 +94,7 @@
 #define GGROUP_FEATURE_USERMEM	0x8ULL	/* usermemfd */
 #define GGROUP_FEATURE_COUNTERS	0x10ULL	/* the mapped page of kernel counters */
 #define GGROUP_FEATURE_BOUNDS	0x20ULL	/* what one user can make is bounded: see HOW MANY */
+#define GGROUP_FEATURE_PEAKS	0x40ULL	/* swap_peak, peaks ever, and resets of one file alone */
 
 /* What this kernel speaks. */
 struct ggroup_hello {
@@ -171,7 +173,7 @@ struct ggroup_books {
 	__u64 low;
 	__u64 swap_max;
 	__u64 current_bytes;	/* on the GPU, this group and everything below it */
-	__u64 peak;		/* highest current_bytes since the last RESET_PEAK */
+	__u64 peak;		/* highest current_bytes since RESET_PEAK with this file */
 	__u64 swap;		/* in the host, this group and everything below it */
 	__u64 swapin_bytes;
 	__u64 swapout_bytes;
@@ -199,6 +201,9 @@ struct ggroup_books {
 	__u64 finished;
 	__u32 flags;		/* GGROUP_BOOKS_* */
 	__u32 reserved;
+	__u64 swap_peak;	/* as peak, of swap */
+	__u64 peak_ever;	/* whatever was reset */
+	__u64 swap_peak_ever;
 };
 
 /* struct ggroup_set.mask */
@@ -233,6 +238,16 @@ struct ggroup_amount {
 	__u64 id;		/* 0: the caller's own group */
 	__u64 nbytes;		/* 0..GGROUP_MAX */
 	__u64 usec;		/* SWAP_OUT, SWAP_IN: what it took; else 0 */
+};
+
+/* struct ggroup_reset.what */
+#define GGROUP_PEAK_GMEM	0	/* peak */
+#define GGROUP_PEAK_SWAP	1	/* swap_peak */
+
+struct ggroup_reset {
+	__u64 id;
+	__u32 what;		/* GGROUP_PEAK_* */
+	__u32 reserved;
 };
 
 /* struct ggroup_note.event */
@@ -413,7 +428,8 @@ struct ggroup_message {
  *   below the group, which wakes reclaim. Priority and weight are only kept, for a scheduler: no
  *   lever follows from them. EPERM for a root, ERANGE. KEPT and OWNER are for slices, EINVAL
  *   otherwise.
- * RESET_PEAK: peak starts again at current_bytes.
+ * RESET_PEAK: peak starts again at current_bytes, or swap_peak at swap, for GET with this file, and
+ *   for no other. EMFILE where GGROUP_RESETS_MOST files of others than root have one of the group.
  * OBSERVE: the driver says that the process holds nbytes; the books follow, whatever the limits
  *   say.
  * NOTE: counts an event here and in every group above. EINVAL for those that the kernel counts.
@@ -433,7 +449,7 @@ struct ggroup_message {
 #define GGROUP_IOC_MOVE		_IOW(GGROUP_IOC_MAGIC, 19, struct ggroup_move)
 #define GGROUP_IOC_REMOVE	_IOW(GGROUP_IOC_MAGIC, 20, struct ggroup_id)
 #define GGROUP_IOC_SET		_IOW(GGROUP_IOC_MAGIC, 21, struct ggroup_set)
-#define GGROUP_IOC_RESET_PEAK	_IOW(GGROUP_IOC_MAGIC, 22, struct ggroup_id)
+#define GGROUP_IOC_RESET_PEAK	_IOW(GGROUP_IOC_MAGIC, 22, struct ggroup_reset)
 #define GGROUP_IOC_OBSERVE	_IOW(GGROUP_IOC_MAGIC, 23, struct ggroup_amount)
 #define GGROUP_IOC_NOTE		_IOW(GGROUP_IOC_MAGIC, 24, struct ggroup_note)
 #define GGROUP_IOC_PRESS	_IOW(GGROUP_IOC_MAGIC, 25, struct ggroup_amount)

@@ -26,6 +26,7 @@ SETTINGS = {
     "gmem.swap.max": ("0", "64M", "max", "max"),
     "gmem.reclaim": ("1", "64M", "1T"),
     "gmem.peak": ("0",),
+    "gmem.swap.peak": ("0",),
     "compute.timeslice": ("1ms", "default"),
     "compute.weight": ("1", "100", "10000"),
     "compute.priority": ("0", "8", "15"),

@@ -175,8 +175,13 @@ class File:
             mask |= getattr(abi, f"SET_{name.upper()}")
         ioctl(self.fd, abi.IOC_SET, abi.Set(id=group, mask=mask, **values))
 
-    def reset_peak(self, group: int) -> None:
-        ioctl(self.fd, abi.IOC_RESET_PEAK, abi.Id(id=group))
+    def reset_peak(self, group: int, what: int = abi.PEAK_GMEM) -> None:
+        ioctl(self.fd, abi.IOC_RESET_PEAK, abi.Reset(id=group, what=what))
+
+    def peaks(self, group: int) -> tuple[int, int, int, int]:
+        """On the GPU and in the host, as this file knows them, and ever."""
+        books = self.books(group)
+        return books.peak, books.swap_peak, books.peak_ever, books.swap_peak_ever
 
     def observe(self, group: int, nbytes: int) -> None:
         ioctl(self.fd, abi.IOC_OBSERVE, abi.Amount(id=group, nbytes=nbytes))

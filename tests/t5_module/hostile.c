@@ -641,6 +641,7 @@ static int root_call(enum root_call what, u64 *random)
 	struct ggroup_command command = { .id = any, .value = size, .timeout_ms = 20 };
 	struct ggroup_note note = { .id = any, .event = GGROUP_EVENT_RECLAIM };
 	struct ggroup_id remove = { .id = id };
+	struct ggroup_reset reset = { .id = any, .what = below(random, 2) };
 	struct ggroup_set set = {
 		.id = any, .mask = below(random, 4) & (GGROUP_SET_HIGH | GGROUP_SET_LOW),
 		.high = below(random, 3) ? size : GGROUP_MAX, .low = size,
@@ -661,8 +662,7 @@ static int root_call(enum root_call what, u64 *random)
 						    .swap_max = below(random, CAPACITY / 8) };
 		return call(control, GGROUP_IOC_SET, &set);
 	case RESET_PEAK:
-		remove.id = any;
-		return call(control, GGROUP_IOC_RESET_PEAK, &remove);
+		return call(control, GGROUP_IOC_RESET_PEAK, &reset);
 	case OBSERVE:
 		/* In /t/tight no more than can be taken back, for the neighbour's sake. */
 		if (get_books(control, id, &books) || books.parent == tight)
@@ -707,6 +707,11 @@ static void look_at(u64 id)
 	if (books.peak < books.current_bytes || books.peak > POSSIBLE * people)
 		complain(FIGURE, "group %llu: peak %lld, current %lld", (unsigned long long)id,
 			 (long long)books.peak, (long long)books.current_bytes);
+	if (books.swap_peak < books.swap || books.peak_ever < books.peak ||
+	    books.swap_peak_ever < books.swap_peak || books.peak_ever > POSSIBLE * people)
+		complain(FIGURE, "group %llu: swap_peak %lld, swap %lld, ever %lld and %lld",
+			 (unsigned long long)id, (long long)books.swap_peak, (long long)books.swap,
+			 (long long)books.peak_ever, (long long)books.swap_peak_ever);
 	/* Root's own, of the provider, say a microsecond each. */
 	if (books.move_usec > lived_us * people + books.swapouts)
 		complain(MOVED, "group %llu: move_usec %llu after %llu us", (unsigned long long)id,

@@ -30,7 +30,7 @@ CALLS: tuple[tuple[int, type[ctypes.Structure]], ...] = (
     *((abi.IOC_UNCHARGE, abi.Amount), (abi.IOC_UNCHARGE_SWAP, abi.Amount), (abi.IOC_SWAP_OUT, abi.Amount)),
     *((abi.IOC_SWAP_IN, abi.Amount), (abi.IOC_USERMEM, abi.Fd), (abi.IOC_GET, abi.Books), (abi.IOC_ADD, abi.Group)),
     *((abi.IOC_FIND, abi.Group), (abi.IOC_NEXT, abi.Group), (abi.IOC_MOVE, abi.Move), (abi.IOC_REMOVE, abi.Id)),
-    *((abi.IOC_SET, abi.Set), (abi.IOC_RESET_PEAK, abi.Id), (abi.IOC_OBSERVE, abi.Amount), (abi.IOC_NOTE, abi.Note)),
+    *((abi.IOC_SET, abi.Set), (abi.IOC_RESET_PEAK, abi.Reset), (abi.IOC_OBSERVE, abi.Amount), (abi.IOC_NOTE, abi.Note)),
     *((abi.IOC_PRESS, abi.Amount), (abi.IOC_PLAN, abi.Plan), (abi.IOC_SET_TIMESLICE, abi.Command)),
     *((abi.IOC_ATTACH_TSG, abi.Command), (abi.IOC_DETACH_TSG, abi.Command), (abi.IOC_RECLAIM, abi.Command)),
     *((abi.IOC_REGISTER, abi.Gpu), (abi.IOC_UNREGISTER, abi.Unregister), (abi.IOC_FORGET, abi.Gpu)),

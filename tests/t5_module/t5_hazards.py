@@ -1003,6 +1003,68 @@ def test_the_page_of_counters(gpu: Provider, spawn: Spawn, admin: File) -> None:
     assert errno_of(admin.books, group) == errno.ENODEV
 
 
+# Peaks
+
+
+def test_a_reset_of_a_peak_is_of_one_file(gpu: Provider, spawn: Spawn, admin: File) -> None:
+    """As memory.peak and memory.swap.peak since Linux 6.12: whoever resets takes nothing from others."""
+    _, group = group_of(gpu, spawn)
+    gpu.charge(70, group)
+    gpu.swap_out(50, group)
+    gpu.uncharge_swap(40, group)
+    with contextlib.closing(File()) as other, contextlib.closing(File()) as third:
+        for id_ in (group, gpu.root):
+            assert admin.peaks(id_) == other.peaks(id_) == (70, 50, 70, 50)
+            admin.reset_peak(id_)
+            assert admin.peaks(id_) == (20, 50, 70, 50), "of one figure"
+            admin.reset_peak(id_, abi.PEAK_SWAP)
+            assert admin.peaks(id_) == (20, 10, 70, 50)
+            assert other.peaks(id_) == (70, 50, 70, 50)
+        gpu.charge(10, group)
+        gpu.swap_out(15, group)
+        other.reset_peak(group)
+        assert (admin.peaks(group), other.peaks(group)) == ((30, 25, 70, 50), (15, 50, 70, 50))
+        third.reset_peak(group, abi.PEAK_SWAP)
+        gpu.swap_in(25, group)
+        assert admin.peaks(group) == (40, 25, 70, 50)
+        assert other.peaks(group) == (40, 50, 70, 50)
+        assert third.peaks(group) == (70, 25, 70, 50)
+    assert admin.peaks(group) == (40, 25, 70, 50), "the others are closed"
+    with contextlib.closing(File()) as late:
+        assert late.peaks(group) == (70, 50, 70, 50)
+    for what in (2, 1 << 31):
+        assert errno_of(admin.reset_peak, group, what) == errno.EINVAL
+    reserved = abi.Reset(id=group, reserved=1)
+    assert errno_of(ioctl, admin.fd, abi.IOC_RESET_PEAK, reserved) == errno.EINVAL
+    gpu.remove(group)  # with the mark of a file that is open
+    assert errno_of(admin.reset_peak, group) == errno.ENODEV
+
+
+def there_reset(group: int, files: int) -> list[int]:
+    """The errno of a reset by each of so many files more."""
+    there_files.extend(File() for _ in range(files))
+    return [errno_of(file.reset_peak, group) for file in there_files]
+
+
+there_files: list[File] = []
+
+
+def test_files_that_have_reset_a_peak_are_bounded(gpu: Provider, spawn: Spawn, admin: File) -> None:
+    """But root's, so that nobody keeps root from it."""
+    slice_ = admin.add_slice(gpu.root, "/s")
+    below = admin.add_slice(gpu.root, "/s/t", slice_)
+    admin.set(slice_, uid=NOBODY)
+    owner = spawn()
+    owner.do(there_become, NOBODY)
+    assert owner.do(there_reset, below, abi.RESETS_MOST) == [0] * abi.RESETS_MOST
+    assert owner.do(there_reset, below, 2) == [0] * abi.RESETS_MOST + [errno.EMFILE] * 2
+    admin.reset_peak(below)
+    owner.end()
+    other = spawn()
+    other.do(there_become, NOBODY)
+    assert other.do(there_reset, below, abi.RESETS_MOST) == [0] * abi.RESETS_MOST
+
+
 # Growth
 
 
@@ -1026,14 +1088,22 @@ def test_growth(gpu: Provider, spawn: Spawn, admin: File) -> None:
     own = abi.Group(root=gpu.root, kind=abi.KIND_PROCESS, pid=os.getpid(), start=start_of(os.getpid()))
     calls = [
         Padded(abi.IOC_CHARGE, abi.Amount(id=group)),
-        Padded(abi.IOC_GET, abi.Books(id=group)),
         Padded(abi.IOC_SET, abi.Set(id=group, mask=abi.SET["weight"], weight=7)),
         Padded(abi.IOC_PRESS, abi.Amount(id=group)),
         Padded(abi.IOC_PLAN, abi.Plan(id=group, nbytes=1)),
         Padded(abi.IOC_NEXT, abi.Group(root=gpu.root)),
         Padded(abi.IOC_FIND, abi.Group(root=gpu.root, kind=abi.KIND_SLICE, path=b"/")),
-        Padded(abi.IOC_RESET_PEAK, abi.Id(id=group)),
     ]
+    grown = [
+        (Padded(abi.IOC_GET, abi.Books(id=group)), abi.Books.swap_peak.offset),
+        (Padded(abi.IOC_RESET_PEAK, abi.Reset(id=group)), abi.Reset.what.offset),
+    ]
+    for one, first in grown:  # what version 1 had is enough, and nothing is written behind it
+        size = ctypes.sizeof(one.argument)
+        assert one.call(admin.fd, b"", size - first) == 0, one
+        assert one.call(admin.fd, b"", size - first + 1) == errno.EINVAL, one
+        assert one.call(admin.fd, bytes(4000)) == 0, one
+        assert one.call(admin.fd, bytes(7) + b"\1") == errno.E2BIG, one
     for one in calls:
         assert one.call(admin.fd, bytes(8)) == 0, one
         assert one.call(admin.fd, bytes(4000)) == 0, one

@@ -247,6 +247,10 @@ def test_the_books_go_on(processes: Sequence[Process], spawn: Spawn) -> None:
         ledger.note(one, "high")
         ledger.swap_out(one, 2, 9)
         before = {group: ledger.books(group) for group in (a, deep, one, other, elsewhere)}
+        ledger.reset_peak(one, "peak")
+        ledger.reset_peak(one, "swap_peak")
+        assert (ledger.books(one).peak, ledger.books(one).swap_peak) == (98, 2)
+        ledger.uncharge_swap(one, 2)  # a reset is of the ledger that asked: the next one knows of none
     dead.kill()
     dead.wait()
     with keeping(names) as ledger:
