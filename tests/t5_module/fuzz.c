@@ -151,6 +151,7 @@ static void build(u64 *random, unsigned int kind, void *to)
 		struct ggroup_set set;
 		struct ggroup_amount amount;
 		struct ggroup_note note;
+		struct ggroup_reset reset;
 		struct ggroup_plan plan;
 		struct ggroup_command command;
 		struct ggroup_join join;
@@ -200,6 +201,9 @@ static void build(u64 *random, unsigned int kind, void *to)
 		break;
 	case GGROUP_IOC_MOVE:
 		arg->move.parent = any_id(random);
+		break;
+	case GGROUP_IOC_RESET_PEAK:
+		arg->reset.what = below(random, 8) ? below(random, 2) : edge(random);
 		break;
 	case GGROUP_IOC_SET:
 		arg->set = (struct ggroup_set) {

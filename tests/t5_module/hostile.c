@@ -38,6 +38,9 @@
 #define STEP_NS		30000000ULL
 #define SPIN_NS		100000000ULL
 #define DUEL_NS		200000000ULL		/* after root's call */
+#define DUEL_CALLS	64			/* with nothing in between but a pause */
+#define PAUSE_MOST	1000			/* rounds of a loop */
+#define MET_CALLS	400000ULL		/* of CHARGE and UNCHARGE */
 #define LONGER_MOST	5			/* times as long as asked for, until enough has met */
 #define WINDOW_NS	50000000ULL		/* of the neighbour's: of each its worst call */
 #define WINDOWS_MOST	65536
@@ -320,6 +323,35 @@ static int perform(enum tenant_call what, u64 *random)
 	}
 }
 
+/*
+ * What one thread takes while it is on its way to the other is there for some instructions of some
+ * thousand: so those that do the one have a processor, those that do the other have another, and
+ * where one waits for a lock the next goes on.
+ */
+static void pin(u64 number)
+{
+	cpu_set_t processors;
+
+	CPU_ZERO(&processors);
+	CPU_SET(number & 1, &processors);
+	sched_setaffinity(0, sizeof(processors), &processors);	/* not where there is one */
+}
+
+/* Threads that wait for each other's locks fall into step, and then never meet: each pause is another. */
+static int perform_often(enum tenant_call what, const struct tenant *tenant, u64 *random)
+{
+	unsigned long cmd = what == CHARGE ? GGROUP_IOC_CHARGE : GGROUP_IOC_UNCHARGE;
+	struct ggroup_amount arg = { .nbytes = tenant->size };
+	int err = 0;
+
+	for (int i = 0; i < DUEL_CALLS; i++) {
+		err = call(own_fd, cmd, &arg);
+		for (volatile u64 pause = below(random, PAUSE_MOST); pause; pause--)
+			;
+	}
+	return err;
+}
+
 static void *attack(void *data)
 {
 	u64 number = (uintptr_t)data, last = 0, spun = 0;
@@ -327,9 +359,11 @@ static void *attack(void *data)
 	u64 random = seed_of(shared->seed, 1 + own_number * 1000 + number +
 			     tenant->generation * 100000);
 
+	pin(number);
 	for (;;) {
 		u64 step = __atomic_load_n(&shared->step, __ATOMIC_ACQUIRE);
 		enum tenant_call what = tenant->call[number & 1];
+		u64 calls = 1;
 		int err;
 
 		if (shared->mode == DUEL && tenant->idle) {
@@ -350,10 +384,15 @@ static void *attack(void *data)
 		if (what == EXEC)
 			tenant->execed = step;
 		last = step;
-		err = perform(what, &random);
+		if (shared->mode == DUEL && tenant->size && what <= UNCHARGE) {
+			calls = DUEL_CALLS;
+			err = perform_often(what, tenant, &random);
+		} else {
+			err = perform(what, &random);
+		}
 		if (err == -ENODEV)
 			_exit(0);	/* its group was removed: it comes again */
-		__atomic_add_fetch(err ? &tenant->refused[what] : &tenant->done[what], 1,
+		__atomic_add_fetch(err ? &tenant->refused[what] : &tenant->done[what], calls,
 				   __ATOMIC_RELAXED);
 	}
 	return (void *)(uintptr_t)spun;
@@ -854,6 +893,34 @@ static void choose_duel(struct tenant *tenant, u64 *random)
 	tenant->call[1] = below(random, 3) ? UNCHARGE : below(random, FIGURES);
 }
 
+/*
+ * One whose charges are all refused: what is over its limits in /t/tight cannot go to the host. So
+ * whatever the other thread takes was never granted. True where it has to be let out again.
+ */
+static bool corner(struct tenant *tenant, u64 *random)
+{
+	struct ggroup_move move = { .id = tenant->id, .parent = tight };
+	struct ggroup_books books;
+	bool there;
+
+	if (get_books(control, tenant->id, &books))
+		return false;
+	there = books.parent == tight;
+	if (!there && call(control, GGROUP_IOC_MOVE, &move))
+		return false;
+	tenant->size = CAPACITY + 2 * MIB * (1 + below(random, 4));
+	tenant->call[0] = CHARGE;
+	tenant->call[1] = below(random, 8) ? UNCHARGE : below(random, FIGURES);
+	return !there;
+}
+
+static void let_out(const struct tenant *tenant, u64 *random)
+{
+	struct ggroup_move move = { .id = tenant->id, .parent = loose[below(random, 2)] };
+
+	call(control, GGROUP_IOC_MOVE, &move);
+}
+
 /* Of all pairs one that has not met yet, if there is one. */
 static void choose(struct tenant *tenant, u64 *random)
 {
@@ -921,6 +988,7 @@ static void one_step(u64 *random)
 	enum mode mode = is_spin(shared->step + 1) ? SPIN :
 			 (shared->step + 1) / SPIN_STEPS % 2 ? DUEL : CROWD;
 	u32 chosen = below(random, TENANTS);
+	bool cornered = false;
 	int calls = 0;
 
 	for (u32 i = 0; i < TENANTS; i++) {
@@ -935,6 +1003,8 @@ static void one_step(u64 *random)
 		for (int j = 0; j < 2; j++)
 			before[i][j] = times(tenant, tenant->call[j]);
 	}
+	if (mode == DUEL && below(random, 4))
+		cornered = corner(&shared->tenants[chosen], random);
 	shared->mode = mode;
 	__atomic_store_n(&shared->step, shared->step + 1, __ATOMIC_RELEASE);
 	until = now_ns() + (shared->mode == SPIN ? SPIN_NS : STEP_NS);
@@ -950,6 +1020,8 @@ static void one_step(u64 *random)
 		usleep(10000);
 	/* Before the next step: its OBSERVE would mend what is wrong. */
 	look();
+	if (cornered)
+		let_out(&shared->tenants[chosen], random);
 	if (shared->mode == SPIN)
 		return;
 	note_met(before, whats, calls);
@@ -1019,10 +1091,16 @@ static void build(pthread_t *server, int *stopper)
 	pthread_create(server, NULL, serve_all, NULL);
 }
 
-/* Half of the pairs: on a busy machine that takes longer. */
+/* Half of the pairs, and those that are hard to meet often: on a busy machine that takes longer. */
 static bool enough_met(void)
 {
 	int pairs = 0, all = 0;
+	u64 calls = 0;
+
+	for (u32 i = 0; i < TENANTS; i++)
+		calls += times(&shared->tenants[i], CHARGE) + times(&shared->tenants[i], UNCHARGE);
+	if (calls < MET_CALLS)
+		return false;
 
 	for (int a = 0; a < TENANT_CALLS; a++) {
 		for (int b = 0; b <= a; b++, all++)
