@@ -24,7 +24,7 @@ from backend import abi
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice
 from backend.protocols import Inherited, Target
-from backend.records import Books, Channel, Peak, Wanted
+from backend.records import PEAKS, Books, Channel, Peak, Wanted
 from backend.threads import in_a_thread
 from backend.wire import Op
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 DEVICE = "/dev/ggroup"
 
-NEEDED = abi.FEATURE_BOOKS | abi.FEATURE_PROVIDER | abi.FEATURE_PEAKS
+NEEDED = abi.FEATURE_BOOKS | abi.FEATURE_PROVIDER
 
 WITHOUT: Mapping[int, tuple[str, str]] = {
     abi.FEATURE_BOOKS: ("books", "it keeps no books"),
@@ -41,6 +41,7 @@ WITHOUT: Mapping[int, tuple[str, str]] = {
     abi.FEATURE_USERMEM: ("usermem", "no program can listen there to what it is to give back"),
     abi.FEATURE_COUNTERS: ("counters", "no program can count its kernels there"),
     abi.FEATURE_BOUNDS: ("bounds", "a user can make as many groups as there is room for"),
+    abi.FEATURE_PEAKS: ("peaks", "gmem.swap.peak is refused, and after a restart gmem.peak begins at its last reset"),
 }
 """The features that we know: what each is called, and what is so where the module that is loaded lacks it."""
 
@@ -65,6 +66,8 @@ _NOTED = {
     "fail": abi.EVENT_FAIL,
 }
 
+OLD_PEAKS: frozenset[Peak] = frozenset(("peak",))
+"""What a module of 0.1 knows of."""
 _PEAKS: Mapping[Peak, int] = {"peak": abi.PEAK_GMEM, "swap_peak": abi.PEAK_SWAP}
 
 _CHANNELS = {abi.CHANNEL_GMEM: Channel.GMEM, abi.CHANNEL_USERMEM: Channel.USERMEM}
@@ -126,6 +129,10 @@ class KernelLedger:
         self._names = dict(names)
         self._temporary = frozenset(temporary)
         self._control = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        hello = abi.Hello()
+        _ask(self._control, abi.IOC_HELLO, hello)
+        self.peaks = PEAKS if hello.features & abi.FEATURE_PEAKS else OLD_PEAKS
+        self._reset: dict[Group, int] = {}  # with a module that forgets it: the peak before the last reset
         self._queues: dict[int, int] = {}
         self._streams: list[int] = []
         self._events = select.epoll()  # one descriptor to wait on, for all of them
@@ -236,6 +243,7 @@ class KernelLedger:
             if error.errno != errno.ENODEV:  # gone already is as good
                 raise
         del self._ids[group], self._groups[id_]
+        self._reset.pop(group, None)
 
     def parent(self, group: Group) -> Group | None:
         return self._groups.get(self._get(group).parent)
@@ -245,6 +253,8 @@ class KernelLedger:
     def books(self, group: Group) -> Books:
         found = self._get(group)
         same = {name: getattr(found, name) for name in _SAME}
+        if self.peaks is OLD_PEAKS:
+            same["peak_ever"] = max(found.peak, self._reset.get(group, 0))
         return Books(current=found.current_bytes, frozen=bool(found.frozen), kept=bool(found.kept), **same)
 
     def configure(self, group: Group, **changes: int | bool) -> None:
@@ -258,7 +268,12 @@ class KernelLedger:
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
         # Of our file alone: GET with any other knows of it nothing.
+        if peak not in self.peaks:
+            raise fail(errno.EOPNOTSUPP)
+        before = self.books(group).peak_ever
         _ask(self._control, abi.IOC_RESET_PEAK, abi.Reset(id=self._id(group), what=_PEAKS[peak]))
+        if self.peaks is OLD_PEAKS:
+            self._reset[group] = before
 
     # Charging
 

@@ -7,14 +7,19 @@ open file that has been reset. So nobody takes a peak away from anybody else.
 
 from __future__ import annotations
 
+import errno
 from typing import Protocol
 
+from backend.errors import fail
 from backend.identity import Group
 from backend.records import Books, Peak
 
 
 class Ledger(Protocol):
     """What is asked of the books."""
+
+    peaks: frozenset[Peak]
+    """Those that it keeps."""
 
     def books(self, group: Group) -> Books:
         """ENODEV when the group is gone."""
@@ -41,8 +46,9 @@ class Peaks:
         self._marks: dict[Group, set[Mark]] = {}
 
     def ever(self, group: Group, peak: Peak) -> int:
-        """The most that a group held since it came, in bytes. ENODEV when the group is gone."""
-        books = self._ledger.books(group)
+        """The most that a group held since it came, in bytes. ENODEV when the group is gone, EOPNOTSUPP where the books
+        have no such peak."""
+        books = self._books(group, peak)
         return books.peak_ever if peak == "peak" else books.swap_peak_ever
 
     def highest(self, group: Group, mark: Mark) -> int:
@@ -72,5 +78,11 @@ class Peaks:
         self._marks.pop(group, None)
 
     def _since(self, group: Group, peak: Peak) -> int:
-        books = self._ledger.books(group)
+        books = self._books(group, peak)
         return books.peak if peak == "peak" else books.swap_peak
+
+    def _books(self, group: Group, peak: Peak) -> Books:
+        books = self._ledger.books(group)
+        if peak not in self._ledger.peaks:
+            raise fail(errno.EOPNOTSUPP)
+        return books

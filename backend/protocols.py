@@ -54,6 +54,8 @@ class Ledger(Protocol):
 
     name: str
     """Shown in ``ggroup.backend``."""
+    peaks: frozenset[Peak]
+    """The peaks that it keeps; of others the figures in its books mean nothing."""
 
     def listen(self, listener: Callable[[Group, Channel], None], configured: Callable[[Group], None]) -> None:
         """From now on calls `listener` for every event of every group, and `configured` for a group that somebody has

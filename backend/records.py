@@ -72,6 +72,7 @@ class GpuInfo:
 
 
 Peak = Literal["peak", "swap_peak"]
+PEAKS: frozenset[Peak] = frozenset(("peak", "swap_peak"))
 """The highest value of a figure, by its name in the books: of `current`, or of `swap`."""
 
 

@@ -5,11 +5,17 @@ mm/memcontrol.c: peak_write(), peak_show().
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from backend import abi, kmod
 from backend.identity import ROOT, Group, Process, Slice
 from backend.journal import state
 from backend.journal.file import Journal
@@ -130,3 +136,42 @@ def test_the_journal_of_a_version_that_had_no_peak_ever(tmp_path: Path) -> None:
     ledger.add_gpu(0, 1000)
     assert Peaks(ledger).ever(Group(0, Slice("/a")), "peak") == 7
     journal.close()
+
+
+class Module:
+    """The kernel module of 0.1, as far as peaks go: one group, whose peak is that since the last reset of anybody."""
+
+    def __init__(self) -> None:
+        self.current = self.peak = 0
+
+    def ask(self, file: int, number: int, argument: Any = None) -> None:
+        if number == abi.IOC_HELLO:
+            argument.version, argument.features = abi.ABI_VERSION, abi.FEATURE_BOOKS | abi.FEATURE_PROVIDER
+        elif number == abi.IOC_GET:
+            argument.current_bytes, argument.peak = self.current, self.peak
+        elif number == abi.IOC_RESET_PEAK:
+            assert bytes(argument)[abi.Reset.what.offset :] == bytes(ctypes.sizeof(abi.Reset) - abi.Reset.what.offset)
+            self.peak = self.current
+
+    def hold(self, nbytes: int) -> None:
+        self.current, self.peak = nbytes, max(self.peak, nbytes)
+
+
+def test_a_module_that_knows_one_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it forgets at a reset the daemon keeps; of the other peak nothing is made up."""
+    module, group = Module(), Group(0, Slice("/a"))
+    monkeypatch.setattr(kmod, "DEVICE", os.devnull)
+    monkeypatch.setattr(kmod, "_ask", module.ask)
+    ledger = kmod.KernelLedger({0: "GPU-0"})
+    ledger._ids[group] = 7
+    peaks, mark, swapped = Peaks(ledger), Mark("peak"), Mark("swap_peak")
+    module.hold(70)
+    module.hold(10)
+    peaks.reset(group, mark)
+    module.hold(20)
+    assert (peaks.ever(group, "peak"), peaks.highest(group, mark)) == (70, 20)
+    for refused in (lambda: peaks.ever(group, "swap_peak"), lambda: peaks.reset(group, swapped)):
+        with pytest.raises(OSError, match=r".") as caught:
+            refused()
+        assert caught.value.errno == errno.EOPNOTSUPP
+    ledger.close()

@@ -15,7 +15,7 @@ import trio
 from backend.errors import fail
 from backend.identity import ROOT, Group, Slice
 from backend.protocols import Inherited, Target
-from backend.records import MAX, Books, Channel, Peak
+from backend.records import MAX, PEAKS, Books, Channel, Peak
 from backend.settings import BY_FIELD, SETTINGS
 from backend.soft import reclaim
 from backend.soft.account import Account
@@ -31,6 +31,7 @@ class SoftLedger:
     """See :class:`backend.protocols.Ledger`, which it implements and specifies."""
 
     name = "soft"
+    peaks = PEAKS
 
     def __init__(self) -> None:
         self._accounts: dict[Group, Account] = {}
