@@ -15,8 +15,9 @@ from backend.delegated import delegate_of
 from backend.errors import fail
 from backend.follower import Follower
 from backend.host import BooksHost
-from backend.identity import ROOT, Group, Process, Slice, identify, is_alive
+from backend.identity import ROOT, Group, Process, Slice
 from backend.lasting import lasting
+from backend.looks import identified
 from backend.migrator import Migrator
 from backend.offers import Offers
 from backend.patience import Patience
@@ -182,10 +183,12 @@ class Controller:
 
     # The directories
 
-    def make_process(self, pid: int) -> None:
-        """mkdir of a live process, before it touches a GPU. ENOENT for none, EEXIST where it is."""
+    async def make_process(self, pid: int) -> None:
+        """mkdir of a live process, before it touches a GPU. ENOENT for none, EEXIST where it is, EBUSY for one that
+        does not let itself be looked at."""
         try:
-            process = identify(pid)
+            process = await identified(pid)
+            await self._traffic.exits.watch(process)
             if self.population.resident(process) is not None:
                 raise fail(errno.EEXIST)
             self._traffic.admit(process, self.gpus)
@@ -200,7 +203,7 @@ class Controller:
         resident = self.population.resident(process)
         if resident is None:
             raise fail(errno.ENOENT)
-        if resident.contexts and is_alive(process):
+        if resident.contexts and self._traffic.exits.lives(process):
             raise fail(errno.EBUSY)
         self._traffic.expel(process)
 
@@ -208,7 +211,7 @@ class Controller:
         """rmdir: EBUSY while a process or a slice is below it. Who has just ended is nobody, as in cgroup.procs."""
         for gpu in self.gpus:
             for resident in list(self.population.below(Group(gpu, slice_))):
-                if is_alive(resident.process):
+                if self._traffic.exits.lives(resident.process):
                     raise fail(errno.EBUSY)
                 self._traffic.expel(resident.process)
         if self.population.slice_entry(slice_) is not None:  # it may have been there for the last of them only

@@ -6,15 +6,19 @@ a file descriptor that trio can wait for. No polling, no thread, one task.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
 
 import trio
 
-from backend.identity import Process, is_alive
+from backend.errors import fail
+from backend.identity import Process, has_exited
+from backend.looks import gone, verify
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +38,58 @@ class ExitWatch:
         if soft < hard:  # one descriptor a process: 1024 would be the first limit met
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
-    def watch(self, process: Process) -> None:
-        """Watches a process. ProcessLookupError when it is gone already, or its pid is another's by now."""
+    async def watch(self, process: Process) -> None:
+        """Watches a process. ProcessLookupError when it is gone already, or its pid is another's by now; EBUSY where it
+        does not let itself be looked at."""
         if process in self._pidfds:
             return
         pidfd = os.pidfd_open(process.pid)
         try:
-            if not is_alive(process):  # checked after the open: now the pidfd can only be of that process
-                raise ProcessLookupError(process.pid)
-            self._epoll.register(pidfd, select.EPOLLIN)
+            await verify(process)  # after the open: now the pidfd can only be of that process
+            if process in self._pidfds:  # it was watched meanwhile
+                os.close(pidfd)
+                return
+            self._register(process, pidfd)
         except BaseException:
             os.close(pidfd)
             raise
+
+    def take_over(self, processes: Iterable[Process]) -> Collection[Process]:
+        """Watches those of a daemon before us, before there are tasks; those that are gone are returned."""
+        missing, mine = set(), ExitStack()
+        with mine:  # where there are not descriptors enough nobody is watched, and nothing stays open
+            pidfds: dict[Process, int] = {}
+            for process in processes:
+                try:
+                    pidfds[process] = os.pidfd_open(process.pid)
+                except ProcessLookupError:
+                    missing.add(process)
+                else:
+                    mine.callback(os.close, pidfds[process])
+            missing.update(gone(pidfds))
+            mine.pop_all()
+        for process, pidfd in pidfds.items():
+            if process in missing:
+                os.close(pidfd)
+            else:
+                self._register(process, pidfd)
+        return missing
+
+    def _register(self, process: Process, pidfd: int) -> None:
+        if self._epoll.closed:  # it comes at the end of the mount
+            raise fail(errno.ESRCH)
+        self._epoll.register(pidfd, select.EPOLLIN)
         self._pidfds[process] = pidfd
         self._processes[pidfd] = process
+
+    def watches(self, process: Process) -> bool:
+        """Whether that very process is watched: not if it comes, or has gone."""
+        return process in self._pidfds
+
+    def lives(self, process: Process) -> bool:
+        """Whether one that is watched has not ended. Waits for nobody, and needs no look at it."""
+        pidfd = self._pidfds.get(process)
+        return pidfd is not None and not has_exited(pidfd)
 
     def unwatch(self, process: Process) -> None:
         """Stops watching."""

@@ -62,10 +62,10 @@ class BooksHost:
 
     async def arrive(self, process: Process, gpu: int) -> None:
         await self._turns.turn()
-        resident = self._traffic.admit(process, {gpu})
+        resident = await self._traffic.welcome(process, {gpu})
         if self.policy is not None:
             await self.policy.settle(resident.slice, gpu)
-            resident = self._traffic.admit(process, {gpu})  # ProcessLookupError for one that died meanwhile
+            resident = await self._traffic.welcome(process, {gpu})  # ProcessLookupError for one that died meanwhile
         group = Group(gpu, process)
         if gpu not in resident.contexts:
             self._population.join(resident, gpu)

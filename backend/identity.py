@@ -10,8 +10,6 @@ import contextlib
 import errno
 import os
 import select
-import socket
-import struct
 from collections.abc import Sequence
 
 import attrs
@@ -71,10 +69,17 @@ class Group:
 
 
 def start_time(pid: int) -> int:
-    """Start time of `pid` in clock ticks since boot; ProcessLookupError when there is no such process."""
-    stat = procfs.stat(pid)
-    # A zombie holds a pid but runs nothing; one with threads left is a process whose main thread has ended.
-    if stat.state in (b"Z", b"X") and stat.threads <= 1:
+    """Start time of `pid` in clock ticks since boot; ProcessLookupError when there is no such process.
+
+    A process can have whoever reads that wait for as long as it likes, in some kernels. So it is for programs that
+    nobody else waits for; for those of the daemon it is asked by :mod:`backend.looks`, which says why.
+    """
+    return started(procfs.stat(pid))
+
+
+def started(stat: procfs.Stat) -> int:
+    """Of a process that lives, by what is said of it. ProcessLookupError for another."""
+    if stat.has_ended:
         raise fail(errno.ESRCH)
     return stat.start
 
@@ -85,7 +90,8 @@ def tgid_of(tid: int) -> int:
 
 
 def identify(pid: int) -> Process:
-    """The live process that now bears `pid`, which must be a thread group id; ProcessLookupError otherwise."""
+    """The live process that now bears `pid`, which must be a thread group id; ProcessLookupError otherwise. Waits as
+    :func:`start_time` does."""
     start = start_time(pid)
     if tgid_of(pid) != pid:
         raise fail(errno.ESRCH)
@@ -93,17 +99,33 @@ def identify(pid: int) -> Process:
 
 
 def is_alive(process: Process) -> bool:
-    """Whether that very process, not a later bearer of its pid, still runs."""
+    """Whether that very process, not a later bearer of its pid, still runs. Waits as :func:`start_time` does."""
     try:
         return start_time(process.pid) == process.start
     except ProcessLookupError:
         return False
 
 
+def is_borne(pid: int) -> bool:
+    """Whether some process that lives bears that pid, be it another one than was meant. Waits for nobody. OSError where
+    something is short here."""
+    try:
+        return not procfs.status(pid).has_ended
+    except ProcessLookupError:
+        return False
+
+
+def has_exited(pidfd: int) -> bool:
+    """Whether the process of a pidfd has ended (pidfd_open(2)). Waits for nobody."""
+    exited = select.poll()
+    exited.register(pidfd, select.POLLIN)
+    return bool(exited.poll(0))
+
+
 def is_hidden(pid: int) -> bool:
     """Whether there is such a process, and /proc tells this user nothing of it (``hidepid``, proc(5))."""
     try:
-        procfs.stat(pid)
+        procfs.status(pid)
     except PermissionError:
         return True
     except ProcessLookupError:
@@ -152,12 +174,12 @@ def memberships(pid: int) -> Sequence[procfs.Membership]:
     goes on without it, another thread speaks for the process: the first one that is found to live after it was asked.
     """
     found = procfs.cgroups(pid)
-    if not procfs.stat(pid, pid).is_exiting:
+    if not procfs.status(pid, pid).is_exiting:
         return found
     for tid in procfs.threads(pid):
         with contextlib.suppress(ProcessLookupError):
             others = procfs.cgroups(pid, tid)
-            if not procfs.stat(pid, tid).is_exiting:
+            if not procfs.status(pid, tid).is_exiting:
                 return others
     if any(one.path.endswith(REMOVED) for one in found):
         raise fail(errno.ESRCH)
@@ -170,80 +192,3 @@ def slice_at(path: str) -> Slice | None:
     if any(part in (".", "..") for part in parts):
         return None
     return Slice("/" + "/".join(parts))
-
-
-SO_PEERPIDFD = 77
-"""Linux 6.5 (asm-generic/socket.h); the socket module has it from Python 3.14 on."""
-
-
-def peer_of(connection: socket.socket) -> Process:
-    """The process at the other end of a unix socket, as the kernel vouches for it; ProcessLookupError if it is gone.
-
-    The pid is that of connect(2) or socketpair(2), translated to our namespace. Who connects, hands the socket to a
-    child and dies leaves a pid behind that may be another's by the time that it is read. So the kernel is asked for a
-    pidfd, which is never another's: does it live after the process was identified, then that is it. Before Linux 6.5
-    there is none, and who recycles pids as fast as we accept can speak for another.
-    """
-    try:
-        raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, struct.calcsize("i"))
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ESRCH):  # it was reaped
-            raise fail(errno.ESRCH) from None
-        if error.errno != errno.ENOPROTOOPT:
-            raise
-        return identify(tgid_of(_peer(connection)[0]))
-    (pidfd,) = struct.unpack("i", raw)
-    try:
-        found = identify(tgid_of(_peer(connection)[0]))
-        exited = select.poll()
-        exited.register(pidfd, select.POLLIN)
-        if exited.poll(0):
-            raise fail(errno.ESRCH)
-    finally:
-        os.close(pidfd)
-    return found
-
-
-def pidfd_of_peer(connection: socket.socket) -> int:
-    """A pidfd of the process at the other end of a unix socket: of a server, that which called listen(2). It is of no
-    other one. ProcessLookupError where it is gone, or not to be seen from this pid namespace.
-
-    Before Linux 6.5 the pid of SO_PEERCRED is opened, and it has to be a process of the same start time before and
-    after. One that ended before, and whose pid is another's by now, does not answer at that socket any more.
-    """
-    pid = _peer(connection)[0]
-    if not pid:
-        raise fail(errno.ESRCH)
-    try:
-        raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, struct.calcsize("i"))
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ESRCH):  # it was reaped
-            raise fail(errno.ESRCH) from None
-        if error.errno != errno.ENOPROTOOPT:
-            raise
-    else:
-        (given,) = struct.unpack("i", raw)
-        return int(given)
-    process = identify(tgid_of(pid))
-    pidfd = os.pidfd_open(process.pid)
-    if not is_alive(process):
-        os.close(pidfd)
-        raise fail(errno.ESRCH)
-    return pidfd
-
-
-def pid_of_peer(connection: socket.socket) -> int:
-    """Its pid in our pid namespace, 0 where it is in none that is to be seen from here. A name, for words and /proc."""
-    return _peer(connection)[0]
-
-
-def user_of(connection: socket.socket) -> int:
-    """The user at the other end of a unix socket."""
-    return _peer(connection)[1]
-
-
-def _peer(connection: socket.socket) -> tuple[int, int, int]:
-    """Pid, uid and gid of the other end (unix(7), SO_PEERCRED)."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, gid = struct.unpack("3i", raw)
-    return pid, uid, gid

@@ -25,9 +25,6 @@ MOUNTS = f"{PROC}/self/mountinfo"
 BOOT = f"{PROC}/sys/kernel/random/boot_id"
 """Tells this boot from others."""
 
-PF_EXITING = 0x4
-"""Of the flags of a thread: it has run its last instruction (include/linux/sched.h)."""
-
 Self = Literal["self"]
 """In place of a pid: this process has another number in another pid namespace's /proc."""
 
@@ -88,33 +85,85 @@ def of_process(pid: int | Self, name: str) -> bytes:
 
 
 @attrs.frozen
-class Stat:
-    """Of proc_pid_stat(5), what is asked for here."""
+class Status:
+    """Of proc_pid_status(5), what is asked for here. Nobody waits who reads that."""
 
     state: bytes
     """One letter."""
-    flags: int
-    """PF_* of the thread."""
+    tgid: int
+    """The process of a thread."""
+    threads: int
+    """How many there are, this one too."""
+    has_memory: bool
+    """Whether it has an address space still: the first that a thread lets go of at its end (exit_mm() in do_exit())."""
+
+    @property
+    def is_exiting(self) -> bool:
+        """Whether that thread, of a process the main one, comes back from the kernel no more."""
+        return self.state in (b"Z", b"X") or not self.has_memory
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a process holds its pid and runs nothing. One with threads left is a process whose main thread has
+        ended."""
+        return self.state in (b"Z", b"X") and self.threads <= 1
+
+
+def parse_status(raw: bytes) -> Status:
+    """Takes it apart, as far as that. The command, in the first line, has its newlines escaped."""
+
+    def says(key: bytes) -> bytes:
+        begin = raw.index(b"\n%s:\t" % key) + len(key) + 3
+        return raw[begin : raw.index(b"\n", begin)]
+
+    return Status(says(b"State")[:1], int(says(b"Tgid")), int(says(b"Threads")), b"\nVmSize:\t" in raw)
+
+
+def status(pid: int, tid: int | None = None) -> Status:
+    """Of a process, or one of its threads. ProcessLookupError when it is gone."""
+    return parse_status(of_process(pid, "status" if tid is None else f"task/{tid}/status"))
+
+
+@attrs.frozen
+class Stat:
+    """Of proc_pid_stat(5), what is said nowhere else; and whether the process has ended, as of the same moment."""
+
+    state: bytes
+    """One letter."""
     threads: int
     """How many there are, this one too."""
     start: int
     """Clock ticks since boot (field 22)."""
 
     @property
-    def is_exiting(self) -> bool:
-        """Whether that thread, of a process the main one, comes back from the kernel no more."""
-        return bool(self.flags & PF_EXITING)
+    def has_ended(self) -> bool:
+        """As :attr:`Status.has_ended`."""
+        return self.state in (b"Z", b"X") and self.threads <= 1
 
 
 def parse_stat(raw: bytes) -> Stat:
     """Takes it apart. The command, the second field, may hold anything: what counts is its last parenthesis."""
     fields = words(raw[raw.rindex(b")") + 1 :].removesuffix(b"\n"))
-    return Stat(fields[0], flags=int(fields[6]), threads=int(fields[17]), start=int(fields[19]))
+    return Stat(fields[0], threads=int(fields[17]), start=int(fields[19]))
 
 
-def stat(pid: int, tid: int | None = None) -> Stat:
-    """Of a process, or one of its threads. ProcessLookupError when it is gone."""
-    return parse_stat(of_process(pid, "stat" if tid is None else f"task/{tid}/stat"))
+def stat(pid: int) -> Stat:
+    """Of a process, which can have its readers wait: not in an event loop (:mod:`backend.looks`). ProcessLookupError
+    when it is gone."""
+    return parse_stat(of_process(pid, "stat"))
+
+
+def open_stat(pid: int) -> int:
+    """Its file, opened: that waits for nobody. ProcessLookupError when it is gone."""
+    try:
+        return os.open(f"{PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        raise fail(errno.ESRCH) from None
+
+
+def read_stat(fd: int) -> Stat:
+    """As :func:`stat`, of such a file."""
+    return parse_stat(os.pread(fd, 4096, 0))
 
 
 def threads(pid: int) -> Sequence[int]:
@@ -127,10 +176,7 @@ def threads(pid: int) -> Sequence[int]:
 
 def tgid(tid: int) -> int:
     """The process of a thread. ProcessLookupError when it is gone."""
-    value = keyed(of_process(tid, "status")).get(b"Tgid")
-    if value is None:
-        raise fail(errno.ESRCH)
-    return int(value)
+    return status(tid).tgid
 
 
 def command(pid: int) -> str:

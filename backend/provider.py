@@ -20,7 +20,7 @@ from typing import Protocol
 import trio
 
 from backend.errors import errno_of, fail
-from backend.identity import Group, Process, is_alive
+from backend.identity import Group, Process, is_borne
 from backend.lasting import lasting
 from backend.passing import Passing
 from backend.patience import Patience
@@ -93,7 +93,7 @@ class Provided(Passing):
         try:
             return await self._kernel.pull(lever, Group(self.info.index, process), value, ANSWERED_S)
         except OSError as error:
-            if error.errno == errno.ENODEV and not is_alive(process):
+            if error.errno == errno.ENODEV and not is_borne(process.pid):
                 raise fail(errno.ESRCH) from None
             raise
 

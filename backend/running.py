@@ -28,7 +28,7 @@ def is_ending(pid: int) -> bool:
 
 def _is_thread_ending(pid: int, tid: int) -> bool:
     try:
-        return procfs.stat(pid, tid).is_exiting
+        return procfs.status(pid, tid).is_exiting
     except ProcessLookupError:
         return True
 
@@ -41,11 +41,11 @@ def is_stopped(pid: int) -> bool:
 def is_signalled(pid: int) -> bool:
     """Whether it is stopped by a signal or a debugger."""
     try:
-        stat = procfs.stat(pid, pid)
-        if stat.is_exiting:  # it may go on without its main thread
-            others = (procfs.stat(pid, tid) for tid in procfs.threads(pid))
-            stat = next((other for other in others if not other.is_exiting), stat)
-        return stat.state in (b"T", b"t")
+        status = procfs.status(pid, pid)
+        if status.is_exiting:  # it may go on without its main thread
+            others = (procfs.status(pid, tid) for tid in procfs.threads(pid))
+            status = next((other for other in others if not other.is_exiting), status)
+        return status.state in (b"T", b"t")
     except OSError:
         return False
 

@@ -23,7 +23,8 @@ from urllib.parse import quote
 import trio
 
 from backend.errors import fail
-from backend.identity import Process, peer_of, user_of
+from backend.identity import Process
+from backend.peers import Caller, user_of
 from backend.scheduler.bucket import Bucket
 from backend.turns import Turns
 from backend.wire import SIZE, Message, Op
@@ -206,7 +207,12 @@ async def _serve_one(
             return
         session: Session | None = None
         try:
-            process = peer_of(connection)  # type: ignore[arg-type]
+            try:
+                caller = stack.enter_context(contextlib.closing(Caller(connection)))  # type: ignore[arg-type]
+            finally:
+                task_status.started()  # it has what descriptors it needs, and may take its time to be looked at
+            process = await caller.identify()
+            caller.close()
             session = open_session(process, Line(connection, process, door.turns[uid], door.complaints, door.tree))
         except ProcessLookupError:  # it connected and died, or is in a pid namespace that is not below ours
             pass
@@ -216,8 +222,6 @@ async def _serve_one(
         except Exception:
             log.exception("a program cannot be served")
             return
-        finally:
-            task_status.started()  # it has what descriptors it needs
         if session is None:  # it may only ask which tree this is
             await Line(connection, Process(0, 0), door.turns[uid], door.complaints, door.tree).receive()
             return

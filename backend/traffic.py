@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
 from backend.entries import Resident
+from backend.errors import fail
 from backend.exits import ExitWatch
 from backend.follower import Follower
 from backend.identity import Group, Process, Slice, cgroup_of
@@ -52,13 +54,16 @@ class Traffic:
 
     def take_over(self) -> None:
         """Goes on with what the books hold from before us. Who died meanwhile, or is another by now, is dropped."""
+        everybody = list(self._ledger.inherited())
+        gone = self.exits.take_over({one.group.node for one in everybody if isinstance(one.group.node, Process)})
         inherited = []
         cgroups: dict[Process, Slice] = {}
-        for one in self._ledger.inherited():
+        for one in everybody:
             process = one.group.node
             if isinstance(process, Process) and process not in cgroups:
                 try:
-                    self.exits.watch(process)
+                    if process in gone:
+                        raise fail(errno.ESRCH)
                     cgroups[process] = cgroup_of(process.pid)
                 except ProcessLookupError:
                     self.exits.unwatch(process)
@@ -68,15 +73,22 @@ class Traffic:
         self._population.take_over(inherited, cgroups)
         self._follower.take_over(inherited)
 
+    async def welcome(self, process: Process, gpus: Iterable[int]) -> Resident:
+        """A process is in the population, with these GPUs, and its exit will be noticed. ProcessLookupError; EBUSY
+        where it does not let itself be looked at."""
+        await self.exits.watch(process)
+        return self.admit(process, gpus)
+
     def admit(self, process: Process, gpus: Iterable[int]) -> Resident:
-        """A process is in the population, with these GPUs, and its exit will be noticed. ProcessLookupError."""
+        """As :meth:`welcome`, of one whose exit is watched for. ProcessLookupError for another."""
         resident = self._population.resident(process)
         if resident is not None and resident.gpus.issuperset(gpus):
             return resident
+        if not self.exits.watches(process):  # it has ended meanwhile
+            raise fail(errno.ESRCH)
         stale = self._population.by_pid(process.pid)
         if stale is not None and stale is not resident:  # the pid was recycled before its exit was noticed
             self.expel(stale.process)
-        self.exits.watch(process)
         try:
             resident = self._population.admit(process, cgroup_of(process.pid), gpus)
             for gpu in gpus:  # one that runs has come to a slice that was frozen, perhaps

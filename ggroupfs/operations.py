@@ -175,9 +175,11 @@ class Operations(pyfuse3.Operations):
     def releasedir(self, fh: int) -> None:
         self._listings.close(fh)
 
-    @_handler
-    def mkdir(self, parent: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._seen(self._tree.mkdir(parent, os.fsdecode(name)))
+    async def mkdir(self, parent: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        try:
+            return self._seen(await self._tree.mkdir(parent, os.fsdecode(name)))
+        except Exception as error:
+            raise _answer("mkdir", error) from None
 
     @_handler
     def rmdir(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:

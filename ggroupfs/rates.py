@@ -38,7 +38,7 @@ def between(before: Snapshot | None, after: Snapshot) -> Mapping[str, Rates]:
     found = {}
     for process in after.processes:
         old = then.get(process.directory)
-        if old is not None and old.start == process.start and process.at > old.at:
+        if old is not None and old.inode == process.inode and process.at > old.at:
             found[process.directory] = _rates(old, process, process.at - old.at)
     return found
 

@@ -21,7 +21,7 @@ import attrs
 
 from backend import procfs
 from backend.client import facts_of
-from backend.identity import pid_of_peer, pidfd_of_peer, user_of
+from backend.peers import pid_of_peer, pidfd_of_peer, user_of
 from backend.wire import SIZE, Message, Op
 from ggroupfs.mounts import device_number, mount_of
 

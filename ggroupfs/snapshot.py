@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from backend.identity import cgroup_of, is_hidden, start_time
+from backend.identity import cgroup_of, is_hidden
 from ggroupfs.client import Member, branches, content, flat, has_our_pids, members, numbers, require_tree
 from ggroupfs.figures import EVERYTHING, Figures, figures_of, files_for
 from ggroupfs.names import slice_directory
@@ -63,8 +63,8 @@ class ProcessUse:
 
     pid: int
     """Process id."""
-    start: int
-    """When it started, in clock ticks since boot: another process with the same pid has another number here."""
+    inode: int
+    """That of its directory: another process with the same pid has another one, and no number comes again."""
     command: str
     """Name of the program; `NOT_KNOWN` in another pid namespace than the daemon's, where others have those pids."""
     slice: str
@@ -133,24 +133,25 @@ def _slices(mount: Path, files: Iterable[str]) -> Iterator[SliceUse]:
 
 def _processes(mount: Path, files: Iterable[str], hidden: set[int]) -> Iterator[ProcessUse]:
     """Those that /proc tells of; the pids of the others are put into `hidden`."""
-    identify = _identity if has_our_pids(mount) else _stranger
+    describe = _identity if has_our_pids(mount) else _stranger
     for member in members(mount):
         pid = member.pid
         try:
             began = time.monotonic()
             figures = figures_of(member.path, files)
             at = (began + time.monotonic()) / 2
-            yield ProcessUse(pid, *identify(member), member.gpu, figures, at)
+            yield ProcessUse(pid, *describe(member), member.gpu, figures, at)
         except OSError:  # it exited while we read
-            if identify is _identity and is_hidden(pid):
+            if describe is _identity and is_hidden(pid):
                 hidden.add(pid)
 
 
 def _identity(member: Member) -> tuple[int, str, str]:
-    """Start time, command and slice of a process."""
-    return start_time(member.pid), member.command(), cgroup_of(member.pid).path
+    """Directory, command and slice of a process. Nothing is read that it could have us wait for
+    (:mod:`backend.looks`)."""
+    return member.path.parent.stat().st_ino, member.command(), cgroup_of(member.pid).path
 
 
 def _stranger(member: Member) -> tuple[int, str, str]:
-    """Of one that has another number here, or none: its directory is its own for as long as it lives."""
+    """Of one that has another number here, or none."""
     return member.path.parent.stat().st_ino, NOT_KNOWN, NOT_KNOWN

@@ -195,5 +195,7 @@ async def _recovered() -> AsyncIterator[Finding]:
         except checkpoint.CheckpointError as error:
             if error.errno != errno.ESRCH:
                 yield Finding(f"pid {process.pid}", "failed", f"it is in the middle of a move: {error.strerror}")
+            else:
+                checkpoint.removed(process)
         else:
             yield Finding(f"pid {process.pid}", "thawed", "it was in the middle of a move, or in the host")

@@ -162,13 +162,14 @@ class Tree:
 
     # Changing
 
-    def mkdir(self, parent: int, name: str) -> Attributes:
-        """The directory of a live process, or of a slice. EPERM elsewhere, EINVAL for a name that cannot be."""
+    async def mkdir(self, parent: int, name: str) -> Attributes:
+        """The directory of a live process, which may have to be waited for, or of a slice. EPERM elsewhere, EINVAL for
+        a name that cannot be."""
         directory = self.directory(parent)
         if directory is self.root:
             if not is_number(name) or name.startswith("0"):
                 raise fail(errno.EINVAL)
-            self.controller.make_process(int(name))
+            await self.controller.make_process(int(name))
         elif isinstance(directory.subject, Slice):
             # The name of a GPU; or one that would make /proc/<pid>/cgroup unreadable, as cgroup_mkdir() has it.
             if "\n" in name or (DIGITS.fullmatch(name) and unescape(name) == name):

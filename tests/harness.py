@@ -23,6 +23,7 @@ import trio
 import trio.testing
 
 import backend.identity
+import backend.looks
 import backend.traffic
 from backend.controller import Controller
 from backend.errors import fail
@@ -49,12 +50,23 @@ REAL_S = 120.0
 """Real seconds after which something real hangs: on a busy machine what takes 0.1 s has taken 10."""
 
 
+async def at_once(what: str, function: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
+    """As :func:`backend.threads.in_a_thread`, without a thread: virtual time goes on while one is at work."""
+    await trio.lowlevel.cancel_shielded_checkpoint()
+    return function()
+
+
+looks_at_once = functools.partial(mock.patch.object, backend.looks, "in_a_thread", at_once)
+"""Programs are looked at without threads."""
+
+
 def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Runs an async test in virtual time."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        trio.run(functools.partial(test, *args, **kwargs), clock=trio.testing.MockClock(autojump_threshold=0))
+        with looks_at_once():
+            trio.run(functools.partial(test, *args, **kwargs), clock=trio.testing.MockClock(autojump_threshold=0))
 
     return run
 
@@ -436,6 +448,7 @@ async def running(
     before = descriptors()
     ledger, kernel, world = ledger or SoftLedger(), FakeKernel(), world or World()
     with (
+        looks_at_once(),
         mock.patch.object(backend.identity, "start_time", world.start_time),
         mock.patch.object(backend.traffic, "cgroup_of", world.cgroup_of),
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),

@@ -52,7 +52,12 @@ def check_cgroup(path: bytes) -> None:
 def check_command(name: bytes) -> None:
     fields = b" ".join(b"%d" % number for number in range(4, 53))
     stat = procfs.parse_stat(b"4242 (%s) S %s\n" % (name, fields))
-    assert (stat.state, stat.flags, stat.threads, stat.start) == (b"S", 9, 20, 22)
+    assert (stat.state, stat.threads, stat.start) == (b"S", 20, 22)
+    escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")  # as the kernel does
+    lines = b"Name:\t%s\nUmask:\t0022\nState:\tT (stopped)\nTgid:\t7\nPid:\t8\n%sThreads:\t20\n"
+    status = procfs.parse_status(lines % (escaped, b"VmPeak:\t9 kB\nVmSize:\t9 kB\n"))
+    assert status == procfs.Status(b"T", 7, 20, has_memory=True)
+    assert procfs.parse_status(lines % (escaped, b"")).is_exiting
 
 
 def check_words(raw: bytes) -> None:

@@ -91,7 +91,7 @@ class Machine(LedgerMachine):
     def teardown(self) -> None:
         super().teardown()
         self.journal.close()
-        with mock.patch("backend.journal.file._is_dead", return_value=False):
+        with mock.patch("backend.journal.file.gone", return_value=frozenset()):
             again = Journal(self.path, boot=BOOT)
         ledger = JournaledLedger(again, NAMES)
         for index, capacity in CAPACITIES.items() if self.naive.above else ():

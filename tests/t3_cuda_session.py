@@ -522,7 +522,7 @@ def test_a_limit_may_be_set_before_the_program_comes(drive: Drive) -> None:
 
     async def test(rig: Rig) -> None:
         process = rig.process()
-        rig.h.controller.make_process(process.pid)
+        await rig.h.controller.make_process(process.pid)
         await rig.h.write(f"{process.pid}/0/gmem.limit.high", "1G")
         program = await rig.connect(process).manage()
         assert await program.alloc(GIB) == 0

@@ -30,11 +30,12 @@ import backend.soft.server
 from backend import tenants
 from backend.cuda.holding import AWAY_MOST
 from backend.errors import fail
-from backend.identity import Process, peer_of
+from backend.identity import Process
 from backend.nvidia import discover, rm, tenant
 from backend.nvidia.keeper import QUESTIONS, TICK
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
+from backend.peers import peer_of
 from backend.scheduler.use import ACTIVE_US, LEAD_US, WORD_US, Sample, Use
 from backend.wire import VERSION, Message, Op
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
@@ -493,11 +494,11 @@ def test_who_connects_and_dies_does_not_speak_for_who_has_its_pid_then(tmp_path:
         with connection:
             assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4) == child.pid.to_bytes(4, "little")
             with pytest.raises(ProcessLookupError):
-                peer_of(connection)
+                trio.run(peer_of, connection)
         # One that lives is itself.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
-            assert peer_of(ours).pid == os.getpid()
+            assert trio.run(peer_of, ours).pid == os.getpid()
 
 
 # ---- the socket ------------------------------------------------------------------------------------------------------
@@ -676,7 +677,7 @@ async def test_no_room_for_another_program(tmp_path: Path, monkeypatch: pytest.M
                     assert await answered(late)
                     assert trio.current_time() - began >= wanted * tenants.ACCEPT_AGAIN_S
                 with monkeypatch.context() as patch:
-                    patch.setattr(tenants, "peer_of", lambda connection: full())
+                    patch.setattr(tenants, "Caller", lambda connection: full())
                     with await connected(str(path)) as unknown:
                         assert not await answered(unknown)
                 with await connected(str(path)) as known:

@@ -142,7 +142,7 @@ async def test_a_directory_made_before_keeps_what_it_had_where_a_move_fails(spaw
     one, other = stubs()
     async with running(one, other) as h:
         pid = spawn().pid
-        h.controller.make_process(pid)
+        await h.controller.make_process(pid)
         await h.write(f"{pid}/1/gmem.limit.high", 8 * MIB)
         await h.arrive(pid, gmem=4 * MIB)
         one.script("migrate", refuses(errno.EBUSY))
@@ -168,7 +168,7 @@ async def test_what_is_refused_at_once(spawn: Spawn) -> None:
         await h.arrive(process.pid, gpu=1)
         assert await h.refused(file, 1) == errno.EEXIST
         pid = spawn().pid
-        h.controller.make_process(pid)
+        await h.controller.make_process(pid)
         assert await h.refused(f"{pid}/0/compute.migrate", 1) == errno.EINVAL
         assert not [call for call in one.calls + other.calls if call[0] == "migrate"]
         other.unsupported.add("compute.migrate")

@@ -433,7 +433,7 @@ async def asked(h: Harness, pid: int, *, made: bool) -> None:
     """A program on GPU 0, with all that can be asked for it. `made`: by mkdir, so that it has a directory on GPU 1 too,
     where something is asked for it."""
     if made:
-        h.controller.make_process(pid)
+        await h.controller.make_process(pid)
         await h.write(f"{pid}/1/gmem.limit.high", 8 * MIB)
     await h.arrive(pid, "/jobs", gmem=MIB)
     for name, value in ASKED.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from backend.identity import cgroup_of, start_time
+from backend.identity import cgroup_of
 from backend.records import MAX
 from ggroupfs import client, columns, figures, screen, snapshot
 from ggroupfs.columns import label
@@ -191,7 +191,8 @@ def test_a_pass_reads_everything_there_is(tree: Path) -> None:
     pid = os.getpid()
     command = Path("/proc/self/comm").read_text().strip()
     (alone,) = taken.processes
-    assert alone == ProcessUse(pid, start_time(pid), command, cgroup_of(pid).path, 0, told, alone.at)
+    inode = (tree / str(pid)).stat().st_ino
+    assert alone == ProcessUse(pid, inode, command, cgroup_of(pid).path, 0, told, alone.at)
     assert taken.at - taken.took < alone.at < taken.at + taken.took
     assert [(one.path, one.directory) for one in taken.slices] == [
         ("/a.slice", "slice/a.slice/0"),

@@ -377,7 +377,7 @@ class MountMachine(RuleBasedStateMachine):
         puppet = self.puppet(index)
         path = self.mount / puppet.pid
         if make:
-            assert answer(path.mkdir) == self.model.do(self.controller.make_process, puppet.pid)
+            assert answer(path.mkdir) == self.model.wait(self.controller.make_process, puppet.pid)
         else:
             assert answer(path.rmdir) == self.model.do(self.controller.unmake_process, puppet.process)
 

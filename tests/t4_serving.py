@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from backend import identity
+from backend import peers
 from backend.soft.client import socket_of
 from backend.wire import SIZE, Message, Op
 from ggroupfs import serving, thaw
@@ -176,10 +176,10 @@ def test_what_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: 
                 assert f"process {os.getpid()} listens at {path}" in why()
 
 
-@pytest.mark.parametrize("option", [identity.SO_PEERPIDFD, NONE], ids=["SO_PEERPIDFD", "before Linux 6.5"])
+@pytest.mark.parametrize("option", [peers.SO_PEERPIDFD, NONE], ids=["SO_PEERPIDFD", "before Linux 6.5"])
 def test_a_pidfd_of_who_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: int) -> None:
     """... and of none, once it is gone, though the socket is open in another process."""
-    monkeypatch.setattr(identity, "SO_PEERPIDFD", option)
+    monkeypatch.setattr(peers, "SO_PEERPIDFD", option)
     path = tmp_path / "s"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(os.fspath(path))
@@ -191,14 +191,14 @@ def test_a_pidfd_of_who_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         while connection.connect_ex(os.fspath(path)):  # until it listens
             select.select([], [], [], 0.001)
-        pidfd = identity.pidfd_of_peer(connection)
+        pidfd = peers.pidfd_of_peer(connection)
         stack.callback(os.close, pidfd)
         assert not select.select([pidfd], [], [], 0)[0]
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         assert select.select([pidfd], [], [], SECONDS)[0]
         with contextlib.suppress(ProcessLookupError):
-            late = identity.pidfd_of_peer(connection)
+            late = peers.pidfd_of_peer(connection)
             stack.callback(os.close, late)
             assert option != NONE, "by its number nobody is found"
             assert select.select([late], [], [], 0)[0], "Linux 6.16 hands out one of a process that was reaped"

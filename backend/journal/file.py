@@ -37,9 +37,10 @@ import attrs
 import trio
 
 from backend import procfs
-from backend.identity import Process, is_alive
+from backend.identity import Process
 from backend.journal import format
 from backend.journal.state import Operation, State
+from backend.looks import gone
 from backend.threads import in_a_thread
 
 log = logging.getLogger(__name__)
@@ -232,9 +233,13 @@ class Journal:
             log.warning("the journal %s is out of date since %s: %s", self.path, clock_time(self.stale_since), words)
             for key, lever in list(found.levers.items()):
                 found.levers[key] = attrs.evolve(lever, moving=True)  # nobody knows what holds now
-        found.drop({key for key in (*found.groups, *found.levers, *found.own) if _is_dead(key[1])})
-        for subject in [subject for subject in found.given if _is_dead(subject)]:
-            del found.given[subject]
+        keys = {*found.groups, *found.levers, *found.own}
+        whose = {subject: subject[1] if isinstance(subject, tuple) else subject for subject in found.given}
+        dead = gone(one for one in (*(key[1] for key in keys), *whose.values()) if isinstance(one, Process))
+        found.drop({key for key in keys if key[1] in dead})
+        for subject, node in whose.items():
+            if node in dead:
+                found.given.pop(subject, None)
         return found
 
     # Writing
@@ -393,8 +398,3 @@ def default_path(folder: Path, mountpoint: str) -> Path:
     if len(name) > 200:  # a name may have 255 bytes
         name = hashlib.sha256(mountpoint.encode(errors="surrogateescape")).hexdigest()
     return folder / f"{name}.journal"
-
-
-def _is_dead(subject: object) -> bool:
-    process = subject[1] if isinstance(subject, tuple) else subject
-    return isinstance(process, Process) and not is_alive(process)

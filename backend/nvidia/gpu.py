@@ -89,7 +89,7 @@ class NvidiaGpu:
         self._nvml = nvml
         self._census = census
         self._tenants: dict[Process, Tenant] = {}
-        self._roster = Roster(info.index, nvml, census.system, self._see)
+        self._roster = Roster(info.index, nvml, census.system, self._knows, self._see)
         self.memory = ProgramMemory(info, nvml, self._roster, mover, self.managed, self.whole, self._standing)
         """Where that of each program is."""
         self._looked = 0.0  # when the list was last asked for
@@ -148,6 +148,9 @@ class NvidiaGpu:
             self._lose(error)
         except Exception:
             log.exception("GPU %d: a look at its programs failed", self.info.index)
+
+    def _knows(self, process: Process) -> bool:
+        return self._host is not None and self._host.knows(process, self.info.index)
 
     def _see(self, process: Process, nbytes: int) -> None:
         """The driver's figure, which the books follow; but of one that goes or comes they are told when it has."""
@@ -264,8 +267,12 @@ class NvidiaGpu:
         it is not known who there is."""
         listed = []
         for pid in await self._nvml.usage(self.info.index):
-            with contextlib.suppress(ProcessLookupError):
-                listed.append(Process(pid, self._census.system.start_time(pid)))
+            try:
+                listed.append(Process(pid, self._census.system.start_time(pid)))  # nobody else waits for us
+            except ProcessLookupError:
+                pass
+            except OSError as error:
+                log.warning("pid %d on GPU %d is left as it is: %s", pid, self.info.index, error)
         return await thaw.free(listed, self._tenant)
 
     def _tenant(self, process: Process) -> Tenant:

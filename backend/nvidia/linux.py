@@ -9,17 +9,20 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from backend.errors import fail
-from backend.identity import start_time
+from backend.identity import is_borne, start_time
+from backend.looks import look_here
 from backend.nvidia import device
 from backend.nvidia.lender import Lender
 from backend.running import is_ending
 
 
 class System(Protocol):
-    """The system calls of this package."""
+    """The system calls of this package. Those that look at a program, which can have them wait, are for threads, and
+    give EBUSY in time (:mod:`backend.looks`)."""
 
     def begin(self) -> None:
         """Programs will be looked at soon."""
@@ -74,22 +77,7 @@ class LinuxSystem:
         return os.open(f"/dev/nvidia{minor}", os.O_RDWR | os.O_CLOEXEC)
 
     def control_fds(self, pid: int) -> Sequence[int]:
-        folder = f"/proc/{pid}/fd"
-        found = []
-        try:
-            for name in os.listdir(folder):
-                try:
-                    if os.readlink(f"{folder}/{name}") != device.CONTROL_DEVICE:  # which is the kernel's own word
-                        continue
-                    if device.is_open_at(pid, name, device.CONTROL_NUMBER):
-                        found.append(int(name))
-                except FileNotFoundError:  # closed meanwhile
-                    continue
-        except FileNotFoundError:
-            raise fail(errno.ESRCH) from None
-        if not found and is_ending(pid):
-            raise fail(errno.ESRCH)
-        return found
+        return look_here(pid, partial(_control_fds, pid))
 
     def pidfd_open(self, pid: int) -> int:
         pidfd = os.pidfd_open(pid)
@@ -98,13 +86,13 @@ class LinuxSystem:
 
     def pidfd_getfd(self, pidfd: int, fd: int) -> int:
         pid = self._pids[pidfd]
-        if device.number_of(f"/proc/{pid}/fd/{fd}") != device.CONTROL_NUMBER:  # one that stays wrong costs nobody more
-            start_time(pid)
-            raise fail(errno.EBADF)
+        number = look_here(pid, partial(device.number_of, f"/proc/{pid}/fd/{fd}"))
+        if number != device.CONTROL_NUMBER:  # one that stays wrong costs nobody more
+            raise fail(errno.EBADF if is_borne(pid) else errno.ESRCH)
         return self._lender.get(pidfd, pid, fd, device.CONTROL_NUMBER)
 
     def start_time(self, pid: int) -> int:
-        return start_time(pid)
+        return look_here(pid, partial(start_time, pid))
 
     def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
         fcntl.ioctl(fd, request, argument)
@@ -122,3 +110,22 @@ class LinuxSystem:
     def close(self, fd: int) -> None:
         self._pids.pop(fd, None)
         os.close(fd)
+
+
+def _control_fds(pid: int) -> Sequence[int]:
+    folder = f"/proc/{pid}/fd"
+    found = []
+    try:
+        for name in os.listdir(folder):
+            try:
+                if os.readlink(f"{folder}/{name}") != device.CONTROL_DEVICE:  # which is the kernel's own word
+                    continue
+                if device.is_open_at(pid, name, device.CONTROL_NUMBER):
+                    found.append(int(name))
+            except FileNotFoundError:  # closed meanwhile
+                continue
+    except FileNotFoundError:
+        raise fail(errno.ESRCH) from None
+    if not found and is_ending(pid):
+        raise fail(errno.ESRCH)
+    return found

@@ -124,6 +124,8 @@ class Mover:
                 log.log(level, "pid %d is in the middle of a move: %s", process.pid, error)
                 self._told.add(process)
                 self._look.set()
+            else:
+                checkpoint.removed(process)
             return False
         self._told.discard(process)
         log.warning("pid %d was in the middle of a move, and runs again", process.pid)

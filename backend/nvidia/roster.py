@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import attrs
 import trio
@@ -12,8 +13,14 @@ import trio
 from backend.identity import Process
 from backend.nvidia.linux import System
 from backend.nvidia.nvml import Nvml
+from backend.threads import in_a_thread
 
 log = logging.getLogger(__name__)
+
+ANSWER_S = 1.0
+"""Seconds in which those who are new on a list are looked at; who takes longer is new with the next one."""
+THREADS = 16
+"""In which they are."""
 
 
 @attrs.define
@@ -23,12 +30,15 @@ class Roster:
     _index: int
     _nvml: Nvml
     _system: System
+    _knows: Callable[[Process], bool]
+    """Whether a process is in the tree, and its exit would have been told."""
     _see: Callable[[Process, int], None]
     """Told what a process that is not new holds, each time, to compare with what it says itself; 0 for one that is not
     listed any more."""
     _since: dict[Process, float] = attrs.field(factory=dict)
     _held: dict[Process, int] = attrs.field(factory=dict)
     _answers: bool = True
+    _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(THREADS))
     _unmet: bool = False  # a program could not be looked at, and it was told of
 
     async def look(self) -> Sequence[Process]:
@@ -47,13 +57,14 @@ class Roster:
             self._answers = True
         new: list[Process] = []
         listed: set[Process] = set()
+        whose = await self._identify(usage)
         for pid, nbytes in usage.items():
-            try:
-                process = Process(pid, self._system.start_time(pid))
-            except ProcessLookupError:
+            process = whose.get(pid)
+            if isinstance(process, ProcessLookupError):
                 continue
-            except OSError as error:
-                self._tell(pid, error)
+            if process is None or isinstance(process, OSError):
+                if process is not None:
+                    self._tell(pid, process)
                 listed.update(known for known in self._since if known.pid == pid)  # as it was
                 continue
             listed.add(process)
@@ -67,6 +78,28 @@ class Roster:
         for process in self._since.keys() - listed:
             self._hold(process, 0)
         return new
+
+    async def _identify(self, pids: Iterable[int]) -> Mapping[int, Process | OSError]:
+        """Who bears each of them, or why that is not known; nothing for those that take too long. A process that is in
+        the tree is not looked at again, since its end would have been told."""
+        known = {process.pid: process for process in self._since}
+        found: dict[int, Process | OSError] = {}
+
+        async def ask(pid: int) -> None:
+            try:
+                start = await in_a_thread("a program", partial(self._system.start_time, pid), self._limiter)
+                found[pid] = Process(pid, start)
+            except OSError as error:
+                found[pid] = error
+
+        with trio.move_on_after(ANSWER_S):
+            async with trio.open_nursery() as nursery:
+                for pid in pids:
+                    if pid in known and self._knows(known[pid]):
+                        found[pid] = known[pid]
+                    else:
+                        nursery.start_soon(ask, pid)
+        return found
 
     def met(self, process: Process) -> None:
         """One that was new is known now."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-from backend.identity import Process, start_time
+from backend.identity import Process, is_borne
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.nvml import Nvml
@@ -164,9 +164,6 @@ class Usage:
 
 def _lives(pid: int) -> bool:
     try:
-        start_time(pid)
-    except ProcessLookupError:
-        return False
+        return is_borne(pid)
     except OSError:
-        pass  # nobody knows
-    return True
+        return True  # nobody knows

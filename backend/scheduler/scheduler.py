@@ -15,7 +15,7 @@ import trio
 
 from backend.deadline import deadline
 from backend.follower import Follower
-from backend.identity import ROOT, Group, Process, is_alive
+from backend.identity import ROOT, Group, Process, is_borne
 from backend.population import Population
 from backend.protocols import Gpu, Ledger
 from backend.records import NOWHERE, Place, Throttled
@@ -257,7 +257,7 @@ class Scheduler:
             self._drop(process)
             return
         try:
-            ended = isinstance(error, ProcessLookupError) or not is_alive(process)
+            ended = isinstance(error, ProcessLookupError) or not is_borne(process.pid)
         except OSError:  # descriptors are short, say: its exit would be told of
             ended = False
         if ended:

@@ -6,6 +6,7 @@ and whoever finds the file without the lock knows that an agent died, and what i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from backend.identity import Process, is_alive
+from backend.identity import Process, is_borne
 from backend.nvidia.checkpoint.records import Request, Step
 
 VARIABLE = "GGROUP_CHECKPOINTS"
@@ -82,7 +83,9 @@ class Journal:
 
 
 def left() -> Sequence[Left]:
-    """Every living program that something is being done to, or was not finished. Files of the dead are removed."""
+    """Every living program that something is being done to, or was not finished. Files of the dead are removed, but for
+    one whose pid another bears by now: who acts on it hears that it has ended, and has its file :func:`removed`. Waits
+    for nobody (:mod:`backend.looks`)."""
     found = []
     for path in sorted(directory().glob("[0-9]*.[0-9]*")):
         pid, _, start = path.name.partition(".")
@@ -94,13 +97,25 @@ def left() -> Sequence[Left]:
         try:
             busy = not _free(fd)
             entry = _read(fd, process)
-            if not busy and not is_alive(process) and _same(fd, path):
+            if not busy and not is_borne(process.pid) and _same(fd, path):
                 path.unlink(missing_ok=True)
             elif entry is not None:
                 found.append(attrs.evolve(entry, busy=busy))
         finally:
             os.close(fd)
     return found
+
+
+def removed(process: Process) -> None:
+    """It has ended: its file goes, if no agent has it."""
+    path = directory() / _name(process)
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if _free(fd) and _same(fd, path):
+                path.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
 
 
 def _name(process: Process) -> str:
