@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 
+from backend import procfs
 from backend.identity import ROOT, Slice
 
-HIERARCHIES = ("/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup")
-"""Where systemd, and whoever else mounts them, has the hierarchy that slices are of: beside those of version 1 (on a
-hybrid host: ``cgroup_of`` in :mod:`backend.identity`), or alone."""
+HIERARCHIES = ("cgroup2", "name=systemd")
+"""Those that slices are of: cgroup2, or systemd's own beside it on a hybrid host (``cgroup_of`` in
+:mod:`backend.identity`)."""
 
 
 def delegate_of(cgroup: Slice) -> int:
     """The user whose a cgroup is, by its directory or, where that has gone, the nearest above; root where none is."""
+    trees = [tree for tree in map(procfs.trees.of, HIERARCHIES) if tree is not None]
     level: Slice | None = cgroup
     while level is not None and level != ROOT:
-        for hierarchy in HIERARCHIES:
-            try:
-                return os.stat(hierarchy + level.path, follow_symlinks=False).st_uid
-            except OSError:
-                pass
+        for place in (next(procfs.levels(tree, level.path), None) for tree in trees):
+            if place is not None:
+                try:
+                    return os.stat(place, follow_symlinks=False).st_uid
+                except OSError:
+                    pass
         level = level.parent
     return 0

@@ -277,6 +277,25 @@ def levels(tree: Mount, path: str) -> Iterator[str]:
         below = below.rpartition("/")[0]
 
 
+class Trees:
+    """Where cgroups are, looked for once: there may be thousands of mounts."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Mount] = {}
+
+    def of(self, hierarchy: str) -> Mount | None:
+        """``cgroup2``, or the controller of a v1 hierarchy. None where it is not mounted."""
+        if hierarchy not in self._found:
+            mount = cgroup2() if hierarchy == "cgroup2" else cgroup1(hierarchy)
+            if mount is None:
+                return None
+            self._found[hierarchy] = mount
+        return self._found[hierarchy]
+
+
+trees = Trees()
+
+
 def says(directory: str, name: str) -> bytes:
     """A file of a cgroup, without the newline; empty where there is none, as in the root, or the cgroup is gone."""
     with contextlib.suppress(OSError):

@@ -66,7 +66,7 @@ def is_frozen(pid: int) -> bool:
 
 
 def _is_frozen2(path: str) -> bool:
-    tree = _trees.of("cgroup2")
+    tree = procfs.trees.of("cgroup2")
     if tree is None:
         return False
     for count, level in enumerate(islice(procfs.levels(tree, path), LEVELS)):
@@ -79,25 +79,6 @@ def _is_frozen2(path: str) -> bool:
 
 def _is_frozen1(path: str) -> bool:
     """freezer-subsystem.rst: the state of a cgroup says what those above it add, too."""
-    tree = _trees.of("freezer")
+    tree = procfs.trees.of("freezer")
     level = next(procfs.levels(tree, path), "") if tree is not None else ""
     return procfs.says(level, "freezer.state") in (b"FREEZING", b"FROZEN")
-
-
-class _Trees:
-    """Where cgroups are, looked for once: there may be thousands of mounts."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, procfs.Mount] = {}
-
-    def of(self, hierarchy: str) -> procfs.Mount | None:
-        """``cgroup2``, or the controller of a v1 hierarchy."""
-        if hierarchy not in self._found:
-            mount = procfs.cgroup2() if hierarchy == "cgroup2" else procfs.cgroup1(hierarchy)
-            if mount is None:
-                return None
-            self._found[hierarchy] = mount
-        return self._found[hierarchy]
-
-
-_trees = _Trees()

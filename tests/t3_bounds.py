@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import trio
 
-from backend import bounds, delegated
+from backend import bounds, delegated, procfs
 from backend.controller import Controller
 from backend.errors import fail
 from backend.identity import ROOT, Group, Process, Slice, identify
@@ -306,13 +306,19 @@ def test_who_shares_a_timeslice_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_whose_a_cgroup_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its directory; where that has gone, by the nearest above; root's where there is no hierarchy."""
-    monkeypatch.setattr(delegated, "HIERARCHIES", (os.fspath(tmp_path), "/nowhere"))
+    trees = {"cgroup2": procfs.Mount("0:1", "/", os.fspath(tmp_path), "cgroup2", ())}
+    monkeypatch.setattr(procfs.trees, "_found", trees)
+    monkeypatch.setattr(delegated, "HIERARCHIES", ("cgroup2", "no such hierarchy"))
     os.makedirs(os.path.join(tmp_path, "user/own"))
     os.chown(os.path.join(tmp_path, "user/own"), USER, USER)
     assert delegated.delegate_of(Slice("/user")) == 0
     assert delegated.delegate_of(Slice("/user/own")) == USER
     assert delegated.delegate_of(Slice("/user/own/gone/too")) == USER
     assert delegated.delegate_of(Slice("/other")) == 0
+    # Only a part of it is mounted, and elsewhere.
+    trees["cgroup2"] = procfs.Mount("0:1", "/user", os.fspath(tmp_path / "user"), "cgroup2", ())
+    assert delegated.delegate_of(Slice("/user/own")) == USER
+    assert delegated.delegate_of(Slice("/own")) == 0
 
 
 def test_a_restart_takes_as_long_as_there_are_slices(tmp_path: Path) -> None:
