@@ -9,7 +9,7 @@
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
 #   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; a quarter of an hour
 #   make test-debian  both commands of the README and the package in a fresh Debian: DEBIAN=12 or 13, PARTS="run test deb"
-#   make test-hostile ... those of hostile tenants, which do every pair of things at once; two minutes, FUZZ=N for longer
+#   make test-hostile ... those of hostile tenants, which do every pair of things at once; three minutes, FUZZ=N for longer
 #   make test-versions ... of this tree with an older one, really: library, daemon, journals; OLD=revision, three minutes
 #   make fuzz         the fuzzers for longer, FUZZ=50 times as long as in `make test`; what breaks is kept in tests/corpus
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one alone
@@ -94,7 +94,7 @@ run: build cuda
 	@[ "$$(id -u)" = 0 ] || { echo "make run: only root may mount a tree that acts on every process" >&2; exit 1; }
 	$(PY) -m ggroupfs demo --mount $(MOUNT)
 
-test: check test-unit test-machines
+test: check test-unit test-hostile test-machines
 
 check: build-test
 	$(VENV)/bin/ruff check $(SOURCES)
@@ -108,7 +108,7 @@ test-unit: build-test cuda-tests
 	$(PYTEST) -n auto --maxprocesses 2 --dist loadfile \
 		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/hostile
 
-# No part of `make test` yet: on a busy machine sums of the books settle later than it waits. With FUZZ=N every pair N times, each time otherwise.
+# By itself, since it takes every CPU. With FUZZ=N every pair N times, each time otherwise.
 test-hostile: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make test-hostile: only root may mount" >&2; exit 1; }
 	$(if $(filter command line environment,$(origin FUZZ)),GGROUP_FUZZ=$(FUZZ)) $(PYTEST) tests/hostile

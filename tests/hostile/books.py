@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -16,8 +16,10 @@ from ggroupfs.client.reading import branches, content, flat, members
 
 FIGURES_MOST = 1 << 53
 """What no count of events, bytes or microseconds of a run reaches."""
-SETTLE_S = 15.0
-"""Within which the sums are right once nobody does anything: programs that move are noticed, and those that ended."""
+READINGS = 4
+"""Equal ones in a row, after which what is wrong does not come right by itself."""
+PAUSE_S = 0.02
+"""Between two of them."""
 
 
 @attrs.frozen
@@ -39,18 +41,34 @@ class Books:
         self._capacities = {gpu: int((mount / f"gpus/{gpu}/gmem.capacity").read_text()) for gpu in self._gpus}
         self._processes = processes
 
-    def check(self, what: str) -> None:
-        """The sums, once they are right; AssertionError where they are not to be. Impossible figures are none, ever."""
-        until = time.monotonic() + SETTLE_S
-        while True:
+    def check(self, what: str, looked: Callable[[], None]) -> None:
+        """The sums, of programs that do nothing, once they are right; AssertionError where they are not to be.
+        Impossible figures are none, ever.
+
+        A program that was moved is counted where it was until the daemon has looked at it, which takes as long as it
+        takes. So it is a failure only where nothing has changed after it has `looked` at everybody, whenever that is.
+        """
+        before: Sequence[str] = ()
+        while wrong := self._lasting():
+            assert wrong != before, f"{what}: {wrong[:8]}"
+            before = wrong
+            looked()
+
+    def _lasting(self) -> Sequence[str]:
+        """What does not add up, several times in a row; nothing as soon as all does."""
+        wrong: Sequence[str] = ()
+        equal = 0
+        while equal < READINGS:
+            before = wrong
             try:
                 wrong = self._wrong()
             except OSError as error:
                 wrong = [f"{error}"]  # it went meanwhile
             if not wrong:
-                return
-            assert time.monotonic() < until, f"{what}: {wrong[:8]}"
-            time.sleep(0.02)
+                return ()
+            equal = equal + 1 if wrong == before else 1
+            time.sleep(PAUSE_S)
+        return wrong
 
     def _wrong(self) -> Sequence[str]:
         """What does not add up."""

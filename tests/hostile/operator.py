@@ -40,7 +40,7 @@ RESET = {
     "compute.priority": "8",
     "compute.freeze": "0",
 }
-ACTS = ("sets", "freezes and thaws", "reads", "makes and removes slices", "moves", "looks at all")
+ACTS = ("sets", "freezes and thaws", "reads", "makes and removes slices", "moves", "looks at all", "moves to a cgroup")
 
 
 class Operator:
@@ -129,8 +129,7 @@ class Operator:
             self._call(meter, 3, lambda: os.chown(slice_, 65534, 65534))
         elif what == 3 and (pids := self._pids()):
             pid = chance.choice(pids)
-            with contextlib.suppress(OSError):
-                write(f"{chance.choice(self._cgroups)}/cgroup.procs", str(pid))
+            self._call(meter, 6, lambda: write(f"{chance.choice(self._cgroups)}/cgroup.procs", str(pid)))
             self._call(meter, 3, lambda: os.rmdir(f"{self._mount}/{pid}"))
         else:
             self._call(meter, 5, lambda: [os.stat(f"{self._mount}/{pid}/0") for pid in self._pids()])

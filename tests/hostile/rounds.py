@@ -11,7 +11,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -19,9 +19,11 @@ import attrs
 from tests.cgroups import OURS, cgroup, enter, slice_path
 from tests.hostile import operator
 from tests.hostile.books import Books
+from tests.hostile.canary import everybody_is_looked_at
 from tests.hostile.daemon import Daemon, Watch
 from tests.hostile.neighbour import CALLS, GRANTED_S, GREETED_S
-from tests.hostile.page import AT, FAILED, FAILED_AT, FAILED_CODE, TENANTS, WORST_AT, Page, Timed, Word
+from tests.hostile.page import AT, DONE, FAILED, FAILED_AT, FAILED_CODE, TENANTS, WORST_AT, Page, Timed, Word
+from tests.hostile.patience import Patience
 from tests.hostile.registry import SOFT, kinds_of
 from tests.hostile.tenant import BEGIN_S
 from tests.proc import stat_of
@@ -29,15 +31,16 @@ from tests.proc import stat_of
 ROUND_S = 0.2
 """How long a pair goes on."""
 BEGUN_S = 3.0
-"""How much longer at most, until both halves of all have begun: on a busy machine."""
+"""How much longer at most, until both halves of all have begun: on a busy machine. With each attempt so much more."""
 CALM = 3
 """Rounds of programs that only compute, which the others are compared with."""
 AGAIN = 4
 """How often a pair is tried, one half of which ended the tenant before the other began."""
 HANG_S = 60.0
-"""What takes so long never ends: the mount is given up."""
+"""A single step that takes so long never ends: the mount is given up."""
 RETURNED_S = 20.0
-"""Until what tenants had, in the daemon and as processes, is given back after they were killed."""
+"""In which something of what tenants had, in the daemon and as processes, is given back after they were killed; until
+all of it is."""
 
 DESCRIPTORS = 8
 """How many more the daemon may have between rounds than before the first."""
@@ -46,10 +49,11 @@ THREADS = 96
 
 SLOWER, CALLS_S, ROOT_S = 25.0, 2.0, 15.0
 """How many times longer a call may take than among programs that compute, and what is always allowed: of the
-neighbour; and of root, who may wait for the deadline of the hardware, of 5 s, once for each of two tenants."""
+neighbour; and of root, who may wait for the deadline of the hardware, of 5 s, once for each of two tenants. Of how much
+longer a sleep of ours took than it was to, in that round, too: nobody is slower for what the machine is."""
 
 SETTLED = (Timed.OPERATOR, Timed.KEEPER)
-"""Threads of the operator that pause; a move may wait for its tenant."""
+"""Threads of the operator that pause; a move may wait for its tenant, and is waited for where something is wrong."""
 
 Pair = tuple[str, str]
 
@@ -81,6 +85,7 @@ class Run:
         self.page = page
         self.daemon = Daemon(mount, protocol, page)
         self.watch = Watch(self.daemon, HANG_S)
+        self.patience = Patience(self.watch)
         self._mount = mount
         self._top = top
         self._meters = {timed: page.meter(timed) for timed in Timed}
@@ -150,7 +155,7 @@ class Run:
         """Whether a program writes that line soon."""
         stream = self._programs[name].stdout
         assert stream is not None
-        if not select.select([stream], [], [], RETURNED_S)[0]:
+        if not select.select([stream], [], [], HANG_S)[0]:
             return False
         line = stream.readline()
         assert line == expected, f"the {name} wrote {line!r}"
@@ -183,7 +188,8 @@ class Run:
                 self._tell(pairs, f"{self.seed}/{attempt}")
                 self._go_on(ROUND_S + BEGIN_S)
                 with contextlib.suppress(AssertionError):
-                    self._eventually(lambda: all(map(self._met, range(len(pairs)))), "all have begun", BEGUN_S)
+                    begun_s = BEGUN_S * (attempt + 1)
+                    self.patience.until(lambda: all(map(self._met, range(len(pairs)))), "all have begun", begun_s)
                 self._stand_still(what)
                 self._take_away()
                 self._returned()
@@ -218,7 +224,7 @@ class Run:
         """Meanwhile."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, 0.05))
+            self.patience.sleep(min(left, 0.05))
             self._bounded("threads of the daemon", self.daemon.threads(), THREADS)
             assert self.daemon.process.poll() is None, f"the daemon has ended: {self.daemon.lines[-5:]}"
 
@@ -226,13 +232,30 @@ class Run:
         """The sums, of programs that live and do nothing."""
         self._quiet += 1
         self.page.words[Word.QUIET] = self._quiet
-        words = [int(Word.NEIGHBOUR_QUIET), *(Word.OPERATORS_QUIET + timed for timed in SETTLED)]
-        self._eventually(lambda: all(self.page.words[at] == self._quiet for at in words), "all pause", HANG_S)
+        self._all_pause(SETTLED)
         (self._tenants / "cgroup.freeze").write_text("1")
         # One in the middle of a call to a file system that is its own does not stop; neither does it do anything.
         with contextlib.suppress(AssertionError):
-            self._eventually(self._frozen, "tenants stand still", 0.2)
-        Books(self._mount, processes=2000).check(what)
+            self.patience.until(self._frozen, "tenants stand still", 0.2)
+        Books(self._mount, processes=2000).check(what, self._everybody_is_looked_at)
+
+    def _all_pause(self, threads: Collection[Timed]) -> None:
+        """The neighbour, and threads of the operator, have ended what was under way. As long as calls of theirs end,
+        they are only slow."""
+        words = [int(Word.NEIGHBOUR_QUIET), *(Word.OPERATORS_QUIET + timed for timed in threads)]
+        meters = [self._meters[timed] for timed in (Timed.CALLS, Timed.CHARGES, *threads)]
+
+        def paused() -> bool:
+            self._all_live()
+            return all(self.page.words[at] == self._quiet for at in words)
+
+        self.patience.until(paused, "all pause", HANG_S, lambda: [meter[DONE] for meter in meters])
+
+    def _everybody_is_looked_at(self) -> None:
+        """The daemon has done all that it was asked for, and knows where each program is."""
+        self._all_pause((*SETTLED, Timed.MOVES))
+        everybody_is_looked_at(self._mount, self._top, self.patience, HANG_S)
+        self.watch.goes_on()
 
     def _frozen(self) -> bool:
         return "frozen 1" in (self._tenants / "cgroup.events").read_text()
@@ -262,15 +285,14 @@ class Run:
             return
         most = self._descriptors + DESCRIPTORS
         try:
-            self._eventually(lambda: self.daemon.descriptors() <= most, "", RETURNED_S)
+            self.patience.until(lambda: self.daemon.descriptors() <= most, "", RETURNED_S, self.daemon.descriptors)
         except AssertionError:
             found = f"{self.daemon.descriptors()} descriptors of the daemon, of {self._descriptors} before"
             raise AssertionError(f"{found}: {self.daemon.open_files()}") from None
 
     def _look(self) -> None:
         """What everybody else met meanwhile, and what the daemon said."""
-        for name, program in self._programs.items():
-            assert program.poll() is None, f"the {name} has ended: {program.returncode}"
+        self._all_live()
         for timed, meter in self._meters.items():
             acts = {Timed.CALLS: CALLS, Timed.CHARGES: ("charge",), Timed.NEWCOMERS: ("connect",)}.get(
                 timed, operator.ACTS
@@ -284,12 +306,17 @@ class Run:
                 at = acts[meter[AT] if meter.under_way == worst else meter[WORST_AT]]
                 self._bounded(f"seconds of {timed.name}: {at}", worst, self._allowed(timed))
             meter.reset()
+        self.patience.late = 0.0
         if lines := self.daemon.unexpected():
             raise AssertionError(f"the daemon says {lines[:12]}")
 
     def _allowed(self, timed: Timed) -> float:
         always = {Timed.CALLS: CALLS_S, Timed.CHARGES: GRANTED_S, Timed.NEWCOMERS: GREETED_S}.get(timed, ROOT_S)
-        return max(always, SLOWER * self._calm[timed])
+        return max(always, SLOWER * self._calm[timed]) + SLOWER * self.patience.late
+
+    def _all_live(self) -> None:
+        for name, program in self._programs.items():
+            assert program.poll() is None, f"the {name} has ended: {program.returncode}"
 
     def _count(self, pairs: Sequence[Pair]) -> None:
         words = self.page.words
@@ -343,17 +370,10 @@ class Run:
                     with contextlib.suppress(OSError):
                         stream.close()
         with contextlib.suppress(AssertionError, OSError):
-            self._eventually(lambda: not self._left(), "tenants are gone", RETURNED_S)
+            self.patience.until(lambda: not self._left(), "tenants are gone", RETURNED_S, self._left)
 
     def _bounded(self, what: str, value: float, most: float) -> None:
         assert value <= most, f"{what}: {value:.6g}, of {most:.6g} at most"
-
-    @staticmethod
-    def _eventually(condition: Callable[[], bool], what: str, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < until, f"not within {seconds} s: {what}"
-            time.sleep(0.005)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ LONG = int(os.environ.get("GGROUP_FUZZ", "0"))
 NAMES = {SOFT: "soft", CUDA: "nvidia"}
 
 
-@pytest.mark.timeout(600 * max(1, LONG))
+@pytest.mark.timeout(1800 * max(1, LONG))
 @pytest.mark.parametrize("protocol", [SOFT, CUDA], ids=NAMES.values())
 def test_every_pair_of_what_a_tenant_can_do(protocol: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The sums of the books, the daemon's descriptors, threads and log, and how long others wait, after each round."""
