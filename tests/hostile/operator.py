@@ -129,7 +129,8 @@ class Operator:
             self._call(meter, 3, lambda: os.chown(slice_, 65534, 65534))
         elif what == 3 and (pids := self._pids()):
             pid = chance.choice(pids)
-            self._call(meter, 6, lambda: write(f"{chance.choice(self._cgroups)}/cgroup.procs", str(pid)))
+            with contextlib.suppress(OSError), meter.call(6, judged=False):
+                write(f"{chance.choice(self._cgroups)}/cgroup.procs", str(pid))
             self._call(meter, 3, lambda: os.rmdir(f"{self._mount}/{pid}"))
         else:
             self._call(meter, 5, lambda: [os.stat(f"{self._mount}/{pid}/0") for pid in self._pids()])

@@ -97,8 +97,9 @@ class Meter:
         self._base = base
 
     @contextlib.contextmanager
-    def call(self, at: int) -> Iterator[None]:
-        """One call of the sort; `at` says which, for who reads it."""
+    def call(self, at: int, *, judged: bool = True) -> Iterator[None]:
+        """One call of the sort; `at` says which, for who reads it. Of one that is not `judged`, since it is not for the
+        daemon, it is only told that it is under way."""
         began = time.monotonic_ns() // 1000
         self._words[self._base + AT] = at
         self._words[self._base + SINCE] = began
@@ -108,7 +109,7 @@ class Meter:
             took = time.monotonic_ns() // 1000 - began
             self._words[self._base + SINCE] = 0
             self._words[self._base + DONE] += 1
-            if took > self._words[self._base + WORST_US]:
+            if judged and took > self._words[self._base + WORST_US]:
                 self._words[self._base + WORST_US], self._words[self._base + WORST_AT] = took, at
 
     def failed(self, at: int, code: int) -> None:
