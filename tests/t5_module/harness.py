@@ -172,7 +172,7 @@ class File:
     def set(self, group: int, **values: int) -> None:
         mask = 0
         for name in values:
-            mask |= getattr(abi, f"SET_{name.upper()}")
+            mask |= abi.SET[name]
         ioctl(self.fd, abi.IOC_SET, abi.Set(id=group, mask=mask, **values))
 
     def reset_peak(self, group: int, what: int = abi.PEAK_GMEM) -> None:
