@@ -7,7 +7,7 @@
 #   make test-kmod-mounts   the other tests of mounts there too, with the kernel's ledger; a quarter of an hour
 #   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
-#   make test-systemd   ... those of the package and its units: in a virtual machine, on a real systemd; a quarter of an hour
+#   make test-systemd   ... those of the package and its units: in a container, on a real systemd; three minutes
 #   make test-debian  both commands of the README and the package in a fresh Debian: DEBIAN=12 or 13, PARTS="run test deb"
 #   make test-hostile ... those of hostile tenants, which do every pair of things at once; three minutes, FUZZ=N for longer
 #   make test-versions ... of this tree with an older one, really: library, daemon, journals; OLD=revision, three minutes
@@ -39,10 +39,10 @@ APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source xz-utils spa
 APT_KMOD_DEBUG := flex bison bc libelf-dev libssl-dev
 APT_DEB := dpkg-dev lintian
 APT_SOAK := stress-ng
-APT_SYSTEMD := mmdebstrap e2fsprogs libc6-dev
+APT_SYSTEMD := mmdebstrap util-linux libc6-dev
 
 SOURCES := ggroupfs backend tests
-SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nvidia/one_gpu.sh packaging/tree.sh tests/t8_systemd/disk.sh tests/t8_systemd/again.sh \
+SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nvidia/one_gpu.sh packaging/tree.sh tests/container/root.sh tests/container/enter.sh tests/t8_systemd/again.sh \
 	$(wildcard tests/debian/*.sh) \
 	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
@@ -126,7 +126,7 @@ include packaging/package.mk
 include tests/t8_systemd/systemd.mk
 include tests/debian/debian.mk
 
-# test-kmod and test-systemd, two machines at a time. That of systemd, which takes longest, is among the first.
+# test-kmod and test-systemd, two at a time. The container of systemd waits for watchdogs half of its time.
 test-machines: kmod-ready systemd-share
 	$(MAKE) -j2 --output-sync=target systemd-guest $(KMOD_GUESTS)
 

@@ -1,4 +1,4 @@
-"""One machine for all of them, booted once, and the package in it."""
+"""One container for all of them, booted once, and the package in it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.guest import Guest, booted
-from tests.vm.run import modules_of, newest_kernel
+from tests.container.guest import Guest, booted
 
 BROKEN = pytest.StashKey[bool]()
 """Whether a test has failed since the machine was last made as it was."""
@@ -32,7 +31,7 @@ systemctl stop ggroupfs
 systemctl daemon-reload && systemctl reset-failed
 """
 """What a test that failed has left there is gone: jobs that wait, services, units, options."""
-RESTORE_S = 3000
+RESTORE_S = 600
 FILES = "find / -xdev -not -path '/root/*' -not -path '/var/log/*' -not -path '/tmp/*' | LC_ALL=C sort"
 
 
@@ -40,12 +39,8 @@ FILES = "find / -xdev -not -path '/root/*' -not -path '/var/log/*' -not -path '/
 def machine() -> Iterator[Guest]:
     """It has booted, and nothing is installed."""
     place = Path(os.environ["GGROUP_GUEST"])
-    kernel = newest_kernel()
-    modules = modules_of(kernel)
-    assert modules is not None
-    with booted(kernel, modules, place / "root.ext4", place / "share") as guest:
+    with booted(place / "root.tar", place / "share") as guest:
         yield guest
-        assert not guest.complaints()
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tests.container.guest import Guest
 from tests.t8_systemd.units import daemon
-from tests.vm.guest import Guest
 
 EXPOSURE = 4.0
 """What `systemd-analyze security` may say of the service, of 10; systemd/ggroupfs.service says what is missing."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.container.guest import Guest
 from tests.t8_systemd.units import MIB, SLICES, holding, until_holds
-from tests.vm.guest import Guest
 
 EXPOSURE = 1.5
 """What `systemd-analyze security` may say of it, of 10."""

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.container.guest import Guest
 from tests.t8_systemd.units import MIB, SLICES, daemon, mounted_with, until_holds
-from tests.vm.guest import Guest
 
 UNITS = "/etc/systemd/system"
 CROWD = int(os.environ.get("GGROUP_CROWD", "200"))
 """Services that start at once."""
-WAIT_S = 2000
-"""Seconds that a program waits for its limits, 200 times the default: so much slower may be an emulated processor, on
-which to start 200 services alone takes systemd half a minute, and ten times as long where others want the real one."""
-CROWD_S = 3000
+WAIT_S = 300
+"""Seconds that a program waits for its limits, 30 times the default: so much longer than on an idle machine may a crowd
+take to start where others want the processor, too."""
+CROWD_S = 600
 """What a crowd may take to start, or to end."""
 PAGE = 2 * MIB
 """Of the software GPU. An allocation is charged page by page, and what is too much goes after each."""
@@ -48,8 +48,8 @@ def start(guest: Guest, name: str) -> str:
 
 @pytest.fixture
 def patient(guest: Guest) -> Iterator[Guest]:
-    """The daemon lets programs wait in proportion to the processor. Nobody goes on without limits, and its watchdog has
-    no reason to end it."""
+    """The daemon lets programs wait for as long as a busy machine takes. No program goes on without limits, and the
+    watchdog has no reason to end the daemon."""
     with mounted_with(guest, f"-o units.wait={WAIT_S}"):
         began = daemon(guest)
         yield guest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tests.vm.guest import Guest
+from tests.container.guest import Guest
 
 MIB = 1 << 20
 SLICES = "/run/ggroup/slice"
@@ -41,16 +41,6 @@ def mounted_with(guest: Guest, options: str) -> Iterator[None]:
 def daemon(guest: Guest) -> int:
     """Pid of the main process of the service."""
     return int(guest.ok("systemctl show -P MainPID ggroupfs"))
-
-
-LOAD_S = 0.3
-"""Seconds of a real processor that it takes to load the program."""
-
-
-def real_s(guest: Guest, emulated_s: float) -> float:
-    """About how many seconds of a real processor so many of this one are, which is emulated: by what a load takes."""
-    loaded = guest.ok("bash -c 'TIMEFORMAT=\"%U %S\"; time ggroupfs mount --help >/dev/null' 2>&1")
-    return LOAD_S * emulated_s / sum(map(float, loaded.split()))
 
 
 def until_mounted_again(guest: Guest, dead: int) -> None:

@@ -1,12 +1,11 @@
 // The first program of the virtual machine, alone in its initramfs: loads the modules that the root filesystem takes,
-// mounts the host's root read-only with a tmpfs on top, or a disk, and goes on there with the program that it was given.
+// mounts the host's root read-only with a tmpfs on top, and goes on there with the program that it was given.
 
 #define _GNU_SOURCE
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -42,17 +41,8 @@ static void host_as_root(void)
 	attach("overlay", "/root", 0, "lowerdir=/host,upperdir=/above/upper,workdir=/above/work");
 }
 
-static void disk_as_root(const char *disk)
-{
-	mkdir("/root", 0755);
-	if (mount(disk, "/root", "ext4", 0, ""))
-		err(1, "%s", disk);
-}
-
 int main(int argc, char **argv)
 {
-	// A parameter of the kernel that it knows nothing of comes as a variable.
-	const char *disk = getenv("DISK");
 	char line[256];
 	FILE *modules = fopen(MODULES, "re");
 
@@ -61,10 +51,7 @@ int main(int argc, char **argv)
 		load(line);
 	}
 	attach("devtmpfs", "/dev", 0, "mode=755");
-	if (disk)
-		disk_as_root(disk);
-	else
-		host_as_root();
+	host_as_root();
 	attach("devtmpfs", "/root/dev", 0, "mode=755");
 	if (chdir("/root") || mount(".", "/", NULL, MS_MOVE, NULL) || chroot(".") || chdir("/"))
 		err(1, "/root");

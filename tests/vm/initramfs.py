@@ -10,18 +10,16 @@ from pathlib import Path
 
 WANTED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
 """Modules, where they are not in the kernel itself: the ports to the host, and the root filesystem."""
-DISK = ("virtio_pci", "virtio_console", "virtio_blk", "ext4", "crc32c_generic", "9pnet_virtio", "9p", "fuse", "autofs4")
-"""The same of a machine with a disk, which has no modules on it: so what runs there takes is here, too."""
 
 
-def write(path: Path, modules: Path | None, wanted: Sequence[str] = WANTED) -> None:
+def write(path: Path, modules: Path | None) -> None:
     """An initramfs for the kernel whose modules are in the directory `modules` (none: it needs none)."""
     program = path.with_name("init")
     source = Path(__file__).with_name("init.c")
     subprocess.run(["cc", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True)
     files = {"init": program.read_bytes()}
     if modules is not None:
-        needed = closure(modules, wanted)
+        needed = closure(modules, WANTED)
         files |= {os.path.basename(name): (modules / name).read_bytes() for name in needed}
         files["modules"] = "".join(f"/{os.path.basename(name)}\n" for name in needed).encode()
     device = _entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1))

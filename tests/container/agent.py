@@ -1,8 +1,9 @@
-"""Runs in the guest: takes commands from a port, one a line, and answers with what came of each."""
+"""Runs in the container: takes commands from a socket, one a line, and answers with what came of each."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -30,22 +31,12 @@ def run(command: str, seconds: float) -> dict[str, Any]:
     return {"code": code, "out": out.decode(errors="replace"), "err": err.decode(errors="replace")}
 
 
-def write(port: int, what: object) -> None:
-    """One line."""
-    data = json.dumps(what).encode() + b"\n"
-    while data:
-        data = data[os.write(port, data) :]
-
-
 def main() -> None:
-    port = os.open(sys.argv[1], os.O_RDWR | os.O_CLOEXEC)
-    write(port, "hello")
-    pending = b""
-    while data := os.read(port, 65536):
-        pending += data
-        while b"\n" in pending:
-            line, _, pending = pending.partition(b"\n")
-            write(port, run(**json.loads(line)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
+        host.connect(sys.argv[1])
+        host.sendall(json.dumps("hello").encode() + b"\n")
+        for line in host.makefile("r", encoding="utf-8"):
+            host.sendall(json.dumps(run(**json.loads(line))).encode() + b"\n")
 
 
 if __name__ == "__main__":
