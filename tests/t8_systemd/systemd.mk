@@ -1,8 +1,9 @@
 # The package on a real systemd, in a container (tests/container). Included by the Makefile at the top; all runs there.
 
 SYSTEMD := build/systemd
-# In the container: what the package depends on, and what a system takes. The kernel is that of this machine.
-GUEST_PACKAGES := systemd-sysv dbus udev kmod procps python3 fuse3 libfuse3-3
+# In the container: what the package depends on, and what a system takes. fuse3 has its library, which is another in each
+# release. The kernel is that of this machine.
+GUEST_PACKAGES := systemd-sysv dbus udev kmod procps python3 fuse3
 # That of this machine: the package is for its Python.
 SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 
