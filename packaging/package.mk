@@ -36,16 +36,27 @@ build/dependencies/.made: pyproject.toml | build
 	find $(@D) -name '*.so' -exec strip --strip-unneeded {} +
 	touch $@
 
+# The same, compiled, which takes longer than all else here: once for each place, whose name is in what is compiled.
+COMPILED := build/compiled$(subst /,-,$(PREFIX))
+COMPILE := $(SYSTEM_PYTHON) -m compileall -q --invalidation-mode unchecked-hash
+
+$(COMPILED)/.made: build/dependencies/.made
+	rm -rf $(@D)
+	cp -r $(<D) $(@D)
+	rm $@
+	$(COMPILE) -s $(@D) -p $(LIB) $(@D)
+	touch $@
+
 # The whole tree as it is to be, below one directory.
-stage: build/dependencies/.made cuda
+stage: $(COMPILED)/.made cuda
 	rm -rf $(STAGE)
 	install -d $(STAGE)$(LIB) $(STAGE)/etc/ggroupfs/slices.d $(STAGE)/etc/ggroupfs/policies $(STAGE)$(MOUNT_HELPERS)
-	cp -r build/dependencies/. $(STAGE)$(LIB)
+	cp -r $(COMPILED)/. $(STAGE)$(LIB)
 	rm $(STAGE)$(LIB)/.made
 	for file in $(PYTHON_SOURCES); do install -D -m 644 $$file $(STAGE)$(LIB)/$$file; done
 	install -s -m 644 build/cuda/libggroup-cuda.so $(STAGE)$(LIB)/backend/cuda/libggroup-cuda.so
 	@# Compiled now, and believed without a look at the source, so that nothing is ever written there.
-	$(SYSTEM_PYTHON) -m compileall -q -s $(STAGE) --invalidation-mode unchecked-hash $(STAGE)$(LIB)
+	$(COMPILE) -s $(STAGE)$(LIB) -p $(LIB) $(STAGE)$(LIB)/ggroupfs $(STAGE)$(LIB)/backend
 	install -d $(STAGE)$(PREFIX)/bin
 	sed 's|@LIB@|$(LIB)|' packaging/ggroupfs.in >$(STAGE)$(PREFIX)/bin/ggroupfs
 	chmod 755 $(STAGE)$(PREFIX)/bin/ggroupfs
