@@ -7,18 +7,19 @@ install_tree() {
 	stage=$1 destination=$2 record=$2$3
 	made=$(mktemp)
 	trap 'rm -f "$made"' EXIT
-	# Parents come first. What was recorded before is still ours.
+	# What was recorded before is still ours.
 	[ ! -e "$record" ] || cat "$record" >"$made"
-	(cd "$stage" && find . -mindepth 1 | LC_ALL=C sort) | while IFS= read -r path; do
+	# Parents come first.
+	(cd "$stage" && find . -mindepth 1 -type d | LC_ALL=C sort) | while IFS= read -r path; do
 		path=${path#.}
-		if [ -d "$stage$path" ] && [ ! -L "$stage$path" ]; then
-			[ -d "$destination$path" ] && continue
-			mkdir -p "$destination$path"
-		else
-			cp -P --preserve=mode --remove-destination "$stage$path" "$destination$path"
-		fi
+		[ ! -d "$destination$path" ] || continue
+		mkdir -p "$destination$path"
 		printf '%s\n' "$path" >>"$made"
 	done
+	# No directory is among them, so those that were there stay as they are.
+	(cd "$stage" && find . ! -type d -print0 | tar --null --no-recursion -cf - -T -) |
+		tar -C "$destination/" --no-same-owner -p -m --unlink-first -xf -
+	(cd "$stage" && find . ! -type d) | cut -c 2- >>"$made"
 	LC_ALL=C sort -u "$made" >"$record"
 	chmod 644 "$record"
 }
@@ -30,12 +31,11 @@ uninstall_tree() {
 	paths=$(LC_ALL=C sort -r "$record")
 	rm -f "$record"
 	printf '%s\n' "$paths" | while IFS= read -r path; do
-		if [ -d "$destination$path" ] && [ ! -L "$destination$path" ]; then
-			rmdir --ignore-fail-on-non-empty "$destination$path"
-		else
-			rm -f "$destination$path"
-		fi
-	done
+		[ -d "$destination$path" ] && [ ! -L "$destination$path" ] || printf '%s\n' "$destination$path"
+	done | xargs -d '\n' rm -f
+	printf '%s\n' "$paths" | while IFS= read -r path; do
+		[ ! -d "$destination$path" ] || [ -L "$destination$path" ] || printf '%s\n' "$destination$path"
+	done | xargs -r -d '\n' rmdir --ignore-fail-on-non-empty
 }
 
 what=$1
