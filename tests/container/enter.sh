@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/bash
 # enter.sh CGROUP ARCHIVE DIRECTORY SHARED: process 1 of namespaces of its own (mount, pid, net, uts, ipc) becomes the
 # systemd of the system in that archive, which is unpacked into memory. tests/container/keeper.py starts it. What it
 # mounts goes with the last process in here.
