@@ -24,7 +24,7 @@ SWITCH = 197 * US
 TICK = 100_000 * US
 DEFAULT = 2048
 STRIDE, LOOK = 5_000 * US, 500 * US
-"""The longest step of the simulation, nanoseconds; and while somebody waits for a request, which can be done earlier
+"""The longest step of the simulation, nanoseconds; and while a program waits for a request, which can be done earlier
 than what runs as the step begins."""
 
 T = TypeVar("T")
@@ -92,6 +92,9 @@ class Program:
 class Machine:
     """One engine, its programs, and the scheduler's tick."""
 
+    stride = STRIDE
+    """The longest step of the simulation, nanoseconds."""
+
     def __init__(self, *programs: Program, schedule: bool = True, late: int = 0) -> None:
         """What the scheduler hears of use is so many ticks old: as the trace of a real GPU, which is 0.2 s late."""
         self._late = [dict[Process, Sample]() for _ in range(late)]
@@ -139,7 +142,7 @@ class Machine:
         waits = any(p.waiting for p in self.programs)
         if waits and (finish := self.runlist.until_next_finish()) is not None:
             end = min(end, self.runlist.now + finish)
-        step = min([end, self._next, *arrivals, self.runlist.now + (LOOK if waits else STRIDE)])
+        step = min([end, self._next, *arrivals, self.runlist.now + (LOOK if waits else self.stride)])
         self.runlist.advance(max(step, self.runlist.now + 1))
         self._note()
 
@@ -152,8 +155,9 @@ class Machine:
             working = program.starts_us * US <= self.runlist.now < program.ends_us * US
             if not program.request_us and working:
                 for tsg in program.tsgs:
-                    if len(tsg.queue) * program.kernel_us * US < 2 * STRIDE:
-                        tsg.launch(-(-2 * STRIDE // (program.kernel_us * US)), program.kernel_us * US)
+                    ahead = -(-2 * STRIDE // (program.kernel_us * US))
+                    if len(tsg.queue) <= ahead:  # the first of them may be nearly done
+                        tsg.launch(ahead, program.kernel_us * US)
 
     def _note(self) -> None:
         for program in self.programs:

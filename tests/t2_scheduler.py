@@ -19,7 +19,7 @@ from backend.scheduler.filler import BURST, RATE
 from backend.scheduler.shares import Contender, Level, due, strata
 from backend.scheduler.use import Sample
 from backend.soft.runlist import US
-from tests.scheduled import DEFAULT, SWITCH, Machine, Program, in_one_go, p99, shares, used_in
+from tests.scheduled import DEFAULT, LOOK, SWITCH, Machine, Program, in_one_go, p99, shares, used_in
 
 NEVER = 1 << 62
 
@@ -235,6 +235,8 @@ def copy(program: Program) -> Program:
 
 class Thinking(Machine):
     """The last program works, thinks, and works again: no more is there to do after a rest than without one."""
+
+    stride = LOOK
 
     def __init__(self, work_us: int, think_us: int) -> None:
         super().__init__(
