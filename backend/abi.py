@@ -11,9 +11,9 @@ from ctypes import c_char, c_int32, c_uint32, c_uint64
 
 from backend import wire
 from backend.records import OVERCOMMIT as OVERCOMMIT
+from backend.settings import GID, PRIORITY, SETTINGS, WEIGHT, Setting
 from backend.settings import MAX as MAX
 from backend.settings import NOBODY as NOBODY
-from backend.settings import PRIORITY, SETTINGS, WEIGHT, Kind
 
 ABI_VERSION = 1
 
@@ -101,6 +101,14 @@ OP_DETACH_TSG = wire.Op.DETACH_TSG
 OP_RECLAIM = wire.Op.RECLAIM
 
 
+_narrow = frozenset(("frozen", "priority", "weight", "kept", "uid", "gid"))
+
+
+def _type(setting: Setting) -> type[c_uint32] | type[c_uint64]:
+    """The C type of a setting: what came after the first version is of 64 bits, so that no structure has a hole."""
+    return c_uint32 if setting.field in _narrow else c_uint64
+
+
 class Hello(ctypes.Structure):
     _fields_ = (("version", c_uint32), ("reserved", c_uint32), ("features", c_uint64))
 
@@ -179,6 +187,7 @@ class Books(ctypes.Structure):
         ("swap_peak", c_uint64),
         ("peak_ever", c_uint64),
         ("swap_peak_ever", c_uint64),
+        *((setting.field, _type(setting)) for setting in SETTINGS[SETTINGS.index(GID) + 1 :]),
     )
 
 
@@ -186,7 +195,7 @@ class Set(ctypes.Structure):
     _fields_ = (
         ("id", c_uint64),
         ("mask", c_uint64),
-        *((setting.field, c_uint64 if setting.kind in (Kind.SIZE, Kind.SPAN) else c_uint32) for setting in SETTINGS),
+        *((setting.field, _type(setting)) for setting in SETTINGS),
     )
 
 
