@@ -59,7 +59,7 @@ static const struct ioctl ioctls[] = {
 	IOCTL(NEXT, ADMIN, ggroup_call_next),
 	IOCTL(MOVE, ADMIN_OF, ggroup_call_move),
 	IOCTL(REMOVE, ADMIN_OF, ggroup_call_remove),
-	IOCTL(SET, CONTROL, ggroup_call_set),
+	IOCTL(SET, CONTROL, ggroup_call_set, offsetofend(struct ggroup_set, gid)),
 	IOCTL(RESET_PEAK, CONTROL, ggroup_call_reset_peak, offsetof(struct ggroup_reset, what)),
 	IOCTL(OBSERVE, ADMIN_OF, ggroup_call_observe),
 	IOCTL(NOTE, ADMIN_OF, ggroup_call_note),
