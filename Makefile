@@ -102,6 +102,7 @@ check: build-test
 	$(VENV)/bin/mypy
 	shellcheck $(SHELL_SCRIPTS)
 	mandoc -T lint -W warning docs/man/*.[58]
+	$(PY) -m tests.style
 
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }

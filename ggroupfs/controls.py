@@ -131,7 +131,7 @@ def _peak(name: str) -> Control:
     peak = PEAKS[name]
 
     async def reset(controller: Controller, group: Group, value: None) -> None:
-        """A reset is of one open file (ggroupfs.files.PeakFile). Of one that is never read, nobody notices anything."""
+        """A reset is of one open file (ggroupfs.files.PeakFile). Of one that is never read, nothing is seen."""
         unread = Mark(peak)
         controller.reset_peak(group, unread)
         controller.leave_peak(group, unread)

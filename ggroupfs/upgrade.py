@@ -1,7 +1,7 @@
 """``ggroupfs upgrade``: the daemon of a tree becomes the program that is installed now, while programs run.
 
 The daemon ends without giving anything back, and executes itself anew (execve(2)): the same process, for systemd and
-for who started it, goes on from the journal or from the kernel's books. Meanwhile the tree is not there, and what was
+for its parent, goes on from the journal or from the kernel's books. Meanwhile the tree is not there, and what was
 open in it fails with ENOTCONN; pollers are told of an error.
 
 So what is installed is tried first: while it does not start, the daemon that runs is left alone. Where it starts and
@@ -135,7 +135,7 @@ def _answers(path: str) -> bool:
 def _wait(pidfd: int, mounts: int, path: str, seconds: float) -> None:
     """Until something is mounted or unmounted, anywhere (proc_pid_mountinfo(5): it is an error for poll(2), that time).
 
-    RuntimeError where nobody is left who could, or time is up.
+    RuntimeError where the daemon has ended, or time is up.
     """
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
@@ -166,7 +166,7 @@ def become_next(socket: Path, ends: Collection[signal.Signals]) -> NoReturn:
 
 
 def take_over_signals(ends: Collection[signal.Signals]) -> Iterable[int]:
-    """Those that came while the one before became this one. They are ignored now, until somebody takes them."""
+    """Those that came while the one before became this one. They are ignored until a handler is set."""
     early = [number for number in signal.sigpending() if number in ends]
     for number in ends:
         signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,1 @@
+"""The checker of docs/style.md: prose of changed files, and subjects of commits."""
