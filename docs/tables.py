@@ -44,13 +44,13 @@ def _default_in_unit_files(setting: Setting) -> str:
 
 def semantics() -> Iterator[str]:
     """The settings, for docs/semantics.md."""
-    yield "| file | values | at first | in unit files | goes along with a migration |"
-    yield "|---|---|---|---|---|"
+    yield "> | file | values | at first | in unit files | goes along with a migration |"
+    yield "> |---|---|---|---|---|"
     for control, setting in BY_CONTROL.items():
         allowed = IN_CONTROL_FILES.get(setting.kind, _number(setting))
         key = f"`{setting.unit_key}=`" if setting.unit_key else ""
         follows = "yes" if setting.follows_migration else "no"
-        yield f"| {control} | {allowed} | `{values.show_default(setting)}` | {key} | {follows} |"
+        yield f"> | {control} | {allowed} | `{values.show_default(setting)}` | {key} | {follows} |"
 
 
 def units() -> Iterator[str]:

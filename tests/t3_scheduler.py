@@ -467,7 +467,9 @@ async def test_a_lever_that_fails_is_told_once(spawn: Spawn, caplog: pytest.LogC
 
 @pytest.mark.parametrize("code", [errno.ESRCH, errno.ENOENT, errno.ENODEV])
 @virtual
-async def test_one_that_has_just_gone_is_not_worth_a_word(spawn: Spawn, code: int) -> None:
+async def test_one_that_has_just_gone_is_not_worth_a_word(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     """Its levers are no more, and nobody has heard of its end yet: it is left alone, and the others have its part.
 
     ESRCH says by itself that it is gone; what else goes wrong does so where its pid is nobody's, or a zombie's.
@@ -480,7 +482,8 @@ async def test_one_that_has_just_gone_is_not_worth_a_word(spawn: Spawn, code: in
                 raise OSError(code, "it is ending")
             await super()._act(lever, process, value)
 
-    gpu, ending = Ending(), set[Process]()
+    gpu, ending, free = Ending(), set[Process](), set[int]()
+    monkeypatch.setattr("backend.scheduler.scheduler.is_borne", lambda pid: pid not in free)
     async with running(gpu, scheduler=True) as h:
         three = [await h.arrive(spawn().pid) for _ in range(3)]
         await trio.sleep(1)
@@ -488,14 +491,13 @@ async def test_one_that_has_just_gone_is_not_worth_a_word(spawn: Spawn, code: in
         calls = len(gpu.calls)
         ending.add(three[2])
         if code != errno.ESRCH:
-            h.world.later[three[2].pid] = 1
+            free.add(three[2].pid)
         await h.write(f"{three[0].pid}/0/compute.weight", 300)
         await trio.sleep(300)
         assert len([pid for _, pid, _ in gpu.calls[calls:] if pid == three[2].pid]) == 1
         rounds = [gpu.timeslices[process] + SWITCH_US for process in three[:2]]
         assert rounds[0] == 3 * rounds[1]
         assert sum(rounds) in (60_000, 8_000)
-        h.world.later.clear()
         ending.clear()
 
 
