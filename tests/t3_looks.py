@@ -72,12 +72,17 @@ def others() -> Iterator[Callable[[str], int]]:
     pids: list[int] = []
 
     def start(path: str = "") -> int:
+        become, became = os.pipe()
         pids.append(pid := os.fork())
         if pid:
+            os.close(became)
+            os.read(become, 1)  # its end: before that it is root's
+            os.close(become)
             return pid
         try:
             os.setgid(OTHER)
             os.setuid(OTHER)
+            os.close(became)
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
                 if path:
                     connection.connect(path)
