@@ -68,10 +68,16 @@ static void change(u64 *figure, s64 by)
 
 static void shift_one(struct ggroup *level, s64 held, s64 swapped)
 {
-	change(&level->current_bytes, held);
-	change(&level->swap, swapped);
-	ggroup_peak_see(&level->peaks[GGROUP_PEAK_GMEM], level->current_bytes);
-	ggroup_peak_see(&level->peaks[GGROUP_PEAK_SWAP], level->swap);
+	if (held) {
+		change(&level->current_bytes, held);
+		if (held > 0)
+			ggroup_peak_see(&level->peaks[GGROUP_PEAK_GMEM], level->current_bytes);
+	}
+	if (swapped) {
+		change(&level->swap, swapped);
+		if (swapped > 0)
+			ggroup_peak_see(&level->peaks[GGROUP_PEAK_SWAP], level->swap);
+	}
 }
 
 void ggroup_shift(struct ggroup *group, s64 held, s64 swapped)

@@ -26,8 +26,9 @@ struct ggroup_peak {
 /* The figure is now that. */
 static inline void ggroup_peak_see(struct ggroup_peak *peak, u64 figure)
 {
-	if (figure > peak->since)
-		peak->since = figure;
+	if (figure <= peak->since)
+		return;
+	peak->since = figure;
 	if (figure > peak->ever)
 		peak->ever = figure;
 }
