@@ -101,12 +101,13 @@ OP_DETACH_TSG = wire.Op.DETACH_TSG
 OP_RECLAIM = wire.Op.RECLAIM
 
 
-_narrow = frozenset(("frozen", "priority", "weight", "kept", "uid", "gid"))
+_NARROW = frozenset(("frozen", "priority", "weight", "kept", "uid", "gid"))
+"""Settings that are a __u32 in the structures of the first version."""
 
 
 def _type(setting: Setting) -> type[c_uint32] | type[c_uint64]:
     """The C type of a setting: what came after the first version is of 64 bits, so that no structure has a hole."""
-    return c_uint32 if setting.field in _narrow else c_uint64
+    return c_uint32 if setting.field in _NARROW else c_uint64
 
 
 class Hello(ctypes.Structure):

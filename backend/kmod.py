@@ -81,6 +81,13 @@ _PULLS = {
 }
 
 
+def _hello(device: int) -> abi.Hello:
+    """What an opened device says of itself."""
+    hello = abi.Hello()
+    _ask(device, abi.IOC_HELLO, hello)
+    return hello
+
+
 def features() -> int:
     """What the kernel module here can, as bits. OSError, in words, where there is none that we can use."""
     try:
@@ -90,8 +97,7 @@ def features() -> int:
     except OSError as error:
         raise OSError(error.errno, f"{DEVICE}: {error.strerror}") from None
     try:
-        hello = abi.Hello()
-        _ask(device, abi.IOC_HELLO, hello)
+        hello = _hello(device)
     except OSError as error:
         raise OSError(error.errno, f"{DEVICE} is not of the kernel module ggroup: {error.strerror}") from None
     finally:
@@ -129,9 +135,7 @@ class KernelLedger:
         self._names = dict(names)
         self._temporary = frozenset(temporary)
         self._control = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-        hello = abi.Hello()
-        _ask(self._control, abi.IOC_HELLO, hello)
-        self.peaks = PEAKS if hello.features & abi.FEATURE_PEAKS else OLD_PEAKS
+        self.peaks = PEAKS if _hello(self._control).features & abi.FEATURE_PEAKS else OLD_PEAKS
         self._reset: dict[Group, int] = {}  # with a module that forgets it: the peak before the last reset
         self._queues: dict[int, int] = {}
         self._streams: list[int] = []
@@ -319,7 +323,7 @@ class KernelLedger:
                 argument.capacity = max(argument.count, 2 * argument.capacity)
             else:
                 break
-        # Who came by another way than us is nobody that we could take from.
+        # A group that came by another way than this ledger is none that it could take from.
         return [
             Target(self._groups[target.id], target.nbytes, bool(target.flags & abi.TARGET_BELOW_LOW))
             for target in targets[: argument.count]
@@ -343,9 +347,9 @@ class KernelLedger:
         return self._queues[index]
 
     async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
-        """Has the kernel move a lever of a process; returns once whoever serves the GPU has done it, or with its errno.
+        """Has the kernel move a lever of a process; returns once the GPU's provider has done it, or with its errno.
 
-        Bytes moved for RECLAIM. ENODEV when the group is gone or nobody serves the GPU, ETIMEDOUT after `seconds`,
+        Bytes moved for RECLAIM. ENODEV when the group is gone or the GPU has no provider, ETIMEDOUT after `seconds`,
         EAGAIN where no thread is to be had.
         May be cancelled; the kernel goes on waiting then, and what is asked of the same lever later comes later.
         """
@@ -401,7 +405,7 @@ class KernelLedger:
     def _inherit(self, gpu: int, found: abi.Group) -> None:
         above = self._groups.get(found.parent)
         if above is None:
-            return  # came while we looked, from somebody else
+            return  # came while we looked, from another process
         if found.kind == abi.KIND_PROCESS and not found.pid:  # in a pid namespace that we cannot see: out of our reach
             _ask(self._control, abi.IOC_REMOVE, abi.Id(id=found.id))
             return

@@ -1,6 +1,6 @@
 """What the kernel says in /proc and /sys: bytes, in which newline, blank and tab separate, and nothing else does.
 
-The names in it are anybody's: a user calls a cgroup, a directory or a program as they please. Python's own ideas of
+Users choose the names in it: a user calls a cgroup, a directory or a program as they please. Python's own ideas of
 where a line or a word ends (VT, FF, FS to RS, CR, NEL, U+2028, no-break space; in part for bytes too) would cut such a
 name, so that the rest of it reads as something that the kernel said. So this is the only place that takes such text
 apart, and what comes out of it is names, as file names are (os.fsdecode), and numbers.
@@ -86,7 +86,7 @@ def of_process(pid: int | Self, name: str) -> bytes:
 
 @attrs.frozen
 class Status:
-    """Of proc_pid_status(5), what is asked for here. Nobody waits who reads that."""
+    """What is asked of proc_pid_status(5) here. No process can have its readers wait."""
 
     state: bytes
     """One letter."""
@@ -104,9 +104,13 @@ class Status:
 
     @property
     def has_ended(self) -> bool:
-        """Whether a process holds its pid and runs nothing. One with threads left is a process whose main thread has
-        ended."""
-        return self.state in (b"Z", b"X") and self.threads <= 1
+        """Whether a process holds its pid and runs nothing."""
+        return _has_ended(self.state, self.threads)
+
+
+def _has_ended(state: bytes, threads: int) -> bool:
+    """Whether that is of a process that runs nothing. With threads left, the main thread has ended and others run."""
+    return state in (b"Z", b"X") and threads <= 1
 
 
 def parse_status(raw: bytes) -> Status:
@@ -138,7 +142,7 @@ class Stat:
     @property
     def has_ended(self) -> bool:
         """As :attr:`Status.has_ended`."""
-        return self.state in (b"Z", b"X") and self.threads <= 1
+        return _has_ended(self.state, self.threads)
 
 
 def parse_stat(raw: bytes) -> Stat:
@@ -154,7 +158,7 @@ def stat(pid: int) -> Stat:
 
 
 def open_stat(pid: int) -> int:
-    """Its file, opened: that waits for nobody. ProcessLookupError when it is gone."""
+    """Its file, opened: that does not wait. ProcessLookupError when it is gone."""
     try:
         return os.open(f"{PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
@@ -194,11 +198,11 @@ class Membership:
     """Of a v1 hierarchy, or ``name=`` and what it is called."""
     path: str
     """From the root of our cgroup namespace. The kernel ends that of a cgroup that was removed with `` (deleted)``, and
-    so may whoever makes one."""
+    so may the user that makes one."""
 
 
 def parse_cgroups(raw: bytes) -> Sequence[Membership]:
-    """Takes it apart. The kernel lets nobody call a cgroup by a newline."""
+    """Takes it apart. The kernel refuses a newline in the name of a cgroup."""
     found = []
     for line in lines(raw):
         hierarchy, controllers, path = line.split(b":", 2)

@@ -31,7 +31,7 @@ class Kind(enum.Enum):
     NUMBER = "number"
     """A whole number."""
     OWNER = "owner"
-    """A uid or a gid, set by chown(2)."""
+    """A uid or a gid, set by chown(2); the kernel module takes one from CAP_SYS_ADMIN alone (EPERM)."""
 
 
 @attrs.frozen
@@ -63,8 +63,6 @@ class Setting:
     """Whether a process takes it along to another GPU."""
     slices_only: bool = False
     """Whether a process has none (EINVAL)."""
-    administrator_only: bool = False
-    """Whether the kernel module takes it from CAP_SYS_ADMIN alone (EPERM), and not from the owner of a slice above."""
 
     @property
     def allowed(self) -> range:
@@ -148,7 +146,6 @@ UID = Setting(
     default=NOBODY,
     follows_migration=False,
     slices_only=True,
-    administrator_only=True,
 )
 GID = Setting(
     "gid",
@@ -157,7 +154,6 @@ GID = Setting(
     default=NOBODY,
     follows_migration=False,
     slices_only=True,
-    administrator_only=True,
 )
 
 SETTINGS = (HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID)
