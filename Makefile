@@ -122,7 +122,7 @@ test-versions: build-test cuda
 	CUDA_INCLUDE=$(CUDA_INCLUDE) $(PY) -m tests.versions.run --old $(OLD) $(if $(ONLY),--only "$(ONLY)")
 
 include tests/vm/kmod.mk
-include backend/cuda/cuda.mk
+include backend/cuda/library/cuda.mk
 include packaging/package.mk
 include tests/t8_systemd/systemd.mk
 include tests/debian/debian.mk

@@ -1,7 +1,7 @@
 """The messages between a program and the books: fixed-size, versioned, the same on every transport.
 
 They travel one a datagram over a unix SEQPACKET socket, and by read() and write() between the kernel module and who
-serves a GPU; the library in CUDA programs speaks them too (backend/cuda/daemon). Little endian, no pointers, no
+serves a GPU; the library in CUDA programs speaks them too (backend/cuda/library/daemon). Little endian, no pointers, no
 padding but what is named. On the socket either side may ask. docs/upgrades.md says how versions meet.
 
     offset  size  field

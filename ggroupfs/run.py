@@ -101,7 +101,7 @@ def library() -> Path:
     for place in places:
         if place.is_file():
             return place.resolve()
-    raise RuntimeError(f"run: there is no {places[-1]}: `make -C backend/cuda` builds it")
+    raise RuntimeError(f"run: there is no {places[-1]}: `make -C backend/cuda/library` builds it")
 
 
 def apply(mount: Path, settings: list[Setting], gpu: int | None) -> None:

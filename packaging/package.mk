@@ -67,7 +67,7 @@ stage: $(COMPILED)/.made cuda
 	install -D -m 644 systemd/sysusers.conf $(STAGE)$(PREFIX)/lib/sysusers.d/ggroupfs.conf
 	install -D -m 644 systemd/tmpfiles.conf $(STAGE)$(PREFIX)/lib/tmpfiles.d/ggroupfs.conf
 	install -D -m 644 systemd/default $(STAGE)/etc/default/ggroupfs
-	install -D -m 644 backend/cuda/ggroup_usermem.h $(STAGE)$(PREFIX)/include/ggroup_usermem.h
+	install -D -m 644 backend/cuda/library/ggroup_usermem.h $(STAGE)$(PREFIX)/include/ggroup_usermem.h
 	for page in docs/man/*.[1-8]; do \
 		install -D -m 644 $$page $(STAGE)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
 	gzip -9n $(STAGE)$(PREFIX)/share/man/man*/*

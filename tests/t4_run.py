@@ -21,7 +21,7 @@ from tests.cgroups import cgroup, slice_path
 from tests.mounted import SECONDS, SLOW, Mounted, Tenant, eventually
 from tests.t4_command import MIB, complaint, ggroupfs
 
-CUDA = Path(__file__).parent.parent / "backend" / "cuda"
+CUDA = Path(__file__).parent.parent / "backend" / "cuda" / "library"
 
 
 def run(mount: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -139,7 +139,7 @@ def test_without_the_library(nvidia_tree: Path) -> None:
     result = run(nvidia_tree, "--", "true", GGROUP_CUDA_LIBRARY="/nowhere/lib.so")
     assert (result.returncode, result.stderr) == (
         1,
-        "ggroupfs: run: there is no /nowhere/lib.so: `make -C backend/cuda` builds it\n",
+        "ggroupfs: run: there is no /nowhere/lib.so: `make -C backend/cuda/library` builds it\n",
     )
 
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 WAIT_S = 10.0
 """Seconds that a program waits for the limits of its slices, where nothing else is asked for: when 200 services start
 at once the last waits for what is asked for them all. The library in a CUDA program waits 15 s for its welcome (ANSWER,
-backend/cuda/daemon/session.h)."""
+backend/cuda/library/daemon/session.h)."""
 
 SILENCE = 0.5
 """The part of that for which it waits without a word about anything: who does not answer holds nobody for ever."""

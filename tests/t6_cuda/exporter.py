@@ -1,5 +1,5 @@
-"""An exporter of legacy IPC in Python (backend/cuda/memory/ipc.h), honest or not. It is run as a program of its own, so
-that it has a pid and a user: prints a handle, and then for each connection whether anything was asked there."""
+"""An exporter of legacy IPC in Python (backend/cuda/library/memory/ipc.h), honest or not. It is run as a program of its
+own, so that it has a pid and a user: prints a handle, and then for each connection whether anything was asked there."""
 
 from __future__ import annotations
 

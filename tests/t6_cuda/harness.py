@@ -124,7 +124,7 @@ class Row:
 
 def entries() -> list[Row]:
     """The table."""
-    text = (ROOT / "backend/cuda/entries.def").read_text(encoding="utf-8")
+    text = (ROOT / "backend/cuda/library/entries.def").read_text(encoding="utf-8")
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     found = re.findall(r"ENTRY\((\w+),\s*(\w+),\s*\(([^)]*)\),\s*\(([^)]*)\),\s*(\d+)\)", text)
     rows = [Row(name, kind, " ".join(p.split()), " ".join(a.split()), int(since)) for name, kind, p, a, since in found]

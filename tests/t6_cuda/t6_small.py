@@ -1,4 +1,4 @@
-"""Level 6: the buddy system of backend/cuda/memory/small.c, against the plainest model of one."""
+"""Level 6: the buddy system of backend/cuda/library/memory/small.c, against the plainest model of one."""
 
 from __future__ import annotations
 

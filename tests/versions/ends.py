@@ -18,7 +18,9 @@ PARTS = ("daemon", "move", "count")
 
 def compile_library(tree: Path, out: Path) -> Path:
     """The library's end of the socket of one revision, with tests/t6_cuda/socket/daemon_main.c of it around."""
-    library = tree / "backend" / "cuda"
+    library = tree / "backend" / "cuda" / "library"
+    if not library.exists():  # where it was in 0.1
+        library = tree / "backend" / "cuda"
     sources = [library / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link")]
     includes = [f"-I{place}" for place in (CUDA_INCLUDE, library, *(library / part for part in PARTS))]
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", *includes]

@@ -45,7 +45,15 @@ def built(source: Path) -> str:
     newest = max(one.stat().st_mtime for one in (source, TESTS / "words.cuh"))
     if not path.exists() or path.stat().st_mtime < newest:
         BUILD.mkdir(parents=True, exist_ok=True)
-        words = ["nvcc", "-O2", f"-I{TESTS}", f"-I{ROOT}/backend/cuda", "-o", os.fspath(path), os.fspath(source)]
+        words = [
+            "nvcc",
+            "-O2",
+            f"-I{TESTS}",
+            f"-I{ROOT}/backend/cuda/library",
+            "-o",
+            os.fspath(path),
+            os.fspath(source),
+        ]
         try:
             done = subprocess.run(words, capture_output=True, text=True)
         except FileNotFoundError:

@@ -20,7 +20,7 @@ $(CUDA_HEADER): | build
 
 .PHONY: cuda
 cuda: $(if $(filter $(CURDIR)/%,$(CUDA_INCLUDE)),$(CUDA_HEADER))
-	$(MAKE) -s -C backend/cuda OUT=$(CURDIR)/build/cuda
+	$(MAKE) -s -C backend/cuda/library OUT=$(CURDIR)/build/cuda
 
 # What tests/t6_cuda runs, with each sanitizer: no test is to wait for a compiler on a machine that is busy.
 .PHONY: cuda-tests
