@@ -22,7 +22,7 @@
 #   make bench-render docs/benchmarks.md and its plots, from the committed record
 #   make bench-files  what one file access costs, against a C server
 #   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
-#   make tables       what pages, manual and completions say of the settings, from backend/settings.py
+#   make tables       what pages, manual and completions say of the settings, from backend/core/settings.py
 #   make screenshot   the picture of `ggroupfs top` in the README
 #
 # On a host without network, PY=python3 takes a Python that has the requirements already.
@@ -164,7 +164,7 @@ soak: build-test
 	$(call apt_install,$(APT_SOAK))
 	$(PY) -m tests.bench.soak --json build/soak.json
 
-# What the manual, the pages and the completions say of each setting, from backend/settings.py.
+# What the manual, the pages and the completions say of each setting, from backend/core/settings.py.
 tables: build-test
 	$(PY) -m docs.tables
 

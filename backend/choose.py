@@ -10,18 +10,18 @@ from typing import Protocol, runtime_checkable
 
 import attrs
 
-from backend import kmod
+from backend.core.protocols import Gpu, Ledger
 from backend.cuda.managed import Managed
-from backend.journal.attributes import Attributes
-from backend.journal.file import Journal
-from backend.journal.ledger import JournaledLedger
-from backend.journal.levers import Noted, Timeslices
-from backend.journal.moves import WrittenMoves
-from backend.protocols import Gpu, Ledger
-from backend.provider import Provided
+from backend.ledgers import kernel
+from backend.ledgers.journal.attributes import Attributes
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.ledger import JournaledLedger
+from backend.ledgers.journal.levers import Noted, Timeslices
+from backend.ledgers.journal.moves import WrittenMoves
+from backend.ledgers.provider import Provided
+from backend.ledgers.soft import SoftLedger
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from backend.soft.ledger import SoftLedger
 from backend.soft.machine import Machine
 
 log = logging.getLogger(__name__)
@@ -122,10 +122,10 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
             if isinstance(gpu, Forgetful):
                 gpu.notes = Timeslices(journal, gpu.info.uuid)
     if (features := _kernel_features(choice)) is not None:
-        lacks = kmod.lacking(features)
+        lacks = kernel.lacking(features)
         for name, words in lacks.items():
             log.warning("the kernel module ggroup is older than this daemon and lacks %s: %s", name, words)
-        ledger = kmod.KernelLedger(names, temporary=soft.keys())
+        ledger = kernel.KernelLedger(names, temporary=soft.keys())
         provided = [Provided(gpu, ledger, seconds) for gpu in found]
         return Backend(ledger, provided, soft, cuda, moves, attributes, list(lacks))
     if journal is None:
@@ -139,7 +139,7 @@ def _kernel_features(choice: Choice) -> int | None:
     if choice.ledger == "soft":
         return None
     try:
-        return kmod.features()
+        return kernel.features()
     except OSError as error:
         if choice.ledger == "kmod":
             raise

@@ -18,10 +18,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, os.fspath(HERE.parent))
 
-from ggroupfs.listing import Listing  # noqa: E402
+from ggroupfs.commands.screen import Top  # noqa: E402
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT  # noqa: E402
-from ggroupfs.outline import Node  # noqa: E402
-from ggroupfs.screen import Top  # noqa: E402
+from ggroupfs.view.listing import Listing  # noqa: E402
+from ggroupfs.view.outline import Node  # noqa: E402
 from tests.cgroups import cgroup, enter  # noqa: E402
 from tests.mounted import mounted  # noqa: E402
 

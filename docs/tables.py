@@ -1,4 +1,4 @@
-"""The tables that are made from the rows of backend/settings.py: `make tables` writes them, a test compares them.
+"""The tables that are made from the rows of backend/core/settings.py: `make tables` writes them, a test compares them.
 
 A place is what stands between two marks in a file: ``settings: NAME`` and ``settings: end``, each in a comment.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import attrs
 
-from backend.settings import APPLIED, BY_CONTROL, MAX, Kind, Setting
-from ggroupfs import values
+from backend.core.settings import APPLIED, BY_CONTROL, MAX, Kind, Setting
+from ggroupfs.text import values
 
 TOP = Path(__file__).resolve().parent.parent
 

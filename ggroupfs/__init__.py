@@ -1,5 +1,6 @@
-"""The filesystem of ggroupfs: one tree of control files over :class:`backend.controller.Controller`.
+"""The filesystem of ggroupfs: one tree of control files over :class:`backend.core.controller.Controller`.
 
-From the kernel inwards: `operations` (thin, async) -> `tree` (what there is) -> `controls` (the one table of control
-files) -> `values` (text to number and back). `mount` is the life of one mount, `cli` the command.
+From the kernel inwards: `fs.operations` (thin, async) -> `fs.tree` (what there is) -> `fs.controls` (the one table of
+control files) -> `text.values` (text to number and back). `daemon` is the life of one mount, `cli` the command.
+`view` reads a mounted tree from outside, for `commands`; docs/design.md has a table of all folders.
 """

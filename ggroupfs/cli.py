@@ -15,22 +15,22 @@ from ggroupfs.errors import UsageError
 OK, FAILED, USAGE = 0, 1, 2
 
 COMMANDS = {
-    "mount": ("daemon", "mount the tree; returns when it answers"),
-    "umount": ("umount", "thaw everything and unmount"),
-    "upgrade": ("upgrade", "what is installed now takes over a mounted tree"),
-    "run": ("run", "start a program, with limits from its first allocation on"),
-    "show": ("show", "who uses what"),
-    "top": ("top", "who uses what, live"),
-    "set": ("set", "limits of a process or a slice, by name"),
-    "doctor": ("doctor", "what this machine can enforce, and why"),
-    "metrics": ("metrics", "what the tree says, for Prometheus"),
-    "policy": ("policies.command", "a policy at work on a tree"),
-    "balance": ("policies.balance.command", "programs go from GPUs that are overloaded to others"),
-    "replay": ("replay.command", "what a policy makes of a trace of jobs, in virtual time"),
-    "tenant": ("tenant", "a program of the software GPU, to try things on"),
-    "demo": ("demo", "mount, start tenants on the software GPU, and walk a live tour"),
+    "mount": "mount the tree; returns when it answers",
+    "umount": "thaw everything and unmount",
+    "upgrade": "what is installed now takes over a mounted tree",
+    "run": "start a program, with limits from its first allocation on",
+    "show": "who uses what",
+    "top": "who uses what, live",
+    "set": "limits of a process or a slice, by name",
+    "doctor": "what this machine can enforce, and why",
+    "metrics": "what the tree says, for Prometheus",
+    "policy": "a policy at work on a tree",
+    "balance": "programs go from GPUs that are overloaded to others",
+    "replay": "what a policy makes of a trace of jobs, in virtual time",
+    "tenant": "a program of the software GPU, to try things on",
+    "demo": "mount, start tenants on the software GPU, and walk a live tour",
 }
-"""Of each subcommand: its module, and what it does. The module has `add_arguments` and `run`."""
+"""Subcommands, each with what it does. The module of that name in `commands` has `add_arguments` and `run`."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,10 +76,10 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ggroupfs", description="Control groups for GPUs, as files.")
     parser.add_argument("-v", "--verbose", action="store_true", help="say more on standard error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (module, words) in COMMANDS.items():
+    for name, words in COMMANDS.items():
         command = commands.add_parser(name, help=words)
         if name in argv:  # the others need not be imported: that is most of what a short command would cost
-            loaded = importlib.import_module(f"ggroupfs.{module}")
+            loaded = importlib.import_module(f"ggroupfs.commands.{name}")
             loaded.add_arguments(command)
             command.set_defaults(run=loaded.run)
     return parser

@@ -6,7 +6,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from backend import procfs
+from backend.process import procfs
 
 DEFAULT_MOUNTPOINT = Path("/run/ggroup")
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import attrs
 
-from backend import procfs
-from backend.client import facts_of
-from backend.peers import pid_of_peer, pidfd_of_peer, user_of
-from backend.wire import SIZE, Message, Op
+from backend.door.client import facts_of
+from backend.door.peers import pid_of_peer, pidfd_of_peer, user_of
+from backend.door.wire import SIZE, Message, Op
+from backend.process import procfs
 from ggroupfs.mounts import device_number, mount_of
 
 ANSWER_S = 5.0

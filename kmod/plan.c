@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Whom to take memory from. The rules are those of the memory cgroup, and of
- * backend/soft/reclaim.py, which specifies what is answered here, to the order of the targets: a
+ * backend/ledgers/reclaim.py, which specifies what is answered here, to the order of the targets: a
  * group's own low does not protect it from its own limit; below the group that is being
  * reclaimed, low protects as effective_protection() in mm/page_counter.c computes it.
  */

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from backend import procfs
-from backend.identity import cgroup_of
+from backend.process import procfs
+from backend.process.identity import cgroup_of
 from tests.mounted import eventually
 
 

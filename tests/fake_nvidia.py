@@ -24,7 +24,7 @@ import attrs
 import trio
 from trio.testing import MockClock
 
-from backend.identity import Process
+from backend.process.identity import Process
 
 TICK = os.sysconf("SC_CLK_TCK")
 GPU_IDS = (0x100, 0x200)

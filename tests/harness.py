@@ -22,25 +22,25 @@ import pyfuse3
 import trio
 import trio.testing
 
-import backend.identity
-import backend.looks
-import backend.traffic
-from backend.controller import Controller
-from backend.errors import fail
-from backend.identity import ROOT, Group, Process, Slice
-from backend.protocols import Gpu, Host, Moves
-from backend.records import Activity, Capability, Footprint, GpuInfo
+import backend.core.traffic
+import backend.process.identity
+import backend.process.looks
+from backend.common.errors import fail
+from backend.core.controller import Controller
+from backend.core.protocols import Gpu, Host, Moves
+from backend.core.records import Activity, Capability, Footprint, GpuInfo
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import ROOT, Group, Process, Slice
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from backend.soft.ledger import SoftLedger
-from ggroupfs.controls import LEVERS
-from ggroupfs.files import Events
-from ggroupfs.inodes import ROOT_INODE
-from ggroupfs.keeper import Keeper
-from ggroupfs.messenger import Messenger
-from ggroupfs.notify import Notifier
-from ggroupfs.operations import Operations
-from ggroupfs.tree import Tree
+from ggroupfs.fs.controls import LEVERS
+from ggroupfs.fs.files import Events
+from ggroupfs.fs.inodes import ROOT_INODE
+from ggroupfs.fs.keeper import Keeper
+from ggroupfs.fs.messenger import Messenger
+from ggroupfs.fs.notify import Notifier
+from ggroupfs.fs.operations import Operations
+from ggroupfs.fs.tree import Tree
 
 T = TypeVar("T")
 
@@ -51,12 +51,12 @@ REAL_S = 120.0
 
 
 async def at_once(what: str, function: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
-    """As :func:`backend.threads.in_a_thread`, without a thread: virtual time goes on while one is at work."""
+    """As :func:`backend.common.threads.in_a_thread`, without a thread: virtual time goes on while one is at work."""
     await trio.lowlevel.cancel_shielded_checkpoint()
     return function()
 
 
-looks_at_once = functools.partial(mock.patch.object, backend.looks, "in_a_thread", at_once)
+looks_at_once = functools.partial(mock.patch.object, backend.process.looks, "in_a_thread", at_once)
 """Programs are looked at without threads."""
 
 
@@ -224,14 +224,14 @@ class World:
         """Cgroup of a pid; the root for others."""
         self.later: dict[int, int] = {}
         """Clock ticks by which a pid was started later than it was: a recycled pid."""
-        self._start_time = backend.identity.start_time
+        self._start_time = backend.process.identity.start_time
 
     def start_time(self, pid: int) -> int:
-        """As :func:`backend.identity.start_time`."""
+        """As :func:`backend.process.identity.start_time`."""
         return self._start_time(pid) + self.later.get(pid, 0)
 
     def cgroup_of(self, pid: int) -> Slice:
-        """As :func:`backend.identity.cgroup_of`."""
+        """As :func:`backend.process.identity.cgroup_of`."""
         return self.cgroups.get(pid, ROOT)
 
 
@@ -301,7 +301,7 @@ class Harness:
         """A process makes a context on a GPU, and holds memory there."""
         if cgroup != "/":
             self.world.cgroups[pid] = Slice(cgroup)
-        process = backend.identity.identify(pid)
+        process = backend.process.identity.identify(pid)
         await self.controller.host.arrive(process, gpu)
         if gmem:
             await self.controller.host.charge(process, gpu, gmem)
@@ -449,8 +449,8 @@ async def running(
     ledger, kernel, world = ledger or SoftLedger(), FakeKernel(), world or World()
     with (
         looks_at_once(),
-        mock.patch.object(backend.identity, "start_time", world.start_time),
-        mock.patch.object(backend.traffic, "cgroup_of", world.cgroup_of),
+        mock.patch.object(backend.process.identity, "start_time", world.start_time),
+        mock.patch.object(backend.core.traffic, "cgroup_of", world.cgroup_of),
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
         gpus = gpus or (SoftGpu(0, SoftConfig(capacity=64 * MIB)),)

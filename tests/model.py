@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from backend.identity import Group, Process
-from backend.records import MAX, Books, Peak
-from backend.settings import SETTINGS
+from backend.core.records import MAX, Books, Peak
+from backend.core.settings import SETTINGS
+from backend.process.identity import Group, Process
 
 
 def effective_protection(

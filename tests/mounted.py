@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from backend.identity import start_time
+from backend.process.identity import start_time
 from ggroupfs.client import Member, flat, members
 from ggroupfs.mounts import mount_of
 from tests.stopwatch import Stopwatch

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import attrs
 
-from backend.identity import Process
-from backend.records import Place
+from backend.core.records import Place
+from backend.process.identity import Process
 from backend.scheduler.core import Core
 from backend.scheduler.parts import Done, Parts
 from backend.scheduler.shares import Contender, Level

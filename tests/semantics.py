@@ -20,7 +20,7 @@ from pathlib import Path
 
 import attrs
 
-from backend import procfs
+from backend.process import procfs
 from ggroupfs import cli
 from tests.mounted import SLOW, Mounted, eventually
 

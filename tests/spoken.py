@@ -6,7 +6,8 @@ import argparse
 import ast
 import inspect
 
-from ggroupfs import cli, options
+from ggroupfs import cli
+from ggroupfs.daemon import options
 
 
 def subcommands() -> dict[str, argparse.ArgumentParser]:
@@ -21,7 +22,7 @@ def flags(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def mount_options() -> set[str]:
-    """The names that mean something after `mount -o`: those that ggroupfs.options compares a key with, and so on."""
+    """The names that mean something after `mount -o`: those that ggroupfs.daemon.options compares a key with."""
     compared = (node for node in ast.walk(ast.parse(inspect.getsource(options))) if isinstance(node, ast.Compare))
     named = {
         node.comparators[0].value

@@ -14,7 +14,7 @@ import attrs
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from backend.records import MAX
+from backend.core.records import MAX
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from ggroupfs.cli import COMMANDS
-from ggroupfs.controls import CONTROLS
-from ggroupfs.properties import PROPERTIES
+from ggroupfs.fs.controls import CONTROLS
+from ggroupfs.text.properties import PROPERTIES
 from tests.mounted import SLOW
 from tests.spoken import flags, mount_options, subcommands
 

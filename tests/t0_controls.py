@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from backend.records import Capability
+from backend.core.records import Capability
 from backend.soft.gpu import SoftGpu
-from ggroupfs.controls import CONTROLS, LEVERS
-from ggroupfs.inodes import FIRST_FILE_SLOT, SLOT_BITS
+from ggroupfs.fs.controls import CONTROLS, LEVERS
+from ggroupfs.fs.inodes import FIRST_FILE_SLOT, SLOT_BITS
 
 DESIGN = {
     "gmem.limit.high": 0o644,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from backend.records import MAX, Footprint
-from ggroupfs import collector
-from ggroupfs.controls import CONTROLS
-from ggroupfs.figures import EVERYTHING, SOURCES, Figures, figures_of, files_for
-from ggroupfs.frame import FIELDS
+from backend.core.records import MAX, Footprint
+from ggroupfs.fs.controls import CONTROLS
+from ggroupfs.view import collector
+from ggroupfs.view.figures import EVERYTHING, SOURCES, Figures, figures_of, files_for
+from ggroupfs.view.frame import FIELDS
 
 
 def test_the_sources_are_what_the_table_of_controls_can_show() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ggroupfs import controls, facts
-from ggroupfs.controls import CONTROLS
+from ggroupfs.fs import controls, facts
+from ggroupfs.fs.controls import CONTROLS
 from tests.spoken import flags, mount_options, subcommands
 
 MAN = Path(__file__).resolve().parent.parent / "docs" / "man"

@@ -9,15 +9,15 @@ from typing import Any
 import attrs
 import pytest
 
-from backend.records import MAX
-from ggroupfs import columns
-from ggroupfs.figures import Figures
-from ggroupfs.frame import FIELDS, Frame, as_json, gauges, plain, summary
-from ggroupfs.names import slice_directory
-from ggroupfs.outline import ORDERS, Node, build, lines
-from ggroupfs.rates import COUNTERS, UNKNOWN, Rates, between, total
-from ggroupfs.refusals import MEANINGS, meaning
-from ggroupfs.snapshot import GpuUse, ProcessUse, SliceUse, Snapshot
+from backend.core.records import MAX
+from ggroupfs.text.names import slice_directory
+from ggroupfs.text.refusals import MEANINGS, meaning
+from ggroupfs.view import columns
+from ggroupfs.view.figures import Figures
+from ggroupfs.view.frame import FIELDS, Frame, as_json, gauges, plain, summary
+from ggroupfs.view.outline import ORDERS, Node, build, lines
+from ggroupfs.view.rates import COUNTERS, UNKNOWN, Rates, between, total
+from ggroupfs.view.snapshot import GpuUse, ProcessUse, SliceUse, Snapshot
 
 GIB = 1 << 30
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backend.settings import BY_CONTROL
-from ggroupfs.controls import CONTROLS
-from ggroupfs.properties import BY_NAME, PROPERTIES, text_of
+from backend.core.settings import BY_CONTROL
+from ggroupfs.fs.controls import CONTROLS
+from ggroupfs.text.properties import BY_NAME, PROPERTIES, text_of
 
 GPU = 80 << 30
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from backend import abi, bounds
+from backend.core import bounds
+from backend.ledgers import abi
 from tests.page import DOCS, section
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.identity import Slice
-from backend.records import GpuInfo
+from backend.core.records import GpuInfo
+from backend.process.identity import Slice
 from ggroupfs.units import files
 from ggroupfs.units.manager import unit_of
 from ggroupfs.units.settings import merge

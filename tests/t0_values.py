@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.records import MAX
-from ggroupfs import values
+from backend.core.records import MAX
+from ggroupfs.text import values
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""backend/abi.py is the header of the kernel module: every structure, field and number of the one is in the other."""
+"""backend/ledgers/abi.py is the header of the kernel module: every structure, field and number is in both."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from backend import abi, wire
-from backend.settings import BY_FIELD
+from backend.core.settings import BY_FIELD
+from backend.door import wire
+from backend.ledgers import abi
 
 HEADER = Path(__file__).parents[1] / "kmod/uapi/ggroup.h"
 SCALARS = {"__u32": ctypes.c_uint32, "__s32": ctypes.c_int32, "__u64": ctypes.c_uint64}

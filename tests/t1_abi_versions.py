@@ -10,14 +10,15 @@ from unittest import mock
 
 import pytest
 
-from backend import abi, choose, kmod
+from backend import choose
 from backend.choose import Choice
+from backend.ledgers import abi, kernel
 
 ROOT = Path(__file__).parents[1]
 NEW, OLD = ROOT / "kmod/uapi/ggroup.h", ROOT / "tests/versions/v0_1/ggroup.h"
 IOCTLS = ROOT / "kmod/ioctl.c"
 FEATURES_OF_0_1 = 0x1F
-ALL = sum(kmod.WITHOUT)
+ALL = sum(kernel.WITHOUT)
 
 
 def text(header: Path) -> str:
@@ -78,8 +79,8 @@ def least(call: str) -> int:
 def test_every_feature_has_its_words() -> None:
     """And no bit is used for two."""
     bits = [value for name, value in vars(abi).items() if name.startswith("FEATURE_")]
-    assert sorted(bits) == sorted(kmod.WITHOUT)
-    assert len({name for name, _ in kmod.WITHOUT.values()}) == len(bits)
+    assert sorted(bits) == sorted(kernel.WITHOUT)
+    assert len({name for name, _ in kernel.WITHOUT.values()}) == len(bits)
 
 
 class Module:
@@ -95,19 +96,19 @@ class Module:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
-    monkeypatch.setattr(kmod, "DEVICE", "/dev/null")
+    monkeypatch.setattr(kernel, "DEVICE", "/dev/null")
     found = mock.Mock(wraps=Module(ALL))
-    monkeypatch.setattr(kmod, "_ask", found)
+    monkeypatch.setattr(kernel, "_ask", found)
     return found
 
 
 def test_a_module_that_is_as_we_are(module: mock.Mock) -> None:
-    assert kmod.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks"
+    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks"
 
 
 def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> None:
     module.side_effect = Module(FEATURES_OF_0_1)
-    assert kmod.check() == (
+    assert kernel.check() == (
         "version 1, features books,provider,tenant,usermem,counters; "
         "lacks bounds: a user can make as many groups as there is room for; "
         "lacks peaks: gmem.swap.peak is refused, and after a restart gmem.peak begins at its last reset"
@@ -117,8 +118,8 @@ def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> 
 
 def test_what_a_later_module_can_besides_means_nothing(module: mock.Mock) -> None:
     module.side_effect = Module(ALL | 1 << 63)
-    assert kmod.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks"
-    assert kmod.lacking(ALL | 1 << 63) == {}
+    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks"
+    assert kernel.lacking(ALL | 1 << 63) == {}
 
 
 def test_a_module_without_what_is_needed_or_of_another_version_is_none(module: mock.Mock) -> None:
@@ -128,11 +129,11 @@ def test_a_module_without_what_is_needed_or_of_another_version_is_none(module: m
         choose._kernel_features(Choice(ledger="kmod"))
     module.side_effect = Module(ALL, abi.ABI_VERSION + 1)
     with pytest.raises(OSError, match="speaks version 2"):
-        kmod.check()
+        kernel.check()
 
 
 @pytest.mark.logs("is older than this daemon and lacks bounds: a user can make as many groups", "lacks peaks")
 def test_a_mount_goes_on_with_what_it_has_and_says_so_once(module: mock.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     module.side_effect = Module(FEATURES_OF_0_1)
-    monkeypatch.setattr(kmod, "KernelLedger", mock.Mock())
+    monkeypatch.setattr(kernel, "KernelLedger", mock.Mock())
     assert choose.backend(Choice(), [], 5.0).lacks == ["bounds", "peaks"]

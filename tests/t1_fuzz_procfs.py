@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from backend import procfs
-from backend.procfs import Membership, Mount
+from backend.process import procfs
+from backend.process.procfs import Membership, Mount
 from tests.fuzzed import Target
 
 MANGLED = {byte: f"\\{byte:03o}".encode() for byte in b" \t\n\\"}

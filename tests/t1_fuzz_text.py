@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from backend.identity import slice_at
-from backend.records import GpuInfo
+from backend.core.records import GpuInfo
+from backend.process.identity import slice_at
 from ggroupfs.client import Tree
 from ggroupfs.client.protocol import LINE_MOST, NAME_MOST, Announcement, Lines
-from ggroupfs.controls import CONTROLS
 from ggroupfs.errors import UsageError
+from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.policies import cooperative, dynamic
 from ggroupfs.policies.balance.settings import Settings as BalanceSettings
 from ggroupfs.policies.config import Table
@@ -27,8 +27,8 @@ from ggroupfs.policies.dynamic.settings import read as read_dynamic
 from ggroupfs.policies.lanes.program import Settings as LanesSettings
 from ggroupfs.policies.slo import reports
 from ggroupfs.policies.slo.settings import Settings as SloSettings
-from ggroupfs.properties import PROPERTIES, text_of
 from ggroupfs.replay import trace
+from ggroupfs.text.properties import PROPERTIES, text_of
 from ggroupfs.units import files
 from ggroupfs.units.settings import Mistake, Settings, merge
 from ggroupfs.units.unitfile import Assignment, assignments

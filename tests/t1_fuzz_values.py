@@ -1,6 +1,6 @@
 """The grammar of what is written to control files, against a model of it that was written from docs/semantics.md.
 
-The model goes over the bytes by hand. It shares no code, and no regular expression, with ggroupfs.values.
+The model goes over the bytes by hand. It shares no code, and no regular expression, with ggroupfs.text.values.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import attrs
 import pytest
 from hypothesis import strategies as st
 
-from backend.identity import ROOT, Group
-from ggroupfs.controls import CONTROLS
-from ggroupfs.files import Events, OpenFile
+from backend.process.identity import ROOT, Group
+from ggroupfs.fs.controls import CONTROLS
+from ggroupfs.fs.files import Events, OpenFile
 from tests.fuzzed import Target
 
 BLANKS = b" \t\n\v\f\r\xa0"

@@ -9,11 +9,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-from backend import abi
-from backend.records import Books
-from backend.settings import BY_FIELD, SETTINGS, Kind, Setting
+from backend.core.records import Books
+from backend.core.settings import BY_FIELD, SETTINGS, Kind, Setting
+from backend.ledgers import abi
 from docs import tables
-from ggroupfs.controls import CONTROLS
+from ggroupfs.fs.controls import CONTROLS
 
 KMOD = Path(__file__).parents[1] / "kmod"
 

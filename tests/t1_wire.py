@@ -1,4 +1,4 @@
-"""The messages: 64 bytes, every field where the table in backend.wire says, and back again."""
+"""The messages: 64 bytes, every field where the table in backend.door.wire says, and back again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.door.wire import ARGS, FORMAT, REPLY, SIZE, Message, Op
 from backend.soft.client import Device
-from backend.wire import ARGS, FORMAT, REPLY, SIZE, Message, Op
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 

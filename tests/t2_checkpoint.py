@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import backend.nvidia.checkpoint.hostroom as hostroom
-from backend.identity import Process, Slice, identify
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint import CheckpointError, host_room, left
 from backend.nvidia.checkpoint.agent import LANDED
@@ -27,6 +26,7 @@ from backend.nvidia.checkpoint.journal import VARIABLE, Journal
 from backend.nvidia.checkpoint.machine import TRIES, Machine
 from backend.nvidia.checkpoint.pinned import Pinned
 from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request, State, Step, read_answer
+from backend.process.identity import Process, Slice, identify
 from tests.cgroups import cgroup, enter, frozen
 from tests.strategies import history
 

@@ -6,14 +6,14 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from backend.controller import Controller
-from backend.identity import Group, Process, Slice
+from backend.core.controller import Controller
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import Group, Process, Slice
 from backend.soft.gpu import SoftGpu
-from backend.soft.ledger import SoftLedger
 from backend.soft.machine import Machine
-from ggroupfs.directories import KEPT, Directories, Listing
-from ggroupfs.inodes import ROOT_INODE
-from ggroupfs.tree import Tree
+from ggroupfs.fs.directories import KEPT, Directories, Listing
+from ggroupfs.fs.inodes import ROOT_INODE
+from ggroupfs.fs.tree import Tree
 
 PIDS = st.integers(2, 5)
 SLICES = st.sampled_from([Slice("/a"), Slice("/a/b"), Slice("/c")])

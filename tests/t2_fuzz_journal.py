@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.journal import format, state
-from backend.journal.state import State
+from backend.ledgers.journal import format, state
+from backend.ledgers.journal.state import State
 from tests.fuzzed import Target
 from tests.t2_journal import BOOT, histories, quick, signed
 

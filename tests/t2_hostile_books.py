@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.identity import cgroup_of
+from backend.process.identity import cgroup_of
 from tests.hostile.books import Books
 
 STAT = "swapin 0\nswapout 0\n"

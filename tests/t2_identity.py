@@ -15,10 +15,10 @@ from unittest import mock
 
 import pytest
 
-from backend import procfs
-from backend.identity import Process, cgroup_of, is_alive, start_time
 from backend.nvidia import linux
-from backend.running import is_ending, is_frozen, is_signalled, is_stopped
+from backend.process import procfs
+from backend.process.identity import Process, cgroup_of, is_alive, start_time
+from backend.process.running import is_ending, is_frozen, is_signalled, is_stopped
 from tests.cgroups import OURS, cgroup, enter, frozen, slice_path
 from tests.mounted import eventually
 from tests.proc import WITHOUT_MAIN_THREAD, child_of, stat_of

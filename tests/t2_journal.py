@@ -23,17 +23,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
-import backend.journal.file
-from backend.identity import ROOT, Group, Process, Slice, identify
-from backend.journal import format, state
-from backend.journal.file import RETRY_S, STALE_MODE, Busy, Journal, default_path
-from backend.journal.ledger import SOON_S, JournaledLedger
-from backend.journal.levers import Noted, Timeslices
-from backend.journal.moves import WrittenMoves
-from backend.journal.state import FIELDS, Entry, Lever, Moving, Owned, State
-from backend.protocols import Ledger
-from backend.records import Books, Move, Wanted
-from ggroupfs import doctor
+import backend.ledgers.journal.file
+from backend.core.protocols import Ledger
+from backend.core.records import Books, Move, Wanted
+from backend.ledgers.journal import format, state
+from backend.ledgers.journal.file import RETRY_S, STALE_MODE, Busy, Journal, default_path
+from backend.ledgers.journal.ledger import SOON_S, JournaledLedger
+from backend.ledgers.journal.levers import Noted, Timeslices
+from backend.ledgers.journal.moves import WrittenMoves
+from backend.ledgers.journal.state import FIELDS, Entry, Lever, Moving, Owned, State
+from backend.process.identity import ROOT, Group, Process, Slice, identify
+from ggroupfs.commands import doctor
 from tests.fake_nvidia import patient
 from tests.harness import StubGpu, refuses, settle, virtual
 from tests.strategies import history
@@ -91,7 +91,7 @@ class Machine(LedgerMachine):
     def teardown(self) -> None:
         super().teardown()
         self.journal.close()
-        with mock.patch("backend.journal.file.gone", return_value=frozenset()):
+        with mock.patch("backend.ledgers.journal.file.gone", return_value=frozenset()):
             again = Journal(self.path, boot=BOOT)
         ledger = JournaledLedger(again, NAMES)
         for index, capacity in CAPACITIES.items() if self.naive.above else ():
@@ -308,7 +308,7 @@ def test_whoever_waited_for_one_that_was_replaced_begins_again(path: Path) -> No
             let_go(journal)
         return fd
 
-    with mock.patch("backend.journal.file.os.open", opened):
+    with mock.patch("backend.ledgers.journal.file.os.open", opened):
         again = Journal(path, boot=BOOT)
     assert once
     assert says(again) == 6
@@ -411,7 +411,7 @@ def test_the_dead_are_dropped(path: Path, spawn: Spawn) -> None:
 
 
 def test_it_does_not_grow_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend.journal.file, "GROWN", 1 << 16)
+    monkeypatch.setattr(backend.ledgers.journal.file, "GROWN", 1 << 16)
     journal = a_journal(path)
     most = 0
     for high in range(3000):
@@ -428,10 +428,10 @@ def test_it_does_not_grow_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_large_one_is_written_anew_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
     """The event loop goes round between them, and what happens meanwhile is in the new one too, as it was in the one
     before at each moment; one that could not be written then, or was written anew by another way, is not replaced."""
-    monkeypatch.setattr("backend.journal.file.GROWN", 0)
-    monkeypatch.setattr("backend.journal.file.AT_ONCE", 100)
-    monkeypatch.setattr("backend.journal.file.RETRY_S", 0.01)
-    monkeypatch.setattr("backend.journal.format.PIECE", 8)
+    monkeypatch.setattr("backend.ledgers.journal.file.GROWN", 0)
+    monkeypatch.setattr("backend.ledgers.journal.file.AT_ONCE", 100)
+    monkeypatch.setattr("backend.ledgers.journal.file.RETRY_S", 0.01)
+    monkeypatch.setattr("backend.ledgers.journal.format.PIECE", 8)
     journal = a_journal(path)
     groups = [("GPU-a", Slice(f"/a/{number}")) for number in range(400)]
     journal._runs = True  # else it would be written anew at once
@@ -574,7 +574,9 @@ def test_a_disk_that_fails(path: Path, call: str) -> None:
     now = [0.0]
     journal = a_journal(path)
     journal._clock = lambda: now[0]
-    failing = mock.patch(f"backend.journal.file.os.{call}", side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
+    failing = mock.patch(
+        f"backend.ledgers.journal.file.os.{call}", side_effect=OSError(errno.EIO, os.strerror(errno.EIO))
+    )
     with failing:
         journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 6}))
         journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 7}))
@@ -604,7 +606,7 @@ def test_what_was_written_is_on_the_disk_within_a_second(path: Path) -> None:
             assert len(calls) == 1
             await trio.sleep(5)
             assert len(calls) == 1, "nothing changed"
-            with mock.patch("backend.journal.file.os.write", side_effect=OSError(errno.ENOSPC, "no")):
+            with mock.patch("backend.ledgers.journal.file.os.write", side_effect=OSError(errno.ENOSPC, "no")):
                 journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 6}))
             assert journal.broken
             journal._clock = lambda: journal._tried + RETRY_S
@@ -617,7 +619,7 @@ def test_what_was_written_is_on_the_disk_within_a_second(path: Path) -> None:
         real(fd)
 
     clock = trio.testing.MockClock(autojump_threshold=0.01)
-    with mock.patch("backend.journal.file.os.fdatasync", counted), patient(clock, lambda: False):
+    with mock.patch("backend.ledgers.journal.file.os.fdatasync", counted), patient(clock, lambda: False):
         trio.run(main, clock=clock)
     assert format.read(path.read_bytes()).state == journal.state
     let_go(journal)
@@ -666,7 +668,7 @@ def test_a_clean_end_leaves_what_cannot_be_written_as_it_was(path: Path) -> None
         if temporary:
             journal.temporary = {"GPU-a"}
             journal.commit(state.gpu("GPU-b"), state.add(("GPU-b", Slice("/b")), ROOT))
-        with mock.patch("backend.journal.file.os.write", side_effect=OSError(errno.ENOSPC, "full")):
+        with mock.patch("backend.ledgers.journal.file.os.write", side_effect=OSError(errno.ENOSPC, "full")):
             journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 6}))
             journal.close()
         found = format.read(path.read_bytes()).state
@@ -679,7 +681,9 @@ def test_a_disk_that_takes_nothing_at_all(path: Path) -> None:
     journal = a_journal(path)
     error = OSError(errno.EIO, os.strerror(errno.EIO))
     names = ("write", "ftruncate", "unlink")
-    with mock.patch.multiple("backend.journal.file.os", **{name: mock.Mock(side_effect=error) for name in names}):
+    with mock.patch.multiple(
+        "backend.ledgers.journal.file.os", **{name: mock.Mock(side_effect=error) for name in names}
+    ):
         journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 6}))
     let_go(journal)
 
@@ -692,7 +696,7 @@ def test_a_short_write_is_gone_on_with_and_half_a_line_does_not_stay(path: Path)
     def some(fd: int, data: memoryview) -> int:
         return real(fd, data[: room.pop(0)])
 
-    with mock.patch("backend.journal.file.os.write", some):
+    with mock.patch("backend.ledgers.journal.file.os.write", some):
         journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 6}))
     assert format.read(path.read_bytes()).state == journal.state
 
@@ -702,7 +706,7 @@ def test_a_short_write_is_gone_on_with_and_half_a_line_does_not_stay(path: Path)
         return real(fd, data[:20])
 
     before = path.read_bytes()
-    with mock.patch("backend.journal.file.os.write", full):
+    with mock.patch("backend.ledgers.journal.file.os.write", full):
         journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 7}))
     assert path.read_bytes() == before
     let_go(journal)
@@ -712,7 +716,7 @@ def test_a_short_write_is_gone_on_with_and_half_a_line_does_not_stay(path: Path)
 def test_a_daemon_starts_where_nothing_can_be_written(path: Path) -> None:
     let_go(a_journal(path))
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with mock.patch("backend.journal.file.os.write", side_effect=error):
+    with mock.patch("backend.ledgers.journal.file.os.write", side_effect=error):
         journal = Journal(path, boot=BOOT)
     assert says(journal) == 5, "it goes on with what it has read"
     assert os.listdir(path.parent) == [path.name]

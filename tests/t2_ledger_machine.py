@@ -24,11 +24,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from backend.identity import ROOT, Group, Process, Slice
-from backend.protocols import Ledger, Target
-from backend.records import MAX, Channel, Peak
-from backend.settings import SETTINGS
-from backend.soft.ledger import SoftLedger
+from backend.core.protocols import Ledger, Target
+from backend.core.records import MAX, Channel, Peak
+from backend.core.settings import SETTINGS
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import ROOT, Group, Process, Slice
 from tests.model import NaiveLedger
 from tests.strategies import Part, chosen, history, moments, odd, parts, pick, policies, sizes, small
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from backend.identity import identify
 from backend.nvidia import device, lender, linux, rm
+from backend.process.identity import identify
 from tests.mounted import SECONDS, eventually
 
 NULL = "/dev/null"
@@ -135,7 +135,7 @@ def test_one_of_them_that_is_closed_at_once_counts_for_nothing(
 
 DAEMON = """
 import os, sys
-from backend.identity import identify
+from backend.process.identity import identify
 from backend.nvidia import device, linux, rm
 device.CONTROL_NUMBER = os.stat("/dev/null").st_rdev
 real = device.number_of

@@ -16,8 +16,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from backend import exits, identity, inside, looks, procfs
-from backend.identity import Process
+from backend.process import exits, identity, inside, looks, procfs
+from backend.process.identity import Process
 from tests.harness import until
 from tests.mounted import eventually
 

@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from backend.identity import Process
+from backend.core.records import Capability
 from backend.nvidia import checkpoint, rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.gpu import NvidiaGpu
@@ -23,7 +23,7 @@ from backend.nvidia.mover import BEGUN_S
 from backend.nvidia.nvml import Nvml, sysfs_address
 from backend.nvidia.opening import open_gpus
 from backend.nvidia.tenant import NoNotes
-from backend.records import Capability
+from backend.process.identity import Process
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
 from tests.mounted import eventually
 
@@ -57,7 +57,7 @@ def drive(
 ) -> None:
     """Runs a test with two GPUs; afterwards no descriptor may be left open.
 
-    Threads that nobody waits for any more (backend.threads) close theirs when they are done, which can be after us.
+    Threads that nobody waits for any more (backend.common.threads) close theirs when they are done, maybe after us.
     """
     fake, nvml = FakeSystem(), FakeNvml()
     prepare(fake, nvml)

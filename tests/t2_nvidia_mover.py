@@ -11,12 +11,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from backend.core.records import GpuInfo
 from backend.cuda.managed import Standby
-from backend.identity import Process
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint.records import Action, Outcome, Request, State, Step
 from backend.nvidia.mover import AGAIN_S, BEGUN_S, LOCK_S, Mover
-from backend.records import GpuInfo
+from backend.process.identity import Process
 
 GIB = 1 << 30
 PROCESS = Process(4242, 1)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.identity import Process, identify
 from backend.nvidia import device, linux, rm
+from backend.process.identity import Process, identify
 from tests.fake_nvidia import FakeSystem
 
 U32 = st.integers(0, 2**32 - 1)

@@ -12,11 +12,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from backend.identity import Process
+from backend.core.records import Capability, GpuInfo
 from backend.nvidia import selftest
 from backend.nvidia.proven import Proven, Verdict
 from backend.nvidia.selftest import prove
-from backend.records import Capability, GpuInfo
+from backend.process.identity import Process
 
 RATE = 9000.0
 

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from backend.identity import Process
 from backend.nvidia import rm, subdevice, trace
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.residency import SWITCH_MOST_NS, Edge, Residency, Switch
 from backend.nvidia.trace import Trace
 from backend.nvidia.usage import SAMPLE_S, Usage
+from backend.process.identity import Process
 from tests.fake_nvidia import RECORDS, FakeNvml, FakeSystem, patient
 from tests.mounted import eventually
 

@@ -7,8 +7,8 @@ import errno
 import pytest
 import trio
 
-from backend.identity import Group, Process
-from backend.patience import WHOLE_BYTES, Patience
+from backend.core.patience import WHOLE_BYTES, Patience
+from backend.process.identity import Group, Process
 from tests.harness import virtual
 
 SECONDS = 4.0

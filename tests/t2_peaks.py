@@ -15,14 +15,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from backend import abi, kmod
-from backend.identity import ROOT, Group, Process, Slice
-from backend.journal import state
-from backend.journal.file import Journal
-from backend.journal.ledger import JournaledLedger
-from backend.peaks import Mark, Peaks
-from backend.records import Peak
-from backend.soft.ledger import SoftLedger
+from backend.core.peaks import Mark, Peaks
+from backend.core.records import Peak
+from backend.ledgers import abi, kernel
+from backend.ledgers.journal import state
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.ledger import JournaledLedger
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import ROOT, Group, Process, Slice
 from tests.strategies import chosen, pick
 
 GROUP = Group(0, Process(2, 1))
@@ -160,9 +160,9 @@ class Module:
 def test_a_module_that_knows_one_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it forgets at a reset the daemon keeps; of the other peak nothing is made up."""
     module, group = Module(), Group(0, Slice("/a"))
-    monkeypatch.setattr(kmod, "DEVICE", os.devnull)
-    monkeypatch.setattr(kmod, "_ask", module.ask)
-    ledger = kmod.KernelLedger({0: "GPU-0"})
+    monkeypatch.setattr(kernel, "DEVICE", os.devnull)
+    monkeypatch.setattr(kernel, "_ask", module.ask)
+    ledger = kernel.KernelLedger({0: "GPU-0"})
     ledger._ids[group] = 7
     peaks, mark, swapped = Peaks(ledger), Mark("peak"), Mark("swap_peak")
     module.hold(70)

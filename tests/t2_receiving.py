@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from ggroupfs.receiving import ROW, Lock, Requests
+from ggroupfs.fs.receiving import ROW, Lock, Requests
 from tests.harness import virtual
 
 

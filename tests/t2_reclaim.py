@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.identity import ROOT, Group, Process, Slice
-from backend.protocols import Target
-from backend.records import MAX
-from backend.soft import reclaim
-from backend.soft.account import Account
+from backend.core.protocols import Target
+from backend.core.records import MAX
+from backend.ledgers import reclaim
+from backend.ledgers.account import Account
+from backend.process.identity import ROOT, Group, Process, Slice
 from tests.model import effective_protection
 from tests.strategies import small
 

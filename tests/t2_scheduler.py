@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.identity import Process
-from backend.records import Place
+from backend.core.records import Place
+from backend.process.identity import Process
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import FILLER_US, Core
 from backend.scheduler.fair import LATE_US, LOOK_US

@@ -12,14 +12,14 @@ from unittest import mock
 
 import pytest
 
-from ggroupfs import upgrade
-from ggroupfs.mount import ENDS
+from ggroupfs.commands import upgrade
+from ggroupfs.daemon.mount import ENDS
 
 SOCKET = Path("/run/ggroupfs/0:40.sock")
 
 IN_BETWEEN = """
 import os, signal
-from ggroupfs import upgrade
+from ggroupfs.commands import upgrade
 ends = (signal.SIGTERM, signal.SIGINT)
 signal.pthread_sigmask(signal.SIG_BLOCK, ends)
 for number in {came}: os.kill(os.getpid(), number)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.identity import ROOT, Slice
-from backend.journal import first, format, state
-from backend.journal.file import Journal
-from backend.journal.state import Lever, State
+from backend.ledgers.journal import first, format, state
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.state import Lever, State
+from backend.process.identity import ROOT, Slice
 from tests.t2_journal import BOOT, MEMORY, histories, let_go
 from tests.versions import v0_1
 from tests.versions.v0_1 import format as old_format

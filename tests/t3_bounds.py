@@ -16,20 +16,21 @@ from unittest import mock
 import pytest
 import trio
 
-from backend import bounds, delegated, procfs
-from backend.controller import Controller
-from backend.errors import fail
-from backend.identity import ROOT, Group, Process, Slice, identify
-from backend.journal import format, state
-from backend.journal.attributes import Attributes
-from backend.journal.file import Journal
-from backend.journal.ledger import JournaledLedger
-from backend.population import Population
-from backend.protocols import Inherited
-from backend.records import Wanted
-from backend.soft.ledger import SoftLedger
-from backend.traffic import CGROUP_SWEEP_S
-from ggroupfs.tree import Tree
+from backend.common.errors import fail
+from backend.core import bounds
+from backend.core.controller import Controller
+from backend.core.population import Population
+from backend.core.protocols import Inherited
+from backend.core.records import Wanted
+from backend.core.traffic import CGROUP_SWEEP_S
+from backend.ledgers.journal import format, state
+from backend.ledgers.journal.attributes import Attributes
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.ledger import JournaledLedger
+from backend.ledgers.soft import SoftLedger
+from backend.process import delegated, procfs
+from backend.process.identity import ROOT, Group, Process, Slice, identify
+from ggroupfs.fs.tree import Tree
 from tests.harness import Harness, StubGpu, World, answers, running, settle, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
@@ -139,7 +140,7 @@ async def test_a_program_too_deep_is_counted_above_and_followed_on(
         assert resident.slice == Slice("/d" * 128)
         assert h.controller.books(Group(0, resident.slice)).current == 4096
         assert h.controller.books(Group(0, Slice("/d"))).current == 4096
-        assert [r.name for r in caplog.records] == ["backend.population"]
+        assert [r.name for r in caplog.records] == ["backend.core.population"]
         assert f"process {who.pid}" in caplog.text
         caplog.clear()
         assert h.controller.population.by_pid(other.pid).slice == Slice("/other")  # type: ignore[union-attr]

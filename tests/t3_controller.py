@@ -11,12 +11,12 @@ import pyfuse3
 import pytest
 import trio
 
-from backend.controller import DEADLINE_S
-from backend.identity import Group, Process, Slice
-from backend.records import OVERCOMMIT
+from backend.core.controller import DEADLINE_S
+from backend.core.records import OVERCOMMIT
+from backend.core.traffic import CGROUP_SWEEP_S
+from backend.process.identity import Group, Process, Slice
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from backend.traffic import CGROUP_SWEEP_S
 from tests.harness import MIB, StubGpu, Waker, answers, hang, raises, refuses, running, settle, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]

@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from backend.cuda.managed import DEPART_S, HOME_S, RETURN_S, Standby
-from backend.running import is_stopped
-from backend.wire import Message, Op
+from backend.door.wire import Message, Op
+from backend.process.running import is_stopped
 from tests.fake_nvidia import FakeNvml
 from tests.harness import until
 from tests.t3_cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, takes, until_then

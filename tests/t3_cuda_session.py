@@ -22,20 +22,20 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import backend.identity
-import backend.running
-from backend import tenants
+import backend.process.identity
+import backend.process.running
+from backend.core.reclaimer import IGNORED_S, USERMEM_S
 from backend.cuda import managed
 from backend.cuda.holding import USEC_MOST
 from backend.cuda.managed import RECLAIM_S, SHORT_S
 from backend.cuda.page import SEALS
 from backend.cuda.server import WAITING_MOST, Session, words
-from backend.identity import Group, Process, Slice
+from backend.door import tenants
+from backend.door.wire import FORMAT, SIZE, VERSION, Message, Op
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
-from backend.reclaimer import IGNORED_S, USERMEM_S
-from backend.wire import FORMAT, SIZE, VERSION, Message, Op
+from backend.process.identity import Group, Process, Slice
 from ggroupfs.client import flat
 from tests.cgroups import cgroup, enter, frozen
 from tests.fake_nvidia import FakeNvml, FakeSystem, patient
@@ -228,7 +228,7 @@ class Rig:
 
     def process(self, cgroup: str = "/") -> Process:
         """A CUDA program that says nothing."""
-        process = backend.identity.identify(self.spawn().pid)
+        process = backend.process.identity.identify(self.spawn().pid)
         if cgroup != "/":
             self.h.world.cgroups[process.pid] = Slice(cgroup)
         self.fake.program(process.pid, 0, start=process.start)
@@ -584,7 +584,7 @@ def test_a_stopped_program_is_not_waited_for(
 
         stopped.obey = never
         with halted(stopped.process.pid):
-            await until(lambda: backend.running.is_stopped(stopped.process.pid), "it is stopped")
+            await until(lambda: backend.process.running.is_stopped(stopped.process.pid), "it is stopped")
             async with takes(0, 0.1):
                 await rig.h.write("slice/job/0/gmem.limit.high", "5G")
             assert (runs.swapped, stopped.reclaims) == (1 * GIB, [])
@@ -615,7 +615,7 @@ def test_a_program_that_is_stopped_while_it_moves_is_let_go_of(drive: Drive) -> 
             assert await runs.alloc(512 * MIB) == 0
         assert stopped.reclaims == [GIB], "it is not asked again"
         os.kill(stopped.process.pid, signal.SIGCONT)
-        await until(lambda: not backend.running.is_stopped(stopped.process.pid), "it goes on")
+        await until(lambda: not backend.process.running.is_stopped(stopped.process.pid), "it goes on")
         go.set()
         await trio.sleep(0.1)
         assert (await rig.stat(stopped.file + "gmem.stat"))["swapped"] == GIB
@@ -1377,7 +1377,7 @@ def test_who_cannot_be_asked_is_not_waited_for(fails: int) -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, trio.socket.from_stdlib_socket(theirs) as end:
-            who = backend.identity.identify(os.getpid())
+            who = backend.process.identity.identify(os.getpid())
             session = Session(who, {}, Broken(end, who))
             holding: Any = SimpleNamespace(gpu=0, ask=asked.append)
             with trio.fail_after(5):

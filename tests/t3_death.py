@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import trio
 
-from backend import tenants
-from backend.controller import DEADLINE_S
-from backend.identity import Group, Slice
-from backend.records import MAX
+from backend.core.controller import DEADLINE_S
+from backend.core.records import MAX
+from backend.door import tenants
+from backend.process.identity import Group, Slice
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from tests.harness import MIB, StubGpu, answers, hang, raises, refuses, running, settle, until, virtual

@@ -15,12 +15,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import backend.exits
-import backend.identity
-import backend.traffic
+import backend.core.traffic
+import backend.process.exits
+import backend.process.identity
 from backend import choose
 from backend.choose import Choice
-from backend.errors import fail
+from backend.common.errors import fail
 from backend.nvidia import keeper, linux, opening, rm, tenant
 from backend.nvidia.faults import Fault, FaultyNvml, FaultySystem, Plan
 from backend.nvidia.gpu import NvidiaGpu
@@ -30,7 +30,7 @@ from backend.nvidia.subdevice import TIMER_GET_TIME
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine
-from ggroupfs.controls import CONTROLS
+from ggroupfs.fs.controls import CONTROLS
 from tests.fake_nvidia import FakeNvml, FakeSystem, Program, patient
 from tests.harness import MIB, Harness, StubGpu, Waker, refuses, running, settle, virtual
 
@@ -82,7 +82,7 @@ def drive(
     async def rig() -> AsyncIterator[Rig]:
         faulty = FaultyNvml(nvml, plan)
         gpus = await open_gpus(system=FaultySystem(fake, plan), nvml=Nvml(faulty), selftest=False)  # type: ignore[arg-type]
-        process = backend.identity.identify(spawn().pid)
+        process = backend.process.identity.identify(spawn().pid)
         program = fake.program(process.pid, 0, 1, start=process.start)
         for gpu in (0, 1):
             nvml.compute[gpu] = [(program.pid, MIB)]
@@ -135,7 +135,7 @@ def test_lost_and_back(spawn: Spawn, fault: Fault, caplog: pytest.LogCaptureFixt
 
     async def test(rig: Rig) -> None:
         h, pid = rig.h, rig.pid
-        h.world.cgroups[pid] = backend.identity.Slice("/jobs")
+        h.world.cgroups[pid] = backend.process.identity.Slice("/jobs")
         await h.operations.mkdir(await h.inode("slice"), b"jobs", 0o755, h.ctx)
         await trio.sleep(1)
         await h.write(f"{pid}/0/compute.freeze", 1)
@@ -219,7 +219,7 @@ def test_what_is_undone_is_counted(spawn: Spawn) -> None:
 
     async def test(rig: Rig) -> None:
         h, pid = rig.h, rig.pid
-        h.world.cgroups[pid] = backend.identity.Slice("/jobs")
+        h.world.cgroups[pid] = backend.process.identity.Slice("/jobs")
         await trio.sleep(1)
         await h.write("slice/jobs/0/compute.freeze", 1)
         files = {f"{place}/0/compute.events": Waker() for place in (pid, "slice/jobs")}
@@ -268,7 +268,7 @@ def test_what_was_asked_is_applied_once_the_fault_is_gone(spawn: Spawn) -> None:
         await h.operations.mkdir(inode, b"jobs", 0o755, h.ctx)
         await h.write("slice/jobs/0/compute.freeze", 1)
         rig.plan.faults = [Fault("control", rm.FIFO_DISABLE_CHANNELS, status=rm.Status.TIMEOUT)]
-        h.world.cgroups[pid] = backend.identity.Slice("/jobs")
+        h.world.cgroups[pid] = backend.process.identity.Slice("/jobs")
         await trio.sleep(5)
         assert rig.frozen() == [False, False]
         rig.plan.heal()
@@ -286,7 +286,7 @@ def test_short_of_descriptors(spawn: Spawn, call: str, code: int, monkeypatch: p
 
     async def test(rig: Rig) -> None:
         h = rig.h
-        process = backend.identity.identify(spawn().pid)
+        process = backend.process.identity.identify(spawn().pid)
         rig.fake.program(process.pid, 0, start=process.start)
 
         def refuse(*_: object) -> int:
@@ -298,7 +298,7 @@ def test_short_of_descriptors(spawn: Spawn, call: str, code: int, monkeypatch: p
             elif call == "watch":
                 patch.setattr(os, "pidfd_open", refuse)
             else:
-                patch.setattr(backend.traffic, "cgroup_of", refuse)
+                patch.setattr(backend.core.traffic, "cgroup_of", refuse)
             rig.nvml.compute[0].append((process.pid, MIB))
             await trio.sleep(5)
             assert str(process.pid) not in await h.listdir("/")
@@ -318,7 +318,7 @@ def test_a_program_whose_files_cannot_be_had(spawn: Spawn, code: int) -> None:
 
     async def test(rig: Rig) -> None:
         h = rig.h
-        process = backend.identity.identify(spawn().pid)
+        process = backend.process.identity.identify(spawn().pid)
         program = rig.fake.program(process.pid, 0, 1, start=process.start)
         await h.write(f"{rig.pid}/0/compute.freeze", 1)
         rig.plan.faults = [Fault("pidfd_getfd", errno=code)]
@@ -465,8 +465,8 @@ async def test_soft(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine(2)
     gpus = [SoftGpu(index, SoftConfig(capacity=64 * MIB), machine) for index in (0, 1)]
     async with running(*gpus, scheduler=True) as h:
-        process = backend.identity.identify(spawn().pid)
-        h.world.cgroups[process.pid] = backend.identity.Slice("/jobs")
+        process = backend.process.identity.identify(spawn().pid)
+        h.world.cgroups[process.pid] = backend.process.identity.Slice("/jobs")
         tsg = await gpus[0].open_context(process, 8, lambda _: None)
         other = await gpus[1].open_context(process, 8, lambda _: None)
         pages = await gpus[0].allocate(process, 4 * MIB)
@@ -505,7 +505,7 @@ async def test_lost_in_the_middle_of_a_move(spawn: Spawn, lost: int) -> None:
     machine = Machine(2)
     gpus = [SoftGpu(index, SoftConfig(capacity=64 * MIB, pcie=16 * MIB), machine) for index in (0, 1)]
     async with running(*gpus) as h:
-        process = backend.identity.identify(spawn().pid)
+        process = backend.process.identity.identify(spawn().pid)
         tsg = await gpus[0].open_context(process, 8, lambda _: None)
         pages = await gpus[0].allocate(process, 16 * MIB)
         await gpus[0].launch(process, tsg, 5000, 1000, range(0))
@@ -635,7 +635,7 @@ async def test_the_clock_of_the_day_is_nobodys(spawn: Spawn, years: int, monkeyp
     monkeypatch.setattr(time, "time", lambda: real() + shift[0])
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + shift[0] * 10**9)
     async with running(gpu, scheduler=True) as h:
-        process = backend.identity.identify(spawn().pid)
+        process = backend.process.identity.identify(spawn().pid)
         tsg = await gpu.open_context(process, 8, lambda _: None)
         await gpu.launch(process, tsg, 1000, 10_000, range(0))
         await trio.sleep(1)

@@ -7,12 +7,12 @@ import select
 
 import pytest
 
-import ggroupfs.operations
-from backend.identity import Group, Process
-from backend.records import Activity, Footprint
-from ggroupfs.controls import CONTROLS
-from ggroupfs.figures import SOURCES
-from ggroupfs.files import EVENT, GONE, READY
+import ggroupfs.fs.operations
+from backend.core.records import Activity, Footprint
+from backend.process.identity import Group, Process
+from ggroupfs.fs.controls import CONTROLS
+from ggroupfs.fs.files import EVENT, GONE, READY
+from ggroupfs.view.figures import SOURCES
 from tests.harness import MIB, StubGpu, Waker, answers, running, virtual
 from tests.t3_operations import Spawn
 
@@ -119,7 +119,7 @@ async def test_poll_handles(spawn: Spawn) -> None:
 @virtual
 async def test_files_that_one_user_has_open_are_bounded(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
     """ENFILE for one until it closes another; others, and root, go on."""
-    monkeypatch.setattr(ggroupfs.operations, "FILES", 3)
+    monkeypatch.setattr(ggroupfs.fs.operations, "FILES", 3)
     async with running() as h:
         path = f"{spawn().pid}/0/gmem.current"
         await h.arrive(int(path.partition("/")[0]))

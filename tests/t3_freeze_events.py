@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from backend.identity import Group, Slice
-from backend.records import Channel
-from ggroupfs.inodes import ROOT_INODE
+from backend.core.records import Channel
+from backend.process.identity import Group, Slice
+from ggroupfs.fs.inodes import ROOT_INODE
 from tests.harness import Harness, StubGpu, running, settle, until, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]

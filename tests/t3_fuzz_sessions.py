@@ -24,18 +24,18 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import backend.cuda.server
-import backend.identity
+import backend.process.identity
 import backend.soft.server
-from backend import tenants
 from backend.cuda.holding import OVERCOMMIT
-from backend.identity import Process
+from backend.door import tenants
+from backend.door.wire import SIZE, VERSION, Message, Op
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
+from backend.process.identity import Process
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine
-from backend.wire import SIZE, VERSION, Message, Op
 from tests.fake_nvidia import FakeSystem, patient
 from tests.fuzzed import Target, expected, nothing_logged
 from tests.harness import Harness, World, answers, running
@@ -65,7 +65,7 @@ def sleepers() -> Sequence[int]:
 
 
 class Listener:
-    """Where connections come in: :func:`backend.tenants.serve` asks for no more."""
+    """Where connections come in: :func:`backend.door.tenants.serve` asks for no more."""
 
     def __init__(self) -> None:
         self.come, self._coming = trio.open_memory_channel[socket.socket](64)
@@ -303,7 +303,7 @@ async def staged(
     h: Harness, gpus: dict[int, SoftGpu] | NvidiaGpu, driver: Callable[[int, int], None]
 ) -> AsyncIterator[Stage]:
     """A stage, with nothing left on it in the end."""
-    listener, processes = Listener(), [backend.identity.identify(pid) for pid in sleepers()]
+    listener, processes = Listener(), [backend.process.identity.identify(pid) for pid in sleepers()]
 
     def open_session(_: Process, line: tenants.Line) -> tenants.Session:
         process = stage.opening.pop(0)
@@ -363,7 +363,7 @@ def check_cuda(script: bytes) -> None:
         (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
         async with running(gpu, world=World()) as h:
             for pid in sleepers():
-                fake.program(pid, 0, start=backend.identity.identify(pid).start)
+                fake.program(pid, 0, start=backend.process.identity.identify(pid).start)
             async with staged(h, gpu, driver_says) as stage:
                 await stage.play(script)
                 for program in gpu.managed._programs.values():

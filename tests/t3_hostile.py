@@ -27,17 +27,17 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import backend.cuda.server
 import backend.soft.server
-from backend import tenants
+from backend.common.errors import fail
 from backend.cuda.holding import AWAY_MOST
-from backend.errors import fail
-from backend.identity import Process
+from backend.door import tenants
+from backend.door.peers import peer_of
+from backend.door.wire import VERSION, Message, Op
 from backend.nvidia import discover, rm, tenant
 from backend.nvidia.keeper import QUESTIONS, TICK
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
-from backend.peers import peer_of
+from backend.process.identity import Process
 from backend.scheduler.use import ACTIVE_US, LEAD_US, WORD_US, Sample, Use
-from backend.wire import VERSION, Message, Op
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
 from tests.harness import REAL_S, until, virtual
 from tests.t2_nvidia_gpu import Rig, running
@@ -823,7 +823,7 @@ IN_A_NAMESPACE = """
 import errno, logging, os, socket, subprocess, sys
 from pathlib import Path
 import trio
-from backend import tenants
+from backend.door import tenants
 
 def mount(*words): subprocess.run(["mount", *map(str, words)], check=True)
 

@@ -27,19 +27,19 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import backend.identity
-from backend import abi, kmod
-from backend.identity import ROOT, Group, Process
-from backend.journal.attributes import Attributes
-from backend.journal.file import Journal
-from backend.journal.ledger import JournaledLedger
-from backend.journal.levers import Noted, Timeslices
-from backend.kmod import KernelLedger
+import backend.process.identity
+from backend.core.protocols import Gpu, split_timeslice
+from backend.ledgers import abi, kernel
+from backend.ledgers.journal.attributes import Attributes
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.ledger import JournaledLedger
+from backend.ledgers.journal.levers import Noted, Timeslices
+from backend.ledgers.kernel import KernelLedger
+from backend.ledgers.provider import Provided
 from backend.nvidia import rm
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
-from backend.protocols import Gpu, split_timeslice
-from backend.provider import Provided
+from backend.process.identity import ROOT, Group, Process
 from tests.fake_nvidia import FakeNvml, FakeSystem, Program, patient
 from tests.harness import MIB, REAL_S, Harness, World, descriptors, running, settle
 from tests.t2_journal import MEMORY, let_go
@@ -183,7 +183,7 @@ LOOKS = {abi.IOC_GET, abi.IOC_NEXT, abi.IOC_PLAN, abi.IOC_HELLO, abi.IOC_EVENTS}
 @contextlib.contextmanager
 def mortal(life: Life) -> Iterator[None]:
     """The kernel module's books as one daemon has them: it may be killed before and after each call."""
-    real = kmod._ask
+    real = kernel._ask
 
     def ask(descriptor: int, request: int, argument: ctypes.Structure) -> None:
         if request in LOOKS:
@@ -197,7 +197,7 @@ def mortal(life: Life) -> Iterator[None]:
         real(descriptor, request, argument)
         life.pass_()
 
-    with mock.patch.object(kmod, "_ask", ask):
+    with mock.patch.object(kernel, "_ask", ask):
         yield
 
 
@@ -249,8 +249,8 @@ class Machine:
         """A program makes a context."""
         self.on[name] = gpu
         self.processes[name] = self.spawn()
-        process = backend.identity.identify(self.processes[name].pid)
-        self.world.cgroups[process.pid] = backend.identity.Slice(cgroup)
+        process = backend.process.identity.identify(self.processes[name].pid)
+        self.world.cgroups[process.pid] = backend.process.identity.Slice(cgroup)
         self.programs[name] = self.fake.program(process.pid, gpu, start=process.start)
         self.nvml.compute.setdefault(gpu, []).append((process.pid, MIB))
 
@@ -352,7 +352,7 @@ async def past(machine: Machine, h: Harness) -> None:
     await machine.write(h, f"{a}/compute.freeze", "0")
     machine.start("c", "/job")  # comes into a slice that is frozen
     await trio.sleep(0.25)
-    machine.world.cgroups[machine.programs["a"].pid] = backend.identity.Slice("/made")  # and out of it
+    machine.world.cgroups[machine.programs["a"].pid] = backend.process.identity.Slice("/made")  # and out of it
     await trio.sleep(0.4)
     await machine.write(h, f"{b}/compute.freeze", "1")
     gone = Process(machine.programs["b"].pid, machine.programs["b"].start)

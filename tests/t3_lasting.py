@@ -11,11 +11,12 @@ from unittest import mock
 import pytest
 import trio
 
-from backend import lasting, tenants
-from backend.journal import state
-from backend.journal.file import Journal
-from backend.journal.ledger import SOON_S, JournaledLedger
-from backend.traffic import CGROUP_SWEEP_S
+from backend.common import lasting
+from backend.core.traffic import CGROUP_SWEEP_S
+from backend.door import tenants
+from backend.ledgers.journal import state
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.ledger import SOON_S, JournaledLedger
 from tests.harness import Harness, StubGpu, running, settle, until, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
@@ -100,7 +101,7 @@ async def test_books_that_cannot_be_written_down_once(tmp_path: Any, spawn: Spaw
 
 
 def _group(process: Any) -> Any:
-    from backend.identity import Group
+    from backend.process.identity import Group
 
     return Group(0, process)
 

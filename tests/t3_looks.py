@@ -18,9 +18,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from backend import identity, looks, procfs, tenants, threads
-from backend.identity import Process
-from backend.wire import SIZE, Message, Op
+from backend.common import threads
+from backend.door import tenants
+from backend.door.wire import SIZE, Message, Op
+from backend.process import identity, looks, procfs
+from backend.process.identity import Process
 from tests.harness import Harness, answers, running, until, virtual
 from tests.mounted import eventually
 
@@ -229,12 +231,12 @@ READS = re.compile(
     r"/proc/\{[^}]*\}/(?:stat|maps|smaps|mem|environ|exe|cwd|root|ns|fd|io|stack|wchan|auxv|cmdline|task)\b"
 )
 WHERE = {
-    "backend/identity.py": "the functions themselves",
-    "backend/looks.py": "they are asked in threads, for a limited time",
-    "backend/inside.py": "by it",
+    "backend/process/identity.py": "the functions themselves",
+    "backend/process/looks.py": "they are asked in threads, for a limited time",
+    "backend/process/inside.py": "by it",
     "backend/nvidia/linux.py": "by it",
     "backend/nvidia/device.py": "for linux.py",
-    "backend/peers.py": "of a daemon, before Linux 6.5, for root's commands",
+    "backend/door/peers.py": "of a daemon, before Linux 6.5, for root's commands",
     "backend/nvidia/roster.py": "the System's, in a thread",
     "backend/nvidia/rm.py": "the System's, in threads of levers",
     "backend/nvidia/tenant.py": "the System's, in threads of levers",

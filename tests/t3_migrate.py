@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import trio
 
-from backend.identity import Group
+from backend.process.identity import Group
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine

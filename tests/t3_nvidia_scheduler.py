@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import backend.identity
+import backend.process.identity
 from backend.nvidia import rm
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
@@ -32,7 +32,7 @@ def test_no_more_than_fifty_calls_in_any_second(spawn: Spawn, programs: int, con
         (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
         pids = []
         for _ in range(programs):
-            process = backend.identity.identify(spawn().pid)
+            process = backend.process.identity.identify(spawn().pid)
             fake.program(process.pid, *[0] * contexts, start=process.start)
             pids.append(process.pid)
         nvml.compute[0] = [(pid, 1 << 20) for pid in pids]
@@ -67,7 +67,7 @@ def test_who_begins_on_a_busy_gpu_has_its_own_timeslice_beside_an_explicit_one(s
 
         async def begin(pids: list[int]) -> None:
             await trio.sleep(chance.uniform(0, 3))
-            process = backend.identity.identify(spawn().pid)
+            process = backend.process.identity.identify(spawn().pid)
             program = fake.program(process.pid, 0, start=process.start)
             (tsg,) = [one for one in program.objects.values() if one.timeslice == 2048]
             tsg.timeslice = 1024
@@ -104,8 +104,8 @@ def test_one_that_has_destroyed_its_contexts_is_not_worth_a_word(spawn: Spawn) -
         async with running(gpu) as h:
 
             async def begin() -> Program:
-                process = backend.identity.identify(spawn().pid)
-                h.world.cgroups[process.pid] = backend.identity.Slice("/jobs")
+                process = backend.process.identity.identify(spawn().pid)
+                h.world.cgroups[process.pid] = backend.process.identity.Slice("/jobs")
                 nvml.compute.setdefault(0, []).append((process.pid, 1 << 20))
                 return fake.program(process.pid, 0, start=process.start)
 

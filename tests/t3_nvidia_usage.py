@@ -9,12 +9,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import backend.identity
-from backend.identity import Slice
+import backend.process.identity
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
 from backend.nvidia.trace import LAG_NS
 from backend.nvidia.usage import SAMPLE_S
+from backend.process.identity import Slice
 from ggroupfs.client import flat
 from tests.fake_nvidia import FakeNvml, FakeNvmlError, FakeSystem, patient
 from tests.harness import MIB, World, running
@@ -31,7 +31,7 @@ def stats(spawn: Spawn, fake: FakeSystem, act: Callable[[FakeNvml, int, int], No
         (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
         pids = []
         for _ in range(2):
-            process = backend.identity.identify(spawn().pid)
+            process = backend.process.identity.identify(spawn().pid)
             fake.program(process.pid, 0, start=process.start)
             world.cgroups[process.pid] = Slice("/jobs")
             pids.append(process.pid)

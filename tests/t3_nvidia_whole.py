@@ -12,13 +12,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import backend.identity
-from backend.identity import Process
+import backend.process.identity
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request, State, Step
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
+from backend.process.identity import Process
 from tests.fake_nvidia import FakeNvml, FakeSystem, patient
 from tests.harness import MIB, Harness, StubGpu, settle
 from tests.t3_restart import Machine
@@ -135,7 +135,7 @@ def drive(
     machine = Machine(StubGpu(0))
     pids = []
     for _ in range(programs):
-        process = backend.identity.identify(spawn().pid)
+        process = backend.process.identity.identify(spawn().pid)
         fake.program(process.pid, 0, start=process.start)
         pids.append(process.pid)
     nvml.compute[0] = [(pid, HELD) for pid in pids]
@@ -273,7 +273,7 @@ def test_one_that_allocates_while_its_agent_starts_stays(monkeypatch: pytest.Mon
         assert rig.driver.done == []
         await rig.seen()
         assert await rig.booked(pid) == (2 * HELD, 0)
-        assert rig.gpu._is_frozen(backend.identity.identify(pid))
+        assert rig.gpu._is_frozen(backend.process.identity.identify(pid))
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
 
     drive(monkeypatch, spawn, test, room=2 * HELD)
@@ -285,7 +285,7 @@ def test_a_slice_over_its_limit_takes_the_frozen_one(monkeypatch: pytest.MonkeyP
     async def test(rig: Rig) -> None:
         frozen, other = rig.pids
         for pid in rig.pids:
-            rig.h.world.cgroups[pid] = backend.identity.Slice("/jobs")
+            rig.h.world.cgroups[pid] = backend.process.identity.Slice("/jobs")
         await rig.seen()
         assert await rig.h.refused("slice/jobs/0/gmem.limit.high", HELD) == errno.EBUSY
         await rig.h.write(f"{frozen}/0/compute.freeze", 1)
@@ -313,7 +313,7 @@ def test_one_that_cannot_go_stays_and_is_frozen(
         assert await rig.h.refused(f"{pid}/0/gmem.reclaim", MIB) == code
         await rig.seen()
         assert await rig.booked(pid) == (HELD, 0)
-        assert rig.gpu._is_frozen(backend.identity.identify(pid))
+        assert rig.gpu._is_frozen(backend.process.identity.identify(pid))
         await rig.h.write(f"{pid}/0/compute.freeze", 0)
 
     drive(monkeypatch, spawn, test)
@@ -391,7 +391,7 @@ def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, sp
         # It is back, and whoever thawed it was told that it is frozen.
         assert await rig.booked(pid) == (HELD, 0)
         assert await rig.h.read(f"{pid}/0/compute.freeze") == "1\n"
-        assert rig.gpu._is_frozen(backend.identity.identify(pid))
+        assert rig.gpu._is_frozen(backend.process.identity.identify(pid))
         assert not any(rig.fake.programs[pid].running())
         rig.driver.seconds = 0.0
         await rig.h.write(f"{pid}/0/compute.freeze", 0)

@@ -20,11 +20,11 @@ import pytest
 import trio
 from pyfuse3 import FUSEError
 
-from backend.identity import Group
-from ggroupfs.inodes import ROOT_INODE, SELF_INODE
-from ggroupfs.messenger import Messenger
-from ggroupfs.notify import NOTIFY_INTERVAL_S
-from ggroupfs.operations import Operations
+from backend.process.identity import Group
+from ggroupfs.fs.inodes import ROOT_INODE, SELF_INODE
+from ggroupfs.fs.messenger import Messenger
+from ggroupfs.fs.notify import NOTIFY_INTERVAL_S
+from ggroupfs.fs.operations import Operations
 from tests.harness import MIB, Token, answers, running, settle, until, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]

@@ -25,12 +25,12 @@ import pytest
 import trio
 import trio.testing
 
-from backend.errors import fail
-from backend.identity import Process
+from backend.common.errors import fail
+from backend.process.identity import Process
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from ggroupfs.client import Group, Tree, flat
-from ggroupfs.files import RECORD
+from ggroupfs.fs.files import RECORD
 from ggroupfs.policies import cooperative, dynamic
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo import program as slo

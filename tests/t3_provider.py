@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import trio
 
-from backend.controller import DEADLINE_S
-from backend.identity import Group, Process, identify
-from backend.patience import WHOLE_BYTES
-from backend.protocols import Gpu, Host
-from backend.provider import Provided
-from backend.records import Books, Footprint
+from backend.core.controller import DEADLINE_S
+from backend.core.patience import WHOLE_BYTES
+from backend.core.protocols import Gpu, Host
+from backend.core.records import Books, Footprint
+from backend.door.wire import SIZE, Message, Op
+from backend.ledgers.provider import Provided
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import Group, Process, identify
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from backend.soft.ledger import SoftLedger
-from backend.wire import SIZE, Message, Op
 from tests.harness import MIB, StubGpu, hang, raises, refuses, running, settle, virtual
 from tests.t3_controller import Spawn
 

@@ -13,19 +13,19 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-import backend.identity
-from backend.identity import ROOT, Group, Process, Slice
-from backend.journal.file import Journal
-from backend.journal.ledger import JournaledLedger
-from backend.journal.levers import Noted
-from backend.journal.moves import WrittenMoves
-from backend.journal.state import Operation
-from backend.protocols import Gpu, Inherited
-from backend.records import MAX, NOBODY, Wanted
-from backend.soft.account import Account
+import backend.process.identity
+from backend.core.protocols import Gpu, Inherited
+from backend.core.records import MAX, NOBODY, Wanted
+from backend.ledgers.account import Account
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.ledger import JournaledLedger
+from backend.ledgers.journal.levers import Noted
+from backend.ledgers.journal.moves import WrittenMoves
+from backend.ledgers.journal.state import Operation
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import ROOT, Group, Process, Slice
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from backend.soft.ledger import SoftLedger
 from tests.harness import MIB, Harness, StubGpu, World, hang, raises, refuses, running, settle, until, virtual
 from tests.t2_journal import BOOT, MEMORY, let_go
 from tests.t3_controller import Spawn
@@ -463,7 +463,7 @@ async def test_killed_at_any_moment_of_a_move(spawn: Spawn, made: bool) -> None:
     """The next daemon waits while an agent is at it, and then the process is where the agent has left it: there alone,
     with what is asked for it. For each change of the journal, from before the move to its end."""
     world, pid = World(), spawn().pid
-    process = backend.identity.identify(pid)
+    process = backend.process.identity.identify(pid)
     with a_journal() as path:
         journal = Watched(path)
         async with journaled(journal, world, stubs()) as h:
@@ -512,7 +512,7 @@ async def test_killed_at_any_moment_of_a_move(spawn: Spawn, made: bool) -> None:
 async def test_killed_on_the_way_with_the_kernel_s_books(spawn: Spawn, outcome: int) -> None:
     """They have both groups, and what was booked: the journal, which is there with any ledger, says what they are."""
     gpus = stubs()
-    machine, process = Machine(*gpus), backend.identity.identify(spawn().pid)
+    machine, process = Machine(*gpus), backend.process.identity.identify(spawn().pid)
     with a_journal() as path:
         journal = Journal(path, boot=BOOT)
         moves = WrittenMoves(journal, NAMES)
@@ -552,7 +552,7 @@ async def test_killed_on_the_way_with_the_kernel_s_books(spawn: Spawn, outcome: 
 @virtual
 async def test_a_daemon_that_ends_while_an_agent_is_at_it(spawn: Spawn, upgraded: bool, outcome: int) -> None:
     """The agent goes on, and where it has left the process the next daemon finds it, with what is asked for it."""
-    gpus, world, process = stubs(), World(), backend.identity.identify(spawn().pid)
+    gpus, world, process = stubs(), World(), backend.process.identity.identify(spawn().pid)
     with a_journal() as path:
         journal = Journal(path, boot=BOOT)
         async with journaled(journal, world, gpus) as h:
@@ -590,7 +590,7 @@ async def not_waited_for(h: Harness, gpus: list[StubGpu], process: Process) -> N
 async def test_an_agent_that_comes_back_after_nobody_waited(spawn: Spawn) -> None:
     """The write has failed, and the move is done all the same: its directory goes there."""
     gpus = stubs()
-    process = backend.identity.identify(spawn().pid)
+    process = backend.process.identity.identify(spawn().pid)
     async with running(*gpus, scheduler=True) as h:
         await not_waited_for(h, gpus, process)
         await trio.sleep(5)
@@ -609,7 +609,7 @@ async def test_books_that_fail_when_they_are_to_follow_it_are_asked_again(
 ) -> None:
     """The mount goes on, and so does the search."""
     gpus = stubs()
-    process = backend.identity.identify(spawn().pid)
+    process = backend.process.identity.identify(spawn().pid)
     async with running(*gpus, scheduler=True) as h:
         await not_waited_for(h, gpus, process)
         h.controller.host.uncharge(process, 0, MIB, swapped=False)

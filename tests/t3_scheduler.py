@@ -13,9 +13,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from backend.controller import DEADLINE_S
-from backend.identity import Group, Process
-from backend.records import NOWHERE, Activity
+from backend.core.controller import DEADLINE_S
+from backend.core.records import NOWHERE, Activity
+from backend.process.identity import Group, Process
 from backend.scheduler.fair import SWITCH_US
 from backend.scheduler.scheduler import AGAIN_S
 from backend.soft.config import SoftConfig

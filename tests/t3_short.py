@@ -14,18 +14,18 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import backend.journal.file
-from backend.errors import SHORT, fail
-from backend.identity import ROOT, Group, Process, Slice, identify
-from backend.journal import format, state
-from backend.journal.file import RETRY_S, Journal
-from backend.kmod import KernelLedger
+import backend.ledgers.journal.file
+from backend.common.errors import SHORT, fail
+from backend.common.threads import in_a_thread
+from backend.door.wire import Op
+from backend.ledgers.journal import format, state
+from backend.ledgers.journal.file import RETRY_S, Journal
+from backend.ledgers.kernel import KernelLedger
 from backend.nvidia import checkpoint
 from backend.nvidia.mover import AGAIN_S, Mover
-from backend.threads import in_a_thread
-from backend.wire import Op
-from ggroupfs import mount
-from ggroupfs.messenger import Messenger
+from backend.process.identity import ROOT, Group, Process, Slice, identify
+from ggroupfs.daemon import mount
+from ggroupfs.fs.messenger import Messenger
 from ggroupfs.units import files
 from ggroupfs.units.policy import SHORT_S
 from tests.fake_nvidia import patient
@@ -83,8 +83,8 @@ def written(journal: Journal) -> state.State:
 
 def test_a_journal_that_cannot_be_written_anew_is_added_to(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """That there is no descriptor says nothing about the disk: all that happened is there, and it shrinks later."""
-    monkeypatch.setattr(backend.journal.file, "GROWN", 200)
-    with mock.patch("backend.journal.file.os.open", side_effect=short) as opened:
+    monkeypatch.setattr(backend.ledgers.journal.file, "GROWN", 200)
+    with mock.patch("backend.ledgers.journal.file.os.open", side_effect=short) as opened:
         for value in range(2, 100):
             journal.commit(high(value))
         assert opened.call_count == 1, "it is not tried with every change"
@@ -102,7 +102,7 @@ def test_a_journal_that_cannot_be_written_anew_is_added_to(journal: Journal, mon
 
 
 def test_a_journal_that_ends_without_a_descriptor_says_what_it_said(journal: Journal) -> None:
-    with mock.patch("backend.journal.file.os.open", side_effect=short):
+    with mock.patch("backend.ledgers.journal.file.os.open", side_effect=short):
         journal.close()
     assert written(journal) == journal.state
     assert not journal.state.is_empty
@@ -112,7 +112,7 @@ def test_a_journal_that_ends_without_a_descriptor_says_what_it_said(journal: Jou
 def test_but_not_of_gpus_that_end_with_it(journal: Journal) -> None:
     """They are not there any more: nothing is better."""
     journal.temporary = {"GPU-b"}
-    with mock.patch("backend.journal.file.os.open", side_effect=short):
+    with mock.patch("backend.ledgers.journal.file.os.open", side_effect=short):
         journal.close()
     assert written(journal).is_empty
 
@@ -120,7 +120,7 @@ def test_but_not_of_gpus_that_end_with_it(journal: Journal) -> None:
 @pytest.mark.parametrize("what", ["descriptor", "thread"])
 def test_the_disk_is_asked_once_there_is_a_descriptor_and_a_thread(journal: Journal, what: str) -> None:
     patch = {
-        "descriptor": mock.patch("backend.journal.file.os.dup", side_effect=short),
+        "descriptor": mock.patch("backend.ledgers.journal.file.os.dup", side_effect=short),
         "thread": mock.patch.object(trio.to_thread, "run_sync", no_thread),
     }[what]
     clock = MockClock(autojump_threshold=0.01)
@@ -128,14 +128,14 @@ def test_the_disk_is_asked_once_there_is_a_descriptor_and_a_thread(journal: Jour
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(journal.run)
-            with patch, mock.patch("backend.journal.file.os.fdatasync") as synced:
+            with patch, mock.patch("backend.ledgers.journal.file.os.fdatasync") as synced:
                 await trio.sleep(3.5 * RETRY_S)
                 journal.commit(high(7))
                 await trio.sleep(RETRY_S)
                 assert not synced.called
             assert not journal.broken
             assert written(journal) == journal.state
-            with mock.patch("backend.journal.file.os.fdatasync") as synced:
+            with mock.patch("backend.ledgers.journal.file.os.fdatasync") as synced:
                 await trio.sleep(2 * RETRY_S)
                 assert synced.call_count == 1
             nursery.cancel_scope.cancel()
@@ -265,7 +265,7 @@ async def test_a_message_is_delivered_once_there_is_a_thread(caplog: pytest.LogC
     """Who waits for that waits no longer than a second more, and it is told once."""
     messenger, told = Messenger(), Waker()
     async with trio.open_nursery() as nursery:
-        with mock.patch("ggroupfs.messenger.threading.Thread.start", no_thread):
+        with mock.patch("ggroupfs.fs.messenger.threading.Thread.start", no_thread):
             nursery.start_soon(messenger.deliver, told.notify)
             await trio.sleep(5)
             assert not told.woken

@@ -17,7 +17,7 @@ from jeepney import Message, new_signal
 from jeepney.io.trio import open_dbus_connection
 from jeepney.low_level import HeaderFields, Parser
 
-from backend.identity import Group, Slice
+from backend.process.identity import Group, Slice
 from ggroupfs.units import Units
 from ggroupfs.units.systemd import Bus, Systemd, name_at
 from ggroupfs.units.wire import Reader, Unread

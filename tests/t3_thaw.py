@@ -12,15 +12,15 @@ from unittest import mock
 import pytest
 import trio
 
-from backend.identity import ROOT, Slice
-from backend.journal import state
-from backend.journal.file import Journal
+from backend.ledgers.journal import state
+from backend.ledgers.journal.file import Journal
 from backend.nvidia import checkpoint, rm
 from backend.nvidia.checkpoint.records import Action, Outcome, Request, State, Step
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
-from ggroupfs import thaw
-from ggroupfs.finding import Finding
+from backend.process.identity import ROOT, Slice
+from ggroupfs.commands import thaw
+from ggroupfs.commands.finding import Finding
 from tests.fake_nvidia import FakeNvml, FakeSystem
 from tests.t2_journal import let_go
 from tests.t3_killed import (
@@ -64,7 +64,7 @@ def run(machine: Machine, paths: Sequence[Path] | None = None, places: Sequence[
     with tempfile.NamedTemporaryFile("w+") as boot:
         boot.write("b\n")
         boot.flush()
-        with mock.patch("backend.journal.file.BOOT", Path(boot.name)):
+        with mock.patch("backend.ledgers.journal.file.BOOT", Path(boot.name)):
             trio.run(main)
     return found
 

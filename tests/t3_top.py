@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from backend.identity import cgroup_of
-from backend.records import MAX
-from ggroupfs import client, columns, figures, screen, snapshot
-from ggroupfs.columns import label
-from ggroupfs.figures import Figures
-from ggroupfs.frame import Frame
-from ggroupfs.listing import Listing
-from ggroupfs.outline import build
-from ggroupfs.screen import Top
-from ggroupfs.snapshot import GpuUse, ProcessUse, Snapshot, take
+from backend.core.records import MAX
+from backend.process.identity import cgroup_of
+from ggroupfs import client
+from ggroupfs.commands import screen
+from ggroupfs.commands.screen import Top
+from ggroupfs.view import columns, figures, snapshot
+from ggroupfs.view.columns import label
+from ggroupfs.view.figures import Figures
+from ggroupfs.view.frame import Frame
+from ggroupfs.view.listing import Listing
+from ggroupfs.view.outline import build
+from ggroupfs.view.snapshot import GpuUse, ProcessUse, Snapshot, take
 
 SECONDS = 20.0
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from backend.identity import Group, Slice
-from backend.protocols import Gpu
-from backend.records import MAX, Books
+from backend.core.protocols import Gpu
+from backend.core.records import MAX, Books
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import Group, Slice
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from backend.soft.ledger import SoftLedger
 from ggroupfs.units import Units
 from ggroupfs.units.active import RECONNECT_S
 from ggroupfs.units.manager import News

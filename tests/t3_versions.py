@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from backend.wire import CUDA, names
-from ggroupfs import doctor
+from backend.door.wire import CUDA, names
+from ggroupfs.commands import doctor
 
 OF_0_1 = "ledger soft\ngpu nvidia\npid 7\nsocket /run/ggroupfs/0:40.sock\nupgrade SIGUSR2\n"
 """A ggroup.backend of 0.1."""

@@ -13,8 +13,8 @@ import pytest
 import trio
 import trio.testing
 
-from backend.errors import fail
-from ggroupfs import watchdog
+from backend.common.errors import fail
+from ggroupfs.daemon import watchdog
 from tests.harness import until, virtual
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from backend.soft.client import socket_of
-from ggroupfs.controls import CONTROLS
+from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.mounts import mount_of
 from tests.mounted import SECONDS, Mounted, Tenant, eventually, mounted
 

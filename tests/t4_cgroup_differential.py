@@ -27,7 +27,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from backend import procfs
+from backend.process import procfs
 from tests.mounted import Mounted
 from tests.strategies import chosen, history, pick
 

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from backend import procfs, tenants
-from backend.identity import cgroup_of
-from backend.journal.file import default_path
-from ggroupfs.controls import LEVERS
-from ggroupfs.mount import SOCKETS
+from backend.door import tenants
+from backend.ledgers.journal.file import default_path
+from backend.process import procfs
+from backend.process.identity import cgroup_of
+from ggroupfs.commands.umount import unmount
+from ggroupfs.daemon.mount import SOCKETS
+from ggroupfs.fs.controls import LEVERS
 from ggroupfs.mounts import mount_of
-from ggroupfs.umount import unmount
 from tests.mounted import Mounted, Tenant, alive, eventually, mounted
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from ggroupfs import connection
+from ggroupfs.fs import connection
 from tests.mounted import Mounted
 
 FILES = 800

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.identity import cgroup_of
-from backend.wire import Op
+from backend.door.wire import Op
+from backend.process.identity import cgroup_of
 from tests.cgroups import cgroup, enter, evacuate, slice_path
 from tests.mounted import SECONDS, Mounted, Tenant, alive, eventually, mounted, mountpoint
 from tests.t4_tenant_socket import Raw, descriptors, status

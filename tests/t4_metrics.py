@@ -23,10 +23,10 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ggroupfs import collector, figures
 from ggroupfs.client import Branch
-from ggroupfs.collector import TreeCollector
-from ggroupfs.names import slice_directory
+from ggroupfs.text.names import slice_directory
+from ggroupfs.view import collector, figures
+from ggroupfs.view.collector import TreeCollector
 from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import Mounted, Tenant, eventually, mounted, mountpoint
 from tests.proc import stat_of

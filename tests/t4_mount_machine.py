@@ -28,15 +28,15 @@ import trio
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from backend.controller import Controller
-from backend.identity import Group, Process, Slice, identify
-from backend.records import MAX
-from backend.settings import LOW, SWAP_MAX, Setting
+from backend.core.controller import Controller
+from backend.core.records import MAX
+from backend.core.settings import LOW, SWAP_MAX, Setting
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import Group, Process, Slice, identify
 from backend.soft.client import Device
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from backend.soft.ledger import SoftLedger
-from ggroupfs.controls import PEAKS
+from ggroupfs.fs.controls import PEAKS
 from tests.mounted import Mounted, eventually, mounted
 from tests.strategies import Written, chosen, history, pick, size_writes, switch_writes, timeslice_writes
 from tests.t4_cgroup_differential import answer, cgroup2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.client import facts_of
+from backend.door.client import facts_of
 from ggroupfs.mounts import mount_of, trees
 from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import Mounted, Tenant, eventually, mounted, mountpoint

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from backend.client import pid_namespace
+from backend.door.client import pid_namespace
 from ggroupfs.client import Tree, has_our_pids
-from ggroupfs.names import is_number
+from ggroupfs.text.names import is_number
 from tests.cgroups import cgroup, enter
 from tests.mounted import SECONDS, SLOW, Mounted, Tenant, mounted
 from tests.t4_command import MIB

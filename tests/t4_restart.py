@@ -18,12 +18,12 @@ from pathlib import Path
 import attrs
 import pytest
 
-from backend.client import facts_of
-from backend.identity import identify
-from backend.journal.file import Journal, default_path
+from backend.door.client import facts_of
+from backend.ledgers.journal.file import Journal, default_path
+from backend.process.identity import identify
 from backend.soft.client import socket_of
-from ggroupfs import upgrade
-from ggroupfs.mount import SOCKETS
+from ggroupfs.commands import upgrade
+from ggroupfs.daemon.mount import SOCKETS
 from ggroupfs.mounts import mount_of
 from tests.mounted import LEDGER, SECONDS, SLOW, Mounted, Tenant, eventually, mounted, mountpoint
 from tests.proc import stat_of

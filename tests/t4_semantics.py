@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ggroupfs.controls import CONTROLS, Control
-from ggroupfs.facts import GPU_FACTS, ROOT_FACTS
+from ggroupfs.fs.controls import CONTROLS, Control
+from ggroupfs.fs.facts import GPU_FACTS, ROOT_FACTS
 from tests import semantics
 from tests.mounted import mounted
 from tests.semantics import DocumentError, Stage, Statement

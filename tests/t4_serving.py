@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from backend import peers
+from backend.door import peers
+from backend.door.wire import SIZE, Message, Op
 from backend.soft.client import socket_of
-from backend.wire import SIZE, Message, Op
-from ggroupfs import serving, thaw
+from ggroupfs import serving
+from ggroupfs.commands import thaw
+from ggroupfs.commands.umount import unmount
 from ggroupfs.mounts import device_number, mount_of, trees
-from ggroupfs.umount import unmount
 from tests.mounted import SECONDS, SLOW, Mounted, mounted
 from tests.t4_command import complaint
 

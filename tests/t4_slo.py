@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from backend.identity import Slice, cgroup_of
+from backend.process.identity import Slice, cgroup_of
 from ggroupfs.client import Latencies
 from ggroupfs.errors import UsageError
 from ggroupfs.policies.config import Table
@@ -392,7 +392,7 @@ def test_bad_reports_do_nothing(mount: Mounted, pair: tuple[Tenant, Tenant], con
 
 REPORT = """
 import os, sys, time
-from backend.identity import Slice, cgroup_of
+from backend.process.identity import Slice, cgroup_of
 from ggroupfs.client import Latencies
 from ggroupfs.errors import UsageError
 from ggroupfs.policies.config import Table

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from backend.door.wire import FORMAT, REPLY, SIZE, VERSION, Feature, Message, Op
 from backend.soft.client import socket_of
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import KERNEL_MOST_US
 from backend.soft.server import CHANNELS
-from backend.wire import FORMAT, REPLY, SIZE, VERSION, Feature, Message, Op
 from tests.mounted import SECONDS, SLOW, Mounted, Tenant, eventually, mounted
 
 MIB = 1 << 20

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from backend.identity import cgroup_of
+from backend.process.identity import cgroup_of
 from tests.cgroups import cgroup, enter, slice_path
 from tests.mounted import Mounted, Tenant, eventually, mounted
 from tests.t4_command import complaint, ggroupfs, ok
@@ -391,7 +391,9 @@ def test_once_without_unicode(mount: Mounted, tenants: tuple[Tenant, Tenant]) ->
 
 HIDDEN = """\
 import json, os, sys
-from ggroupfs import cli, collector, show, top
+from ggroupfs import cli
+from ggroupfs.commands import show, top
+from ggroupfs.view import collector
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)

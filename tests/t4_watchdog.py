@@ -13,8 +13,8 @@ from pathlib import Path
 import attrs
 import pytest
 
+from ggroupfs.commands.umount import unmount
 from ggroupfs.mounts import mount_of
-from ggroupfs.umount import unmount
 from tests.mounted import LEDGER, SECONDS, SLOW, mountpoint
 
 PERIOD_S = 3.0 * SLOW

@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import errno
 
-from backend.errors import fail
-from backend.identity import Process
-from backend.protocols import Host
-from backend.records import MAX, OVERCOMMIT, Footprint
+from backend.common.errors import fail
+from backend.core.protocols import Host
+from backend.core.records import MAX, OVERCOMMIT, Footprint
+from backend.process.identity import Process
 
 TOLERANCE = 16 << 20
 """Bytes by which the driver may count less than was charged without a word about it."""

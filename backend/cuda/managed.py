@@ -11,12 +11,12 @@ from typing import Protocol
 import attrs
 import trio
 
+from backend.common.errors import fail
+from backend.core.protocols import Host
+from backend.core.records import Footprint, GpuInfo
 from backend.cuda.holding import Holding
-from backend.errors import fail
-from backend.identity import Process
-from backend.protocols import Host
-from backend.records import Footprint, GpuInfo
-from backend.running import is_stopped
+from backend.process.identity import Process
+from backend.process.running import is_stopped
 
 PIECE = 4 << 30
 """Bytes that are asked for at a time: then somebody else may have his turn, and what came of it is in the books."""
@@ -58,9 +58,9 @@ class Mover(Protocol):
         """The descriptor of its page (:mod:`backend.cuda.page`)."""
 
     async def depart(self, gpu: int, near: bool, seconds: float) -> None:
-        """Has the program stand by to be moved (:attr:`backend.wire.Op.DEPART`), until :meth:`end`; what it has on GPUs
-        is used from where it is afterwards, if the other one is `near`. OSError as there, and ETIMEDOUT; then it may do
-        so later."""
+        """Has the program stand by to be moved (:attr:`backend.door.wire.Op.DEPART`), until :meth:`end`; what it has
+        on GPUs is used from where it is afterwards, if the other one is `near`. OSError as there, and ETIMEDOUT; then
+        it may do so later."""
 
     def end(self) -> None:
         """Nobody is to speak for the program this way any more."""

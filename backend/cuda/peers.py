@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, MutableMapping
 
-from backend.wire import Feature, names
+from backend.door.wire import Feature, names
 
 log = logging.getLogger(__name__)
 

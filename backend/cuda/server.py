@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 import attrs
 import trio
 
-from backend import tenants
+from backend.common.errors import errno_of, fail
 from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
-from backend.errors import errno_of, fail
-from backend.identity import Process
-from backend.wire import CUDA, STATUSES, VERSION, Feature, Message, Op, met
+from backend.door import tenants
+from backend.door.wire import CUDA, STATUSES, VERSION, Feature, Message, Op, met
+from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def words(name: str) -> tuple[int, int] | None:
 
 
 class Session:
-    """One connection; see :class:`backend.tenants.Session` and :class:`backend.cuda.managed.Mover`."""
+    """One connection; see :class:`backend.door.tenants.Session` and :class:`backend.cuda.managed.Mover`."""
 
     def __init__(
         self, process: Process, gpus: Mapping[int, Managed], line: tenants.Line, peers: Peers | None = None

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import trio
 
-from backend.threads import in_a_thread
+from backend.common.threads import in_a_thread
 
 T = TypeVar("T")
 

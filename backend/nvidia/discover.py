@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from backend.identity import Process
 from backend.nvidia import rm
 from backend.nvidia.deadline import Narrow, Precedence
 from backend.nvidia.linux import System
+from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import trio
 
+from backend.common.errors import fail
+from backend.common.lasting import lasting
+from backend.core.protocols import Gpu, Host
+from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.cuda.managed import Managed
-from backend.errors import fail
-from backend.identity import Process
-from backend.lasting import lasting
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import TICK, Census, Tsg
@@ -32,8 +33,7 @@ from backend.nvidia.roster import Roster
 from backend.nvidia.tenant import NoNotes, Notes, Tenant
 from backend.nvidia.usage import Usage
 from backend.nvidia.whole import Whole
-from backend.protocols import Gpu, Host
-from backend.records import Activity, Capability, Footprint, GpuInfo
+from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ second: one that comes and goes is told of so often at most."""
 
 
 class NvidiaGpu:
-    """See :class:`backend.protocols.Gpu`."""
+    """See :class:`backend.core.protocols.Gpu`."""
 
     def __init__(
         self,

@@ -27,9 +27,9 @@ from functools import partial
 import attrs
 import trio
 
-from backend.identity import Process
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.tenant import Tenant
+from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from backend import interpreter
-from backend.errors import errno_of, fail
-from backend.identity import owner_of
+from backend.common import interpreter
+from backend.common.errors import errno_of, fail
 from backend.nvidia import device
+from backend.process.identity import owner_of
 
 REQUEST = struct.Struct("ii")
 """Which descriptor of which process. Its pidfd comes along, and the socket for the answer."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 
 import attrs
 
+from backend.core.protocols import split_timeslice
 from backend.nvidia import rm
 from backend.nvidia.discover import Engine, Tsg, is_channel
-from backend.protocols import split_timeslice
 
 log = logging.getLogger(__name__)
 

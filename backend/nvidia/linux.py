@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from backend.errors import fail
-from backend.identity import is_borne, start_time
-from backend.looks import look_here
+from backend.common.errors import fail
 from backend.nvidia import device
 from backend.nvidia.lender import Lender
-from backend.running import is_ending
+from backend.process.identity import is_borne, start_time
+from backend.process.looks import look_here
+from backend.process.running import is_ending
 
 
 class System(Protocol):
     """The system calls of this package. Those that look at a program, which can have them wait, are for threads, and
-    give EBUSY in time (:mod:`backend.looks`)."""
+    give EBUSY in time (:mod:`backend.process.looks`)."""
 
     def begin(self) -> None:
         """Programs will be looked at soon."""

@@ -6,15 +6,15 @@ import errno
 import os
 from collections.abc import Callable
 
+from backend.core.records import Footprint, GpuInfo
 from backend.cuda.managed import Managed
-from backend.identity import Process
-from backend.inside import has_library
 from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.roster import Roster
 from backend.nvidia.tenant import Tenant
 from backend.nvidia.whole import Whole
-from backend.records import Footprint, GpuInfo
+from backend.process.identity import Process
+from backend.process.inside import has_library
 
 
 class ProgramMemory:
@@ -40,11 +40,11 @@ class ProgramMemory:
         self._standing = standing
 
     def manages(self, process: Process) -> bool:
-        """As :meth:`backend.protocols.Gpu.manages`."""
+        """As :meth:`backend.core.protocols.Gpu.manages`."""
         return self._speaks(process) or process in self._whole or self._goes(process) > 0
 
     def footprint(self, process: Process) -> Footprint:
-        """As :meth:`backend.protocols.Gpu.footprint`."""
+        """As :meth:`backend.core.protocols.Gpu.footprint`."""
         if self._speaks(process):
             return self._managed.footprint(process)
         held, movable = self._roster.held(process), self._goes(process)
@@ -52,7 +52,7 @@ class ProgramMemory:
         return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0, whole=whole)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
-        """As :meth:`backend.protocols.Gpu.reclaim`."""
+        """As :meth:`backend.core.protocols.Gpu.reclaim`."""
         if process in self._managed or not self._goes(process):
             return await self._managed.reclaim(process, nbytes)
 
@@ -67,7 +67,7 @@ class ProgramMemory:
         return await self._whole.out(process, held)
 
     async def migrate(self, process: Process, target: ProgramMemory) -> None:
-        """As :meth:`backend.protocols.Gpu.migrate`."""
+        """As :meth:`backend.core.protocols.Gpu.migrate`."""
         await self._managed.returned(process)
         held = (await self._nvml.usage(self._info.index)).get(process.pid)
         if not held:

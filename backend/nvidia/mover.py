@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import trio
 
+from backend.core.records import GpuInfo
 from backend.cuda.managed import Standby
-from backend.identity import Process
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint.records import Action, Request, State
-from backend.records import GpuInfo
+from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Mover:
         standby: Standby | None = None,
     ) -> None:
         """Returns once the process, which holds so many bytes on `source`, runs on `target`. `carried` of them go by
-        way of the host, by default all. OSError as for :meth:`backend.protocols.Gpu.migrate`; unless its words say
+        way of the host, by default all. OSError as for :meth:`backend.core.protocols.Gpu.migrate`; unless its words say
         something else, it runs on `source`, or stands by to do so."""
         if source.name != target.name:
             raise OSError(errno.EXDEV, f"{source.name} and {target.name} are not the same")

@@ -16,9 +16,9 @@ from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
+from backend.core.records import GpuInfo
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
-from backend.records import GpuInfo
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import attrs
 
-from backend import procfs
-from backend.records import Capability
+from backend.core.records import Capability
+from backend.process import procfs
 
 log = logging.getLogger(__name__)
 

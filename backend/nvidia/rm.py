@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager
 
 import attrs
 
-from backend.identity import Process
 from backend.nvidia.linux import System
+from backend.process.identity import Process
 
 # nv_escape.h and nv-ioctl-numbers.h: _IOWR('F', number, struct)
 IOCTL_FREE = 0xC0104629

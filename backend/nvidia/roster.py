@@ -10,10 +10,10 @@ from functools import partial
 import attrs
 import trio
 
-from backend.identity import Process
+from backend.common.threads import in_a_thread
 from backend.nvidia.linux import System
 from backend.nvidia.nvml import Nvml
-from backend.threads import in_a_thread
+from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
 

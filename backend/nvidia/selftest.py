@@ -20,12 +20,12 @@ from typing import Protocol
 
 import trio
 
-from backend import interpreter
-from backend.identity import Process, identify
+from backend.common import interpreter
+from backend.core.records import OF_MEMORY, Capability, GpuInfo
+from backend.core.settings import OF_THE_SCHEDULER
 from backend.nvidia import probe
 from backend.nvidia.proven import Proven, Verdict
-from backend.records import OF_MEMORY, Capability, GpuInfo
-from backend.settings import OF_THE_SCHEDULER
+from backend.process.identity import Process, identify
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +51,16 @@ class Levers(Protocol):
     info: GpuInfo
 
     async def set_timeslice(self, process: Process, us: int) -> None:
-        """See :class:`backend.protocols.Gpu`."""
+        """See :class:`backend.core.protocols.Gpu`."""
 
     async def detach(self, process: Process) -> None:
-        """See :class:`backend.protocols.Gpu`."""
+        """See :class:`backend.core.protocols.Gpu`."""
 
     async def attach(self, process: Process) -> None:
-        """See :class:`backend.protocols.Gpu`."""
+        """See :class:`backend.core.protocols.Gpu`."""
 
     def forget(self, process: Process) -> None:
-        """See :class:`backend.protocols.Gpu`."""
+        """See :class:`backend.core.protocols.Gpu`."""
 
 
 class Child:

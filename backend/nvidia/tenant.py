@@ -19,14 +19,14 @@ from typing import Protocol
 
 import attrs
 
-from backend.identity import Process
+from backend.core.records import Activity
 from backend.nvidia import levers, rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import Engine, Handles, Tsg
 from backend.nvidia.levers import Controls, Key
 from backend.nvidia.linux import System
 from backend.nvidia.readback import ChannelStates
-from backend.records import Activity
+from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from functools import partial
 
 import attrs
 
-from backend.identity import Process
 from backend.nvidia import levers
 from backend.nvidia.tenant import Tenant
+from backend.process.identity import Process
 
 TRIES = levers.NESTED
 """Times that a program is freed before it is said that it cannot be."""

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import trio
 
-from backend.identity import Process, is_borne
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.trace import Trace
+from backend.process.identity import Process, is_borne
 
 log = logging.getLogger(__name__)
 

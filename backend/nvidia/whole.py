@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 import outcome
 import trio
 
-from backend.identity import Process
-from backend.inside import has_library
+from backend.core.protocols import Host
+from backend.core.records import GpuInfo
 from backend.nvidia import checkpoint
-from backend.protocols import Host
-from backend.records import GpuInfo
+from backend.process.identity import Process
+from backend.process.inside import has_library
 
 log = logging.getLogger(__name__)
 

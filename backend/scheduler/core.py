@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from backend.identity import Process
-from backend.records import NOWHERE, Place
+from backend.core.records import NOWHERE, Place
+from backend.process.identity import Process
 from backend.scheduler.fair import Fair
 from backend.scheduler.filler import Filler
 from backend.scheduler.parts import Parts

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 import attrs
 
-from backend.identity import Process
+from backend.process.identity import Process
 from backend.scheduler.shares import Contender, Layer, due, measures, tops
 from backend.scheduler.use import Use
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from backend.identity import Process
+from backend.process.identity import Process
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.shares import Layer
 from backend.scheduler.use import HUNGRY_US, LEAD_US, Use

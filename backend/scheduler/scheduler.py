@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import attrs
 import trio
 
-from backend.deadline import deadline
-from backend.follower import Follower
-from backend.identity import ROOT, Group, Process, is_borne
-from backend.population import Population
-from backend.protocols import Gpu, Ledger
-from backend.records import NOWHERE, Place, Throttled
+from backend.core.deadline import deadline
+from backend.core.follower import Follower
+from backend.core.population import Population
+from backend.core.protocols import Gpu, Ledger
+from backend.core.records import NOWHERE, Place, Throttled
+from backend.process.identity import ROOT, Group, Process, is_borne
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
 from backend.scheduler.parts import REST, Pace

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 
 import trio
 
-from backend.entries import Resident
-from backend.follower import Follower
-from backend.identity import Group, Process
-from backend.lasting import lasting
-from backend.population import Population
-from backend.protocols import Gpu, Ledger
-from backend.records import Capability, Throttled
+from backend.common.lasting import lasting
+from backend.core.entries import Resident
+from backend.core.follower import Follower
+from backend.core.population import Population
+from backend.core.protocols import Gpu, Ledger
+from backend.core.records import Capability, Throttled
+from backend.core.settings import BY_CONTROL, OF_THE_SCHEDULER
+from backend.process.identity import Group, Process
 from backend.scheduler.scheduler import Scheduler
-from backend.settings import BY_CONTROL, OF_THE_SCHEDULER
 
 LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
 """What they pull."""

@@ -11,8 +11,8 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
 import attrs
 
-from backend.identity import Process
-from backend.settings import WEIGHT
+from backend.core.settings import WEIGHT
+from backend.process.identity import Process
 
 
 @attrs.frozen

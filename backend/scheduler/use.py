@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from backend.identity import Process
+from backend.process.identity import Process
 
 ACTIVE_US = 2_000_000
 """Who used nothing for so long does not share: his part is for the others until he comes."""

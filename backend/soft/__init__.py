@@ -1,1 +1,1 @@
-"""The embedded backend: a ledger and a GPU in plain Python, the executable specification of the real ones."""
+"""The GPU in software, in plain Python: with `backend.ledgers.soft` the executable specification of the real ones."""

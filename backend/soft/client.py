@@ -10,9 +10,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from backend.client import facts_of
-from backend.errors import fail
-from backend.wire import ARGS, SIZE, STATUSES, VERSION, Feature, Message, Op, met
+from backend.common.errors import fail
+from backend.door.client import facts_of
+from backend.door.wire import ARGS, SIZE, STATUSES, VERSION, Feature, Message, Op, met
 
 GONE = "the software GPU is gone"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from backend.records import OVERCOMMIT
+from backend.core.records import OVERCOMMIT
 
 MIB = 1 << 20
 

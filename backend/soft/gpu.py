@@ -17,12 +17,12 @@ from typing import TypeVar
 
 import trio
 
-from backend.errors import fail
-from backend.identity import Process
-from backend.lasting import lasting
-from backend.protocols import Gpu, Host
-from backend.records import Activity, Capability, Footprint, GpuInfo
-from backend.settings import SETTINGS
+from backend.common.errors import fail
+from backend.common.lasting import lasting
+from backend.core.protocols import Gpu, Host
+from backend.core.records import Activity, Capability, Footprint, GpuInfo
+from backend.core.settings import SETTINGS
+from backend.process.identity import Process
 from backend.soft.config import SoftConfig
 from backend.soft.engine import Engine
 from backend.soft.machine import Machine
@@ -48,7 +48,7 @@ FAULTS_S = 0.02
 
 
 class SoftGpu:
-    """See :class:`backend.protocols.Gpu`, which it implements, and the module."""
+    """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
 
     def __init__(self, index: int = 0, config: SoftConfig | None = None, machine: Machine | None = None) -> None:
         """`machine` is that of all GPUs between which programs can move; without it there is no other."""

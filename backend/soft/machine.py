@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import trio
 
-from backend.identity import Process
+from backend.process.identity import Process
 
 
 class Gate:

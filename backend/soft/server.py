@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import trio
 
-from backend import tenants
-from backend.errors import errno_of, fail
-from backend.identity import Process
+from backend.common.errors import errno_of, fail
+from backend.door import tenants
+from backend.door.wire import ARGS, VERSION, WORD, Feature, Message, Op, met
+from backend.process.identity import Process
 from backend.soft.gpu import PAGES_AT_ONCE, SoftGpu
-from backend.wire import ARGS, VERSION, WORD, Feature, Message, Op, met
 
 CONTEXTS = 64
 """Contexts that one connection may have open."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from backend.protocols import split_timeslice
-from backend.records import Activity
+from backend.core.protocols import split_timeslice
+from backend.core.records import Activity
 from backend.soft.pages import Memory
 from backend.soft.runlist import US, Tsg
 

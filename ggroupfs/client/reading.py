@@ -11,10 +11,10 @@ from pathlib import Path
 
 import attrs
 
-from backend import procfs
-from backend.client import facts_of, pid_namespace
-from backend.identity import ROOT_PATH
-from ggroupfs.names import is_number, unescape
+from backend.door.client import facts_of, pid_namespace
+from backend.process import procfs
+from backend.process.identity import ROOT_PATH
+from ggroupfs.text.names import is_number, unescape
 
 log = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from typing import TypeVar
 import attrs
 import trio
 
-from backend.errors import fail
-from backend.identity import Slice, cgroup_of
+from backend.common.errors import fail
+from backend.process.identity import Slice, cgroup_of
 from ggroupfs.client.events import emit
 from ggroupfs.client.reading import CONTENT_MOST, ELSEWHERE, content, flat, has_our_pids, numbers, require_tree
-from ggroupfs.names import is_number, slice_directory, unescape
-from ggroupfs.watchdog import notify
+from ggroupfs.daemon.watchdog import notify
+from ggroupfs.text.names import is_number, slice_directory, unescape
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from backend.regular import read_regular
+from backend.common.regular import read_regular
 from ggroupfs.errors import UsageError
-from ggroupfs.properties import microseconds
-from ggroupfs.values import amount
+from ggroupfs.text.properties import microseconds
+from ggroupfs.text.values import amount
 
 T = TypeVar("T")
 

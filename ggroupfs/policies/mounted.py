@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from backend.errors import fail
+from backend.common.errors import fail
 from ggroupfs.client import content, flat, require_tree
 from ggroupfs.policies.face import Figures
 

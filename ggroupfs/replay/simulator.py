@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from backend.errors import fail
+from backend.common.errors import fail
 from backend.soft.runlist import US, Runlist, Tsg
 from ggroupfs.policies.face import Admit, Decision, Figures, Move, Policy, Progress, Refuse, carry_out
 from ggroupfs.replay.records import Outcome, Result, Span

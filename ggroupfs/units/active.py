@@ -11,8 +11,8 @@ from typing import Protocol
 import attrs
 import trio
 
-from backend.identity import ROOT, Slice, slice_at
-from backend.population import Population
+from backend.core.population import Population
+from backend.process.identity import ROOT, Slice, slice_at
 from ggroupfs.units.manager import Connection, Manager, News, unit_of
 from ggroupfs.units.settings import Mistake, Settings
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import attrs
 
-from backend.errors import SHORT
-from backend.identity import ROOT, Slice, slice_at
-from backend.regular import read_regular
+from backend.common.errors import SHORT
+from backend.common.regular import read_regular
+from backend.process.identity import ROOT, Slice, slice_at
 from ggroupfs.units.settings import Mistake, Settings, merge
 from ggroupfs.units.unitfile import Assignment, Place, assignments
 
@@ -45,7 +45,7 @@ NOTHING = Table()
 
 def of_unit(paths: Iterable[Path]) -> tuple[Settings, Sequence[Mistake]]:
     """What the files of a unit ask for, the fragment first, then the drop-ins in systemd's order. OSError where they
-    cannot be read just now, for want of descriptors or memory (:data:`backend.errors.SHORT`)."""
+    cannot be read just now, for want of descriptors or memory (:data:`backend.common.errors.SHORT`)."""
     found: list[Assignment] = []
     mistakes: list[Mistake] = []
     for path in paths:

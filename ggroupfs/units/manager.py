@@ -11,7 +11,7 @@ from typing import Protocol
 
 import attrs
 
-from backend.identity import Slice
+from backend.process.identity import Slice
 
 SLICE = ".slice"
 KINDS = (SLICE, ".service", ".scope")

@@ -13,10 +13,10 @@ from pathlib import Path
 import attrs
 import trio
 
-from backend.controller import Controller
-from backend.identity import ROOT, Group, Process, Slice
-from backend.turns import Turns
-from ggroupfs.properties import PROPERTIES
+from backend.common.turns import Turns
+from backend.core.controller import Controller
+from backend.process.identity import ROOT, Group, Process, Slice
+from ggroupfs.text.properties import PROPERTIES
 from ggroupfs.units import files, writer
 from ggroupfs.units.active import Active
 from ggroupfs.units.manager import Manager, unit_of
@@ -84,7 +84,7 @@ class Configured:
 
 
 class Units:
-    """See the module: a :class:`backend.protocols.Policy`, and a watcher of the population."""
+    """See the module: a :class:`backend.core.protocols.Policy`, and a watcher of the population."""
 
     def __init__(
         self, controller: Controller, directory: Path, manager: Manager | None, *, wait: float = WAIT_S

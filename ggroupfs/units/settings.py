@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from backend.records import MAX, GpuInfo
-from ggroupfs.properties import BY_NAME, PROPERTIES, text_of
+from backend.core.records import MAX, GpuInfo
+from ggroupfs.text.properties import BY_NAME, PROPERTIES, text_of
 from ggroupfs.units.unitfile import Assignment, Place
 
 GPUS = "GPUs"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Mapping
 
-from backend.controller import Controller
-from backend.identity import Group
-from ggroupfs.controls import CONTROLS
-from ggroupfs.properties import BY_NAME, text_of
+from backend.core.controller import Controller
+from backend.process.identity import Group
+from ggroupfs.fs.controls import CONTROLS
+from ggroupfs.text.properties import BY_NAME, text_of
 from ggroupfs.units.settings import Mistake, Setting
 
 BY_CONTROL = {control.name: control for control in CONTROLS}

@@ -2,7 +2,7 @@
 /*
  * ggroup: the books of GPU control groups, kept by the kernel.
  *
- * Everything goes through /dev/ggroup. This header is the whole interface; backend/abi.py mirrors
+ * Everything goes through /dev/ggroup. This header is the whole interface; backend/ledgers/abi.py mirrors
  * it, and a test compares every size, offset and number of the two.
  *
  * WHAT IS KEPT. A GPU is known by its UUID. Its groups form a tree: the root, which stands for
@@ -26,7 +26,7 @@
  * HOW MUCH. Sizes are bytes, times microseconds. GGROUP_MAX is "no limit", and no group ever
  * holds more. A charge goes to a process and every group above it. Going over a high never fails:
  * somebody reclaims. A charge fails with ENOMEM only where some swap_max leaves no room to bring
- * every level back under its high, as backend/soft/ledger.py specifies, and where a program says
+ * every level back under its high, as backend/ledgers/soft.py specifies, and where a program says
  * of itself that it has more, on the GPU or not, than GGROUP_OVERCOMMIT times the capacity. A call
  * happens whole, or fails and changes nothing.
  *
@@ -345,7 +345,7 @@ struct ggroup_counters {
 };
 
 /*
- * One message between the kernel and a provider: the format of backend/wire.py.
+ * One message between the kernel and a provider: the format of backend/door/wire.py.
  *
  *	command		args in				args out
  *	ARRIVE		id 0, pid, start		none: it wants to join; answer after ADD,

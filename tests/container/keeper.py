@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from backend import procfs
+from backend.process import procfs
 
 ENTER = Path(__file__).with_name("enter.sh")
 PREFIX = "ggroup-container-"

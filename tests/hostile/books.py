@@ -10,8 +10,8 @@ from pathlib import Path
 
 import attrs
 
-from backend.identity import cgroup_of
-from backend.records import MAX, OVERCOMMIT
+from backend.core.records import MAX, OVERCOMMIT
+from backend.process.identity import cgroup_of
 from ggroupfs.client.reading import branches, content, flat, members
 
 FIGURES_MOST = 1 << 53

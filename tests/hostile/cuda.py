@@ -6,7 +6,7 @@ import random
 import socket
 import time
 
-from backend.wire import SIZE, VERSION, Message, Op
+from backend.door.wire import SIZE, VERSION, Message, Op
 from tests.hostile.messages import EDGES, RECEIVED, STATUSES, answer, ask, say, word
 from tests.hostile.registry import CUDA, Tenant, kind
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ggroupfs.connection import control
+from ggroupfs.fs.connection import control
 from ggroupfs.mounts import mount_of
 from tests.hostile.page import Page
 from tests.proc import stat_of

@@ -10,7 +10,7 @@ import resource
 import socket
 import time
 
-from backend.wire import SIZE, VERSION, Message, Op
+from backend.door.wire import SIZE, VERSION, Message, Op
 from tests.hostile.registry import Tenant, child, kind
 
 

@@ -16,13 +16,13 @@ from typing import Any
 import trio
 
 import backend.nvidia.opening
+from backend.core.records import GpuInfo
 from backend.cuda.managed import Standby
-from backend.identity import Process, start_time
 from backend.nvidia import discover
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.linux import LinuxSystem
 from backend.nvidia.nvml import Nvml
-from backend.records import GpuInfo
+from backend.process.identity import Process, start_time
 from ggroupfs import cli
 from tests.fake_nvidia import FakeNvml, FakeSystem, Program
 from tests.hostile.page import PLACES, TENANTS, Page, Word

@@ -11,7 +11,7 @@ import random
 import select
 import time
 
-from ggroupfs.controls import CONTROLS
+from ggroupfs.fs.controls import CONTROLS
 from tests.hostile.page import Word
 from tests.hostile.registry import Tenant, kind
 

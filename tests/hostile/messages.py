@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 
-from backend.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
+from backend.door.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
 from tests.hostile.registry import Tenant, kind
 
 EDGES = (0, 1, 2, 5, 64, 1 << 20, 1 << 31, (1 << 31) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)

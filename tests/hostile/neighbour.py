@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
+from backend.door.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
 from backend.soft.client import Device
-from backend.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
 from ggroupfs.client.reading import content
 from tests.hostile.page import Page, Timed, Word
 from tests.hostile.processes import LIBC, PR_SET_DUMPABLE, PR_SET_PDEATHSIG

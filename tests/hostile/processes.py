@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 
-from backend.wire import SIZE, VERSION, Message, Op
+from backend.door.wire import SIZE, VERSION, Message, Op
 from tests.hostile.registry import Tenant, child, kind
 
 LIBC = ctypes.CDLL(None, use_errno=True)

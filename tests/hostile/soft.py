@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 
-from backend.wire import Op
+from backend.door.wire import Op
 from tests.hostile.messages import EDGES, say, word
 from tests.hostile.registry import SOFT, Tenant, kind
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from backend import abi
+from backend.ledgers import abi
 
 DEVICE = "/dev/ggroup"
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backend import abi
+from backend.ledgers import abi
 from tests.t5_module.harness import DEVICE, File, Provider, Remote, fresh_name, map_page, there_file, there_join
 
 MODULE = Path(os.environ.get("GGROUP_MODULE", Path(__file__).parents[2] / "kmod/ggroup.ko"))

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from backend import abi
+from backend.ledgers import abi
 from tests.fuzzed import Target
 from tests.t5_module.harness import DEVICE, NOBODY, File, errno_of, fresh_name, raw_ioctl, start_of
 

@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import pytest
 
-from backend import abi
+from backend.ledgers import abi
 from tests.t5_module import harness
 from tests.t5_module.harness import (
     MIB,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from backend import abi
+from backend.ledgers import abi
 from tests import t3_killed
 from tests.harness import Harness
 from tests.t3_killed import Killed, Life, Machine, a_machine

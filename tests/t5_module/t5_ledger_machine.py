@@ -20,14 +20,14 @@ import pytest
 import trio
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from backend import abi, kmod
-from backend.identity import ROOT, Group, Process, Slice, identify
-from backend.kmod import KernelLedger
-from backend.protocols import Ledger
-from backend.provider import Provided
-from backend.records import MAX, NOBODY, Books, Channel, Wanted
-from backend.soft.ledger import SoftLedger
-from backend.wire import Op
+from backend.core.protocols import Ledger
+from backend.core.records import MAX, NOBODY, Books, Channel, Wanted
+from backend.door.wire import Op
+from backend.ledgers import abi, kernel
+from backend.ledgers.kernel import KernelLedger
+from backend.ledgers.provider import Provided
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import ROOT, Group, Process, Slice, identify
 from tests.harness import StubGpu, hang, refuses, until
 from tests.strategies import history
 from tests.t2_ledger_machine import CAPACITIES, LedgerMachine, Twins
@@ -107,15 +107,15 @@ def test_histories(machine: type[KernelMachine], processes: Sequence[Process]) -
 
 
 def test_what_is_here() -> None:
-    assert kmod.check().startswith(f"version {abi.ABI_VERSION}, ")
+    assert kernel.check().startswith(f"version {abi.ABI_VERSION}, ")
 
 
 def test_a_plan_of_any_length(processes: Sequence[Process], monkeypatch: pytest.MonkeyPatch) -> None:
     """The room for it grows until it fits."""
-    monkeypatch.setattr(kmod, "TARGETS", 1)
+    monkeypatch.setattr(kernel, "TARGETS", 1)
     answers = []
-    with keeping(uuids(1)) as kernel:
-        ledgers: tuple[Ledger, ...] = (SoftLedger(), kernel)
+    with keeping(uuids(1)) as books:
+        ledgers: tuple[Ledger, ...] = (SoftLedger(), books)
         for ledger in ledgers:
             ledger.add_gpu(0, 1000)
             for share, process in enumerate(processes, 1):
@@ -163,7 +163,7 @@ def test_a_group_that_somebody_else_removed_is_removed(processes: Sequence[Proce
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
         ledger.add(group, Group(0, ROOT))
-        kmod._ask(ledger._control, abi.IOC_REMOVE, abi.Id(id=ledger._ids[group]))
+        kernel._ask(ledger._control, abi.IOC_REMOVE, abi.Id(id=ledger._ids[group]))
         with pytest.raises(OSError, match="No such device"):
             ledger.books(group)
         ledger.remove(group)
@@ -192,8 +192,8 @@ def test_one_half_of_an_owner() -> None:
 
 STRANGER = """
 import os, sys
-from backend import abi, kmod
-kmod._ask(os.open(kmod.DEVICE, os.O_RDWR), abi.IOC_SET, abi.Set(id=int(sys.argv[1]), mask=abi.SET["low"], low=9))
+from backend.ledgers import abi, kernel
+kernel._ask(os.open(kernel.DEVICE, os.O_RDWR), abi.IOC_SET, abi.Set(id=int(sys.argv[1]), mask=abi.SET["low"], low=9))
 """
 
 
@@ -211,7 +211,7 @@ def test_what_others_do_is_told_too(processes: Sequence[Process]) -> None:
                 nursery.start_soon(ledger.run)
                 await trio.run_process([sys.executable, "-c", STRANGER, str(ledger._ids[group])])
                 await until(lambda: configured, "what a stranger set")
-                kmod._ask(ledger._control, abi.IOC_NOTE, abi.Note(id=ledger._ids[group], event=abi.EVENT_FAIL))
+                kernel._ask(ledger._control, abi.IOC_NOTE, abi.Note(id=ledger._ids[group], event=abi.EVENT_FAIL))
                 await until(lambda: len(told) >= 2, "both are told")
                 nursery.cancel_scope.cancel()
 

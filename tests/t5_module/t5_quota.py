@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backend import abi
+from backend.ledgers import abi
 from tests.t5_module.harness import (
     MIB,
     Asked,

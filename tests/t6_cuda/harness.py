@@ -20,7 +20,7 @@ import attrs
 import pytest
 
 from backend.cuda.page import CounterPage
-from backend.wire import SIZE, Message, Op
+from backend.door.wire import SIZE, Message, Op
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

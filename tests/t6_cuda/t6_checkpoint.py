@@ -19,12 +19,12 @@ import pytest
 import trio
 import trio.testing
 
-from backend import interpreter
+from backend.common import interpreter
 from backend.cuda.managed import Standby
 from backend.cuda.page import GPUS, LINE, STANDS, CounterPage
-from backend.identity import Process, identify
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint import CheckpointError, Done, State, Step
+from backend.process.identity import Process, identify
 from tests.t6_cuda.processes import CAPACITY, CONTEXT, GIB, Machine, name
 
 T = TypeVar("T")
@@ -334,7 +334,7 @@ def test_one_who_recovers_may_be_killed_too(machine: Machine, monkeypatch: pytes
 
 DAEMON = """
 import sys, trio
-from backend.identity import Process
+from backend.process.identity import Process
 from backend.nvidia import checkpoint
 pid, start, source, target, room = sys.argv[1:]
 trio.run(checkpoint.move, Process(int(pid), int(start)), source, target, int(room), 2.0)

@@ -19,14 +19,14 @@ import attrs
 import pytest
 import trio
 
-from backend import tenants
+from backend.core.protocols import Host
+from backend.core.records import Activity, Footprint
 from backend.cuda import server
 from backend.cuda.managed import Managed
 from backend.cuda.peers import Peers
-from backend.identity import Group, Process, identify
-from backend.protocols import Host
-from backend.records import Activity, Footprint
-from backend.wire import SIZE, Message, Op
+from backend.door import tenants
+from backend.door.wire import SIZE, Message, Op
+from backend.process.identity import Group, Process, identify
 from tests.harness import Harness, StubGpu, World, running
 
 HERE = Path(__file__).parent

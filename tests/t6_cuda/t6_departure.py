@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from backend.cuda.page import CounterPage, stands
-from backend.wire import Message, Op
+from backend.door.wire import Message, Op
 from tests.t6_cuda.harness import SECONDS, Program, eventually, running
 from tests.t6_cuda.t6_mover import MIB, BookingDaemon
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backend.cuda.page import CounterPage
-from backend.wire import SIZE, Message, Op
+from backend.door.wire import SIZE, Message, Op
 from tests.t6_cuda.harness import SECONDS, GrantingDaemon, eventually, running
 from tests.t6_cuda.units import run_unit
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import attrs
 
-from backend.identity import Process, identify
 from backend.nvidia import levers, linux, rm
 from backend.nvidia.discover import Census, ClientCounter, Handles, Tsg
 from backend.nvidia.levers import Controls
+from backend.process.identity import Process, identify
 
 
 @attrs.define

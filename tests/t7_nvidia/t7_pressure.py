@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import attrs
 import pytest
 
-from backend.reclaimer import IGNORED_S, USERMEM_S
-from backend.running import is_stopped
+from backend.core.reclaimer import IGNORED_S, USERMEM_S
+from backend.process.running import is_stopped
 from ggroupfs.client import Member
 from tests.mounted import Mounted
 from tests.t7_nvidia.conftest import built, wait_for

@@ -16,7 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* backend/wire.py */
+/* backend/door/wire.py */
 enum { HELLO = 1, JOIN = 2, ALLOC = 32 };
 #define REPLY (1u << 31)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from backend import procfs
+from backend.process import procfs
 from tests.container import keeper
 from tests.container.guest import PATIENCE_S, TAKES
 

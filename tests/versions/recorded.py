@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from backend.wire import Message
+from backend.door.wire import Message
 
 SESSION = Path(__file__).parent / "v0_1" / "session"
 

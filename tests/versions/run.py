@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from backend.client import facts_of
+from backend.door.client import facts_of
 from tests.versions.ends import CUDA_INCLUDE, Door, End, compile_library, library
 
 ROOT = Path(__file__).parents[2]
@@ -259,8 +259,8 @@ def journals(writer: Path, readers: list[Path], folder: Path) -> str:
 
 def carried(old: Path, folder: Path) -> str:
     """One of a version after this one, which sets what neither knows: no reason to forget the rest."""
-    from backend.journal import format, state
-    from backend.journal.state import State
+    from backend.ledgers.journal import format, state
+    from backend.ledgers.journal.state import State
     from tests.versions.journal import BOOT, GPUS
 
     path = folder / "one.journal"

@@ -20,8 +20,8 @@ import traceback
 
 import attrs
 
+from backend.common.errors import errno_of
 from backend.cuda.page import stands
-from backend.errors import errno_of
 from backend.nvidia.checkpoint.journal import Journal
 from backend.nvidia.checkpoint.library import Library
 from backend.nvidia.checkpoint.machine import Machine

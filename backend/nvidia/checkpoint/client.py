@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import attrs
 import trio
 
-from backend import interpreter
+from backend.common import interpreter
+from backend.common.errors import errno_of
 from backend.cuda.managed import Standby
-from backend.errors import errno_of
-from backend.identity import Process
 from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request, State, Step, read_answer
+from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
 

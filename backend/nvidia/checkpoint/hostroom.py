@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backend import procfs
-from backend.identity import ROOT_PATH, Process, cgroup_of
-from backend.records import MAX
+from backend.core.records import MAX
+from backend.process import procfs
+from backend.process.identity import ROOT_PATH, Process, cgroup_of
 
 LIMITS = ("memory.max", "memory.high")
 """Over the first it is killed, over the second slowed down to a crawl while it is locked (cgroup-v2.rst)."""

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import attrs
 
-from backend.identity import Process, is_borne
 from backend.nvidia.checkpoint.records import Request, Step
+from backend.process.identity import Process, is_borne
 
 VARIABLE = "GGROUP_CHECKPOINTS"
 """Environment: another directory."""
@@ -85,7 +85,7 @@ class Journal:
 def left() -> Sequence[Left]:
     """Every living program that something is being done to, or was not finished. Files of the dead are removed, but for
     one whose pid another bears by now: who acts on it hears that it has ended, and has its file :func:`removed`. Waits
-    for nobody (:mod:`backend.looks`)."""
+    for nobody (:mod:`backend.process.looks`)."""
     found = []
     for path in sorted(directory().glob("[0-9]*.[0-9]*")):
         pid, _, start = path.name.partition(".")

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 import attrs
 
-from backend.errors import errno_of
+from backend.common.errors import errno_of
 from backend.nvidia.checkpoint.records import Action, Driver, Outcome, Progress, Request, State, Step
 
 TRIES = 5

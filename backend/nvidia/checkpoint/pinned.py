@@ -6,9 +6,9 @@ import errno
 import os
 import select
 
-from backend.errors import fail
-from backend.identity import Process, is_alive
-from backend.running import is_frozen, is_signalled
+from backend.common.errors import fail
+from backend.process.identity import Process, is_alive
+from backend.process.running import is_frozen, is_signalled
 
 
 class Pinned:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import attrs
 
-from backend.errors import ERRNOS
-from backend.identity import Process
+from backend.common.errors import ERRNOS
+from backend.process.identity import Process
 
 
 class State(enum.Enum):

@@ -10,12 +10,12 @@ from pathlib import Path
 import attrs
 import trio
 
-from backend.identity import Slice, cgroup_of
+from backend.process.identity import Slice, cgroup_of
 from ggroupfs.client import Tree, content, flat, members, numbers
-from ggroupfs.names import slice_directory
 from ggroupfs.policies.balance.demand import Demand, Seen
 from ggroupfs.policies.balance.picture import Bound, Card, Picture
 from ggroupfs.policies.slo.reports import Place
+from ggroupfs.text.names import slice_directory
 
 ROOM = 32
 """What is to stay free on a GPU, unless something else is said: one of so many parts."""

@@ -12,7 +12,7 @@ from ggroupfs.client import Group, emit
 from ggroupfs.policies.balance.choice import Plan
 from ggroupfs.policies.balance.core import Core
 from ggroupfs.policies.balance.picture import Move, Picture
-from ggroupfs.refusals import NAMES
+from ggroupfs.text.refusals import NAMES
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import attrs
 
 from ggroupfs.client.latencies import SOCKET
-from ggroupfs.names import is_number
 from ggroupfs.policies.balance.core import Pace
 from ggroupfs.policies.balance.demand import LOOKS
 from ggroupfs.policies.balance.eyes import Watched
@@ -17,6 +16,7 @@ from ggroupfs.policies.balance.picture import Bound
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo.samples import Statistic
 from ggroupfs.policies.slo.settings import place_of, statistic_of
+from ggroupfs.text.names import is_number
 
 REST_S = 60.0
 """No group is moved twice in this time, whatever is configured."""

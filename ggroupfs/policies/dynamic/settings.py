@@ -5,10 +5,10 @@ from __future__ import annotations
 import attrs
 
 from ggroupfs.client import Group, Tree
-from ggroupfs.names import is_number
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.dynamic.core import GRANULE, Options
 from ggroupfs.policies.dynamic.demand import Looking
+from ggroupfs.text.names import is_number
 
 MIB = 1 << 20
 

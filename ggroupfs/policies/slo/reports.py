@@ -20,7 +20,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from backend.identity import Slice, cgroup_of
+from backend.process.identity import Slice, cgroup_of
 from ggroupfs.policies.slo.samples import Interval
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from backend.identity import Slice, slice_at
+from backend.process.identity import Slice, slice_at
 from ggroupfs.client import Group, Tree
 from ggroupfs.client.latencies import SOCKET
 from ggroupfs.policies.config import Table

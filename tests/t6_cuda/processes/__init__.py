@@ -13,10 +13,10 @@ from pathlib import Path
 
 import attrs
 
-from backend.identity import Process, is_alive, start_time
 from backend.nvidia.checkpoint import State
 from backend.nvidia.checkpoint.journal import VARIABLE as JOURNALS
 from backend.nvidia.checkpoint.library import VARIABLE as LIBCUDA
+from backend.process.identity import Process, is_alive, start_time
 from tests.t6_cuda.harness import CUDA_INCLUDE, ROOT
 
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from backend.identity import ROOT, Node, Process, Slice
+from backend.process.identity import ROOT, Node, Process, Slice
 
 NOBODY = 0xFFFFFFFF
 MAX = 0x7FFF_FFFF_FFFF_FFFF

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The other end of the socket: backend/cuda/server.py, by the messages of backend/wire.py.
+ * The other end of the socket: backend/cuda/server.py, by the messages of backend/door/wire.py.
  *
  * One thread listens: it carries out what the daemon asks (RECLAIM, ROOM), hands replies to whoever waits,
  * and looks after the counters. It sleeps in poll(2). Requests may come from any thread. When the daemon goes

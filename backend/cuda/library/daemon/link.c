@@ -19,7 +19,7 @@
 /* Descriptors that a message has room for: no fewer than two, since CMSG_SPACE() rounds up. */
 #define ROOM 2
 
-_Static_assert(sizeof(struct message) == 64, "backend/wire.py");
+_Static_assert(sizeof(struct message) == 64, "backend/door/wire.py");
 
 static int adopt(struct descriptor *descriptor, int fd)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The messages of backend/wire.py, and the descriptors that they go through.
+ * The messages of backend/door/wire.py, and the descriptors that they go through.
  *
  * A program may close descriptors that it does not know (closefrom(3)) and get the same number for
  * a file of its own. So each is known by its inode too, and is left alone once it is another's.
@@ -23,7 +23,7 @@ struct message {
 
 enum { WIRE_VERSION = 1 };
 
-/* What a side can do, in HELLO and in its answer: Feature of backend/wire.py, which says what each means. */
+/* What a side can do, in HELLO and in its answer: Feature of backend/door/wire.py, which says what each means. */
 #define FEATURE_MEMORY		(UINT64_C(1) << 0)
 #define FEATURE_COUNTERS	(UINT64_C(1) << 1)
 #define FEATURE_REPORT		(UINT64_C(1) << 2)

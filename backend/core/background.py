@@ -1,0 +1,91 @@
+"""Work that no writer waits for: done soon, one group after the other, and never the end of the mount.
+
+What fails is told once, and tried again: nobody else would have it done once the reason has gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from backend.core.patience import Patience
+from backend.core.population import Population
+from backend.process.identity import Group
+
+log = logging.getLogger(__name__)
+
+
+AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
+"""After so long what failed is tried again; each time twice as long, up to the second."""
+
+
+class Background:
+    """Groups that something is to be done for."""
+
+    def __init__(
+        self, what: str, population: Population, act: Callable[[Group], Awaitable[None]], patience: Patience
+    ) -> None:
+        self._what = what
+        self._population = population
+        self._act = act
+        self._patience = patience
+        self._groups: dict[Group, None] = {}
+        self._failed: dict[Group, float] = {}  # seconds for which it was put off
+        self._nursery: trio.Nursery | None = None
+        self._wake = trio.Event()
+
+    def __len__(self) -> int:
+        """Groups that it is still to be done for."""
+        return len(self._groups)
+
+    def later(self, group: Group) -> None:
+        """Has it done for a group soon, once however often it is asked for."""
+        self._groups[group] = None
+        self._wake.set()
+
+    def failed(self, group: Group, error: Exception) -> None:
+        """It failed for a group: is told once, and done again later, until it is done."""
+        # ENODEV: the group, or its GPU, is gone. That is told of where it is seen, and who is back is followed anew.
+        if not self._population.holds(group) or getattr(error, "errno", None) == errno.ENODEV:
+            self._failed.pop(group, None)
+            return
+        if group not in self._failed:
+            log.error("GPU %d does not follow for %s (%s): %s", group.gpu, group.node, self._what, error)
+        wait = self._failed[group] = min(AGAIN_MOST_S, 2 * self._failed.get(group, AGAIN_S / 2))
+        if self._nursery is not None:
+            self._nursery.start_soon(self._later, group, wait)
+
+    def forget(self, group: Group) -> None:
+        """The group is gone."""
+        self._failed.pop(group, None)
+
+    async def _later(self, group: Group, seconds: float) -> None:
+        await trio.sleep(seconds)
+        if group in self._failed:
+            self.later(group)
+
+    async def run(self) -> None:
+        """Does what it is asked, until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            await self._work()
+
+    async def _work(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            groups, self._groups = self._groups, {}
+            for group in groups:
+                if not self._population.holds(group):
+                    continue
+                try:
+                    with self._patience.deadline(group):
+                        await self._act(group)
+                except ProcessLookupError:
+                    pass  # it died, and took along what was to be done
+                except Exception as error:
+                    self.failed(group, error)
+                else:
+                    self._failed.pop(group, None)

@@ -1,0 +1,377 @@
+"""The Controller: where the books and the hardware meet. The filesystem talks to it and to nothing else.
+
+A write asks for something; it returns once that holds, or with an error and everything as it was before.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import trio
+
+from backend.common.errors import fail
+from backend.common.lasting import lasting
+from backend.common.turns import Turns
+from backend.core.follower import Follower
+from backend.core.host import BooksHost
+from backend.core.migrator import Migrator
+from backend.core.offers import Offers
+from backend.core.patience import Patience
+from backend.core.peaks import Mark, Peaks
+from backend.core.population import Population
+from backend.core.protocols import Gpu, Ledger, Moves
+from backend.core.reclaimer import Reclaimer
+from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled
+from backend.core.settings import Setting
+from backend.core.traffic import Traffic
+from backend.core.writers import Writers
+from backend.process.delegated import delegate_of
+from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.looks import identified
+from backend.scheduler.schedulers import Schedulers
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 5.0
+"""Seconds after which a write that the hardware does not answer gives ETIMEDOUT; more where programs move as a whole
+(:mod:`backend.core.patience`)."""
+
+
+class Controller:
+    """See the module. One a mount; everything on the trio thread but what a Gpu hands to threads of its own."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        gpus: Iterable[Gpu],
+        seconds: float = DEADLINE_S,
+        scheduler: bool = True,
+        moves: Moves | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
+        for gpu in self.gpus.values():
+            ledger.add_gpu(gpu.info.index, gpu.info.capacity, gpu.info.granule)
+        self.population = Population(ledger, self.gpus, delegate_of)
+        self.population.watchers.append(self)
+        self.listeners: list[Callable[[Group, Channel], None]] = []
+        self.facts: dict[str, str] = {"ledger": ledger.name}
+        """Shown in ``ggroup.backend``."""
+        self.turns = Turns()
+        """Of what is to be done for many who come at once."""
+        self._patience = patience = Patience(seconds, lambda group: self.footprint(group).whole)
+        self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, patience)
+        self._follower = Follower(ledger, self.gpus, self.population, self._tell, patience)
+        self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
+        self._writers = Writers(ledger, self.population, self._follower, self._schedulers, patience)
+        self._peaks = Peaks(ledger)
+        self._offers = Offers(ledger, self.gpus, self.population)
+        self._traffic = Traffic(
+            ledger, self.gpus, self.population, self._follower, self._reclaimer, self._offers, self._tell
+        )
+        self._migrator = Migrator(
+            ledger, self.gpus, self.population, self._follower, self._traffic.admit, self._tell, moves
+        )
+        self.host = BooksHost(
+            *(ledger, self.gpus, self.population, self._traffic, self._follower, self._reclaimer),
+            *(self._offers, self._schedulers, self.turns, self._tell, seconds),
+        )
+        """What the GPUs talk to."""
+        self.released = False
+        """Whether, at the end, every process was given its TSGs and default timeslices back."""
+        self.handed_over = False
+        """Whether they are to be left what they have."""
+        self._traffic.take_over()
+        ledger.listen(self._tell, self._traffic.configured)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Runs the GPUs and the watches until cancelled, then thaws whatever is frozen; started once they are."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lasting, "the watch for exits", self._traffic.exits.run)
+                nursery.start_soon(lasting, "compute", self._follower.background.run)
+                nursery.start_soon(lasting, "reclaim", self._reclaimer.background.run)
+                nursery.start_soon(lasting, "the watch for moves", self._traffic.follow_cgroups)
+                nursery.start_soon(lasting, "telling of room", self._offers.run)
+                nursery.start_soon(self._schedulers.run)
+                nursery.start_soon(lasting, "the ledger", self.ledger.run)
+                inherited = list(self.population.residents())
+                for gpu in self.gpus.values():
+                    await nursery.start(gpu.run, self.host)
+                for resident in inherited:
+                    self._traffic.follow(resident)
+                nursery.start_soon(lasting, "the look for moves", self._migrator.run)
+                nursery.start_soon(lasting, "patience", self._patience.run)
+                task_status.started()
+        finally:
+            if not self.handed_over:
+                with trio.move_on_after(self._patience.seconds, shield=True):
+                    self.released = await self._follower.release()
+            self._traffic.exits.close()
+
+    def hand_over(self) -> None:
+        """The end is near, and another daemon goes on from the books: what holds then is not given back."""
+        self.handed_over = True
+        for gpu in self.gpus.values():
+            gpu.hand_over()
+
+    # Reading
+
+    def books(self, group: Group) -> Books:
+        """What the ledger knows. ENODEV when the group is gone."""
+        return self.ledger.books(group)
+
+    def activity(self, group: Group) -> Activity:
+        """What the GPU knows: of a process, or summed over a slice. ENODEV when the group is gone."""
+        if not self.population.holds(group):
+            raise fail(errno.ENODEV)
+        gpu = self.gpus[group.gpu]
+        activities = [gpu.activity(resident.process) for resident in self.population.below(group)]
+        return sum(activities[1:], activities[0]) if activities else Activity(0, 0, 0, 0)
+
+    def footprint(self, group: Group) -> Footprint:
+        """What the GPU knows of the memory of a process, or summed over a slice. ENODEV when the group is gone."""
+        if not self.population.holds(group):
+            raise fail(errno.ENODEV)
+        gpu = self.gpus[group.gpu]
+        footprints = [gpu.footprint(resident.process) for resident in self.population.below(group)]
+        return sum(footprints[1:], footprints[0]) if footprints else Footprint()
+
+    def gpu_current(self, gpu: int) -> int:
+        """Bytes in use on a GPU, as far as its processes are in the books."""
+        return self.books(Group(gpu, ROOT)).current
+
+    def applied_timeslice(self, group: Group) -> int:
+        """The timeslice in force for a process, or asked for a slice, microseconds; 0 is the default."""
+        if isinstance(group.node, Slice):
+            return self.books(group).timeslice_us
+        return self._follower.applied(group).timeslice_us
+
+    def throttled(self, group: Group) -> Throttled:
+        """How much a process, or those of a slice, were kept off the runlist by the scheduler."""
+        return self._schedulers.throttled(group.gpu, self.population.below(group))
+
+    def is_frozen(self, group: Group) -> bool:
+        """Whether the group is frozen: that was asked for, at it or above it, and nothing of it can run."""
+        return self._follower.is_frozen(group)
+
+    def frozen_usec(self, group: Group) -> int:
+        """How long the group was to be frozen since the mount, microseconds. ENODEV when it is gone."""
+        return self._follower.frozen_usec(group)
+
+    def moved(self, group: Group) -> int:
+        """How often a process was moved to another GPU, or how often one came to this GPU in a slice."""
+        return self._migrator.moved(group)
+
+    def undone_count(self, group: Group) -> int:
+        """How often the process, or one of the slice, undid by itself what was set, and it was set again."""
+        return self.host.undone_count[group]
+
+    def losses(self, group: Group) -> int:
+        """How often the GPU was lost since a group is in the tree, or, of a GPU's root, since the mount."""
+        return self.host.losses[group]
+
+    def is_populated(self, group: Group) -> bool:
+        """Whether a process of the group has a context on the GPU."""
+        return self.population.sharers(group) > 0
+
+    def capabilities(self) -> Mapping[str, Capability]:
+        """What each control does on this machine: with several GPUs, the weakest counts."""
+        return self._schedulers.weakest()
+
+    # The directories
+
+    async def make_process(self, pid: int) -> None:
+        """mkdir of a live process, before it touches a GPU. ENOENT for none, EEXIST where it is, EBUSY for one that
+        does not let itself be looked at."""
+        try:
+            process = await identified(pid)
+            await self._traffic.exits.watch(process)
+            if self.population.resident(process) is not None:
+                raise fail(errno.EEXIST)
+            self._traffic.admit(process, self.gpus)
+            for group in [Group(gpu, process) for gpu in self.gpus]:
+                if not self._follower.follows(group):
+                    self._follower.background.later(group)
+        except ProcessLookupError:
+            raise fail(errno.ENOENT) from None
+
+    def unmake_process(self, process: Process) -> None:
+        """rmdir: EBUSY while the process has a context; what was set for it is forgotten."""
+        resident = self.population.resident(process)
+        if resident is None:
+            raise fail(errno.ENOENT)
+        if resident.contexts and self._traffic.exits.lives(process):
+            raise fail(errno.EBUSY)
+        self._traffic.expel(process)
+
+    def unmake_slice(self, slice_: Slice) -> None:
+        """rmdir: EBUSY while a process or a slice is below it. Who has just ended is nobody, as in cgroup.procs."""
+        for gpu in self.gpus:
+            for resident in list(self.population.below(Group(gpu, slice_))):
+                if self._traffic.exits.lives(resident.process):
+                    raise fail(errno.EBUSY)
+                self._traffic.expel(resident.process)
+        if self.population.slice_entry(slice_) is not None:  # it may have been there for the last of them only
+            self.population.unmake(slice_)
+
+    # Writing
+
+    async def set_high(self, group: Group, nbytes: int) -> None:
+        """gmem.limit.high: returns once the group is under it. EBUSY where swap.max, or memory that cannot be moved,
+        keeps it from getting there. EAGAIN where less was moved for another reason."""
+        changes = {"high": nbytes}
+        before = self._writers.ask(group, self.require(group, "gmem.limit.high"), changes)
+        if before is not None and not self.ledger.excess(group):
+            self._writers.holds(group, changes)
+            self._offers.freed(group.gpu)
+            return
+        async with self._writers.asked(group, changes, before):
+            if excess := self.ledger.excess(group):
+                if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
+                    raise fail(errno.EBUSY)
+                promised = self._promised(group)
+                await self._reclaimer.settle(group)
+                if self.ledger.excess(group):
+                    raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
+            else:
+                self._offers.freed(group.gpu)
+
+    def _promised(self, group: Group) -> int:
+        """Bytes that the processes of a group could move by their own word. They are asked for more all the same: not
+        all that they say stays on the GPU was charged."""
+        gpu = self.gpus[group.gpu]
+        each = [gpu.footprint(resident.process) for resident in self.population.below(group)]
+        return sum(max(0, one.movable - (one.unmovable or 0)) for one in each)
+
+    async def set_value(self, group: Group, setting: Setting, value: int) -> None:
+        """Sets what holds as soon as it is in the books: what is in the host already stays there, and the scheduler
+        acts right after. EOPNOTSUPP where this machine cannot do what the setting is about."""
+        assert setting.control is not None
+        await self._writers.note(group, self.require(group, setting.control), {setting.field: value})
+
+    def peak(self, group: Group, peak: Peak, mark: Mark | None = None) -> int:
+        """The most that a group held: ever, or since `mark` was reset, bytes. ENODEV when the group is gone."""
+        return self._peaks.ever(group, peak) if mark is None else self._peaks.highest(group, mark)
+
+    def reset_peak(self, group: Group, mark: Mark) -> None:
+        """gmem.peak starts again at gmem.current, or gmem.swap.peak at gmem.swap.current, for whoever has `mark`."""
+        if self.gpus[group.gpu].lost:
+            raise fail(errno.ENODEV)
+        self._peaks.reset(group, mark)
+
+    def leave_peak(self, group: Group, mark: Mark) -> None:
+        """A mark is of no use to anybody any more."""
+        self._peaks.leave(group, mark)
+
+    async def reclaim(self, group: Group, nbytes: int) -> None:
+        """gmem.reclaim: moves `nbytes` out now. EAGAIN if less could be moved."""
+        self.require(group, "gmem.reclaim")
+        with self._patience.deadline(group):
+            if await self._reclaimer.reclaim(group, nbytes) < nbytes:
+                raise fail(errno.EAGAIN)
+
+    async def set_timeslice(self, group: Group, us: int) -> None:
+        """compute.timeslice, microseconds, 0 for the default. ERANGE outside what the GPU takes."""
+        books = self.require(group, "compute.timeslice")
+        info = self.gpus[group.gpu].info
+        if us and not info.timeslice_min_us <= us <= info.timeslice_max_us:
+            raise fail(errno.ERANGE)
+        await self._writers.pull(group, books, {"timeslice_us": us})
+
+    async def set_frozen(self, group: Group, frozen: bool) -> None:
+        """compute.freeze: returns once no TSG of the group is running, or all that may run again do.
+
+        Where that turns nothing, as a slice above is frozen, it is an event of the group all the same, as in cgroup2:
+        there is nothing to wait for.
+        """
+        before, was = self.require(group, "compute.freeze"), self.is_frozen(group)
+        await self._writers.pull(group, before, {"frozen": frozen})
+        if frozen != before.frozen and was == self.is_frozen(group):
+            self._tell(group, Channel.COMPUTE)
+
+    async def migrate(self, group: Group, gpu: str) -> None:
+        """compute.migrate: returns once the process, or every process of a slice, runs on `gpu`, an index or a UUID.
+        What is there is left alone. ENODEV for no such GPU; of a slice, those before one that failed have moved.
+        """
+        self.require(group, "compute.migrate")
+        target = self._migrator.target(gpu)
+        self.require(Group(target, ROOT), "compute.migrate")
+        if target == group.gpu:
+            return
+        for resident in list(self.population.below(group)):
+            if isinstance(group.node, Process) or group.gpu in resident.contexts:
+                member = Group(group.gpu, resident.process)
+                async with self._writers.turn_of(member):
+                    await self._migrator.migrate(member, target)
+
+    def require(self, group: Group, control: str) -> Books:
+        """The books of a group. EOPNOTSUPP where this GPU cannot do what `control` says, of this program; ENODEV when
+        the group is gone, and while the GPU is lost.
+
+        What is set for a program before it has a context waits for it to come.
+        """
+        books = self.ledger.books(group)
+        gpu, process = self.gpus[group.gpu], group.node
+        if gpu.lost:
+            raise fail(errno.ENODEV)
+        if self._schedulers.capabilities(gpu).get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
+            raise fail(errno.EOPNOTSUPP)
+        if control in OF_MEMORY and isinstance(process, Process) and not gpu.manages(process):
+            resident = self.population.resident(process)
+            if resident is None or group.gpu in resident.contexts:
+                raise fail(errno.EOPNOTSUPP)
+        return books
+
+    def listens(self, group: Group, change: int) -> None:
+        """Somebody whose memory it is opened (1) or closed (-1) a usermemfd."""
+        self._reclaimer.listens(group, change)
+
+    # Comings and goings
+
+    def process_came(self, process: Process) -> None:
+        """Watcher: nothing is kept for it yet."""
+
+    def process_gone(self, process: Process) -> None:
+        """Watcher: drops what is kept for a process."""
+        for gpu in self.gpus:
+            self._forget(Group(gpu, process))
+
+    def process_moved(self, process: Process) -> None:
+        """Watcher: nothing is kept for where it was."""
+
+    def process_migrated(self, here: Group, there: Group) -> None:
+        """Watcher: drops what is kept for where it was."""
+        self._forget(here)
+
+    def process_left(self, group: Group) -> None:
+        """Watcher: drops what is kept for where it was to be."""
+        self._forget(group)
+
+    def slice_made(self, slice_: Slice) -> None:
+        """Watcher: it may be frozen from the start."""
+        for gpu in self.gpus:
+            self._follower.born(Group(gpu, slice_))
+
+    def slice_gone(self, slice_: Slice) -> None:
+        """Watcher: drops what is kept for a slice."""
+        for gpu in self.gpus:
+            self._forget(Group(gpu, slice_))
+
+    def _forget(self, group: Group) -> None:
+        self._follower.forget(group)
+        self._reclaimer.forget(group)
+        self._schedulers.forget(group)
+        self._migrator.forget(group)
+        self.host.forget(group)
+        self._writers.forget(group)
+        self._peaks.forget(group)
+
+    def _tell(self, group: Group, channel: Channel) -> None:
+        for listener in self.listeners:
+            try:
+                listener(group, channel)
+            except Exception:  # what happened has happened; who is told of it must not undo it
+                log.exception("a listener failed on %s of %s", channel.value, group)

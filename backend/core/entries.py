@@ -1,0 +1,103 @@
+"""Who is in the tree, one by one: a process, a slice, and whoever wants to know of their comings and goings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+import attrs
+
+from backend.process.identity import Group, Process, Slice
+
+
+@attrs.define(eq=False)
+class Resident:
+    """One process of the tree."""
+
+    process: Process
+    """Who it is."""
+    slice: Slice
+    """In which it is counted: that of its cgroup, or the nearest above that there is."""
+    cgroup: Slice
+    """Its cgroup when last looked at."""
+    gpus: set[int] = attrs.field(factory=set)
+    """The GPUs it has a directory for."""
+    contexts: set[int] = attrs.field(factory=set)
+    """The GPUs it was seen to have a context on. :meth:`Population.join` and `quit` change it."""
+
+
+@attrs.define(eq=False)
+class SliceEntry:
+    """One slice of the tree."""
+
+    slice: Slice
+    """Which."""
+    above: SliceEntry | None
+    """The one that it is in; None for the root."""
+    depth: int = 0
+    """How many are above it."""
+    user: int = 0
+    """For whom it is counted (:mod:`backend.core.bounds`), from when it is made until it is gone."""
+    given: int | None = None
+    """The user that it was given to, with what is below it."""
+    kept: bool = False
+    """Stays when nobody is below it: made by mkdir, or something was set on it."""
+    children: set[Slice] = attrs.field(factory=set)
+    """Slices directly below."""
+    members: dict[Process, Resident] = attrs.field(factory=dict)
+    """Processes directly in it."""
+    occupied: dict[SliceEntry, None] = attrs.field(factory=dict)
+    """Those directly below in which, or below which, a process is."""
+    sharers: Counter[int] = attrs.field(factory=Counter)
+    """How many processes in it, or below, have a context on a GPU."""
+
+    def admit(self, resident: Resident) -> None:
+        """A process is directly in it."""
+        self.members[resident.process] = resident
+        for gpu in resident.contexts:
+            self.share(gpu, 1)
+        entry = self
+        while entry.above is not None and entry not in entry.above.occupied:
+            entry.above.occupied[entry] = None
+            entry = entry.above
+
+    def dismiss(self, process: Process) -> None:
+        """It is not any more."""
+        for gpu in self.members.pop(process).contexts:
+            self.share(gpu, -1)
+        entry = self
+        while entry.above is not None and not entry.members and not entry.occupied:
+            del entry.above.occupied[entry]
+            entry = entry.above
+
+    def share(self, gpu: int, change: int) -> None:
+        """A process directly in it has a context on a GPU, or has none any more."""
+        entry: SliceEntry | None = self
+        while entry is not None:
+            entry.sharers[gpu] += change
+            entry = entry.above
+
+
+class Watcher(Protocol):
+    """Who wants to know of comings and goings: the filesystem, to keep the kernel's dentries true."""
+
+    def process_came(self, process: Process) -> None:
+        """There is a directory for one more process, or one more GPU's in it."""
+
+    def process_gone(self, process: Process) -> None:
+        """The directory of a process is no more."""
+
+    def process_moved(self, process: Process) -> None:
+        """A process is in another slice now, and may have another owner by that."""
+
+    def process_migrated(self, here: Group, there: Group) -> None:
+        """A process is on another GPU now: one of its directories has taken the place of another."""
+
+    def process_left(self, group: Group) -> None:
+        """A process has no directory for that GPU any more, and lives on."""
+
+    def slice_made(self, slice_: Slice) -> None:
+        """There is a directory for one more slice."""
+
+    def slice_gone(self, slice_: Slice) -> None:
+        """The directory of a slice is no more."""

@@ -1,0 +1,188 @@
+"""What the GPUs ask for, and what they tell: in the books, and with those who act on them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from backend.common.errors import fail
+from backend.common.turns import Turns
+from backend.core.deadline import deadline
+from backend.core.follower import Follower
+from backend.core.offers import Offers
+from backend.core.population import Population
+from backend.core.protocols import Gpu, Ledger, Policy
+from backend.core.reclaimer import Reclaimer
+from backend.core.records import Books, Channel
+from backend.core.traffic import Traffic
+from backend.process.identity import ROOT, Group, Process
+from backend.scheduler.schedulers import Schedulers
+
+log = logging.getLogger(__name__)
+
+
+class BooksHost:
+    """See :class:`backend.core.protocols.Host`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        gpus: Mapping[int, Gpu],
+        population: Population,
+        traffic: Traffic,
+        follower: Follower,
+        reclaimer: Reclaimer,
+        offers: Offers,
+        schedulers: Schedulers,
+        turns: Turns,
+        tell: Callable[[Group, Channel], None],
+        seconds: float,
+    ) -> None:
+        """Who arrives waits so many `seconds` for what is asked for it to hold."""
+        self.policy: Policy | None = None
+        """Who knows what slices are to have, before a program in them may go on."""
+        self.undone_count: Counter[Group] = Counter()
+        """How often members of a group had undone what was set for them."""
+        self.losses: Counter[Group] = Counter()
+        """How often the GPU was lost while a group was there."""
+        self._ledger = ledger
+        self._gpus = gpus
+        self._population = population
+        self._traffic = traffic
+        self._follower = follower
+        self._reclaimer = reclaimer
+        self._offers = offers
+        self._schedulers = schedulers
+        self._turns = turns
+        self._tell = tell
+        self._seconds = seconds
+
+    async def arrive(self, process: Process, gpu: int) -> None:
+        await self._turns.turn()
+        resident = await self._traffic.welcome(process, {gpu})
+        if self.policy is not None:
+            await self.policy.settle(resident.slice, gpu)
+            resident = await self._traffic.welcome(process, {gpu})  # ProcessLookupError for one that died meanwhile
+        group = Group(gpu, process)
+        if gpu not in resident.contexts:
+            self._population.join(resident, gpu)
+            self._follower.sharers_changed(group)
+            for level in self._population.path(group):
+                self._tell(level, Channel.COMPUTE)
+        if self._follower.is_held(group):
+            return  # it is on the way from one GPU to another: what is asked for it holds once it has come to a rest
+        try:
+            with deadline(self._seconds):
+                await self._follower.apply(group)
+        except ProcessLookupError:
+            raise
+        except OSError as error:
+            self._follower.background.failed(group, error)
+
+    def knows(self, process: Process, gpu: int) -> bool:
+        return self._population.holds(Group(gpu, process))
+
+    def observe(self, process: Process, gpu: int, nbytes: int) -> None:
+        group = Group(gpu, process)
+        if not self._population.holds(group):
+            return  # it may have left since the driver was asked
+        before = self._ledger.books(group).current
+        self._ledger.observe(group, nbytes)
+        if nbytes > before:
+            self.settle(process, gpu)
+        elif nbytes < before:
+            self._fell(group)
+
+    def undone(self, process: Process, gpu: int) -> None:
+        for level in self._population.path(Group(gpu, process)):
+            self.undone_count[level] += 1
+            self._tell(level, Channel.COMPUTE)
+
+    async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
+        group = Group(gpu, process)
+        self._ledger.charge(group, nbytes)
+        try:
+            await self._reclaimer.settle_path(group)
+        except OSError as error:  # charged is charged: a reclaim that fails is not the program's failure
+            if self._population.holds(group) and error.errno != errno.ENODEV:
+                log.error("GPU %d: nothing moved out for %s: %s", gpu, process, error)
+
+    def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
+        group = Group(gpu, process)
+        if swapped:
+            self._ledger.uncharge_swap(group, nbytes)
+        else:
+            self._ledger.uncharge(group, nbytes)
+            self._fell(group)
+
+    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int, *, already: bool = False) -> None:
+        group = Group(gpu, process)
+        try:
+            self._ledger.swap_out(group, nbytes, usec)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not already:
+                raise
+            with self._made_room(group, nbytes):
+                self._ledger.swap_out(group, nbytes, usec)
+
+    @contextlib.contextmanager
+    def _made_room(self, group: Group, nbytes: int) -> Iterator[None]:
+        """For the moment every swap.max on the path has room for so much: one was lowered while memory moved."""
+        before = {level: self._ledger.books(level) for level in self._population.path(group)}
+        short = {level: books for level, books in before.items() if books.swap_max - books.swap < nbytes}
+        for level, books in short.items():
+            self._ledger.configure(level, swap_max=books.swap + nbytes)
+        yield
+        for level, books in short.items():
+            self._ledger.configure(level, swap_max=books.swap_max)
+
+    def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:
+        try:
+            self._ledger.swap_in(Group(gpu, process), nbytes, usec)
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+            return False
+        return True
+
+    def levels(self, process: Process, gpu: int) -> Sequence[Books]:
+        group = Group(gpu, process)
+        if not self._population.holds(group):
+            raise fail(errno.ENODEV)
+        return [self._ledger.books(level) for level in self._population.path(group)]
+
+    def presence(self, gpu: int) -> None:
+        root, is_lost = Group(gpu, ROOT), self._gpus[gpu].lost
+        everybody = [Group(gpu, slice_) for slice_ in self._population.slices()]
+        everybody += [Group(gpu, resident.process) for resident in self._population.below(root)]
+        if is_lost:
+            self.losses.update(everybody)
+        self._tell(root, Channel.GPU)
+        for group in everybody:
+            self._tell(group, Channel.COMPUTE)
+        if not is_lost:
+            self._follower.begin_again(gpu)
+            self._reclaimer.background.later(root)
+            if self.policy is not None:
+                self.policy.again(gpu)
+        self._schedulers.poke(gpu)
+
+    def settle(self, process: Process, gpu: int) -> None:
+        group = Group(gpu, process)
+        if not self._population.holds(group):
+            return
+        if any(self._ledger.excess(level) for level in self._population.path(group)):
+            self._reclaimer.background.later(group)
+
+    def _fell(self, group: Group) -> None:
+        """A process holds less of a GPU than before."""
+        self._reclaimer.fell(group)
+        self._offers.freed(group.gpu)
+
+    def forget(self, group: Group) -> None:
+        """The group is gone."""
+        self.undone_count.pop(group, None)
+        self.losses.pop(group, None)

@@ -1,0 +1,252 @@
+"""Moves running programs to another GPU: the Gpu moves them, and the books, the levers and the directory follow.
+
+The room is booked on the target first, so that nobody else is given it; then the program is let run freely, since it
+has to come to a rest by itself (a frozen one never would); then it is moved; then what was asked for it holds where it
+is. On any failure it goes on where it was, and the books say so.
+
+Whoever is at it may outlive us, and nobody sees the end of it then: so it is noted before, and a daemon that finds such
+a note asks both GPUs, until one of them has the program and nobody is at it any more. The other one's group goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import trio
+
+from backend.common.errors import fail
+from backend.core.entries import Resident
+from backend.core.follower import Follower
+from backend.core.population import Population
+from backend.core.protocols import Gpu, Ledger, Moves
+from backend.core.records import Books, Channel, Move
+from backend.core.settings import SETTINGS
+from backend.process.identity import Group, Node, Process
+
+log = logging.getLogger(__name__)
+
+FOLLOWS = tuple(setting.field for setting in SETTINGS if setting.follows_migration)
+"""What is asked for a process, and goes with it."""
+
+AGAIN_S = 1.0
+"""Seconds between two looks where somebody is who was moved while nobody waited for it."""
+
+
+class Unwritten(dict[Process, Move]):
+    """See :class:`backend.core.protocols.Moves`, which it implements: of this daemon alone."""
+
+    def left(self) -> Mapping[Process, Move]:
+        return self
+
+    def begin(self, process: Process, move: Move) -> None:
+        self[process] = move
+
+    def end(self, process: Process) -> None:
+        self.pop(process, None)
+
+
+class Migrator:
+    """See the module. One move at a time: they share the bus and the host's memory."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        gpus: Mapping[int, Gpu],
+        population: Population,
+        follower: Follower,
+        admit: Callable[[Process, Iterable[int]], Resident],
+        tell: Callable[[Group, Channel], None],
+        moves: Moves | None = None,
+    ) -> None:
+        """`admit` gives a process a directory for some GPUs. `moves` knows of those that were begun before us."""
+        self._ledger = ledger
+        self._gpus = gpus
+        self._population = population
+        self._follower = follower
+        self._admit = admit
+        self._tell = tell
+        self._moves = Unwritten() if moves is None else moves
+        self._look = trio.Event()
+        self._look.set()
+        self._turn = trio.Lock()
+        self._moved: Counter[tuple[int, Node]] = Counter()  # onto a GPU and, of a process, 0
+
+    def target(self, name: str) -> int:
+        """The index of a GPU, by its index or its UUID. ENODEV where there is none."""
+        for index, gpu in self._gpus.items():
+            if name in (str(index), gpu.info.uuid):
+                return index
+        raise fail(errno.ENODEV)
+
+    def moved(self, group: Group) -> int:
+        """How often a process was moved; or, of a slice, how often one came to this GPU by that. Since the mount."""
+        return self._moved[self._key(group)]
+
+    def forget(self, group: Group) -> None:
+        """The group is gone."""
+        if not self._population.holds(group) and not (
+            isinstance(group.node, Process) and self._population.resident(group.node)
+        ):
+            self._moved.pop(self._key(group), None)
+            if isinstance(group.node, Process):
+                self._moves.end(group.node)
+
+    async def run(self) -> None:
+        """Has the books say where those are whose move nobody has seen the end of, until cancelled."""
+        while True:
+            await self._look.wait()
+            self._look = trio.Event()
+            for process in list(self._moves.left()):
+                async with self._turn:
+                    try:
+                        await self._settle(process)
+                    except OSError as error:  # of the books; there is another look
+                        log.warning("where pid %d is after a move is not known: %s", process.pid, error)
+                    except Exception:
+                        log.exception("where pid %d is after a move is not known", process.pid)
+            if self._moves.left():
+                await trio.sleep(AGAIN_S)
+                self._look.set()
+
+    async def migrate(self, group: Group, target: int) -> None:
+        """Returns once the process runs on `target`, another GPU. Errors are those of :meth:`Gpu.migrate`; besides,
+        EINVAL for a process that is not on its GPU, and ENOSPC where a limit there leaves no room for it."""
+        process = group.node
+        assert isinstance(process, Process)
+        async with self._turn:
+            resident = self._population.resident(process)
+            if resident is None or not self._population.holds(group):
+                raise fail(errno.ENODEV)
+            if group.gpu not in resident.contexts:
+                raise fail(errno.EINVAL)
+            if target in resident.contexts:
+                raise fail(errno.EEXIST)
+            await self._settle(process)
+            if process in self._moves.left() or not self._population.holds(group):
+                raise fail(errno.EBUSY)  # it is on the way still, or was, and is not where it was
+            there = Group(target, process)
+            with self._booked(group, there):
+                async with self._follower.released(group, there):
+                    await self._gpus[group.gpu].migrate(process, self._gpus[target])
+                    self._arrived(group, there)
+            with contextlib.suppress(OSError):  # it is there: what does not hold at once is tried again, and told of
+                await self._follower.apply(there)
+
+    def _arrived(self, here: Group, there: Group) -> None:
+        """It runs there: without a pause in which anybody could see it on both, or on none."""
+        if not self._population.holds(there):
+            raise fail(errno.ESRCH)  # it died there at once
+        before = self._population.path(here)
+        self._population.migrated(here, there)
+        self._moves.end(_process(there))
+        for level in self._population.path(there):
+            self._moved[self._key(level)] += 1
+            self._tell(level, Channel.COMPUTE)
+        for level in before[1:]:
+            self._tell(level, Channel.COMPUTE)
+        self._follower.sharers_changed(there)
+        self._follower.sharers_changed(before[1])
+
+    @contextlib.contextmanager
+    def _booked(self, here: Group, there: Group) -> Iterator[None]:
+        """The target's books have what the process holds, and what is asked for it. Taken back where the body fails."""
+        process = _process(here)
+        before = self._ledger.books(there) if self._population.holds(there) else None
+        asked = None if before is None else {name: getattr(before, name) for name in FOLLOWS}
+        self._moves.begin(process, Move(here.gpu, there.gpu, asked))
+        begun = False
+        try:
+            self._admit(process, {there.gpu})
+            self._book(there, self._ledger.books(here))
+            begun = True
+            yield
+        except BaseException:
+            self._undo(here, there, before)
+            if begun:
+                self._look.set()  # whoever was at it may be so still, and come to the end of it
+            else:
+                self._moves.end(process)
+            raise
+
+    def _undo(self, here: Group, there: Group, before: Books | None) -> None:
+        """The target's books have nothing of a move any more."""
+        if not self._population.holds(there) or not self._population.holds(here):
+            return
+        if before is None:
+            self._population.leave(there)
+        else:
+            self._unbook(there, before)
+
+    # Those that nobody has seen the end of
+
+    async def _settle(self, process: Process) -> None:
+        """Has the books say where a process is now; it is asked again later where nobody can say."""
+        move = self._moves.left().get(process)
+        if move is None:
+            return
+        here, there = Group(move.source, process), Group(move.target, process)
+        try:
+            on = [await self._gpus[group.gpu].finds(process) for group in (here, there)]
+        except OSError:
+            return
+        if self._population.holds(here):
+            if None in on or all(on):
+                return
+            if on[1]:
+                self._follow(here, there)
+            else:
+                self._stay(here, there, move)
+        self._moves.end(process)
+
+    def _stay(self, here: Group, there: Group, move: Move) -> None:
+        """It has not moved, or was taken back: what it has to do with the other GPU is what it had before."""
+        resident = self._population.resident(_process(here))
+        assert resident is not None
+        known = there.gpu in resident.contexts or not self._follower.is_untouched(there)
+        self._population.quit(resident, there.gpu)
+        self._undo(here, there, None if move.before is None else Books(**move.before))  # type: ignore[arg-type]
+        if self._population.holds(there):
+            self._follower.background.later(there)
+        elif known:
+            self._gpus[there.gpu].forget(_process(there))  # it had it frozen, for when it would come
+
+    def _follow(self, here: Group, there: Group) -> None:
+        """It has moved: what is asked for it goes there too."""
+        self._admit(_process(here), {there.gpu})
+        held = self._ledger.books(here)
+        self._ledger.configure(there, **{name: getattr(held, name) for name in FOLLOWS})
+        self._gpus[here.gpu].forget(_process(here))
+        self._arrived(here, there)
+        self._follower.background.later(there)
+
+    def _book(self, there: Group, held: Books) -> None:
+        """ENOSPC where some level above has no room: nobody else on that GPU is to give way."""
+        self._ledger.configure(there, **{name: getattr(held, name) for name in FOLLOWS})
+        for level in self._population.path(there)[1:]:
+            books = self._ledger.books(level)
+            if books.current + held.current > books.high or books.swap + held.swap > books.swap_max:
+                raise fail(errno.ENOSPC)
+        if held.swap:
+            self._ledger.observe(there, held.swap)
+            self._ledger.swap_out(there, held.swap)
+        self._ledger.observe(there, held.current)
+
+    def _unbook(self, there: Group, before: Books) -> None:
+        self._ledger.configure(there, **{name: getattr(before, name) for name in FOLLOWS})
+        now = self._ledger.books(there)
+        self._ledger.observe(there, before.current)
+        if now.swap > before.swap:
+            self._ledger.uncharge_swap(there, now.swap - before.swap)
+
+    @staticmethod
+    def _key(group: Group) -> tuple[int, Node]:
+        return (0 if isinstance(group.node, Process) else group.gpu), group.node
+
+
+def _process(group: Group) -> Process:
+    assert isinstance(group.node, Process)
+    return group.node

@@ -1,0 +1,58 @@
+"""Room: memory that was freed, or a limit that was raised, lets what is in the host come back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+import trio
+
+from backend.core.population import Population
+from backend.core.protocols import Gpu, Ledger
+from backend.process.identity import Group, Process
+
+log = logging.getLogger(__name__)
+
+OFFER_S = 0.01
+"""It is told at most this often: a tenant that ends frees its memory piece by piece."""
+
+
+class Offers:
+    """Tells the GPUs where there may be room again."""
+
+    def __init__(self, ledger: Ledger, gpus: Mapping[int, Gpu], population: Population) -> None:
+        self._ledger = ledger
+        self._gpus = gpus
+        self._population = population
+        self._roomy: set[int] = set()
+        self._wake = trio.Event()
+
+    def freed(self, gpu: int) -> None:
+        """There is, or may be, room on a GPU."""
+        self._roomy.add(gpu)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Tells, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            roomy, self._roomy = self._roomy, set()
+            for gpu in roomy:
+                try:
+                    self._gpus[gpu].offer(partial(self._room, gpu))
+                except Exception:
+                    log.exception("GPU %d: that there is room is not told", gpu)
+            await trio.sleep(OFFER_S)
+
+    def _room(self, gpu: int, process: Process) -> int:
+        """Bytes that a process could get without any level above it going over its high."""
+        group = Group(gpu, process)
+        if not self._population.holds(group):
+            return 0
+        try:
+            path = [self._ledger.books(level) for level in self._population.path(group)]
+        except OSError:
+            return 0  # the kernel has seen it die, and we have not yet
+        return max(0, min(books.high - books.current for books in path))

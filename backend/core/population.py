@@ -1,0 +1,427 @@
+"""Who is in the tree: the processes on each GPU, the slices above them, and the ledger's groups for both.
+
+Sync and free of hardware: arrivals, exits and moves are told to it, and it keeps the ledger's hierarchy in step.
+A slice is there while a process below it is, and beyond that if somebody made it or set something on it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from backend.common.errors import fail
+from backend.core.bounds import REFUSALS, Bounds
+from backend.core.entries import Resident, SliceEntry, Watcher
+from backend.core.protocols import Inherited, Ledger
+from backend.core.records import NOBODY
+from backend.process.identity import ROOT, Group, Process, Slice
+
+log = logging.getLogger(__name__)
+
+
+class Population:
+    """The processes and slices of one tree."""
+
+    def __init__(self, ledger: Ledger, gpus: Iterable[int], delegate_of: Callable[[Slice], int] = lambda _: 0) -> None:
+        """`delegate_of` says who may make cgroups below a cgroup."""
+        self._ledger = ledger
+        self._gpus = tuple(gpus)
+        self._delegate_of = delegate_of
+        self._bounds = Bounds()
+        self._told: set[int] = set()  # users of whom it was told that they have too many slices, or too deep ones
+        self._residents: dict[int, Resident] = {}
+        self._slices: dict[Slice, SliceEntry] = {ROOT: SliceEntry(ROOT, None, kept=True)}
+        self.watchers: list[Watcher] = []
+        self.version = 0
+        """Another number whenever anything else is in the tree, or is elsewhere in it."""
+
+    # Looking
+
+    def __len__(self) -> int:
+        return len(self._residents)
+
+    def pids(self) -> Iterable[int]:
+        """The pids that have a directory."""
+        return self._residents.keys()
+
+    def residents(self) -> Iterable[Resident]:
+        """The processes that have a directory."""
+        return self._residents.values()
+
+    def by_pid(self, pid: int) -> Resident | None:
+        """The process that bears `pid` in the tree."""
+        return self._residents.get(pid)
+
+    def resident(self, process: Process) -> Resident | None:
+        """The entry of exactly that process, not of one that bears its pid later."""
+        resident = self._residents.get(process.pid)
+        return resident if resident is not None and resident.process == process else None
+
+    def slices(self) -> Sequence[Slice]:
+        """The slices that have a directory, the root among them."""
+        return list(self._slices)
+
+    def slice_entry(self, slice_: Slice) -> SliceEntry | None:
+        """The entry of a slice."""
+        return self._slices.get(slice_)
+
+    def holds(self, group: Group) -> bool:
+        """Whether the tree has a directory for this group."""
+        if isinstance(group.node, Slice):
+            return group.node in self._slices and group.gpu in self._gpus
+        resident = self.resident(group.node)
+        return resident is not None and group.gpu in resident.gpus
+
+    def below(self, group: Group) -> Iterator[Resident]:
+        """The processes at or below a group that have a directory on its GPU. For one look: who waits meanwhile, or
+        lets somebody in or out, makes a list of them first. It takes as long as there are such processes, and no longer
+        for slices in which nobody is."""
+        if isinstance(group.node, Process):
+            resident = self.resident(group.node)
+            if resident is not None and group.gpu in resident.gpus:
+                yield resident
+            return
+        top = self._slices.get(group.node)
+        pending = [top] if top is not None else []
+        while pending:
+            entry = pending.pop()
+            for resident in entry.members.values():  # the first may be all that is asked for, of thousands
+                if group.gpu in resident.gpus:
+                    yield resident
+            pending.extend(entry.occupied)
+
+    def sharers(self, group: Group) -> int:
+        """How many processes at or below a group have a context on its GPU. Known, and not counted: everybody whose
+        slice has a timeslice asks."""
+        if isinstance(group.node, Process):
+            resident = self.resident(group.node)
+            return int(resident is not None and group.gpu in resident.contexts)
+        entry = self._slices.get(group.node)
+        return entry.sharers[group.gpu] if entry is not None else 0
+
+    def children(self, slice_: Slice) -> Collection[Slice]:
+        """The slices directly below one. For one look."""
+        entry = self._slices.get(slice_)
+        return entry.children if entry is not None else ()
+
+    def members(self, slice_: Slice, gpu: int) -> Iterator[Process]:
+        """The processes directly in a slice that have a directory on a GPU. For one look."""
+        entry = self._slices.get(slice_)
+        for resident in entry.members.values() if entry is not None else ():
+            if gpu in resident.gpus:
+                yield resident.process
+
+    def path(self, group: Group) -> list[Group]:
+        """The group and every one above it on its GPU; the GPU's root last."""
+        node = group.node
+        groups = [group]
+        slice_: Slice | None
+        if isinstance(node, Process):
+            resident = self.resident(node)
+            slice_ = resident.slice if resident is not None else None
+        else:
+            slice_ = node.parent
+        while slice_ is not None and slice_ not in self._slices:  # of a slice that is gone
+            groups.append(Group(group.gpu, slice_))
+            slice_ = slice_.parent
+        entry = self._slices[slice_] if slice_ is not None else None
+        while entry is not None:
+            groups.append(Group(group.gpu, entry.slice))
+            entry = entry.above
+        return groups
+
+    # What was there before
+
+    def take_over(self, inherited: Sequence[Inherited], cgroups: Mapping[Process, Slice]) -> None:
+        """Enters what the books hold already. `cgroups` says where its processes, which all live, are now.
+
+        What the daemon before left half done is made whole: a slice is on every GPU, a process where its cgroup is.
+        """
+        above = {one.group: one.parent for one in inherited}
+        for group in above:
+            if isinstance(group.node, Slice):
+                self._enter(group.node, above.keys())
+            else:
+                resident = self._reside(group.node, cgroups[group.node], above.keys())
+                resident.gpus.add(group.gpu)
+                self.version += 1
+        for one in inherited:
+            if one.joined and isinstance(one.group.node, Process):
+                self.join(self._residents[one.group.node.pid], one.group.gpu)
+        for group, parent in above.items():
+            slice_ = group.node.parent if isinstance(group.node, Slice) else self._residents[group.node.pid].slice
+            assert slice_ is not None, "a GPU's root is nobody's child"
+            if parent != Group(group.gpu, slice_):
+                self._ledger.move(group, Group(group.gpu, slice_))
+        for slice_ in {group.node for group in above if isinstance(group.node, Slice)}:
+            self._agree(slice_)
+        self._count_anew()
+        for slice_ in self.slices():
+            if slice_ in self._slices:  # not pruned with one below it
+                self._prune(slice_)
+
+    def _agree(self, slice_: Slice) -> None:
+        """Has the books of all GPUs say of a slice what those of one say: whether it stays, and whose it is."""
+        entry = self._slices[slice_]
+        each = [self._ledger.books(Group(gpu, slice_)) for gpu in self._gpus]
+        kept = entry.kept = any(books.kept for books in each)
+        whole: dict[str, int] = {"kept": kept}
+        for name in ("uid", "gid"):
+            given = {getattr(books, name) for books in each} - {NOBODY}
+            whole |= {name: max(given)} if given else {}
+        entry.given = whole.get("uid")
+        for gpu, books in zip(self._gpus, each, strict=True):
+            if any(getattr(books, name) != value for name, value in whole.items()):
+                self._ledger.configure(Group(gpu, slice_), **whole)
+
+    def _count_anew(self) -> None:
+        """Whose slices there are, of those that were there before us: as if they were made now, and none is refused."""
+        self._bounds = Bounds()
+        for slice_, entry in self._slices.items():
+            if slice_ != ROOT:
+                entry.user = self._user(entry.above, followed=not entry.kept)
+                self._bounds.take(entry.user)
+
+    # Processes
+
+    def admit(self, process: Process, cgroup: Slice, gpus: Iterable[int]) -> Resident:
+        """Gives a process a directory, with these GPUs in it; what it has already it keeps. It is in the slice of its
+        cgroup or, where that is refused (:mod:`backend.core.bounds`), in the nearest above that there is."""
+        resident = self._reside(process, cgroup)
+        for gpu in sorted(set(gpus) - resident.gpus):
+            self._ledger.add(Group(gpu, process), Group(gpu, resident.slice))
+            resident.gpus.add(gpu)
+            self.version += 1
+            for watcher in self.watchers:
+                watcher.process_came(process)
+        return resident
+
+    def _reside(self, process: Process, cgroup: Slice, there: Collection[Group] = ()) -> Resident:
+        """The entry of a process, made in the slice of `cgroup` where it has none."""
+        resident = self.resident(process)
+        if resident is None:
+            entry = self._enter_for(process, cgroup, there)
+            resident = self._residents[process.pid] = Resident(process, entry.slice, cgroup)
+            entry.admit(resident)
+            self.version += 1
+        return resident
+
+    def expel(self, process: Process) -> None:
+        """The process exited: everything that was known of it goes."""
+        resident = self.resident(process)
+        if resident is None:
+            return
+        del self._residents[process.pid]
+        self.version += 1
+        for gpu in resident.gpus:
+            self._ledger.remove(Group(gpu, process))
+        self._slices[resident.slice].dismiss(process)
+        for watcher in self.watchers:
+            watcher.process_gone(process)
+        self._prune(resident.slice)
+
+    def relocate(self, resident: Resident, cgroup: Slice) -> bool:
+        """The process was moved to another cgroup: its charges follow it. Whether it is in another slice now."""
+        former, process = self._slices[resident.slice], resident.process
+        entry = self._enter_for(process, cgroup)
+        if entry is former:
+            resident.cgroup = cgroup
+            return False
+        moved: list[int] = []
+        try:
+            for gpu in resident.gpus:
+                self._ledger.move(Group(gpu, process), Group(gpu, entry.slice))
+                moved.append(gpu)
+        except OSError:
+            for gpu in moved:
+                self._ledger.move(Group(gpu, process), Group(gpu, former.slice))
+            self._prune(entry.slice)
+            raise
+        entry.admit(resident)
+        former.dismiss(process)
+        resident.slice, resident.cgroup = entry.slice, cgroup
+        self.version += 1
+        for watcher in self.watchers:
+            watcher.process_moved(process)
+        self._prune(former.slice)
+        return True
+
+    def migrated(self, here: Group, there: Group) -> None:
+        """A process that has both directories is on `there` from now on, and has nothing to do with `here` any more."""
+        self.join(self._forsake(here), there.gpu)
+        for watcher in self.watchers:
+            watcher.process_migrated(here, there)
+
+    def leave(self, group: Group) -> None:
+        """A process lives on, and has no directory for that GPU any more."""
+        self._forsake(group)
+        for watcher in self.watchers:
+            watcher.process_left(group)
+
+    def _forsake(self, group: Group) -> Resident:
+        assert isinstance(group.node, Process)
+        resident = self._residents[group.node.pid]
+        self._ledger.remove(group)
+        resident.gpus.discard(group.gpu)
+        self.version += 1
+        self.quit(resident, group.gpu)
+        return resident
+
+    def join(self, resident: Resident, gpu: int) -> None:
+        """A process has a context on a GPU."""
+        if gpu not in resident.contexts:
+            resident.contexts.add(gpu)
+            self._slices[resident.slice].share(gpu, 1)
+
+    def quit(self, resident: Resident, gpu: int) -> None:
+        """It has none there any more."""
+        if gpu in resident.contexts:
+            resident.contexts.discard(gpu)
+            self._slices[resident.slice].share(gpu, -1)
+
+    # Slices
+
+    def make(self, slice_: Slice) -> None:
+        """mkdir: FileExistsError where it is, FileNotFoundError without a parent. EAGAIN for too many, or too deep."""
+        if slice_ in self._slices:
+            raise fail(errno.EEXIST)
+        if slice_.parent not in self._slices:
+            raise fail(errno.ENOENT)
+        self._enter(slice_)
+        self.keep(slice_)
+
+    def keep(self, slice_: Slice) -> None:
+        """Something was set on a slice: it stays until rmdir."""
+        entry = self._slices[slice_]
+        if not entry.kept:
+            for gpu in self._gpus:
+                self._ledger.configure(Group(gpu, slice_), kept=True)
+            entry.kept = True
+
+    def hold(self, slice_: Slice) -> None:
+        """A slice is there, with those above it, until :meth:`let_go` or rmdir. EAGAIN for one that is too deep."""
+        self._enter(slice_)
+        self.keep(slice_)
+
+    def let_go(self, slice_: Slice) -> None:
+        """A slice stays only as long as something is below it."""
+        entry = self._slices.get(slice_)
+        if entry is not None and entry.kept and slice_ != ROOT:
+            for gpu in self._gpus:
+                self._ledger.configure(Group(gpu, slice_), kept=False)
+            entry.kept = False
+            self._prune(slice_)
+
+    def owner(self, slice_: Slice) -> tuple[int, int]:
+        """Uid and gid that a slice was given to, NOBODY for none."""
+        books = self._ledger.books(Group(self._gpus[0], slice_))
+        return books.uid, books.gid
+
+    def give(self, slice_: Slice, **owner: int) -> None:
+        """Somebody else owns what is below a slice: `uid`, `gid`, or both. The root's owner is not in the books."""
+        if slice_ != ROOT:
+            for gpu in self._gpus:
+                self._ledger.configure(Group(gpu, slice_), **owner)
+        entry = self._slices.get(slice_)
+        if entry is not None:
+            entry.given = owner.get("uid", entry.given)
+
+    def unmake(self, slice_: Slice) -> None:
+        """rmdir: EBUSY while a process or a slice is below it."""
+        entry = self._slices[slice_]
+        if entry.members or entry.children or slice_ == ROOT:
+            raise fail(errno.EBUSY)
+        entry.kept = False
+        self._prune(slice_)
+
+    def _enter_for(self, process: Process, cgroup: Slice, there: Collection[Group] = ()) -> SliceEntry:
+        """The entry of the slice of a process's cgroup, or of the nearest above that is not refused."""
+        entry, refused = self._reach(cgroup, there, followed=True)
+        if refused is not None:
+            user = self._user(entry, followed=True)
+            if user not in self._told:
+                self._told.add(user)
+                log.warning(
+                    "process %d is counted in %.200r: slices below, of user %d, are too many or too deep (%s)",
+                    *(process.pid, entry.slice.path, user, refused.strerror),
+                )
+        return entry
+
+    def _enter(self, slice_: Slice, there: Collection[Group] = ()) -> SliceEntry:
+        """The entry of a slice, made with those above it where missing; but for those `there`, in the books too."""
+        entry, refused = self._reach(slice_, there)
+        if refused is not None:
+            self._prune(entry.slice)
+            raise refused
+        return entry
+
+    def _reach(
+        self, slice_: Slice, there: Collection[Group], *, followed: bool = False
+    ) -> tuple[SliceEntry, OSError | None]:
+        """The entry of a slice, or of the lowest above it that could be made, and why those below it could not."""
+        missing: list[Slice] = []
+        level: Slice | None = slice_
+        while level not in self._slices:
+            assert level is not None, "the root is always there"
+            missing.append(level)
+            level = level.parent
+        entry = self._slices[level]
+        for below in reversed(missing):
+            try:
+                entry = self._make(below, entry, there, followed=followed)
+            except OSError as error:
+                if error.errno not in REFUSALS:
+                    self._prune(entry.slice)
+                    raise
+                return entry, error
+        return entry, None
+
+    def _make(self, slice_: Slice, above: SliceEntry, there: Collection[Group], *, followed: bool) -> SliceEntry:
+        """A new slice below one that there is. Not bounded is what is `there`: it is in the books already."""
+        user = self._user(above, followed=followed)
+        missing = [gpu for gpu in self._gpus if Group(gpu, slice_) not in there]
+        if len(missing) == len(self._gpus):
+            self._bounds.require(user, above.depth + 1)
+        added: list[int] = []
+        try:
+            for gpu in missing:
+                self._ledger.add(Group(gpu, slice_), Group(gpu, above.slice))
+                added.append(gpu)
+        except OSError:
+            for gpu in added:
+                self._ledger.remove(Group(gpu, slice_))
+            raise
+        self._bounds.take(user)
+        entry = self._slices[slice_] = SliceEntry(slice_, above, above.depth + 1, user)
+        above.children.add(slice_)
+        self.version += 1
+        for watcher in self.watchers:
+            watcher.slice_made(slice_)
+        return entry
+
+    def _user(self, above: SliceEntry | None, *, followed: bool) -> int:
+        """The user whose slices those below one are: whoever it, or the nearest above it, was given to. One that is
+        there for a program in it, whoever may make such cgroups."""
+        entry = above
+        while entry is not None and entry.given is None:
+            entry = entry.above
+        if entry is not None and entry.given is not None:
+            return entry.given
+        return self._delegate_of(above.slice) if followed and above is not None else 0
+
+    def _prune(self, slice_: Slice) -> None:
+        """Drops a slice, and those above it, that nothing holds any more."""
+        entry = self._slices[slice_]
+        while not (entry.kept or entry.members or entry.children):
+            above = entry.above
+            assert above is not None, "the root is kept"
+            for gpu in self._gpus:
+                self._ledger.remove(Group(gpu, entry.slice))
+            del self._slices[entry.slice]
+            above.children.remove(entry.slice)
+            self._bounds.give(entry.user)
+            self.version += 1
+            for watcher in self.watchers:
+                watcher.slice_gone(entry.slice)
+            entry = above

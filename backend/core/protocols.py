@@ -1,0 +1,268 @@
+"""The seams of the backend. Every ledger works with every GPU; they meet only in the Controller.
+
+- :class:`Ledger` keeps the books: limits, hierarchical charge, protection, events, the wanted compute state.
+- :class:`Gpu` is the hardware: who runs there, how much memory they hold, and the levers.
+- :class:`Host` is what a Gpu may ask of the Controller.
+- :class:`Policy` is what the Controller asks before it lets a program go on: somebody may have limits for its slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import attrs
+import trio
+
+from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
+from backend.process.identity import Group, Process, Slice
+
+
+@attrs.frozen
+class Target:
+    """How much to take from one process, and why."""
+
+    group: Group
+    """The process group to take from."""
+    nbytes: int
+    """Bytes to move to the host."""
+    below_low: bool
+    """Whether this breaks the group's effective low: nobody else had anything left to give."""
+
+
+@attrs.frozen
+class Inherited:
+    """A group that was in the books before this daemon."""
+
+    group: Group
+    """Who."""
+    parent: Group
+    """The group above."""
+    applied: Wanted
+    """What the daemon before had made hold, of a process."""
+    doubtful: bool
+    """Nobody knows what holds: that daemon had begun to change it, and did not come to the end."""
+    joined: bool = False
+    """A process that said by itself that it uses the GPU, and does not say it again."""
+
+
+class Ledger(Protocol):
+    """The books. Every call is short and synchronous, and either happens whole or raises OSError and changes nothing.
+
+    A group that is not in the books raises ``OSError(ENODEV)``.
+    """
+
+    name: str
+    """Shown in ``ggroup.backend``."""
+    peaks: frozenset[Peak]
+    """The peaks that it keeps; of others the figures in its books mean nothing."""
+
+    def listen(self, listener: Callable[[Group, Channel], None], configured: Callable[[Group], None]) -> None:
+        """From now on calls `listener` for every event of every group, and `configured` for a group that somebody has
+        set something on who did not use this object."""
+
+    async def run(self) -> None:
+        """Tells the listeners of what happens without one of these calls, until cancelled."""
+
+    def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
+        """Opens the books of a GPU: its root group, whose high is the capacity in bytes. `granule` bytes move together:
+        what reclaim is planned in, and what room a swap.max has. EEXIST, EBUSY where others keep them."""
+
+    def inherited(self) -> Sequence[Inherited]:
+        """The groups that were in the books of these GPUs when they were opened, each after the one above it."""
+
+    def add(self, group: Group, parent: Group) -> None:
+        """Adds an empty group below `parent`, a slice; FileExistsError if it is there already."""
+
+    def move(self, group: Group, parent: Group) -> None:
+        """Moves a group, with everything charged to it, below another parent of the same GPU."""
+
+    def remove(self, group: Group) -> None:
+        """Removes a group and takes what it was charged off every group above. EBUSY while it has children."""
+
+    def parent(self, group: Group) -> Group | None:
+        """The group above, None for a GPU's root."""
+
+    def books(self, group: Group) -> Books:
+        """What is known about a group now."""
+
+    def configure(self, group: Group, **changes: int | bool) -> None:
+        """Sets any of high, low, swap_max (bytes), timeslice_us, frozen, priority, weight; kept, uid, gid of a slice.
+
+        EINVAL for any other name, and for what only a slice has; EPERM for a GPU's root; ERANGE.
+        """
+
+    def reset_peak(self, group: Group, peak: Peak) -> None:
+        """Starts `peak` again at `current`, or `swap_peak` at `swap`, for whoever asks this ledger."""
+
+    def charge(self, group: Group, nbytes: int) -> None:
+        """Charges GPU memory to a process and every slice above it.
+
+        Going over a high never fails: somebody reclaims. ENOMEM only where swap.max leaves no room to bring every
+        level back under its high, or one would hold more than MAX (records `max` and `oom`).
+        """
+
+    def uncharge(self, group: Group, nbytes: int) -> None:
+        """The process freed GPU memory. EINVAL for more than it holds."""
+
+    def uncharge_swap(self, group: Group, nbytes: int) -> None:
+        """The process freed memory that was in the host. EINVAL for more than it holds."""
+
+    def swap_out(self, group: Group, nbytes: int, usec: int = 0) -> None:
+        """`nbytes` moved to the host in `usec` microseconds. ENOSPC over a swap.max, EINVAL for more than it holds."""
+
+    def swap_in(self, group: Group, nbytes: int, usec: int = 0) -> None:
+        """`nbytes` moved to the GPU. EAGAIN if that would put some level over its high."""
+
+    def observe(self, group: Group, nbytes: int) -> None:
+        """The driver says that the process holds `nbytes`: the books follow, whatever the limits say. EINVAL where
+        some group would hold more than MAX."""
+
+    def excess(self, group: Group) -> int:
+        """Bytes by which a group is over its high; 0 when under."""
+
+    def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
+        """Whom to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible."""
+
+    def note(self, group: Group, event: str) -> None:
+        """Counts one event, here and in every group above: ``low``, ``high``, ``reclaim`` or ``fail``."""
+
+    def press(self, group: Group, nbytes: int) -> None:
+        """Asks the program to give back `nbytes`: the latest record of its usermemfd."""
+
+    def close(self, *, released: bool = False, handed_over: bool = False) -> None:
+        """The last call. `released` says that every process has its TSGs and default timeslices back, `handed_over`
+        that another daemon goes on at once, with the same GPUs."""
+
+
+class Moves(Protocol):
+    """Who is on the way from one GPU to another, for the daemon after one that does not see the end of it."""
+
+    def left(self) -> Mapping[Process, Move]:
+        """Those that were begun, and not ended, between GPUs of ours."""
+
+    def begin(self, process: Process, move: Move) -> None:
+        """Noted before the books of the other GPU have anything of it."""
+
+    def end(self, process: Process) -> None:
+        """The books say where it is; nothing where nothing was begun."""
+
+
+class Host(Protocol):
+    """What a Gpu may ask for."""
+
+    async def arrive(self, process: Process, gpu: int) -> None:
+        """A process has a context on `gpu`. On return it is in the books and its slices' policy holds."""
+
+    def knows(self, process: Process, gpu: int) -> bool:
+        """Whether the process is in the books of `gpu`: what is asked for one that is not comes too late."""
+
+    def observe(self, process: Process, gpu: int, nbytes: int) -> None:
+        """The driver's own figure for a process's GPU memory, bytes."""
+
+    def undone(self, process: Process, gpu: int) -> None:
+        """The process had undone its freeze or its timeslice by itself; it holds again."""
+
+    async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
+        """Charges `nbytes` and returns once every level is back under its high. OSError(ENOMEM) if refused."""
+
+    def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
+        """The process freed `nbytes` that were on the GPU, or (`swapped`) in the host."""
+
+    def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int, *, already: bool = False) -> None:
+        """`nbytes` of the process are in the host from now on. ENOSPC over a swap.max, unless they are there `already`:
+        then it is too late to refuse."""
+
+    def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:
+        """Whether `nbytes` may come back to the GPU: True and booked, or False for lack of room under some high."""
+
+    def levels(self, process: Process, gpu: int) -> Sequence[Books]:
+        """The books of the process, and of every slice above it, the GPU's root last. ENODEV for one that is gone."""
+
+    def presence(self, gpu: int) -> None:
+        """A GPU was lost, or is back: its `lost` says which."""
+
+    def settle(self, process: Process, gpu: int) -> None:
+        """What the process holds has changed: every level above it is to be back under its high, soon."""
+
+
+class Policy(Protocol):
+    """Who configures slices by himself, with the calls that writers of files end in."""
+
+    async def settle(self, slice_: Slice, gpu: int) -> None:
+        """Returns once a slice, and every one above it, has what it is to have on a GPU; in any case soon."""
+
+    def again(self, gpu: int) -> None:
+        """A GPU that was lost is back: what was refused meanwhile is to be asked for once more."""
+
+
+class Gpu(Protocol):
+    """One GPU: its truth and its levers.
+
+    Levers return once the state holds. They raise ProcessLookupError when the process is gone and OSError otherwise
+    (EOPNOTSUPP cannot, ETIMEDOUT no answer, EIO refused by the driver, ENODEV while the GPU is lost). They may be
+    cancelled at a checkpoint. A Gpu remembers what was asked for a process and applies it to every TSG that appears
+    later.
+    """
+
+    info: GpuInfo
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is not there: fallen off the bus, or of no use until it is reset. What is known of it stays."""
+
+    def capabilities(self) -> Mapping[str, Capability]:
+        """What each control (by file name) does on this GPU; a control that is not named is unsupported. The same table
+        as long as nothing changed, as every write asks, and another one then."""
+
+    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Finds processes and reports them to `host` until cancelled; started once the first look is done."""
+
+    def activity(self, process: Process) -> Activity:
+        """What is known about the work of `process`; an empty Activity for one that has no context."""
+
+    def manages(self, process: Process) -> bool:
+        """Whether the memory of `process` can be moved (gmem.limit.* act on it)."""
+
+    def footprint(self, process: Process) -> Footprint:
+        """What is known about the memory of `process`, besides what is in the books."""
+
+    def offer(self, room: Callable[[Process], int]) -> None:
+        """There may be room on the GPU again: programs that have memory in the host may ask for it back. `room` is
+        how many bytes one could get now; not all of them at once."""
+
+    async def set_timeslice(self, process: Process, us: int) -> None:
+        """Longest run of `process` in a round, microseconds, split over its GR TSGs; 0 restores the default."""
+
+    async def detach(self, process: Process) -> None:
+        """Takes its TSGs off the runlist; none of them is running on return."""
+
+    async def attach(self, process: Process) -> None:
+        """Puts its TSGs back on the runlist."""
+
+    async def reclaim(self, process: Process, nbytes: int) -> int:
+        """Moves at least `nbytes` (rounded up to pages) to the host, or what can be; returns the bytes moved."""
+
+    async def migrate(self, process: Process, target: Gpu) -> None:
+        """Moves a running program, which comes attached, to another GPU of this machine. On return it runs there, with
+        nothing asked for it, and this Gpu knows it no more; on failure it runs here as before.
+
+        EXDEV where it cannot run there (another chip), EEXIST where it has work there already, ENOSPC for lack of room
+        there, ENOMEM for lack of room in the host, EBUSY or ETIMEDOUT where it does not come to a rest, EOPNOTSUPP
+        where it has something that cannot be moved.
+        """
+
+    async def finds(self, process: Process) -> bool | None:
+        """Whether a program that was to be moved is on this GPU, asked anew; None while nobody can say, since somebody
+        may be at it still, whoever had asked for that."""
+
+    def forget(self, process: Process) -> None:
+        """The process exited: drop what was remembered for it."""
+
+    def hand_over(self) -> None:
+        """The end is near, and another daemon goes on from here: what holds then is not given back."""
+
+
+def split_timeslice(us: int, tsgs: int) -> int:
+    """One TSG's part of a process's timeslice, microseconds: forking contexts buys nothing."""
+    return max(1, us // max(1, tsgs))

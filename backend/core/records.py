@@ -1,0 +1,272 @@
+"""The values that cross the edges of the backend: frozen, with a docstring a field."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Literal
+
+import attrs
+
+from backend.core import settings
+from backend.core.settings import MAX as MAX
+from backend.core.settings import NOBODY as NOBODY
+
+OVERCOMMIT = 16
+"""Memory that a program may say it has, on the GPU or not, in capacities of it. What it says is counted before the
+driver's figure corrects it, so unbounded one program could take from its neighbours all that there is to count."""
+
+
+OF_MEMORY = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd")
+"""Controls that act by moving memory."""
+
+
+class Channel(enum.Enum):
+    """What can wake a poller of a group."""
+
+    GMEM = "gmem.events"
+    COMPUTE = "compute.events"
+    USERMEM = "usermemfd"
+    GPU = "gpu.events"
+
+
+class Capability(enum.Enum):
+    """What a control does on this machine; ordered from best to worst."""
+
+    ENFORCED = "enforced"
+    """Proven to act, on programs that know nothing of it."""
+    ADVISORY = "advisory"
+    """The driver takes it, but its effect was not proven here."""
+    UNSUPPORTED = "unsupported"
+    """Refused with EOPNOTSUPP."""
+
+    @staticmethod
+    def weakest(capabilities: list[Capability]) -> Capability:
+        """The one to promise for several GPUs together."""
+        order = list(Capability)
+        return max(capabilities, key=order.index, default=Capability.UNSUPPORTED)
+
+
+@attrs.frozen
+class GpuInfo:
+    """One GPU, as it presents itself. Shown under ``gpus/<index>/``."""
+
+    index: int
+    """NVML index."""
+    uuid: str
+    """``GPU-xxxxxxxx-...``: the stable name."""
+    name: str
+    """Product name."""
+    pci: str
+    """PCI address ``dddd:bb:dd.f``, lower case as in sysfs; ``none`` for a GPU without one."""
+    capacity: int
+    """Bytes of GPU memory."""
+    timeslice_default_us: int
+    """What a channel group gets that nobody asked for, microseconds."""
+    timeslice_min_us: int = 1
+    """Shortest timeslice accepted, microseconds."""
+    timeslice_max_us: int = 1_000_000
+    """Longest timeslice accepted, microseconds."""
+    granule: int = 1
+    """Bytes that move between GPU and host together: a page."""
+
+
+Peak = Literal["peak", "swap_peak"]
+PEAKS: frozenset[Peak] = frozenset(("peak", "swap_peak"))
+"""The highest value of a figure, by its name in the books: of `current`, or of `swap`."""
+
+
+@attrs.frozen
+class Books:
+    """What the ledger knows about one group at one moment. Sizes in bytes."""
+
+    high: int = MAX
+    """gmem.limit.high."""
+    low: int = 0
+    """gmem.limit.low."""
+    swap_max: int = MAX
+    """gmem.swap.max."""
+    current: int = 0
+    """On the GPU, this group and everything below it."""
+    peak: int = 0
+    """Highest `current` since the last reset."""
+    swap: int = 0
+    """In host memory, this group and everything below it."""
+    swap_peak: int = 0
+    """Highest `swap` since the last reset."""
+    peak_ever: int = 0
+    """Highest `current` since the group came, whatever was reset."""
+    swap_peak_ever: int = 0
+    """Highest `swap` since the group came, whatever was reset."""
+    swapin_bytes: int = 0
+    """Moved to the GPU, ever."""
+    swapout_bytes: int = 0
+    """Moved to the host, ever."""
+    swapins: int = 0
+    """Moves to the GPU, ever."""
+    swapouts: int = 0
+    """Moves to the host, ever."""
+    move_usec: int = 0
+    """Time those moves took, microseconds."""
+    events_low: int = 0
+    """Times memory was taken although the group was at or under its low."""
+    events_high: int = 0
+    """Times the group was found over its high and reclaim began."""
+    events_max: int = 0
+    """Times an allocation met an exhausted gmem.swap.max."""
+    events_oom: int = 0
+    """Allocations refused to the program."""
+    events_reclaim: int = 0
+    """Reclaims that moved memory out."""
+    events_fail: int = 0
+    """Reclaims that ended short of their goal."""
+    timeslice_us: int = 0
+    """compute.timeslice asked for, microseconds; 0 is ``default``."""
+    frozen: bool = False
+    """compute.freeze asked for."""
+    priority: int = settings.PRIORITY.default
+    """compute.priority."""
+    weight: int = settings.WEIGHT.default
+    """compute.weight."""
+    pressure_bytes: int = 0
+    """usermemfd: bytes to give back, of the latest record."""
+    pressure_seq: int = 0
+    """usermemfd: sequence number of the latest record; 0 when there never was one."""
+    kept: bool = False
+    """A slice that stays when nobody is in it."""
+    uid: int = NOBODY
+    """Who a slice was given to: the owner of what is below it. NOBODY: whoever owns the slice above."""
+    gid: int = NOBODY
+    """The group (of users) that goes with it."""
+
+
+@attrs.frozen
+class Activity:
+    """What a GPU knows about the work of one process, or the sum over a slice. None: this machine cannot tell."""
+
+    submitted: int | None = None
+    """Kernels launched, ever."""
+    finished: int | None = None
+    """Kernels completed, ever."""
+    pending: int | None = None
+    """Kernels launched that may still complete: not those of a context that was closed."""
+    gpu_usec: int | None = None
+    """Time on the engine, microseconds."""
+    gpu_usec_estimate: int | None = None
+    """About that, where it cannot be measured, microseconds."""
+    tsgs: int = 0
+    """Channel groups (TSGs) known."""
+    channels: int = 0
+    """Channels in them."""
+    attached: int = 0
+    """TSGs on the runlist."""
+    managed: bool = False
+    """Whether this program's memory can be moved."""
+    contexts: int = 0
+    """TSGs that a timeslice is split over: one of each context."""
+    stays: int | None = None
+    """Times that it came onto the engine in place of another, ever."""
+
+    def __add__(self, other: Activity) -> Activity:
+        return Activity(
+            submitted=_total(self.submitted, other.submitted),
+            finished=_total(self.finished, other.finished),
+            pending=_total(self.pending, other.pending),
+            gpu_usec=_total(self.gpu_usec, other.gpu_usec),
+            gpu_usec_estimate=_total(self.gpu_usec_estimate, other.gpu_usec_estimate),
+            tsgs=self.tsgs + other.tsgs,
+            channels=self.channels + other.channels,
+            attached=self.attached + other.attached,
+            managed=self.managed and other.managed,
+            contexts=self.contexts + other.contexts,
+            stays=_total(self.stays, other.stays),
+        )
+
+
+@attrs.frozen
+class Footprint:
+    """What a GPU knows about the memory of one process, or the sum over a slice. None: nothing to tell here."""
+
+    movable: int = MAX
+    """Bytes on the GPU that a reclaim could move now, at most; MAX where every byte can be."""
+    implicit: int | None = None
+    """Bytes that the driver counts for the program and nobody charged: contexts, code, what it got past the library."""
+    unmovable: int | None = None
+    """Bytes on the GPU that stay there, whatever the limits say."""
+    disputed: int | None = None
+    """Bytes that the program charged and the driver does not count. The driver is believed."""
+    exchanged: int | None = None
+    """Bytes that came back from the host in the place of as many that were colder, ever; swapins has none of them."""
+    whole: int = 0
+    """Bytes of programs that go into the host, or come back from it, only as a whole: who waits for that waits long."""
+
+    def __add__(self, other: Footprint) -> Footprint:
+        return Footprint(
+            min(MAX, self.movable + other.movable),
+            _total(self.implicit, other.implicit),
+            _total(self.unmovable, other.unmovable),
+            _total(self.disputed, other.disputed),
+            _total(self.exchanged, other.exchanged),
+            self.whole + other.whole,
+        )
+
+
+@attrs.frozen
+class Move:
+    """A program that is to go to another GPU: what is to be known of it until it is there, or has stayed."""
+
+    source: int
+    """Index of the GPU that it was on."""
+    target: int
+    """Index of the one that it goes to."""
+    before: Mapping[str, int] | None
+    """What was asked for it there before, by the names of :class:`Books`; None where it had no group there."""
+
+
+@attrs.frozen
+class Wanted:
+    """The compute state that the whole path above a process adds up to, on one GPU."""
+
+    frozen: bool
+    """Its TSGs are to be off the runlist: somebody asked for it."""
+    timeslice_us: int
+    """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
+    off: bool = False
+    """The scheduler keeps its TSGs off the runlist, frozen or not."""
+
+    @property
+    def detached(self) -> bool:
+        """Whether its TSGs are to be off the runlist, for whatever reason."""
+        return self.frozen or self.off
+
+
+@attrs.frozen
+class Place:
+    """What the scheduler has a process have, where nobody asks for anything else."""
+
+    timeslice_us: int = 0
+    """Longest run in a round, over all its TSGs, microseconds; 0 the driver's default."""
+    off: bool = False
+    """Off the runlist."""
+
+
+NOWHERE = Place()
+"""What somebody has whom the scheduler leaves alone."""
+
+
+@attrs.frozen
+class Throttled:
+    """How much a process, or those of a slice, were kept off the runlist by the scheduler (cgroup-v2.rst, cpu.stat)."""
+
+    times: int = 0
+    """How often."""
+    usec: int = 0
+    """For how long, microseconds."""
+
+    def __add__(self, other: Throttled) -> Throttled:
+        return Throttled(self.times + other.times, self.usec + other.usec)
+
+
+def _total(a: int | None, b: int | None) -> int | None:
+    """A sum that is as unknown as its parts. Some of them are a program's own word: many of those are a number, too."""
+    return None if a is None or b is None else min(MAX, a + b)

@@ -1,0 +1,170 @@
+"""The settings: everything that can be asked of a slice or a process on one GPU, one row each.
+
+Whatever else has to know of a setting finds it here: the ranges of the ledgers and of the journal, the masks of the
+kernel module (which has the same rows in kmod/settings.def; a test compares the two), what a migration takes along, the
+control files and the keys of unit files, the tables of the manual and the completions (`make tables`). What a setting
+does is not here: docs/semantics.md promises it, and docs/controls.md says what a new one needs.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+MAX = (1 << 63) - 1
+"""``max`` in a control file: no limit. The kernel's PAGE_COUNTER_MAX plays the same part in memcg."""
+
+NOBODY = (1 << 32) - 1
+"""A uid or gid that stands for none: the one that chown(2) does not take."""
+
+
+class Kind(enum.Enum):
+    """How a value is written, in a control file and in a unit file."""
+
+    SIZE = "size"
+    """Bytes, or ``max``; in a unit file also a percentage of the GPU's memory, or ``infinity``."""
+    SPAN = "span"
+    """A time: milliseconds in a control file, with a unit in either; kept in microseconds, 0 for ``default``."""
+    SWITCH = "switch"
+    """0 or 1; in a unit file a boolean."""
+    NUMBER = "number"
+    """A whole number."""
+    OWNER = "owner"
+    """A uid or a gid, set by chown(2); the kernel module takes one from CAP_SYS_ADMIN alone (EPERM)."""
+
+
+@attrs.frozen
+class Setting:
+    """One setting. Its place in `SETTINGS` is its bit in the mask of ``struct ggroup_set``: a new one comes last."""
+
+    field: str
+    """Its name in :class:`backend.core.records.Books`, in the journal, and in the structures of the kernel module."""
+    kind: Kind
+    most: int
+    """Greatest value: bytes, microseconds or a plain number, as `kind` has it."""
+    least: int = 0
+    """Smallest value."""
+    default: int = 0
+    """What a new group has."""
+    control: str | None = None
+    """Its control file; None for one that has none of its own."""
+    unit_key: str | None = None
+    """Its key in unit files, and for `ggroupfs run -p`; None where it is none."""
+    environment: str | None = None
+    """The variable by which a program may ask for it itself; None where it cannot."""
+    summary: str = ""
+    """What it is, in the few words that completions have room for."""
+    needs: tuple[str, ...] = ()
+    """The levers that the scheduler makes it of; without any, a GPU's driver acts on it itself."""
+    on_software_gpu: bool = True
+    """Whether it acts on the software GPU. What a machine cannot do is refused with EOPNOTSUPP."""
+    follows_migration: bool = True
+    """Whether a process takes it along to another GPU."""
+    slices_only: bool = False
+    """Whether a process has none (EINVAL)."""
+
+    @property
+    def allowed(self) -> range:
+        """The values that can be set (ERANGE for others)."""
+        return range(self.least, self.most + 1)
+
+    @property
+    def constant(self) -> str:
+        """What its bit is called in the header of the kernel module, behind ``GGROUP_SET_``."""
+        return self.field.removesuffix("_us").upper()
+
+
+HIGH = Setting(
+    "high",
+    Kind.SIZE,
+    most=MAX,
+    default=MAX,
+    control="gmem.limit.high",
+    unit_key="GMemHigh",
+    summary="memory over it is moved to the host",
+)
+LOW = Setting(
+    "low",
+    Kind.SIZE,
+    most=MAX,
+    control="gmem.limit.low",
+    unit_key="GMemLow",
+    summary="memory that is protected",
+)
+SWAP_MAX = Setting(
+    "swap_max",
+    Kind.SIZE,
+    most=MAX,
+    default=MAX,
+    control="gmem.swap.max",
+    unit_key="GMemSwapMax",
+    summary="limit of what is in the host",
+)
+TIMESLICE = Setting(
+    "timeslice_us",
+    Kind.SPAN,
+    most=MAX,
+    control="compute.timeslice",
+    unit_key="ComputeTimeSlice",
+    summary="milliseconds on the GPU before others have their turn",
+)
+FROZEN = Setting(
+    "frozen",
+    Kind.SWITCH,
+    most=1,
+    control="compute.freeze",
+    unit_key="ComputeFreeze",
+    summary="0 or 1",
+)
+PRIORITY = Setting(  # GVM's levels, and its default
+    "priority",
+    Kind.NUMBER,
+    most=15,
+    default=8,
+    control="compute.priority",
+    unit_key="ComputePriority",
+    summary="0 to 15, 0 goes first",
+    needs=("compute.timeslice", "compute.freeze"),
+)
+WEIGHT = Setting(  # cgroup-v2.rst, "Weights": 1 to 10000, default 100
+    "weight",
+    Kind.NUMBER,
+    least=1,
+    most=10_000,
+    default=100,
+    control="compute.weight",
+    unit_key="ComputeWeight",
+    summary="1 to 10000, the share among equal priorities",
+    needs=("compute.timeslice", "compute.freeze"),
+)
+KEPT = Setting("kept", Kind.SWITCH, most=1, follows_migration=False, slices_only=True)
+UID = Setting(
+    "uid",
+    Kind.OWNER,
+    most=NOBODY - 1,
+    default=NOBODY,
+    follows_migration=False,
+    slices_only=True,
+)
+GID = Setting(
+    "gid",
+    Kind.OWNER,
+    most=NOBODY - 1,
+    default=NOBODY,
+    follows_migration=False,
+    slices_only=True,
+)
+
+SETTINGS = (HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID)
+"""In the order of their bits."""
+
+BY_FIELD = {one.field: one for one in SETTINGS}
+BY_CONTROL = {one.control: one for one in SETTINGS if one.control is not None}
+
+APPLIED = tuple(sorted((one for one in SETTINGS if one.unit_key is not None), key=lambda one: one is FROZEN))
+"""Those of unit files in the order in which they are applied: what protects and limits memory comes before what lets a
+program run."""
+
+OF_THE_SCHEDULER = tuple(one for one in SETTINGS if one.needs)
+"""Those that the scheduler acts on."""

@@ -1,0 +1,179 @@
+"""Processes that come, move to other cgroups and go: their charges go with them, and who stays shares anew."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import trio
+
+from backend.common.errors import fail
+from backend.core.entries import Resident
+from backend.core.follower import Follower
+from backend.core.offers import Offers
+from backend.core.population import Population
+from backend.core.protocols import Gpu, Ledger
+from backend.core.reclaimer import Reclaimer
+from backend.core.records import Channel
+from backend.process.exits import ExitWatch
+from backend.process.identity import Group, Process, Slice, cgroup_of
+
+log = logging.getLogger(__name__)
+
+CGROUP_SWEEP_S = 0.25
+"""How often some processes' cgroups are looked at: nothing announces that a process was moved."""
+
+CGROUP_SWEEP_MOST = 16
+"""Processes looked at each time, so that ten thousand of them cost less than 1 % of a CPU."""
+
+
+class Traffic:
+    """The ways into the population, through it and out of it."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        gpus: Mapping[int, Gpu],
+        population: Population,
+        follower: Follower,
+        reclaimer: Reclaimer,
+        offers: Offers,
+        tell: Callable[[Group, Channel], None],
+    ) -> None:
+        self._ledger = ledger
+        self._gpus = gpus
+        self._population = population
+        self._follower = follower
+        self._reclaimer = reclaimer
+        self._offers = offers
+        self._tell = tell
+        self._unfollowed: set[Process] = set()  # of whom it was told that they are not
+        self.exits = ExitWatch(self._exited)
+        """Sees them go."""
+
+    def take_over(self) -> None:
+        """Goes on with what the books hold from before us. Who died meanwhile, or is another by now, is dropped."""
+        everybody = list(self._ledger.inherited())
+        gone = self.exits.take_over({one.group.node for one in everybody if isinstance(one.group.node, Process)})
+        inherited = []
+        cgroups: dict[Process, Slice] = {}
+        for one in everybody:
+            process = one.group.node
+            if isinstance(process, Process) and process not in cgroups:
+                try:
+                    if process in gone:
+                        raise fail(errno.ESRCH)
+                    cgroups[process] = cgroup_of(process.pid)
+                except ProcessLookupError:
+                    self.exits.unwatch(process)
+                    self._ledger.remove(one.group)
+                    continue
+            inherited.append(one)
+        self._population.take_over(inherited, cgroups)
+        self._follower.take_over(inherited)
+
+    async def welcome(self, process: Process, gpus: Iterable[int]) -> Resident:
+        """A process is in the population, with these GPUs, and its exit will be noticed. ProcessLookupError; EBUSY
+        where it does not let itself be looked at."""
+        await self.exits.watch(process)
+        return self.admit(process, gpus)
+
+    def admit(self, process: Process, gpus: Iterable[int]) -> Resident:
+        """As :meth:`welcome`, of one whose exit is watched for. ProcessLookupError for another."""
+        resident = self._population.resident(process)
+        if resident is not None and resident.gpus.issuperset(gpus):
+            return resident
+        if not self.exits.watches(process):  # it has ended meanwhile
+            raise fail(errno.ESRCH)
+        stale = self._population.by_pid(process.pid)
+        if stale is not None and stale is not resident:  # the pid was recycled before its exit was noticed
+            self.expel(stale.process)
+        try:
+            resident = self._population.admit(process, cgroup_of(process.pid), gpus)
+            for gpu in gpus:  # one that runs has come to a slice that was frozen, perhaps
+                self._follower.show(Group(gpu, process))
+            return resident
+        except OSError:  # it is gone, or we are short of something
+            if resident is None:
+                self.exits.unwatch(process)
+            raise
+
+    def expel(self, process: Process) -> None:
+        """A process is not in the population any more, whether or not it lives."""
+        self.exits.unwatch(process)
+        self._exited(process)
+
+    def _exited(self, process: Process) -> None:
+        resident = self._population.resident(process)
+        if resident is None:
+            return
+        slice_ = resident.slice
+        self._unfollowed.discard(process)
+        for gpu in resident.gpus:
+            self._gpus[gpu].forget(process)
+        self._population.expel(process)
+        for gpu in resident.gpus:
+            self._left(Group(gpu, slice_))
+            self._offers.freed(gpu)
+
+    def _left(self, group: Group) -> None:
+        """A process is no longer below this slice, which may have gone with it, and some of those above."""
+        for level in self._population.path(group):
+            if self._population.holds(level):
+                self._follower.sharers_changed(level)
+                self._follower.show(level)
+                for above in self._population.path(level):
+                    self._tell(above, Channel.COMPUTE)
+                return
+
+    async def follow_cgroups(self) -> None:
+        """Notices processes that were moved to another cgroup, a few at a time."""
+        while True:
+            await trio.sleep(CGROUP_SWEEP_S)
+            for count, resident in enumerate(list(self._population.residents()), 1):
+                if count % CGROUP_SWEEP_MOST == 0:
+                    await trio.sleep(CGROUP_SWEEP_S)
+                self._follow_cgroup(resident)
+
+    def _follow_cgroup(self, resident: Resident) -> None:
+        """A process is where its cgroup is; what goes wrong with one is no other's business."""
+        process = resident.process
+        try:
+            cgroup = cgroup_of(process.pid)
+            if self._population.resident(process) is resident and not cgroup == resident.cgroup == resident.slice:
+                self._relocate(resident, cgroup)
+        except OSError:
+            pass  # it is gone; or descriptors are short: it is looked at again
+        except Exception:
+            if process not in self._unfollowed:
+                self._unfollowed.add(process)
+                log.exception("process %d: its cgroup is not followed", process.pid)
+
+    def _relocate(self, resident: Resident, cgroup: Slice) -> None:
+        """Moves a process in the books; limits and policy of where it is now apply soon after."""
+        former = resident.slice
+        if not self._population.relocate(resident, cgroup):
+            return
+        for gpu in resident.gpus:
+            group = Group(gpu, resident.process)
+            self._left(Group(gpu, former))
+            self._offers.freed(gpu)
+            self._follower.sharers_changed(group)
+            self._follower.show(group)
+            for level in self._population.path(group):
+                self._tell(level, Channel.COMPUTE)
+        self.follow(resident)
+
+    def follow(self, resident: Resident) -> None:
+        """Has the limits and the policy of where a process is hold for it, soon."""
+        for gpu in resident.gpus:
+            self.configured(Group(gpu, resident.process))
+
+    def configured(self, group: Group) -> None:
+        """What is asked of a group is to hold, soon: it is elsewhere now, or somebody else wrote into the books, as the
+        owner of a slice may in the kernel's."""
+        if self._population.holds(group):
+            self._follower.background.later(group)
+            self._follower.watcher(group.gpu)
+            self._reclaimer.background.later(group)

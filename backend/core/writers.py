@@ -1,0 +1,139 @@
+"""Writers of controls: what they ask for is in the books, and holds, or everything is as it was before.
+
+Mostly it holds at once. Such a write costs no deadline, no turn and nothing else of trio's, which would take ten times
+as long as the rest of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import AsyncIterator, Iterable, Mapping
+
+import trio
+
+from backend.common.errors import fail
+from backend.core.follower import Follower
+from backend.core.patience import Patience
+from backend.core.population import Population
+from backend.core.protocols import Ledger
+from backend.core.records import Books
+from backend.process.identity import Group, Slice
+from backend.scheduler.schedulers import Schedulers
+
+Changes = Mapping[str, int | bool]
+"""What is asked for, by the names of :class:`Books`."""
+
+
+class Writers:
+    """See the module. Those of one group take turns, so that what is taken back is never another's."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        population: Population,
+        follower: Follower,
+        schedulers: Schedulers,
+        patience: Patience,
+    ) -> None:
+        self._ledger = ledger
+        self._population = population
+        self._follower = follower
+        self._schedulers = schedulers
+        self._patience = patience
+        self._turns: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
+
+    async def note(self, group: Group, books: Books, changes: Changes) -> None:
+        """Writes what is asked into the books, which say `books`; that is all of it."""
+        if self.ask(group, books, changes) is not None:
+            self.holds(group, changes)
+            return
+        async with self.asked(group, changes):
+            pass
+
+    async def pull(self, group: Group, books: Books, changes: Changes) -> None:
+        """Writes what is asked into the books, which say `books`, and returns once the levers have followed."""
+        before = self.ask(group, books, changes)
+        if before is not None and self._follower.follows(group):
+            self._follower.show(group)
+            self.holds(group, changes)
+            return
+        async with self.asked(group, changes, before):
+            await self._follower.apply(group)
+
+    def ask(self, group: Group, books: Books, changes: Changes) -> Books | None:
+        """Writes what is asked into the books and returns `books`, which they said before; None, and nothing is
+        written, where another write is under way. Whoever calls it goes on, without a wait, to :meth:`holds` or
+        :meth:`asked`."""
+        turn = self._turns.get(group)
+        if turn is not None and turn.locked():
+            return None
+        try:
+            self._ledger.configure(group, **changes)
+        except Exception as error:
+            raise self._reason(group, error) from None
+        return books
+
+    def holds(self, group: Group, changes: Iterable[str]) -> None:
+        """What was written under these names holds."""
+        if isinstance(group.node, Slice) and self._population.holds(group):
+            self._population.keep(group.node)
+        self._schedulers.configured(group.gpu, changes)
+
+    @contextlib.asynccontextmanager
+    async def asked(self, group: Group, changes: Changes, before: Books | None = None) -> AsyncIterator[None]:
+        """Writes what is asked into the books and lets the body make it hold; if it cannot, takes it back. What was
+        asked for with :meth:`ask`, which returned `before`, is in the books already.
+
+        Then the hardware follows the books back, in the background: whatever failed may fail again, and the writer
+        has its answer. ETIMEDOUT after the deadline, ENODEV for a process that died meanwhile.
+        """
+        with self._patience.deadline(group):
+            async with self.turn_of(group):
+                try:
+                    books = before if before is not None else self._ledger.books(group)
+                    if before is None:
+                        self._ledger.configure(group, **changes)
+                    try:
+                        yield
+                    except BaseException:
+                        self._take_back(group, {name: getattr(books, name) for name in changes})
+                        raise
+                    if isinstance(group.node, Slice) and self._population.holds(group):
+                        self._population.keep(group.node)
+                finally:
+                    self._schedulers.configured(group.gpu, changes)
+
+    @contextlib.asynccontextmanager
+    async def turn_of(self, group: Group) -> AsyncIterator[None]:
+        """A writer's turn. ENODEV, whatever went wrong, where the group is gone by then."""
+        lock = self._turns.setdefault(group, trio.Lock())
+        try:
+            lock.acquire_nowait()  # without the checkpoint of acquire()
+        except trio.WouldBlock:
+            await lock.acquire()
+        try:
+            yield
+        except Exception as error:
+            reason = self._reason(group, error)
+            if reason is error:
+                raise
+            raise reason from None
+        finally:
+            lock.release()
+
+    def forget(self, group: Group) -> None:
+        """The group is gone."""
+        self._turns.pop(group, None)
+
+    def _reason(self, group: Group, error: Exception) -> Exception:
+        """What a writer is told of an error: ENODEV, whatever went wrong, where the group is gone by then."""
+        if isinstance(error, ProcessLookupError) or not self._population.holds(group):
+            return fail(errno.ENODEV)
+        return error
+
+    def _take_back(self, group: Group, before: Changes) -> None:
+        """A write failed: the books say again what they said, and the hardware is to follow."""
+        if self._population.holds(group):
+            self._ledger.configure(group, **before)
+            self._follower.background.later(group)

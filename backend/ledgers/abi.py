@@ -1,0 +1,310 @@
+"""The interface of the kernel module ggroup, as Python sees it: kmod/uapi/ggroup.h, which says what everything means.
+
+Names are those of the header without ``GGROUP_`` and ``struct ggroup_``; a test compares every size, offset, sign and
+number of the two. Structures are native: they never leave the machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_char, c_int32, c_uint32, c_uint64
+
+from backend.core.records import OVERCOMMIT as OVERCOMMIT
+from backend.core.settings import GID, PRIORITY, SETTINGS, WEIGHT, Setting
+from backend.core.settings import MAX as MAX
+from backend.core.settings import NOBODY as NOBODY
+from backend.door import wire
+
+ABI_VERSION = 1
+
+UUID_LEN = 64
+PATH_LEN = 4096
+MAX_DEPTH = 32
+MAX_DEPTH_ROOT = 128
+MAX_SLICES_PER_USER = 4096
+RESETS_MOST = 64
+TIMEOUT_MS = 5000
+TIMEOUT_MS_MOST = 600_000
+
+PRIORITY_MOST, PRIORITY_DEFAULT = PRIORITY.most, PRIORITY.default
+WEIGHT_MOST, WEIGHT_DEFAULT = WEIGHT.most, WEIGHT.default
+
+# struct ggroup_hello.features
+
+FEATURE_BOOKS = 1 << 0
+FEATURE_PROVIDER = 1 << 1
+FEATURE_TENANT = 1 << 2
+FEATURE_USERMEM = 1 << 3
+FEATURE_COUNTERS = 1 << 4
+FEATURE_BOUNDS = 1 << 5
+FEATURE_PEAKS = 1 << 6
+
+# struct ggroup_gpu.flags, struct ggroup_unregister.flags
+
+GPU_INHERITED = 1 << 0
+
+UNREGISTER_RELEASED = 1 << 0
+UNREGISTER_FORGET = 1 << 1
+
+# struct ggroup_group.kind
+
+KIND_ROOT = 0
+KIND_SLICE = 1
+KIND_PROCESS = 2
+
+# struct ggroup_books.flags
+
+BOOKS_ONLINE = 1 << 0
+BOOKS_JOINED = 1 << 1
+BOOKS_DEAD = 1 << 2
+BOOKS_DETACHED = 1 << 3
+BOOKS_DOUBTFUL = 1 << 4
+
+# struct ggroup_set.mask
+
+SET = {setting.field: 1 << bit for bit, setting in enumerate(SETTINGS)}
+"""By field; in the header ``GGROUP_SET_`` with the name of the setting's constant."""
+
+# struct ggroup_reset.what
+
+PEAK_GMEM = 0
+PEAK_SWAP = 1
+
+# struct ggroup_note.event
+
+EVENT_LOW = 0
+EVENT_HIGH = 1
+EVENT_MAX = 2
+EVENT_OOM = 3
+EVENT_RECLAIM = 4
+EVENT_FAIL = 5
+
+# struct ggroup_target.flags
+
+TARGET_BELOW_LOW = 1 << 0
+
+# struct ggroup_event.channel
+
+CHANNEL_GMEM = 1
+CHANNEL_USERMEM = 2
+CHANNEL_EXIT = 3
+CHANNEL_SET = 4
+
+# struct ggroup_message.op: the format and the numbers are those of backend.door.wire
+
+MESSAGE_REPLY = wire.REPLY
+
+OP_ARRIVE = wire.Op.ARRIVE
+OP_SET_TIMESLICE = wire.Op.SET_TIMESLICE
+OP_ATTACH_TSG = wire.Op.ATTACH_TSG
+OP_DETACH_TSG = wire.Op.DETACH_TSG
+OP_RECLAIM = wire.Op.RECLAIM
+
+
+_NARROW = frozenset(("frozen", "priority", "weight", "kept", "uid", "gid"))
+"""Settings that are a __u32 in the structures of the first version."""
+
+
+def _type(setting: Setting) -> type[c_uint32] | type[c_uint64]:
+    """The C type of a setting: what came after the first version is of 64 bits, so that no structure has a hole."""
+    return c_uint32 if setting.field in _NARROW else c_uint64
+
+
+class Hello(ctypes.Structure):
+    _fields_ = (("version", c_uint32), ("reserved", c_uint32), ("features", c_uint64))
+
+
+class Gpu(ctypes.Structure):
+    _fields_ = (
+        ("uuid", c_char * UUID_LEN),
+        ("capacity", c_uint64),
+        ("granule", c_uint64),
+        ("headroom", c_uint64),
+        ("root", c_uint64),
+        ("flags", c_uint32),
+        ("reserved", c_uint32),
+    )
+
+
+class Unregister(ctypes.Structure):
+    _fields_ = (("flags", c_uint32), ("reserved", c_uint32))
+
+
+class Group(ctypes.Structure):
+    _fields_ = (
+        ("root", c_uint64),
+        ("parent", c_uint64),
+        ("id", c_uint64),
+        ("start", c_uint64),
+        ("pid", c_int32),
+        ("kind", c_uint32),
+        ("path", c_char * PATH_LEN),
+    )
+
+
+class Move(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("parent", c_uint64))
+
+
+class Id(ctypes.Structure):
+    _fields_ = (("id", c_uint64),)
+
+
+class Books(ctypes.Structure):
+    _fields_ = (
+        ("id", c_uint64),
+        ("high", c_uint64),
+        ("low", c_uint64),
+        ("swap_max", c_uint64),
+        ("current_bytes", c_uint64),
+        ("peak", c_uint64),
+        ("swap", c_uint64),
+        ("swapin_bytes", c_uint64),
+        ("swapout_bytes", c_uint64),
+        ("swapins", c_uint64),
+        ("swapouts", c_uint64),
+        ("move_usec", c_uint64),
+        ("events_low", c_uint64),
+        ("events_high", c_uint64),
+        ("events_max", c_uint64),
+        ("events_oom", c_uint64),
+        ("events_reclaim", c_uint64),
+        ("events_fail", c_uint64),
+        ("timeslice_us", c_uint64),
+        ("pressure_bytes", c_uint64),
+        ("pressure_seq", c_uint64),
+        ("frozen", c_uint32),
+        ("priority", c_uint32),
+        ("weight", c_uint32),
+        ("kept", c_uint32),
+        ("uid", c_uint32),
+        ("gid", c_uint32),
+        ("parent", c_uint64),
+        ("lever_timeslice_us", c_uint64),
+        ("submitted", c_uint64),
+        ("finished", c_uint64),
+        ("flags", c_uint32),
+        ("reserved", c_uint32),
+        ("swap_peak", c_uint64),
+        ("peak_ever", c_uint64),
+        ("swap_peak_ever", c_uint64),
+        *((setting.field, _type(setting)) for setting in SETTINGS[SETTINGS.index(GID) + 1 :]),
+    )
+
+
+class Set(ctypes.Structure):
+    _fields_ = (
+        ("id", c_uint64),
+        ("mask", c_uint64),
+        *((setting.field, _type(setting)) for setting in SETTINGS),
+    )
+
+
+class Reset(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("what", c_uint32), ("reserved", c_uint32))
+
+
+class Amount(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("nbytes", c_uint64), ("usec", c_uint64))
+
+
+class Note(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("event", c_uint32), ("reserved", c_uint32))
+
+
+class Target(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("nbytes", c_uint64), ("flags", c_uint32), ("reserved", c_uint32))
+
+
+class Plan(ctypes.Structure):
+    _fields_ = (
+        ("id", c_uint64),
+        ("nbytes", c_uint64),
+        ("targets", c_uint64),
+        ("capacity", c_uint32),
+        ("count", c_uint32),
+    )
+
+
+class Command(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("value", c_uint64), ("timeout_ms", c_uint32), ("reserved", c_uint32))
+
+
+class Join(ctypes.Structure):
+    _fields_ = (
+        ("uuid", c_char * UUID_LEN),
+        ("root", c_uint64),
+        ("id", c_uint64),
+        ("timeout_ms", c_uint32),
+        ("reserved", c_uint32),
+    )
+
+
+class Fd(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("flags", c_uint32), ("fd", c_int32))
+
+
+class Event(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("channel", c_uint32), ("count", c_uint32))
+
+
+class Pressure(ctypes.Structure):
+    _fields_ = (("nbytes", c_uint64), ("seq", c_uint64))
+
+
+class Counters(ctypes.Structure):
+    _fields_ = (("submitted", c_uint64), ("finished", c_uint64), ("reserved", c_uint64 * 6))
+
+
+class Message(ctypes.Structure):
+    _fields_ = (
+        ("op", c_uint32),
+        ("status", c_int32),
+        ("seq", c_uint64),
+        ("gpu", c_uint32),
+        ("flags", c_uint32),
+        ("args", c_uint64 * wire.ARGS),
+    )
+
+
+IOC_MAGIC = 0xE9
+
+_WRITE, _READ = 1, 2
+
+
+def _ioc(direction: int, number: int, argument: type[ctypes.Structure]) -> int:
+    """_IOC() of asm-generic/ioctl.h, which x86 and ARM have."""
+    return direction << 30 | ctypes.sizeof(argument) << 16 | IOC_MAGIC << 8 | number
+
+
+IOC_HELLO = _ioc(_READ, 0, Hello)
+
+IOC_JOIN = _ioc(_WRITE | _READ, 1, Join)
+IOC_CHARGE = _ioc(_WRITE, 2, Amount)
+IOC_UNCHARGE = _ioc(_WRITE, 3, Amount)
+IOC_UNCHARGE_SWAP = _ioc(_WRITE, 4, Amount)
+IOC_SWAP_OUT = _ioc(_WRITE, 5, Amount)
+IOC_SWAP_IN = _ioc(_WRITE, 6, Amount)
+IOC_USERMEM = _ioc(_WRITE | _READ, 7, Fd)
+IOC_GET = _ioc(_WRITE | _READ, 8, Books)
+
+IOC_ADD = _ioc(_WRITE | _READ, 16, Group)
+IOC_FIND = _ioc(_WRITE | _READ, 17, Group)
+IOC_NEXT = _ioc(_WRITE | _READ, 18, Group)
+IOC_MOVE = _ioc(_WRITE, 19, Move)
+IOC_REMOVE = _ioc(_WRITE, 20, Id)
+IOC_SET = _ioc(_WRITE, 21, Set)
+IOC_RESET_PEAK = _ioc(_WRITE, 22, Reset)
+IOC_OBSERVE = _ioc(_WRITE, 23, Amount)
+IOC_NOTE = _ioc(_WRITE, 24, Note)
+IOC_PRESS = _ioc(_WRITE, 25, Amount)
+IOC_PLAN = _ioc(_WRITE | _READ, 26, Plan)
+IOC_SET_TIMESLICE = _ioc(_WRITE, 27, Command)
+IOC_ATTACH_TSG = _ioc(_WRITE, 28, Command)
+IOC_DETACH_TSG = _ioc(_WRITE, 29, Command)
+IOC_RECLAIM = _ioc(_WRITE | _READ, 30, Command)
+
+IOC_REGISTER = _ioc(_WRITE | _READ, 48, Gpu)
+IOC_UNREGISTER = _ioc(_WRITE, 49, Unregister)
+IOC_FORGET = _ioc(_WRITE, 50, Gpu)
+IOC_EVENTS = _ioc(_WRITE | _READ, 51, Fd)

@@ -1,0 +1,50 @@
+"""One group's page in the books of the SoftLedger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
+
+import attrs
+
+from backend.core.records import Books
+from backend.process.identity import Group
+
+_NAMES = tuple(field.name for field in attrs.fields(Books))
+_PLACES = {name: place for place, name in enumerate(_NAMES)}
+_figures = attrgetter(*_NAMES)
+
+
+class Account:
+    """One group's page in the books: the fields of :class:`Books`, mutable, and its place in the tree."""
+
+    __slots__ = ("children", "figures", "granule", "group", "parent")
+
+    def __init__(self, group: Group, parent: Account | None, granule: int = 1) -> None:
+        self.group = group
+        self.parent = parent
+        self.granule: int = granule if parent is None else parent.granule
+        self.children: dict[Group, Account] = {}
+        self.figures = Books()
+        if parent is not None:
+            parent.children[group] = self
+
+    def update(self, **changes: Any) -> None:
+        """Replaces figures; readers keep the record that they have."""
+        # As attrs.evolve() does it, in less than half the time: every write and every page that moves comes by here.
+        figures = list(_figures(self.figures))
+        for name, value in changes.items():
+            figures[_PLACES[name]] = value
+        self.figures = Books(*figures)
+
+    def room(self) -> int:
+        """Granules that this account's own swap.max still lets go to the host."""
+        return max(0, self.figures.swap_max - self.figures.swap) // self.granule
+
+    def path(self) -> Iterator[Account]:
+        """This account and every one above it, up to the GPU's root."""
+        account: Account | None = self
+        while account is not None:
+            yield account
+            account = account.parent

@@ -1,0 +1,169 @@
+"""A SoftLedger that outlives its daemon: what changes in the books is in a journal before anybody is told of it.
+
+What is asked for, and the tree, are written with the call that changes them. Figures that the hardware changes all the
+time (peaks, counts of what moved) are collected, and written before they are read, or soon: they are as many as pages
+that move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import trio
+
+from backend.core.protocols import Inherited
+from backend.core.records import Books, Peak, Wanted
+from backend.ledgers.account import Account
+from backend.ledgers.journal import state
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.state import FIELDS, FLAGS, UNTOUCHED, Key, Operation
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import ROOT, Group, Process, Slice
+
+_kept = attrgetter(*FIELDS)
+
+SOON_S = 0.05
+"""Seconds after which figures that nobody asked for are written, too."""
+
+
+class Watched(Account):
+    """A page in the books that says when it changes."""
+
+    __slots__ = ("_changed", "written")
+
+    def __init__(self, changed: Callable[[Account], None], group: Group, parent: Account | None, granule: int) -> None:
+        super().__init__(group, parent, granule)
+        self._changed = changed
+        self.written = Books()
+        """As the journal has it."""
+
+    def update(self, **changes: object) -> None:
+        super().update(**changes)
+        self._changed(self)
+
+
+class JournaledLedger(SoftLedger):
+    """See :class:`backend.core.protocols.Ledger`, which it implements, and the module."""
+
+    def __init__(self, journal: Journal, names: Mapping[int, str]) -> None:
+        """`names` has the UUID of each GPU, by index."""
+        super().__init__()
+        self._journal = journal
+        self._names = dict(names)
+        self._changed: dict[Account, None] = {}
+        self._inherited: list[Inherited] = []
+        self._wake = trio.Event()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await trio.sleep(SOON_S)
+            self._wake = trio.Event()
+            self._write()
+
+    def close(self, *, released: bool = False, handed_over: bool = False) -> None:
+        self._write()
+
+    # The tree
+
+    def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
+        super().add_gpu(index, capacity, granule)
+        uuid = self._names[index]
+        if (uuid, ROOT) in self._journal.state.groups:
+            self._take_over(index, uuid)
+        self._write(state.gpu(uuid))
+
+    def inherited(self) -> Sequence[Inherited]:
+        return tuple(self._inherited)
+
+    def add(self, group: Group, parent: Group) -> None:
+        super().add(group, parent)
+        assert isinstance(parent.node, Slice)
+        self._write(state.add(self._key(group), parent.node))
+
+    def move(self, group: Group, parent: Group) -> None:
+        super().move(group, parent)
+        assert isinstance(parent.node, Slice)
+        self._write(state.move(self._key(group), parent.node))
+
+    def remove(self, group: Group) -> None:
+        account = self._account(group)
+        super().remove(group)
+        self._changed.pop(account, None)
+        self._write(state.remove(self._key(group)))
+
+    # Reading and configuring
+
+    def books(self, group: Group) -> Books:
+        if self._changed:
+            self._write()
+        return self._account(group).figures
+
+    def configure(self, group: Group, **changes: int | bool) -> None:
+        super().configure(group, **changes)
+        if self._changed:
+            self._write()
+
+    def reset_peak(self, group: Group, peak: Peak) -> None:
+        super().reset_peak(group, peak)
+        self._write()
+
+    # The small parts
+
+    def _open(self, group: Group, parent: Account | None, granule: int = 1) -> Account:
+        return Watched(self._note, group, parent, granule)
+
+    def _note(self, account: Account) -> None:
+        self._changed[account] = None
+        self._wake.set()
+
+    def _key(self, group: Group) -> Key:
+        return self._names[group.gpu], group.node
+
+    def _write(self, *operations: Operation) -> None:
+        """Everything that changed since the last time is in the journal, whole or not at all."""
+        told = list(operations)
+        for account in self._changed:
+            assert isinstance(account, Watched)
+            now, before = account.figures, account.written
+            account.written = now
+            news, olds = _kept(now), _kept(before)
+            if news != olds:
+                each = zip(FIELDS, news, olds, strict=True)
+                fields = {name: int(new) for name, new, old in each if new != old}  # flags are numbers there
+                told.append(state.put(self._key(account.group), fields))
+        self._changed.clear()
+        if told:
+            self._journal.commit(*told)
+
+    def _take_over(self, index: int, uuid: str) -> None:
+        """The books are as the daemon before us left them, but for what is held: that is said again."""
+        found = self._journal.state
+        root = self._accounts[Group(index, ROOT)]
+        high = root.figures.high
+        for key in [(uuid, ROOT), *found.ordered(uuid)]:
+            group, entry = Group(index, key[1]), found.groups[key]
+            if entry.above is not None:
+                super().add(group, Group(index, entry.above))
+                self._inherited.append(self._inherit(group, key, Group(index, entry.above)))
+            account = self._accounts[group]
+            assert isinstance(account, Watched)
+            fields: dict[str, Any] = {name: bool(n) if name in FLAGS else n for name, n in entry.fields.items()}
+            account.figures = account.written = Books(**fields)
+            _reset_by_nobody(account)
+        root.update(high=high)
+
+    def _inherit(self, group: Group, key: Key, above: Group) -> Inherited:
+        held = self._journal.state.levers.get(key, UNTOUCHED)
+        process = isinstance(group.node, Process)
+        applied = Wanted(held.detached, held.timeslice_us) if process else Wanted(False, 0)
+        return Inherited(group, above, applied, held.moving)
+
+
+def _reset_by_nobody(account: Account) -> None:
+    """Whoever had reset a peak asked the daemon before us. The journal of an earlier version has no peak ever."""
+    books = account.figures
+    peak, swap_peak = max(books.peak, books.peak_ever), max(books.swap_peak, books.swap_peak_ever)
+    account.update(peak=peak, peak_ever=peak, swap_peak=swap_peak, swap_peak_ever=swap_peak)

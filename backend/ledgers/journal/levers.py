@@ -1,0 +1,66 @@
+"""A Gpu that notes what its levers are about to do and what holds, as the kernel does where it has the books.
+
+So the next daemon knows who was off the runlist, and of whom nobody knows. And the timeslices that TSGs had of their
+own: once they were given others, the driver does not know them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from backend.core.protocols import Gpu
+from backend.ledgers.journal import state
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.state import UNTOUCHED, Key
+from backend.ledgers.passing import Passing
+from backend.process.identity import Process
+
+
+class Noted(Passing):
+    """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
+
+    def __init__(self, inner: Gpu, journal: Journal) -> None:
+        super().__init__(inner)
+        self._journal = journal
+
+    async def set_timeslice(self, process: Process, us: int) -> None:
+        await self._inner.set_timeslice(process, us)
+        self._note(process, timeslice_us=us)
+
+    async def detach(self, process: Process) -> None:
+        self._note(process, moving=True)
+        await self._inner.detach(process)
+        self._note(process, detached=True, moving=False)
+
+    async def attach(self, process: Process) -> None:
+        self._note(process, moving=True)
+        await self._inner.attach(process)
+        self._note(process, detached=False, moving=False)
+
+    def _note(self, process: Process, **changes: bool | int) -> None:
+        key: Key = self.info.uuid, process
+        if key not in self._journal.state.groups:
+            return  # it is gone, and what was known of its levers with its books: the lever returned later
+        before = self._journal.state.levers.get(key, UNTOUCHED)
+        now = attrs.evolve(before, **changes)  # type: ignore[arg-type]
+        if now != before:
+            self._journal.commit(state.lever(key, now))
+
+
+class Timeslices:
+    """What the TSGs of programs on one GPU had of their own (:class:`backend.nvidia.tenant.Notes`). For any thread."""
+
+    def __init__(self, journal: Journal, uuid: str) -> None:
+        self._journal = journal
+        self._uuid = uuid
+
+    def known(self, process: Process) -> Mapping[str, int]:
+        """Microseconds, by the names under which they were noted."""
+        return self._journal.state.own.get((self._uuid, process), {})
+
+    def note(self, process: Process, timeslices: Mapping[str, int]) -> None:
+        """From now on these are to be given back, and no others."""
+        if timeslices != self.known(process):
+            self._journal.commit(state.own((self._uuid, process), timeslices))

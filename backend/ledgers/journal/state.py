@@ -1,0 +1,414 @@
+"""What a journal says at one moment, and the operations that change it. Pure; strict, since it is read from a file.
+
+An operation is a list as JSON has it; the functions here make them, and :meth:`State.apply` understands them. A GPU is
+known by its UUID, since NVML's numbering may be another for the next daemon.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from backend.core.records import NOBODY, Books
+from backend.core.settings import BY_FIELD, Kind
+from backend.process.identity import ROOT, Node, Process, Slice
+
+Operation = Sequence[Any]
+
+Key = tuple[str, Node]
+"""A group: the UUID of its GPU, and its node."""
+
+Subject = str | Node | Key
+"""What a directory is of: ``root`` or ``gpus``, a process, a slice, or a group."""
+
+FIELDS = tuple(field.name for field in attrs.fields(Books) if field.name not in ("current", "swap"))
+"""What is kept of a group. What it holds the hardware and the programs say again."""
+
+FLAGS = {setting.field for setting in BY_FIELD.values() if setting.kind is Kind.SWITCH}
+
+_LARGEST = 1 << 128
+_NAME = re.compile("[0-9a-f]{1,8}:[0-9a-f]{1,8}")
+_BOOKS = Books()
+
+
+class Nonsense(ValueError):
+    """An operation that cannot be: of a journal that is not ours, or not whole."""
+
+
+@attrs.frozen
+class Entry:
+    """A group."""
+
+    above: Slice | None
+    """The slice that it is in; None for a GPU's root."""
+    fields: dict[str, int] = attrs.field(factory=dict)
+    """What is not as in a new group, by the names of :class:`Books`."""
+    later: dict[str, int | str] = attrs.field(factory=dict)
+    """What a later version noted of it besides: kept for that, and gone with the group."""
+
+
+@attrs.frozen
+class Lever:
+    """What holds for a process on a GPU."""
+
+    detached: bool = False
+    """Its TSGs are off the runlist."""
+    timeslice_us: int = 0
+    """Its timeslice, microseconds; 0 is the driver's default."""
+    moving: bool = False
+    """They were about to be taken off, or put back, and nobody knows what came of it."""
+
+
+@attrs.frozen
+class Owned:
+    """What chown(2) and chmod(2) set on one file; None where they did not."""
+
+    uid: int | None = None
+    """Owner."""
+    gid: int | None = None
+    """Group."""
+    permissions: int | None = None
+    """Permission bits."""
+    lent: int | None = None
+    """Whose it was by delegation who set this: it holds while it is his. None: it holds whosever it is."""
+
+
+@attrs.frozen
+class Moving:
+    """A program that was to go to another GPU, and nobody has seen the end of it."""
+
+    source: str
+    """UUID of the GPU that it was on."""
+    target: str
+    """UUID of the one that it was to go to."""
+    before: Mapping[str, int] | None
+    """What was asked for it there before, by the names of :class:`Books`; None where it had no group there."""
+
+
+UNTOUCHED = Lever()
+
+
+# What can happen
+
+
+def gpu(uuid: str) -> Operation:
+    """The books of a GPU were opened."""
+    return ["gpu", uuid]
+
+
+def add(key: Key, above: Slice) -> Operation:
+    """A group is below a slice of the same GPU."""
+    return ["add", key[0], _raw(key[1]), above.path]
+
+
+def move(key: Key, above: Slice) -> Operation:
+    """It is below another one."""
+    return ["move", key[0], _raw(key[1]), above.path]
+
+
+def remove(key: Key) -> Operation:
+    """It is gone, with all that was known of it on this GPU."""
+    return ["remove", key[0], _raw(key[1])]
+
+
+def put(key: Key, fields: Mapping[str, int | str]) -> Operation:
+    """Some of its figures are others."""
+    return ["put", key[0], _raw(key[1]), dict(fields)]
+
+
+def lever(key: Key, state: Lever) -> Operation:
+    """What holds of its levers."""
+    return ["lever", key[0], _raw(key[1]), state.detached, state.timeslice_us, state.moving]
+
+
+def own(key: Key, timeslices: Mapping[str, int]) -> Operation:
+    """The timeslices that TSGs of a process had before they were given others, microseconds, by client and handle
+    (``c1d00019:5c000003``)."""
+    return ["own", key[0], _raw(key[1]), dict(timeslices)]
+
+
+def moving(process: Process, move: Moving) -> Operation:
+    """A process is about to go to another GPU."""
+    before = None if move.before is None else dict(move.before)
+    return ["moving", _raw(process), move.source, move.target, before]
+
+
+def moved(process: Process) -> Operation:
+    """It is there, or has stayed, and the books say so."""
+    return ["moved", _raw(process)]
+
+
+def give(subject: Subject, file: str, owned: Owned | None) -> Operation:
+    """A file in a directory, or (empty) the directory itself, is somebody's; None: as it was at first."""
+    value = None if owned is None else [*attrs.astuple(owned)]
+    return ["give", _raw_subject(subject), file, value]
+
+
+def forget(subject: Subject) -> Operation:
+    """The directory is gone: nothing in it is anybody's."""
+    return ["forget", _raw_subject(subject)]
+
+
+@attrs.define
+class State:
+    """See the module."""
+
+    groups: dict[Key, Entry] = attrs.field(factory=dict)
+    """The books."""
+    levers: dict[Key, Lever] = attrs.field(factory=dict)
+    """What holds, where it is not as it always was."""
+    own: dict[Key, dict[str, int]] = attrs.field(factory=dict)
+    """Timeslices that are to be given back."""
+    moves: dict[Process, Moving] = attrs.field(factory=dict)
+    """Who is on the way from one GPU to another."""
+    given: dict[Subject, dict[str, Owned]] = attrs.field(factory=dict)
+    """Owners and modes, by directory and file."""
+    _below: dict[Key, int] = attrs.field(factory=dict, init=False, eq=False)
+    """How many groups are directly in one, where any are."""
+
+    def copy(self) -> State:
+        """What it says now. Quick, however much that is: what is in the tables is replaced, never changed."""
+        return State(dict(self.groups), dict(self.levers), dict(self.own), dict(self.moves), dict(self.given))
+
+    def apply(self, operation: Operation) -> None:
+        """Has one thing happen. Nonsense where it cannot."""
+        match operation:
+            case ["gpu", str(uuid)]:
+                self.groups.setdefault((uuid, ROOT), Entry(None))
+            case ["add", str(uuid), node, str(above)]:
+                self._add((uuid, _node(node)), _slice(above))
+            case ["move", str(uuid), node, str(above)]:
+                self._move((uuid, _node(node)), _slice(above))
+            case ["remove", str(uuid), node]:
+                self._remove((uuid, _node(node)))
+            case ["put", str(uuid), node, dict(fields)]:
+                self._put((uuid, _node(node)), fields)
+            case ["lever", str(uuid), [_, _] as process, bool(detached), int(us), bool(moving)]:
+                found = Lever(detached, _within(us, range(1 << 63)), moving)
+                _enter(self.levers, (uuid, _node(process)), found, found != UNTOUCHED)
+            case ["own", str(uuid), [_, _] as process, dict(timeslices)]:
+                for name, us in timeslices.items():
+                    _within(us, range(_LARGEST))
+                    _expect(_NAME.fullmatch(name) is not None)
+                _enter(self.own, (uuid, _node(process)), dict(timeslices), bool(timeslices))
+            case ["moving", [_, _] as process, str(source), str(target), dict() | None as before]:
+                self._moving(_process(process), Moving(source, target, before))
+            case ["moved", [_, _] as process]:
+                self.moves.pop(_process(process), None)
+            case ["give", subject, str(file), [uid, gid, permissions, lent]]:
+                ids = [_or_none(one, NOBODY) for one in (uid, gid, lent)]
+                found_ = Owned(ids[0], ids[1], _or_none(permissions, 0o10000), ids[2])
+                known = _subject(subject)
+                self.given[known] = {**self.given.get(known, {}), file: found_}
+            case ["give", subject, str(file), None]:
+                known = _subject(subject)
+                files = {name: owned for name, owned in self.given.get(known, {}).items() if name != file}
+                _enter(self.given, known, files, bool(files))
+            case ["forget", subject]:
+                self.given.pop(_subject(subject), None)
+            case _:
+                raise Nonsense(f"unknown operation {str(operation)[:80]}")
+
+    def keep(self, uuid: str, node: object, later: Mapping[str, int | str]) -> None:
+        """Notes of a group what a later version did. Nonsense."""
+        key = uuid, _node(node)
+        _expect(key in self.groups)
+        self.groups[key] = attrs.evolve(self.groups[key], later={**self.groups[key].later, **later})
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the next daemon would find nothing in it."""
+        books = any(entry.fields or entry.later or entry.above for entry in self.groups.values())
+        return not (books or self.levers or self.own or self.moves or self.given)
+
+    def operations(self) -> Iterator[Operation]:
+        """What makes this state of an empty one."""
+        for uuid in [uuid for (uuid, _), entry in self.groups.items() if entry.above is None]:
+            yield gpu(uuid)
+        for key in self._in_order():
+            above = self.groups[key].above
+            assert above is not None
+            yield add(key, above)
+        for key, entry in self.groups.items():
+            if entry.fields or entry.later:
+                yield put(key, {**entry.fields, **entry.later})
+        for key, held in self.levers.items():
+            yield lever(key, held)
+        for key, timeslices in self.own.items():
+            yield own(key, timeslices)
+        for process, move in self.moves.items():
+            yield moving(process, move)
+        for subject, files in self.given.items():
+            for file, owned in files.items():
+                yield give(subject, file, owned)
+
+    def ordered(self, uuid: str) -> list[Key]:
+        """The groups of a GPU but its root, each after the one above."""
+        return [key for key in self._in_order() if key[0] == uuid]
+
+    def _in_order(self) -> Iterator[Key]:
+        """All groups but the roots, each after the one above: a move can have put it the other way."""
+        found: set[Key] = set()
+        for key in self.groups:
+            chain: list[Key] = []
+            while key[1] != ROOT and key not in found:
+                chain.append(key)
+                found.add(key)
+                above = self.groups[key].above
+                assert above is not None
+                key = (key[0], above)
+            yield from reversed(chain)
+
+    def drop(self, gone: Iterable[Key]) -> None:
+        """Processes that are no more, wherever they were."""
+        for key in gone:
+            entry = self.groups.get(key)
+            if entry is not None and entry.above is not None:
+                self._count((key[0], entry.above), -1)
+            for table in (self.groups, self.levers, self.own, self.given):
+                table.pop(key, None)
+            self.given.pop(key[1], None)
+            if isinstance(key[1], Process):
+                self.moves.pop(key[1], None)
+
+    def forget_gpu(self, uuid: str) -> None:
+        """A GPU is gone, with its books."""
+        for table in (self.groups, self._below, self.levers, self.own, self.given):
+            for key in [key for key in table if isinstance(key, tuple) and key[0] == uuid]:
+                del table[key]
+        for process in [process for process, move in self.moves.items() if uuid in (move.source, move.target)]:
+            del self.moves[process]
+        nodes = {node for _, node in self.groups}
+        for subject in list(self.given):
+            if not nodes or (isinstance(subject, (Process, Slice)) and subject not in nodes):
+                del self.given[subject]
+
+    # The small parts
+
+    def _add(self, key: Key, above: Slice) -> None:
+        _expect(key not in self.groups and (key[0], above) in self.groups)
+        self.groups[key] = Entry(above)
+        self._count((key[0], above), 1)
+
+    def _move(self, key: Key, above: Slice) -> None:
+        entry = self.groups.get(key)
+        _expect(entry is not None and entry.above is not None and (key[0], above) in self.groups)
+        assert entry is not None
+        level: Slice | None = above
+        while level is not None:  # not below itself
+            _expect((key[0], level) != key)
+            level = self.groups[key[0], level].above
+        assert entry.above is not None
+        self._count((key[0], entry.above), -1)
+        self._count((key[0], above), 1)
+        self.groups[key] = attrs.evolve(entry, above=above)
+
+    def _remove(self, key: Key) -> None:
+        entry = self.groups.get(key)
+        _expect(entry is not None and entry.above is not None and key not in self._below)
+        assert entry is not None
+        assert entry.above is not None
+        self._count((key[0], entry.above), -1)
+        del self.groups[key]
+        self.levers.pop(key, None)
+        self.own.pop(key, None)
+
+    def _put(self, key: Key, fields: Mapping[str, Any]) -> None:
+        entry = self.groups.get(key)
+        _expect(entry is not None)
+        assert entry is not None
+        _check(fields)
+        now = dict(entry.fields)
+        for name, value in fields.items():
+            _enter(now, name, value, value != getattr(_BOOKS, name))
+        self.groups[key] = attrs.evolve(entry, fields=now)
+
+    def _count(self, key: Key, change: int) -> None:
+        count = self._below.get(key, 0) + change
+        _enter(self._below, key, count, count != 0)
+
+    def _moving(self, process: Process, move: Moving) -> None:
+        _expect(move.source != move.target)
+        _check(move.before or {})
+        self.moves[process] = move
+
+
+def _range(name: str) -> range:
+    setting = BY_FIELD.get(name)
+    if setting is None:
+        return range(_LARGEST)
+    return range(NOBODY + 1) if setting.kind is Kind.OWNER else setting.allowed
+
+
+_RANGES = {name: _range(name) for name in FIELDS}
+"""Of each field. Figures that nobody configures are counts."""
+
+
+def _enter(table: dict[Any, Any], key: Any, value: Any, wanted: bool) -> None:
+    if wanted:
+        table[key] = value
+    else:
+        table.pop(key, None)
+
+
+def _check(fields: Mapping[str, Any]) -> None:
+    _expect(fields.keys() <= set(FIELDS))
+    for name, value in fields.items():
+        _within(int(value) if name in FLAGS and isinstance(value, bool) else value, _RANGES[name])
+
+
+def _expect(holds: bool) -> None:
+    if not holds:
+        raise Nonsense("it does not fit what was before")
+
+
+def _within(value: Any, allowed: range) -> int:
+    _expect(type(value) is int and value in allowed)
+    return int(value)
+
+
+def _or_none(value: Any, end: int) -> int | None:
+    return None if value is None else _within(value, range(end))
+
+
+def _raw(node: Node) -> object:
+    return node.path if isinstance(node, Slice) else [node.pid, node.start]
+
+
+def _raw_subject(subject: Subject) -> object:
+    if isinstance(subject, tuple):
+        return [subject[0], _raw(subject[1])]
+    return subject if isinstance(subject, str) else _raw(subject)
+
+
+def _node(raw: object) -> Node:
+    match raw:
+        case str(path):
+            return _slice(path)
+        case [int(pid), int(start)]:
+            return Process(_within(pid, range(1, 1 << 31)), _within(start, range(1 << 63)))
+    raise Nonsense("no process and no slice")
+
+
+def _process(raw: object) -> Process:
+    found = _node(raw)
+    _expect(isinstance(found, Process))
+    assert isinstance(found, Process)
+    return found
+
+
+def _slice(path: str) -> Slice:
+    _expect(path == "/" or (path.startswith("/") and not path.endswith("/") and "//" not in path))
+    return Slice(path)
+
+
+def _subject(raw: object) -> Subject:
+    match raw:
+        case "root" | "gpus":
+            return str(raw)
+        case [str(uuid), node]:
+            return uuid, _node(node)
+    return _node(raw)

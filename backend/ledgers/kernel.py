@@ -1,0 +1,434 @@
+"""KernelLedger: the books, kept by the kernel module ggroup. They outlive the daemon, and every lever is pulled by it.
+
+See kmod/uapi/ggroup.h, which says what each call does, and :class:`backend.ledgers.soft.SoftLedger`, which specifies
+what it answers. Numbers that no field holds travel as the largest one, so that the kernel refuses them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import logging
+import math
+import os
+import select
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+
+import attrs
+import trio
+
+from backend.common.errors import fail
+from backend.common.threads import in_a_thread
+from backend.core.protocols import Inherited, Target
+from backend.core.records import PEAKS, Books, Channel, Peak, Wanted
+from backend.door.wire import Op
+from backend.ledgers import abi
+from backend.process.identity import ROOT, Group, Process, Slice
+
+log = logging.getLogger(__name__)
+
+DEVICE = "/dev/ggroup"
+
+NEEDED = abi.FEATURE_BOOKS | abi.FEATURE_PROVIDER
+
+WITHOUT: Mapping[int, tuple[str, str]] = {
+    abi.FEATURE_BOOKS: ("books", "it keeps no books"),
+    abi.FEATURE_PROVIDER: ("provider", "no program can serve a GPU"),
+    abi.FEATURE_TENANT: ("tenant", "no program can charge for itself"),
+    abi.FEATURE_USERMEM: ("usermem", "no program can listen there to what it is to give back"),
+    abi.FEATURE_COUNTERS: ("counters", "no program can count its kernels there"),
+    abi.FEATURE_BOUNDS: ("bounds", "a user can make as many groups as there is room for"),
+    abi.FEATURE_PEAKS: ("peaks", "gmem.swap.peak is refused, and after a restart gmem.peak begins at its last reset"),
+}
+"""The features that we know: what each is called, and what is so where the module that is loaded lacks it."""
+
+LEVERS_AT_ONCE = 64
+"""Levers that are waited for at the same time, each in a thread."""
+
+TARGETS = 64
+"""Room for a plan at first; it grows."""
+
+EVENTS_AT_ONCE = 256
+
+TOLD_MOST = 1000
+"""Times that a listener is told of events that came as one: a program that makes them is not to keep us busy."""
+
+_SAME = tuple(field.name for field in attrs.fields(Books) if field.name not in ("current", "frozen", "kept"))
+"""Fields that are called the same in the kernel."""
+
+_NOTED = {
+    "low": abi.EVENT_LOW,
+    "high": abi.EVENT_HIGH,
+    "reclaim": abi.EVENT_RECLAIM,
+    "fail": abi.EVENT_FAIL,
+}
+
+OLD_PEAKS: frozenset[Peak] = frozenset(("peak",))
+"""What a module of 0.1 knows of."""
+_PEAKS: Mapping[Peak, int] = {"peak": abi.PEAK_GMEM, "swap_peak": abi.PEAK_SWAP}
+
+_CHANNELS = {abi.CHANNEL_GMEM: Channel.GMEM, abi.CHANNEL_USERMEM: Channel.USERMEM}
+"""Exits are not in it: :class:`backend.process.exits.ExitWatch` tells of those, with any ledger."""
+
+_PULLS = {
+    Op.SET_TIMESLICE: abi.IOC_SET_TIMESLICE,
+    Op.ATTACH_TSG: abi.IOC_ATTACH_TSG,
+    Op.DETACH_TSG: abi.IOC_DETACH_TSG,
+    Op.RECLAIM: abi.IOC_RECLAIM,
+}
+
+
+def _hello(device: int) -> abi.Hello:
+    """What an opened device says of itself."""
+    hello = abi.Hello()
+    _ask(device, abi.IOC_HELLO, hello)
+    return hello
+
+
+def features() -> int:
+    """What the kernel module here can, as bits. OSError, in words, where there is none that we can use."""
+    try:
+        device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise OSError(errno.ENOENT, f"there is no {DEVICE}: load the kernel module ggroup") from None
+    except OSError as error:
+        raise OSError(error.errno, f"{DEVICE}: {error.strerror}") from None
+    try:
+        hello = _hello(device)
+    except OSError as error:
+        raise OSError(error.errno, f"{DEVICE} is not of the kernel module ggroup: {error.strerror}") from None
+    finally:
+        os.close(device)
+    if hello.version != abi.ABI_VERSION:
+        text = f"the kernel module ggroup speaks version {hello.version}, and this program {abi.ABI_VERSION}"
+        raise OSError(errno.EPROTO, text)
+    if hello.features & NEEDED != NEEDED:
+        raise OSError(errno.EPROTO, f"the kernel module ggroup lacks features: {hello.features:#x}")
+    return int(hello.features)
+
+
+def lacking(found: int) -> Mapping[str, str]:
+    """Of what we know, what a module lacks that can `found`: names, and what is so without. What it can besides, and we
+    do not know, is not used."""
+    return {name: words for bit, (name, words) in WITHOUT.items() if not found & bit}
+
+
+def check() -> str:
+    """What the kernel module here is, in words. OSError, in words too, where there is none that we can use."""
+    found = features()
+    here = ",".join(name for bit, (name, _) in WITHOUT.items() if found & bit)
+    lacks = "".join(f"; lacks {name}: {words}" for name, words in lacking(found).items())
+    return f"version {abi.ABI_VERSION}, features {here}{lacks}"
+
+
+class KernelLedger:
+    """See :class:`backend.core.protocols.Ledger`, which it implements, and the module."""
+
+    name = "kernel"
+
+    def __init__(self, names: Mapping[int, str], *, temporary: Collection[int] = ()) -> None:
+        """`names` has the UUID of each GPU, by index. The books of `temporary` ones end with :meth:`close`, but
+        where another daemon goes on with them."""
+        self._names = dict(names)
+        self._temporary = frozenset(temporary)
+        self._control = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        self.peaks = PEAKS if _hello(self._control).features & abi.FEATURE_PEAKS else OLD_PEAKS
+        self._reset: dict[Group, int] = {}  # with a module that forgets it: the peak before the last reset
+        self._queues: dict[int, int] = {}
+        self._streams: list[int] = []
+        self._events = select.epoll()  # one descriptor to wait on, for all of them
+        self._ids: dict[Group, int] = {}
+        self._groups: dict[int, Group] = {}
+        self._inherited: list[Inherited] = []
+        self._listeners: list[Callable[[Group, Channel], None]] = []
+        self._configured: list[Callable[[Group], None]] = []
+        self._limiter = trio.CapacityLimiter(LEVERS_AT_ONCE)
+
+    def close(self, *, released: bool = False, handed_over: bool = False) -> None:
+        for index, queue in self._queues.items():
+            flags = abi.UNREGISTER_RELEASED if released else 0
+            if index in self._temporary and not handed_over:
+                flags |= abi.UNREGISTER_FORGET
+            if flags:
+                _ask(queue, abi.IOC_UNREGISTER, abi.Unregister(flags=flags))
+        for descriptor in (*self._queues.values(), *self._streams, self._control):
+            os.close(descriptor)
+        self._events.close()
+
+    # Events
+
+    def listen(self, listener: Callable[[Group, Channel], None], configured: Callable[[Group], None]) -> None:
+        self._listeners.append(listener)
+        self._configured.append(configured)
+
+    async def run(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self._events.fileno())
+            self._tell()
+
+    def _tell(self) -> None:
+        """Passes on what happened since the last time, of our own doing or not."""
+        size = ctypes.sizeof(abi.Event)
+        for stream in self._streams:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    raw = os.read(stream, EVENTS_AT_ONCE * size)
+                    for start in range(0, len(raw), size):
+                        self._tell_one(abi.Event.from_buffer_copy(raw, start))
+
+    def _tell_one(self, event: abi.Event) -> None:
+        group, channel = self._groups.get(event.id), _CHANNELS.get(event.channel)
+        if group is not None and event.channel == abi.CHANNEL_SET:
+            for configured in self._configured:
+                try:
+                    configured(group)
+                except Exception:  # the others' events are read all the same
+                    log.exception("%s: what is asked is not followed", group)
+        if group is not None and channel is not None:
+            for _ in range(min(event.count, TOLD_MOST)):
+                for listener in self._listeners:
+                    listener(group, channel)
+
+    # The tree
+
+    def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
+        root = Group(index, ROOT)
+        if root in self._ids:
+            raise fail(errno.EEXIST)
+        uuid = self._names[index]
+        gpu = abi.Gpu(uuid=uuid.encode(), capacity=_word(capacity), granule=_word(granule))
+        queue = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            _ask(queue, abi.IOC_REGISTER, gpu)
+        except OSError as error:
+            os.close(queue)
+            if error.errno == errno.EBUSY:
+                raise OSError(errno.EBUSY, f"GPU {index} ({uuid}) is served by another mount") from None
+            raise
+        self._queues[index] = queue
+        self._enter(root, gpu.root)
+        stream = abi.Fd(id=gpu.root, flags=os.O_CLOEXEC | os.O_NONBLOCK)
+        _ask(self._control, abi.IOC_EVENTS, stream)
+        self._streams.append(stream.fd)
+        self._events.register(stream.fd, select.EPOLLIN)
+        self._take_over(root)
+
+    def inherited(self) -> Sequence[Inherited]:
+        return tuple(self._inherited)
+
+    def add(self, group: Group, parent: Group) -> None:
+        if group in self._ids:
+            raise fail(errno.EEXIST)
+        above = self._id(parent)
+        if parent.gpu != group.gpu:
+            raise fail(errno.EXDEV)
+        argument = abi.Group(root=self._id(Group(group.gpu, ROOT)), parent=above)
+        if isinstance(group.node, Process):
+            argument.kind, argument.pid, argument.start = abi.KIND_PROCESS, group.node.pid, group.node.start
+        else:
+            path = os.fsencode(group.node.path)
+            if len(path) >= abi.PATH_LEN:
+                raise fail(errno.ENAMETOOLONG)
+            argument.kind, argument.path = abi.KIND_SLICE, path
+        _ask(self._control, abi.IOC_ADD, argument)
+        self._enter(group, argument.id)
+
+    def move(self, group: Group, parent: Group) -> None:
+        _ask(self._control, abi.IOC_MOVE, abi.Move(id=self._id(group), parent=self._id(parent)))
+
+    def remove(self, group: Group) -> None:
+        id_ = self._id(group)
+        try:
+            _ask(self._control, abi.IOC_REMOVE, abi.Id(id=id_))
+        except OSError as error:
+            if error.errno != errno.ENODEV:  # gone already is as good
+                raise
+        del self._ids[group], self._groups[id_]
+        self._reset.pop(group, None)
+
+    def parent(self, group: Group) -> Group | None:
+        return self._groups.get(self._get(group).parent)
+
+    # Reading and configuring
+
+    def books(self, group: Group) -> Books:
+        found = self._get(group)
+        same = {name: getattr(found, name) for name in _SAME}
+        if self.peaks is OLD_PEAKS:
+            same["peak_ever"] = max(found.peak, self._reset.get(group, 0))
+        return Books(current=found.current_bytes, frozen=bool(found.frozen), kept=bool(found.kept), **same)
+
+    def configure(self, group: Group, **changes: int | bool) -> None:
+        if not changes.keys() <= abi.SET.keys():
+            raise fail(errno.EINVAL)
+        argument = abi.Set(id=self._id(group))
+        for name, value in changes.items():
+            argument.mask |= abi.SET[name]
+            setattr(argument, name, _word(value, 32 if getattr(abi.Set, name).size == 4 else 64))
+        _ask(self._control, abi.IOC_SET, argument)
+
+    def reset_peak(self, group: Group, peak: Peak) -> None:
+        # Of our file alone: GET with any other knows of it nothing.
+        if peak not in self.peaks:
+            raise fail(errno.EOPNOTSUPP)
+        before = self.books(group).peak_ever
+        _ask(self._control, abi.IOC_RESET_PEAK, abi.Reset(id=self._id(group), what=_PEAKS[peak]))
+        if self.peaks is OLD_PEAKS:
+            self._reset[group] = before
+
+    # Charging
+
+    def charge(self, group: Group, nbytes: int) -> None:
+        try:
+            self._amount(abi.IOC_CHARGE, group, nbytes)
+        except OSError:
+            self._tell()
+            raise
+
+    def uncharge(self, group: Group, nbytes: int) -> None:
+        self._amount(abi.IOC_UNCHARGE, group, nbytes)
+
+    def uncharge_swap(self, group: Group, nbytes: int) -> None:
+        self._amount(abi.IOC_UNCHARGE_SWAP, group, nbytes)
+
+    def swap_out(self, group: Group, nbytes: int, usec: int = 0) -> None:
+        self._amount(abi.IOC_SWAP_OUT, group, nbytes, usec)
+
+    def swap_in(self, group: Group, nbytes: int, usec: int = 0) -> None:
+        self._amount(abi.IOC_SWAP_IN, group, nbytes, usec)
+
+    def observe(self, group: Group, nbytes: int) -> None:
+        self._amount(abi.IOC_OBSERVE, group, nbytes)
+
+    # Reclaim
+
+    def excess(self, group: Group) -> int:
+        found = self._get(group)
+        return max(0, int(found.current_bytes) - int(found.high))
+
+    def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
+        # More than there can be is as good as all there can be.
+        argument = abi.Plan(id=self._id(group), nbytes=min(max(0, nbytes), abi.MAX), capacity=TARGETS)
+        while True:
+            targets = (abi.Target * argument.capacity)()
+            argument.targets = ctypes.addressof(targets)
+            try:
+                _ask(self._control, abi.IOC_PLAN, argument)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                argument.capacity = max(argument.count, 2 * argument.capacity)
+            else:
+                break
+        # A group that came by another way than this ledger is none that it could take from.
+        return [
+            Target(self._groups[target.id], target.nbytes, bool(target.flags & abi.TARGET_BELOW_LOW))
+            for target in targets[: argument.count]
+            if target.id in self._groups
+        ]
+
+    def note(self, group: Group, event: str) -> None:
+        if event not in _NOTED:
+            raise fail(errno.EINVAL)
+        _ask(self._control, abi.IOC_NOTE, abi.Note(id=self._id(group), event=_NOTED[event]))
+        self._tell()
+
+    def press(self, group: Group, nbytes: int) -> None:
+        self._amount(abi.IOC_PRESS, group, nbytes)
+        self._tell()
+
+    # Levers
+
+    def queue(self, index: int) -> int:
+        """The descriptor of a GPU's commands, not blocking: :class:`backend.ledgers.provider.Provided` serves them."""
+        return self._queues[index]
+
+    async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
+        """Has the kernel move a lever of a process; returns once the GPU's provider has done it, or with its errno.
+
+        Bytes moved for RECLAIM. ENODEV when the group is gone or the GPU has no provider, ETIMEDOUT after `seconds`,
+        EAGAIN where no thread is to be had.
+        May be cancelled; the kernel goes on waiting then, and what is asked of the same lever later comes later.
+        """
+        milliseconds = min(max(1, math.ceil(seconds * 1000)), abi.TIMEOUT_MS_MOST)
+        argument = abi.Command(id=self._id(group), value=_word(value), timeout_ms=milliseconds)
+        call = partial(_ask, self._control, _PULLS[lever], argument)
+        await in_a_thread("the kernel module", call, self._limiter)
+        return int(argument.value)
+
+    # The small parts
+
+    def _id(self, group: Group) -> int:
+        try:
+            return self._ids[group]
+        except KeyError:
+            raise fail(errno.ENODEV) from None
+
+    def _enter(self, group: Group, id_: int) -> None:
+        self._ids[group], self._groups[id_] = id_, group
+
+    def _get(self, group: Group) -> abi.Books:
+        found = abi.Books(id=self._id(group))
+        _ask(self._control, abi.IOC_GET, found)
+        return found
+
+    def _amount(self, request: int, group: Group, nbytes: int, usec: int = 0) -> None:
+        _ask(self._control, request, abi.Amount(id=self._id(group), nbytes=_word(nbytes), usec=_word(usec)))
+
+    def _take_over(self, root: Group) -> None:
+        """Makes the groups that are there already known, those above first: a move can have put it the other way."""
+        found = {group.id: group for group in self._walk(self._ids[root])}
+        pending = list(found)
+        while pending:
+            group = found[pending[-1]]
+            if group.parent in found and group.parent not in self._groups:
+                pending.append(group.parent)
+                continue
+            pending.pop()
+            if group.id not in self._groups:
+                self._inherit(root.gpu, group)
+
+    def _walk(self, root: int) -> Iterator[abi.Group]:
+        last = root  # the oldest of them
+        while True:
+            group = abi.Group(root=root, id=last)
+            try:
+                _ask(self._control, abi.IOC_NEXT, group)
+            except FileNotFoundError:
+                return
+            last = group.id
+            yield group
+
+    def _inherit(self, gpu: int, found: abi.Group) -> None:
+        above = self._groups.get(found.parent)
+        if above is None:
+            return  # came while we looked, from another process
+        if found.kind == abi.KIND_PROCESS and not found.pid:  # in a pid namespace that we cannot see: out of our reach
+            _ask(self._control, abi.IOC_REMOVE, abi.Id(id=found.id))
+            return
+        node = Slice(os.fsdecode(found.path)) if found.kind == abi.KIND_SLICE else Process(found.pid, found.start)
+        group = Group(gpu, node)
+        self._enter(group, found.id)
+        books = self._get(group)
+        applied = Wanted(bool(books.flags & abi.BOOKS_DETACHED), books.lever_timeslice_us)
+        doubtful, joined = bool(books.flags & abi.BOOKS_DOUBTFUL), bool(books.flags & abi.BOOKS_JOINED)
+        self._inherited.append(Inherited(group, above, applied, doubtful, joined))
+
+
+def _word(number: int, bits: int = 64) -> int:
+    """A number as a field of so many bits takes it."""
+    most = (1 << bits) - 1
+    return number if 0 <= number <= most else most
+
+
+def _ask(descriptor: int, request: int, argument: ctypes.Structure) -> None:
+    """ioctl(2), asked again where a signal came between."""
+    while True:
+        try:
+            fcntl.ioctl(descriptor, request, argument)
+        except InterruptedError:
+            continue
+        return

@@ -1,0 +1,65 @@
+"""A Gpu in front of another one: what it does not do itself, that one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import trio
+
+from backend.core.protocols import Gpu, Host
+from backend.core.records import Activity, Capability, Footprint
+from backend.process.identity import Process
+
+
+class Passing:
+    """See :class:`backend.core.protocols.Gpu`."""
+
+    def __init__(self, inner: Gpu) -> None:
+        self.info = inner.info
+        self._inner = inner
+
+    @property
+    def lost(self) -> bool:
+        return self._inner.lost
+
+    def capabilities(self) -> Mapping[str, Capability]:
+        return self._inner.capabilities()
+
+    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await self._inner.run(host, task_status=task_status)
+
+    def activity(self, process: Process) -> Activity:
+        return self._inner.activity(process)
+
+    def manages(self, process: Process) -> bool:
+        return self._inner.manages(process)
+
+    def footprint(self, process: Process) -> Footprint:
+        return self._inner.footprint(process)
+
+    def offer(self, room: Callable[[Process], int]) -> None:
+        self._inner.offer(room)
+
+    async def set_timeslice(self, process: Process, us: int) -> None:
+        await self._inner.set_timeslice(process, us)
+
+    async def detach(self, process: Process) -> None:
+        await self._inner.detach(process)
+
+    async def attach(self, process: Process) -> None:
+        await self._inner.attach(process)
+
+    async def reclaim(self, process: Process, nbytes: int) -> int:
+        return await self._inner.reclaim(process, nbytes)
+
+    async def migrate(self, process: Process, target: Gpu) -> None:
+        await self._inner.migrate(process, target._inner if isinstance(target, Passing) else target)
+
+    async def finds(self, process: Process) -> bool | None:
+        return await self._inner.finds(process)
+
+    def forget(self, process: Process) -> None:
+        self._inner.forget(process)
+
+    def hand_over(self) -> None:
+        self._inner.hand_over()

@@ -1,0 +1,179 @@
+"""A Gpu whose levers go through the kernel module: it queues what is asked, and knows what holds, whoever dies.
+
+    Follower --pull--> ioctl --> the kernel's queue --> Provided reads the command --> the Gpu itself
+       ^                                                                                    |
+       +------------------- ioctl returns <-- the kernel <-- Provided writes the answer <---+
+
+So a lever that another program pulls reaches the hardware the same way, and what a killed daemon had applied, or had
+begun to, is found in the kernel by the next one: it is commanded again first of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+import trio
+
+from backend.common.errors import errno_of, fail
+from backend.common.lasting import lasting
+from backend.core.patience import Patience
+from backend.core.protocols import Gpu, Host
+from backend.door.wire import SIZE, Message, Op
+from backend.ledgers.passing import Passing
+from backend.process.identity import Group, Process, is_borne
+
+log = logging.getLogger(__name__)
+
+COMMANDS_AT_ONCE = 64
+
+ANSWERED_S = 600.0
+"""The kernel waits no longer for the answer to a lever. Who serves the GPU gives one sooner, and whoever asked has
+patience of his own; should that die, the kernel knows at once."""
+
+LETS_RUN = (Op.ATTACH_TSG, Op.SET_TIMESLICE)
+"""After these a Gpu has a process run that it was not told to have frozen."""
+
+
+class Kernel(Protocol):
+    """What the kernel does for a Gpu (:class:`backend.ledgers.kernel.KernelLedger`)."""
+
+    def queue(self, index: int) -> int:
+        """The descriptor of a GPU's commands, not blocking."""
+
+    async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
+        """Has a lever of a process moved by whoever serves its GPU; bytes moved for RECLAIM."""
+
+
+class Provided(Passing):
+    """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
+
+    def __init__(self, inner: Gpu, kernel: Kernel, seconds: float) -> None:
+        """`seconds` is what a lever may take that moves no memory."""
+        super().__init__(inner)
+        self._kernel = kernel
+        self._patience = Patience(seconds, self._whole)
+        self._serving = False
+        self._behind: set[int] = set()  # commands from before we came that are not answered
+        self._caught_up = trio.Event()
+
+    # A move does not go by the kernel's queue: it commands what is to hold again, and a move is done once.
+
+    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self._serving = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lasting, "patience", self._patience.run)
+            nursery.start_soon(self._serve, host)  # at once: levers are asked for in the Gpu's first look already
+            await nursery.start(self._inner.run, host)
+            with trio.move_on_after(self._patience.seconds):
+                await self._caught_up.wait()  # nobody comes before what was held for him is held again
+            task_status.started()
+
+    # The levers, asked for
+
+    async def set_timeslice(self, process: Process, us: int) -> None:
+        await self._pull(Op.SET_TIMESLICE, process, us)
+
+    async def detach(self, process: Process) -> None:
+        await self._pull(Op.DETACH_TSG, process)
+
+    async def attach(self, process: Process) -> None:
+        await self._pull(Op.ATTACH_TSG, process)
+
+    async def reclaim(self, process: Process, nbytes: int) -> int:
+        return await self._pull(Op.RECLAIM, process, nbytes)
+
+    async def _pull(self, lever: Op, process: Process, value: int = 0) -> int:
+        if not self._serving:  # the end of the mount: nobody would answer, and nothing is to be kept
+            return await self._move(lever, process, value)
+        try:
+            return await self._kernel.pull(lever, Group(self.info.index, process), value, ANSWERED_S)
+        except OSError as error:
+            if error.errno == errno.ENODEV and not is_borne(process.pid):
+                raise fail(errno.ESRCH) from None
+            raise
+
+    def _whole(self, group: Group) -> int:
+        assert isinstance(group.node, Process)
+        return self._inner.footprint(group.node).whole
+
+    # ... and served
+
+    async def _serve(self, host: Host) -> None:
+        """Does what the kernel asks, each command in a task of its own: a slow one holds up nobody else."""
+        queue = self._kernel.queue(self.info.index)
+        try:
+            async with trio.open_nursery() as nursery:
+                await trio.lowlevel.checkpoint()  # now the Gpu's own run() has had its first step, and takes levers
+                commands = self._read(queue)
+                self._behind.update(command.seq for command in commands)
+                self._catch_up()
+                while True:
+                    for command in commands:
+                        nursery.start_soon(self._obey, host, queue, command)
+                    await trio.lowlevel.wait_readable(queue)
+                    commands = self._read(queue)
+        finally:
+            self._serving = False
+
+    def _read(self, queue: int) -> Sequence[Message]:
+        """The commands that are there now."""
+        commands: list[Message] = []
+        with contextlib.suppress(BlockingIOError):
+            while raw := os.read(queue, COMMANDS_AT_ONCE * SIZE):
+                commands += [Message.decode(raw[start : start + SIZE]) for start in range(0, len(raw), SIZE)]
+        return commands
+
+    async def _obey(self, host: Host, queue: int, command: Message) -> None:
+        try:
+            # A lever that hangs shall not keep the next command to it waiting for ever.
+            with self._patience.deadline(Group(self.info.index, Process(command.args[1], command.args[2]))):
+                answer = command.answer(await self._do(host, command))
+        except OSError as error:
+            answer = command.refuse(errno_of(error))
+        except Exception:
+            log.exception("GPU %d: command %d failed", self.info.index, command.op)
+            answer = command.refuse(errno.EIO)
+        with contextlib.suppress(OSError):  # nobody waits any more: the process is gone
+            os.write(queue, answer.encode())
+        self._behind.discard(command.seq)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        if not self._behind:
+            self._caught_up.set()
+
+    async def _do(self, host: Host, command: Message) -> int:
+        process = Process(command.args[1], command.args[2])
+        if command.op == Op.ARRIVE:
+            await host.arrive(process, self.info.index)
+            return 0
+        if command.seq in self._behind and command.op in LETS_RUN and self._is_frozen(host, process):
+            # Its freeze was under way when the daemon before us died: the Follower detaches it first of all. To do what
+            # held before that would let it run for a moment.
+            raise fail(errno.EAGAIN)
+        return await self._move(command.op, process, command.args[3])
+
+    def _is_frozen(self, host: Host, process: Process) -> bool:
+        """Whether the books have a process, or a slice above it, frozen."""
+        return host.knows(process, self.info.index) and any(
+            books.frozen for books in host.levels(process, self.info.index)
+        )
+
+    async def _move(self, lever: int, process: Process, value: int) -> int:
+        match lever:
+            case Op.SET_TIMESLICE:
+                await self._inner.set_timeslice(process, value)
+            case Op.ATTACH_TSG:
+                await self._inner.attach(process)
+            case Op.DETACH_TSG:
+                await self._inner.detach(process)
+            case Op.RECLAIM:
+                return await self._inner.reclaim(process, value)
+            case _:
+                raise fail(errno.EOPNOTSUPP)
+        return 0

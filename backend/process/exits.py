@@ -1,0 +1,118 @@
+"""Learns at once that a process exited, for thousands of processes with one file descriptor to wait on.
+
+A pidfd becomes readable when its process exits (pidfd_open(2)); all of them sit in one epoll set, which is itself
+a file descriptor that trio can wait for. No polling, no thread, one task.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import select
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
+
+import trio
+
+from backend.common.errors import fail
+from backend.process.identity import Process, has_exited
+from backend.process.looks import gone, verify
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 4
+"""Exits that are told before everybody else has a turn."""
+
+
+class ExitWatch:
+    """Calls back once for each watched process that exits."""
+
+    def __init__(self, exited: Callable[[Process], None]) -> None:
+        self._exited = exited
+        self._epoll = select.epoll()
+        self._pidfds: dict[Process, int] = {}
+        self._processes: dict[int, Process] = {}
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:  # one descriptor a process: 1024 would be the first limit met
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    async def watch(self, process: Process) -> None:
+        """Watches a process. ProcessLookupError when it is gone already, or its pid is another's by now; EBUSY where it
+        does not let itself be looked at."""
+        if process in self._pidfds:
+            return
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            await verify(process)  # after the open: now the pidfd can only be of that process
+            if process in self._pidfds:  # it was watched meanwhile
+                os.close(pidfd)
+                return
+            self._register(process, pidfd)
+        except BaseException:
+            os.close(pidfd)
+            raise
+
+    def take_over(self, processes: Iterable[Process]) -> Collection[Process]:
+        """Watches those of a daemon before us, before there are tasks; those that are gone are returned."""
+        missing, mine = set(), ExitStack()
+        with mine:  # where there are not descriptors enough nobody is watched, and nothing stays open
+            pidfds: dict[Process, int] = {}
+            for process in processes:
+                try:
+                    pidfds[process] = os.pidfd_open(process.pid)
+                except ProcessLookupError:
+                    missing.add(process)
+                else:
+                    mine.callback(os.close, pidfds[process])
+            missing.update(gone(pidfds))
+            mine.pop_all()
+        for process, pidfd in pidfds.items():
+            if process in missing:
+                os.close(pidfd)
+            else:
+                self._register(process, pidfd)
+        return missing
+
+    def _register(self, process: Process, pidfd: int) -> None:
+        if self._epoll.closed:  # it comes at the end of the mount
+            raise fail(errno.ESRCH)
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self._pidfds[process] = pidfd
+        self._processes[pidfd] = process
+
+    def watches(self, process: Process) -> bool:
+        """Whether that very process is watched: not if it comes, or has gone."""
+        return process in self._pidfds
+
+    def lives(self, process: Process) -> bool:
+        """Whether one that is watched has not ended. Waits for nobody, and needs no look at it."""
+        pidfd = self._pidfds.get(process)
+        return pidfd is not None and not has_exited(pidfd)
+
+    def unwatch(self, process: Process) -> None:
+        """Stops watching."""
+        pidfd = self._pidfds.pop(process, None)
+        if pidfd is not None:
+            del self._processes[pidfd]
+            self._epoll.unregister(pidfd)
+            os.close(pidfd)
+
+    async def run(self) -> None:
+        """Waits for exits until cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            for pidfd, _events in self._epoll.poll(0, AT_ONCE):
+                process = self._processes[pidfd]
+                self.unwatch(process)
+                try:
+                    self._exited(process)
+                except Exception:  # the next one's exit is to be seen all the same
+                    log.exception("process %d exited, and is not all gone", process.pid)
+
+    def close(self) -> None:
+        """Gives every descriptor back."""
+        for process in list(self._pidfds):
+            self.unwatch(process)
+        self._epoll.close()

@@ -1,0 +1,228 @@
+"""What the kernel says of a program, and the program can have its reader wait for: read in threads, for a limited time.
+
+Since Linux 7.2, and in stable kernels, ``/proc/<pid>/stat`` takes ``exec_update_lock`` of the process (commit
+6650527444da, "proc: protect ptrace_may_access() with exec_update_lock"), and with 6255da28d4bb so does a link in
+``/proc/<pid>/fd``. ``/proc/<pid>/maps`` always did, and takes the mmap lock besides. A process has the first as long as
+it executes another program and its files are closed, one of which it may serve itself and not answer for (FUSE_FLUSH);
+until Linux 6.17 it could hold the second by a page fault on a file that it serves itself.
+
+So a start time is read once for each newcomer, and here. That a process is still the one that it was is said by a
+pidfd. What else is asked all the time (``status``, ``cgroup``, ``comm``, the directories and who owns them) takes
+neither lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Generic, TypeVar
+
+import attrs
+import outcome
+import trio
+
+from backend.common.errors import fail
+from backend.common.threads import in_a_thread
+from backend.process import identity
+from backend.process.identity import Process, owner_of
+
+ANSWER_S = 2.0
+"""Seconds for one look, which takes 0.1 ms, or with a program's maps 1 ms."""
+STUCK = 4
+"""Threads that are with programs of one user, or stay there: where there are as many none of its programs is looked at,
+until one of them comes back. Besides, each user's programs are looked at one after the other."""
+
+START_S = 5.0
+"""Seconds for all those that a daemon before us has left: 10,000 take less than one."""
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_guard = threading.Lock()
+
+
+@attrs.define(eq=False)
+class _User:
+    """Who is looked at just now."""
+
+    at: int = 0
+    """Threads that are with its programs."""
+    waiting: int = 0
+    """Who is in one of the queues, or at the head of one."""
+    queue: threading.Lock = attrs.field(factory=threading.Lock)
+    """Of those who look from threads."""
+
+
+_users: dict[int | None, _User] = {}
+_tasks: trio.lowlevel.RunVar[dict[int | None, trio.Lock]] = trio.lowlevel.RunVar("tasks")  # the queues of those
+
+
+class _Look(Generic[T]):
+    """One of them: what a thread does, and what came of it."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._uid: int | None = None
+        self._result: outcome.Outcome[T] | None = None
+        self.came = threading.Event()
+
+    def begin(self, uid: int | None) -> None:
+        """A thread will be with it. OSError(EBUSY) where too many are with that user's programs."""
+        with _guard:
+            if _users[uid].at >= STUCK:
+                raise OSError(errno.EBUSY, "programs of its user do not let themselves be looked at")
+            _users[uid].at += 1
+            self._uid = uid
+
+    def run(self) -> None:
+        """In the thread."""
+        self._result = outcome.capture(self._function)
+        self.over()
+        self.came.set()
+
+    def over(self) -> None:
+        """No thread is with it any more, or comes to be."""
+        with _guard:
+            _users[self._uid].at -= 1
+            _tidy(self._uid)
+
+    def result(self) -> T:
+        """What it came back with, be it at the last moment; else OSError(EBUSY)."""
+        if self._result is None:
+            raise OSError(errno.EBUSY, "it does not let itself be looked at")
+        return self._result.unwrap()
+
+
+def _enter(uid: int | None) -> _User:
+    with _guard:
+        user = _users.setdefault(uid, _User())
+        user.waiting += 1
+    return user
+
+
+def _leave(uid: int | None) -> None:
+    with _guard:
+        _users[uid].waiting -= 1
+        _tidy(uid)
+
+
+def _tidy(uid: int | None) -> None:
+    if not _users[uid].at and not _users[uid].waiting:
+        del _users[uid]
+
+
+async def look(pid: int, function: Callable[[], T]) -> T:
+    """What `function`, which may not return, says of a process. OSError: EBUSY where it cannot be looked at in time,
+    EAGAIN where no thread is to be had, or its own."""
+    uid = owner_of(pid)
+    _enter(uid)
+    try:
+        async with _queue(uid):
+            one = _Look(function)
+            await trio.lowlevel.checkpoint_if_cancelled()  # now there is a thread, or it is said that there is none
+            one.begin(uid)
+            with trio.move_on_after(ANSWER_S):
+                try:
+                    # None of those that others count on: how many there are is bounded by user.
+                    await in_a_thread("a program", one.run, trio.CapacityLimiter(1))
+                except BlockingIOError:  # there is no thread
+                    one.over()
+                    raise
+            return one.result()
+    finally:
+        _leave(uid)
+
+
+@asynccontextmanager
+async def _queue(uid: int | None) -> AsyncIterator[None]:
+    try:
+        queues = _tasks.get()
+    except LookupError:
+        _tasks.set(queues := {})
+    queue = queues.setdefault(uid, trio.Lock())
+    try:
+        async with queue:
+            yield
+    finally:
+        if not queue.locked():  # nobody waits: who does has it at once
+            queues.pop(uid, None)
+
+
+def look_here(pid: int, function: Callable[[], T]) -> T:
+    """As :func:`look`, in a thread of somebody who waits for that, and has others wait."""
+    uid = owner_of(pid)
+    user = _enter(uid)
+    try:
+        with user.queue:
+            one = _Look(function)
+            one.begin(uid)
+            try:
+                trio.lowlevel.start_thread_soon(one.run, lambda _: None)
+            except RuntimeError as error:
+                one.over()
+                raise OSError(errno.EAGAIN, f"a program is not asked: {error}") from None
+            one.came.wait(ANSWER_S)
+            return one.result()
+    finally:
+        _leave(uid)
+
+
+async def identified(pid: int) -> Process:
+    """As :func:`backend.process.identity.identify`, for a task. OSError as for :func:`look`."""
+    return await look(pid, partial(identity.identify, pid))
+
+
+async def verify(process: Process) -> None:
+    """ProcessLookupError where that very process does not run any more. OSError as for :func:`look`."""
+    if not await look(process.pid, partial(identity.is_alive, process)):
+        raise fail(errno.ESRCH)
+
+
+def gone(processes: Iterable[Process]) -> Collection[Process]:
+    """Those of a daemon before us that do not run any more; for a beginning, when there are no tasks. Who cannot be
+    looked at in time is none of them: nothing that was asked for it is forgotten for that. It is known by its pid until
+    it comes itself, as who it is."""
+    found: set[Process] = set()
+    living: dict[int | None, list[Process]] = defaultdict(list)
+    for process in set(processes):
+        if _is_free(process.pid):
+            found.add(process)
+        else:
+            living[owner_of(process.pid)].append(process)
+    latch = threading.Semaphore(0)
+
+    def ask(theirs: Iterable[Process]) -> None:
+        try:
+            for process in theirs:
+                with contextlib.suppress(OSError):  # something is short here
+                    if not identity.is_alive(process):
+                        found.add(process)
+        finally:
+            latch.release()
+
+    until = time.monotonic() + START_S
+    for theirs in living.values():
+        with contextlib.suppress(RuntimeError):  # no thread is to be had
+            trio.lowlevel.start_thread_soon(partial(ask, theirs), lambda _: None)
+            continue
+        latch.release()
+    for _ in living:
+        if not latch.acquire(timeout=max(0.0, until - time.monotonic())):
+            log.warning("some programs do not let themselves be looked at: they are taken for those from before")
+            break
+    return frozenset(found.copy())
+
+
+def _is_free(pid: int) -> bool:
+    try:
+        return not identity.is_borne(pid)
+    except OSError:  # something is short here
+        return False

@@ -1,0 +1,1 @@
+"""The subcommands of `ggroupfs`, one module each, and what only they use."""

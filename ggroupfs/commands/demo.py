@@ -1,0 +1,140 @@
+"""``ggroupfs demo``: a short live tour of cat and echo on a mounted tree, with two tenants if the GPU is soft."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from backend.common import interpreter
+from ggroupfs.client import Member, members
+from ggroupfs.commands import mount as mounting
+from ggroupfs.commands import show
+from ggroupfs.commands.umount import unmount
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
+from ggroupfs.view import snapshot
+
+SETTLE_S = 1.0
+"""Time to watch what a change does, in seconds."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
+    parser.add_argument("--gpu", choices=("auto", "soft", "nvidia"), default="auto")
+    parser.set_defaults(places=[], ledger="auto", options=[], foreground=False, background=False, fake=False)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand: stays until Ctrl-C on a terminal, else ends after the tour."""
+    mount: Path = arguments.mount
+    with contextlib.ExitStack() as stack:
+        if mount_of(os.path.abspath(mount)) is None:
+            mount.mkdir(exist_ok=True)
+            arguments.places = [os.fspath(mount)]
+            code = mounting.run(arguments)
+            if code:
+                return code
+            stack.callback(_unmount, mount)
+        print(f"ggroupfs is mounted on {mount}\n")
+        soft = "gpu soft" in (mount / "ggroup.backend").read_text()
+        if soft:
+            for gmem, kernel in (("2G", "2ms"), ("1G", "2ms")):
+                stack.enter_context(_tenant(mount, gmem, kernel))
+        _cat(mount / "ggroup.backend")
+        _cat(mount / "ggroup.capabilities")
+        _tour(mount, soft=soft)
+        if sys.stdin.isatty():
+            print(f"\nThe tree stays on {mount}; look around in another terminal. Ctrl-C ends it.")
+            with contextlib.suppress(KeyboardInterrupt):
+                while True:
+                    time.sleep(3600)
+    return 0
+
+
+def _unmount(mount: Path) -> None:
+    if mount_of(os.path.abspath(mount)) is not None:
+        unmount(mount)
+        print(f"\n{mount} is unmounted")
+
+
+@contextlib.contextmanager
+def _tenant(mount: Path, gmem: str, kernel: str) -> Iterator[None]:
+    """A tenant that runs until the end, and has done something on entry."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ggroupfs", "tenant", "--mount", mount, "--gmem", gmem, "--kernel", kernel],
+        stdout=subprocess.DEVNULL,
+        env=interpreter.environment(),
+    )
+    try:
+        while process.poll() is None and not _works(mount, process.pid):
+            time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _works(mount: Path, pid: int) -> bool:
+    return any(member.pid == pid and member.flat("gcgroup.stat").get("finished") for member in members(mount))
+
+
+def _tour(mount: Path, *, soft: bool) -> None:
+    """What the files do, on whatever processes there are."""
+    found = list(members(mount))
+    print(_table(mount) + "\n")
+    if len(found) < 2:
+        print("No two processes use a GPU: start some, and they will have directories here.")
+        return
+    first, second = found[:2]
+    print("$ ls " + str(first.path) + "\n" + "  ".join(sorted(os.listdir(first.path))) + "\n")
+    if soft:
+        _echo(first, "gmem.limit.high", "512M")
+        for name in ("gmem.current", "gmem.swap.current", "gmem.events"):
+            _cat(first.path / name)
+    _progress("both as they are", first, second)
+    _echo(first, "compute.timeslice", "1")
+    _echo(second, "compute.timeslice", "4")
+    _progress("1 ms against 4 ms", first, second)
+    _echo(first, "compute.freeze", "1")
+    _progress("the first one frozen", first, second)
+    _echo(first, "compute.freeze", "0")
+    for member in (first, second):
+        _echo(member, "compute.timeslice", "default")
+    if soft:
+        _echo(first, "gmem.limit.high", "max")
+    print(_table(mount))
+
+
+def _table(mount: Path) -> str:
+    return show.table(snapshot.take(mount))
+
+
+def _cat(path: Path) -> None:
+    print(f"$ cat {path}\n{path.read_text()}")
+
+
+def _echo(member: Member, name: str, value: str) -> None:
+    print(f"$ echo {value} > {member.path / name}")
+    began = time.perf_counter()
+    (member.path / name).write_text(value + "\n")
+    print(f"  (held after {(time.perf_counter() - began) * 1e3:.1f} ms)")
+
+
+def _progress(label: str, *watched: Member) -> None:
+    """How far each process comes in a while, in kernels, where the machine can tell."""
+    before = [member.flat("gcgroup.stat").get("finished") for member in watched]
+    time.sleep(SETTLE_S)
+    after = [member.flat("gcgroup.stat").get("finished") for member in watched]
+    rates = ", ".join(
+        f"pid {member.pid}: {(b - a) / SETTLE_S:.0f} kernels/s"
+        for member, a, b in zip(watched, before, after, strict=True)
+        if a is not None and b is not None
+    )
+    if rates:
+        print(f"  {label}: {rates}\n")

@@ -1,0 +1,134 @@
+"""``ggroupfs doctor``: what this machine can and cannot enforce, and why, in words."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import attrs
+import trio
+
+from backend.door.client import facts_of
+from backend.door.wire import CUDA, Feature, names
+from backend.ledgers import kernel
+from backend.ledgers.journal.file import stale_since
+from backend.process import procfs
+from backend.process.identity import cgroup_of
+from ggroupfs.commands.finding import BAD, Finding
+from ggroupfs.mounts import trees
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--thaw-all", action="store_true", help="where no daemon is: have every program run again")
+    parser.add_argument("--journal", type=Path, metavar="PATH", help="of a mount with that option, for --thaw-all")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand. Exit code 1 if a tree could not be mounted here, or if somebody could not be thawed."""
+    if arguments.thaw_all:
+        from ggroupfs.commands.thaw import thaw_all
+
+        findings = thaw_all([arguments.journal] if arguments.journal else [])
+    else:
+        findings = [*_machine(), *journals(), *trio.run(versions), *trio.run(_gpus)]
+    if arguments.json:
+        print(json.dumps([attrs.asdict(finding) for finding in findings], indent=2))
+    else:
+        width = max(len(finding.subject) for finding in findings)
+        for finding in findings:
+            print(f"{finding.subject:<{width}}  {finding.verdict:<11}  {finding.why}")
+    return int(any(finding.verdict in BAD for finding in findings))
+
+
+def _machine() -> Iterator[Finding]:
+    """What every mount needs."""
+    root = os.geteuid() == 0
+    yield Finding(
+        "root", "ok" if root else "missing", "the levers act on other users' processes" if root else "run as root"
+    )
+    fuse = os.path.exists("/dev/fuse")
+    yield Finding("/dev/fuse", "ok" if fuse else "missing", f"Linux {platform.release()}" if fuse else "modprobe fuse")
+    own = cgroup_of(os.getpid()).path
+    unified = procfs.cgroup2() is not None
+    yield Finding(
+        "cgroups",
+        "ok" if unified else "advisory",
+        f"slices follow /proc/<pid>/cgroup; this process is in {own}" if unified else "no cgroup2: slices stay empty",
+    )
+    try:
+        verdict = "advisory" if kernel.lacking(kernel.features()) else "ok"
+        yield Finding(kernel.DEVICE, verdict, f"the kernel module ggroup keeps the books: {kernel.check()}")
+    except OSError as error:
+        yield Finding(kernel.DEVICE, "advisory", f"{error.strerror}; the daemon keeps the books, and a journal of them")
+
+
+def journals(folder: Path | None = None) -> Iterator[Finding]:
+    """Those that are out of date."""
+    from ggroupfs.commands.thaw import stale
+    from ggroupfs.daemon.mount import SOCKETS  # with all that a mount needs
+
+    for path in sorted((folder or SOCKETS).glob("*.journal")):
+        with contextlib.suppress(OSError):  # gone since
+            since = stale_since(path.stat(follow_symlinks=False))
+            if since is not None:
+                yield stale(path, since)
+
+
+async def versions(places: Iterable[str] | None = None) -> list[Finding]:
+    """What daemons and programs lack that were started with an earlier ggroupfs, in each tree that root mounted."""
+    from ggroupfs.commands.thaw import ANSWER_S, roots
+
+    findings = []
+    for place in roots(trees()) if places is None else places:
+        with trio.move_on_after(ANSWER_S):  # one that hangs is no matter of its version
+            try:
+                facts = await trio.to_thread.run_sync(facts_of, place, abandon_on_cancel=True)
+            except OSError:  # ENOTCONN: its daemon is dead
+                continue
+            if why := _older(place, facts):
+                findings.append(Finding(place, "advisory", why))
+    return findings
+
+
+def _older(place: str, facts: Mapping[str, str]) -> str:
+    known = names(Feature.ENGINE if facts.get("gpu") == "soft" else CUDA)
+    if "protocol" not in facts:
+        return f"its daemon is of ggroupfs 0.1: `ggroupfs upgrade {place}` has it be what is installed"
+    if lacks := set(known.split(",")) - set(facts.get("features", "").split(",")):
+        return f"its daemon is of another version and lacks {','.join(sorted(lacks))}"
+    if facts.get("programs.older", "0") != "0":
+        older, lack = facts["programs.older"], facts.get("programs.lack")
+        return f"programs there with an older library: {older}, which lack {lack} until they start anew"
+    return ""
+
+
+async def _gpus() -> list[Finding]:
+    """What each control does on each GPU, proven by running it."""
+    try:
+        from backend.nvidia.opening import open_gpus
+
+        found = await open_gpus()
+    except OSError as error:
+        return [
+            Finding(
+                "NVIDIA GPU",
+                "unsupported",
+                f"none here ({error.strerror}): `ggroupfs mount` serves the software GPU, which enforces everything"
+                " but compute.migrate",
+            )
+        ]
+    findings = []
+    for gpu in found:
+        findings.append(Finding(f"GPU {gpu.info.index}", "ok", f"{gpu.info.name}, {gpu.info.uuid}, {gpu.info.pci}"))
+        findings += [
+            Finding(f"GPU {gpu.info.index} {verdict.control}", verdict.capability.value, verdict.evidence)
+            for verdict in gpu.verdicts
+        ]
+    return findings

@@ -1,0 +1,120 @@
+"""``ggroupfs metrics``: what a tree says, for Prometheus: served by HTTP, written to a file, or printed.
+
+A process of its own, which reads the tree with open and read: the daemon answers it between others' requests, as it
+answers any program, and needs no port. It needs no rights either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+import attrs
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app, write_to_textfile
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT
+from ggroupfs.view.collector import TreeCollector
+
+PATH = "/metrics"
+IDLE_S = 30.0
+"""How long a client may take to ask, or to take its answer: each costs a thread."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
+    parser.add_argument("--no-processes", action="store_true", help="slices and GPUs only")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--listen", type=_address, metavar="ADDRESS:PORT", help="serve by HTTP: 127.0.0.1:9817, [::1]:0")
+    where.add_argument("--textfile", type=Path, metavar="FILE", help="write once, whole, for node_exporter")
+
+
+def _address(word: str) -> tuple[str, int]:
+    """ADDRESS:PORT, an IPv6 address in brackets."""
+    host, colon, port = word.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise argparse.ArgumentTypeError(f"{word!r}: an IPv6 address goes in brackets")
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{word!r} is not ADDRESS:PORT")
+    return host, int(port)
+
+
+@attrs.frozen
+class Told(Collector):
+    """What one scrape found."""
+
+    metrics: Sequence[Metric]
+    """All of it."""
+
+    def collect(self) -> Sequence[Metric]:
+        """The same each time."""
+        return self.metrics
+
+    @property
+    def up(self) -> bool:
+        """Whether a tree answered."""
+        return any(metric.name == "ggroup_up" and metric.samples[0].value for metric in self.metrics)
+
+
+class Handler(WSGIRequestHandler):
+    """One connection."""
+
+    timeout = IDLE_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand. Where it tells once and no tree answers, it tells that, and the exit code is 1."""
+    collector = TreeCollector(arguments.mount, processes=not arguments.no_processes)
+    if arguments.listen is not None:
+        _serve(collector, *arguments.listen)
+    told = Told(list(collector.collect()))
+    if arguments.textfile is not None:
+        write_to_textfile(str(arguments.textfile), told)
+    else:
+        sys.stdout.write(generate_latest(told).decode())
+    if not told.up:
+        raise RuntimeError(f"metrics: {arguments.mount}: no ggroup tree answers there")
+    return 0
+
+
+def _serve(collector: TreeCollector, host: str, port: int) -> NoReturn:
+    """Answers until it is interrupted. A line says where, once it does."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    pages = make_wsgi_app(registry)
+
+    def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == PATH:
+            body: Iterable[bytes] = pages(environ, start)
+            return body
+        start("404 Not Found", [("Content-Type", "text/plain")])
+        return [f"the metrics are at {PATH}\n".encode()]
+
+    # The first of what the name means, as for any server that listens at one place.
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+
+    class Server(ThreadingWSGIServer):
+        address_family = family
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            if not isinstance(sys.exc_info()[1], OSError):  # who hangs up, or says nothing, is no news
+                super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    with make_server(str(address[0]), port, application, Server, Handler) as server:
+        name = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
+        print(f"http://{name}:{server.server_port}{PATH}", flush=True)
+        server.serve_forever()
+    raise AssertionError("it serves until it is interrupted")

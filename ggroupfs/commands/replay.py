@@ -1,0 +1,148 @@
+"""``ggroupfs replay``: what a policy makes of a trace of jobs, in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ggroupfs.errors import UsageError
+from ggroupfs.policies.face import Policy
+from ggroupfs.policies.lanes import Order
+from ggroupfs.replay import workloads
+from ggroupfs.replay.records import Outcome, Result, S
+from ggroupfs.replay.simulator import Machine, Simulator
+from ggroupfs.replay.trace import TraceJob, dump, parse
+from ggroupfs.text.values import size
+
+KNOWN = {"lanes": "ggroupfs.policies.lanes:make"}
+"""Policies that go by a name of their own."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    machine = Machine()
+    parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="a job a line, see docs/policies.md")
+    parser.add_argument("--policy", default="lanes", metavar="NAME|MODULE:NAME", help="which decides who runs; lanes")
+    parser.add_argument("--order", help="of lanes: " + ", ".join(Order))
+    parser.add_argument("--lanes", metavar="NUMBER", help="of lanes: how many at most")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option of the policy")
+    parser.add_argument("--capacity", default=str(machine.capacity), metavar="BYTES", help="of GPU memory; 16G")
+    parser.add_argument("--json", action="store_true", help="the figures, and each job, as an object")
+    parser.add_argument("--plot", type=Path, metavar="DIRECTORY", help="draws what happened; needs matplotlib")
+    parser.add_argument("--generate", metavar="NAME", help="prints a trace: salus, day, or so many of one workload")
+    parser.add_argument("--seed", type=int, default=1, help="of chance in --generate")
+    parser.add_argument("--jobs", type=int, metavar="NUMBER", help="how many to generate: 100 of salus, 300 of another")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand."""
+    if arguments.generate is not None:
+        comment = f"ggroupfs replay --generate {arguments.generate} --seed {arguments.seed}"
+        sys.stdout.write(dump(_generated(arguments), comment))
+        return 0
+    if arguments.trace is None:
+        raise UsageError("replay: a trace is needed, or --generate")
+    with arguments.trace.open(encoding="utf-8", errors="replace") as lines:
+        trace = parse(lines)
+    machine = attrs.evolve(Machine(), capacity=_size(arguments.capacity))
+    result = Simulator(trace, _policy(arguments, machine.capacity), machine).run()
+    print(json.dumps(as_json(result), indent=2) if arguments.json else as_text(result))
+    if arguments.plot is not None:
+        _plot(result, arguments.plot)
+    return 0
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """Figures and jobs, times in seconds."""
+    return {"summary": attrs.asdict(result.summary()), "jobs": [_job_as_json(outcome) for outcome in result.outcomes]}
+
+
+def as_text(result: Result) -> str:
+    """The figures, for people."""
+    summary = result.summary()
+    rows = [
+        ("makespan", f"{summary.makespan_s / 60:.1f} min"),
+        ("mean queuing", f"{summary.queuing_mean_s / 60:.1f} min"),
+        ("mean completion", f"{summary.completion_mean_s / 60:.1f} min"),
+        ("95 % completion", f"{summary.completion_p95_s / 60:.1f} min"),
+        ("GPU busy", f"{100 * summary.gpu_busy:.1f} %"),
+        ("most memory", f"{summary.memory_peak / (1 << 20):.0f} of {result.capacity / (1 << 20):.0f} MiB"),
+        ("switches", f"{summary.switches}"),
+        ("withdrawals", f"{summary.withdrawals}"),
+    ]
+    refused = f", {summary.refused} refused" if summary.refused else ""
+    return "\n".join([f"{summary.jobs} jobs{refused}", *(f"{name:<17}{value}" for name, value in rows)])
+
+
+def _job_as_json(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "job": outcome.trace.job,
+        "arrived_s": outcome.arrived / S,
+        "started_s": None if outcome.started is None else outcome.started / S,
+        "finished_s": None if outcome.finished is None else outcome.finished / S,
+        "service_s": outcome.service / S,
+        "withdrawals": outcome.withdrawals,
+    }
+
+
+def _generated(arguments: argparse.Namespace) -> list[TraceJob]:
+    name, jobs = arguments.generate, arguments.jobs
+    if jobs is not None and jobs < 1:
+        raise UsageError("replay: --jobs is 1 or more")
+    if name == "salus":
+        return workloads.salus(arguments.seed, jobs or 100)
+    if name == "day":
+        return workloads.day(arguments.seed)
+    if name in workloads.WORKLOADS:
+        return workloads.equal(name, jobs or 300)
+    raise UsageError(f"replay: there is no workload {name!r}; there are salus, day, {', '.join(workloads.WORKLOADS)}")
+
+
+def _policy(arguments: argparse.Namespace, capacity: int) -> Policy:
+    options: dict[str, str] = {}
+    for word in arguments.set:
+        key, equals, value = word.partition("=")
+        if not (key and equals):
+            raise UsageError(f"replay: --set {word!r} is not KEY=VALUE")
+        options[key] = value
+    options |= {key: value for key in ("order", "lanes") if (value := getattr(arguments, key)) is not None}
+    try:
+        return _factory(arguments.policy)(capacity, options)
+    except ValueError as error:
+        raise UsageError(f"replay: {error}") from None
+
+
+def _factory(name: str) -> Callable[[int, Mapping[str, str]], Policy]:
+    """What makes the policy of that name. UsageError where there is none."""
+    module, colon, attribute = KNOWN.get(name, name).partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute) if colon else None
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"replay: {name}: {error}") from None
+    if not callable(found):
+        raise UsageError(f"replay: there is no policy {name!r}")
+    factory: Callable[[int, Mapping[str, str]], Policy] = found
+    return factory
+
+
+def _size(word: str) -> int:
+    try:
+        return size(word)
+    except (OSError, ValueError):
+        raise UsageError(f"replay: {word!r} is no size") from None
+
+
+def _plot(result: Result, directory: Path) -> None:
+    try:
+        from ggroupfs.replay import plots
+    except ImportError:
+        raise UsageError("replay: --plot needs matplotlib (pip install 'ggroupfs[plots]')") from None
+    directory.mkdir(parents=True, exist_ok=True)
+    plots.draw(result, directory)

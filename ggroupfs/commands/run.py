@@ -1,0 +1,151 @@
+"""``ggroupfs run``: becomes a program, in the tree and with limits before it does anything.
+
+The process makes its own directory, writes its limits there, and then is the program: pid, exit code and signals are
+the program's own. On NVIDIA GPUs a library goes along (LD_PRELOAD) that moves the program's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import attrs
+
+from backend.core.records import MAX
+from backend.door.client import facts_of
+from ggroupfs.commands import scope
+from ggroupfs.errors import UsageError
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT, cgroup2
+from ggroupfs.serving import require_trusted
+from ggroupfs.text.properties import BY_NAME, text_of
+
+LIBRARY = "libggroup-cuda.so"
+HERE = Path(__file__).resolve().parent.parent.parent
+PLACES = (HERE / "backend" / "cuda" / LIBRARY, HERE / "build" / "cuda" / LIBRARY)
+"""Where the library is: beside the package, or in a checkout where it was built."""
+
+
+@attrs.frozen
+class Setting:
+    """A `-p KEY=VALUE`."""
+
+    name: str
+    """A property, or a control file."""
+    value: str
+    """As it was given."""
+
+    def __str__(self) -> str:
+        return f"-p {self.name}={self.value}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.usage = "ggroupfs run [--mount M] [-p KEY=VALUE ...] [--slice NAME] [--gpu N] -- COMMAND..."
+    parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
+    parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="GMemHigh=8G")
+    parser.add_argument("--slice", default=None, metavar="NAME", help="slice or cgroup to move to first")
+    parser.add_argument("--gpu", type=int, default=None, metavar="N", help="the only GPU that -p is for")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand: returns only with an error."""
+    command: list[str] = arguments.command
+    if not command:
+        raise UsageError("run: `-- COMMAND` is missing")
+    settings = [_setting(word) for word in arguments.settings]
+    mount = Path(os.path.abspath(arguments.mount))
+    require_trusted(mount)
+    facts = facts_of(mount)
+    environment = dict(os.environ)
+    if facts.get("gpu") == "nvidia":
+        if "socket" not in facts:
+            raise RuntimeError(f"run: {mount} has no socket")
+        environment["LD_PRELOAD"] = ":".join(filter(None, (os.fspath(library()), environment.get("LD_PRELOAD"))))
+        environment["GGROUP_SOCKET"] = facts["socket"]
+    program = shutil.which(command[0])
+    if program is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    if arguments.slice is not None and scope.is_for(arguments.slice):
+        scope.enter(arguments.slice, command)
+    elif arguments.slice is not None:
+        enter(arguments.slice)
+    if settings:
+        apply(mount, settings, arguments.gpu)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec(2) would leave so
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execve(program, command, environment)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, program) from None
+
+
+def _setting(word: str) -> Setting:
+    name, equals, value = word.partition("=")
+    if not (name and equals and (value or name in BY_NAME)) or "/" in name:
+        raise UsageError(f"run: -p {word}: not KEY=VALUE")
+    try:
+        text_of(name, value, MAX)
+    except ValueError as error:
+        raise UsageError(f"run: -p {word}: {error}") from None
+    return Setting(name, value)
+
+
+def library() -> Path:
+    """The library that goes into CUDA programs; GGROUP_CUDA_LIBRARY names another."""
+    named = os.environ.get("GGROUP_CUDA_LIBRARY")
+    places = (Path(named),) if named else PLACES
+    for place in places:
+        if place.is_file():
+            return place.resolve()
+    raise RuntimeError(f"run: there is no {places[-1]}: `make -C backend/cuda/library` builds it")
+
+
+def apply(mount: Path, settings: list[Setting], gpu: int | None) -> None:
+    """Gives this very process a directory in the tree, and writes there what is asked for. OSError."""
+    # By the pid that the daemon knows us by: in another pid namespace ours is another process's there.
+    try:
+        own = mount / os.readlink(mount / "self")
+        own.mkdir()
+    except FileExistsError:
+        pass
+    except PermissionError:
+        raise RuntimeError(f"run: no right to make a directory in {mount}") from None
+    except FileNotFoundError:
+        raise RuntimeError(
+            f"run: the daemon of {mount} does not see this process: it is in another pid namespace, not below its own"
+        ) from None
+    gpus = sorted(int(name) for name in os.listdir(own)) if gpu is None else [gpu]
+    for number in gpus:
+        group = own / str(number)
+        if not group.is_dir():
+            raise RuntimeError(f"run: there is no GPU {number}")
+        capacity = int((mount / "gpus" / str(number) / "gmem.capacity").read_text())
+        for setting in settings:
+            control, text = text_of(setting.name, setting.value, capacity)
+            path = group / control
+            try:
+                path.write_text(f"{text}\n")
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.EACCES) and not path.exists():
+                    raise UsageError(f"run: -p {setting.name}: there is no such control") from None
+                raise RuntimeError(f"run: {setting}: {error.strerror}") from None
+
+
+def enter(name: str) -> None:
+    """Moves this process into a cgroup, made where it is missing. RuntimeError."""
+    parts = [part for part in name.split("/") if part]
+    if not parts or any(part in (".", "..") for part in parts):
+        raise UsageError(f"run: --slice {name}: no name of a cgroup")
+    top = cgroup2()
+    if top is None:
+        raise RuntimeError("run: --slice: this machine has no cgroup2 tree")
+    place = top.joinpath(*parts)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    except OSError as error:
+        raise RuntimeError(f"run: --slice {name}: {place}: {error.strerror}") from None

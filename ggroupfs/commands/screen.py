@@ -1,0 +1,353 @@
+"""The screen of ``ggroupfs top``. Two threads beside it read the tree and write to it: no answer of a slow tree, nor
+of one that is dead, ever holds up a key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.style import Style
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from ggroupfs.commands.actions import ASKED, Action, freeze
+from ggroupfs.errors import UsageError
+from ggroupfs.view.frame import Frame, gauges, look, summary
+from ggroupfs.view.listing import Listing
+from ggroupfs.view.outline import lines
+from ggroupfs.view.snapshot import GpuUse
+
+# Told apart by everybody (Okabe and Ito), and nothing is told by its colour alone.
+BLUE, ORANGE, GREY = Style(color="#56b4e9"), Style(color="#e69f00", bold=True), Style(color="#8a8a8a")
+
+BASE_LEAST_S = 0.5
+"""Rates are over that long at least: a write has the tree read at once, and two passes may be close together."""
+
+NOTICED_S = 1.0
+"""A look that takes longer, and longer than it is to, is said to."""
+
+KEYS = "f freeze  l limit  t timeslice  / filter  v flat  m s p k w sort  ? help  q quit"
+
+HELP = """\
+ up down pgup pgdn home end   choose a line
+ enter, left, right           fold what is in it, and unfold
+
+ f   freeze, or thaw
+ l   limit of memory on the GPU: 8G, 50%, max
+ t   timeslice: 2ms, 500us, default
+
+ m s p k w   sort by memory, share, pid, kernels, swap
+ v   processes alone, or in their slices
+ /   only names with some text in them; esc: all again
+ q   quit
+
+ - is what this machine does not tell. A wider terminal has
+ more columns: memory moved in and out, in MB/s.
+
+ esc closes this."""
+
+
+class Help(ModalScreen[None]):
+    """What the keys do."""
+
+    CSS = """
+    Help { align: center middle; }
+    Help > Static { width: 66; height: auto; border: round #56b4e9; background: $background; }
+    """
+
+    def compose(self) -> ComposeResult:
+        """One box."""
+        yield Static(HELP, markup=False)
+
+
+class Top(App[int]):
+    """The program. Everything that it shows comes from a Frame, everything that it does is in actions."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { background: $background; }
+    #summary, #headings { text-wrap: nowrap; text-overflow: ellipsis; }
+    #summary { height: auto; max-height: 40%; overflow-y: auto; padding: 0; }
+    #headings { height: 1; margin-top: 1; text-style: bold; }
+    Listing { height: 1fr; overflow-x: hidden; overflow-y: scroll; scrollbar-size-vertical: 1; }
+    #message { height: auto; max-height: 4; }
+    #prompt { height: 1; display: none; text-wrap: nowrap; }
+    #keys { height: 1; color: #8a8a8a; }
+    """
+    # All at once, in the order in which they come ("priority"): else what is typed before a line has opened would be
+    # commands, and a command would be for the line that was chosen before the arrow keys ahead of it.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key, action, priority=True)
+        for key, action in {
+            "q": "leave",
+            "ctrl+c": "leave",
+            "up": "move(-1)",
+            "down": "move(1)",
+            "pageup": "page(-1)",
+            "pagedown": "page(1)",
+            "home": "edge(False)",
+            "end": "edge(True)",
+            "enter,space": "fold(None)",
+            "left": "fold(True)",
+            "right": "fold(False)",
+            "f": "freeze",
+            "l": "ask('limit')",
+            "t": "ask('timeslice')",
+            "slash": "ask('filter')",
+            "m": "sort('memory')",
+            "s": "sort('share')",
+            "p": "sort('pid')",
+            "k": "sort('kernels')",
+            "w": "sort('swap')",
+            "v": "flat",
+            "question_mark,h": "help",
+            "escape": "cancel",
+        }.items()
+    ]
+
+    def __init__(self, mount: Path, delay: float) -> None:
+        super().__init__()
+        self._mount, self._delay = mount, delay
+        self._frame: Frame | None = None
+        self._order, self._pattern, self._flat = "memory", "", False
+        self._asking, self._target, self._typed = "", "", ""
+        self._wake, self._ended, self._lost = threading.Event(), False, False
+        self._listing = Listing()
+
+    def compose(self) -> ComposeResult:
+        """From top to bottom."""
+        with Vertical():
+            yield Static(id="summary", markup=False)
+            yield Static(id="headings", markup=False)
+            yield self._listing
+            yield Static(id="message", markup=False)
+            yield Static(id="prompt", markup=False)
+            yield Static(KEYS, id="keys", markup=False)
+
+    def on_mount(self) -> None:
+        """Begins to read. Whoever ends us gets the terminal back as it was."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with contextlib.suppress(ValueError):  # not the main thread: somebody else's program, a test
+                asyncio.get_running_loop().add_signal_handler(number, self.action_leave)
+        self._listing.focus()
+        self._missed(f"reading {self._mount} ...", False)
+        threading.Thread(target=self._read, name="ggroupfs-top-reader", daemon=True).start()
+
+    # Reading and writing, each on a thread of its own
+
+    def _read(self) -> None:
+        """Never more than half of the time: a large tree is read less often rather than its daemon kept busy."""
+        base, passed = None, self._delay
+        while not self._ended:
+            try:
+                frame = look(self._mount, base)
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                self._tell(self._missed, f"{reason}: {self._mount}")
+            else:
+                if base is None or frame.snapshot.at - base.at >= BASE_LEAST_S:
+                    base = frame.snapshot
+                passed = frame.snapshot.took
+                self._tell(self._arrived, frame)
+            self._wake.wait(max(self._delay, passed))
+            self._wake.clear()
+
+    def _do(self, action: Action, directory: str, value: str = "") -> None:
+        """A write returns once it holds, which may take its time."""
+
+        def act() -> None:
+            try:
+                words, failed = action(self._mount, directory, value), False
+            except (OSError, RuntimeError, UsageError) as error:
+                words, failed = str(error), True
+            self._tell(self._say, words, failed)
+            self._wake.set()
+
+        threading.Thread(target=act, name="ggroupfs-top-writer", daemon=True).start()
+
+    def _tell(self, what: Callable[..., Any], *words: Any) -> None:
+        with contextlib.suppress(RuntimeError, asyncio.CancelledError):  # it ends just now
+            if not self._ended:
+                self.call_from_thread(what, *words)
+
+    # Showing
+
+    def _missed(self, reason: str, failed: bool = True) -> None:
+        """What was read last stays, with the reason why it is old, until something newer comes."""
+        self._lost = True
+        self._say(reason, failed)
+
+    def _arrived(self, frame: Frame) -> None:
+        self._frame = frame
+        if self._lost:
+            self._lost = False
+            self._say("")
+        self._redraw()
+
+    def _redraw(self) -> None:
+        """All of it, from what is known. Textual sends the terminal what differs."""
+        frame = self._frame
+        if frame is None:
+            return
+        self._listing.show(lines(frame.gpus, self._order, self._listing.folded, self._pattern, flat=self._flat))
+        words = f"ggroupfs top: {summary(frame)}, by {self._order}"
+        if self._pattern:
+            words += f", with {self._pattern!r}"
+        if frame.snapshot.took > max(self._delay, NOTICED_S):
+            words += f", read in {frame.snapshot.took:.1f} s"
+        words += f", on {self._mount}"
+        bars = Text("\n".join(gauges(gpu, self.size.width) for gpu in frame.gpus))
+        bars.highlight_regex("[█▏▎▍▌▋▊▉]+", BLUE)
+        bars.highlight_regex("░+", GREY)
+        self.query_one("#summary", Static).update(Text(words + "\n", no_wrap=True).append_text(bars))
+        self.query_one("#headings", Static).update(Text(self._listing.headings(), no_wrap=True))
+
+    def on_listing_resized(self, _: Listing.Resized) -> None:
+        """Bars and headings are as wide as the lines."""
+        self._redraw()
+
+    def _say(self, words: str, failed: bool = False) -> None:
+        """The line at the bottom; an error has a mark beside its colour."""
+        text = Text(f"! {words}", ORANGE) if failed else Text(words)
+        self.query_one("#message", Static).update(text)
+
+    # Keys
+
+    async def on_event(self, event: events.Event) -> None:
+        """What is typed while a line is open goes there; not by way of a widget, whose queue others would overtake."""
+        if self._asking and isinstance(event, events.Key):
+            self._type(event)
+        elif self._asking and isinstance(event, events.Paste):
+            self._typed += "".join(letter for letter in event.text if letter.isprintable())
+            self._prompt()
+        else:
+            await super().on_event(event)
+
+    def _type(self, event: events.Key) -> None:
+        if event.key == "enter":
+            self._submit()
+            return
+        if event.key in ("escape", "ctrl+c"):
+            self.action_cancel()
+            return
+        if event.key in ("backspace", "ctrl+h"):
+            self._typed = self._typed[:-1]
+        elif event.key == "ctrl+u":
+            self._typed = ""
+        elif event.is_printable and event.character:
+            self._typed += event.character
+        self._prompt()
+
+    def _prompt(self) -> None:
+        """The line in which a value is typed; a filter acts meanwhile."""
+        line = self.query_one("#prompt", Static)
+        line.display = bool(self._asking)
+        if not self._asking:
+            return
+        if self._asking == "filter":
+            self._pattern = self._typed
+            self._redraw()
+            words = "text in the name of a process or slice"
+        else:
+            words = f"{self._target}: {ASKED[self._asking][0]}"
+        line.update(Text.assemble((words, GREY), f" > {self._typed}", ("_", Style(blink=True))))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """While the help is open there is nothing to do but close it."""
+        return action in ("cancel", "leave") or not isinstance(self.screen, Help)
+
+    def action_move(self, by: int) -> None:
+        """Up and down."""
+        self._listing.move(by)
+
+    def action_page(self, by: int) -> None:
+        """As far as is seen at once."""
+        self._listing.page(by)
+
+    def action_edge(self, end: bool) -> None:
+        """The first, the last."""
+        self._listing.edge(end)
+
+    def action_fold(self, fold: bool | None) -> None:
+        """Hides what is in the node that is chosen, or shows it."""
+        self._listing.fold(fold)
+        self._redraw()
+
+    def action_leave(self) -> None:
+        """The end."""
+        self._ended = True
+        self._wake.set()
+        self.exit(0)
+
+    def action_sort(self, order: str) -> None:
+        """Another order."""
+        self._order = order
+        self._redraw()
+
+    def action_flat(self) -> None:
+        """Processes alone, or in their slices."""
+        self._flat = not self._flat
+        self._redraw()
+
+    def action_help(self) -> None:
+        """What the keys do."""
+        self.push_screen(Help())
+
+    def action_freeze(self) -> None:
+        """Freezes or thaws what is chosen."""
+        directory = self._chosen()
+        if directory is not None:
+            self._do(freeze, directory)
+
+    def action_ask(self, what: str) -> None:
+        """Opens the line in which a value is typed. It is for what is chosen now, whatever moves there meanwhile."""
+        if what == "filter":
+            self._typed = self._pattern
+        else:
+            directory = self._chosen()
+            if directory is None:
+                return
+            self._target, self._typed = directory, ""
+        self._asking = what
+        self._say("")
+        self._prompt()
+
+    def _submit(self) -> None:
+        """Does what was asked for."""
+        what, value = self._asking, self._typed.strip()
+        self._close()
+        if what in ASKED and value:
+            self._do(ASKED[what][1], self._target, value)
+
+    def action_cancel(self) -> None:
+        """Closes whatever is open; nothing was: shows everything again."""
+        if isinstance(self.screen, Help):
+            self.pop_screen()
+            return
+        if self._asking in ("", "filter"):
+            self._pattern = ""
+        self._close()
+        self._say("")
+        self._redraw()
+
+    def _close(self) -> None:
+        self._asking = ""
+        self._prompt()
+
+    def _chosen(self) -> str | None:
+        """Directory of the process or slice that is chosen; None, and says so, for a GPU."""
+        line = self._listing.chosen
+        if line is None or isinstance(line.node.use, GpuUse):
+            self._say("a GPU has no control files: choose a process or a slice", True)
+            return None
+        return line.node.key

@@ -1,0 +1,125 @@
+"""``ggroupfs set``: limits of a process or a slice, by the name of the control file or of the property."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import attrs
+
+from ggroupfs.client import content, numbers, require_tree
+from ggroupfs.client.reading import require_our_pids
+from ggroupfs.errors import UsageError
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT
+from ggroupfs.text.names import is_number, slice_directory
+from ggroupfs.text.properties import text_of
+from ggroupfs.text.refusals import meaning
+
+
+@attrs.frozen
+class Write:
+    """What goes into one control file."""
+
+    group: Path
+    """The directory of control files."""
+    control: str
+    """The control file."""
+    text: str
+    """What is written to it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("path", metavar="PATH", help="a pid, a cgroup (batch.slice), or a directory of the tree")
+    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="gmem.limit.high=8G, or GMemHigh=50%%")
+    parser.add_argument("--gpu", type=int, default=None, metavar="N", help="the only GPU; else all that it is on")
+    parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand: all is understood before anything is written, in the order in which it was said."""
+    mount = Path(os.path.abspath(arguments.mount))
+    require_tree(mount)
+    try:
+        settings = [split(word) for word in arguments.settings]
+        groups = groups_of(mount, arguments.path, arguments.gpu)
+        for write in [understood(mount, group, *setting) for setting in settings for group in groups]:
+            apply(mount, write)
+    except (RuntimeError, UsageError) as error:
+        raise type(error)(f"set: {error}") from None
+    return 0
+
+
+def split(word: str) -> tuple[str, str]:
+    """A ``KEY=VALUE``. An empty value is the default of a property. UsageError."""
+    key, equals, value = word.partition("=")
+    if not (key and equals) or "/" in key:
+        raise UsageError(f"{word}: not KEY=VALUE")
+    return key, value.strip()
+
+
+def groups_of(mount: Path, word: str, gpu: int | None) -> Sequence[Path]:
+    """The directories of control files that `word` means, on one GPU or on all. RuntimeError, UsageError."""
+    directory, named = directory_of(mount, word)
+    if gpu is None:
+        gpu = named
+    elif named not in (None, gpu):
+        raise UsageError(f"{word} is on GPU {named}, not on {gpu}")
+    try:
+        gpus: Iterable[int] = numbers(directory)
+    except OSError as error:
+        raise RuntimeError(f"{word}: {meaning(error)}") from None
+    found = [directory / str(number) for number in gpus if gpu in (None, number)]
+    if not found:
+        raise RuntimeError(f"{word} " + ("has no control files" if gpu is None else f"is not on a GPU {gpu}"))
+    return found
+
+
+def directory_of(mount: Path, word: str) -> tuple[Path, int | None]:
+    """The directory of a process or slice, and the GPU where `word` names one. UsageError for what cannot be either."""
+    if is_number(word):
+        require_our_pids(mount, f"{word}: name the directory in {mount}")
+        return mount / word, None
+    parts = [part for part in word.split("/") if part]
+    inside = _inside(mount, word)
+    if inside is not None:
+        process_or_slice, last = is_number(inside.parts[0]) or inside.parts[0] == "slice", inside.parts[-1]
+        if not process_or_slice:
+            raise UsageError(f"{word} is no process and no slice")
+        if len(inside.parts) > 1 and is_number(last):
+            return mount / inside.parent, int(last)
+        return mount / inside, None
+    if not parts or any(part in (".", "..") for part in parts):
+        raise UsageError(f"{word!r} is no pid, no cgroup and no directory of {mount}")
+    return mount / slice_directory(word), None
+
+
+def _inside(mount: Path, word: str) -> Path | None:
+    """A directory of the tree, seen from the mountpoint; None for what is none, and for the root."""
+    place = Path(os.path.abspath(word))
+    if not place.is_relative_to(mount) or place == mount:
+        return None
+    # A name in the directory that we are in, like the path of a cgroup, may be meant either way: it is what it is.
+    return place.relative_to(mount) if word.startswith("/") or place.is_dir() else None
+
+
+def understood(mount: Path, group: Path, key: str, value: str) -> Write:
+    """What a setting is on one GPU. UsageError for a key that is none, or a value that a property does not take."""
+    try:
+        control, text = text_of(key, value, int(content(mount / "gpus" / group.name / "gmem.capacity")))
+    except ValueError as error:
+        raise UsageError(f"{key}={value}: {error}") from None
+    if group.is_dir() and not (group / control).exists():
+        raise UsageError(f"{key}: there is no such control")
+    return Write(group, control, text)
+
+
+def apply(mount: Path, write: Write) -> None:
+    """Returns once it holds. RuntimeError says whose it is, and why it does not."""
+    try:
+        (write.group / write.control).write_text(f"{write.text}\n")
+    except OSError as error:
+        where = f"{write.group.parent.relative_to(mount)} on GPU {write.group.name}"
+        raise RuntimeError(f"{where}: {write.control}={write.text}: {meaning(error)}") from None

@@ -1,0 +1,124 @@
+"""``ggroupfs tenant``: a program of the software GPU. It works, checks its own memory and reports what it sees."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+from backend.soft.client import Device
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT
+from ggroupfs.serving import require_trusted
+from ggroupfs.text import values
+
+CHECKED = 64
+"""Pages checked and written anew each time it reports."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
+    parser.add_argument("--gpu", type=int, default=0)
+    parser.add_argument("--gmem", type=_size, default=1 << 30, metavar="BYTES", help="memory to allocate: 2G")
+    parser.add_argument("--kernel", type=_time, default=5000, metavar="TIME", help="length of a kernel: 5ms")
+    parser.add_argument("--contexts", type=int, default=1, help="contexts, each with a TSG of its own")
+    parser.add_argument("--depth", type=int, default=32, help="kernels kept in flight, in each context")
+    parser.add_argument("--touch", type=int, default=0, metavar="PAGES", help="pages that each kernel touches")
+    parser.add_argument("--report", type=float, default=0.5, metavar="SECONDS", help="between two reports")
+    parser.add_argument("--seconds", type=float, default=None, help="end after this time; else when ended")
+
+
+def _size(word: str) -> int:
+    try:
+        return values.amount(word)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{word!r} is no size") from error
+
+
+def _time(word: str) -> int:
+    try:
+        return values.timeslice(word)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{word!r} is no time") from error
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand. Exit code 1 if it ever read something else than it wrote."""
+    require_trusted(arguments.mount)
+    with Device(arguments.mount, arguments.gpu) as device:
+        worker = Worker(device, arguments)
+        began = time.monotonic()
+        deadline = began + arguments.seconds if arguments.seconds is not None else float("inf")
+        try:
+            while (now := time.monotonic()) < deadline:
+                worker.work(min(now + arguments.report, deadline))
+                worker.check(CHECKED)
+                worker.report(time.monotonic() - began)
+        except KeyboardInterrupt:
+            pass
+        worker.check(len(worker.pages))
+        worker.report(time.monotonic() - began)
+        return 1 if worker.corrupt else 0
+
+
+class Worker:
+    """The contexts, the memory and what came of them."""
+
+    def __init__(self, device: Device, arguments: argparse.Namespace) -> None:
+        self._device = device
+        self._kernel, self._depth = arguments.kernel, arguments.depth
+        self._tsgs = [device.join() for _ in range(arguments.contexts)]
+        self._launched = dict.fromkeys(self._tsgs, 0)
+        self.pages = device.alloc(arguments.gmem) if arguments.gmem else range(0)
+        """Its memory."""
+        self._touched = self.pages[: arguments.touch]
+        self._stamp = os.getpid() << 32
+        self._stamps = {page: self._stamp + page for page in self.pages}
+        if self.pages:
+            device.write(self.pages, self._stamp + self.pages.start)
+        self._next = self.pages.start
+        self.checked = 0
+        """Pages read back, ever."""
+        self.corrupt = 0
+        """... that held something else than was written."""
+
+    @property
+    def finished(self) -> int:
+        """Kernels finished, in all contexts."""
+        return sum(self._device.finished.values())
+
+    def work(self, until: float) -> None:
+        """Keeps the GPU busy until a time.monotonic()."""
+        while (now := time.monotonic()) < until:
+            for tsg in self._tsgs:
+                short = self._depth - (self._launched[tsg] - self._device.finished[tsg])
+                if short > 0:
+                    self._device.launch(tsg, short, self._kernel, self._touched)
+                    self._launched[tsg] += short
+            self._device.take_progress(until - now)
+
+    def check(self, count: int) -> None:
+        """Reads some pages back, the next ones each time, and writes them anew."""
+        for _ in range(min(count, len(self.pages))):
+            page = self._next
+            self._next = page + 1 if page + 1 < self.pages.stop else self.pages.start
+            (found,) = self._device.read(range(page, page + 1))
+            self.checked += 1
+            self.corrupt += found != self._stamps[page]
+            self._stamps[page] += len(self.pages)
+            self._device.write(range(page, page + 1), self._stamps[page])
+
+    def report(self, elapsed: float) -> None:
+        """One JSON line."""
+        line = {
+            "pid": os.getpid(),
+            "seconds": round(elapsed, 3),
+            "launched": sum(self._launched.values()),
+            "finished": self.finished,
+            "pages": len(self.pages),
+            "checked": self.checked,
+            "corrupt": self.corrupt,
+        }
+        print(json.dumps(line), flush=True)

@@ -1,0 +1,201 @@
+"""``ggroupfs doctor --thaw-all``: frees what a daemon that is gone has left frozen, without another daemon.
+
+It does for every program of every NVIDIA GPU what a daemon does at its end. What was asked for stays where it is
+written down, and the next mount makes it hold again. (A software GPU is gone with its daemon: nobody is frozen there.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from backend.core.records import GpuInfo
+from backend.door.client import facts_of
+from backend.ledgers import kernel
+from backend.ledgers.journal import state
+from backend.ledgers.journal.file import Busy, Journal, clock_time
+from backend.ledgers.journal.levers import Timeslices
+from backend.ledgers.journal.state import UNTOUCHED
+from backend.process.identity import Process
+from ggroupfs.commands.finding import Finding
+from ggroupfs.daemon.mount import SOCKETS
+from ggroupfs.mounts import mount_of, trees
+from ggroupfs.serving import is_trusted
+
+if TYPE_CHECKING:
+    from backend.nvidia.gpu import NvidiaGpu
+
+ANSWER_S = 2.0
+"""Seconds that a tree has to say whether its daemon lives."""
+
+
+def thaw_all(journals: Iterable[Path], folder: Path = SOCKETS) -> Sequence[Finding]:
+    """Frees everybody. `journals` are besides those in `folder`. RuntimeError where a daemon lives: it would have them
+    frozen again, and is the one to ask."""
+    if os.geteuid() != 0:
+        raise RuntimeError("doctor: only root may: it acts on every process of the machine")
+    from backend.nvidia.opening import open_gpus
+
+    return trio.run(
+        _thaw_all, [*sorted(folder.glob("*.journal")), *journals], lambda: open_gpus(selftest=False), roots(trees())
+    )
+
+
+def roots(places: Iterable[str]) -> Sequence[str]:
+    """Those that root mounted. A user's own FUSE of that type is no daemon: it would keep us from all that there is to
+    do, or name a journal that is left as it is then."""
+    found = ((place, mount_of(place)) for place in places)
+    return [place for place, mount in found if mount is not None and is_trusted(mount[0])]
+
+
+async def _thaw_all(
+    paths: Sequence[Path], open_gpus: Callable[[], Awaitable[Sequence[NvidiaGpu]]], places: Iterable[str]
+) -> Sequence[Finding]:
+    others = await _served(places)
+    with contextlib.ExitStack() as stack:
+        findings: list[Finding] = []
+        journals = [*_taken((path for path in paths if os.fspath(path) not in others), stack, findings)]
+        try:
+            gpus = await open_gpus()
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            return [*findings, Finding("NVIDIA GPU", "ok", f"none here ({error.strerror}): nobody can be frozen")]
+        books = {gpu.info.index: stack.enter_context(_kernel_books(gpu.info)) for gpu in gpus}
+        findings += [finding async for finding in _recovered()]
+        for gpu in gpus:
+            gpu.notes = Noted([Timeslices(journal, gpu.info.uuid) for journal in journals])
+            try:
+                freed = await gpu.free()
+            except OSError as error:
+                findings.append(Finding(f"GPU {gpu.info.index}", "failed", f"{error.strerror}: nothing was done"))
+                continue
+            for one in freed:
+                for journal in journals:
+                    if (gpu.info.uuid, one.process) in journal.state.levers and not one.failure:
+                        journal.commit(state.lever((gpu.info.uuid, one.process), UNTOUCHED))
+                subject = f"GPU {gpu.info.index} pid {one.process.pid}"
+                if one.failure:
+                    findings.append(Finding(subject, "failed", one.failure))
+                    continue
+                channels = f"{one.channels} channels" if one.asked else "all channels, since none can be asked,"
+                done = bool(one.channels or one.timeslices or not one.asked)
+                why = f"{channels} put back, {one.timeslices} timeslices given back" if done else "it was free"
+                findings.append(Finding(subject, "thawed" if done else "ok", why))
+            books[gpu.info.index].released = not any(one.failure for one in freed)
+            if not freed:
+                findings.append(Finding(f"GPU {gpu.info.index}", "ok", "no program uses it"))
+        return findings
+
+
+@attrs.define
+class Books:
+    """What the kernel module has of a GPU."""
+
+    released: bool = False
+    """Whether it is to say that nothing holds there: else the next daemon is told to have it hold, first of all."""
+
+
+@contextlib.contextmanager
+def _kernel_books(gpu: GpuInfo) -> Iterator[Books]:
+    """Those of one GPU, so that no daemon begins meanwhile; none where there is no module."""
+    books = Books()
+    try:
+        kernel.check()
+    except OSError:
+        yield books
+        return
+    ledger = kernel.KernelLedger({gpu.index: gpu.uuid}, temporary=[gpu.index])
+    try:
+        ledger.add_gpu(gpu.index, gpu.capacity, gpu.granule)
+        yield books
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        raise RuntimeError(f"doctor: {error.strerror}") from None
+    finally:
+        ledger.close(released=books.released, handed_over=bool(ledger.inherited()))  # else they were not there before
+
+
+class Noted:
+    """What is in any of some journals (:class:`backend.nvidia.tenant.Notes`)."""
+
+    def __init__(self, each: Sequence[Timeslices]) -> None:
+        self._each = each
+
+    def known(self, process: Process) -> Mapping[str, int]:
+        return {name: us for one in self._each for name, us in one.known(process).items()}
+
+    def note(self, process: Process, timeslices: Mapping[str, int]) -> None:
+        for one in self._each:
+            kept = {name: us for name, us in one.known(process).items() if name in timeslices}
+            one.note(process, kept)
+
+
+async def _served(places: Iterable[str]) -> set[str]:
+    """The journals of daemons that serve software GPUs, which have nothing to do with it. RuntimeError for any other
+    daemon that lives."""
+    found = set()
+    for place in places:
+        facts: dict[str, str] = {}
+
+        def look(place: str = place, facts: dict[str, str] = facts) -> None:
+            with contextlib.suppress(OSError):  # ENOTCONN: its daemon is dead
+                facts.update(facts_of(place))
+
+        with trio.move_on_after(ANSWER_S) as scope:
+            await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+        if scope.cancelled_caught:
+            raise RuntimeError(f"doctor: the daemon of {place} hangs: kill it first")
+        if facts.get("gpu") == "soft":
+            found.add(facts.get("journal", ""))
+        elif facts:
+            raise RuntimeError(f"doctor: {place} has a daemon: `ggroupfs umount {place}` thaws what it froze")
+    return found
+
+
+def _taken(paths: Iterable[Path], stack: contextlib.ExitStack, findings: list[Finding]) -> Iterator[Journal]:
+    """The journals, so that no daemon begins meanwhile."""
+    for path in paths:
+        try:
+            path.stat()  # one that is not there is not made
+            journal = Journal(path)
+        except Busy as error:
+            raise RuntimeError(f"doctor: {error.strerror}") from None
+        except OSError as error:
+            findings.append(Finding(os.fspath(path), "failed", f"it is not read: {error.strerror}"))
+            continue
+        if journal.stale_since is not None:
+            findings.append(stale(path, journal.stale_since))
+        stack.callback(journal.close, ended=False)
+        yield journal
+
+
+def stale(path: Path, since: float) -> Finding:
+    """A journal that could not be written any more."""
+    why = f"it could not be written since {clock_time(since)}: the next mount after a kill forgets what was set then"
+    return Finding(os.fspath(path), "advisory", why)
+
+
+async def _recovered() -> AsyncIterator[Finding]:
+    """Programs that were being moved, or that wait in the host, run again."""
+    from backend.nvidia import checkpoint
+
+    for one in checkpoint.left():
+        process = one.request.process
+        try:
+            await checkpoint.recover(process)
+        except checkpoint.CheckpointError as error:
+            if error.errno != errno.ESRCH:
+                yield Finding(f"pid {process.pid}", "failed", f"it is in the middle of a move: {error.strerror}")
+            else:
+                checkpoint.removed(process)
+        else:
+            yield Finding(f"pid {process.pid}", "thawed", "it was in the middle of a move, or in the host")

@@ -1,0 +1,57 @@
+"""``ggroupfs top``: who uses what, live, or once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from ggroupfs.client import require_tree
+from ggroupfs.client.reading import say_if_strangers
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT
+from ggroupfs.view import columns
+from ggroupfs.view.frame import as_json, look, plain
+
+DELAY_S = 1.0
+"""Pause between two passes when nobody asks for another, seconds."""
+DELAY_LEAST_S = 0.1
+"""... and the shortest: rates over less are noise."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("-d", "--delay", type=_delay, default=DELAY_S, metavar="SECONDS", help="between two frames; 1")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--once", action="store_true", help="print one frame as text; also where there is no terminal")
+    form.add_argument("--json", action="store_true", help="print one frame as a JSON object")
+    parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
+
+
+def _delay(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = 0.0
+    if not DELAY_LEAST_S <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word!r} is no time of {DELAY_LEAST_S:g} s or more")
+    return seconds
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand. Rates need two passes, so that a frame by itself takes as long as the delay."""
+    mount = Path(os.path.abspath(arguments.mount))
+    if not (arguments.once or arguments.json) and sys.stdin.isatty() and sys.stdout.isatty():
+        require_tree(mount)
+        from ggroupfs.commands.screen import Top  # here: textual is half a second that nothing else need pay
+
+        return Top(mount, arguments.delay).run() or 0
+    say_if_strangers(mount)
+    first = look(mount)
+    time.sleep(arguments.delay)
+    frame = look(mount, first.snapshot)
+    text = json.dumps(as_json(frame), indent=2) if arguments.json else plain(frame)
+    print(columns.printable(text, sys.stdout.encoding))
+    return 0

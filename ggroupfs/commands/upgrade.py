@@ -1,0 +1,174 @@
+"""``ggroupfs upgrade``: the daemon of a tree becomes the program that is installed now, while programs run.
+
+The daemon ends without giving anything back, and executes itself anew (execve(2)): the same process, for systemd and
+for its parent, goes on from the journal or from the kernel's books. Meanwhile the tree is not there, and what was
+open in it fails with ENOTCONN; pollers are told of an error.
+
+So what is installed is tried first: while it does not start, the daemon that runs is left alone. Where it starts and
+fails later, the process ends with an error, and what holds is left for the next mount; systemd tries that by itself.
+Nor is one begun with while the journal cannot be written, unless that is asked for: the next daemon knows no more than
+the journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from backend.door.client import facts_of
+from ggroupfs import serving
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
+
+SIGNAL = signal.SIGUSR2
+SECONDS = 30.0
+"""How long the next one may take: the levers of a GPU are proven before the tree answers."""
+
+
+LATER = os.EX_TEMPFAIL
+"""Exit code where the journal is out of date: the package then leaves the daemon that runs."""
+FORGETS = "so what was set since would be forgotten: make room, or say --force"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What it is told."""
+    parser.add_argument("mountpoint", nargs="?", type=Path, default=DEFAULT_MOUNTPOINT)
+    parser.add_argument(
+        "--force", action="store_true", help="though the journal is out of date: what was set since is lost"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The subcommand. Exit code 0 once the tree answers again, :data:`LATER` where it is to be tried again."""
+    path = os.path.abspath(arguments.mountpoint)
+    found = mount_of(path)
+    if found is None or found[1] != serving.TYPE:
+        raise RuntimeError(f"upgrade: {path} is not a ggroup tree")
+    with contextlib.ExitStack() as stack:
+        try:
+            daemon = stack.enter_context(serving.daemon_of(path, found[0]))
+        except serving.Unknown as error:
+            raise RuntimeError(f"upgrade: {path} is served as before: {error}") from None
+        if daemon is None:
+            raise RuntimeError(f"upgrade: the daemon of {path} is dead: mount it anew")
+        facts = facts_of(path)
+        if facts.get("upgrade") != SIGNAL.name:  # another would die of it
+            raise RuntimeError(f"upgrade: the daemon of {path} cannot be replaced as it runs: unmount and mount")
+        if facts.get("journal.kept") == "no" and not arguments.force:
+            journal = facts.get("journal", "its journal")
+            print(
+                f"ggroupfs: upgrade: {path} is served as before: {journal} cannot be written, {FORGETS}",
+                file=sys.stderr,
+            )
+            return LATER
+        root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, root)
+        _try(path, daemon, stack)
+        mounts = stack.enter_context(open("/proc/self/mountinfo", "rb"))
+        began = time.monotonic()
+        signal.pidfd_send_signal(daemon.pidfd, SIGNAL)
+        while _lives(root) or not _answers(path):
+            _wait(daemon.pidfd, mounts.fileno(), path, began + SECONDS - time.monotonic())
+        print(f"{path}: answers again after {time.monotonic() - began:.2f} s")
+    return 0
+
+
+def _try(path: str, daemon: serving.Daemon, stack: contextlib.ExitStack) -> None:
+    """RuntimeError where what a daemon would become does not come as far as to know its words."""
+    proc = Path("/proc", str(daemon.pid))
+    try:
+        words = [os.fsdecode(word) for word in (proc / "cmdline").read_bytes().split(b"\0")[:-1]]
+        pairs = (os.fsdecode(pair).partition("=") for pair in (proc / "environ").read_bytes().split(b"\0") if pair)
+        environment = {name: value for name, _, value in pairs}
+        directory = os.open(proc / "cwd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, directory)
+        is_here = os.path.samestat(os.stat(proc / "root"), os.stat("/"))
+    except OSError as error:
+        raise RuntimeError(f"upgrade: {path} is served as before: {error.filename}: {error.strerror}") from None
+    if daemon.has_ended or "mount" not in words:  # it was about another process, or is none that we can begin anew
+        raise RuntimeError(f"upgrade: {path} is served as before: process {daemon.pid} is no `ggroupfs mount`")
+    if not is_here:
+        raise RuntimeError(f"upgrade: {path} is served as before: its daemon is in a container: upgrade it in there")
+    command = [*words[: words.index("mount")], "mount", "--help"]
+    try:
+        done = subprocess.run(
+            [shutil.which(command[0], path=environment.get("PATH")) or command[0], *command[1:]],
+            env=environment,
+            cwd=f"/proc/self/fd/{directory}",
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"upgrade: {path} is served as before: what is installed does not start: {error}") from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"it ends with {done.returncode}"])[-1]
+        raise RuntimeError(f"upgrade: {path} is served as before: what is installed does not start: {said}")
+
+
+def _lives(root: int) -> bool:
+    """Whether the tree of an open directory is still served. (The numbers of mounts and of their devices are used
+    again.)"""
+    try:
+        os.fstatvfs(root)
+    except OSError:
+        return False
+    return True
+
+
+def _answers(path: str) -> bool:
+    try:
+        return bool(facts_of(path))
+    except OSError:
+        return False
+
+
+def _wait(pidfd: int, mounts: int, path: str, seconds: float) -> None:
+    """Until something is mounted or unmounted, anywhere (proc_pid_mountinfo(5): it is an error for poll(2), that time).
+
+    RuntimeError where the daemon has ended, or time is up.
+    """
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    poller.register(mounts, select.POLLPRI)
+    found = dict(poller.poll(max(0.0, seconds) * 1000))
+    if pidfd in found:
+        raise RuntimeError(f"upgrade: the next daemon of {path} has ended: see its log")
+    if not found:
+        raise RuntimeError(f"upgrade: {path} does not answer after {SECONDS:.0f} s")
+
+
+# In the daemon
+
+
+def become_next(socket: Path, ends: Collection[signal.Signals]) -> NoReturn:
+    """Executes what is installed now, with the same words, in place of this process, and on the same socket: programs
+    have its path. The signals that end a daemon wait for the next one."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    words = list(sys.orig_argv)
+    option = f"socket={socket}"
+    if not any(option in word.split(",") for word in words):
+        words += ["-o", option]
+    try:
+        os.execv(sys.executable, words)
+    except OSError as error:
+        left = "what holds is left for the next mount"
+        raise RuntimeError(f"mount: upgrade: {sys.executable}: {error.strerror}: {left}") from None
+
+
+def take_over_signals(ends: Collection[signal.Signals]) -> Iterable[int]:
+    """Those that came while the one before became this one. They are ignored until a handler is set."""
+    early = [number for number in signal.sigpending() if number in ends]
+    for number in ends:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+    return early

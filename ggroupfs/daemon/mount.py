@@ -1,0 +1,362 @@
+"""The life of one mount: everything that is set up is torn down in reverse, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import attrs
+import pyfuse3
+import trio
+
+from backend import choose
+from backend.choose import Backend
+from backend.common.lasting import lasting
+from backend.common.threads import in_a_thread
+from backend.core.controller import Controller
+from backend.cuda import server as cuda_server
+from backend.cuda.peers import Peers
+from backend.door import tenants
+from backend.door.client import pid_namespace
+from backend.door.wire import CUDA, VERSION, names
+from backend.ledgers.journal.file import Busy, Journal, default_path
+from backend.soft import server as soft_server
+from ggroupfs.commands import upgrade
+from ggroupfs.daemon import watchdog
+from ggroupfs.daemon.options import MountOptions
+from ggroupfs.fs import connection, receiving
+from ggroupfs.fs.files import Events
+from ggroupfs.fs.messenger import Messenger
+from ggroupfs.fs.notify import Notifier
+from ggroupfs.fs.operations import Operations
+from ggroupfs.fs.tree import Tree
+from ggroupfs.mounts import SYSTEMD, bind, device_number, mount_of, unbind
+from ggroupfs.units import Units
+from ggroupfs.units.manager import Manager
+
+log = logging.getLogger(__name__)
+
+SOCKETS = Path("/run/ggroupfs")
+
+JOURNAL_AGAIN_S = 0.02
+"""Between two looks whether the journal is free."""
+
+ENDS = (signal.SIGTERM, signal.SIGINT)
+"""Each of them ends the mount."""
+
+RELOADS = (signal.SIGHUP,)
+"""Has files with limits read again."""
+
+COLLECTED = (20_000, 50, 100)
+"""How rarely garbage is collected (:func:`gc.set_threshold`). With a thousand programs a look through all that there is
+takes 0.1 s, in which nobody is answered, and was taken every 3 s for 400 objects."""
+
+BASE_OPTIONS = frozenset(("fsname=ggroupfs", "subtype=ggroupfs", "allow_other", "default_permissions"))
+
+
+@attrs.define
+class Ending:
+    """How a mount ended."""
+
+    upgraded: bool = False
+    """Another daemon is to go on in this process."""
+
+
+class MountError(Exception):
+    """The tree could not be mounted; the text says why, in one line."""
+
+
+def run(options: MountOptions, ready: Callable[[], None]) -> None:
+    """Mounts, calls `ready` once the tree answers, and serves it until it is unmounted or told to end.
+
+    MountError where that fails before `ready`.
+    """
+    early = upgrade.take_over_signals(ENDS)  # ignored before _run() takes them, and after
+    for number in (*RELOADS, upgrade.SIGNAL):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        successor = trio.run(_run, options, os.path.abspath(options.mountpoint), ready, early)
+    except* MountError as group:
+        raise _first(group) from None
+    if successor is not None:
+        upgrade.become_next(successor, ENDS)
+
+
+async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None], early: Iterable[int]) -> Path | None:
+    """Returns the socket on which another daemon is to go on in this process; None for the end."""
+    ending = Ending()
+    gc.collect()
+    gc.disable()  # until all is there that a journal says: 10,000 slices are no garbage, and took 0.3 s to look through
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(gc.enable)
+        # Until the very end: a second signal, too, must not kill us before everything is thawed and unmounted.
+        ends = stack.enter_context(trio.open_signal_receiver(*ENDS))
+        reloads = stack.enter_context(trio.open_signal_receiver(*RELOADS))
+        upgrades = stack.enter_context(trio.open_signal_receiver(upgrade.SIGNAL))
+        for number in early:
+            signal.raise_signal(number)
+        if os.readlink("/proc/self") != str(os.getpid()):
+            raise MountError("/proc is of another pid namespace: its numbers are other processes' here")
+        _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
+        if options.also is not None:
+            _make_room(options.also)
+        journal = await _journal(options, mountpoint)
+        served = journal is not None and journal.state.is_empty  # else a mount that fails leaves it as it found it
+        if journal is not None:
+            stack.callback(lambda: journal.close(ended=served and not ending.upgraded))
+        controller, backend = await _controller(options, mountpoint, journal)
+        stack.callback(_close, controller)
+        path = options.socket or tenants.default_path(SOCKETS, mountpoint)
+        await _free(path, options.deadline)
+        tree, events = Tree(controller, backend.attributes), Events()
+        messenger = Messenger()
+        notifier = Notifier(tree, events, pyfuse3, messenger, mountpoint)
+        operations = Operations(tree, events, notifier, poll=options.poll)
+        try:
+            pyfuse3.init(operations, mountpoint, set(BASE_OPTIONS | options.fuse))
+        except RuntimeError as error:
+            raise MountError(f"cannot mount on {mountpoint}: {error}") from None
+        stack.callback(pyfuse3.close, unmount=True)
+        stack.callback(messenger.end)
+        if options.also is not None:
+            try:
+                await in_a_thread(os.fspath(options.also), partial(bind, mountpoint, options.also))
+            except OSError as error:
+                raise MountError(f"the tree cannot be at {options.also}, too: {error.strerror}") from None
+            stack.callback(unbind, options.also)
+        tree_number = _device(mountpoint)
+
+        controller.facts["ledger.lacks"] = ",".join(backend.lacks) or "none"
+        controller.facts["gpu"] = "soft" if backend.soft else "nvidia"
+        controller.facts["pid"] = str(os.getpid())
+        controller.facts["pidns"] = str(pid_namespace())
+        try:
+            listener = stack.enter_context(tenants.listening(path))
+        except OSError as error:
+            where = "" if error.filename in (None, os.fspath(path)) else f": {error.filename}"
+            raise MountError(f"no socket at {path}: {error.strerror}{where}") from None
+        controller.facts["socket"] = os.fspath(path)
+        controller.facts["protocol"] = str(VERSION)
+        controller.facts["features"] = names(soft_server.SPOKEN if backend.soft else CUDA)
+        if journal is not None:
+            controller.facts["journal"] = os.fspath(journal.path)
+            journal.listener = partial(_tell_of_journal, controller.facts)
+            journal.listener(not journal.broken)
+        controller.facts["upgrade"] = upgrade.SIGNAL.name
+
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        nursery.start_soon(_until_signal, ends, messenger, nursery.cancel_scope)
+        nursery.start_soon(_until_upgrade, upgrades, ending, controller, backend, messenger, nursery.cancel_scope)
+        if journal is not None:
+            nursery.start_soon(lasting, "the journal", journal.run)
+        served = True
+        await nursery.start(controller.run)
+        if options.units:  # before any program can come in
+            units = Units(controller, options.slices_d, _manager(options), wait=options.units_wait)
+            await nursery.start(units.run)
+            nursery.start_soon(lasting, "reload", partial(_reload, reloads, units))
+        else:
+            controller.facts["units"] = "no"
+        if backend.soft:
+            nursery.start_soon(soft_server.serve, listener, backend.soft, tree_number)
+        else:
+            peers = Peers(controller.facts)
+            nursery.start_soon(cuda_server.serve, listener, backend.cuda, tree_number, peers)
+        nursery.start_soon(lasting, "telling watchers", notifier.run)
+        nursery.start_soon(_serve, nursery.cancel_scope)
+        first = f"{mountpoint}/ggroup.backend"
+        try:
+            await in_a_thread(first, partial(os.stat, first))
+            await in_a_thread(first, partial(_let_closes_wait, mountpoint))
+        except OSError as error:
+            raise MountError(f"{first} does not answer: {error.strerror}") from None
+        gc.freeze()  # what lives as long as the mount need not be looked through again
+        gc.set_threshold(*COLLECTED)
+        gc.enable()
+        if (seconds := watchdog.period(os.environ)) is not None:
+            feed = partial(watchdog.feed, Path(mountpoint, "ggroup.backend"), seconds)
+            nursery.start_soon(lasting, "the watchdog", feed)
+        watchdog.notify("READY=1", f"STATUS={_status(controller, mountpoint)}")
+        ready()
+    log.debug("unmounted %s", mountpoint)
+    return path if ending.upgraded else None
+
+
+async def _journal(options: MountOptions, mountpoint: str) -> Journal | None:
+    """What a daemon before us wrote down, and we go on with. MountError where another one still does."""
+    if not options.keep_journal:
+        return None
+    path = options.journal or default_path(SOCKETS, mountpoint)
+    words = ""
+    with trio.move_on_after(options.deadline):  # one that was unmounted gives everything back first, and may need that
+        while True:
+            try:
+                return Journal(path)
+            except Busy as error:
+                words = str(error.strerror)
+            except OSError as error:
+                raise MountError(error.strerror if error.filename is None else f"{path}: {error.strerror}") from None
+            await trio.sleep(JOURNAL_AGAIN_S)
+    raise MountError(words)
+
+
+async def _free(path: Path, seconds: float) -> None:
+    """Returns once no other daemon listens there, or after some time all the same: one that was unmounted listens until
+    everything is given back."""
+    with trio.move_on_after(seconds):
+        while tenants.is_served(path):  # noqa: ASYNC110 - nothing tells of it
+            await trio.sleep(JOURNAL_AGAIN_S)
+
+
+async def _controller(options: MountOptions, mountpoint: str, journal: Journal | None) -> tuple[Controller, Backend]:
+    """What the tree shows, and what is behind it. MountError where there is no GPU, or nobody to keep its books."""
+    # Other mounts have other software GPUs; the next mount here has the same again, with the books that are left.
+    place = os.stat(mountpoint)  # two containers may have the same path
+    identity = f"{place.st_dev}:{place.st_ino}:{mountpoint}"
+    config = attrs.evolve(options.choice.soft_config, identity=identity)
+    choice = attrs.evolve(options.choice, soft_config=config, proven=SOCKETS / "proven")
+    try:
+        gpus = await choose.gpus(choice)
+    except OSError as error:
+        raise MountError(f"no GPU: {error.strerror}") from None
+    try:
+        backend = choose.backend(choice, gpus, options.deadline, journal)
+    except OSError as error:
+        raise MountError(error.strerror) from None
+    try:
+        controller = Controller(
+            backend.ledger, backend.gpus, options.deadline, scheduler=options.scheduler, moves=backend.moves
+        )
+        return controller, backend
+    except OSError as error:
+        backend.ledger.close()
+        raise MountError(error.strerror) from None
+
+
+def _manager(options: MountOptions) -> Manager | None:
+    """Who knows the units of this machine."""
+    if options.bus is None and not SYSTEMD.is_dir():
+        return None
+    try:
+        from ggroupfs.units.systemd import Systemd  # needs jeepney, which only this needs
+    except ImportError as error:
+        log.info("units of systemd are not read: %s", error)
+        return None
+    return Systemd(options.bus or "SYSTEM")
+
+
+def _close(controller: Controller) -> None:
+    controller.ledger.close(released=controller.released, handed_over=controller.handed_over)
+
+
+def _tell_of_journal(facts: dict[str, str], kept: bool) -> None:
+    facts["journal.kept"] = "yes" if kept else "no"
+
+
+def _let_closes_wait(mountpoint: str) -> None:
+    try:
+        connection.allow_background(mountpoint)
+    except OSError as error:
+        log.info("%s: closes of files may lag behind: %s", mountpoint, error.strerror)
+
+
+async def _serve(scope: trio.CancelScope) -> None:
+    """Answers requests until the filesystem is unmounted, then ends the rest."""
+    await receiving.main()
+    scope.cancel()
+
+
+async def _until_signal(signals: AsyncIterator[int], messenger: Messenger, scope: trio.CancelScope) -> None:
+    """Ends the mount at the first signal."""
+    async for number in signals:
+        log.debug("signal %d: unmounting", number)
+        watchdog.notify("STOPPING=1", "STATUS=Thawing and unmounting")
+        await _say_no_more(messenger)
+        scope.cancel()
+
+
+async def _until_upgrade(
+    signals: AsyncIterator[int],
+    ending: Ending,
+    controller: Controller,
+    backend: Backend,
+    messenger: Messenger,
+    scope: trio.CancelScope,
+) -> None:
+    """Ends the mount at the first signal, for another daemon to go on with what holds, where that is written down."""
+    async for _ in signals:
+        watchdog.notify("RELOADING=1", "STATUS=Another daemon takes over")
+        await _say_no_more(messenger)
+        ending.upgraded = True
+        if backend.lasting:
+            controller.hand_over()
+        scope.cancel()
+        return
+
+
+async def _say_no_more(messenger: Messenger) -> None:
+    """First of all, while the tree still answers: a message under way may wait for an answer of ours."""
+    try:
+        await in_a_thread("the messenger", messenger.end)
+    except OSError as error:  # EAGAIN
+        log.debug("%s", error)
+        messenger.end()
+
+
+async def _reload(signals: AsyncIterator[int], units: Units) -> None:
+    """Files with limits count as they are at each signal. systemd reads its own again by itself, and says so."""
+    async for _ in signals:
+        log.info("limits are read again")
+        units.load_again()
+
+
+def _discard_stale(mountpoint: str) -> None:
+    """Unmounts what a killed daemon left behind; MountError where a live tree, or nothing, is there."""
+    try:
+        os.statvfs(mountpoint)  # not stat(), which the kernel may answer for a dead daemon from its cache
+    except FileNotFoundError:
+        raise MountError(f"{mountpoint} does not exist") from None
+    except OSError as error:
+        log.warning("%s: %s: unmounting what is left of another daemon", mountpoint, error.strerror)
+        os.spawnlp(os.P_WAIT, "fusermount3", "fusermount3", "-u", "-z", mountpoint)
+    if not os.path.isdir(mountpoint):
+        raise MountError(f"{mountpoint} is not a directory")
+    if mount_of(mountpoint) is not None:
+        raise MountError(f"{mountpoint} is mounted already")
+
+
+def _make_room(also: Path) -> None:
+    """An empty directory. MountError."""
+    try:
+        os.makedirs(also)
+    except FileExistsError:  # whatever it is
+        pass
+    except OSError as error:
+        raise MountError(f"{also}: {error.strerror}") from None
+    _discard_stale(os.fspath(also))
+
+
+def _device(mountpoint: str) -> int:
+    """Device number of what is mounted there, 0 where that is not to be seen."""
+    found = mount_of(mountpoint)
+    return device_number(found[0]) if found is not None else 0
+
+
+def _status(controller: Controller, mountpoint: str) -> str:
+    """A line for who asks systemd how we are."""
+    number, facts = len(controller.gpus), controller.facts
+    return f"{mountpoint}: {number} {facts['gpu']} GPU{'' if number == 1 else 's'}, ledger {facts['ledger']}"
+
+
+def _first(group: BaseExceptionGroup[MountError]) -> MountError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, MountError)
+    return error

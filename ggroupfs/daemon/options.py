@@ -1,0 +1,165 @@
+"""The options of a mount, as ``-o`` lists, mount(8) and fstab(5) spell them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import attrs
+
+from backend.choose import GPUS, LEDGERS, Choice
+from backend.core.controller import DEADLINE_S
+from ggroupfs.errors import UsageError
+from ggroupfs.text import values
+from ggroupfs.units.files import SLICES_D
+from ggroupfs.units.policy import WAIT_S
+
+IGNORED = frozenset(
+    (
+        *("rw", "suid", "nosuid", "dev", "nodev", "exec", "noexec", "sync", "async", "dirsync", "defaults"),
+        *("atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "nostrictatime"),
+        *("lazytime", "nolazytime", "iversion", "noiversion", "mand", "nomand", "silent", "loud"),
+        *("auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group", "nogroup"),
+        *("nofail", "_netdev", "_rnetdev"),
+        *("allow_other", "default_permissions", "poll", "selftest"),
+    )
+)
+"""What mount(8) passes on and means nothing here, or is how it is anyway."""
+
+COMMENTS = frozenset(("comment", "user"))
+"""The same with a value: for who reads the table of mounts."""
+
+USERSPACE = ("x-", "X-")
+"""So begins what is for mount(8), systemd and the like."""
+
+PASSED = frozenset(("ro", "debug", "auto_unmount"))
+"""What libfuse makes of itself."""
+
+
+@attrs.frozen
+class MountOptions:
+    """One mount."""
+
+    mountpoint: Path
+    """Where."""
+    choice: Choice = Choice()  # noqa: RUF009 - frozen
+    """What serves it."""
+    poll: bool = True
+    """Whether poll(2) asks the daemon: events wake pollers, but every poll of any file waits for an answer."""
+    socket: Path | None = None
+    """Where programs of the GPUs connect; by default under /run/ggroupfs, named after the mountpoint."""
+    also: Path | None = None
+    """Where the tree is, too: in a directory for containers. (What is bound itself is dead with its daemon.)"""
+    journal: Path | None = None
+    """Where what must outlive a daemon that is killed is written down; by default under /run/ggroupfs."""
+    keep_journal: bool = True
+    """Whether it is at all."""
+    deadline: float = DEADLINE_S
+    """Seconds that the hardware has to answer a write."""
+    scheduler: bool = True
+    """Whether priorities and weights decide who has the GPU."""
+    units: bool = True
+    """Whether files configure slices."""
+    units_wait: float = WAIT_S
+    """Seconds that a program waits for the limits of its slices."""
+    slices_d: Path = SLICES_D
+    """Where those are of cgroups that are no units."""
+    bus: str | None = None
+    """Address of the bus that systemd is on; None: the system bus, where systemd runs the machine."""
+    fuse: frozenset[str] = frozenset()
+    """Options for libfuse."""
+
+
+def parse(mountpoint: Path, gpu: str, ledger: str, lists: list[str]) -> MountOptions:
+    """The options of one command line. UsageError for one that is unknown or has no sense."""
+    options = MountOptions(mountpoint, Choice(gpu, ledger))
+    for word in (word for words in lists for word in words.split(",") if word):
+        key, equals, value = word.partition("=")
+        try:
+            options = _apply(options, key, value if equals else None)
+        except (OSError, ValueError):
+            raise UsageError(f"option {key}: {value!r} makes no sense") from None
+    return options
+
+
+def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
+    """`options` with one more."""
+    choice = options.choice
+    if value is None:
+        if key in IGNORED or key.startswith(USERSPACE):
+            return options
+        if key in PASSED:
+            return attrs.evolve(options, fuse=options.fuse | {key})
+        if key == "nopoll":
+            return attrs.evolve(options, poll=False)
+        if key == "nojournal":
+            return attrs.evolve(options, keep_journal=False)
+        if key == "noselftest":
+            return attrs.evolve(options, choice=attrs.evolve(choice, selftest=False))
+    elif key == "gpu":
+        return attrs.evolve(options, choice=attrs.evolve(choice, gpu=_one_of(GPUS, value)))
+    elif key == "ledger":
+        return attrs.evolve(options, choice=attrs.evolve(choice, ledger=_one_of(LEDGERS, value)))
+    elif key == "socket":
+        return attrs.evolve(options, socket=Path(os.path.abspath(_something(value))))
+    elif key == "also":
+        return attrs.evolve(options, also=_absolute(value))
+    elif key == "journal":
+        return attrs.evolve(options, journal=_absolute(value), keep_journal=True)
+    elif key == "deadline":
+        return attrs.evolve(options, deadline=_seconds(value))
+    elif key == "scheduler":
+        return attrs.evolve(options, scheduler=_one_of(("on", "off"), value) == "on")
+    elif key == "units":
+        return attrs.evolve(options, units=_one_of(("auto", "no"), value) == "auto")
+    elif key == "units.wait":
+        return attrs.evolve(options, units_wait=_seconds(value))
+    elif key == "slices.d":
+        return attrs.evolve(options, slices_d=Path(_something(value)))
+    elif key == "bus":
+        return attrs.evolve(options, bus=_something(value))
+    elif key == "soft.gpus":
+        return attrs.evolve(options, choice=attrs.evolve(choice, soft_gpus=values.integer(value, 1, 16)))
+    elif key == "soft.gmem":
+        capacity = values.amount(value)
+        if capacity < choice.soft_config.page:
+            raise ValueError("not one page")
+        config = attrs.evolve(choice.soft_config, capacity=capacity)
+        return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
+    elif key == "soft.switch":
+        config = attrs.evolve(choice.soft_config, switch_us=values.timeslice(value) if value != "0" else 0)
+        return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
+    elif key == "soft.faults":
+        config = attrs.evolve(choice.soft_config, faults=_something(value))
+        return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
+    elif key in COMMENTS or key.startswith(USERSPACE):
+        return options
+    raise UsageError(f"unknown option {key}" + ("" if value is None else f"={value}"))
+
+
+def _one_of(names: Collection[str], value: str) -> str:
+    if value not in names:
+        raise ValueError(f"not one of {names}")
+    return value
+
+
+def _something(value: str) -> str:
+    if not value:
+        raise ValueError("empty")
+    return value
+
+
+def _absolute(value: str) -> Path:
+    path = Path(value)
+    if not path.is_absolute() or not path.name:
+        raise ValueError("the daemon is in another directory")
+    return path
+
+
+def _seconds(value: str) -> float:
+    seconds = float(value)
+    if not 0 < seconds < math.inf:
+        raise ValueError("not a time to wait")
+    return seconds

@@ -1,0 +1,227 @@
+"""Open files: a snapshot an opener, and what it has already seen of the events. Sync, no FUSE.
+
+A control file is classified once, at open. Its content is made when it is read from the start and served from that
+snapshot for the rest, so that no reader mixes two states.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import struct
+from collections import Counter
+from typing import Any, Protocol
+
+from backend.common.errors import fail
+from backend.core.controller import Controller
+from backend.core.peaks import Mark
+from backend.core.records import Channel
+from backend.process.identity import Group, Process, owner_of
+from ggroupfs.fs.controls import PEAKS, Control, Show
+from ggroupfs.text import values
+
+WRITE_MOST = 4095
+"""Bytes of a write(2); kernfs takes a page less the NUL and answers E2BIG to more."""
+
+READABLE = select.POLLIN | select.POLLRDNORM
+READY = READABLE | select.POLLOUT | select.POLLWRNORM
+"""As kernfs has it (DEFAULT_POLLMASK): some ask for the one name, some for the other."""
+EVENT = select.POLLPRI | select.POLLERR
+GONE = EVENT | select.POLLHUP
+
+RECORD = struct.Struct("<QQ")
+"""usermemfd: bytes to give back, sequence number."""
+
+
+class Waker(Protocol):
+    """How the kernel is told that a poller is to look again (pyfuse3.PollHandle)."""
+
+    def notify(self) -> None: ...
+
+
+class Events:
+    """Counts the events of every group, and knows who waits for which."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[Group, Channel]] = Counter()
+        self._waiting: dict[tuple[Group, Channel], set[OpenFile]] = {}
+
+    def count(self, group: Group, channel: Channel) -> int:
+        """How many there were; 0 before the first."""
+        return self._counts[group, channel]
+
+    def happened(self, group: Group, channel: Channel) -> None:
+        """One more: wakes everybody who waits for it."""
+        self._counts[group, channel] += 1
+        self.wake(group, channel)
+
+    def wake(self, group: Group, channel: Channel) -> None:
+        """Has everybody who waits look again."""
+        for file in self._waiting.pop((group, channel), ()):
+            file.wake()
+
+    def wait(self, file: OpenFile, group: Group, channel: Channel) -> None:
+        """Remembers a poller until the next event."""
+        self._waiting.setdefault((group, channel), set()).add(file)
+
+    def leave(self, file: OpenFile, group: Group, channel: Channel) -> None:
+        """Forgets a poller that closed its file."""
+        waiting = self._waiting.get((group, channel))
+        if waiting is not None:
+            waiting.discard(file)
+            if not waiting:
+                del self._waiting[group, channel]
+
+    def forget(self, group: Group) -> None:
+        """The group is gone: its pollers look once more and find so."""
+        for channel in Channel:
+            self.wake(group, channel)
+            self._counts.pop((group, channel), None)
+
+
+class OpenFile:
+    """A control file that somebody opened."""
+
+    __slots__ = ("_controller", "_data", "_events", "_seen", "_waker", "control", "group")
+
+    def __init__(self, controller: Controller, events: Events, control: Control, group: Group) -> None:
+        self.control = control
+        self.group = group
+        self._controller = controller
+        self._events = events
+        self._data: bytes | None = None
+        self._seen = -1  # kernfs: a poll before the first read reports an event
+        self._waker: Waker | None = None
+
+    def read(self, offset: int, size: int) -> bytes:
+        """EINVAL for a file that cannot be read, ENODEV when the group is gone."""
+        if offset == 0 or self._data is None:
+            control = self.control
+            if control.show is None:
+                raise fail(errno.EINVAL)
+            if control.channel is not None:
+                self._seen = self._events.count(self.group, control.channel)
+            self._data = os.fsencode(self._show(control.show))
+        return self._data[offset : offset + size]
+
+    async def write(self, data: bytes) -> int:
+        """One write is one value, wherever it is said to go. Returns once it holds."""
+        control = self.control
+        if len(data) > WRITE_MOST:
+            raise fail(errno.E2BIG)
+        if control.parse is None:
+            raise fail(errno.EINVAL)
+        await self._apply(control.parse(values.text(data)))
+        return len(data)
+
+    def _show(self, show: Show) -> str:
+        return show(self._controller, self.group)
+
+    async def _apply(self, value: Any) -> None:
+        assert self.control.apply is not None, "one that is parsed"
+        await self.control.apply(self._controller, self.group, value)
+
+    def poll(self, waker: Waker | None) -> int:
+        """The poll(2) events that are there now; keeps `waker` for the next change."""
+        if self.control.channel is None:
+            return READY | EVENT if self._data is None else READY
+        if waker is not None:
+            self._waker = waker
+            self._events.wait(self, self.group, self.control.channel)
+        try:
+            return self._pending()
+        except OSError:
+            return GONE
+
+    def wake(self) -> None:
+        """Tells the kernel to ask :meth:`poll` again."""
+        waker, self._waker = self._waker, None
+        if waker is not None:
+            waker.notify()
+
+    def close(self) -> None:
+        """Nobody polls any more."""
+        self._waker = None
+        if self.control.channel is not None:
+            self._events.leave(self, self.group, self.control.channel)
+
+    def _pending(self) -> int:
+        self._controller.books(self.group)
+        assert self.control.channel is not None
+        seen = self._seen == self._events.count(self.group, self.control.channel)
+        return READY if seen else READY | EVENT
+
+
+class PeakFile(OpenFile):
+    """A gmem.peak or gmem.swap.peak: a write starts it again for this open file, and for no other, as memory.peak and
+    memory.swap.peak since Linux 6.12."""
+
+    __slots__ = ("_mark", "_peak")
+
+    def __init__(self, controller: Controller, events: Events, control: Control, group: Group) -> None:
+        super().__init__(controller, events, control, group)
+        self._peak = PEAKS[control.name]
+        self._mark: Mark | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self._mark is not None:
+            self._controller.leave_peak(self.group, self._mark)
+
+    def _show(self, show: Show) -> str:
+        return f"{self._controller.peak(self.group, self._peak, self._mark)}\n"
+
+    async def _apply(self, value: Any) -> None:
+        mark = self._mark or Mark(self._peak)
+        self._controller.reset_peak(self.group, mark)
+        self._mark = mark
+
+
+class UsermemFile(OpenFile):
+    """A usermemfd: records of memory pressure, the latest one only, for whoever has it open.
+
+    Never blocks, neither the reader (EAGAIN) nor the reclaim that made the record (Ghost, section 4.2).
+    """
+
+    __slots__ = ("_listens",)
+
+    def __init__(
+        self, controller: Controller, events: Events, control: Control, group: Group, uid: int | None = None
+    ) -> None:
+        super().__init__(controller, events, control, group)
+        controller.require(group, control.name)
+        self._seen = controller.books(group).pressure_seq
+        # A reclaim waits a moment for who listens. That is not for strangers to bring about.
+        self._listens = isinstance(group.node, Process) and uid is not None and uid in (0, owner_of(group.node.pid))
+        if self._listens:
+            controller.listens(group, 1)
+
+    def close(self) -> None:
+        super().close()
+        if self._listens:
+            self._listens = False
+            self._controller.listens(self.group, -1)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The latest record that this opener has not read. EAGAIN without one, EINVAL for a buffer too small."""
+        if size < RECORD.size:
+            raise fail(errno.EINVAL)
+        books = self._controller.books(self.group)
+        if books.pressure_seq == self._seen:
+            raise fail(errno.EAGAIN)
+        self._seen = books.pressure_seq
+        return RECORD.pack(books.pressure_bytes, books.pressure_seq)
+
+    def _pending(self) -> int:
+        return READABLE if self._controller.books(self.group).pressure_seq != self._seen else 0
+
+
+def open_file(controller: Controller, events: Events, control: Control, group: Group, uid: int) -> OpenFile:
+    """Opens a control file for a user. EOPNOTSUPP for a usermemfd that nobody would ever write to, ENODEV for a dead
+    group."""
+    if control.channel is Channel.USERMEM:
+        return UsermemFile(controller, events, control, group, uid)
+    if control.name in PEAKS:
+        return PeakFile(controller, events, control, group)
+    return OpenFile(controller, events, control, group)

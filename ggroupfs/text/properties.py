@@ -1,0 +1,122 @@
+"""What unit files and command lines call the controls: named and spelt as systemd's own properties are.
+
+``GMemHigh=8G`` is to gmem.limit.high what systemd's ``MemoryHigh=8G`` is to memory.high (systemd.resource-control(5)).
+Values are systemd's: sizes with K, M, G, T, P, ``infinity`` and percents (of the GPU's memory), time spans, booleans
+(systemd.syntax(7), systemd.time(7)); empty is the default. What comes out is what is written to the control file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+
+import attrs
+
+from backend.core.settings import APPLIED, Kind, Setting
+from ggroupfs.text import values
+
+Text = Callable[[str, int], str]
+"""(value, bytes of memory that the GPU has) -> what to write. ValueError with the reason, in words."""
+
+NUMBER = r"(?P<number>[0-9]{1,30}(?:\.[0-9]{1,30})?)"
+"""Longer than any that means something: what has no end here has none in what is computed with it."""
+SIZE = re.compile(rf"{NUMBER}\s*(?P<suffix>[KMGTP]?)B?")
+PERCENT = re.compile(r"(?P<number>[0-9]{1,30}(?:\.[0-9]{1,2})?)%")
+SPAN = re.compile(rf"{NUMBER}\s*(?P<unit>usec|us|µs|msec|ms|sec|s)?")
+US = {"us": 1, "usec": 1, "µs": 1, "ms": 1000, "msec": 1000, None: 1000, "s": 1_000_000, "sec": 1_000_000}
+SWITCH = {
+    **dict.fromkeys(("1", "yes", "y", "true", "t", "on"), "1"),
+    **dict.fromkeys(("0", "no", "n", "false", "f", "off"), "0"),
+}
+"""What systemd takes for a boolean (parse_boolean())."""
+
+
+@attrs.frozen
+class Property:
+    """One property, the same in every file and command."""
+
+    name: str
+    """As in a unit file."""
+    control: str
+    """The control file that it is written to."""
+    text: Text
+    """From one syntax to the other."""
+    default: str
+    """What is written where nothing is asked for."""
+
+
+def _size(value: str, capacity: int) -> str:
+    if value == "infinity":
+        return "max"
+    if match := PERCENT.fullmatch(value):
+        percent = Decimal(match["number"])
+        if percent > 100:
+            raise ValueError("more than 100 %")
+        return str(int(capacity * percent / 100))
+    match = SIZE.fullmatch(value)
+    if match is None:
+        raise ValueError("not a size: bytes, or with K, M, G or T, a percentage, or infinity")
+    nbytes = int(Decimal(match["number"]) * 1024 ** " KMGTP".index(match["suffix"] or " "))
+    if nbytes >= 1 << 64:
+        raise ValueError("too large")
+    return str(nbytes)
+
+
+def microseconds(value: str) -> int:
+    """A time span in microseconds; without a unit it is in milliseconds. ValueError with the reason."""
+    us, rest = Decimal(0), value.strip()
+    while rest:
+        match = SPAN.match(rest)
+        if match is None:
+            raise ValueError("not a time span: milliseconds, or with us or ms")
+        us += Decimal(match["number"]) * US[match["unit"]]
+        rest = rest[match.end() :].strip()
+    if us < 1:
+        raise ValueError("no time at all")
+    if us >= 1 << 64:
+        raise ValueError("too long")
+    return int(us)
+
+
+def _span(value: str, _: int) -> str:
+    return f"{microseconds(value)}us"
+
+
+def _switch(value: str, _: int) -> str:
+    if value.lower() not in SWITCH:
+        raise ValueError("not yes or no")
+    return SWITCH[value.lower()]
+
+
+def _within(allowed: range) -> Text:
+    def text(value: str, _: int) -> str:
+        if not (value.isascii() and value.isdigit()) or int(value) not in allowed:
+            raise ValueError(f"not a number from {allowed[0]} to {allowed[-1]}")
+        return value
+
+    return text
+
+
+def _property(name: str, setting: Setting) -> Property:
+    texts = {Kind.SIZE: _size, Kind.SPAN: _span, Kind.SWITCH: _switch, Kind.NUMBER: _within(setting.allowed)}
+    assert setting.control is not None
+    return Property(name, setting.control, texts[setting.kind], values.show_default(setting))
+
+
+PROPERTIES = tuple(_property(one.unit_key, one) for one in APPLIED if one.unit_key is not None)
+"""In the order in which they are applied."""
+
+BY_NAME = {one.name: one for one in PROPERTIES}
+
+
+def text_of(name: str, value: str, capacity: int) -> tuple[str, str]:
+    """The control file that a property is written to, and what is written there, on a GPU with so much memory.
+
+    A name that is not a property's is the control file's own, its value as it is. ValueError with the reason.
+    """
+    one = BY_NAME.get(name)
+    if one is None:
+        return name, value
+    value = value.strip()
+    return one.control, one.text(value, capacity) if value else one.default

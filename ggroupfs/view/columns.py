@@ -1,0 +1,199 @@
+"""What is shown of a group: the columns, how each is spelt for people, and tables of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from backend.core.records import MAX
+from ggroupfs.view.outline import Line, Node
+from ggroupfs.view.snapshot import GpuUse, ProcessUse
+
+NOT_TOLD = "-"
+
+
+def human(nbytes: float) -> str:
+    """A size as people read it: ``512.0M``."""
+    for suffix in ("", "K", "M", "G"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f}" if not suffix else f"{nbytes:.1f}{suffix}"
+        nbytes /= 1024
+    return f"{nbytes:.1f}T"
+
+
+def limit(nbytes: int) -> str:
+    """A limit: a size, or ``max``."""
+    return "max" if nbytes >= MAX else human(nbytes)
+
+
+def percent(share: float) -> str:
+    """A share of the whole. More than that is the noise of two clocks, the GPU's and ours."""
+    return f"{min(share, 1.0) * 100:.0f}%"
+
+
+def speed(rate: float) -> str:
+    """Bytes a second, in MB/s."""
+    return f"{rate / 1e6:.1f}" if rate < 99.95e6 else f"{rate / 1e6:.0f}"
+
+
+def timeslice(ms: float) -> str:
+    """A timeslice: milliseconds, or what the GPU gives."""
+    return f"{ms:g} ms" if ms else "default"
+
+
+def readable(name: str) -> str:
+    """A name that somebody else chose, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+@attrs.frozen
+class Column:
+    """A column of a table, and what it needs to be read."""
+
+    name: str
+    """What it is called in JSON; its heading, if it has no other."""
+    heading: str
+    """In tables."""
+    value: Callable[[Node], Any]
+    """What is in it; None: not told."""
+    text: Callable[[Any], str]
+    """The value for people."""
+    field: str | None = None
+    """The figure that it is made of, if it is one."""
+    number: bool = True
+    """Whether it stands at the right."""
+    width: int = 7
+    """Where the width cannot follow what is in it, on a screen that changes."""
+
+    def cell(self, node: Node) -> str:
+        """What stands in it."""
+        value = self.value(node)
+        return NOT_TOLD if value is None else self.text(value)
+
+    def aligned(self, text: str, width: int) -> str:
+        """Numbers to the right, words to the left."""
+        return text.rjust(width) if self.number else text.ljust(width)
+
+
+def _figure(
+    name: str, text: Callable[[Any], str], *, field: str | None = None, heading: str | None = None, width: int = 7
+) -> Column:
+    source = field or name
+    return Column(name, heading or name.upper(), lambda node: getattr(node.figures, source), text, source, width=width)
+
+
+def _rate(name: str, heading: str, text: Callable[[Any], str], width: int = 7) -> Column:
+    return Column(name, heading, lambda node: getattr(node.rates, name), text, width=width)
+
+
+def _of_process(name: str, *, number: bool) -> Column:
+    def value(node: Node) -> Any:
+        return getattr(node.use, name) if isinstance(node.use, ProcessUse) else None
+
+    return Column(name, name.upper(), value, lambda value: readable(str(value)), number=number)
+
+
+PID = _of_process("pid", number=True)
+GPU = _of_process("gpu", number=True)
+COMMAND = _of_process("command", number=False)
+SLICE = _of_process("slice", number=False)
+CURRENT = _figure("current", human)
+HIGH = _figure("high", limit)
+SWAP = _figure("swap", human)
+TIMESLICE = _figure("timeslice", timeslice, width=9)
+FROZEN = attrs.evolve(_figure("frozen", lambda frozen: "frozen" if frozen else NOT_TOLD, width=6), number=False)
+FINISHED = _figure("finished", str)
+SHARE = _rate("share", "SHARE", percent, 5)
+KERNELS = _rate("kernels", "KERN/S", lambda rate: f"{rate:.0f}")
+SWAPIN = _rate("swapin", "IN MB/S", speed)
+SWAPOUT = _rate("swapout", "OUT MB/S", speed, 9)
+
+SHOWN = (PID, GPU, COMMAND, SLICE, CURRENT, HIGH, SWAP, TIMESLICE, FROZEN, FINISHED)
+"""What ``show`` has."""
+WATCHED = (CURRENT, HIGH, SWAP, SHARE, KERNELS, TIMESLICE, FROZEN, SWAPIN, SWAPOUT)
+"""What ``top`` has; where there is no room for all, the first of them."""
+
+LABEL_LEAST = 24
+"""Characters that the names in a tree get before there are columns beside them."""
+SIDE_BY_SIDE = 2
+"""Blanks between two columns."""
+
+
+def fields(columns: Iterable[Column]) -> frozenset[str]:
+    """The figures that columns need."""
+    return frozenset(column.field for column in columns if column.field is not None)
+
+
+def fitting(width: int, columns: Sequence[Column] = WATCHED) -> Sequence[Column]:
+    """As many columns, from the first, as fit beside the names."""
+    left = width - LABEL_LEAST
+    for count, column in enumerate(columns):
+        left -= column.width + 1
+        if left < 0:
+            return columns[:count]
+    return columns
+
+
+def table(nodes: Iterable[Node], columns: Sequence[Column] = SHOWN) -> str:
+    """A line a node below the headings, as wide as what is in it."""
+    return _aligned(
+        [[column.heading for column in columns], *([column.cell(node) for column in columns] for node in nodes)],
+        columns,
+    )
+
+
+NAME = Column("name", "", lambda node: node.label, str, number=False)
+
+
+def tree(lines: Iterable[Line], columns: Sequence[Column]) -> str:
+    """The same, with the lines of an outline in front."""
+    rows = [["", *(column.heading for column in columns)]]
+    for line in lines:
+        rows.append([label(line), *(column.cell(line.node) for column in columns)])
+    return _aligned(rows, (NAME, *columns))
+
+
+def label(line: Line) -> str:
+    """What a line of an outline is called: of a GPU with the memory that it has, of what is folded with how many."""
+    use, text = line.node.use, line.prefix + readable(line.node.label)
+    if isinstance(use, GpuUse):
+        text += f", {human(use.capacity)}"
+    return f"{text} [+{len(line.node.children)}]" if line.folded else text
+
+
+def _aligned(rows: Sequence[Sequence[str]], columns: Sequence[Column]) -> str:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
+    return "\n".join(
+        (" " * SIDE_BY_SIDE)
+        .join(column.aligned(text, width) for column, text, width in zip(columns, row, widths, strict=True))
+        .rstrip()
+        for row in rows
+    )
+
+
+def bar(part: float, width: int) -> str:
+    """A fraction as a bar, to an eighth of a character."""
+    eighths = round(min(max(part, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width, "░")
+
+
+ASCII = str.maketrans({"├": "|", "└": "`", "│": "|", "─": "-", "█": "#", "░": ".", **dict.fromkeys("▏▎▍▌▋▊▉", "#")})
+
+
+def printable(text: str, encoding: str | None) -> str:
+    """What can be said where there is no Unicode: branches and bars of ASCII."""
+    if (encoding or "").lower().replace("-", "").startswith("utf"):
+        return text
+    return text.translate(ASCII).encode("ascii", "replace").decode()
+
+
+def as_json(node: Node, columns: Iterable[Column]) -> Mapping[str, Any]:
+    """The values for programs: bytes, milliseconds; None for ``max`` and for what is not told."""
+    found = {}
+    for column in columns:
+        value = column.value(node)
+        found[column.name] = None if value is not None and column.text is limit and value >= MAX else value
+    return found

@@ -1,0 +1,193 @@
+"""What the control files of a process or slice say, read into one record.
+
+An open of a control file is four requests to the daemon, so only the files are read that are needed, and what several
+of them tell is read once. What a machine cannot tell is None, never 0, and so is what is only in files that were not
+needed.
+
+Each file is named once, in SOURCES, and its value parsed as one that is written to it. That these are the files of the
+table of controls a test sees to: the table is the daemon's, and loading it would load all that controls act on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from ggroupfs.client import content, flat
+from ggroupfs.text import values
+
+
+@attrs.frozen
+class Figures:
+    """What the control files of a process or slice say, on one GPU. Sizes in bytes; None: not told, or not asked."""
+
+    current: int | None = None
+    """Memory on the GPU."""
+    peak: int | None = None
+    """Highest `current` so far."""
+    swap: int | None = None
+    """Memory in the host."""
+    swap_peak: int | None = None
+    """Highest `swap` so far."""
+    high: int | None = None
+    """gmem.limit.high; MAX: no limit."""
+    low: int | None = None
+    """gmem.limit.low; MAX: all of it is protected."""
+    swap_max: int | None = None
+    """gmem.swap.max; MAX: no limit."""
+    swapin: int | None = None
+    """Moves to the GPU, ever."""
+    swapin_bytes: int | None = None
+    """Moved to the GPU, ever."""
+    swapout: int | None = None
+    """Moves to the host, ever."""
+    swapout_bytes: int | None = None
+    """Moved to the host, ever."""
+    move_usec: int | None = None
+    """Time those moves took, microseconds."""
+    implicit: int | None = None
+    """Memory that the driver counts and nobody charged."""
+    unmovable: int | None = None
+    """Memory that stays on the GPU whatever the limits say."""
+    disputed: int | None = None
+    """Memory that was charged and the driver does not count."""
+    exchanged_bytes: int | None = None
+    """Bytes that changed places with colder ones, ever."""
+    timeslice: float | None = None
+    """compute.timeslice, milliseconds; 0: ``default``."""
+    freeze: bool | None = None
+    """compute.freeze: what was asked of this very group."""
+    frozen: bool | None = None
+    """Whether nothing of it can run: it, or a slice above, is frozen."""
+    populated: bool | None = None
+    """Whether a process of it has a context on the GPU."""
+    migrated: int | None = None
+    """How often a process was moved to another GPU, or one of a slice to this one."""
+    undone: int | None = None
+    """How often a process undid its freeze or its timeslice by itself, and it was set again."""
+    lost: int | None = None
+    """How often its GPU was lost while it was there."""
+    priority: int | None = None
+    """compute.priority."""
+    weight: int | None = None
+    """compute.weight."""
+    submitted: int | None = None
+    """Kernels launched, ever."""
+    finished: int | None = None
+    """Kernels finished, ever."""
+    pending: int | None = None
+    """Kernels that may still finish."""
+    gpu_usec: int | None = None
+    """Time on the engine, microseconds."""
+    gpu_usec_estimate: int | None = None
+    """About that, where it cannot be measured, microseconds."""
+    timeslice_usec: int | None = None
+    """The timeslice that holds for it now, with all slices above, microseconds."""
+    tsgs: int | None = None
+    """TSGs of its contexts."""
+    channels: int | None = None
+    """Channels in them."""
+    attached: int | None = None
+    """TSGs that are on the runlist."""
+    nr_throttled: int | None = None
+    """Times that the scheduler took it off the runlist."""
+    throttled_usec: int | None = None
+    """For how long, microseconds."""
+    frozen_usec: int | None = None
+    """How long it was to be frozen since the mount, microseconds."""
+    managed: bool | None = None
+    """Whether its memory can be moved."""
+    events: Mapping[str, int] | None = None
+    """gmem.events."""
+
+
+@attrs.frozen
+class Source:
+    """A control file that figures come from."""
+
+    fields: frozenset[str]
+    """Those of `Figures` that it tells."""
+    parse: Callable[[str], Mapping[str, Any]]
+    """Its content -> field and value."""
+
+
+RENAMED = {"resident": "current", "swapped": "swap"}
+"""Keys of flat keyed files whose figure is called otherwise: as the file is that has it alone."""
+
+SWITCHES = frozenset(("frozen", "populated", "managed"))
+"""Keys of flat keyed files that are 0 or 1."""
+
+
+def _one(field: str, parse: Callable[[str], Any] = int) -> Source:
+    return Source(frozenset((field,)), lambda text: {field: parse(text)})
+
+
+def _keyed(keys: str) -> Source:
+    """A flat keyed file. Other keys are a newer daemon's."""
+    fields = {key: RENAMED.get(key, key) for key in keys.split()}
+
+    def parse(text: str) -> Mapping[str, Any]:
+        found = ((key, value) for key, value in flat(text).items() if key in fields)
+        return {fields[key]: bool(value) if key in SWITCHES else value for key, value in found}
+
+    return Source(frozenset(fields.values()), parse)
+
+
+SOURCES: Mapping[str, Source] = {
+    "gmem.current": _one("current"),
+    "gmem.swap.current": _one("swap"),
+    "gmem.stat": _keyed(
+        "resident swapped swapin swapin_bytes swapout swapout_bytes move_usec"
+        " implicit unmovable disputed exchanged_bytes"
+    ),
+    "gmem.peak": _one("peak"),
+    "gmem.swap.peak": _one("swap_peak"),
+    "gmem.limit.high": _one("high", values.size),
+    "gmem.limit.low": _one("low", values.size),
+    "gmem.swap.max": _one("swap_max", values.size),
+    "gmem.events": _one("events", flat),
+    "compute.timeslice": _one("timeslice", lambda text: values.timeslice(text) / 1000),
+    "compute.freeze": _one("freeze", values.switch),
+    "compute.events": _keyed("frozen populated migrated undone lost"),
+    "compute.priority": _one("priority"),
+    "compute.weight": _one("weight"),
+    "gcgroup.stat": _keyed(
+        "submitted finished pending gpu_usec gpu_usec_estimate timeslice_usec tsgs channels attached"
+        " nr_throttled throttled_usec frozen_usec managed"
+    ),
+}
+"""Where each figure is found. Of several files that tell the same, the first is the one for it alone."""
+
+EVERYTHING = frozenset(field.name for field in attrs.fields(Figures))
+
+
+def files_for(fields: Iterable[str]) -> tuple[str, ...]:
+    """The fewest control files that tell these figures. KeyError for what no file tells."""
+    wanted = set(fields)
+    if unknown := wanted - EVERYTHING:
+        raise KeyError(f"no control file tells {', '.join(sorted(unknown))}")
+    chosen = []
+    while wanted:
+        best = max(SOURCES, key=lambda name: len(SOURCES[name].fields & wanted))  # the first of equals
+        chosen.append(best)
+        wanted -= SOURCES[best].fields
+    return tuple(chosen)
+
+
+def figures_of(directory: str | os.PathLike[str], files: Iterable[str]) -> Figures:
+    """What some control files of a group say, but for those that this machine refuses. OSError when it is gone."""
+    path = os.fspath(directory)
+    told: dict[str, Any] = {}
+    for name in files:
+        try:
+            text = content(f"{path}/{name}")
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+        else:
+            told |= SOURCES[name].parse(text)
+    return Figures(**told)

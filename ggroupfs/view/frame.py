@@ -1,0 +1,98 @@
+"""What ``ggroupfs top`` shows at one moment, and how it is told as text or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ggroupfs.view import columns, outline, rates, snapshot
+
+FIELDS = columns.fields(columns.WATCHED) | {*rates.COUNTERS, "undone"}
+"""The figures that a frame is made of."""
+
+
+@attrs.frozen
+class Frame:
+    """What is on the screen at one moment."""
+
+    snapshot: snapshot.Snapshot
+    """What was read."""
+    seconds: float | None
+    """Time that its rates are over; None: there are none yet."""
+    gpus: tuple[outline.Node, ...]
+    """With everything that is on them, unsorted."""
+
+
+def look(mount: Path, before: snapshot.Snapshot | None = None) -> Frame:
+    """Reads the tree once more. OSError where there is none any more."""
+    after = snapshot.take(mount, FIELDS)
+    seconds = after.at - before.at if before is not None else None
+    return Frame(after, seconds, outline.build(after, rates.between(before, after)))
+
+
+def summary(frame: Frame) -> str:
+    """How many there are."""
+    pids = {process.pid for process in frame.snapshot.processes}
+    frozen = {process.pid for process in frame.snapshot.processes if process.figures.frozen}
+    fighting = {process.pid for process in frame.snapshot.processes if process.figures.undone}
+    words = f"{len(pids)} process{'' if len(pids) == 1 else 'es'}"
+    words += f", {len(frozen)} frozen" if frozen else ""
+    words += f", {len(fighting)} undid what was set" if fighting else ""
+    return f"{words}, {frame.snapshot.hidden} more hidden by /proc" if frame.snapshot.hidden else words
+
+
+BESIDE_BARS = len("GPU 00  mem  1023.9G/1023.9G  busy  100%")
+
+
+def gauges(gpu: outline.Node, width: int) -> str:
+    """The bars of a GPU: its memory, and how much of the time its engine works, where the machine tells."""
+    use = gpu.use
+    assert isinstance(use, snapshot.GpuUse)
+    long = max((width - BESIDE_BARS) // 2, 4)
+    memory = f"{columns.human(use.current)}/{columns.human(use.capacity)}"
+    busy = gpu.rates.share
+    told = columns.NOT_TOLD if busy is None else columns.percent(busy)
+    if not use.present:
+        return f"GPU {use.index:<2}  mem {columns.bar(0, long)} {memory:<15} lost"
+    return (
+        f"GPU {use.index:<2}  mem {columns.bar(use.current / max(use.capacity, 1), long)} {memory:<15} "
+        f"busy {columns.bar(busy, long) if busy is not None else ' ' * long} {told:>4}"
+    )
+
+
+PLAIN_WIDTH = 80
+
+
+def plain(frame: Frame) -> str:
+    """A frame as text, every column of it."""
+    bars = "\n".join(gauges(gpu, PLAIN_WIDTH) for gpu in frame.gpus)
+    lines = outline.lines(frame.gpus, "memory")
+    return f"{summary(frame)}\n{bars}\n\n{columns.tree(lines, columns.WATCHED)}"
+
+
+def as_json(frame: Frame) -> Mapping[str, Any]:
+    """A frame for programs: bytes, milliseconds, shares of 1; null for ``max`` and for what is not told."""
+    found: dict[str, Any] = {"seconds": frame.seconds, "gpus": [], "slices": [], "processes": []}
+    found["hidden"] = frame.snapshot.hidden
+    for line in outline.lines(frame.gpus, "pid"):
+        use = line.node.use
+        values = columns.as_json(line.node, columns.WATCHED)
+        if isinstance(use, snapshot.GpuUse):
+            of_gpu = {"current", "swap"} | {field.name for field in attrs.fields(rates.Rates)}
+            own = {
+                "gpu": use.index,
+                "uuid": use.uuid,
+                "name": use.name,
+                "capacity": use.capacity,
+                "present": use.present,
+            }
+            found["gpus"].append(own | {key: value for key, value in values.items() if key in of_gpu})
+        elif isinstance(use, snapshot.SliceUse):
+            found["slices"].append({"slice": use.path, "gpu": use.gpu, **values})
+        else:
+            who = {"pid": use.pid, "gpu": use.gpu, "command": use.command, "slice": use.slice}
+            found["processes"].append(who | dict(values))
+    return found
