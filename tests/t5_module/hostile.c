@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * hostile SECONDS [SEED]: programs of a user who means harm, beside one who means none.
+ * hostile SECONDS [SEED]: programs of a hostile user beside one of another user.
  *
  * TENANTS processes of uid 65534 with 2 to 4 threads each do two calls at the same time, each one of
- * the pairs that there are at each step: ioctls on their own group with figures that cannot be, fork, exec, and
- * in a user namespace of their own what only root may. They are killed and come again. Beside them,
+ * the pairs that there are at each step: ioctls on their own group with impossible figures, fork, exec, and
+ * in a user namespace of their own what is left to root. They are killed and come again. Beside them,
  * at each step, root does what owners and providers do: MOVE, REMOVE, SET, OBSERVE and the rest.
  *
  *	root
  *	  /t		all of the tenants
  *	    /t/a /t/b	where they are moved between
- *	    /t/tight	a high and a swap_max that refuse; nobody is moved there
+ *	    /t/tight	a high and a swap_max that refuse; a tenant comes here empty
  *	  /n		the neighbour: charges and uncharges 1 MiB, and must always be let
  *
  * After each of root's calls, with all threads going on, no figure may be what it cannot be. Now
- * and then everybody is stopped: then each group holds what those below it do, to the byte. In some
+ * and then all of them are stopped: then each group holds what those below it do, to the byte. In some
  * steps the tenants only spin: beside that, the neighbour's calls may not take much longer.
  */
 
@@ -731,7 +731,7 @@ static int root_call(enum root_call what, u64 *random)
 	}
 }
 
-/* What can be said of a group while everybody goes on. */
+/* What holds of a group while all threads go on. */
 static void look_at(u64 id)
 {
 	u64 lived_us = (now_ns() - born_ns) / 1000, people = arrived + TENANTS;
@@ -795,7 +795,7 @@ static unsigned int count_files(pid_t pid)
 	return files;
 }
 
-/* Everybody stands still: each group holds what those below it do. */
+/* All tenants stand still: each group holds what those below it do. */
 static void compare(void)
 {
 	static struct ggroup_books books[GROUPS_MOST];
@@ -821,16 +821,20 @@ static void compare(void)
 	quiet++;
 }
 
+/* Until it stands still, or has ended. */
+static void stop(const struct tenant *tenant)
+{
+	siginfo_t info;
+
+	kill(tenant->pid, SIGSTOP);
+	waitid(P_PID, tenant->pid, &info, WSTOPPED | WEXITED | WNOWAIT);
+}
+
 static void stop_all(void)
 {
 	pthread_mutex_lock(&serving);
 	for (u32 i = 0; i < TENANTS; i++)
-		kill(shared->tenants[i].pid, SIGSTOP);
-	for (u32 i = 0; i < TENANTS; i++) {
-		siginfo_t info;
-
-		waitid(P_PID, shared->tenants[i].pid, &info, WSTOPPED | WEXITED | WNOWAIT);
-	}
+		stop(&shared->tenants[i]);
 	shared->pause = true;
 	while (!__atomic_load_n(&shared->paused, __ATOMIC_ACQUIRE))
 		usleep(200);
@@ -873,21 +877,28 @@ static void revive(u64 *random)
 	}
 }
 
+static void empty(const struct tenant *tenant)
+{
+	struct ggroup_books books;
+
+	if (get_books(control, tenant->id, &books))
+		return;
+	amount(control, GGROUP_IOC_OBSERVE, tenant->id, 0, 0);
+	amount(control, GGROUP_IOC_UNCHARGE_SWAP, tenant->id, books.swap, 0);
+}
+
 /*
  * Any two of what changes figures, of one size, mostly more than there is room for. They begin with
- * nothing, since who has claimed all that it may is refused all else at once.
+ * nothing, since a program that has claimed all that it may is refused all else at once.
  */
 static void choose_duel(struct tenant *tenant, u64 *random)
 {
 	static const u64 sizes[] = {
 		0, CAPACITY + 2 * MIB, CAPACITY + 4 * MIB, 4 * CAPACITY, 8 * CAPACITY,
 	};
-	struct ggroup_books books;
 
-	if (!tenant->idle && !get_books(control, tenant->id, &books)) {
-		amount(control, GGROUP_IOC_OBSERVE, tenant->id, 0, 0);
-		amount(control, GGROUP_IOC_UNCHARGE_SWAP, tenant->id, books.swap, 0);
-	}
+	if (!tenant->idle)
+		empty(tenant);
 	tenant->size = sizes[below(random, ARRAY_SIZE(sizes))];
 	tenant->call[0] = below(random, 4) ? CHARGE : below(random, FIGURES);
 	tenant->call[1] = below(random, 3) ? UNCHARGE : below(random, FIGURES);
@@ -896,6 +907,9 @@ static void choose_duel(struct tenant *tenant, u64 *random)
 /*
  * One whose charges are all refused: what is over its limits in /t/tight cannot go to the host. So
  * whatever the other thread takes was never granted. True where it has to be let out again.
+ *
+ * It stands still while it is moved there, and has nothing: what it charged in between would be held
+ * by the GPU, and could not be taken back for the neighbour.
  */
 static bool corner(struct tenant *tenant, u64 *random)
 {
@@ -906,8 +920,16 @@ static bool corner(struct tenant *tenant, u64 *random)
 	if (get_books(control, tenant->id, &books))
 		return false;
 	there = books.parent == tight;
-	if (!there && call(control, GGROUP_IOC_MOVE, &move))
-		return false;
+	if (!there) {
+		int err;
+
+		stop(tenant);
+		empty(tenant);
+		err = call(control, GGROUP_IOC_MOVE, &move);
+		kill(tenant->pid, SIGCONT);
+		if (err)
+			return false;
+	}
 	tenant->size = CAPACITY + 2 * MIB * (1 + below(random, 4));
 	tenant->call[0] = CHARGE;
 	tenant->call[1] = below(random, 8) ? UNCHARGE : below(random, FIGURES);
@@ -994,7 +1016,7 @@ static void one_step(u64 *random)
 	for (u32 i = 0; i < TENANTS; i++) {
 		struct tenant *tenant = &shared->tenants[i];
 
-		/* Two who wait for a processor do not meet: so half of the steps belong to one tenant alone. */
+		/* Two threads that wait for a processor do not meet: so half of the steps belong to one tenant alone. */
 		tenant->idle = i != chosen;
 		if (mode == DUEL)
 			choose_duel(tenant, random);
