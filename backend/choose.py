@@ -16,9 +16,9 @@ from backend.ledgers import kernel
 from backend.ledgers.journal.attributes import Attributes
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.ledger import JournaledLedger
-from backend.ledgers.journal.levers import Noted, Timeslices
+from backend.ledgers.journal.levers import JournaledGpu, Timeslices
 from backend.ledgers.journal.moves import WrittenMoves
-from backend.ledgers.provider import Provided
+from backend.ledgers.provider import ProviderGpu
 from backend.ledgers.soft import SoftLedger
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
@@ -126,11 +126,11 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
         for name, words in lacks.items():
             log.warning("the kernel module ggroup is older than this daemon and lacks %s: %s", name, words)
         ledger = kernel.KernelLedger(names, temporary=soft.keys())
-        provided = [Provided(gpu, ledger, seconds) for gpu in found]
+        provided = [ProviderGpu(gpu, ledger, seconds) for gpu in found]
         return Backend(ledger, provided, soft, cuda, moves, attributes, list(lacks))
     if journal is None:
         return Backend(SoftLedger(), found, soft, cuda, lasting=False)
-    noted = [Noted(gpu, journal) for gpu in found]
+    noted = [JournaledGpu(gpu, journal) for gpu in found]
     return Backend(JournaledLedger(journal, names), noted, soft, cuda, moves, attributes)
 
 

@@ -22,7 +22,7 @@ import pyfuse3
 import trio
 import trio.testing
 
-import backend.core.traffic
+import backend.core.membership
 import backend.process.identity
 import backend.process.looks
 from backend.common.errors import fail
@@ -374,7 +374,7 @@ class Harness:
     def leftovers(self) -> dict[str, int]:
         """How much every table holds that a process is entered in. White box: these are what a leak would fill."""
         follower, reclaimer = self.controller._follower, self.controller._reclaimer
-        population, exits = self.controller.population, self.controller._traffic.exits
+        population, exits = self.controller.population, self.controller._membership.exits
         return {
             "residents": len(population),
             "slices": len(population._slices),
@@ -450,7 +450,7 @@ async def running(
     with (
         looks_at_once(),
         mock.patch.object(backend.process.identity, "start_time", world.start_time),
-        mock.patch.object(backend.core.traffic, "cgroup_of", world.cgroup_of),
+        mock.patch.object(backend.core.membership, "cgroup_of", world.cgroup_of),
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
         gpus = gpus or (SoftGpu(0, SoftConfig(capacity=64 * MIB)),)

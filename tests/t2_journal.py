@@ -29,7 +29,7 @@ from backend.core.records import Books, Move, Wanted
 from backend.ledgers.journal import format, state
 from backend.ledgers.journal.file import RETRY_S, STALE_MODE, Busy, Journal, default_path
 from backend.ledgers.journal.ledger import SOON_S, JournaledLedger
-from backend.ledgers.journal.levers import Noted, Timeslices
+from backend.ledgers.journal.levers import JournaledGpu, Timeslices
 from backend.ledgers.journal.moves import WrittenMoves
 from backend.ledgers.journal.state import FIELDS, Entry, Lever, Moving, Owned, State
 from backend.process.identity import ROOT, Group, Process, Slice, identify
@@ -726,11 +726,11 @@ def test_a_daemon_starts_where_nothing_can_be_written(path: Path) -> None:
 # Levers
 
 
-def noted_by(path: Path, spawn: Spawn) -> tuple[Journal, StubGpu, Noted, Process]:
+def noted_by(path: Path, spawn: Spawn) -> tuple[Journal, StubGpu, JournaledGpu, Process]:
     """A journal, a GPU, that GPU as it is noted there, and a process in its books."""
     journal, inner, who = Journal(path, boot=BOOT), StubGpu(), identify(spawn().pid)
     journal.commit(state.gpu(inner.info.uuid), state.add((inner.info.uuid, who), ROOT))
-    return journal, inner, Noted(inner, journal), who
+    return journal, inner, JournaledGpu(inner, journal), who
 
 
 @virtual

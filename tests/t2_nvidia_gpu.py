@@ -369,7 +369,7 @@ def test_one_that_ends_as_it_is_met_leaves_nothing_behind() -> None:
             rig.fake.kill(5)
             rig.nvml.compute[0] = [(6, 100)]
             await trio.sleep(1)
-            assert list(rig.gpus[0]._tenants) == list(rig.gpus[0]._roster._since) == [other.identity]
+            assert list(rig.gpus[0]._tenants) == list(rig.gpus[0]._listed._since) == [other.identity]
 
     drive(test)
 
@@ -888,9 +888,9 @@ def test_one_that_was_moved_is_the_others(monkeypatch: pytest.MonkeyPatch) -> No
             await rig.gpus[0].migrate(process, rig.gpus[1])
             assert asked == [(process, rig.gpus[0].info, rig.gpus[1].info, 4096)]
             assert process not in rig.gpus[0]._tenants
-            assert process not in rig.gpus[0]._roster._since
+            assert process not in rig.gpus[0]._listed._since
             await trio.sleep(1)
-            assert process not in rig.gpus[0]._roster._since
+            assert process not in rig.gpus[0]._listed._since
 
     drive(test)
 
@@ -912,7 +912,7 @@ def test_one_that_cannot_be_moved_is_refused_before_anything_is_done(monkeypatch
             with pytest.raises(OSError, match="library") as refused:
                 await rig.gpus[0].migrate(process, rig.gpus[1])
             assert refused.value.errno == errno.EBUSY
-            assert process in rig.gpus[0]._roster._since
+            assert process in rig.gpus[0]._listed._since
 
     drive(test)
 

@@ -372,7 +372,7 @@ def test_the_clock_of_the_gpu_is_set(step_ms: int) -> None:
             for now in (500, 600, 700):
                 host.ns, rig.clock.ns = (1_000_000 + now) * MS, (1_000_000 + now + step_ms) * MS
                 rig.trace.read()
-                rig.trace.settle()
+                rig.trace.account()
             assert rig.binds == 2
             assert rig.trace.usec(A) - before < 200_000
             now_usec = rig.trace.usec(A)
@@ -381,5 +381,5 @@ def test_the_clock_of_the_gpu_is_set(step_ms: int) -> None:
             for now in (900, 1000, 1100, 1200, 1300):
                 host.ns, rig.clock.ns = (1_000_000 + now) * MS, (1_000_000 + now + step_ms) * MS
                 rig.trace.read()
-                rig.trace.settle()
+                rig.trace.account()
             assert 99_000 <= rig.trace.usec(A) - now_usec <= 102_000

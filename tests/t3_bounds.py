@@ -19,10 +19,10 @@ import trio
 from backend.common.errors import fail
 from backend.core import bounds
 from backend.core.controller import Controller
+from backend.core.membership import CGROUP_SWEEP_S
 from backend.core.population import Population
 from backend.core.protocols import Inherited
 from backend.core.records import Wanted
-from backend.core.traffic import CGROUP_SWEEP_S
 from backend.ledgers.journal import format, state
 from backend.ledgers.journal.attributes import Attributes
 from backend.ledgers.journal.file import Journal
@@ -364,5 +364,5 @@ class Restart:
             self.change = time.thread_time() - began
         finally:
             gc.enable()
-        controller._traffic.exits.close()
+        controller._membership.exits.close()
         journal.close()

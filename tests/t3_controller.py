@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from backend.core.controller import DEADLINE_S
+from backend.core.membership import CGROUP_SWEEP_S
 from backend.core.records import OVERCOMMIT
-from backend.core.traffic import CGROUP_SWEEP_S
 from backend.process.identity import Group, Process, Slice
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu

@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import backend.core.traffic
+import backend.core.membership
 import backend.process.exits
 import backend.process.identity
 from backend import choose
@@ -298,7 +298,7 @@ def test_short_of_descriptors(spawn: Spawn, call: str, code: int, monkeypatch: p
             elif call == "watch":
                 patch.setattr(os, "pidfd_open", refuse)
             else:
-                patch.setattr(backend.core.traffic, "cgroup_of", refuse)
+                patch.setattr(backend.core.membership, "cgroup_of", refuse)
             rig.nvml.compute[0].append((process.pid, MIB))
             await trio.sleep(5)
             assert str(process.pid) not in await h.listdir("/")

@@ -104,7 +104,7 @@ async def test_nothing_changes_without_an_event(spawn: Spawn, seed: int) -> None
                 who = draw.choice(processes)
                 there = h.world.cgroups[who.pid] = Slice(draw.choice(SLICES))
                 if (resident := h.controller.population.resident(who)) and resident.slice != there:
-                    h.controller._traffic._relocate(resident, there)
+                    h.controller._membership._relocate(resident, there)
                 if draw.random() < 0.5:
                     await settle()
             else:

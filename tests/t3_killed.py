@@ -33,9 +33,9 @@ from backend.ledgers import abi, kernel
 from backend.ledgers.journal.attributes import Attributes
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.ledger import JournaledLedger
-from backend.ledgers.journal.levers import Noted, Timeslices
+from backend.ledgers.journal.levers import JournaledGpu, Timeslices
 from backend.ledgers.kernel import KernelLedger
-from backend.ledgers.provider import Provided
+from backend.ledgers.provider import ProviderGpu
 from backend.nvidia import rm
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
@@ -283,10 +283,10 @@ class Machine:
             behind: list[Gpu]
             if self.kernel:
                 ledger = books = KernelLedger(names)
-                behind = [Provided(gpu, books, SECONDS) for gpu in gpus]
+                behind = [ProviderGpu(gpu, books, SECONDS) for gpu in gpus]
             else:
                 ledger = JournaledLedger(journal, names)
-                behind = [Noted(gpu, journal) for gpu in gpus]
+                behind = [JournaledGpu(gpu, journal) for gpu in gpus]
             async with running(*behind, ledger=ledger, world=self.world, keeper=keeper, scheduler=self.scheduler) as h:
                 yield h
             ledger.close(released=h.controller.released)
@@ -297,7 +297,7 @@ class Machine:
             if isinstance(ledger, KernelLedger):
                 abandon(ledger, life)
             if h is not None:
-                h.controller._traffic.exits.close()
+                h.controller._membership.exits.close()
             raise
         finally:
             driver.end()

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from backend.common import lasting
-from backend.core.traffic import CGROUP_SWEEP_S
+from backend.core.membership import CGROUP_SWEEP_S
 from backend.door import tenants
 from backend.ledgers.journal import state
 from backend.ledgers.journal.file import Journal
@@ -43,9 +43,9 @@ async def offers(h: Harness, spawn: Spawn) -> None:
     """The GPU cannot tell of room once."""
     gpu: Any = h.controller.gpus[0]
     with mock.patch.object(gpu, "offer", side_effect=BUG):
-        h.controller._offers.freed(0)
+        h.controller._notices.freed(0)
         await trio.sleep(1)
-    h.controller._offers.freed(0)
+    h.controller._notices.freed(0)
     await trio.sleep(1)
     assert len(gpu.offers) == 1
 
@@ -68,7 +68,7 @@ async def moves(h: Harness, spawn: Spawn) -> None:
     migrator: Any = h.controller._migrator
     with (
         mock.patch.object(migrator, "_moves", mock.Mock(left=mock.Mock(side_effect=[[process], [], []]))),
-        mock.patch.object(migrator, "_settle", side_effect=BUG),
+        mock.patch.object(migrator, "_conclude", side_effect=BUG),
     ):
         migrator._look.set()
         await trio.sleep(1)

@@ -237,7 +237,7 @@ WHERE = {
     "backend/nvidia/linux.py": "by it",
     "backend/nvidia/device.py": "for linux.py",
     "backend/door/peers.py": "of a daemon, before Linux 6.5, for root's commands",
-    "backend/nvidia/roster.py": "the System's, in a thread",
+    "backend/nvidia/listed.py": "the System's, in a thread",
     "backend/nvidia/rm.py": "the System's, in threads of levers",
     "backend/nvidia/tenant.py": "the System's, in threads of levers",
     "backend/nvidia/gpu.py": "the System's, for a command",

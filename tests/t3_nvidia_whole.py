@@ -143,7 +143,7 @@ def drive(
     @asynccontextmanager
     async def rig() -> AsyncIterator[Rig]:
         (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
-        gpu.whole._room = lambda _: room
+        gpu.swapped._room = lambda _: room
         driver.frozen = gpu._is_frozen
         async with machine.daemon(gpu) as h:
             yield Rig(h, gpu, driver, fake, pids)

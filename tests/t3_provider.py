@@ -15,11 +15,11 @@ import pytest
 import trio
 
 from backend.core.controller import DEADLINE_S
-from backend.core.patience import WHOLE_BYTES
+from backend.core.deadlines import WHOLE_BYTES
 from backend.core.protocols import Gpu, Host
 from backend.core.records import Books, Footprint
 from backend.door.wire import SIZE, Message, Op
-from backend.ledgers.provider import Provided
+from backend.ledgers.provider import ProviderGpu
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import Group, Process, identify
 from backend.soft.config import SoftConfig
@@ -101,10 +101,10 @@ class Nobody:
 
 
 @contextlib.asynccontextmanager
-async def serving(gpu: Gpu, host: Any = None, queue: Queue | None = None) -> AsyncIterator[tuple[Provided, Queue]]:
+async def serving(gpu: Gpu, host: Any = None, queue: Queue | None = None) -> AsyncIterator[tuple[ProviderGpu, Queue]]:
     """A Gpu that is served."""
     with queue or Queue() as queue:
-        provided = Provided(gpu, queue, DEADLINE_S)
+        provided = ProviderGpu(gpu, queue, DEADLINE_S)
         async with trio.open_nursery() as nursery:
             await nursery.start(provided.run, host or Nobody())
             yield provided, queue
@@ -265,7 +265,7 @@ async def test_levers_are_served_while_the_gpu_has_its_first_look(spawn: Spawn) 
     inner = Eager(who)
     ledger = SoftLedger()
     with Queue() as queue:
-        provided = Provided(inner, queue, DEADLINE_S)
+        provided = ProviderGpu(inner, queue, DEADLINE_S)
         add = ledger.add
 
         def add_frozen(group: Group, parent: Group) -> None:
@@ -308,7 +308,7 @@ async def test_a_whole_mount_behind_it(spawn: Spawn) -> None:
     """Writes to files go through the kernel while the mount is there; what is given back at its end does not."""
     inner = StubGpu()
     with Queue() as queue:
-        async with running(Provided(inner, queue, DEADLINE_S)) as h:
+        async with running(ProviderGpu(inner, queue, DEADLINE_S)) as h:
             who = await h.arrive(spawn().pid, gmem=8 * MIB)
             await h.write(f"{who.pid}/0/compute.timeslice", "4")
             await h.write(f"{who.pid}/0/compute.freeze", 1)
@@ -341,7 +341,7 @@ async def test_a_program_that_moves_as_a_whole_has_longer() -> None:
 async def test_a_lever_that_hangs_in_a_mount_is_free_again_after_the_deadline(spawn: Spawn) -> None:
     gpu = StubGpu()
     with Queue() as queue:
-        async with running(Provided(gpu, queue, DEADLINE_S)) as h:
+        async with running(ProviderGpu(gpu, queue, DEADLINE_S)) as h:
             who = await h.arrive(spawn().pid)
             gpu.script("detach", hang)
             assert await h.refused(f"{who.pid}/0/compute.freeze", 1) == errno.ETIMEDOUT
@@ -370,7 +370,7 @@ async def test_the_software_gpu_behind_it(spawn: Spawn) -> None:
     """It takes levers from its first step on, and holds them for a program that comes later."""
     inner = SoftGpu(0, SoftConfig(capacity=64 * MIB))
     with Queue() as queue:
-        provided = Provided(inner, queue, DEADLINE_S)
+        provided = ProviderGpu(inner, queue, DEADLINE_S)
         async with running(provided) as h:
             who = await h.arrive(spawn().pid)
             await h.write(f"{who.pid}/0/compute.freeze", 1)

@@ -19,7 +19,7 @@ from backend.core.records import MAX, NOBODY, Wanted
 from backend.ledgers.account import Account
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.ledger import JournaledLedger
-from backend.ledgers.journal.levers import Noted
+from backend.ledgers.journal.levers import JournaledGpu
 from backend.ledgers.journal.moves import WrittenMoves
 from backend.ledgers.journal.state import Operation
 from backend.ledgers.soft import SoftLedger
@@ -424,7 +424,7 @@ def journaled(
     journal: Journal, world: World, gpus: tuple[StubGpu, ...]
 ) -> contextlib.AbstractAsyncContextManager[Harness]:
     """A daemon on a journal, with all that it writes there."""
-    noted = [Noted(gpu, journal) for gpu in gpus]
+    noted = [JournaledGpu(gpu, journal) for gpu in gpus]
     moves = WrittenMoves(journal, NAMES)
     return running(*noted, ledger=JournaledLedger(journal, NAMES), world=world, moves=moves, scheduler=True)
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from backend.core.patience import Patience
+from backend.core.deadlines import Deadlines
 from backend.core.population import Population
 from backend.process.identity import Group
 
@@ -26,12 +26,12 @@ class Background:
     """Groups that something is to be done for."""
 
     def __init__(
-        self, what: str, population: Population, act: Callable[[Group], Awaitable[None]], patience: Patience
+        self, what: str, population: Population, act: Callable[[Group], Awaitable[None]], deadlines: Deadlines
     ) -> None:
         self._what = what
         self._population = population
         self._act = act
-        self._patience = patience
+        self._deadlines = deadlines
         self._groups: dict[Group, None] = {}
         self._failed: dict[Group, float] = {}  # seconds for which it was put off
         self._nursery: trio.Nursery | None = None
@@ -81,7 +81,7 @@ class Background:
                 if not self._population.holds(group):
                     continue
                 try:
-                    with self._patience.deadline(group):
+                    with self._deadlines.deadline(group):
                         await self._act(group)
                 except ProcessLookupError:
                     pass  # it died, and took along what was to be done

@@ -14,18 +14,18 @@ import trio
 from backend.common.errors import fail
 from backend.common.lasting import lasting
 from backend.common.turns import Turns
+from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
 from backend.core.host import BooksHost
+from backend.core.membership import Membership
 from backend.core.migrator import Migrator
-from backend.core.offers import Offers
-from backend.core.patience import Patience
 from backend.core.peaks import Mark, Peaks
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled
+from backend.core.room import RoomNotices
 from backend.core.settings import Setting
-from backend.core.traffic import Traffic
 from backend.core.writers import Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Process, Slice
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 5.0
 """Seconds after which a write that the hardware does not answer gives ETIMEDOUT; more where programs move as a whole
-(:mod:`backend.core.patience`)."""
+(:mod:`backend.core.deadlines`)."""
 
 
 class Controller:
@@ -61,55 +61,55 @@ class Controller:
         """Shown in ``ggroup.backend``."""
         self.turns = Turns()
         """Of what is to be done for many who come at once."""
-        self._patience = patience = Patience(seconds, lambda group: self.footprint(group).whole)
-        self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, patience)
-        self._follower = Follower(ledger, self.gpus, self.population, self._tell, patience)
+        self._deadlines = deadlines = Deadlines(seconds, lambda group: self.footprint(group).whole)
+        self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, deadlines)
+        self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines)
         self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
-        self._writers = Writers(ledger, self.population, self._follower, self._schedulers, patience)
+        self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
         self._peaks = Peaks(ledger)
-        self._offers = Offers(ledger, self.gpus, self.population)
-        self._traffic = Traffic(
-            ledger, self.gpus, self.population, self._follower, self._reclaimer, self._offers, self._tell
+        self._notices = RoomNotices(ledger, self.gpus, self.population)
+        self._membership = Membership(
+            ledger, self.gpus, self.population, self._follower, self._reclaimer, self._notices, self._tell
         )
         self._migrator = Migrator(
-            ledger, self.gpus, self.population, self._follower, self._traffic.admit, self._tell, moves
+            ledger, self.gpus, self.population, self._follower, self._membership.admit, self._tell, moves
         )
         self.host = BooksHost(
-            *(ledger, self.gpus, self.population, self._traffic, self._follower, self._reclaimer),
-            *(self._offers, self._schedulers, self.turns, self._tell, seconds),
+            *(ledger, self.gpus, self.population, self._membership, self._follower, self._reclaimer),
+            *(self._notices, self._schedulers, self.turns, self._tell, seconds),
         )
         """What the GPUs talk to."""
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
         self.handed_over = False
         """Whether they are to be left what they have."""
-        self._traffic.take_over()
-        ledger.listen(self._tell, self._traffic.configured)
+        self._membership.take_over()
+        ledger.listen(self._tell, self._membership.configured)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs the GPUs and the watches until cancelled, then thaws whatever is frozen; started once they are."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(lasting, "the watch for exits", self._traffic.exits.run)
+                nursery.start_soon(lasting, "the watch for exits", self._membership.exits.run)
                 nursery.start_soon(lasting, "compute", self._follower.background.run)
                 nursery.start_soon(lasting, "reclaim", self._reclaimer.background.run)
-                nursery.start_soon(lasting, "the watch for moves", self._traffic.follow_cgroups)
-                nursery.start_soon(lasting, "telling of room", self._offers.run)
+                nursery.start_soon(lasting, "the watch for moves", self._membership.follow_cgroups)
+                nursery.start_soon(lasting, "telling of room", self._notices.run)
                 nursery.start_soon(self._schedulers.run)
                 nursery.start_soon(lasting, "the ledger", self.ledger.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
                     await nursery.start(gpu.run, self.host)
                 for resident in inherited:
-                    self._traffic.follow(resident)
+                    self._membership.follow(resident)
                 nursery.start_soon(lasting, "the look for moves", self._migrator.run)
-                nursery.start_soon(lasting, "patience", self._patience.run)
+                nursery.start_soon(lasting, "deadlines", self._deadlines.run)
                 task_status.started()
         finally:
             if not self.handed_over:
-                with trio.move_on_after(self._patience.seconds, shield=True):
+                with trio.move_on_after(self._deadlines.seconds, shield=True):
                     self.released = await self._follower.release()
-            self._traffic.exits.close()
+            self._membership.exits.close()
 
     def hand_over(self) -> None:
         """The end is near, and another daemon goes on from the books: what holds then is not given back."""
@@ -188,10 +188,10 @@ class Controller:
         does not let itself be looked at."""
         try:
             process = await identified(pid)
-            await self._traffic.exits.watch(process)
+            await self._membership.exits.watch(process)
             if self.population.resident(process) is not None:
                 raise fail(errno.EEXIST)
-            self._traffic.admit(process, self.gpus)
+            self._membership.admit(process, self.gpus)
             for group in [Group(gpu, process) for gpu in self.gpus]:
                 if not self._follower.follows(group):
                     self._follower.background.later(group)
@@ -203,17 +203,17 @@ class Controller:
         resident = self.population.resident(process)
         if resident is None:
             raise fail(errno.ENOENT)
-        if resident.contexts and self._traffic.exits.lives(process):
+        if resident.contexts and self._membership.exits.lives(process):
             raise fail(errno.EBUSY)
-        self._traffic.expel(process)
+        self._membership.expel(process)
 
     def unmake_slice(self, slice_: Slice) -> None:
         """rmdir: EBUSY while a process or a slice is below it. Who has just ended is nobody, as in cgroup.procs."""
         for gpu in self.gpus:
             for resident in list(self.population.below(Group(gpu, slice_))):
-                if self._traffic.exits.lives(resident.process):
+                if self._membership.exits.lives(resident.process):
                     raise fail(errno.EBUSY)
-                self._traffic.expel(resident.process)
+                self._membership.expel(resident.process)
         if self.population.slice_entry(slice_) is not None:  # it may have been there for the last of them only
             self.population.unmake(slice_)
 
@@ -226,7 +226,7 @@ class Controller:
         before = self._writers.ask(group, self.require(group, "gmem.limit.high"), changes)
         if before is not None and not self.ledger.excess(group):
             self._writers.holds(group, changes)
-            self._offers.freed(group.gpu)
+            self._notices.freed(group.gpu)
             return
         async with self._writers.asked(group, changes, before):
             if excess := self.ledger.excess(group):
@@ -237,7 +237,7 @@ class Controller:
                 if self.ledger.excess(group):
                     raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
             else:
-                self._offers.freed(group.gpu)
+                self._notices.freed(group.gpu)
 
     def _promised(self, group: Group) -> int:
         """Bytes that the processes of a group could move by their own word. They are asked for more all the same: not
@@ -269,7 +269,7 @@ class Controller:
     async def reclaim(self, group: Group, nbytes: int) -> None:
         """gmem.reclaim: moves `nbytes` out now. EAGAIN if less could be moved."""
         self.require(group, "gmem.reclaim")
-        with self._patience.deadline(group):
+        with self._deadlines.deadline(group):
             if await self._reclaimer.reclaim(group, nbytes) < nbytes:
                 raise fail(errno.EAGAIN)
 

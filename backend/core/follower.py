@@ -11,8 +11,8 @@ import trio
 
 from backend.common.errors import fail
 from backend.core.background import Background
+from backend.core.deadlines import Deadlines
 from backend.core.entries import Resident
-from backend.core.patience import Patience
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Inherited, Ledger
 from backend.core.records import NOWHERE, Channel, Place, Wanted
@@ -33,7 +33,7 @@ class Follower:
         gpus: Mapping[int, Gpu],
         population: Population,
         tell: Callable[[Group, Channel], None],
-        patience: Patience,
+        deadlines: Deadlines,
     ) -> None:
         self._ledger = ledger
         self._gpus = gpus
@@ -48,7 +48,7 @@ class Follower:
         self._places: dict[Group, Place] = {}  # what the scheduler adds to what is asked for
         self._held: set[Group] = set()  # nobody pulls a lever of theirs
         self._inherited: set[Group] = set()  # as another daemon left it, in the books: no lever was pulled here yet
-        self.background = Background("compute", population, self.apply, patience)
+        self.background = Background("compute", population, self.apply, deadlines)
         """For what changed without a writer."""
         self.watcher: Callable[[int], None] = lambda gpu: None
         """Who is told that somebody came to a GPU, left it or moved there, or that something is asked."""

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from backend.common.errors import fail
 from backend.common.turns import Turns
-from backend.core.deadline import deadline
+from backend.core.deadlines import deadline
 from backend.core.follower import Follower
-from backend.core.offers import Offers
+from backend.core.membership import Membership
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Policy
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Books, Channel
-from backend.core.traffic import Traffic
+from backend.core.room import RoomNotices
 from backend.process.identity import ROOT, Group, Process
 from backend.scheduler.schedulers import Schedulers
 
@@ -32,10 +32,10 @@ class BooksHost:
         ledger: Ledger,
         gpus: Mapping[int, Gpu],
         population: Population,
-        traffic: Traffic,
+        membership: Membership,
         follower: Follower,
         reclaimer: Reclaimer,
-        offers: Offers,
+        notices: RoomNotices,
         schedulers: Schedulers,
         turns: Turns,
         tell: Callable[[Group, Channel], None],
@@ -51,10 +51,10 @@ class BooksHost:
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
-        self._traffic = traffic
+        self._membership = membership
         self._follower = follower
         self._reclaimer = reclaimer
-        self._offers = offers
+        self._notices = notices
         self._schedulers = schedulers
         self._turns = turns
         self._tell = tell
@@ -62,10 +62,10 @@ class BooksHost:
 
     async def arrive(self, process: Process, gpu: int) -> None:
         await self._turns.turn()
-        resident = await self._traffic.welcome(process, {gpu})
+        resident = await self._membership.welcome(process, {gpu})
         if self.policy is not None:
-            await self.policy.settle(resident.slice, gpu)
-            resident = await self._traffic.welcome(process, {gpu})  # ProcessLookupError for one that died meanwhile
+            await self.policy.prepare(resident.slice, gpu)
+            resident = await self._membership.welcome(process, {gpu})  # ProcessLookupError for one that died meanwhile
         group = Group(gpu, process)
         if gpu not in resident.contexts:
             self._population.join(resident, gpu)
@@ -92,7 +92,7 @@ class BooksHost:
         before = self._ledger.books(group).current
         self._ledger.observe(group, nbytes)
         if nbytes > before:
-            self.settle(process, gpu)
+            self.reclaim_soon(process, gpu)
         elif nbytes < before:
             self._fell(group)
 
@@ -170,7 +170,7 @@ class BooksHost:
                 self.policy.again(gpu)
         self._schedulers.poke(gpu)
 
-    def settle(self, process: Process, gpu: int) -> None:
+    def reclaim_soon(self, process: Process, gpu: int) -> None:
         group = Group(gpu, process)
         if not self._population.holds(group):
             return
@@ -180,7 +180,7 @@ class BooksHost:
     def _fell(self, group: Group) -> None:
         """A process holds less of a GPU than before."""
         self._reclaimer.fell(group)
-        self._offers.freed(group.gpu)
+        self._notices.freed(group.gpu)
 
     def forget(self, group: Group) -> None:
         """The group is gone."""

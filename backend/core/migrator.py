@@ -103,7 +103,7 @@ class Migrator:
             for process in list(self._moves.left()):
                 async with self._turn:
                     try:
-                        await self._settle(process)
+                        await self._conclude(process)
                     except OSError as error:  # of the books; there is another look
                         log.warning("where pid %d is after a move is not known: %s", process.pid, error)
                     except Exception:
@@ -125,7 +125,7 @@ class Migrator:
                 raise fail(errno.EINVAL)
             if target in resident.contexts:
                 raise fail(errno.EEXIST)
-            await self._settle(process)
+            await self._conclude(process)
             if process in self._moves.left() or not self._population.holds(group):
                 raise fail(errno.EBUSY)  # it is on the way still, or was, and is not where it was
             there = Group(target, process)
@@ -183,7 +183,7 @@ class Migrator:
 
     # Those that nobody has seen the end of
 
-    async def _settle(self, process: Process) -> None:
+    async def _conclude(self, process: Process) -> None:
         """Has the books say where a process is now; it is asked again later where nobody can say."""
         move = self._moves.left().get(process)
         if move is None:

@@ -182,14 +182,14 @@ class Host(Protocol):
     def presence(self, gpu: int) -> None:
         """A GPU was lost, or is back: its `lost` says which."""
 
-    def settle(self, process: Process, gpu: int) -> None:
+    def reclaim_soon(self, process: Process, gpu: int) -> None:
         """What the process holds has changed: every level above it is to be back under its high, soon."""
 
 
 class Policy(Protocol):
     """Who configures slices by himself, with the calls that writers of files end in."""
 
-    async def settle(self, slice_: Slice, gpu: int) -> None:
+    async def prepare(self, slice_: Slice, gpu: int) -> None:
         """Returns once a slice, and every one above it, has what it is to have on a GPU; in any case soon."""
 
     def again(self, gpu: int) -> None:

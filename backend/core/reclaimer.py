@@ -9,7 +9,7 @@ import trio
 
 from backend.common.turns import Turns
 from backend.core.background import Background
-from backend.core.patience import Patience
+from backend.core.deadlines import Deadlines
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Target
 from backend.process.identity import Group, Process, Slice
@@ -25,7 +25,7 @@ class Reclaimer:
     """Moves memory between a GPU and the host as the limits demand."""
 
     def __init__(
-        self, ledger: Ledger, gpus: Mapping[int, Gpu], population: Population, turns: Turns, patience: Patience
+        self, ledger: Ledger, gpus: Mapping[int, Gpu], population: Population, turns: Turns, deadlines: Deadlines
     ) -> None:
         self._ledger = ledger
         self._gpus = gpus
@@ -36,7 +36,7 @@ class Reclaimer:
         self._listeners: Counter[Group] = Counter()  # who has the usermemfd of a group open
         self._waiting: dict[Group, trio.lowlevel.ParkingLot] = {}  # for a group to hold less
         self._ignored: dict[Group, float] = {}  # until when a group is not waited for
-        self.background = Background("reclaim", population, self.settle_path, patience)
+        self.background = Background("reclaim", population, self.settle_path, deadlines)
         """For what changed without a writer."""
 
     async def settle_path(self, group: Group) -> None:

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 import trio
 
 from backend.common.errors import fail
+from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
-from backend.core.patience import Patience
 from backend.core.population import Population
 from backend.core.protocols import Ledger
 from backend.core.records import Books
@@ -34,13 +34,13 @@ class Writers:
         population: Population,
         follower: Follower,
         schedulers: Schedulers,
-        patience: Patience,
+        deadlines: Deadlines,
     ) -> None:
         self._ledger = ledger
         self._population = population
         self._follower = follower
         self._schedulers = schedulers
-        self._patience = patience
+        self._deadlines = deadlines
         self._turns: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
 
     async def note(self, group: Group, books: Books, changes: Changes) -> None:
@@ -88,7 +88,7 @@ class Writers:
         Then the hardware follows the books back, in the background: whatever failed may fail again, and the writer
         has its answer. ETIMEDOUT after the deadline, ENODEV for a process that died meanwhile.
         """
-        with self._patience.deadline(group):
+        with self._deadlines.deadline(group):
             async with self.turn_of(group):
                 try:
                     books = before if before is not None else self._ledger.books(group)

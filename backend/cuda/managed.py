@@ -203,7 +203,8 @@ class Managed:
                 self._comes(program)
             if 0 < program.short_until <= trio.current_time():
                 program.short_until = 0.0
-                self.booked.settle(process, self.info.index)  # it may have more to give now than when it was asked
+                # It may have more to give now than when it was asked.
+                self.booked.reclaim_soon(process, self.info.index)
         else:
             self.booked.observe(process, self.info.index, nbytes)
 
@@ -267,7 +268,7 @@ class Managed:
         """It answered after all, when nobody waited any more: what it still has too much is asked for again."""
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
-            self.booked.settle(holding.process, self.info.index)
+            self.booked.reclaim_soon(holding.process, self.info.index)
 
     def offer(self, room: Callable[[Process], int]) -> None:
         """There may be room: tells those that have something in the host, as far as it is for them."""

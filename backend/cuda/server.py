@@ -237,7 +237,7 @@ class Session:
         await gpu.moved(self.process)
         await gpu.booked.arrive(self.process, index)
         self._holdings[index] = gpu.begin(self.process, self, resident, swapped)
-        gpu.booked.settle(self.process, index)
+        gpu.booked.reclaim_soon(self.process, index)
 
     # What the program is asked
 

@@ -343,7 +343,7 @@ class KernelLedger:
     # Levers
 
     def queue(self, index: int) -> int:
-        """The descriptor of a GPU's commands, not blocking: :class:`backend.ledgers.provider.Provided` serves them."""
+        """Descriptor of a GPU's commands, not blocking; :class:`backend.ledgers.provider.ProviderGpu` serves them."""
         return self._queues[index]
 
     async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:

@@ -1,8 +1,8 @@
 """A Gpu whose levers go through the kernel module: it queues what is asked, and knows what holds, whoever dies.
 
-    Follower --pull--> ioctl --> the kernel's queue --> Provided reads the command --> the Gpu itself
+    Follower --pull--> ioctl --> the kernel's queue --> ProviderGpu reads the command --> the Gpu itself
        ^                                                                                    |
-       +------------------- ioctl returns <-- the kernel <-- Provided writes the answer <---+
+       +------------------- ioctl returns <-- the kernel <-- ProviderGpu writes the answer <---+
 
 So a lever that another program pulls reaches the hardware the same way, and what a killed daemon had applied, or had
 begun to, is found in the kernel by the next one: it is commanded again first of all.
@@ -21,10 +21,10 @@ import trio
 
 from backend.common.errors import errno_of, fail
 from backend.common.lasting import lasting
-from backend.core.patience import Patience
+from backend.core.deadlines import Deadlines
 from backend.core.protocols import Gpu, Host
 from backend.door.wire import SIZE, Message, Op
-from backend.ledgers.passing import Passing
+from backend.ledgers.forwarding import ForwardingGpu
 from backend.process.identity import Group, Process, is_borne
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 COMMANDS_AT_ONCE = 64
 
 ANSWERED_S = 600.0
-"""The kernel waits no longer for the answer to a lever. Who serves the GPU gives one sooner, and whoever asked has
-patience of his own; should that die, the kernel knows at once."""
+"""The kernel waits no longer for the answer to a lever. Who serves the GPU gives one sooner, and the request has
+a deadline of its own; should the provider die, the kernel knows at once."""
 
 LETS_RUN = (Op.ATTACH_TSG, Op.SET_TIMESLICE)
 """After these a Gpu has a process run that it was not told to have frozen."""
@@ -49,14 +49,14 @@ class Kernel(Protocol):
         """Has a lever of a process moved by whoever serves its GPU; bytes moved for RECLAIM."""
 
 
-class Provided(Passing):
+class ProviderGpu(ForwardingGpu):
     """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
 
     def __init__(self, inner: Gpu, kernel: Kernel, seconds: float) -> None:
         """`seconds` is what a lever may take that moves no memory."""
         super().__init__(inner)
         self._kernel = kernel
-        self._patience = Patience(seconds, self._whole)
+        self._deadlines = Deadlines(seconds, self._whole)
         self._serving = False
         self._behind: set[int] = set()  # commands from before we came that are not answered
         self._caught_up = trio.Event()
@@ -66,10 +66,10 @@ class Provided(Passing):
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._serving = True
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lasting, "patience", self._patience.run)
+            nursery.start_soon(lasting, "deadlines", self._deadlines.run)
             nursery.start_soon(self._serve, host)  # at once: levers are asked for in the Gpu's first look already
             await nursery.start(self._inner.run, host)
-            with trio.move_on_after(self._patience.seconds):
+            with trio.move_on_after(self._deadlines.seconds):
                 await self._caught_up.wait()  # nobody comes before what was held for him is held again
             task_status.started()
 
@@ -131,7 +131,7 @@ class Provided(Passing):
     async def _obey(self, host: Host, queue: int, command: Message) -> None:
         try:
             # A lever that hangs shall not keep the next command to it waiting for ever.
-            with self._patience.deadline(Group(self.info.index, Process(command.args[1], command.args[2]))):
+            with self._deadlines.deadline(Group(self.info.index, Process(command.args[1], command.args[2]))):
                 answer = command.answer(await self._do(host, command))
         except OSError as error:
             answer = command.refuse(errno_of(error))

@@ -24,15 +24,15 @@ from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.discover import TICK, Census, Tsg
 from backend.nvidia.keeper import Keeper
+from backend.nvidia.listed import ProcessList
 from backend.nvidia.memory import ProgramMemory
 from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.proven import Verdict
 from backend.nvidia.readback import ChannelStates
-from backend.nvidia.roster import Roster
+from backend.nvidia.swapped import SwappedPrograms
 from backend.nvidia.tenant import NoNotes, Notes, Tenant
 from backend.nvidia.usage import Usage
-from backend.nvidia.whole import Whole
 from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
@@ -78,9 +78,9 @@ class NvidiaGpu:
         self._back_s = BACK
         self.managed = Managed(info, self._is_frozen, lambda: self.lost)
         """The programs whose memory can be moved; others the driver keeps where it is."""
-        self.whole = Whole(info, self._freeze, self._anew)
+        self.swapped = SwappedPrograms(info, self._freeze, self._anew)
         """Frozen programs that are in the host, without the library."""
-        mover.watchers.append(self.whole.returned)
+        mover.watchers.append(self.swapped.returned)
         self._states = states
         self.notes: Notes = NoNotes()
         """Of what TSGs had of their own, for the daemon after us."""
@@ -89,8 +89,8 @@ class NvidiaGpu:
         self._nvml = nvml
         self._census = census
         self._tenants: dict[Process, Tenant] = {}
-        self._roster = Roster(info.index, nvml, census.system, self._knows, self._see)
-        self.memory = ProgramMemory(info, nvml, self._roster, mover, self.managed, self.whole, self._standing)
+        self._listed = ProcessList(info.index, nvml, census.system, self._knows, self._see)
+        self.memory = ProgramMemory(info, nvml, self._listed, mover, self.managed, self.swapped, self._standing)
         """Where that of each program is."""
         self._looked = 0.0  # when the list was last asked for
         self._keeper = Keeper(
@@ -112,7 +112,7 @@ class NvidiaGpu:
     # ---- finding processes -----------------------------------------------------------------------------------
 
     async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self._host = self.managed.host = self.whole.host = host
+        self._host = self.managed.host = self.swapped.host = host
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._usage.run)
@@ -131,7 +131,7 @@ class NvidiaGpu:
                     await self._until_back()
                     await self._poll(host, nursery)
         finally:
-            self.whole.ends = True
+            self.swapped.ends = True
             # Nobody is left to thaw them: a frozen program would stay so until it is killed.
             if not self._handed_over:
                 with trio.CancelScope(shield=True):
@@ -140,9 +140,9 @@ class NvidiaGpu:
     async def _poll(self, host: Host, nursery: trio.Nursery) -> None:
         self._looked = trio.current_time()
         try:
-            for process in await self._roster.look():
+            for process in await self._listed.look():
                 if process in self.managed:  # it is in the books by its own word
-                    self._roster.tell(process, self.managed.look)
+                    self._listed.tell(process, self.managed.look)
                 nursery.start_soon(self._welcome, host, process)
         except OSError as error:  # ENODEV
             self._lose(error)
@@ -154,10 +154,10 @@ class NvidiaGpu:
 
     def _see(self, process: Process, nbytes: int) -> None:
         """The driver's figure, which the books follow; but of one that goes or comes they are told when it has."""
-        if not self.whole.moved_since(process, self._looked):
+        if not self.swapped.moved_since(process, self._looked):
             self.managed.look(process, nbytes)
             if nbytes:
-                self.whole.seen(process)
+                self.swapped.seen(process)
 
     async def _welcome(self, host: Host, process: Process) -> None:
         tenant = self._tenant(process)
@@ -178,13 +178,13 @@ class NvidiaGpu:
             self.forget(process)
             return
         except OSError as error:
-            self._roster.not_met(process, error)
+            self._listed.not_met(process, error)
             return
         except Exception:
             log.exception("pid %d on GPU %d: not welcomed", process.pid, self.info.index)
             return  # it stays on the list: it is asked for no more, and others are
-        self._roster.met(process)
-        self._roster.tell(process, self.managed.met)
+        self._listed.met(process)
+        self._listed.tell(process, self.managed.met)
 
     # ---- one that is lost ------------------------------------------------------------------------------------
 
@@ -295,9 +295,9 @@ class NvidiaGpu:
 
     def forget(self, process: Process) -> None:
         self._drop_tenant(process)
-        self._roster.forget(process)
+        self._listed.forget(process)
         self.managed.forget(process)
-        self.whole.forget(process)
+        self.swapped.forget(process)
         self._usage.forget(process)
 
     def _anew(self, process: Process) -> None:
@@ -374,20 +374,20 @@ class NvidiaGpu:
     # ---- the levers ------------------------------------------------------------------------------------------
 
     async def set_timeslice(self, process: Process, us: int) -> None:
-        if self.whole.has(process):  # nothing of it runs; it has what is wanted once it does
+        if self.swapped.has(process):  # nothing of it runs; it has what is wanted once it does
             self._tenant(process).timeslice_us = us
             return
         await self._change(process, timeslice_us=us)
 
     async def detach(self, process: Process) -> None:
-        if not self.whole.has(process):  # there nothing of it runs
+        if not self.swapped.has(process):  # there nothing of it runs
             await self._freeze(process, True)
 
     async def attach(self, process: Process) -> None:
         self._require()
         if self.mover.is_due(process):
             raise OSError(errno.EAGAIN, "it is in the host since before this mount, and not back yet")
-        await self.whole.back(process)
+        await self.swapped.back(process)
         await self._freeze(process, False)
 
     async def _freeze(self, process: Process, frozen: bool) -> None:
@@ -444,7 +444,7 @@ class NvidiaGpu:
         """EOPNOTSUPP for a program that uses the GPU, but through no TSG that we can find: one under MPS, or one that
         draws. Whoever has just come, or is yet to come, may still make some. So may one that NVML does not list any
         more: it has destroyed its contexts, as a program does some time before it ends, and nothing of it runs."""
-        since = self._roster.since(tenant.process)
+        since = self._listed.since(tenant.process)
         if since is None or trio.current_time() - since < NEWCOMER:
             return
         await tenant.look(force=True)

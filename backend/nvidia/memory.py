@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from backend.core.records import Footprint, GpuInfo
 from backend.cuda.managed import Managed
+from backend.nvidia.listed import ProcessList
 from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
-from backend.nvidia.roster import Roster
+from backend.nvidia.swapped import SwappedPrograms
 from backend.nvidia.tenant import Tenant
-from backend.nvidia.whole import Whole
 from backend.process.identity import Process
 from backend.process.inside import has_library
 
@@ -24,31 +24,31 @@ class ProgramMemory:
         self,
         info: GpuInfo,
         nvml: Nvml,
-        roster: Roster,
+        listed: ProcessList,
         mover: Mover,
         managed: Managed,
-        whole: Whole,
+        swapped: SwappedPrograms,
         standing: Callable[[Process], Tenant | None],
     ) -> None:
         """`standing` is who has all its work off the GPU until somebody asks for something else; None for another."""
         self._info = info
         self._nvml = nvml
-        self._roster = roster
+        self._listed = listed
         self._mover = mover
         self._managed = managed
-        self._whole = whole
+        self._swapped = swapped
         self._standing = standing
 
     def manages(self, process: Process) -> bool:
         """As :meth:`backend.core.protocols.Gpu.manages`."""
-        return self._speaks(process) or process in self._whole or self._goes(process) > 0
+        return self._speaks(process) or process in self._swapped or self._goes(process) > 0
 
     def footprint(self, process: Process) -> Footprint:
         """As :meth:`backend.core.protocols.Gpu.footprint`."""
         if self._speaks(process):
             return self._managed.footprint(process)
-        held, movable = self._roster.held(process), self._goes(process)
-        whole = self._whole.nbytes(process) or movable
+        held, movable = self._listed.held(process), self._goes(process)
+        whole = self._swapped.nbytes(process) or movable
         return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0, whole=whole)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
@@ -62,9 +62,9 @@ class ProgramMemory:
             if not self._goes(process):
                 return 0
             now = (await self._nvml.usage(self._info.index)).get(process.pid) or 0  # the last look may be too old
-            return now if self._whole.can(process, now) else 0
+            return now if self._swapped.can(process, now) else 0
 
-        return await self._whole.out(process, held)
+        return await self._swapped.out(process, held)
 
     async def migrate(self, process: Process, target: ProgramMemory) -> None:
         """As :meth:`backend.core.protocols.Gpu.migrate`."""
@@ -97,5 +97,5 @@ class ProgramMemory:
         """What a program without the library holds, if it may go into the host."""
         if process in self._managed or self._standing(process) is None:
             return 0
-        held = self._roster.held(process)
-        return held if self._whole.can(process, held) else 0
+        held = self._listed.held(process)
+        return held if self._swapped.can(process, held) else 0

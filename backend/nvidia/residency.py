@@ -141,7 +141,7 @@ class Backlog:
         """All that happened up to `ns` was noted."""
         self._known = max(self._known, ns)
 
-    def settle(self, ns: int) -> None:
+    def account(self, ns: int) -> None:
         """Charges what happened up to `ns`, as far as that is known."""
         ns = min(ns, self._known)
         while self._waiting and self._waiting[0][0] <= ns:

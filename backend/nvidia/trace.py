@@ -116,17 +116,17 @@ class Trace:
             if self._ended:  # meanwhile
                 self.close()
 
-    def settle(self) -> None:
+    def account(self) -> None:
         """Charges what happened until LAG_NS ago, as far as it was read."""
         if self._set is not None:  # nothing is noted before it is bound again
             self.residency.restart(self._set)
             self._backlog, self._set = Backlog(self.residency), None
         host, gpu = self._clocks
-        self._backlog.settle(gpu + time.monotonic_ns() - host - LAG_NS)
+        self._backlog.account(gpu + time.monotonic_ns() - host - LAG_NS)
 
     def usec(self, pid: int) -> int:
         """Microseconds that a process used until LAG_NS ago."""
-        self.settle()
+        self.account()
         return self.residency.usec(pid)
 
     def close(self) -> None:

@@ -139,7 +139,7 @@ class Usage:
             trace.close()
         else:
             if self._trace is trace:
-                trace.settle()
+                trace.account()
                 trace.residency.prune(_lives)
 
     async def _sample(self) -> None:

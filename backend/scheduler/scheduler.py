@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import trio
 
-from backend.core.deadline import deadline
+from backend.core.deadlines import deadline
 from backend.core.follower import Follower
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger

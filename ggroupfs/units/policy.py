@@ -126,7 +126,7 @@ class Units:
 
     # What the Controller asks
 
-    async def settle(self, slice_: Slice, gpu: int) -> None:
+    async def prepare(self, slice_: Slice, gpu: int) -> None:
         if all(self._is_configured(Group(gpu, level)) for level in _levels(slice_)):
             return
         load, began = self._load, trio.current_time()

@@ -1,6 +1,6 @@
 """A process of root's that is moved between two cgroups, to know when the daemon has looked where everybody is.
 
-Nothing tells the daemon that a process was moved: it looks at each one in turn (:mod:`backend.core.traffic`), which
+Nothing tells the daemon that a process was moved: it looks at each one in turn (:mod:`backend.core.membership`), which
 takes as long as there are processes, and longer on a machine that is busy. When it has found the canary to be elsewhere
 twice, it has looked at all others in between.
 """

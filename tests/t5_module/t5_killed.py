@@ -1,6 +1,6 @@
 """Killed at calls of the kernel module: the books that the next daemon finds there, and a driver that went on.
 
-The same life as in :mod:`tests.t3_killed`, with KernelLedger and Provided in the place of a journal's books.
+The same life as in :mod:`tests.t3_killed`, with KernelLedger and ProviderGpu in the place of a journal's books.
 """
 
 from __future__ import annotations

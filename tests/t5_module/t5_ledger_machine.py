@@ -25,7 +25,7 @@ from backend.core.records import MAX, NOBODY, Books, Channel, Wanted
 from backend.door.wire import Op
 from backend.ledgers import abi, kernel
 from backend.ledgers.kernel import KernelLedger
-from backend.ledgers.provider import Provided
+from backend.ledgers.provider import ProviderGpu
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Group, Process, Slice, identify
 from tests.harness import StubGpu, hang, refuses, until
@@ -309,7 +309,7 @@ def test_the_end(handed_over: bool) -> None:
 @contextlib.asynccontextmanager
 async def served(ledger: KernelLedger, gpu: StubGpu, seconds: float = SECONDS) -> Any:
     """A Gpu whose levers go through the kernel."""
-    provided = Provided(gpu, ledger, seconds)
+    provided = ProviderGpu(gpu, ledger, seconds)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(SECONDS):
             await nursery.start(partial(provided.run, Host(ledger)))

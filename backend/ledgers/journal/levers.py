@@ -11,14 +11,14 @@ from collections.abc import Mapping
 import attrs
 
 from backend.core.protocols import Gpu
+from backend.ledgers.forwarding import ForwardingGpu
 from backend.ledgers.journal import state
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.state import UNTOUCHED, Key
-from backend.ledgers.passing import Passing
 from backend.process.identity import Process
 
 
-class Noted(Passing):
+class JournaledGpu(ForwardingGpu):
     """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
 
     def __init__(self, inner: Gpu, journal: Journal) -> None:

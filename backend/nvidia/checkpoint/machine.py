@@ -3,7 +3,7 @@
 A program that is locked stands still, and one that is restored without room for it is lost for good. Hence two rules.
 Nothing is restored onto a GPU but from a reservation of ours there, given up in the instant before (what somebody else
 takes in that instant is the one race that is left). And whatever fails after the lock, the end is the same: look how
-the program is, and from there make it run (:meth:`Machine._settle`), as for a program that a dead agent has left.
+the program is, and from there make it run (:meth:`Machine._conclude`), as for a program that a dead agent has left.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class Machine:
             if _gone(failed.error):
                 raise failed
             if self._locked:
-                self._settle(failed.step)
+                self._conclude(failed.step)
         except Failed as worse:
             if _gone(worse.error):
                 return Outcome(None, "", errno.ESRCH, worse.step, "the program has ended")
@@ -280,7 +280,7 @@ class Machine:
                 words += f"; then {worse.step.value}: {worse.words}"
         return Outcome(self._assumed, self._where(), number, failed.step, words)
 
-    def _settle(self, failed: Step) -> None:
+    def _conclude(self, failed: Step) -> None:
         """Makes the program run, from whatever state it is in: where it was if there is room for it, else where it
         was to be, and never without room."""
         state = self._look_again()

@@ -24,7 +24,7 @@ THREADS = 16
 
 
 @attrs.define
-class Roster:
+class ProcessList:
     """See the module."""
 
     _index: int

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterator
 
 import attrs
 import trio
 
-from backend.core.deadline import deadline
+from backend.common.errors import fail
 from backend.process.identity import Group
 
 log = logging.getLogger(__name__)
@@ -20,8 +21,18 @@ on an H200 (``tests/t7_nvidia/t7_whole.py``); other hosts are told to be half as
 (:const:`backend.nvidia.checkpoint.client.BYTES_A_SECOND`)."""
 
 
+@contextlib.contextmanager
+def deadline(seconds: float) -> Iterator[trio.CancelScope]:
+    """ETIMEDOUT where the body takes longer than `seconds`, or than the deadline of the scope says by then."""
+    try:
+        with trio.fail_after(seconds) as scope:
+            yield scope
+    except trio.TooSlowError:
+        raise fail(errno.ETIMEDOUT) from None
+
+
 @attrs.define
-class Patience:
+class Deadlines:
     """Of those who wait for levers at one place."""
 
     seconds: float

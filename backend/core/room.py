@@ -18,7 +18,7 @@ OFFER_S = 0.01
 """It is told at most this often: a tenant that ends frees its memory piece by piece."""
 
 
-class Offers:
+class RoomNotices:
     """Tells the GPUs where there may be room again."""
 
     def __init__(self, ledger: Ledger, gpus: Mapping[int, Gpu], population: Population) -> None:

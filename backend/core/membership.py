@@ -11,11 +11,11 @@ import trio
 from backend.common.errors import fail
 from backend.core.entries import Resident
 from backend.core.follower import Follower
-from backend.core.offers import Offers
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Channel
+from backend.core.room import RoomNotices
 from backend.process.exits import ExitWatch
 from backend.process.identity import Group, Process, Slice, cgroup_of
 
@@ -28,7 +28,7 @@ CGROUP_SWEEP_MOST = 16
 """Processes looked at each time, so that ten thousand of them cost less than 1 % of a CPU."""
 
 
-class Traffic:
+class Membership:
     """The ways into the population, through it and out of it."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Traffic:
         population: Population,
         follower: Follower,
         reclaimer: Reclaimer,
-        offers: Offers,
+        notices: RoomNotices,
         tell: Callable[[Group, Channel], None],
     ) -> None:
         self._ledger = ledger
@@ -46,7 +46,7 @@ class Traffic:
         self._population = population
         self._follower = follower
         self._reclaimer = reclaimer
-        self._offers = offers
+        self._notices = notices
         self._tell = tell
         self._unfollowed: set[Process] = set()  # of whom it was told that they are not
         self.exits = ExitWatch(self._exited)
@@ -115,7 +115,7 @@ class Traffic:
         self._population.expel(process)
         for gpu in resident.gpus:
             self._left(Group(gpu, slice_))
-            self._offers.freed(gpu)
+            self._notices.freed(gpu)
 
     def _left(self, group: Group) -> None:
         """A process is no longer below this slice, which may have gone with it, and some of those above."""
@@ -158,7 +158,7 @@ class Traffic:
         for gpu in resident.gpus:
             group = Group(gpu, resident.process)
             self._left(Group(gpu, former))
-            self._offers.freed(gpu)
+            self._notices.freed(gpu)
             self._follower.sharers_changed(group)
             self._follower.show(group)
             for level in self._population.path(group):

@@ -27,7 +27,7 @@ LOCK_S = 2.0
 """Seconds in which a program has to come to a rest: a kernel that runs is waited for."""
 
 
-class Whole:
+class SwappedPrograms:
     """Those of one GPU."""
 
     def __init__(

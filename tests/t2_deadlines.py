@@ -7,7 +7,7 @@ import errno
 import pytest
 import trio
 
-from backend.core.patience import WHOLE_BYTES, Patience
+from backend.core.deadlines import WHOLE_BYTES, Deadlines
 from backend.process.identity import Group, Process
 from tests.harness import virtual
 
@@ -15,8 +15,8 @@ SECONDS = 4.0
 SMALL, LARGE = (Group(0, Process(pid, 1)) for pid in (1, 2))
 
 
-async def wait(patience: Patience, group: Group, ended: dict[Group, float]) -> None:
-    with pytest.raises(TimeoutError), patience.deadline(group):
+async def wait(deadlines: Deadlines, group: Group, ended: dict[Group, float]) -> None:
+    with pytest.raises(TimeoutError), deadlines.deadline(group):
         await trio.sleep_forever()
     ended[group] = trio.current_time()
 
@@ -24,16 +24,16 @@ async def wait(patience: Patience, group: Group, ended: dict[Group, float]) -> N
 @virtual
 async def test_each_has_as_long_as_there_is_of_it() -> None:
     whole: dict[Group, int] = {}
-    patience = Patience(SECONDS, lambda group: whole.get(group, 0))
+    deadlines = Deadlines(SECONDS, lambda group: whole.get(group, 0))
     ended: dict[Group, float] = {}
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(patience.run)
+        nursery.start_soon(deadlines.run)
         for delay in (0.0, 1.0):  # wherever its turn is
             await trio.sleep(delay)
             began = trio.current_time()
             whole.clear()
             for group in (SMALL, LARGE):
-                nursery.start_soon(wait, patience, group, ended)
+                nursery.start_soon(wait, deadlines, group, ended)
             await trio.sleep(SECONDS / 2 - 0.1)
             whole[LARGE] = WHOLE_BYTES
             await trio.sleep(SECONDS / 2)
@@ -58,12 +58,12 @@ async def test_where_it_is_not_known_nobody_has_longer(error: Exception) -> None
             raise error
         return WHOLE_BYTES
 
-    patience = Patience(SECONDS, whole)
+    deadlines = Deadlines(SECONDS, whole)
     ended: dict[Group, float] = {}
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(patience.run)
+        nursery.start_soon(deadlines.run)
         for group in (SMALL, LARGE):
-            nursery.start_soon(wait, patience, group, ended)
+            nursery.start_soon(wait, deadlines, group, ended)
         await trio.sleep(3 * SECONDS)
         nursery.cancel_scope.cancel()
     assert ended == {SMALL: pytest.approx(SECONDS), LARGE: pytest.approx(2 * SECONDS)}
@@ -71,9 +71,9 @@ async def test_where_it_is_not_known_nobody_has_longer(error: Exception) -> None
 
 @virtual
 async def test_an_error_of_the_body_is_its_own() -> None:
-    patience = Patience(SECONDS, lambda _: 0)
-    with pytest.raises(OSError, match="busy"), patience.deadline(SMALL):
+    deadlines = Deadlines(SECONDS, lambda _: 0)
+    with pytest.raises(OSError, match="busy"), deadlines.deadline(SMALL):
         raise OSError("busy")
-    assert not patience._waiting
-    with patience.deadline(SMALL):
+    assert not deadlines._waiting
+    with deadlines.deadline(SMALL):
         await trio.sleep(SECONDS - 0.1)

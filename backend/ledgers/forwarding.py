@@ -11,7 +11,7 @@ from backend.core.records import Activity, Capability, Footprint
 from backend.process.identity import Process
 
 
-class Passing:
+class ForwardingGpu:
     """See :class:`backend.core.protocols.Gpu`."""
 
     def __init__(self, inner: Gpu) -> None:
@@ -53,7 +53,7 @@ class Passing:
         return await self._inner.reclaim(process, nbytes)
 
     async def migrate(self, process: Process, target: Gpu) -> None:
-        await self._inner.migrate(process, target._inner if isinstance(target, Passing) else target)
+        await self._inner.migrate(process, target._inner if isinstance(target, ForwardingGpu) else target)
 
     async def finds(self, process: Process) -> bool | None:
         return await self._inner.finds(process)
