@@ -215,7 +215,7 @@ static void test_exhaustion(void)
 /* Any fault, once: errors are fine, lost data and wrong books are not. */
 static void test_faults(void)
 {
-	struct item items[4] = { { .bytes = 20 << 20 }, { .bytes = 5 << 20 }, { .bytes = 3000 }, { .bytes = 2 << 20 } };
+	struct item items[4] = { { .bytes = 8 << 20 }, { .bytes = 3 << 20 }, { .bytes = 3000 }, { .bytes = 2 << 20 } };
 	CUdeviceptr gone = 0;
 	CUipcMemHandle ipc;
 
@@ -228,7 +228,7 @@ static void test_faults(void)
 		fill(&items[i]);
 	}
 	for (int round = 0; round < 3; round++) {
-		double_out(device, round == 1 ? 10 << 20 : 60 << 20);
+		double_out(device, round == 1 ? 4 << 20 : 60 << 20);
 		double_agree(device);
 		for (int i = 0; i < 4; i++) {
 			verify(&items[i]);
@@ -240,14 +240,14 @@ static void test_faults(void)
 		for (int i = 0; i < 4; i++)
 			verify(&items[i]);
 		/* Something comes and goes in between. */
-		if (cuMemAllocAsync(&gone, 6 << 20, NULL) == CUDA_SUCCESS && cuMemFreeAsync(gone, NULL) != CUDA_SUCCESS)
+		if (cuMemAllocAsync(&gone, 3 << 20, NULL) == CUDA_SUCCESS && cuMemFreeAsync(gone, NULL) != CUDA_SUCCESS)
 			CHECK(cuMemFree_v2(gone) == CUDA_SUCCESS);
 		real.cuCtxSynchronize();
 		async_sweep(true);
 		double_agree(device);
 	}
-	double_out(device, 12 << 20);
-	double_exchange(device, 6 << 20);
+	double_out(device, 6 << 20);
+	double_exchange(device, 4 << 20);
 	double_agree(device);
 	/* What is exported changes its chunks. */
 	if (cuIpcGetMemHandle(&ipc, items[1].address) != CUDA_SUCCESS) {
@@ -423,7 +423,7 @@ static void test_persistent(void)
 	before = now();
 	CHECK(double_out(device, 8 << 20) == 0);
 	CHECK(now() - before < 2);
-	CHECK(double_out(device, 8 << 20) == 0);	/* the one who waits is still at it */
+	CHECK(double_out(device, 8 << 20) == 0);	/* the waiting thread is still at it */
 	double_agree(device);
 	fill(&item);	/* the gate is open */
 	verify(&item);
@@ -435,7 +435,7 @@ static void test_persistent(void)
 	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
 }
 
-/* A queue that takes longer than anybody waits for one kernel: it gets done, so it is waited for. */
+/* A queue that takes longer than any caller waits for one kernel: it gets done, so it is waited for. */
 
 void slow(void **parameters);
 void slow(void **parameters)
@@ -736,7 +736,7 @@ static void test_exchange(void)
 	for (int i = 0; i < 8; i++)
 		CHECK(on_gpu(address[i]) == !(i % 2));
 	CHECK(device->resident == 8 << 20 && device->swapped == 8 << 20);
-	/* Nobody can come where nothing can go. */
+	/* A program cannot come where none can go. */
 	for (int i = 0; i < 8; i += 2)
 		CHECK(region_pin(address[i], 1) == CUDA_SUCCESS);
 	CHECK(double_exchange(device, 2 << 20) == 0);
@@ -945,7 +945,7 @@ static void test_ahead(void)
 		usleep(1000);
 	CHECK(pool_host_kept(device) == 22 << 20);	/* of 32 asked for, in whole chunks of each size */
 	CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
-	/* What the GPU keeps for nobody goes after a while. */
+	/* Memory that the GPU keeps and no program uses goes after a while. */
 	CHECK(pool_kept(device) == 40 << 20);
 	while (pool_kept(device) && now() < until)
 		usleep(1000);
