@@ -104,9 +104,12 @@ check: build-test
 	mandoc -T lint -W warning docs/man/*.[58]
 	$(PY) -m tests.style
 
+# Twice as many as there are processors in CI: a worker waits for programs, clocks and mounts for half of its time.
+WORKERS ?= 4
+
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
-	$(PYTEST) -n auto --maxprocesses 2 --dist loadfile \
+	$(PYTEST) -n $(WORKERS) --dist loadfile \
 		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/hostile
 
 # By itself, since it takes every CPU. With FUZZ=N every pair N times, each time otherwise.
