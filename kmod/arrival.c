@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Arrivals: who waits does so in a struct on his own stack, as with the levers. */
+/* Arrivals: each waits in a struct on its own stack, as with the levers. */
 
+#include <linux/lockdep.h>
+#include <linux/poll.h>
 #include <linux/sched.h>
 
 #include "arrival.h"
@@ -22,7 +24,7 @@ static bool announce(struct ggroup_queue *queue, struct ggroup_arrival *arrival)
 	return online;
 }
 
-int ggroup_arrive(struct ggroup_device *device, u32 timeout_ms)
+int ggroup_arrival_wait(struct ggroup_device *device, u32 timeout_ms)
 {
 	struct ggroup_queue *queue = &device->queue;
 	struct ggroup_arrival arrival = {
@@ -32,14 +34,14 @@ int ggroup_arrive(struct ggroup_device *device, u32 timeout_ms)
 	unsigned long timeout;
 	int err;
 
-	err = ggroup_patience(timeout_ms, &timeout);
+	err = ggroup_queue_patience(timeout_ms, &timeout);
 	if (err)
 		return err;
 	init_completion(&arrival.done);
 	if (!announce(queue, &arrival))
 		return -ENODEV;
 
-	err = ggroup_await(&arrival.done, timeout);
+	err = ggroup_queue_await(&arrival.done, timeout);
 
 	spin_lock(&queue->lock);
 	if (list_empty(&arrival.order.node))
@@ -54,14 +56,16 @@ struct ggroup_arrival *ggroup_arrival_find(struct ggroup_queue *queue, u64 numbe
 {
 	struct ggroup_arrival *arrival;
 
+	lockdep_assert_held(&queue->lock);
 	list_for_each_entry(arrival, &queue->arriving, order.node)
 		if (arrival->number == number)
 			return arrival;
 	return NULL;
 }
 
-void ggroup_arrival_answer(struct ggroup_arrival *arrival, int status)
+void ggroup_arrival_answer(struct ggroup_queue *queue, struct ggroup_arrival *arrival, int status)
 {
+	lockdep_assert_held(&queue->lock);
 	list_del_init(&arrival->order.node);
 	arrival->status = status;
 	complete(&arrival->done);

@@ -6,17 +6,17 @@
 #include <linux/completion.h>
 #include <linux/types.h>
 
-#include "provider.h"
+#include "queue.h"
 
 struct ggroup_device;
 struct task_struct;
 
 /**
- * struct ggroup_arrival - one who waits for his process to be made a group
+ * struct ggroup_arrival - a process that waits to be made a group
  * @order: among the queue's @orders or @arriving; its node is empty once answered
  * @done: answered
  * @number: its name, never used again
- * @leader: who: the first thread, which is not released while another one is in here
+ * @leader: its first thread, which is not released while another one is in here
  * @status: of the answer
  */
 struct ggroup_arrival {
@@ -27,18 +27,31 @@ struct ggroup_arrival {
 	int status;
 };
 
-/*
- * Has a group made for the caller's process, and waits for it. No lock may be held that the
- * provider needs.
+/**
+ * ggroup_arrival_wait() - have a group made for the calling process
+ * @device: the GPU
+ * @timeout_ms: as in struct ggroup_command
+ *
+ * Context: no lock is held that the provider needs.
+ * Return: 0, -ENODEV, -EINVAL, -EINTR, -ETIMEDOUT, or the provider's answer.
  */
-int ggroup_arrive(struct ggroup_device *device, u32 timeout_ms);
+int ggroup_arrival_wait(struct ggroup_device *device, u32 timeout_ms);
 
-/*
- * The one of that number that was read, NULL for none. This and what follows: with the lock of the
- * queue held.
+/**
+ * ggroup_arrival_find() - look up an arrival that was read
+ * @queue: the queue, with its lock held
+ * @number: its number
+ *
+ * Return: the arrival; NULL for none.
  */
 struct ggroup_arrival *ggroup_arrival_find(struct ggroup_queue *queue, u64 number);
-/* Afterwards it must not be touched: it is on its owner's stack. */
-void ggroup_arrival_answer(struct ggroup_arrival *arrival, int status);
+
+/**
+ * ggroup_arrival_answer() - answer an arrival
+ * @queue: the queue, with its lock held
+ * @arrival: which must not be touched afterwards: it is on its owner's stack
+ * @status: 0 or a negated errno
+ */
+void ggroup_arrival_answer(struct ggroup_queue *queue, struct ggroup_arrival *arrival, int status);
 
 #endif

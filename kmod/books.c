@@ -3,8 +3,11 @@
 
 #include <linux/lockdep.h>
 
-#include "exit.h"
+#include "books.h"
+#include "device.h"
+#include "file.h"
 #include "group.h"
+#include "process.h"
 
 static void get_levers(struct ggroup *group, struct ggroup_books *books)
 {
@@ -22,11 +25,11 @@ static void get_levers(struct ggroup *group, struct ggroup_books *books)
 	spin_unlock(lock);
 }
 
-void ggroup_get_books(struct ggroup *group, const struct ggroup_file *file,
+void ggroup_books_get(struct ggroup *group, const struct ggroup_file *file,
 		      struct ggroup_books *books)
 {
 	lockdep_assert_held(&group->device->lock);
-	/* So they are of one moment, and nobody waits for who looks. */
+	/* So they are of one moment, and no charge waits for what looks. */
 	spin_lock(&group->device->figures);
 	*books = (struct ggroup_books) {
 		.id = group->id,
@@ -59,7 +62,7 @@ void ggroup_get_books(struct ggroup *group, const struct ggroup_file *file,
 	ggroup_counters_read(group, &books->submitted, &books->finished);
 	if (atomic_read(&group->joined))
 		books->flags |= GGROUP_BOOKS_JOINED;
-	if (ggroup_exited(group))
+	if (ggroup_process_exited(group))
 		books->flags |= GGROUP_BOOKS_DEAD;
 	get_levers(group, books);
 }
@@ -108,10 +111,12 @@ static int check_set(const struct ggroup *group, const struct ggroup_set *set, b
 	return 0;
 }
 
-int ggroup_set(struct ggroup *group, const struct ggroup_set *set, bool admin)
+int ggroup_books_set(struct ggroup *group, const struct ggroup_set *set, bool admin)
 {
-	int err = check_set(group, set, admin);
+	int err;
 
+	lockdep_assert_held_write(&group->device->lock);
+	err = check_set(group, set, admin);
 	if (err)
 		return err;
 #define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)				\

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * The figures. Each call looks at all that it depends on, at every level, and only then adds: under
- * one lock, so nothing is ever added that has to be undone, nobody sees or takes what was not
- * granted, and who waits is served in his turn, however many call at once. What has to look at more
- * than a path to decide holds the device's lock for writing.
+ * one lock, so nothing is ever added that has to be undone, no caller sees or takes what was not
+ * granted, and each is served in its turn, however many call at once. What has to look at more than
+ * a path to decide holds the device's lock for writing.
  */
 
 #include <linux/lockdep.h>
@@ -11,6 +11,8 @@
 #include <linux/timekeeping.h>
 
 #include "charge.h"
+#include "device.h"
+#include "event.h"
 #include "group.h"
 #include "plan.h"
 #include "reclaim.h"
@@ -35,8 +37,8 @@ static int check(const struct ggroup *group, u64 nbytes)
 }
 
 /*
- * A program says by itself what it has, so what it says has a bound: else one that says 2^62 takes
- * all there is to count from its neighbours, until the driver's figure corrects it.
+ * What a program says of itself has a bound: else one that says 2^62 takes all there is to count
+ * from its neighbours, until the driver's figure corrects it.
  */
 static int check_charge(const struct ggroup *group, u64 nbytes, bool tenant)
 {
@@ -52,7 +54,7 @@ static int check_charge(const struct ggroup *group, u64 nbytes, bool tenant)
 
 /*
  * No figure is ever negative, nor more than GGROUP_MAX: the callers have looked. Where one of them
- * was wrong, the figure stops there, since what is 2^64 less a little is believed by whoever plans.
+ * was wrong, the figure stops there, since a plan believes what is 2^64 less a little.
  */
 static void change(u64 *figure, s64 by)
 {
@@ -62,7 +64,7 @@ static void change(u64 *figure, s64 by)
 		less = *figure;
 	if (WARN_ON_ONCE(more > GGROUP_MAX - *figure))
 		more = GGROUP_MAX - *figure;
-	/* Who wakes the workers reads it without the lock. */
+	/* What wakes the workers reads it without the lock. */
 	WRITE_ONCE(*figure, *figure - less + more);
 }
 
@@ -80,24 +82,13 @@ static void shift_one(struct ggroup *level, s64 held, s64 swapped)
 	}
 }
 
-void ggroup_shift(struct ggroup *group, s64 held, s64 swapped)
+void ggroup_charge_shift(struct ggroup *group, s64 held, s64 swapped)
 {
 	struct ggroup *level;
 
 	assert_figures(group);
 	for (level = group; level; level = level->parent)
 		shift_one(level, held, swapped);
-}
-
-void ggroup_count(struct ggroup *group, unsigned int event)
-{
-	struct ggroup *level;
-
-	lockdep_assert_held(&group->device->lock);
-	for (level = group; level; level = level->parent) {
-		atomic64_inc(&level->events[event]);
-		ggroup_tell(level, GGROUP_CHANNEL_GMEM);
-	}
 }
 
 /* Whether @nbytes more leave a level at or under its high. */
@@ -125,7 +116,7 @@ static bool charge_fast(struct ggroup *group, u64 nbytes, bool tenant, int *err)
 	*err = check_charge(group, nbytes, tenant);
 	done = *err || fits_all(group, nbytes);
 	if (done && !*err)
-		ggroup_shift(group, nbytes, 0);
+		ggroup_charge_shift(group, nbytes, 0);
 	spin_unlock(&group->device->figures);
 	if (done && !*err && tenant && group->device->headroom)
 		ggroup_reclaim_wake(group);
@@ -148,13 +139,13 @@ static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant)
 		if (now <= level->high)
 			continue;
 		if (now > GGROUP_MAX ||
-		    !ggroup_reclaimable(level, group, nbytes, now - level->high)) {
-			ggroup_count(level, GGROUP_EVENT_MAX);
-			ggroup_count(group, GGROUP_EVENT_OOM);
+		    !ggroup_plan_reclaimable(level, group, nbytes, now - level->high)) {
+			ggroup_event_count(level, GGROUP_EVENT_MAX);
+			ggroup_event_count(group, GGROUP_EVENT_OOM);
 			return -ENOMEM;
 		}
 	}
-	ggroup_shift(group, nbytes, 0);
+	ggroup_charge_shift(group, nbytes, 0);
 	for (level = group; level; level = level->parent)
 		if (level->current_bytes > level->high)
 			trace_ggroup_over_high(level->id, level->current_bytes, level->high);
@@ -163,7 +154,7 @@ static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant)
 	return 0;
 }
 
-int ggroup_charge(struct ggroup *group, u64 nbytes, bool tenant)
+int ggroup_charge_add(struct ggroup *group, u64 nbytes, bool tenant)
 {
 	struct ggroup_device *device = group->device;
 	bool done;
@@ -185,7 +176,7 @@ static int uncharge(struct ggroup *group, u64 nbytes)
 {
 	if (nbytes > group->current_bytes)
 		return -EINVAL;
-	ggroup_shift(group, -(s64)nbytes, 0);
+	ggroup_charge_shift(group, -(s64)nbytes, 0);
 	return 0;
 }
 
@@ -193,7 +184,7 @@ static int uncharge_swap(struct ggroup *group, u64 nbytes)
 {
 	if (nbytes > group->swap)
 		return -EINVAL;
-	ggroup_shift(group, 0, -(s64)nbytes);
+	ggroup_charge_shift(group, 0, -(s64)nbytes);
 	return 0;
 }
 
@@ -237,7 +228,7 @@ static int swap_out(struct ggroup *group, u64 nbytes, const struct move *move)
 	for (level = group; level; level = level->parent)
 		if (nbytes > (level->swap_max > level->swap ? level->swap_max - level->swap : 0))
 			return -ENOSPC;
-	ggroup_shift(group, -(s64)nbytes, nbytes);
+	ggroup_charge_shift(group, -(s64)nbytes, nbytes);
 	for (level = group; level; level = level->parent) {
 		count_up(&level->swapout_bytes, move->nbytes);
 		count_up(&level->swapouts, 1);
@@ -254,7 +245,7 @@ static int swap_in(struct ggroup *group, u64 nbytes, const struct move *move)
 		return -EINVAL;
 	if (!fits_all(group, nbytes))
 		return -EAGAIN;
-	ggroup_shift(group, nbytes, -(s64)nbytes);
+	ggroup_charge_shift(group, nbytes, -(s64)nbytes);
 	for (level = group; level; level = level->parent) {
 		count_up(&level->swapin_bytes, move->nbytes);
 		count_up(&level->swapins, 1);
@@ -263,7 +254,7 @@ static int swap_in(struct ggroup *group, u64 nbytes, const struct move *move)
 	return 0;
 }
 
-/* Nothing but a path is looked at: so whoever does the same elsewhere in the tree need not wait. */
+/* Nothing but a path is looked at: so a call elsewhere in the tree need not wait for this one. */
 static int on_path(struct ggroup *group, u64 nbytes, int (*call)(struct ggroup *group, u64 nbytes))
 {
 	struct ggroup_device *device = group->device;
@@ -279,12 +270,12 @@ static int on_path(struct ggroup *group, u64 nbytes, int (*call)(struct ggroup *
 	return err;
 }
 
-int ggroup_uncharge(struct ggroup *group, u64 nbytes)
+int ggroup_charge_sub(struct ggroup *group, u64 nbytes)
 {
 	return on_path(group, nbytes, uncharge);
 }
 
-int ggroup_uncharge_swap(struct ggroup *group, u64 nbytes)
+int ggroup_charge_sub_swap(struct ggroup *group, u64 nbytes)
 {
 	return on_path(group, nbytes, uncharge_swap);
 }
@@ -310,12 +301,12 @@ static int moved(struct ggroup *group, u64 nbytes, u64 usec, bool tenant,
 	return err;
 }
 
-int ggroup_swap_out(struct ggroup *group, u64 nbytes, u64 usec, bool tenant)
+int ggroup_charge_swap_out(struct ggroup *group, u64 nbytes, u64 usec, bool tenant)
 {
 	return moved(group, nbytes, usec, tenant, swap_out);
 }
 
-int ggroup_swap_in(struct ggroup *group, u64 nbytes, u64 usec, bool tenant)
+int ggroup_charge_swap_in(struct ggroup *group, u64 nbytes, u64 usec, bool tenant)
 {
 	return moved(group, nbytes, usec, tenant, swap_in);
 }
@@ -329,11 +320,11 @@ static int observe(struct ggroup *group, u64 nbytes)
 	for (level = group; level; level = level->parent)
 		if (more > 0 && level->current_bytes > GGROUP_MAX - more)
 			return -EINVAL;
-	ggroup_shift(group, more, 0);
+	ggroup_charge_shift(group, more, 0);
 	return 0;
 }
 
-int ggroup_observe(struct ggroup *group, u64 nbytes)
+int ggroup_charge_observe(struct ggroup *group, u64 nbytes)
 {
 	return on_path(group, nbytes, observe);
 }

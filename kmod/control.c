@@ -1,71 +1,78 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What whoever controls asks for: of groups, of the levers of processes, and of GPUs. */
+/* What controls: groups, the levers of processes, and GPUs. */
 
 #include <linux/minmax.h>
 #include <linux/overflow.h>
 #include <linux/sched.h>
 #include <linux/uaccess.h>
 
+#include "books.h"
 #include "charge.h"
 #include "control.h"
+#include "device.h"
+#include "event.h"
 #include "file.h"
 #include "group.h"
 #include "ioctl.h"
+#include "lever.h"
+#include "life.h"
 #include "name.h"
 #include "peak.h"
 #include "plan.h"
 #include "reclaim.h"
+#include "register.h"
+#include "usermem.h"
 
 /* Groups */
 
-int ggroup_call_add(struct ggroup_call *call)
+int ggroup_control_add(struct ggroup_call *call)
 {
-	return ggroup_add(call->arg);
+	return ggroup_name_add(call->arg);
 }
 
-int ggroup_call_find(struct ggroup_call *call)
+int ggroup_control_find(struct ggroup_call *call)
 {
-	return ggroup_look_up(call->arg, call->admin);
+	return ggroup_name_find(call->arg, call->admin);
 }
 
-int ggroup_call_next(struct ggroup_call *call)
+int ggroup_control_next(struct ggroup_call *call)
 {
-	return ggroup_next(call->arg);
+	return ggroup_group_next(call->arg);
 }
 
-int ggroup_call_move(struct ggroup_call *call)
+int ggroup_control_move(struct ggroup_call *call)
 {
 	struct ggroup_move *arg = call->arg;
 
-	return ggroup_move(call->group, arg->parent);
+	return ggroup_life_move(call->group, arg->parent);
 }
 
-int ggroup_call_remove(struct ggroup_call *call)
+int ggroup_control_remove(struct ggroup_call *call)
 {
 	struct ggroup *group = call->group;
 	int err;
 
 	down_write(&group->device->lock);
-	err = group->alive ? ggroup_remove(group) : -ENODEV;
+	err = group->alive ? ggroup_life_remove(group) : -ENODEV;
 	up_write(&group->device->lock);
 	return err;
 }
 
-int ggroup_call_set(struct ggroup_call *call)
+int ggroup_control_set(struct ggroup_call *call)
 {
 	struct ggroup *group = call->group;
 	int err;
 
 	down_write(&group->device->lock);
-	err = group->alive ? ggroup_set(group, call->arg, call->admin) : -ENODEV;
+	err = group->alive ? ggroup_books_set(group, call->arg, call->admin) : -ENODEV;
 	/* What the provider sets itself it follows without being told. */
 	if (!err && group->device->queue.process != task_tgid(current))
-		ggroup_tell(group, GGROUP_CHANNEL_SET);
+		ggroup_event_tell(group, GGROUP_CHANNEL_SET);
 	up_write(&group->device->lock);
 	return err;
 }
 
-int ggroup_call_reset_peak(struct ggroup_call *call)
+int ggroup_control_reset_peak(struct ggroup_call *call)
 {
 	struct ggroup_reset *arg = call->arg;
 
@@ -74,14 +81,14 @@ int ggroup_call_reset_peak(struct ggroup_call *call)
 	return ggroup_peak_reset(call->file, call->group, arg->what, call->admin);
 }
 
-int ggroup_call_observe(struct ggroup_call *call)
+int ggroup_control_observe(struct ggroup_call *call)
 {
 	struct ggroup_amount *arg = call->arg;
 
-	return arg->usec ? -EINVAL : ggroup_observe(call->group, arg->nbytes);
+	return arg->usec ? -EINVAL : ggroup_charge_observe(call->group, arg->nbytes);
 }
 
-int ggroup_call_note(struct ggroup_call *call)
+int ggroup_control_note(struct ggroup_call *call)
 {
 	struct ggroup_note *arg = call->arg;
 	struct ggroup *group = call->group;
@@ -92,14 +99,14 @@ int ggroup_call_note(struct ggroup_call *call)
 		return -EINVAL;
 	down_read(&group->device->lock);
 	if (group->alive)
-		ggroup_count(group, arg->event);
+		ggroup_event_count(group, arg->event);
 	else
 		err = -ENODEV;
 	up_read(&group->device->lock);
 	return err;
 }
 
-int ggroup_call_press(struct ggroup_call *call)
+int ggroup_control_press(struct ggroup_call *call)
 {
 	struct ggroup_amount *arg = call->arg;
 	struct ggroup *group = call->group;
@@ -109,14 +116,14 @@ int ggroup_call_press(struct ggroup_call *call)
 		return -EINVAL;
 	down_read(&group->device->lock);
 	if (group->alive)
-		ggroup_press(group, arg->nbytes);
+		ggroup_usermem_press(group, arg->nbytes);
 	else
 		err = -ENODEV;
 	up_read(&group->device->lock);
 	return err;
 }
 
-int ggroup_call_plan(struct ggroup_call *call)
+int ggroup_control_plan(struct ggroup_call *call)
 {
 	struct ggroup_plan *arg = call->arg;
 	struct ggroup_targets targets;
@@ -124,7 +131,7 @@ int ggroup_call_plan(struct ggroup_call *call)
 
 	if (arg->nbytes > GGROUP_MAX)
 		return -EINVAL;
-	err = ggroup_plan(call->group, arg->nbytes, &targets);
+	err = ggroup_plan_make(call->group, arg->nbytes, &targets);
 	if (err)
 		return err;
 	arg->count = targets.count;
@@ -146,31 +153,31 @@ static int lever(struct ggroup_call *call, enum ggroup_lever_kind kind, u64 valu
 
 	if (arg->reserved || call->group->kind != GGROUP_KIND_PROCESS || value > GGROUP_MAX)
 		return -EINVAL;
-	return ggroup_command(call->group, kind, value, arg->timeout_ms, &unused);
+	return ggroup_lever_command(call->group, kind, value, arg->timeout_ms, &unused);
 }
 
-int ggroup_call_set_timeslice(struct ggroup_call *call)
+int ggroup_control_set_timeslice(struct ggroup_call *call)
 {
 	struct ggroup_command *arg = call->arg;
 
 	return lever(call, GGROUP_LEVER_TIMESLICE, arg->value);
 }
 
-int ggroup_call_attach_tsg(struct ggroup_call *call)
+int ggroup_control_attach_tsg(struct ggroup_call *call)
 {
 	struct ggroup_command *arg = call->arg;
 
 	return arg->value ? -EINVAL : lever(call, GGROUP_LEVER_RUNLIST, 0);
 }
 
-int ggroup_call_detach_tsg(struct ggroup_call *call)
+int ggroup_control_detach_tsg(struct ggroup_call *call)
 {
 	struct ggroup_command *arg = call->arg;
 
 	return arg->value ? -EINVAL : lever(call, GGROUP_LEVER_RUNLIST, 1);
 }
 
-int ggroup_call_reclaim(struct ggroup_call *call)
+int ggroup_control_reclaim(struct ggroup_call *call)
 {
 	struct ggroup_command *arg = call->arg;
 	u64 moved = 0;
@@ -179,34 +186,34 @@ int ggroup_call_reclaim(struct ggroup_call *call)
 	if (arg->reserved || arg->value > GGROUP_MAX || arg->timeout_ms > GGROUP_TIMEOUT_MS_MOST)
 		return -EINVAL;
 	if (call->group->kind == GGROUP_KIND_PROCESS)
-		err = ggroup_command(call->group, GGROUP_LEVER_RECLAIM, arg->value,
-				     arg->timeout_ms, &moved);
+		err = ggroup_lever_command(call->group, GGROUP_LEVER_RECLAIM, arg->value,
+					   arg->timeout_ms, &moved);
 	else
-		err = ggroup_reclaim(call->group, arg->value, arg->timeout_ms, &moved);
+		err = ggroup_reclaim_below(call->group, arg->value, arg->timeout_ms, &moved);
 	arg->value = moved;
 	return err;
 }
 
 /* GPUs */
 
-int ggroup_call_register(struct ggroup_call *call)
+int ggroup_control_register(struct ggroup_call *call)
 {
 	struct ggroup_gpu *arg = call->arg;
 	int err;
 
-	if (arg->reserved || arg->flags || !arg->uuid[0] || !ggroup_is_uuid(arg->uuid) ||
+	if (arg->reserved || arg->flags || !arg->uuid[0] || !ggroup_device_is_uuid(arg->uuid) ||
 	    !arg->granule || arg->capacity > GGROUP_MAX || arg->granule > GGROUP_MAX ||
 	    arg->headroom > GGROUP_MAX)
 		return -EINVAL;
 	err = ggroup_file_lock_unused(call->file);
 	if (err)
 		return err;
-	err = ggroup_device_register(call->file, arg);
+	err = ggroup_register_enter(call->file, arg);
 	mutex_unlock(&call->file->bind);
 	return err;
 }
 
-int ggroup_call_unregister(struct ggroup_call *call)
+int ggroup_control_unregister(struct ggroup_call *call)
 {
 	struct ggroup_unregister *arg = call->arg;
 	struct ggroup_file *file = call->file;
@@ -220,23 +227,23 @@ int ggroup_call_unregister(struct ggroup_call *call)
 		return err;
 	err = -EINVAL;
 	if (file->registered) {
-		ggroup_device_unregister(file, arg->flags);
+		ggroup_register_leave(file, arg->flags);
 		err = 0;
 	}
 	mutex_unlock(&file->bind);
 	return err;
 }
 
-int ggroup_call_forget(struct ggroup_call *call)
+int ggroup_control_forget(struct ggroup_call *call)
 {
 	struct ggroup_gpu *arg = call->arg;
 
-	if (arg->flags || arg->reserved || !ggroup_is_uuid(arg->uuid))
+	if (arg->flags || arg->reserved || !ggroup_device_is_uuid(arg->uuid))
 		return -EINVAL;
-	return ggroup_device_forget(arg->uuid);
+	return ggroup_register_forget(arg->uuid);
 }
 
-int ggroup_call_events(struct ggroup_call *call)
+int ggroup_control_events(struct ggroup_call *call)
 {
 	struct ggroup_fd *arg = call->arg;
 
@@ -244,6 +251,6 @@ int ggroup_call_events(struct ggroup_call *call)
 		return -EINVAL;
 	if (!READ_ONCE(call->group->alive))
 		return -ENODEV;
-	arg->fd = ggroup_stream_fd(call->group->device, arg->flags, &call->install);
+	arg->fd = ggroup_event_fd(call->group->device, arg->flags, &call->install);
 	return min(arg->fd, 0);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A page that a process writes and nobody else does: a launch is counted by a store, not by a call.
+ * A page that a process alone writes: a launch is counted by a store, not by a call.
  */
 
 #include <linux/mm.h>
@@ -11,7 +11,7 @@
 
 static_assert(sizeof(struct ggroup_counters) <= PAGE_SIZE);
 
-/* The group's page, made when it is first needed; two who need it at once get the same. */
+/* The group's page, made when it is first needed; two callers at once get the same. */
 static struct page *page_of(struct ggroup *group)
 {
 	struct page *page = READ_ONCE(group->counters.page);

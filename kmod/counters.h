@@ -17,11 +17,27 @@ struct ggroup_counter_page {
 	struct page *page;
 };
 
-/* mmap() of a file that joined. The caller has checked whose group it is. */
+/**
+ * ggroup_counters_mmap() - do mmap() of a file that joined
+ * @group: the calling process's, as the caller has checked
+ * @vma: the mapping
+ *
+ * Return: 0, -EINVAL, -EPERM or -ENOMEM.
+ */
 int ggroup_counters_mmap(struct ggroup *group, struct vm_area_struct *vma);
-/* What it says now; 0 where it was never mapped. */
+
+/**
+ * ggroup_counters_read() - say what the page has now
+ * @group: the group
+ * @submitted: kernels launched; 0 where the page was never mapped
+ * @finished: kernels completed; the same
+ */
 void ggroup_counters_read(struct ggroup *group, u64 *submitted, u64 *finished);
-/* The last reference to the group is gone. */
+
+/**
+ * ggroup_counters_free() - let the page go
+ * @group: one whose last reference is dropped
+ */
 void ggroup_counters_free(struct ggroup *group);
 
 #endif

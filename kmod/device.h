@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A GPU: its tree of groups, and the queue of commands to whoever serves it. */
+/* A GPU: its tree of groups, and the queue of commands to its provider. */
 #ifndef GGROUP_DEVICE_H
 #define GGROUP_DEVICE_H
 
@@ -11,7 +11,7 @@
 #include <linux/string.h>
 
 #include "event.h"
-#include "provider.h"
+#include "queue.h"
 #include "uapi/ggroup.h"
 
 struct ggroup;
@@ -21,8 +21,8 @@ struct ggroup;
 
 /**
  * struct ggroup_device - a GPU
- * @ref: held by the registry, by every group, and by whoever looks at it
- * @node: in the registry
+ * @ref: held by the register, by every group, and by what looks at it
+ * @node: in the register
  * @uuid: its name
  * @lock: the tree, its limits and its figures. Held for writing by what changes the tree or a
  *	limit, or must see figures that belong together; for reading, with @figures, by what
@@ -37,9 +37,9 @@ struct ggroup;
  * @groups: how many there are, the root included
  * @processes: groups of processes, by their struct pid
  * @slices: groups of slices, by their path
- * @quotas: users who have groups, by their uid
- * @queue: commands, and who serves them
- * @stream: events, and who hears them
+ * @quotas: users that have groups, by their uid
+ * @queue: commands, and the provider that serves them
+ * @stream: events, and the listener that hears them
  */
 struct ggroup_device {
 	struct kref ref;
@@ -59,23 +59,29 @@ struct ggroup_device {
 	struct ggroup_stream stream;
 };
 
-struct ggroup_file;
-
-/* Whether a UUID that a program gave ends within its field. */
-static inline bool ggroup_is_uuid(const char *uuid)
+/**
+ * ggroup_device_is_uuid() - say whether a UUID ends within its field
+ * @uuid: what a program gave, GGROUP_UUID_LEN bytes
+ *
+ * Return: true for one that does.
+ */
+static inline bool ggroup_device_is_uuid(const char *uuid)
 {
 	return strnlen(uuid, GGROUP_UUID_LEN) < GGROUP_UUID_LEN;
 }
 
-/* With the file's bind held. */
-int ggroup_device_register(struct ggroup_file *file, struct ggroup_gpu *arg);
-void ggroup_device_unregister(struct ggroup_file *file, u32 flags);
-int ggroup_device_forget(const char *uuid);
-/* The GPU of that UUID, with a reference; NULL for none. */
-struct ggroup_device *ggroup_device_find(const char *uuid);
+/**
+ * ggroup_device_get() - take a reference
+ * @device: a GPU with one
+ *
+ * Return: @device.
+ */
 struct ggroup_device *ggroup_device_get(struct ggroup_device *device);
+
+/**
+ * ggroup_device_put() - drop a reference
+ * @device: the GPU, which is freed with the last one
+ */
 void ggroup_device_put(struct ggroup_device *device);
-/* The module goes: no file is open any more. */
-void ggroup_device_exit(void);
 
 #endif

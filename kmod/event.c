@@ -8,6 +8,7 @@
 #include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/limits.h>
+#include <linux/lockdep.h>
 #include <linux/module.h>
 #include <linux/poll.h>
 #include <linux/uaccess.h>
@@ -19,14 +20,14 @@
 
 #define GGROUP_BATCH	8	/* events that are read with one taking of the lock */
 
-void ggroup_stream_init(struct ggroup_stream *stream)
+void ggroup_event_init_stream(struct ggroup_stream *stream)
 {
 	spin_lock_init(&stream->lock);
 	INIT_LIST_HEAD(&stream->pending);
 	init_waitqueue_head(&stream->wait);
 }
 
-void ggroup_inbox_init(struct ggroup_inbox *inbox)
+void ggroup_event_init_inbox(struct ggroup_inbox *inbox)
 {
 	u32 i;
 
@@ -36,12 +37,13 @@ void ggroup_inbox_init(struct ggroup_inbox *inbox)
 	}
 }
 
-/* With the lock held. Whether the listener has to be woken: not for what it will find anyway. */
+/* Whether the listener has to be woken: not for what it will find anyway. */
 static bool note(struct ggroup_stream *stream, struct ggroup_inbox *inbox, u32 channel, u32 count)
 {
 	struct ggroup_pending *pending = &inbox->pending[channel - 1];
 	bool first = !pending->count;
 
+	lockdep_assert_held(&stream->lock);
 	/* A closed inbox is that of a group which may be freed next. */
 	if (!stream->open || inbox->closed)
 		return false;
@@ -51,7 +53,7 @@ static bool note(struct ggroup_stream *stream, struct ggroup_inbox *inbox, u32 c
 	return first;
 }
 
-void ggroup_tell(struct ggroup *group, u32 channel)
+void ggroup_event_tell(struct ggroup *group, u32 channel)
 {
 	struct ggroup_stream *stream = &group->device->stream;
 	unsigned long flags;
@@ -63,14 +65,13 @@ void ggroup_tell(struct ggroup *group, u32 channel)
 	spin_unlock_irqrestore(&stream->lock, flags);
 }
 
-/* With the lock held. */
 static void drop(struct ggroup_pending *pending)
 {
 	list_del_init(&pending->node);
 	pending->count = 0;
 }
 
-void ggroup_inbox_drop(struct ggroup *group)
+void ggroup_event_drop(struct ggroup *group)
 {
 	struct ggroup_stream *stream = &group->device->stream;
 	u32 i;
@@ -86,9 +87,19 @@ void ggroup_inbox_drop(struct ggroup *group)
 	spin_unlock_irq(&stream->lock);
 }
 
+void ggroup_event_count(struct ggroup *group, unsigned int event)
+{
+	struct ggroup *level;
+
+	lockdep_assert_held(&group->device->lock);
+	for (level = group; level; level = level->parent) {
+		atomic64_inc(&level->events[event]);
+		ggroup_event_tell(level, GGROUP_CHANNEL_GMEM);
+	}
+}
+
 /* The listener's file */
 
-/* With the lock held. */
 static struct ggroup *group_of(struct ggroup_pending *pending)
 {
 	return container_of(pending - (pending->channel - 1), struct ggroup, inbox.pending[0]);
@@ -126,14 +137,14 @@ static void untake(struct ggroup_stream *stream, const struct ggroup_event *even
 	int i;
 
 	for (i = 0; i < count; i++) {
-		group = ggroup_find(events[i].id);
+		group = ggroup_group_find(events[i].id);
 		if (!group)
 			continue;
 		spin_lock_irq(&stream->lock);
 		if (note(stream, &group->inbox, events[i].channel, events[i].count))
 			wake_up_interruptible_poll(&stream->wait, EPOLLIN | EPOLLRDNORM);
 		spin_unlock_irq(&stream->lock);
-		ggroup_put(group);
+		ggroup_group_put(group);
 	}
 }
 
@@ -193,7 +204,7 @@ static __poll_t ggroup_stream_poll(struct file *file, poll_table *wait)
 	return mask;
 }
 
-/* Nobody listens any more. What is on the list is of groups in the tree, so none is freed here. */
+/* Ends the listening. What is on the list is of groups in the tree, so none is freed here. */
 static void stop(struct ggroup_stream *stream)
 {
 	struct ggroup_pending *pending, *next;
@@ -237,7 +248,7 @@ static int start(struct ggroup_stream *stream)
 	return err;
 }
 
-int ggroup_stream_fd(struct ggroup_device *device, u32 flags, struct file **file)
+int ggroup_event_fd(struct ggroup_device *device, u32 flags, struct file **file)
 {
 	struct file *new;
 	int fd, err;

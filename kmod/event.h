@@ -44,10 +44,10 @@ struct ggroup_inbox {
 /**
  * struct ggroup_stream - the events of one GPU
  * @lock: protects this and the inboxes; a leaf
- * @open: somebody listens
+ * @open: there is a listener
  * @gone: the root left the tree, and with it the GPU
  * @pending: what is not read, oldest first
- * @wait: who waits for one
+ * @wait: a listener that waits for one
  */
 struct ggroup_stream {
 	spinlock_t lock;	/* a leaf */
@@ -57,23 +57,54 @@ struct ggroup_stream {
 	wait_queue_head_t wait;
 };
 
-void ggroup_stream_init(struct ggroup_stream *stream);
-void ggroup_inbox_init(struct ggroup_inbox *inbox);
-/*
- * Something happened to a group. Never sleeps, never allocates; nothing without a listener. Any
- * context but NMI.
+/**
+ * ggroup_event_init_stream() - make the stream of a new device
+ * @stream: the stream
  */
-void ggroup_tell(struct ggroup *group, u32 channel);
-/*
- * The group leaves the tree: what nobody has read of it is dropped, on all channels, and nothing is
- * taken any more. When the root does, the stream is at its end: -ENODEV and EPOLLHUP for the
- * listener.
+void ggroup_event_init_stream(struct ggroup_stream *stream);
+
+/**
+ * ggroup_event_init_inbox() - make the inbox of a new group
+ * @inbox: the inbox
  */
-void ggroup_inbox_drop(struct ggroup *group);
-/*
- * EVENTS: a number that is reserved for a new descriptor that hears of @device; *@file is to be
- * installed there, or both put back. -EBUSY where somebody listens, -ENODEV, -EINVAL for flags.
+void ggroup_event_init_inbox(struct ggroup_inbox *inbox);
+
+/**
+ * ggroup_event_tell() - tell the listener that something happened to a group
+ * @group: the group
+ * @channel: GGROUP_CHANNEL_*
+ *
+ * Context: any but NMI. Never sleeps, never allocates.
  */
-int ggroup_stream_fd(struct ggroup_device *device, u32 flags, struct file **file);
+void ggroup_event_tell(struct ggroup *group, u32 channel);
+
+/**
+ * ggroup_event_count() - count an event in a group and in every one above, and tell the listener
+ * @group: the group
+ * @event: GGROUP_EVENT_*
+ *
+ * Context: the device's lock is held.
+ */
+void ggroup_event_count(struct ggroup *group, unsigned int event);
+
+/**
+ * ggroup_event_drop() - drop what the listener has not read of a group that leaves the tree
+ * @group: the group
+ *
+ * Nothing is taken for it any more, on any channel. When it is the root, the stream is at its end:
+ * -ENODEV and EPOLLHUP for the listener.
+ */
+void ggroup_event_drop(struct ggroup *group);
+
+/**
+ * ggroup_event_fd() - do GGROUP_IOC_EVENTS
+ * @device: the GPU
+ * @flags: O_CLOEXEC, O_NONBLOCK
+ * @file: to be installed at the number that is returned, or both put back
+ *
+ * Return: a reserved number; -EBUSY where there is a listener, -ENODEV, -EMFILE, -ENOMEM, or
+ * -EINVAL for other flags.
+ */
+int ggroup_event_fd(struct ggroup_device *device, u32 flags, struct file **file);
 
 #endif

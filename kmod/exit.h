@@ -7,23 +7,39 @@
 
 struct ggroup;
 struct pid;
-struct task_struct;
 
-/*
- * When a process began, in clock ticks since boot: field 22 of the /proc/PID/stat that the caller
- * sees.
+/**
+ * ggroup_exit_init() - make a new group ready for ggroup_exit_watch()
+ * @group: the group
  */
-u64 ggroup_start_of(const struct task_struct *leader);
-
 void ggroup_exit_init(struct ggroup *group);
-/* Binds a group to a process. -ESRCH for one that does not live, or began at another time. */
-int ggroup_exit_watch(struct ggroup *group, struct pid *pid, u64 start);
-void ggroup_exit_unwatch(struct ggroup *group);
-/* Whether its process exited, even if the group has not been told yet. */
-bool ggroup_exited(const struct ggroup *group);
 
-/* The module comes, and goes. */
+/**
+ * ggroup_exit_watch() - bind a group to a process, whose exit then queues the group's @exit_work
+ * @group: a new group
+ * @pid: of the process, NULL where there is none
+ * @start: when it began
+ *
+ * Return: 0, or -ESRCH for a process that does not live, or began at another time.
+ */
+int ggroup_exit_watch(struct ggroup *group, struct pid *pid, u64 start);
+
+/**
+ * ggroup_exit_unwatch() - hear no more of a process's exit
+ * @group: the group
+ */
+void ggroup_exit_unwatch(struct ggroup *group);
+
+/**
+ * ggroup_exit_setup() - begin, as the module does
+ *
+ * Return: 0 or -ENOMEM.
+ */
 int ggroup_exit_setup(void);
+
+/**
+ * ggroup_exit_teardown() - end, as the module does, once what is queued is done
+ */
 void ggroup_exit_teardown(void);
 
 #endif

@@ -19,7 +19,7 @@ struct ggroup_user;
  * @group: JOIN: the group it is bound to, with a reference; set once
  * @device: REGISTER: the GPU it provides, with a reference; set once, since pollers wait in it
  * @registered: it still provides it
- * @user: whom it is counted for
+ * @user: the user that it is counted for
  * @marks: groups whose peaks it has reset; see peak.c
  */
 struct ggroup_file {
@@ -31,14 +31,20 @@ struct ggroup_file {
 	struct list_head marks;
 };
 
-extern const struct file_operations ggroup_fops;
-
-/* Locks @bind of a file that did not join, nor register: -EBUSY for one that did, or -EINTR. */
+/**
+ * ggroup_file_lock_unused() - lock @bind of a file that did not join, nor register
+ * @file: the file
+ *
+ * Return: 0 with the lock held, -EBUSY for one that did, or -EINTR.
+ */
 int ggroup_file_lock_unused(struct ggroup_file *file);
 
-/*
- * The caller's own group, by a file that joined: NULL without. -EPERM where the file is another
- * process's.
+/**
+ * ggroup_file_own() - say which group a file that joined is bound to
+ * @file: the file
+ *
+ * Return: the group, which the file has a reference to; NULL for a file that did not join;
+ * ERR_PTR(-EPERM) where the file is another process's.
  */
 static inline struct ggroup *ggroup_file_own(struct ggroup_file *file)
 {

@@ -1,25 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Groups: their tree, their ids, and how they come, move and go. */
+/* Groups: their tree, their ids and their references. */
 
+#include <linux/lockdep.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
-#include <linux/timekeeping.h>
 #include <linux/xarray.h>
 
-#include "charge.h"
-#include "exit.h"
+#include "counters.h"
+#include "device.h"
 #include "group.h"
-#include "peak.h"
-#include "quota.h"
-#include "reclaim.h"
 
 /* By id; found under RCU, and then asked whether they are alive. */
 static DEFINE_XARRAY(ggroups);
-static atomic64_t last_id;
 
 /* The tree */
 
-struct ggroup *ggroup_next_pre(struct ggroup *pos, const struct ggroup *top)
+struct ggroup *ggroup_group_next_pre(struct ggroup *pos, const struct ggroup *top)
 {
 	if (!list_empty(&pos->children))
 		return list_first_entry(&pos->children, struct ggroup, sibling);
@@ -29,29 +25,31 @@ struct ggroup *ggroup_next_pre(struct ggroup *pos, const struct ggroup *top)
 	return NULL;
 }
 
-struct ggroup *ggroup_first_post(struct ggroup *top)
+struct ggroup *ggroup_group_first_post(struct ggroup *top)
 {
 	while (!list_empty(&top->children))
 		top = list_first_entry(&top->children, struct ggroup, sibling);
 	return top;
 }
 
-struct ggroup *ggroup_next_post(struct ggroup *pos, const struct ggroup *top)
+struct ggroup *ggroup_group_next_post(struct ggroup *pos, const struct ggroup *top)
 {
 	if (pos == top)
 		return NULL;
 	if (list_is_last(&pos->sibling, &pos->parent->children))
 		return pos->parent;
-	return ggroup_first_post(list_next_entry(pos, sibling));
+	return ggroup_group_first_post(list_next_entry(pos, sibling));
 }
 
-bool ggroup_owned(const struct ggroup *group)
+bool ggroup_group_owned(const struct ggroup *group)
 {
 	const struct ggroup *level;
 
+	lockdep_assert_held(&group->device->lock);
 	/*
 	 * The next owner above, as with the files of the tree: what was taken back from one further
-	 * up is not his. Control of root's takes the capability, and a root without it has none.
+	 * up is not that one's. Control of root's takes the capability, and a root without it has
+	 * none.
 	 */
 	for (level = group->parent; level; level = level->parent)
 		if (uid_valid(level->owner))
@@ -62,7 +60,7 @@ bool ggroup_owned(const struct ggroup *group)
 
 /* Ids and references */
 
-struct ggroup *ggroup_find(u64 id)
+struct ggroup *ggroup_group_find(u64 id)
 {
 	struct ggroup *group;
 
@@ -74,18 +72,18 @@ struct ggroup *ggroup_find(u64 id)
 	return group;
 }
 
-struct ggroup *ggroup_find_root(u64 id)
+struct ggroup *ggroup_group_find_root(u64 id)
 {
-	struct ggroup *root = ggroup_find(id);
+	struct ggroup *root = ggroup_group_find(id);
 
 	if (root && root->kind != GGROUP_KIND_ROOT) {
-		ggroup_put(root);
+		ggroup_group_put(root);
 		root = NULL;
 	}
 	return root;
 }
 
-struct ggroup *ggroup_get(struct ggroup *group)
+struct ggroup *ggroup_group_get(struct ggroup *group)
 {
 	refcount_inc(&group->ref);
 	return group;
@@ -96,7 +94,7 @@ static void free_group(struct rcu_head *rcu)
 	kfree(container_of(rcu, struct ggroup, rcu));
 }
 
-void ggroup_put(struct ggroup *group)
+void ggroup_group_put(struct ggroup *group)
 {
 	if (!refcount_dec_and_test(&group->ref))
 		return;
@@ -105,6 +103,16 @@ void ggroup_put(struct ggroup *group)
 	kfree(group->path);
 	ggroup_device_put(group->device);
 	call_rcu(&group->rcu, free_group);
+}
+
+int ggroup_group_insert(struct ggroup *group)
+{
+	return xa_insert(&ggroups, group->id, group, GFP_KERNEL_ACCOUNT);
+}
+
+void ggroup_group_erase(struct ggroup *group)
+{
+	xa_erase(&ggroups, group->id);
 }
 
 /* The group with the next greater id of a GPU, or the next root; with a reference. */
@@ -126,9 +134,9 @@ static struct ggroup *next_group(u64 id, const struct ggroup *root)
 	return group;
 }
 
-int ggroup_next(struct ggroup_group *arg)
+int ggroup_group_next(struct ggroup_group *arg)
 {
-	struct ggroup *root = arg->root ? ggroup_find_root(arg->root) : NULL;
+	struct ggroup *root = arg->root ? ggroup_group_find_root(arg->root) : NULL;
 	struct ggroup *group;
 
 	if (arg->root && !root)
@@ -151,165 +159,13 @@ int ggroup_next(struct ggroup_group *arg)
 		arg->parent = alive && group->parent ? group->parent->id : 0;
 		arg->root = alive ? device->root->id : 0;
 		up_read(&device->lock);
-		ggroup_put(group);
+		ggroup_group_put(group);
 		if (alive)
 			break;
 	}
 	if (root)
-		ggroup_put(root);
+		ggroup_group_put(root);
 	return group ? 0 : -ENOENT;
-}
-
-/* Coming and going */
-
-struct ggroup *ggroup_new(struct ggroup_device *device, u32 kind)
-{
-	struct ggroup *group = kzalloc(sizeof(*group), GFP_KERNEL_ACCOUNT);
-
-	if (!group)
-		return NULL;
-	refcount_set(&group->ref, 1);
-	group->id = atomic64_inc_return(&last_id);
-	group->kind = kind;
-	group->device = ggroup_device_get(device);
-	INIT_LIST_HEAD(&group->children);
-	INIT_LIST_HEAD(&group->sibling);
-	INIT_LIST_HEAD(&group->marks);
-	INIT_HLIST_NODE(&group->name);
-	ggroup_exit_init(group);
-	INIT_WORK(&group->reclaim_work, ggroup_reclaim_work);
-#define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	group->field = initial;
-#include "settings.def"
-#undef GGROUP_SETTING
-	group->user = INVALID_UID;
-	group->born_ns = ktime_get_ns();
-	group->owner = INVALID_UID;
-	group->gid = INVALID_GID;
-	ggroup_usermem_init(&group->usermem);
-	ggroup_inbox_init(&group->inbox);
-	ggroup_levers_init(group->levers);
-	return group;
-}
-
-int ggroup_enter(struct ggroup *group, struct ggroup *parent)
-{
-	int err = xa_insert(&ggroups, group->id, group, GFP_KERNEL_ACCOUNT);
-
-	if (err)
-		return err;
-	group->alive = true;
-	group->device->groups++;
-	if (!parent)
-		return 0;
-	group->parent = parent;
-	group->depth = parent->depth + 1;
-	list_add_tail(&group->sibling, &parent->children);
-	return 0;
-}
-
-struct ggroup *ggroup_new_root(struct ggroup_device *device, u64 capacity)
-{
-	struct ggroup *root = ggroup_new(device, GGROUP_KIND_ROOT);
-	int err;
-
-	if (!root)
-		return ERR_PTR(-ENOMEM);
-	root->high = capacity;
-	err = ggroup_enter(root, NULL);
-	if (!err)
-		return root;
-	ggroup_put(root);
-	return ERR_PTR(err);
-}
-
-static void leave(struct ggroup *group)
-{
-	if (group->parent) {
-		ggroup_shift(group->parent, -(s64)group->current_bytes, -(s64)group->swap);
-		list_del_init(&group->sibling);
-	}
-	hash_del(&group->name);
-	ggroup_quota_give(group);
-	ggroup_exit_unwatch(group);
-	xa_erase(&ggroups, group->id);
-	group->device->groups--;
-	WRITE_ONCE(group->alive, false);
-	group->parent = NULL;
-	ggroup_peak_leave(group);
-	ggroup_levers_forget(group);
-	ggroup_usermem_gone(group);
-	ggroup_inbox_drop(group);
-	ggroup_put(group);
-}
-
-int ggroup_remove(struct ggroup *group)
-{
-	if (!group->parent || !list_empty(&group->children))
-		return -EBUSY;
-	leave(group);
-	return 0;
-}
-
-void ggroup_reap(struct ggroup_device *device)
-{
-	struct hlist_node *next;
-	struct ggroup *group;
-	int bucket;
-
-	hash_for_each_safe(device->processes, bucket, next, group, name)
-		if (group->dead)
-			ggroup_remove(group);
-}
-
-void ggroup_close_all(struct ggroup_device *device)
-{
-	struct ggroup *pos, *next;
-
-	for (pos = ggroup_first_post(device->root); pos; pos = next) {
-		next = ggroup_next_post(pos, device->root);
-		leave(pos);
-	}
-}
-
-static int move(struct ggroup *group, struct ggroup *parent)
-{
-	s64 held = group->current_bytes, swapped = group->swap;
-	struct ggroup *level;
-	int err;
-
-	if (!group->alive || !READ_ONCE(parent->alive))
-		return -ENODEV;
-	if (!group->parent || parent->kind == GGROUP_KIND_PROCESS)
-		return -EINVAL;
-	if (parent->device != group->device)
-		return -EINVAL;
-	for (level = parent; level; level = level->parent)
-		if (level == group)
-			return -EINVAL;
-	err = parent == group->parent ? 0 : ggroup_quota_depth(group, parent);
-	if (err)
-		return err;
-	ggroup_shift(group->parent, -held, -swapped);
-	list_move_tail(&group->sibling, &parent->children);
-	group->parent = parent;
-	for (level = group; level; level = ggroup_next_pre(level, group))
-		level->depth = level->parent->depth + 1;
-	ggroup_shift(parent, held, swapped);
-	return 0;
-}
-
-int ggroup_move(struct ggroup *group, u64 parent_id)
-{
-	struct ggroup *parent = ggroup_find(parent_id);
-	int err;
-
-	if (!parent)
-		return -ENODEV;
-	down_write(&group->device->lock);
-	err = move(group, parent);
-	up_write(&group->device->lock);
-	ggroup_put(parent);
-	return err;
 }
 
 void ggroup_group_exit(void)

@@ -14,23 +14,25 @@
 #include <linux/workqueue.h>
 
 #include "counters.h"
-#include "device.h"
 #include "event.h"
 #include "lever.h"
 #include "peak.h"
+#include "queue.h"
 #include "uapi/ggroup.h"
 #include "usermem.h"
+
+struct ggroup_device;
 
 #define GGROUP_EVENTS		(GGROUP_EVENT_FAIL + 1)
 
 /**
  * struct ggroup - a group
- * @ref: held by the tree, by files, by works, and by whoever looks at it
+ * @ref: held by the tree, by files, by works, and by what looks at it
  * @rcu: freed after a grace period, since ids are looked up without a lock
  * @id: its name, never used again
  * @kind: GGROUP_KIND_*
  * @device: its GPU, with a reference
- * @user: whom it is counted for; see quota.h
+ * @user: the user that it is counted for; see quota.h
  * @depth: levels below the root
  * @born_ns: when it was made, by the monotonic clock
  * @alive: in the tree (changed with the device's lock held for writing)
@@ -40,8 +42,8 @@
  * @sibling: among the parent's children
  * @name: in the device's table of processes or slices
  * @path: slice: its path; else NULL
- * @pid: process: who; else NULL
- * @start: process: clock ticks since boot, as /proc says to who added it
+ * @pid: process: its pid; else NULL
+ * @start: process: clock ticks since boot, as /proc has it for the program that added it
  * @exit_wait: process: on the pid's queue, which is woken when it exits
  * @exit_work: process: what an exit has to do and the waker cannot
  * @joined: process: files that joined
@@ -61,13 +63,13 @@
  * Then the settings, as settings.def has them; these and the owner are written with the device's
  * lock held for writing.
  *
- * @owner: slice: who controls what is below it
+ * @owner: slice: the user that controls what is below it
  * @gid: slice: kept for the daemon
  * @usermem: the pressure channel
  * @inbox: events that the listener has not read
- * @levers: process: what the provider was asked for
+ * @levers: process: what was asked of the provider
  * @counters: process: the mapped page
- * @scratch: of whoever holds the device's lock for writing
+ * @scratch: of the holder of the device's lock for writing
  */
 struct ggroup {
 	refcount_t ref;
@@ -126,58 +128,110 @@ struct ggroup {
 	} scratch;
 };
 
-/*
- * The groups at or below @top, each after those above it, in the order in which they came; NULL
- * after the last.
+/**
+ * ggroup_group_next_pre() - step through a subtree, each group after those above it
+ * @pos: the group to go on from; @top at first
+ * @top: the group at the top of the subtree
+ *
+ * Context: the device's lock is held.
+ * Return: the next group, in the order in which they came; NULL after the last.
  */
-struct ggroup *ggroup_next_pre(struct ggroup *pos, const struct ggroup *top);
-/* ... each after those below it. Start with ggroup_first_post(). */
-struct ggroup *ggroup_first_post(struct ggroup *top);
-struct ggroup *ggroup_next_post(struct ggroup *pos, const struct ggroup *top);
+struct ggroup *ggroup_group_next_pre(struct ggroup *pos, const struct ggroup *top);
 
-/* The group of an id, with a reference; NULL for none. It may have left the tree: see @alive. */
-struct ggroup *ggroup_find(u64 id);
-/* A GPU by the id of its root, with a reference to the root. */
-struct ggroup *ggroup_find_root(u64 id);
-struct ggroup *ggroup_get(struct ggroup *group);
-void ggroup_put(struct ggroup *group);
-
-/* A group that nobody finds yet; NULL where there is no memory. */
-struct ggroup *ggroup_new(struct ggroup_device *device, u32 kind);
-/*
- * From here on it is found by its id, and the tree holds the caller's reference. With the device's
- * lock held for writing, unless the device is new.
+/**
+ * ggroup_group_first_post() - begin to step through a subtree, each group after those below it
+ * @top: the group at the top of the subtree
+ *
+ * Context: the device's lock is held.
+ * Return: the first group for ggroup_group_next_post().
  */
-int ggroup_enter(struct ggroup *group, struct ggroup *parent);
-/* The root of a new device, whose @high is the capacity. ERR_PTR(-ENOMEM), ERR_PTR(-ENOSPC). */
-struct ggroup *ggroup_new_root(struct ggroup_device *device, u64 capacity);
-/* Control: see the header of the ABI. */
-int ggroup_next(struct ggroup_group *arg);
-int ggroup_move(struct ggroup *group, u64 parent);
-/*
- * Leaves the tree with its charges; -EBUSY. This and what follows: with the device's lock held
- * for writing.
- */
-int ggroup_remove(struct ggroup *group);
-/* Removes processes that exited, since nobody else is left to. */
-void ggroup_reap(struct ggroup_device *device);
-/* Takes everything out of the tree, the root last. */
-void ggroup_close_all(struct ggroup_device *device);
-/* Whether the caller owns a slice above. With the device's lock held. */
-bool ggroup_owned(const struct ggroup *group);
-/* As @file knows them. With the device's lock held. */
-void ggroup_get_books(struct ggroup *group, const struct ggroup_file *file,
-		      struct ggroup_books *books);
-/* @admin: the caller may set whose a slice is, too. */
-int ggroup_set(struct ggroup *group, const struct ggroup_set *set, bool admin);
+struct ggroup *ggroup_group_first_post(struct ggroup *top);
 
-/* Bytes on the GPU; a moment ago, unless figures stand still. */
-static inline u64 ggroup_held(const struct ggroup *group)
+/**
+ * ggroup_group_next_post() - step through a subtree, each group after those below it
+ * @pos: the group to go on from; that of ggroup_group_first_post() at first
+ * @top: the group at the top of the subtree
+ *
+ * Context: the device's lock is held.
+ * Return: the next group; NULL after @top.
+ */
+struct ggroup *ggroup_group_next_post(struct ggroup *pos, const struct ggroup *top);
+
+/**
+ * ggroup_group_find() - look a group up by its id
+ * @id: its id
+ *
+ * Return: the group, with a reference, and it may have left the tree (see @alive); NULL for none.
+ */
+struct ggroup *ggroup_group_find(u64 id);
+
+/**
+ * ggroup_group_find_root() - look a GPU up by the id of its root
+ * @id: the id of a root
+ *
+ * Return: the root, with a reference; NULL for none.
+ */
+struct ggroup *ggroup_group_find_root(u64 id);
+
+/**
+ * ggroup_group_next() - do GGROUP_IOC_NEXT, as the ABI has it
+ * @arg: its arguments
+ *
+ * Return: 0, -ENODEV or -ENOENT.
+ */
+int ggroup_group_next(struct ggroup_group *arg);
+
+/**
+ * ggroup_group_get() - take a reference
+ * @group: a group with one
+ *
+ * Return: @group.
+ */
+struct ggroup *ggroup_group_get(struct ggroup *group);
+
+/**
+ * ggroup_group_put() - drop a reference
+ * @group: the group, which is freed with the last one
+ */
+void ggroup_group_put(struct ggroup *group);
+
+/**
+ * ggroup_group_insert() - let a group be found by its id
+ * @group: a new one
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int ggroup_group_insert(struct ggroup *group);
+
+/**
+ * ggroup_group_erase() - let a group be found by its id no more
+ * @group: the group
+ */
+void ggroup_group_erase(struct ggroup *group);
+
+/**
+ * ggroup_group_owned() - say whether the calling user owns a slice above
+ * @group: the group
+ *
+ * Context: the device's lock is held.
+ * Return: true for the next owner above, if that is another user than root.
+ */
+bool ggroup_group_owned(const struct ggroup *group);
+
+/**
+ * ggroup_group_held() - say what a group has on the GPU
+ * @group: the group
+ *
+ * Return: bytes, of a moment ago unless figures stand still.
+ */
+static inline u64 ggroup_group_held(const struct ggroup *group)
 {
 	return READ_ONCE(group->current_bytes);
 }
 
-/* The module goes: there are none left. */
+/**
+ * ggroup_group_exit() - end, as the module does; there are no groups left
+ */
 void ggroup_group_exit(void);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The ioctls: one table says what each takes, and who may call it. */
+/* The ioctls: one table says what each takes, and what right it needs. */
 
 #include <linux/capability.h>
 #include <linux/file.h>
@@ -10,6 +10,7 @@
 
 #include "charge.h"
 #include "control.h"
+#include "device.h"
 #include "file.h"
 #include "group.h"
 #include "ioctl.h"
@@ -17,7 +18,7 @@
 #include "trace.h"
 
 enum right {
-	EVERYBODY,	/* no group; what it may is looked at where it is known */
+	NONE,		/* no group; what it may is looked at where it is known */
 	ADMIN,		/* CAP_SYS_ADMIN; no group */
 	ADMIN_OF,	/* of a group: CAP_SYS_ADMIN */
 	CONTROL,	/* of a group: ... or the owner of a slice above */
@@ -28,7 +29,7 @@ enum right {
 /**
  * struct ioctl - a row of the table
  * @cmd: its number, with the size of the arguments as this header has them
- * @right: who may
+ * @right: what the caller needs
  * @call: does it
  * @least: the size that version 1 had, where it has grown since
  * @out_for: besides success, the error with which the arguments go back
@@ -45,34 +46,34 @@ struct ioctl {
 	[_IOC_NR(GGROUP_IOC_##name)] = { GGROUP_IOC_##name, right, call, ##__VA_ARGS__ }
 
 static const struct ioctl ioctls[] = {
-	IOCTL(HELLO, EVERYBODY, ggroup_call_hello),
-	IOCTL(JOIN, EVERYBODY, ggroup_call_join),
-	IOCTL(CHARGE, TENANT, ggroup_call_charge),
-	IOCTL(UNCHARGE, TENANT, ggroup_call_uncharge),
-	IOCTL(UNCHARGE_SWAP, TENANT, ggroup_call_uncharge_swap),
-	IOCTL(SWAP_OUT, TENANT, ggroup_call_swap_out),
-	IOCTL(SWAP_IN, TENANT, ggroup_call_swap_in),
-	IOCTL(USERMEM, READER, ggroup_call_usermem),
-	IOCTL(GET, READER, ggroup_call_get, offsetof(struct ggroup_books, swap_peak)),
-	IOCTL(ADD, ADMIN, ggroup_call_add),
-	IOCTL(FIND, EVERYBODY, ggroup_call_find),
-	IOCTL(NEXT, ADMIN, ggroup_call_next),
-	IOCTL(MOVE, ADMIN_OF, ggroup_call_move),
-	IOCTL(REMOVE, ADMIN_OF, ggroup_call_remove),
-	IOCTL(SET, CONTROL, ggroup_call_set, offsetofend(struct ggroup_set, gid)),
-	IOCTL(RESET_PEAK, CONTROL, ggroup_call_reset_peak, offsetof(struct ggroup_reset, what)),
-	IOCTL(OBSERVE, ADMIN_OF, ggroup_call_observe),
-	IOCTL(NOTE, ADMIN_OF, ggroup_call_note),
-	IOCTL(PRESS, CONTROL, ggroup_call_press),
-	IOCTL(PLAN, CONTROL, ggroup_call_plan, 0, -ENOSPC),
-	IOCTL(SET_TIMESLICE, ADMIN_OF, ggroup_call_set_timeslice),
-	IOCTL(ATTACH_TSG, ADMIN_OF, ggroup_call_attach_tsg),
-	IOCTL(DETACH_TSG, ADMIN_OF, ggroup_call_detach_tsg),
-	IOCTL(RECLAIM, CONTROL, ggroup_call_reclaim),
-	IOCTL(REGISTER, ADMIN, ggroup_call_register),
-	IOCTL(UNREGISTER, EVERYBODY, ggroup_call_unregister),
-	IOCTL(FORGET, ADMIN, ggroup_call_forget),
-	IOCTL(EVENTS, ADMIN_OF, ggroup_call_events),
+	IOCTL(HELLO, NONE, ggroup_tenant_hello),
+	IOCTL(JOIN, NONE, ggroup_tenant_join),
+	IOCTL(CHARGE, TENANT, ggroup_tenant_charge),
+	IOCTL(UNCHARGE, TENANT, ggroup_tenant_uncharge),
+	IOCTL(UNCHARGE_SWAP, TENANT, ggroup_tenant_uncharge_swap),
+	IOCTL(SWAP_OUT, TENANT, ggroup_tenant_swap_out),
+	IOCTL(SWAP_IN, TENANT, ggroup_tenant_swap_in),
+	IOCTL(USERMEM, READER, ggroup_tenant_usermem),
+	IOCTL(GET, READER, ggroup_tenant_get, offsetof(struct ggroup_books, swap_peak)),
+	IOCTL(ADD, ADMIN, ggroup_control_add),
+	IOCTL(FIND, NONE, ggroup_control_find),
+	IOCTL(NEXT, ADMIN, ggroup_control_next),
+	IOCTL(MOVE, ADMIN_OF, ggroup_control_move),
+	IOCTL(REMOVE, ADMIN_OF, ggroup_control_remove),
+	IOCTL(SET, CONTROL, ggroup_control_set, offsetofend(struct ggroup_set, gid)),
+	IOCTL(RESET_PEAK, CONTROL, ggroup_control_reset_peak, offsetof(struct ggroup_reset, what)),
+	IOCTL(OBSERVE, ADMIN_OF, ggroup_control_observe),
+	IOCTL(NOTE, ADMIN_OF, ggroup_control_note),
+	IOCTL(PRESS, CONTROL, ggroup_control_press),
+	IOCTL(PLAN, CONTROL, ggroup_control_plan, 0, -ENOSPC),
+	IOCTL(SET_TIMESLICE, ADMIN_OF, ggroup_control_set_timeslice),
+	IOCTL(ATTACH_TSG, ADMIN_OF, ggroup_control_attach_tsg),
+	IOCTL(DETACH_TSG, ADMIN_OF, ggroup_control_detach_tsg),
+	IOCTL(RECLAIM, CONTROL, ggroup_control_reclaim),
+	IOCTL(REGISTER, ADMIN, ggroup_control_register),
+	IOCTL(UNREGISTER, NONE, ggroup_control_unregister),
+	IOCTL(FORGET, ADMIN, ggroup_control_forget),
+	IOCTL(EVENTS, ADMIN_OF, ggroup_control_events),
 };
 
 static bool is_owner(struct ggroup *group)
@@ -80,7 +81,7 @@ static bool is_owner(struct ggroup *group)
 	bool owned;
 
 	down_read(&group->device->lock);
-	owned = group->alive && ggroup_owned(group);
+	owned = group->alive && ggroup_group_owned(group);
 	up_read(&group->device->lock);
 	return owned;
 }
@@ -97,17 +98,17 @@ static int admit(struct ggroup_call *call, enum right right)
 			return -ENODEV;
 		if (IS_ERR(own))
 			return PTR_ERR(own);
-		call->group = ggroup_get(own);
+		call->group = ggroup_group_get(own);
 		call->own = true;
 		return 0;
 	}
 	call->admin = capable(CAP_SYS_ADMIN);
-	if (right == EVERYBODY)
+	if (right == NONE)
 		return 0;
 	if (right == ADMIN)
 		return call->admin ? 0 : -EPERM;
-	call->group = ggroup_find(id);
-	/* Who may not know which ids there are is told the same of each. */
+	call->group = ggroup_group_find(id);
+	/* A caller that may not know which ids there are is told the same of each. */
 	if (!call->group)
 		return call->admin ? -ENODEV : -EPERM;
 	if (call->admin)
@@ -147,7 +148,7 @@ static int perform(const struct ioctl *ioctl, struct ggroup_call *call, void __u
 	}
 	trace_ggroup_ioctl(_IOC_NR(ioctl->cmd), call->group ? call->group->id : 0, err);
 	if (call->group)
-		ggroup_put(call->group);
+		ggroup_group_put(call->group);
 	return err;
 }
 
@@ -203,9 +204,9 @@ static __always_inline bool charge_own(struct ggroup_file *file, unsigned int cm
 	if ((id && id != own->id) || usec)
 		return false;
 	if (cmd == GGROUP_IOC_CHARGE)
-		*err = ggroup_charge(own, nbytes, true);
+		*err = ggroup_charge_add(own, nbytes, true);
 	else
-		*err = ggroup_uncharge(own, nbytes);
+		*err = ggroup_charge_sub(own, nbytes);
 	trace_ggroup_ioctl(_IOC_NR(cmd), own->id, *err);
 	return true;
 

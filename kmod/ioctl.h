@@ -12,7 +12,7 @@ struct ggroup_file;
 /**
  * struct ggroup_call - one ioctl on its way
  * @file: what it came in by
- * @group: whom it is about, where its arguments begin with an id; with a reference
+ * @group: what it is about, where its arguments begin with an id; with a reference
  * @own: that group is the caller's, by a file that joined
  * @admin: the caller may control everything
  * @arg: its arguments, of the size that we know
@@ -27,7 +27,14 @@ struct ggroup_call {
 	struct file *install;
 };
 
-/* Of an open /dev/ggroup: looks it up in the table, and calls it where the caller may. */
+/**
+ * ggroup_ioctl() - do an ioctl of an open /dev/ggroup, where the caller may
+ * @filp: the file
+ * @cmd: its number
+ * @address: of its arguments
+ *
+ * Return: 0 or a negated errno.
+ */
 long ggroup_ioctl(struct file *filp, unsigned int cmd, unsigned long address);
 
 #endif

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Levers. Whoever asks for one to be moved waits in a struct on his own stack, on a list of that
- * lever. So nothing is allocated for a command, everybody gets the answer to what he asked for,
- * and only who is answered is woken.
+ * Levers. A caller that asks for one to be moved waits in a struct on its own stack, on a list of
+ * that lever. So nothing is allocated for a command, each caller gets the answer to what it asked
+ * for, and only those that are answered are woken.
  */
 
 #include <linux/completion.h>
+#include <linux/lockdep.h>
+#include <linux/poll.h>
 
-#include "exit.h"
+#include "device.h"
 #include "group.h"
 #include "lever.h"
+#include "process.h"
+#include "queue.h"
 
 /**
- * struct ggroup_waiter - one who asked for a lever to be moved
+ * struct ggroup_waiter - a caller that asked for a lever to be moved
  * @node: among the lever's @asking or @awaiting; empty once answered
  * @done: answered
  * @value: asked for
@@ -27,7 +31,7 @@ struct ggroup_waiter {
 	u64 result;
 };
 
-void ggroup_levers_init(struct ggroup_lever *levers)
+void ggroup_lever_init(struct ggroup_lever *levers)
 {
 	int kind;
 
@@ -40,8 +44,8 @@ void ggroup_levers_init(struct ggroup_lever *levers)
 }
 
 /*
- * Everybody on the list is answered. Afterwards the waiters must not be touched: they are on their
- * owners' stacks.
+ * Answers all on the list. Afterwards the waiters must not be touched: they are on their owners'
+ * stacks.
  */
 static void answer_all(struct list_head *waiters, int status, u64 result)
 {
@@ -55,7 +59,7 @@ static void answer_all(struct list_head *waiters, int status, u64 result)
 	}
 }
 
-/* What a lever is about to say, and who may ask. All with the lock of the queue held. */
+/* What a lever is about to say, and what may ask. All with the lock of the queue held. */
 
 static bool has_state(const struct ggroup_lever *lever)
 {
@@ -80,6 +84,7 @@ static void line_up(struct ggroup_queue *queue, struct ggroup_lever *lever)
 {
 	bool due = !lever->flight && (lever->owed || !list_empty(&lever->asking));
 
+	lockdep_assert_held(&queue->lock);
 	if (due == !list_empty(&lever->order.node))
 		return;
 	if (due) {
@@ -101,13 +106,14 @@ static int ask(struct ggroup *group, struct ggroup_lever *lever, struct ggroup_w
 {
 	struct ggroup_queue *queue = &group->device->queue;
 
+	lockdep_assert_held(&queue->lock);
 	/*
-	 * Under the lock: ggroup_levers_forget() comes after it is not alive, so nobody is left
+	 * Under the lock: ggroup_lever_forget() comes after it is not alive, so no waiter is left
 	 * behind on its lists.
 	 */
 	if (!READ_ONCE(group->alive) || !queue->online)
 		return -ENODEV;
-	if (ggroup_exited(group))
+	if (ggroup_process_exited(group))
 		return -ESRCH;
 	if (holds(lever, waiter->value)) {
 		complete(&waiter->done);
@@ -118,10 +124,10 @@ static int ask(struct ggroup *group, struct ggroup_lever *lever, struct ggroup_w
 	return 0;
 }
 
-/* Who asks */
+/* Asking */
 
-int ggroup_command(struct ggroup *group, enum ggroup_lever_kind kind, u64 value, u32 timeout_ms,
-		   u64 *result)
+int ggroup_lever_command(struct ggroup *group, enum ggroup_lever_kind kind, u64 value,
+			 u32 timeout_ms, u64 *result)
 {
 	struct ggroup_queue *queue = &group->device->queue;
 	struct ggroup_lever *lever = &group->levers[kind];
@@ -131,7 +137,7 @@ int ggroup_command(struct ggroup *group, enum ggroup_lever_kind kind, u64 value,
 
 	if (group->kind != GGROUP_KIND_PROCESS || value > GGROUP_MAX)
 		return -EINVAL;
-	err = ggroup_patience(timeout_ms, &timeout);
+	err = ggroup_queue_patience(timeout_ms, &timeout);
 	if (err)
 		return err;
 	INIT_LIST_HEAD(&waiter.node);
@@ -143,7 +149,7 @@ int ggroup_command(struct ggroup *group, enum ggroup_lever_kind kind, u64 value,
 	if (err)
 		return err;
 
-	err = ggroup_await(&waiter.done, timeout);
+	err = ggroup_queue_await(&waiter.done, timeout);
 
 	spin_lock(&queue->lock);
 	if (list_empty(&waiter.node)) {
@@ -158,7 +164,7 @@ int ggroup_command(struct ggroup *group, enum ggroup_lever_kind kind, u64 value,
 	return err;
 }
 
-u64 ggroup_reclaiming(struct ggroup *group)
+u64 ggroup_lever_reclaiming(struct ggroup *group)
 {
 	struct ggroup_lever *lever = &group->levers[GGROUP_LEVER_RECLAIM];
 	struct ggroup_queue *queue = &group->device->queue;
@@ -173,10 +179,11 @@ u64 ggroup_reclaiming(struct ggroup *group)
 	return nbytes;
 }
 
-/* What becomes of a command. All with the lock of the queue held, but the last, which takes it. */
+/* What becomes of a command */
 
 void ggroup_lever_take(struct ggroup_queue *queue, struct ggroup_lever *lever)
 {
+	lockdep_assert_held(&queue->lock);
 	lever->sent = wanted(lever);
 	lever->flight = ++queue->flights;
 	if (has_state(lever))
@@ -188,6 +195,7 @@ void ggroup_lever_take(struct ggroup_queue *queue, struct ggroup_lever *lever)
 
 void ggroup_lever_untake(struct ggroup_queue *queue, struct ggroup_lever *lever)
 {
+	lockdep_assert_held(&queue->lock);
 	lever->flight = 0;
 	list_splice_init(&lever->awaiting, &lever->asking);
 	line_up(queue, lever);
@@ -198,6 +206,7 @@ void ggroup_lever_untake(struct ggroup_queue *queue, struct ggroup_lever *lever)
 void ggroup_lever_settle(struct ggroup_queue *queue, struct ggroup_lever *lever, int status,
 			 u64 result)
 {
+	lockdep_assert_held(&queue->lock);
 	lever->flight = 0;
 	lever->owed = false;
 	if (has_state(lever)) {
@@ -208,15 +217,16 @@ void ggroup_lever_settle(struct ggroup_queue *queue, struct ggroup_lever *lever,
 		}
 	}
 	answer_all(&lever->awaiting, status, result);
-	/* Who asked meanwhile for what holds by now. */
+	/* Callers that asked meanwhile for what holds by now. */
 	if (has_state(lever) && !status && wanted(lever) == lever->held)
 		answer_all(&lever->asking, 0, 0);
 	line_up(queue, lever);
 }
 
-/* Nobody is going to answer any more, nor to be asked. */
+/* No provider is going to answer any more, nor to be asked. */
 static void abandon(struct ggroup_queue *queue, struct ggroup_lever *lever)
 {
+	lockdep_assert_held(&queue->lock);
 	lever->flight = 0;
 	lever->owed = false;
 	answer_all(&lever->awaiting, -ENODEV, 0);
@@ -226,6 +236,7 @@ static void abandon(struct ggroup_queue *queue, struct ggroup_lever *lever)
 
 void ggroup_lever_replay(struct ggroup_queue *queue, struct ggroup_lever *lever)
 {
+	lockdep_assert_held(&queue->lock);
 	if (!has_state(lever) || !(lever->settled || lever->doubtful))
 		return;
 	lever->owed = true;
@@ -234,6 +245,7 @@ void ggroup_lever_replay(struct ggroup_queue *queue, struct ggroup_lever *lever)
 
 void ggroup_lever_bereave(struct ggroup_queue *queue, struct ggroup_lever *lever, bool released)
 {
+	lockdep_assert_held(&queue->lock);
 	if (lever->flight && has_state(lever))
 		lever->doubtful = true;
 	if (released) {
@@ -243,7 +255,7 @@ void ggroup_lever_bereave(struct ggroup_queue *queue, struct ggroup_lever *lever
 	abandon(queue, lever);
 }
 
-void ggroup_levers_forget(struct ggroup *group)
+void ggroup_lever_forget(struct ggroup *group)
 {
 	struct ggroup_queue *queue = &group->device->queue;
 	int kind;

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What can be moved of a process, and whoever waits for that. */
+/* What can be moved of a process, and the callers that wait for that. */
 #ifndef GGROUP_LEVER_H
 #define GGROUP_LEVER_H
 
 #include <linux/list.h>
 #include <linux/types.h>
 
-#include "provider.h"
+#include "queue.h"
 
 struct ggroup;
 
 /**
  * struct ggroup_lever - one lever of one process. All under the lock of the device's queue
  * @order: on the queue while there is something to command, and no command in flight
- * @asking: whoever asked for what was not read yet, in the order in which they did
- * @awaiting: whoever asked for what is in flight
+ * @asking: callers that asked for what was not read yet, in the order in which they did
+ * @awaiting: callers that asked for what is in flight
  * @held: what holds now: acknowledged, and not said to be released since
  * @settled: last acknowledged, by any provider: what the next one is told
  * @sent: what the command in flight says
@@ -22,11 +22,11 @@ struct ggroup;
  * @owed: this provider has not been told @settled yet
  * @doubtful: it was told to move, and failed, or the provider went without an answer
  *
- * What is commanded is what the last one asking asked for (RECLAIM: the first, and for himself
+ * What is commanded is what the last caller asked for (RECLAIM: the first, and for that caller
  * alone), so a command that was not read yet is replaced by a later one, and is there again if that
- * is given up. A command that failed, or that nobody waits for any more before it was read, leaves
- * no trace: who asked was told, and a process must not be frozen by it later. One in flight cannot
- * be taken back, so its answer counts even when it comes too late for who asked.
+ * is given up. A command that failed, or that no caller waits for any more before it was read,
+ * leaves no trace: its caller was told, and a process must not be frozen by it later. One in flight
+ * cannot be taken back, so its answer counts even when it comes too late for its caller.
  */
 struct ggroup_lever {
 	struct ggroup_order order;
@@ -40,36 +40,78 @@ struct ggroup_lever {
 	bool doubtful;
 };
 
-void ggroup_levers_init(struct ggroup_lever *levers);
-
-/*
- * Has a lever of a process moved, and waits for the answer. No lock may be held. See the ABI for
- * errors; -ESRCH for a process that exited. @result is only written on success, and may be NULL.
+/**
+ * ggroup_lever_init() - make the levers of a new group
+ * @levers: GGROUP_LEVERS of them
  */
-int ggroup_command(struct ggroup *group, enum ggroup_lever_kind kind, u64 value, u32 timeout_ms,
-		   u64 *result);
-/* Bytes that reclaims in progress are about to take from a process; at most GGROUP_MAX. */
-u64 ggroup_reclaiming(struct ggroup *group);
-/*
- * The group left the tree (it is not alive any more): its commands are no more, and who waits for
- * them gets -ENODEV.
- */
-void ggroup_levers_forget(struct ggroup *group);
+void ggroup_lever_init(struct ggroup_lever *levers);
 
-/*
- * What the provider makes of it. All with the lock of the queue held.
+/**
+ * ggroup_lever_command() - have a lever of a process moved, and wait for the answer
+ * @group: the group of the process
+ * @kind: the lever
+ * @value: what to move it to
+ * @timeout_ms: as in struct ggroup_command
+ * @result: of the answer; only written on success, and may be NULL
  *
- * It reads the command of a lever that is on the queue: that is in flight then, and says @sent.
+ * Context: no lock is held.
+ * Return: 0, -EINVAL, -ENODEV, -ETIMEDOUT, -EINTR, -ESRCH for a process that exited, or the
+ * provider's answer.
+ */
+int ggroup_lever_command(struct ggroup *group, enum ggroup_lever_kind kind, u64 value,
+			 u32 timeout_ms, u64 *result);
+
+/**
+ * ggroup_lever_reclaiming() - say what reclaims in progress are about to take
+ * @group: the group of a process
+ *
+ * Return: bytes, at most GGROUP_MAX.
+ */
+u64 ggroup_lever_reclaiming(struct ggroup *group);
+
+/**
+ * ggroup_lever_forget() - give the commands up of a group that left the tree
+ * @group: one that is not alive any more; what waits gets -ENODEV
+ */
+void ggroup_lever_forget(struct ggroup *group);
+
+/**
+ * ggroup_lever_take() - have the provider read the command of a lever: it is in flight then
+ * @queue: the queue, with its lock held
+ * @lever: one that is on the queue; the command is in its @sent
  */
 void ggroup_lever_take(struct ggroup_queue *queue, struct ggroup_lever *lever);
-/* It was told nothing: the command is the next one again, unless it was given up meanwhile. */
+
+/**
+ * ggroup_lever_untake() - undo ggroup_lever_take(): the provider was told nothing
+ * @queue: the queue, with its lock held
+ * @lever: whose command is the next one again, unless it was given up meanwhile
+ */
 void ggroup_lever_untake(struct ggroup_queue *queue, struct ggroup_lever *lever);
-/* It answered the command in flight. */
+
+/**
+ * ggroup_lever_settle() - take the provider's answer to the command in flight
+ * @queue: the queue, with its lock held
+ * @lever: the lever
+ * @status: 0 or a negated errno
+ * @result: for the caller
+ */
 void ggroup_lever_settle(struct ggroup_queue *queue, struct ggroup_lever *lever, int status,
 			 u64 result);
-/* It is new, and knows nothing of what the former ones were told. */
+
+/**
+ * ggroup_lever_replay() - command again what former providers were told: a new one knows nothing
+ * @queue: the queue, with its lock held
+ * @lever: the lever
+ */
 void ggroup_lever_replay(struct ggroup_queue *queue, struct ggroup_lever *lever);
-/* It goes; see ggroup_provider_go(). */
+
+/**
+ * ggroup_lever_bereave() - have a lever lose its provider; see ggroup_provider_go()
+ * @queue: the queue, with its lock held
+ * @lever: the lever
+ * @released: the provider gave everything back
+ */
 void ggroup_lever_bereave(struct ggroup_queue *queue, struct ggroup_lever *lever, bool released);
 
 #endif

@@ -7,11 +7,11 @@
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 
-#include "device.h"
+#include "chardev.h"
 #include "exit.h"
-#include "file.h"
 #include "group.h"
 #include "reclaim.h"
+#include "register.h"
 
 #define CREATE_TRACE_POINTS
 #include "trace.h"
@@ -23,7 +23,7 @@
 static struct miscdevice ggroup_miscdevice = {
 	.minor = MISC_DYNAMIC_MINOR,
 	.name = "ggroup",
-	.fops = &ggroup_fops,
+	.fops = &ggroup_chardev_fops,
 	.mode = 0666,	/* tenants join; what else they may is asked at every call */
 };
 
@@ -52,7 +52,7 @@ err_reclaim:
 static void __exit ggroup_exit(void)
 {
 	misc_deregister(&ggroup_miscdevice);
-	ggroup_device_exit();
+	ggroup_register_exit();
 	ggroup_reclaim_exit();
 	ggroup_exit_teardown();
 	ggroup_group_exit();

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 /* The names of groups: a process, or the path of a slice. By them they are found, and added. */
 
+#include <linux/lockdep.h>
 #include <linux/slab.h>
 #include <linux/stringhash.h>
 
+#include "device.h"
 #include "exit.h"
 #include "group.h"
+#include "life.h"
 #include "name.h"
 #include "quota.h"
 
 #define GGROUP_GROUPS_MOST	65536	/* of one GPU */
 
-struct ggroup *ggroup_of_pid(struct ggroup_device *device, struct pid *pid)
+struct ggroup *ggroup_name_of_pid(struct ggroup_device *device, struct pid *pid)
 {
 	struct ggroup *group;
 
+	lockdep_assert_held(&device->lock);
 	hash_for_each_possible(device->processes, group, name, (unsigned long)pid)
 		if (group->pid == pid)
 			return group;
@@ -38,15 +42,16 @@ static struct ggroup *slice_of_path(struct ggroup_device *device, const char *pa
 	return NULL;
 }
 
-/* The group of that name. With the device's lock held. */
+/* The group of that name. */
 static struct ggroup *named(struct ggroup_device *device, const struct ggroup_group *arg,
 			    struct pid *pid)
 {
 	struct ggroup *group;
 
+	lockdep_assert_held(&device->lock);
 	if (arg->kind == GGROUP_KIND_SLICE)
 		return slice_of_path(device, arg->path);
-	group = pid ? ggroup_of_pid(device, pid) : NULL;
+	group = pid ? ggroup_name_of_pid(device, pid) : NULL;
 	return group && group->start == arg->start ? group : NULL;
 }
 
@@ -64,7 +69,7 @@ static int check_name(const struct ggroup_group *arg)
 /**
  * struct name - what ADD and FIND are asked for
  * @root: of the GPU, with a reference
- * @pid: process: who, with a reference; NULL where there is none
+ * @pid: process: its pid, with a reference; NULL where there is none
  */
 struct name {
 	struct ggroup *root;
@@ -77,7 +82,7 @@ static int get_name(const struct ggroup_group *arg, struct name *name)
 
 	if (err)
 		return err;
-	name->root = ggroup_find_root(arg->root);
+	name->root = ggroup_group_find_root(arg->root);
 	if (!name->root)
 		return -ENODEV;
 	name->pid = arg->kind == GGROUP_KIND_PROCESS ? find_get_pid(arg->pid) : NULL;
@@ -87,7 +92,7 @@ static int get_name(const struct ggroup_group *arg, struct name *name)
 static void put_name(struct name *name)
 {
 	put_pid(name->pid);
-	ggroup_put(name->root);
+	ggroup_group_put(name->root);
 }
 
 static int add(struct ggroup_device *device, struct ggroup_group *arg, struct ggroup *parent,
@@ -96,6 +101,7 @@ static int add(struct ggroup_device *device, struct ggroup_group *arg, struct gg
 	struct ggroup *group;
 	int err;
 
+	lockdep_assert_held_write(&device->lock);
 	if (device->gone)
 		return -ENODEV;
 	if (named(device, arg, pid))
@@ -108,7 +114,7 @@ static int add(struct ggroup_device *device, struct ggroup_group *arg, struct gg
 		return -EINVAL;
 	if (device->groups >= GGROUP_GROUPS_MOST)
 		return -ENOSPC;
-	group = ggroup_new(device, arg->kind);
+	group = ggroup_life_new(device, arg->kind);
 	if (!group)
 		return -ENOMEM;
 	if (arg->kind == GGROUP_KIND_SLICE) {
@@ -122,7 +128,7 @@ static int add(struct ggroup_device *device, struct ggroup_group *arg, struct gg
 	err = ggroup_quota_take(group, parent);
 	if (err)
 		goto err_watch;
-	err = ggroup_enter(group, parent);
+	err = ggroup_life_enter(group, parent);
 	if (err)
 		goto err_quota;
 	arg->id = group->id;
@@ -137,11 +143,11 @@ err_quota:
 err_watch:
 	ggroup_exit_unwatch(group);
 err_new:
-	ggroup_put(group);
+	ggroup_group_put(group);
 	return err;
 }
 
-int ggroup_add(struct ggroup_group *arg)
+int ggroup_name_add(struct ggroup_group *arg)
 {
 	struct ggroup_device *device;
 	struct ggroup *parent;
@@ -152,12 +158,12 @@ int ggroup_add(struct ggroup_group *arg)
 	if (err)
 		return err;
 	device = name.root->device;
-	parent = ggroup_find(arg->parent);
+	parent = ggroup_group_find(arg->parent);
 	down_write(&device->lock);
 	err = add(device, arg, parent, name.pid);
 	up_write(&device->lock);
 	if (parent)
-		ggroup_put(parent);
+		ggroup_group_put(parent);
 	put_name(&name);
 	return err;
 }
@@ -172,7 +178,7 @@ static int look_up(struct ggroup_group *arg, const struct name *name, bool admin
 	group = name->root->alive ? named(device, arg, name->pid) : NULL;
 	if (!group) {
 		err = -ENODEV;
-	} else if (!admin && !ggroup_owned(group)) {
+	} else if (!admin && !ggroup_group_owned(group)) {
 		err = -EPERM;
 	} else {
 		arg->id = group->id;
@@ -182,7 +188,7 @@ static int look_up(struct ggroup_group *arg, const struct name *name, bool admin
 	return err;
 }
 
-int ggroup_look_up(struct ggroup_group *arg, bool admin)
+int ggroup_name_find(struct ggroup_group *arg, bool admin)
 {
 	struct name name;
 	int err;
@@ -192,6 +198,6 @@ int ggroup_look_up(struct ggroup_group *arg, bool admin)
 		err = look_up(arg, &name, admin);
 		put_name(&name);
 	}
-	/* Who may not know which names there are is told the same of each. */
+	/* A caller that may not know which names there are is told the same of each. */
 	return err == -ENODEV && !admin ? -EPERM : err;
 }

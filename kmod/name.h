@@ -11,10 +11,31 @@ struct ggroup;
 struct ggroup_device;
 struct pid;
 
-/* The group of a process, NULL for none. With the device's lock held. */
-struct ggroup *ggroup_of_pid(struct ggroup_device *device, struct pid *pid);
-/* Control: see the header of the ABI. @admin: the caller may do it everywhere. */
-int ggroup_add(struct ggroup_group *arg);
-int ggroup_look_up(struct ggroup_group *arg, bool admin);
+/**
+ * ggroup_name_of_pid() - look up the group of a process
+ * @device: the GPU
+ * @pid: of the process
+ *
+ * Context: the device's lock is held.
+ * Return: the group; NULL for none.
+ */
+struct ggroup *ggroup_name_of_pid(struct ggroup_device *device, struct pid *pid);
+
+/**
+ * ggroup_name_add() - do GGROUP_IOC_ADD, as the ABI has it
+ * @arg: its arguments
+ *
+ * Return: 0 or one of its errors.
+ */
+int ggroup_name_add(struct ggroup_group *arg);
+
+/**
+ * ggroup_name_find() - do GGROUP_IOC_FIND, as the ABI has it
+ * @arg: its arguments
+ * @admin: the caller may find everything
+ *
+ * Return: 0 or one of its errors.
+ */
+int ggroup_name_find(struct ggroup_group *arg, bool admin);
 
 #endif

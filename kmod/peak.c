@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Peaks, as memory.peak has them since Linux 6.12: a reset is of one open file, and takes nothing
- * from others. A group has one peak since anybody's last reset; what was before, each file that has
- * reset it keeps in a mark of its own. So a charge costs the same however many have.
+ * from others. A group has one peak since the last reset by any file; what was before, each file
+ * that has reset it keeps in a mark of its own. So a charge costs the same however many have.
  */
 
 #include <linux/lockdep.h>
@@ -22,7 +22,7 @@
  * @file: whose
  * @group: of which; in the tree, since it takes its marks with it
  * @counted: among those that are bounded
- * @highest: before anybody's last reset and since its own; see the device's @figures
+ * @highest: before any file's last reset and since its own; see the device's @figures
  */
 struct ggroup_mark {
 	struct list_head of_group;
@@ -40,6 +40,7 @@ static struct ggroup_mark *find(const struct ggroup_file *file, const struct ggr
 {
 	struct ggroup_mark *mark;
 
+	lockdep_assert_held(&marks_lock);
 	list_for_each_entry(mark, &group->marks, of_group)
 		if (mark->file == file)
 			return mark;
@@ -48,6 +49,7 @@ static struct ggroup_mark *find(const struct ggroup_file *file, const struct ggr
 
 static int enter(struct ggroup_mark *mark, struct ggroup_file *file, struct ggroup *group)
 {
+	lockdep_assert_held(&marks_lock);
 	if (!group->alive)
 		return -ENODEV;
 	if (mark->counted && group->marks_counted >= GGROUP_RESETS_MOST)
@@ -64,6 +66,7 @@ static int enter(struct ggroup_mark *mark, struct ggroup_file *file, struct ggro
 
 static void drop(struct ggroup_mark *mark)
 {
+	lockdep_assert_held(&marks_lock);
 	mark->group->marks_counted -= mark->counted;
 	list_del(&mark->of_group);
 	list_del(&mark->of_file);
@@ -76,6 +79,7 @@ static void start_again(struct ggroup_mark *mark, u32 what)
 	struct ggroup_peak *peak = &group->peaks[what];
 	struct ggroup_mark *other;
 
+	lockdep_assert_held(&marks_lock);
 	list_for_each_entry(other, &group->marks, of_group)
 		other->highest[what] = max(other->highest[what], peak->since);
 	mark->highest[what] = 0;
@@ -84,7 +88,7 @@ static void start_again(struct ggroup_mark *mark, u32 what)
 
 int ggroup_peak_reset(struct ggroup_file *file, struct ggroup *group, u32 what, bool admin)
 {
-	/* Before any lock: who has no memory left keeps nobody waiting. */
+	/* Before any lock: a caller that has no memory left keeps no other one waiting. */
 	struct ggroup_mark *fresh = kzalloc(sizeof(*fresh), GFP_KERNEL_ACCOUNT), *mark;
 	struct ggroup_device *device = group->device;
 	int err = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The most that a group held, for each file that asks since that one asked. */
+/* The most that a group held: for each file, since that file reset it. */
 #ifndef GGROUP_PEAK_H
 #define GGROUP_PEAK_H
 
@@ -15,7 +15,7 @@ struct ggroup_file;
 
 /**
  * struct ggroup_peak - the highest value of a figure; see the device's @figures
- * @since: since the last reset of anybody
+ * @since: since the last reset by any file
  * @ever: since the group came
  */
 struct ggroup_peak {
@@ -23,7 +23,13 @@ struct ggroup_peak {
 	u64 ever;
 };
 
-/* The figure is now that. */
+/**
+ * ggroup_peak_see() - let a peak follow its figure
+ * @peak: the peak
+ * @figure: what the figure is now
+ *
+ * Context: as for the figure; see the device's @figures.
+ */
 static inline void ggroup_peak_see(struct ggroup_peak *peak, u64 figure)
 {
 	if (figure <= peak->since)
@@ -33,16 +39,40 @@ static inline void ggroup_peak_see(struct ggroup_peak *peak, u64 figure)
 		peak->ever = figure;
 }
 
-/*
- * From now on the file knows of nothing that was before; all others go on. -ENODEV, -EMFILE for too
- * many files of others than an @admin, -ENOMEM.
+/**
+ * ggroup_peak_reset() - let a file forget what a peak was before; others' are as they were
+ * @file: the file
+ * @group: the group
+ * @what: GGROUP_PEAK_*
+ * @admin: the file is not bounded
+ *
+ * Return: 0, -ENODEV, -EMFILE for too many files, -ENOMEM.
  */
 int ggroup_peak_reset(struct ggroup_file *file, struct ggroup *group, u32 what, bool admin);
-/* As that file knows it. With the device's lock and its figures held. */
+
+/**
+ * ggroup_peak_of() - say what a peak is for a file
+ * @file: the file
+ * @group: the group
+ * @what: GGROUP_PEAK_*
+ *
+ * Context: the device's lock and its figures are held.
+ * Return: bytes.
+ */
 u64 ggroup_peak_of(const struct ggroup_file *file, const struct ggroup *group, u32 what);
-/* The group leaves the tree: with the device's lock held for writing. */
+
+/**
+ * ggroup_peak_leave() - drop all marks of a group that leaves the tree
+ * @group: the group
+ *
+ * Context: the device's lock is held for writing.
+ */
 void ggroup_peak_leave(struct ggroup *group);
-/* The file is closed. */
+
+/**
+ * ggroup_peak_close() - drop all marks of a file that is closed
+ * @file: the file
+ */
 void ggroup_peak_close(struct ggroup_file *file);
 
 #endif

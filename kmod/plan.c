@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Whom to take memory from. The rules are those of the memory cgroup, and of
+ * What to take memory from. The rules are those of the memory cgroup, and of
  * backend/ledgers/reclaim.py, which specifies what is answered here, to the order of the targets: a
  * group's own low does not protect it from its own limit; below the group that is being
  * reclaimed, low protects as effective_protection() in mm/page_counter.c computes it.
  */
 
+#include <linux/lockdep.h>
 #include <linux/math64.h>
 #include <linux/mm.h>
 #include <linux/sort.h>
 
+#include "device.h"
 #include "group.h"
 #include "plan.h"
 
@@ -38,21 +40,22 @@ static u64 path_room(const struct ggroup *group)
 	return least;
 }
 
-bool ggroup_reclaimable(struct ggroup *top, struct ggroup *charged, u64 nbytes, u64 over)
+bool ggroup_plan_reclaimable(struct ggroup *top, struct ggroup *charged, u64 nbytes, u64 over)
 {
 	u64 granule = top->device->granule;
-	u64 own = div64_u64(ggroup_held(charged) + nbytes, granule);
+	u64 own = div64_u64(ggroup_group_held(charged) + nbytes, granule);
 	struct ggroup *pos;
 
-	/* Mostly the process itself can give enough: then nobody else need be looked at. */
+	lockdep_assert_held_write(&top->device->lock);
+	/* Mostly the process itself can give enough: then no other one need be looked at. */
 	if (min(own, path_room(charged)) * granule >= over)
 		return true;
-	for (pos = top; pos; pos = ggroup_next_pre(pos, top))
+	for (pos = top; pos; pos = ggroup_group_next_pre(pos, top))
 		pos->scratch.sum = 0;
-	for (pos = ggroup_first_post(top); pos; pos = ggroup_next_post(pos, top)) {
+	for (pos = ggroup_group_first_post(top); pos; pos = ggroup_group_next_post(pos, top)) {
 		if (list_empty(&pos->children))
 			pos->scratch.sum = pos == charged ? own :
-					   div64_u64(ggroup_held(pos), granule);
+					   div64_u64(ggroup_group_held(pos), granule);
 		pos->scratch.sum = min(pos->scratch.sum, room(pos));
 		if (pos != top)
 			pos->parent->scratch.sum += pos->scratch.sum;
@@ -69,30 +72,30 @@ static void protect(struct ggroup *top)
 {
 	struct ggroup *pos;
 
-	for (pos = top; pos; pos = ggroup_next_pre(pos, top)) {
+	for (pos = top; pos; pos = ggroup_group_next_pre(pos, top)) {
 		pos->scratch.sum = 0;
 		if (pos != top)
-			pos->parent->scratch.sum += min(ggroup_held(pos), pos->low);
+			pos->parent->scratch.sum += min(ggroup_group_held(pos), pos->low);
 	}
 	top->scratch.low = 0;
-	for (pos = ggroup_next_pre(top, top); pos; pos = ggroup_next_pre(pos, top)) {
-		u64 protected = min(ggroup_held(pos), pos->low);
+	for (pos = ggroup_group_next_pre(top, top); pos; pos = ggroup_group_next_pre(pos, top)) {
+		u64 protected = min(ggroup_group_held(pos), pos->low);
 		u64 asked = pos->parent->scratch.sum, ceiling = pos->parent->scratch.low;
-		u64 usage = ggroup_held(pos->parent);
+		u64 usage = ggroup_group_held(pos->parent);
 
 		if (pos->parent == top)
 			;	/* children of the one being reclaimed have their low in full */
 		else if (asked > ceiling)
 			protected = mul_u64_u64_div_u64(protected, ceiling, asked);
-		else if (ggroup_held(pos) > protected && usage > asked)
+		else if (ggroup_group_held(pos) > protected && usage > asked)
 			protected += mul_u64_u64_div_u64(ceiling - asked,
-							 ggroup_held(pos) - protected,
+							 ggroup_group_held(pos) - protected,
 							 usage - asked);
 		pos->scratch.low = protected;
 	}
 }
 
-/* Most over its own high first, then who has most to give, then who came first. */
+/* Most over its own high first, then what has most to give, then what came first. */
 static int compare(const void *a, const void *b)
 {
 	const struct ggroup *one = ((const struct leaf *)a)->group;
@@ -169,14 +172,15 @@ static unsigned int find_leaves(struct ggroup *top, bool below_low, struct leaf 
 	unsigned int count = 0, order = 0;
 	struct ggroup *pos;
 
-	for (pos = top; pos; pos = ggroup_next_pre(pos, top)) {
-		u64 free = div64_u64(ggroup_held(pos) - (below_low ? 0 : pos->scratch.low),
+	for (pos = top; pos; pos = ggroup_group_next_pre(pos, top)) {
+		u64 held = ggroup_group_held(pos);
+		u64 free = div64_u64(held - (below_low ? 0 : pos->scratch.low),
 				     pos->device->granule);
 
 		if (!list_empty(&pos->children))
 			continue;
 		pos->scratch.order = order++;
-		pos->scratch.over = ggroup_held(pos) > pos->high ? ggroup_held(pos) - pos->high : 0;
+		pos->scratch.over = held > pos->high ? held - pos->high : 0;
 		pos->scratch.spare = free > pos->scratch.taken ? free - pos->scratch.taken : 0;
 		if (pos->scratch.spare)
 			leaves[count++] = (struct leaf) { .group = pos, .all = pos->scratch.spare };
@@ -195,7 +199,7 @@ static void plan(struct ggroup *top, u64 nbytes, struct leaf *leaves,
 	if (wanted * top->device->granule != nbytes)
 		wanted++;
 	protect(top);
-	for (pos = top; pos; pos = ggroup_next_pre(pos, top)) {
+	for (pos = top; pos; pos = ggroup_group_next_pre(pos, top)) {
 		pos->scratch.room = room(pos);
 		pos->scratch.taken = 0;
 	}
@@ -219,7 +223,7 @@ static void plan(struct ggroup *top, u64 nbytes, struct leaf *leaves,
 
 #define TARGETS_A_LEAF	4	/* of each round, and each half of it */
 
-int ggroup_plan(struct ggroup *top, u64 nbytes, struct ggroup_targets *targets)
+int ggroup_plan_make(struct ggroup *top, u64 nbytes, struct ggroup_targets *targets)
 {
 	struct ggroup_device *device = top->device;
 	unsigned int most = READ_ONCE(device->groups);

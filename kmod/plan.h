@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Plans: whom to take memory from. */
+/* Plans: what to take memory from. */
 #ifndef GGROUP_PLAN_H
 #define GGROUP_PLAN_H
 
@@ -9,11 +9,17 @@
 
 struct ggroup;
 
-/*
- * Whether @over bytes could leave the GPU from @top downwards if @charged, a process below it,
- * held @nbytes more: as far as swap_max lets them. With the device's lock held for writing.
+/**
+ * ggroup_plan_reclaimable() - say whether bytes could leave the GPU, as far as swap_max lets them
+ * @top: the group that is over its high
+ * @charged: a process at or below @top
+ * @nbytes: what it would hold more
+ * @over: what has to leave from @top downwards
+ *
+ * Context: the device's lock is held for writing.
+ * Return: true if they could.
  */
-bool ggroup_reclaimable(struct ggroup *top, struct ggroup *charged, u64 nbytes, u64 over);
+bool ggroup_plan_reclaimable(struct ggroup *top, struct ggroup *charged, u64 nbytes, u64 over);
 
 /**
  * struct ggroup_targets - a plan
@@ -25,11 +31,21 @@ struct ggroup_targets {
 	unsigned int count;
 };
 
-/*
- * Plans to take @nbytes below @top. -ENODEV, -ENOMEM. Takes the device's lock; free with
- * ggroup_plan_free().
+/**
+ * ggroup_plan_make() - plan to take memory
+ * @top: the group to take it from, or from what is below
+ * @nbytes: how much
+ * @targets: the plan, to be freed with ggroup_plan_free()
+ *
+ * Context: takes the device's lock.
+ * Return: 0, -ENODEV or -ENOMEM.
  */
-int ggroup_plan(struct ggroup *top, u64 nbytes, struct ggroup_targets *targets);
+int ggroup_plan_make(struct ggroup *top, u64 nbytes, struct ggroup_targets *targets);
+
+/**
+ * ggroup_plan_free() - free a plan
+ * @targets: the plan, or what an error left of it
+ */
 void ggroup_plan_free(struct ggroup_targets *targets);
 
 #endif

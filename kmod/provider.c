@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /* A provider: how it comes and goes, what it reads, and what it writes. */
 
-#include <linux/completion.h>
+#include <linux/container_of.h>
 #include <linux/err.h>
-#include <linux/jiffies.h>
+#include <linux/lockdep.h>
 #include <linux/pid.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
@@ -11,11 +11,12 @@
 
 #include "arrival.h"
 #include "device.h"
-#include "exit.h"
 #include "file.h"
 #include "group.h"
 #include "lever.h"
+#include "process.h"
 #include "provider.h"
+#include "queue.h"
 #include "trace.h"
 
 /* The seq of a message: a group's id or an arrival's number, and the kind. */
@@ -34,37 +35,6 @@ struct ggroup_taken {
 	u64 flight;
 };
 
-void ggroup_queue_init(struct ggroup_queue *queue)
-{
-	spin_lock_init(&queue->lock);
-	INIT_LIST_HEAD(&queue->orders);
-	INIT_LIST_HEAD(&queue->arriving);
-	init_waitqueue_head(&queue->readers);
-}
-
-/* Waiting for it */
-
-int ggroup_patience(u32 timeout_ms, unsigned long *timeout)
-{
-	if (timeout_ms > GGROUP_TIMEOUT_MS_MOST)
-		return -EINVAL;
-	*timeout = msecs_to_jiffies(timeout_ms ?: GGROUP_TIMEOUT_MS);
-	return 0;
-}
-
-/*
- * Not -ERESTARTSYS: what was asked for may be done already, so only the caller knows whether to ask
- * again.
- */
-int ggroup_await(struct completion *done, unsigned long timeout)
-{
-	long left = wait_for_completion_interruptible_timeout(done, timeout);
-
-	if (left < 0)
-		return -EINTR;
-	return left ? 0 : -ETIMEDOUT;
-}
-
 /* Its coming and going */
 
 bool ggroup_provider_come(struct ggroup_device *device, const struct ggroup_file *file)
@@ -73,10 +43,11 @@ bool ggroup_provider_come(struct ggroup_device *device, const struct ggroup_file
 	struct ggroup *group;
 	int bucket, kind;
 
+	lockdep_assert_held_write(&device->lock);
 	if (queue->online)
 		return false;
 	/*
-	 * Before it is online: nobody may be told that a lever holds which the provider was not
+	 * Before it is online: no caller may be told that a lever holds which the provider was not
 	 * told of.
 	 */
 	hash_for_each(device->processes, bucket, group, name) {
@@ -100,6 +71,7 @@ void ggroup_provider_go(struct ggroup_device *device, bool released)
 	struct ggroup *group;
 	int bucket, kind;
 
+	lockdep_assert_held_write(&device->lock);
 	spin_lock(&queue->lock);
 	queue->online = false;
 	queue->provider = NULL;
@@ -107,7 +79,7 @@ void ggroup_provider_go(struct ggroup_device *device, bool released)
 	queue->process = NULL;
 	spin_unlock(&queue->lock);
 	/*
-	 * Now nothing is added. One group at a time, so that nobody spins for as long as it takes
+	 * Now nothing is added. One group at a time, so that no CPU spins for as long as it takes
 	 * for all of them.
 	 */
 	hash_for_each(device->processes, bucket, group, name) {
@@ -120,7 +92,8 @@ void ggroup_provider_go(struct ggroup_device *device, bool released)
 	spin_lock(&queue->lock);
 	list_splice_init(&queue->arriving, &queue->orders);
 	list_for_each_entry_safe(order, next, &queue->orders, node)
-		ggroup_arrival_answer(container_of(order, struct ggroup_arrival, order), -ENODEV);
+		ggroup_arrival_answer(queue, container_of(order, struct ggroup_arrival, order),
+				      -ENODEV);
 	spin_unlock(&queue->lock);
 	wake_up_interruptible_poll(&queue->readers, EPOLLERR | EPOLLHUP);
 }
@@ -172,10 +145,10 @@ static void take_arrival(struct ggroup_queue *queue, struct ggroup_arrival *arri
 			 struct ggroup_taken *taken)
 {
 	list_move_tail(&arrival->order.node, &queue->arriving);
-	/* The start too is as the reader sees it, who may live in another time namespace. */
+	/* The start too is as the reader sees it, which may live in another time namespace. */
 	write_message(&taken->message, GGROUP_OP_ARRIVE,
 		      arrival->number << GGROUP_SEQ_SHIFT | GGROUP_ARRIVAL, 0,
-		      task_tgid(arrival->leader), ggroup_start_of(arrival->leader));
+		      task_tgid(arrival->leader), ggroup_process_start(arrival->leader));
 }
 
 static int take(struct ggroup_queue *queue, const struct ggroup_file *file,
@@ -206,7 +179,7 @@ static void untake(struct ggroup_queue *queue, const struct ggroup_taken *taken)
 	struct ggroup *group = NULL;
 
 	if (kind != GGROUP_ARRIVAL) {
-		group = ggroup_find(number);
+		group = ggroup_group_find(number);
 		if (!group)
 			return;
 	}
@@ -223,7 +196,7 @@ static void untake(struct ggroup_queue *queue, const struct ggroup_taken *taken)
 	wake_up_interruptible_poll(&queue->readers, EPOLLIN | EPOLLRDNORM);
 	spin_unlock(&queue->lock);
 	if (group)
-		ggroup_put(group);
+		ggroup_group_put(group);
 }
 
 static bool readable(struct ggroup_queue *queue, const struct ggroup_file *file)
@@ -269,7 +242,7 @@ ssize_t ggroup_provider_read(struct ggroup_file *file, char __user *to, size_t s
 static int lever_answered(struct ggroup_queue *queue, const struct ggroup_file *file,
 			  const struct ggroup_message *message)
 {
-	struct ggroup *group = ggroup_find(message->seq >> GGROUP_SEQ_SHIFT);
+	struct ggroup *group = ggroup_group_find(message->seq >> GGROUP_SEQ_SHIFT);
 	u32 op = message->op & ~GGROUP_MESSAGE_REPLY;
 	struct ggroup_lever *lever;
 	int status = message->status, err = -EINVAL;
@@ -294,7 +267,7 @@ static int lever_answered(struct ggroup_queue *queue, const struct ggroup_file *
 	}
 	if (!err)
 		trace_ggroup_tsg(group->id, op, value, status);
-	ggroup_put(group);
+	ggroup_group_put(group);
 	return err;
 }
 
@@ -313,7 +286,7 @@ static int arrival_answered(struct ggroup_queue *queue, const struct ggroup_file
 	else if (!arrival)
 		err = -EINVAL;
 	else
-		ggroup_arrival_answer(arrival, message->status);
+		ggroup_arrival_answer(queue, arrival, message->status);
 	spin_unlock(&queue->lock);
 	return err;
 }

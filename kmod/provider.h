@@ -1,89 +1,70 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Who moves the hardware: a program that reads commands and writes answers, as ublk's and FUSE's
+ * What moves the hardware: a program that reads commands and writes answers, as ublk's and FUSE's
  * servers do.
  */
 #ifndef GGROUP_PROVIDER_H
 #define GGROUP_PROVIDER_H
 
 #include <linux/fs.h>
-#include <linux/list.h>
 #include <linux/poll.h>
-#include <linux/spinlock.h>
 #include <linux/types.h>
-#include <linux/wait.h>
 
-struct completion;
 struct ggroup_device;
 struct ggroup_file;
 
-enum ggroup_lever_kind {
-	GGROUP_LEVER_TIMESLICE,		/* value: microseconds */
-	GGROUP_LEVER_RUNLIST,		/* value: 1 detached, 0 attached */
-	GGROUP_LEVER_RECLAIM,		/* value: bytes; no state, one after the other */
-	GGROUP_LEVERS
-};
-
-#define GGROUP_ARRIVAL		GGROUP_LEVERS	/* what order.kind says of an arrival */
-
 /**
- * struct ggroup_order - what waits for the provider to read it: the command to a lever, or an
- * arrival
- * @node: on the queue
- * @kind: a GGROUP_LEVER_*, or GGROUP_ARRIVAL
- */
-struct ggroup_order {
-	struct list_head node;
-	u8 kind;
-};
-
-/**
- * struct ggroup_queue - the commands of one GPU
- * @lock: protects this and the levers; taken inside the device's lock, never around it
- * @online: there is a provider
- * @provider: its file, which is only compared: whoever still reads or writes on a former
- *	one's must get nothing
- * @process: who registered it, with a reference; NULL without a provider
- * @orders: what waits to be read, oldest first, so neither levers nor arrivals starve the
- *	other
- * @arriving: arrivals that were read and not answered
- * @arrivals: how many there ever were: the last one's number
- * @flights: how many commands were ever read: the last one's number
- * @readers: a provider that waits for a command
- */
-struct ggroup_queue {
-	spinlock_t lock;	/* inside the device's */
-	bool online;
-	const struct ggroup_file *provider;
-	struct pid *process;
-	struct list_head orders;
-	struct list_head arriving;
-	u64 arrivals;
-	u64 flights;
-	wait_queue_head_t readers;
-};
-
-void ggroup_queue_init(struct ggroup_queue *queue);
-
-/* How long to wait for an answer, in jiffies. -EINVAL for more than GGROUP_TIMEOUT_MS_MOST. */
-int ggroup_patience(u32 timeout_ms, unsigned long *timeout);
-/* Waits for an answer. -EINTR, -ETIMEDOUT; it may come in the moment after. */
-int ggroup_await(struct completion *done, unsigned long timeout);
-
-/*
- * A provider registers on @file: false where there is one. Then every lever that is not as it was
- * born, or in doubt, is commanded again. With the device's lock held for writing.
+ * ggroup_provider_come() - make a file the provider of a GPU
+ * @device: the GPU
+ * @file: the file
+ *
+ * Every lever that is not as it was born, or in doubt, is commanded again.
+ *
+ * Context: the device's lock is held for writing.
+ * Return: false where there is a provider.
  */
 bool ggroup_provider_come(struct ggroup_device *device, const struct ggroup_file *file);
-/*
- * It goes: who waits gets -ENODEV, what it had not answered is in doubt; where it @released
- * everything, nothing is held and nothing is in doubt. With the device's lock held for writing.
+
+/**
+ * ggroup_provider_go() - let a GPU have no provider
+ * @device: the GPU
+ * @released: it gave everything back: nothing is held and nothing is in doubt
+ *
+ * What waits gets -ENODEV; what the provider had not answered is in doubt.
+ *
+ * Context: the device's lock is held for writing.
  */
 void ggroup_provider_go(struct ggroup_device *device, bool released);
 
-/* The operations of a file that registered, now or before. */
+/**
+ * ggroup_provider_read() - do read() of a file that registered, now or before
+ * @file: the file
+ * @to: whole messages are written there
+ * @size: of that, in bytes
+ * @nonblock: does not wait for a command
+ *
+ * Return: bytes, -EINVAL, -EAGAIN, -ENODEV, -EFAULT or -ERESTARTSYS.
+ */
 ssize_t ggroup_provider_read(struct ggroup_file *file, char __user *to, size_t size, bool nonblock);
+
+/**
+ * ggroup_provider_write() - do write() of a file that registered, now or before
+ * @file: the file
+ * @from: whole messages
+ * @size: of that, in bytes
+ *
+ * Return: bytes of the answers taken, -EINVAL, -ENODEV or -EFAULT.
+ */
 ssize_t ggroup_provider_write(struct ggroup_file *file, const char __user *from, size_t size);
+
+/**
+ * ggroup_provider_poll() - do poll() of a file that registered, now or before
+ * @file: the file
+ * @filp: the same, as the kernel has it
+ * @wait: what waits
+ *
+ * Return: EPOLLIN for a command to read; EPOLLHUP for a former provider.
+ */
 __poll_t ggroup_provider_poll(struct ggroup_file *file, struct file *filp, poll_table *wait);
 
 #endif

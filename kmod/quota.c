@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What one user can have of a GPU's groups. Control is root's, who makes slices on behalf of those
- * that a subtree was given to: so a slice is counted for the next owner at or above its parent, and
- * stays so, wherever it is moved and whomever it is given to.
+ * What one user can have of a GPU's groups. Root makes slices on behalf of the users that a subtree
+ * was given to: so a slice is counted for the next owner at or above its parent, and stays so,
+ * wherever it is moved and whatever user it is given to.
  */
 
 #include <linux/cred.h>
@@ -11,13 +11,14 @@
 #include <linux/module.h>
 #include <linux/slab.h>
 
+#include "device.h"
 #include "group.h"
 #include "quota.h"
 
 /**
- * struct ggroup_quota - a user who has groups
+ * struct ggroup_quota - a user that has groups
  * @node: in the device's table
- * @uid: who
+ * @uid: its id
  * @count: how many, by kind
  */
 struct ggroup_quota {
@@ -104,7 +105,7 @@ int ggroup_quota_take(struct ggroup *group, const struct ggroup *parent)
 	if (!quota)
 		return -ENOMEM;
 	if (quota->count[group->kind] >= most(group)) {
-		drop_if_idle(quota);	/* new, where nobody may have any */
+		drop_if_idle(quota);	/* new, where no user may have any */
 		return -EAGAIN;
 	}
 	quota->count[group->kind]++;
@@ -131,7 +132,7 @@ int ggroup_quota_depth(struct ggroup *group, const struct ggroup *parent)
 	struct ggroup *pos;
 
 	lockdep_assert_held_write(&group->device->lock);
-	for (pos = group; pos; pos = ggroup_next_pre(pos, group))
+	for (pos = group; pos; pos = ggroup_group_next_pre(pos, group))
 		if (pos->kind == GGROUP_KIND_SLICE)
 			height = max(height, pos->depth - group->depth + 1);
 	if (!height)	/* a process is as deep as its slice */

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Reclaim: a plan is carried out, for who asks or by the worker of a group over its high. */
+/* Reclaim: a plan is carried out, for a caller or by the worker of a group over its high. */
 
 #include <linux/jiffies.h>
+#include <linux/lockdep.h>
 #include <linux/workqueue.h>
 
-#include "charge.h"
-#include "exit.h"
+#include "device.h"
+#include "event.h"
 #include "group.h"
+#include "lever.h"
 #include "plan.h"
+#include "process.h"
 #include "reclaim.h"
 #include "trace.h"
+#include "usermem.h"
 
 #define GGROUP_HEADROOM_PART	8	/* the part of a high that a headroom is at most */
 #define GGROUP_VAIN_MOST	16	/* rounds of a worker that bring nothing */
@@ -22,13 +26,13 @@ static void note(struct ggroup *group, unsigned int event)
 {
 	down_read(&group->device->lock);
 	if (group->alive)
-		ggroup_count(group, event);
+		ggroup_event_count(group, event);
 	up_read(&group->device->lock);
 }
 
 static int reclaim_from(const struct ggroup_target *target, u32 timeout_ms, u64 *moved)
 {
-	struct ggroup *group = ggroup_find(target->id);
+	struct ggroup *group = ggroup_group_find(target->id);
 	u64 nbytes = 0;
 	int err;
 
@@ -36,19 +40,20 @@ static int reclaim_from(const struct ggroup_target *target, u32 timeout_ms, u64 
 		return 0;	/* it exited while others gave, and took its memory along */
 	if (target->flags & GGROUP_TARGET_BELOW_LOW)
 		note(group, GGROUP_EVENT_LOW);
-	ggroup_press(group, target->nbytes);
-	err = ggroup_command(group, GGROUP_LEVER_RECLAIM, target->nbytes, timeout_ms, &nbytes);
+	ggroup_usermem_press(group, target->nbytes);
+	err = ggroup_lever_command(group, GGROUP_LEVER_RECLAIM, target->nbytes, timeout_ms,
+				   &nbytes);
 	trace_ggroup_reclaim(group->id, target->nbytes, nbytes, err);
 	if (!err && nbytes)
 		note(group, GGROUP_EVENT_RECLAIM);
-	if (err && (!READ_ONCE(group->alive) || ggroup_exited(group)))
+	if (err && (!READ_ONCE(group->alive) || ggroup_process_exited(group)))
 		err = 0;
 	*moved += min(nbytes, GGROUP_MAX - *moved);
-	ggroup_put(group);
+	ggroup_group_put(group);
 	return err;
 }
 
-int ggroup_reclaim(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *moved)
+int ggroup_reclaim_below(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *moved)
 {
 	unsigned long end = jiffies + msecs_to_jiffies(timeout_ms ?: GGROUP_TIMEOUT_MS);
 	struct ggroup_targets targets;
@@ -56,7 +61,7 @@ int ggroup_reclaim(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *moved)
 	int err;
 
 	*moved = 0;
-	err = ggroup_plan(top, nbytes, &targets);
+	err = ggroup_plan_make(top, nbytes, &targets);
 	for (i = 0; !err && i < targets.count; i++) {
 		long left = end - jiffies;
 
@@ -87,10 +92,10 @@ static u64 excess(struct ggroup *group)
 
 	down_write(&group->device->lock);
 	start = reclaim_start(group);
-	if (group->alive && ggroup_held(group) > start)
-		over = ggroup_held(group) - start;
-	for (pos = group; over && pos; pos = ggroup_next_pre(pos, group))
-		over -= min(over, ggroup_reclaiming(pos));
+	if (group->alive && ggroup_group_held(group) > start)
+		over = ggroup_group_held(group) - start;
+	for (pos = group; over && pos; pos = ggroup_group_next_pre(pos, group))
+		over -= min(over, ggroup_lever_reclaiming(pos));
 	up_write(&group->device->lock);
 	return over;
 }
@@ -106,31 +111,33 @@ void ggroup_reclaim_work(struct work_struct *work)
 		if (!noted) {
 			note(group, GGROUP_EVENT_HIGH);
 			if (group->kind != GGROUP_KIND_PROCESS)
-				ggroup_press(group, over);
+				ggroup_usermem_press(group, over);
 		}
 		noted = true;
 		/* What is said to have moved is a program's word: the books say whether it did. */
 		vain = over < before ? 0 : vain + 1;
 		before = over;
-		if (ggroup_reclaim(group, over, 0, &moved) || !moved || vain > GGROUP_VAIN_MOST) {
+		if (ggroup_reclaim_below(group, over, 0, &moved) || !moved ||
+		    vain > GGROUP_VAIN_MOST) {
 			note(group, GGROUP_EVENT_FAIL);
 			break;
 		}
 	}
-	ggroup_put(group);
+	ggroup_group_put(group);
 }
 
 void ggroup_reclaim_wake(struct ggroup *group)
 {
 	struct ggroup *level;
 
+	lockdep_assert_held(&group->device->lock);
 	if (!READ_ONCE(group->device->queue.online))
-		return;		/* nobody could move anything */
+		return;		/* no provider could move anything */
 	for (level = group; level; level = level->parent) {
-		if (level->high != GGROUP_MAX && ggroup_held(level) > reclaim_start(level)) {
-			ggroup_get(level);
+		if (level->high != GGROUP_MAX && ggroup_group_held(level) > reclaim_start(level)) {
+			ggroup_group_get(level);
 			if (!queue_work(workers, &level->reclaim_work))
-				ggroup_put(level);
+				ggroup_group_put(level);
 		}
 	}
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Reclaim: has memory taken, and the workers that do when nobody asked. */
+/* Reclaim: has memory taken, on request or by workers that tenants' charges wake. */
 #ifndef GGROUP_RECLAIM_H
 #define GGROUP_RECLAIM_H
 
@@ -8,15 +8,41 @@
 struct ggroup;
 struct work_struct;
 
-/* Has @nbytes taken below @top by the provider, and waits for it; *@moved is how much it was. */
-int ggroup_reclaim(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *moved);
+/**
+ * ggroup_reclaim_below() - have memory taken by the provider, and wait for it
+ * @top: the group to take it from, or from what is below
+ * @nbytes: how much
+ * @timeout_ms: as in struct ggroup_command
+ * @moved: how much it was
+ *
+ * Return: 0, -ENODEV, -ENOMEM, -EINTR, -ETIMEDOUT, or the provider's answer.
+ */
+int ggroup_reclaim_below(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *moved);
 
-/* The worker of a group: brings it back under its high. */
+/**
+ * ggroup_reclaim_work() - bring a group back under its high, in a worker
+ * @work: its @reclaim_work, which has a reference to it
+ */
 void ggroup_reclaim_work(struct work_struct *work);
-/* Wakes it, if there is something for it to do. With the device's lock held. */
+
+/**
+ * ggroup_reclaim_wake() - wake the workers at and above a group that have something to do
+ * @group: the group
+ *
+ * Context: the device's lock is held.
+ */
 void ggroup_reclaim_wake(struct ggroup *group);
 
+/**
+ * ggroup_reclaim_init() - begin, as the module does
+ *
+ * Return: 0 or -ENOMEM.
+ */
 int ggroup_reclaim_init(void);
+
+/**
+ * ggroup_reclaim_exit() - end, as the module does
+ */
 void ggroup_reclaim_exit(void);
 
 #endif

@@ -5,18 +5,22 @@
 #include <linux/sched.h>
 
 #include "arrival.h"
+#include "books.h"
 #include "charge.h"
+#include "device.h"
 #include "file.h"
 #include "group.h"
 #include "ioctl.h"
 #include "name.h"
+#include "register.h"
 #include "tenant.h"
+#include "usermem.h"
 
 #define GGROUP_FEATURES	(GGROUP_FEATURE_BOOKS | GGROUP_FEATURE_PROVIDER | GGROUP_FEATURE_TENANT | \
 			 GGROUP_FEATURE_USERMEM | GGROUP_FEATURE_COUNTERS | \
 			 GGROUP_FEATURE_BOUNDS | GGROUP_FEATURE_PEAKS)
 
-int ggroup_call_hello(struct ggroup_call *call)
+int ggroup_tenant_hello(struct ggroup_call *call)
 {
 	struct ggroup_hello *arg = call->arg;
 
@@ -34,7 +38,7 @@ static bool has_joined(struct ggroup_device *device)
 	bool joined;
 
 	down_read(&device->lock);
-	group = ggroup_of_pid(device, task_tgid(current));
+	group = ggroup_name_of_pid(device, task_tgid(current));
 	joined = group && atomic_read(&group->joined);
 	up_read(&device->lock);
 	return joined;
@@ -46,9 +50,9 @@ static struct ggroup *group_of_caller(struct ggroup_device *device, struct ggrou
 	struct ggroup *group;
 
 	down_read(&device->lock);
-	group = device->gone ? NULL : ggroup_of_pid(device, task_tgid(current));
+	group = device->gone ? NULL : ggroup_name_of_pid(device, task_tgid(current));
 	if (group) {
-		ggroup_get(group);
+		ggroup_group_get(group);
 		atomic_inc(&group->joined);
 		arg->id = group->id;
 		arg->root = device->root->id;
@@ -64,7 +68,7 @@ static int join(struct ggroup_file *file, struct ggroup_device *device, struct g
 
 	/* The provider is to know, though the group may have been made before the process came. */
 	if (!has_joined(device))
-		err = ggroup_arrive(device, arg->timeout_ms);
+		err = ggroup_arrival_wait(device, arg->timeout_ms);
 	if (err)
 		return err;
 	group = group_of_caller(device, arg);
@@ -75,15 +79,15 @@ static int join(struct ggroup_file *file, struct ggroup_device *device, struct g
 	return 0;
 }
 
-int ggroup_call_join(struct ggroup_call *call)
+int ggroup_tenant_join(struct ggroup_call *call)
 {
 	struct ggroup_join *arg = call->arg;
 	struct ggroup_device *device;
 	int err;
 
-	if (arg->reserved || !ggroup_is_uuid(arg->uuid))
+	if (arg->reserved || !ggroup_device_is_uuid(arg->uuid))
 		return -EINVAL;
-	device = ggroup_device_find(arg->uuid);
+	device = ggroup_register_find(arg->uuid);
 	if (!device)
 		return -ENODEV;
 	err = ggroup_file_lock_unused(call->file);
@@ -95,42 +99,42 @@ int ggroup_call_join(struct ggroup_call *call)
 	return err;
 }
 
-int ggroup_call_charge(struct ggroup_call *call)
+int ggroup_tenant_charge(struct ggroup_call *call)
 {
 	struct ggroup_amount *arg = call->arg;
 
-	return arg->usec ? -EINVAL : ggroup_charge(call->group, arg->nbytes, call->own);
+	return arg->usec ? -EINVAL : ggroup_charge_add(call->group, arg->nbytes, call->own);
 }
 
-int ggroup_call_uncharge(struct ggroup_call *call)
+int ggroup_tenant_uncharge(struct ggroup_call *call)
 {
 	struct ggroup_amount *arg = call->arg;
 
-	return arg->usec ? -EINVAL : ggroup_uncharge(call->group, arg->nbytes);
+	return arg->usec ? -EINVAL : ggroup_charge_sub(call->group, arg->nbytes);
 }
 
-int ggroup_call_uncharge_swap(struct ggroup_call *call)
+int ggroup_tenant_uncharge_swap(struct ggroup_call *call)
 {
 	struct ggroup_amount *arg = call->arg;
 
-	return arg->usec ? -EINVAL : ggroup_uncharge_swap(call->group, arg->nbytes);
+	return arg->usec ? -EINVAL : ggroup_charge_sub_swap(call->group, arg->nbytes);
 }
 
-int ggroup_call_swap_out(struct ggroup_call *call)
+int ggroup_tenant_swap_out(struct ggroup_call *call)
 {
 	struct ggroup_amount *arg = call->arg;
 
-	return ggroup_swap_out(call->group, arg->nbytes, arg->usec, call->own);
+	return ggroup_charge_swap_out(call->group, arg->nbytes, arg->usec, call->own);
 }
 
-int ggroup_call_swap_in(struct ggroup_call *call)
+int ggroup_tenant_swap_in(struct ggroup_call *call)
 {
 	struct ggroup_amount *arg = call->arg;
 
-	return ggroup_swap_in(call->group, arg->nbytes, arg->usec, call->own);
+	return ggroup_charge_swap_in(call->group, arg->nbytes, arg->usec, call->own);
 }
 
-int ggroup_call_usermem(struct ggroup_call *call)
+int ggroup_tenant_usermem(struct ggroup_call *call)
 {
 	struct ggroup_fd *arg = call->arg;
 
@@ -138,14 +142,14 @@ int ggroup_call_usermem(struct ggroup_call *call)
 	return min(arg->fd, 0);
 }
 
-int ggroup_call_get(struct ggroup_call *call)
+int ggroup_tenant_get(struct ggroup_call *call)
 {
 	struct ggroup_device *device = call->group->device;
 	int err = 0;
 
 	down_read(&device->lock);
 	if (call->group->alive)
-		ggroup_get_books(call->group, call->file, call->arg);
+		ggroup_books_get(call->group, call->file, call->arg);
 	else
 		err = -ENODEV;
 	up_read(&device->lock);

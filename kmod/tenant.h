@@ -5,14 +5,20 @@
 
 struct ggroup_call;
 
-int ggroup_call_hello(struct ggroup_call *call);
-int ggroup_call_join(struct ggroup_call *call);
-int ggroup_call_charge(struct ggroup_call *call);
-int ggroup_call_uncharge(struct ggroup_call *call);
-int ggroup_call_uncharge_swap(struct ggroup_call *call);
-int ggroup_call_swap_out(struct ggroup_call *call);
-int ggroup_call_swap_in(struct ggroup_call *call);
-int ggroup_call_usermem(struct ggroup_call *call);
-int ggroup_call_get(struct ggroup_call *call);
+/**
+ * DOC: ioctls
+ *
+ * Each does the ioctl of the ABI that has its name, of what the call says, where the table of
+ * ioctl.c has let it. It returns 0 or one of the errors that the ABI has for it.
+ */
+int ggroup_tenant_hello(struct ggroup_call *call);
+int ggroup_tenant_join(struct ggroup_call *call);
+int ggroup_tenant_charge(struct ggroup_call *call);
+int ggroup_tenant_uncharge(struct ggroup_call *call);
+int ggroup_tenant_uncharge_swap(struct ggroup_call *call);
+int ggroup_tenant_swap_out(struct ggroup_call *call);
+int ggroup_tenant_swap_in(struct ggroup_call *call);
+int ggroup_tenant_usermem(struct ggroup_call *call);
+int ggroup_tenant_get(struct ggroup_call *call);
 
 #endif

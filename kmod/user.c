@@ -13,9 +13,9 @@
 #include "user.h"
 
 /**
- * struct ggroup_user - a user who has files open
+ * struct ggroup_user - a user that has files open
  * @node: in the table
- * @uid: who, whatever the user namespace
+ * @uid: its id, whatever the user namespace
  * @files: how many
  */
 struct ggroup_user {
@@ -72,7 +72,7 @@ struct ggroup_user *ggroup_user_open(void)
 	if (!user) {
 		user = ERR_PTR(-ENOMEM);
 	} else if (user->files >= READ_ONCE(files_per_user) && !capable(CAP_SYS_RESOURCE)) {
-		drop_if_idle(user);	/* new, where nobody may have any */
+		drop_if_idle(user);	/* new, where no user may have any */
 		user = ERR_PTR(-EMFILE);
 	} else {
 		user->files++;

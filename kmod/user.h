@@ -1,12 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What one user can have open: nobody can use up the kernel's memory for all others. */
+/* What one user can have open: no user can take the kernel's memory from all others. */
 #ifndef GGROUP_USER_H
 #define GGROUP_USER_H
 
 struct ggroup_user;
 
-/* Counts one more file of the caller's user. ERR_PTR(-EMFILE) for too many, ERR_PTR(-ENOMEM). */
+/**
+ * ggroup_user_open() - count one more file of the calling user
+ *
+ * Return: the user, to be given to ggroup_user_close(); ERR_PTR(-EMFILE) or ERR_PTR(-ENOMEM).
+ */
 struct ggroup_user *ggroup_user_open(void);
+
+/**
+ * ggroup_user_close() - count one file less
+ * @user: the user
+ */
 void ggroup_user_close(struct ggroup_user *user);
 
 #endif

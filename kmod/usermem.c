@@ -20,9 +20,9 @@
 
 /**
  * struct ggroup_reader - an open usermemfd
- * @group: whose, with a reference
+ * @group: of which it is, with a reference
  * @seen: the latest record that was read, under the lock of the group's usermem
- * @user: whom it is counted for
+ * @user: the user that it is counted for
  */
 struct ggroup_reader {
 	struct ggroup *group;
@@ -36,7 +36,7 @@ void ggroup_usermem_init(struct ggroup_usermem *usermem)
 	init_waitqueue_head(&usermem->wait);
 }
 
-void ggroup_press(struct ggroup *group, u64 nbytes)
+void ggroup_usermem_press(struct ggroup *group, u64 nbytes)
 {
 	struct ggroup_usermem *usermem = &group->usermem;
 	unsigned long flags;
@@ -51,7 +51,7 @@ void ggroup_press(struct ggroup *group, u64 nbytes)
 	}
 	spin_unlock_irqrestore(&usermem->lock, flags);
 	if (!gone)
-		ggroup_tell(group, GGROUP_CHANNEL_USERMEM);
+		ggroup_event_tell(group, GGROUP_CHANNEL_USERMEM);
 }
 
 void ggroup_usermem_read(struct ggroup *group, u64 *nbytes, u64 *seq)
@@ -76,7 +76,7 @@ void ggroup_usermem_gone(struct ggroup *group)
 
 /* The file */
 
-/* Takes what was not seen yet, so that of two who read at once one gets it. */
+/* Takes what was not seen yet, so that of two readers at once one gets it. */
 static int take(struct ggroup_reader *reader, struct ggroup_pressure *record, u64 *before)
 {
 	struct ggroup_usermem *usermem = &reader->group->usermem;
@@ -161,7 +161,7 @@ static __poll_t ggroup_reader_poll(struct file *file, poll_table *wait)
 static void free_reader(struct ggroup_reader *reader)
 {
 	ggroup_user_close(reader->user);
-	ggroup_put(reader->group);
+	ggroup_group_put(reader->group);
 	kfree(reader);
 }
 
@@ -193,7 +193,7 @@ static struct ggroup_reader *new_reader(struct ggroup *group)
 		return ERR_CAST(user);
 	}
 	reader->user = user;
-	reader->group = ggroup_get(group);
+	reader->group = ggroup_group_get(group);
 	ggroup_usermem_read(group, &unused, &reader->seen);
 	return reader;
 }

@@ -16,7 +16,7 @@ struct ggroup;
  * @nbytes: to give back
  * @seq: its number, 0 for none yet
  * @gone: the group left the tree
- * @wait: who waits for one
+ * @wait: readers that wait for one
  */
 struct ggroup_usermem {
 	spinlock_t lock;	/* a leaf */
@@ -26,19 +26,42 @@ struct ggroup_usermem {
 	wait_queue_head_t wait;
 };
 
-void ggroup_usermem_init(struct ggroup_usermem *usermem);
-/*
- * A new record; tells the listener too. Never sleeps: whoever reads it, or does not, holds nobody
- * up. Any context but NMI; nothing for a group that left the tree.
+/**
+ * ggroup_usermem_init() - make the channel of a new group
+ * @usermem: the channel
  */
-void ggroup_press(struct ggroup *group, u64 nbytes);
-/* The latest record; zeros before the first. */
+void ggroup_usermem_init(struct ggroup_usermem *usermem);
+
+/**
+ * ggroup_usermem_press() - give a group a new record, and tell the listener
+ * @group: the group; nothing happens for one that left the tree
+ * @nbytes: to give back
+ *
+ * Context: any but NMI. Never sleeps: a program that reads it, or does not, holds up no other.
+ */
+void ggroup_usermem_press(struct ggroup *group, u64 nbytes);
+
+/**
+ * ggroup_usermem_read() - say what the latest record is
+ * @group: the group
+ * @nbytes: to give back; 0 before the first
+ * @seq: its number; 0 before the first
+ */
 void ggroup_usermem_read(struct ggroup *group, u64 *nbytes, u64 *seq);
-/* The group left the tree. */
+
+/**
+ * ggroup_usermem_gone() - end the channel of a group that leaves the tree
+ * @group: the group
+ */
 void ggroup_usermem_gone(struct ggroup *group);
-/*
- * USERMEM: a number that is reserved for a new descriptor; *@file is to be installed there, or both
- * put back. -ENODEV, -EMFILE, -EINVAL for flags.
+
+/**
+ * ggroup_usermem_fd() - do GGROUP_IOC_USERMEM
+ * @group: the group
+ * @flags: O_CLOEXEC, O_NONBLOCK
+ * @file: to be installed at the number that is returned, or both put back
+ *
+ * Return: a reserved number, -ENODEV, -EMFILE, -ENOMEM, or -EINVAL for other flags.
  */
 int ggroup_usermem_fd(struct ggroup *group, u32 flags, struct file **file);
 
