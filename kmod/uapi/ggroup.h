@@ -2,8 +2,8 @@
 /*
  * ggroup: the books of GPU control groups, kept by the kernel.
  *
- * Everything goes through /dev/ggroup. This header is the whole interface; backend/ledgers/abi.py mirrors
- * it, and a test compares every size, offset and number of the two.
+ * Everything goes through /dev/ggroup. This header is the whole interface; backend/ledgers/abi.py
+ * mirrors it, and a test compares every size, offset and number of the two.
  *
  * WHAT IS KEPT. A GPU is known by its UUID. Its groups form a tree: the root, which stands for
  * the GPU and whose high is the capacity; slices below it, known by a path; processes as leaves.
