@@ -30,7 +30,7 @@ from backend.core.controller import Controller
 from backend.core.protocols import Gpu, Host, Moves
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.ledgers.soft import SoftLedger
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from ggroupfs.fs.controls import LEVERS
@@ -408,22 +408,22 @@ class Harness:
         population = self.controller.population
         for index, gpu in self.controller.gpus.items():
             for entry in population._slices.values():
-                books = self.ledger.books(Group(index, entry.slice))
-                below = [Group(index, r.process) for r in entry.members.values() if index in r.gpus]
-                below += [Group(index, child) for child in entry.children]
+                books = self.ledger.books(SliceOn(entry.slice, index))
+                below = [Member(r.process, index) for r in entry.members.values() if index in r.gpus]
+                below += [SliceOn(child, index) for child in entry.children]
                 assert books.current == sum(self.ledger.books(group).current for group in below)
                 assert books.swap == sum(self.ledger.books(group).swap for group in below)
-                group = Group(index, entry.slice)
+                group = SliceOn(entry.slice, index)
                 assert population.sharers(group) == sum(index in r.contexts for r in population.below(group))
             if isinstance(gpu, StubGpu):
                 for process in gpu.detached:
-                    path = population.path(Group(index, process))
-                    off = self.controller._follower.place(Group(index, process)).off
+                    path = population.path(Member(process, index))
+                    off = self.controller._follower.place(Member(process, index)).off
                     frozen = any(self.ledger.books(level).frozen for level in path)
                     assert frozen or off, f"{process} is frozen by nobody"
             if isinstance(gpu, SoftGpu):
                 for process, tenant in gpu._tenants.items():
-                    books, page = self.ledger.books(Group(index, process)), gpu.config.page
+                    books, page = self.ledger.books(Member(process, index)), gpu.config.page
                     assert tenant.memory.resident * page == books.current, (process, books)
                     assert (len(tenant.memory) - tenant.memory.resident) * page == books.swap, (process, books)
 

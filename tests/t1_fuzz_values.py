@@ -15,7 +15,7 @@ import attrs
 import pytest
 from hypothesis import strategies as st
 
-from backend.process.identity import ROOT, Group
+from backend.process.identity import ROOT, Group, SliceOn
 from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.fs.files import Events, OpenFile
 from tests.fuzzed import Target
@@ -162,7 +162,7 @@ def check(raw: bytes) -> None:
 
     if control.apply is not None:
         control = attrs.evolve(control, apply=record)
-    file = OpenFile(None, Events(), control, Group(0, ROOT))  # type: ignore[arg-type]
+    file = OpenFile(None, Events(), control, SliceOn(ROOT, 0))  # type: ignore[arg-type]
     assert (answer(file, raw), asked) == model(control.name, raw), (control.name, raw)
 
 

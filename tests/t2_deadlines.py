@@ -8,11 +8,11 @@ import pytest
 import trio
 
 from backend.core.deadlines import WHOLE_BYTES, Deadlines
-from backend.process.identity import Group, Process
+from backend.process.identity import Group, Member, Process
 from tests.harness import virtual
 
 SECONDS = 4.0
-SMALL, LARGE = (Group(0, Process(pid, 1)) for pid in (1, 2))
+SMALL, LARGE = (Member(Process(pid, 1), 0) for pid in (1, 2))
 
 
 async def wait(deadlines: Deadlines, group: Group, ended: dict[Group, float]) -> None:

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from backend.core.controller import Controller
 from backend.ledgers.soft import SoftLedger
-from backend.process.identity import Group, Process, Slice
+from backend.process.identity import Group, Member, Process, Slice
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine
 from ggroupfs.fs.directories import KEPT, Directories, Listing
@@ -76,7 +76,7 @@ class KeptListings(RuleBasedStateMachine):
     def one_leaves_a_gpu(self, pid: int, gpu: int, migrates: bool) -> None:
         resident = self.population.by_pid(pid)
         if resident is not None and resident.gpus == {0, 1}:
-            here, there = Group(gpu, resident.process), Group(1 - gpu, resident.process)
+            here, there = Member(resident.process, gpu), Member(resident.process, 1 - gpu)
             if migrates:
                 self.population.migrated(here, there)
             else:

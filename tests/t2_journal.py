@@ -32,7 +32,7 @@ from backend.ledgers.journal.ledger import SOON_S, JournaledLedger
 from backend.ledgers.journal.levers import JournaledGpu, Timeslices
 from backend.ledgers.journal.moves import WrittenMoves
 from backend.ledgers.journal.state import FIELDS, Entry, Lever, Moving, Owned, State
-from backend.process.identity import ROOT, Group, Process, Slice, identify
+from backend.process.identity import ROOT, Member, Process, Slice, SliceOn, identify
 from ggroupfs.commands import doctor
 from tests.fake_nvidia import patient
 from tests.harness import StubGpu, refuses, settle, virtual
@@ -121,8 +121,8 @@ def test_figures_are_written_before_they_are_read_and_soon(path: Path) -> None:
     journal = Journal(path, boot=BOOT)
     ledger = JournaledLedger(journal, NAMES)
     ledger.add_gpu(0, 100)
-    who = Group(0, Process(os.getpid(), 1))
-    ledger.add(who, Group(0, ROOT))
+    who = Member(Process(os.getpid(), 1), 0)
+    ledger.add(who, SliceOn(ROOT, 0))
 
     def peak() -> int:
         return format.read(path.read_bytes()).state.groups[NAMES[0], who.node].fields.get("peak", 0)
@@ -540,8 +540,8 @@ def test_a_full_disk(small_disk: Path) -> None:
     journal.listener = kept.append
     ledger = JournaledLedger(journal, NAMES)
     ledger.add_gpu(0, 100)
-    who = Group(0, Slice("/a"))
-    ledger.add(who, Group(0, ROOT))
+    who = SliceOn(Slice("/a"), 0)
+    ledger.add(who, SliceOn(ROOT, 0))
     ledger.configure(who, high=5)
     with (small_disk / "else").open("wb", buffering=0) as other:
         fill(other)
@@ -848,8 +848,12 @@ def test_what_a_ledger_inherits(path: Path) -> None:
     ledger = JournaledLedger(again, {3: "GPU-a"})
     ledger.add_gpu(3, 100)
     slice_, process = ledger.inherited()
-    assert (slice_.group, slice_.parent, slice_.applied) == (Group(3, Slice("/a")), Group(3, ROOT), Wanted(False, 0))
-    assert (process.group, process.parent) == (Group(3, who), slice_.group)
+    assert (slice_.group, slice_.parent, slice_.applied) == (
+        SliceOn(Slice("/a"), 3),
+        SliceOn(ROOT, 3),
+        Wanted(False, 0),
+    )
+    assert (process.group, process.parent) == (Member(who, 3), slice_.group)
     assert (process.applied, process.doubtful) == (Wanted(True, 500), True)
-    assert ledger.books(Group(3, ROOT)).high == 100
+    assert ledger.books(SliceOn(ROOT, 3)).high == 100
     let_go(again)

@@ -28,7 +28,7 @@ from backend.core.protocols import Ledger, Target
 from backend.core.records import MAX, Channel, Peak
 from backend.core.settings import SETTINGS
 from backend.ledgers.soft import SoftLedger
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn, group_on
 from tests.model import NaiveLedger
 from tests.strategies import Part, chosen, history, moments, odd, parts, pick, policies, sizes, small
 
@@ -112,7 +112,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def begin(self, inhabitants: list[tuple[int, int, int, bool]], rules: list[tuple[int, dict[str, Any]]]) -> None:
         for index, capacity in CAPACITIES.items():
             self.ask(0, self.ledger.add_gpu, index, capacity)
-            self.naive.enter(Group(index, ROOT), None, high=capacity)
+            self.naive.enter(SliceOn(ROOT, index), None, high=capacity)
         self.add(0, 0, 0, False)
         for inhabitant in inhabitants:
             self.add(*inhabitant)
@@ -121,7 +121,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(index=pick, gpu=gpus, below=pick, slice_=st.booleans())
     def add(self, index: int, gpu: int, below: int, slice_: bool) -> None:
-        group = Group(gpu, chosen(SLICES, index) if slice_ else chosen(self.processes, index))
+        group = group_on(chosen(SLICES, index) if slice_ else chosen(self.processes, index), gpu)
         slices = [group for group in self.naive.above if isinstance(group.node, Slice)]
         # One in eight may be another GPU's.
         above = chosen(slices if below % 8 == 0 else [slice_ for slice_ in slices if slice_.gpu == gpu], below // 8)
@@ -151,7 +151,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """At the end of every history, nonsense: it changes nothing."""
         if self.naive.above:
-            for gone in (Group(0, Process(99, 0)), Group(7, ROOT)):
+            for gone in (Member(Process(99, 0), 0), SliceOn(ROOT, 7)):
                 self.ask_nonsense(gone, self.any_slice(len(self.naive.above)), len(self.naive.asked))
             self.everybody_was_told()
             self.books_agree()
@@ -178,7 +178,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for name, value in OUT_OF_RANGE if below else ():
             code = errno.EINVAL if name in OF_SLICES and isinstance(below[0].node, Process) else errno.ERANGE
             self.ask(code, ledger.configure, below[0], **{name: value})
-        self.ask(errno.ENODEV, ledger.add, Group(0, Process(98, 0)), Group(0, Slice("/nowhere")))
+        self.ask(errno.ENODEV, ledger.add, Member(Process(98, 0), 0), SliceOn(Slice("/nowhere"), 0))
         self.ask(errno.EEXIST, ledger.add_gpu, 0, 10)
 
     # Policy
@@ -477,8 +477,8 @@ def test_twins_agree_with_themselves_and_not_with_a_mistake() -> None:
     run_state_machine_as_test(Both, settings=history(10))
     twins = Twins(SoftLedger(), ForgetsTheTop())
     twins.add_gpu(0, 100)
-    slice_, process = Group(0, Slice("/a")), Group(0, Process(1, 0))
-    twins.add(slice_, Group(0, ROOT))
+    slice_, process = SliceOn(Slice("/a"), 0), Member(Process(1, 0), 0)
+    twins.add(slice_, SliceOn(ROOT, 0))
     twins.add(process, slice_)
     twins.charge(process, 10)
     twins.configure(slice_, swap_max=5)
@@ -489,8 +489,8 @@ def test_twins_agree_with_themselves_and_not_with_a_mistake() -> None:
 def test_nobody_ever_holds_more_than_there_can_be() -> None:
     """2^63 - 1 bytes is "no limit", and more than that is nobody's: the lowest level that would hold it says so."""
     ledger = SoftLedger()
-    root, slice_ = Group(0, ROOT), Group(0, Slice("/a"))
-    one, other = Group(0, Process(1, 0)), Group(0, Process(2, 0))
+    root, slice_ = SliceOn(ROOT, 0), SliceOn(Slice("/a"), 0)
+    one, other = Member(Process(1, 0), 0), Member(Process(2, 0), 0)
     ledger.add_gpu(0, 100)
     ledger.add(slice_, root)
     for process in (one, other):

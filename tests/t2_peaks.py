@@ -22,10 +22,10 @@ from backend.ledgers.journal import state
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.ledger import JournaledLedger
 from backend.ledgers.soft import SoftLedger
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from tests.strategies import chosen, pick
 
-GROUP = Group(0, Process(2, 1))
+GROUP = Member(Process(2, 1), 0)
 
 
 class PeaksOfMany(RuleBasedStateMachine):
@@ -35,7 +35,7 @@ class PeaksOfMany(RuleBasedStateMachine):
         super().__init__()
         self.ledger = SoftLedger()
         self.ledger.add_gpu(0, 1000)
-        self.ledger.add(GROUP, Group(0, ROOT))
+        self.ledger.add(GROUP, SliceOn(ROOT, 0))
         self.peaks = Peaks(self.ledger)
         self.held: dict[Peak, list[int]] = {"peak": [0], "swap_peak": [0]}
         self.marks: list[tuple[Mark, int]] = []  # and since when
@@ -100,8 +100,8 @@ TestPeaks = PeaksOfMany.TestCase
 
 def test_a_reset_is_of_nobody_that_comes_later(tmp_path: Path) -> None:
     """A file was reset, and the daemon is another one since: no file is known that has reset it."""
-    group, names = Group(0, Slice("/a")), {0: "GPU-0"}
-    process = Group(0, Process(2, 1))
+    group, names = SliceOn(Slice("/a"), 0), {0: "GPU-0"}
+    process = Member(Process(2, 1), 0)
 
     def opened() -> tuple[Journal, JournaledLedger]:
         journal = Journal(tmp_path / "one.journal", boot="boot")
@@ -110,7 +110,7 @@ def test_a_reset_is_of_nobody_that_comes_later(tmp_path: Path) -> None:
         return journal, ledger
 
     journal, ledger = opened()
-    ledger.add(group, Group(0, ROOT))
+    ledger.add(group, SliceOn(ROOT, 0))
     ledger.add(process, group)
     ledger.charge(process, 70)
     ledger.swap_out(process, 50)
@@ -134,7 +134,7 @@ def test_the_journal_of_a_version_that_had_no_peak_ever(tmp_path: Path) -> None:
     journal.commit(state.gpu("GPU-0"), state.add(key, ROOT), state.put(key, {"peak": 7, "kept": 1}))
     ledger = JournaledLedger(journal, {0: "GPU-0"})
     ledger.add_gpu(0, 1000)
-    assert Peaks(ledger).ever(Group(0, Slice("/a")), "peak") == 7
+    assert Peaks(ledger).ever(SliceOn(Slice("/a"), 0), "peak") == 7
     journal.close()
 
 
@@ -159,7 +159,7 @@ class Module:
 
 def test_a_module_that_knows_one_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it forgets at a reset the daemon keeps; of the other peak nothing is made up."""
-    module, group = Module(), Group(0, Slice("/a"))
+    module, group = Module(), SliceOn(Slice("/a"), 0)
     monkeypatch.setattr(kernel, "DEVICE", os.devnull)
     monkeypatch.setattr(kernel, "_ask", module.ask)
     ledger = kernel.KernelLedger({0: "GPU-0"})

@@ -13,7 +13,7 @@ from backend.core.protocols import Target
 from backend.core.records import MAX
 from backend.ledgers import reclaim
 from backend.ledgers.account import Account
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from tests.model import effective_protection
 from tests.strategies import small
 
@@ -42,14 +42,14 @@ def settle(account: Account) -> tuple[int, int]:
 def trees(draw: st.DrawFn, most: int = 40, leaves: int = 5) -> Account:
     """The root of a GPU with slices, three levels of them at most, and processes."""
     amounts = st.integers(0, most)
-    root = Account(Group(0, ROOT), None)
+    root = Account(SliceOn(ROOT, 0), None)
     slices, depth = [root], {root: 0}
     for number in range(draw(st.integers(0, 4))):
         above = draw(st.sampled_from([slice_ for slice_ in slices if depth[slice_] < 3]))
-        slices.append(Account(Group(0, Slice(f"/{number}")), above))
+        slices.append(Account(SliceOn(Slice(f"/{number}"), 0), above))
         depth[slices[-1]] = depth[above] + 1
     for number in range(draw(st.integers(1, leaves))):
-        leaf = Account(Group(0, Process(number + 1, 0)), draw(st.sampled_from(slices)))
+        leaf = Account(Member(Process(number + 1, 0), 0), draw(st.sampled_from(slices)))
         leaf.update(current=draw(amounts), swap=draw(amounts))
     unlimited = st.one_of(amounts, st.just(MAX))
     for account in below(root):
@@ -214,10 +214,10 @@ class Example:
     """GPU (no limits) over slice S over processes 1 and 2, and process 3 beside S."""
 
     def __init__(self, *holds: int) -> None:
-        self.gpu = Account(Group(0, ROOT), None)
-        self.s = Account(Group(0, Slice("/s")), self.gpu)
-        self.one, self.two = (Account(Group(0, Process(pid, 0)), self.s) for pid in (1, 2))
-        self.three = Account(Group(0, Process(3, 0)), self.gpu)
+        self.gpu = Account(SliceOn(ROOT, 0), None)
+        self.s = Account(SliceOn(Slice("/s"), 0), self.gpu)
+        self.one, self.two = (Account(Member(Process(pid, 0), 0), self.s) for pid in (1, 2))
+        self.three = Account(Member(Process(3, 0), 0), self.gpu)
         for leaf, held in zip((self.one, self.two, self.three), holds, strict=True):
             leaf.update(current=held)
         settle(self.gpu)

@@ -29,7 +29,7 @@ from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.ledger import JournaledLedger
 from backend.ledgers.soft import SoftLedger
 from backend.process import delegated, procfs
-from backend.process.identity import ROOT, Group, Process, Slice, identify
+from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn, identify
 from ggroupfs.fs.tree import Tree
 from tests.harness import Harness, StubGpu, World, answers, running, settle, virtual
 
@@ -138,8 +138,8 @@ async def test_a_program_too_deep_is_counted_above_and_followed_on(
         resident = h.controller.population.resident(who)
         assert resident is not None
         assert resident.slice == Slice("/d" * 128)
-        assert h.controller.books(Group(0, resident.slice)).current == 4096
-        assert h.controller.books(Group(0, Slice("/d"))).current == 4096
+        assert h.controller.books(SliceOn(resident.slice, 0)).current == 4096
+        assert h.controller.books(SliceOn(Slice("/d"), 0)).current == 4096
         assert [r.name for r in caplog.records] == ["backend.core.population"]
         assert f"process {who.pid}" in caplog.text
         caplog.clear()
@@ -232,7 +232,7 @@ def test_what_the_books_refuse_on_one_gpu_is_on_none() -> None:
     assert len(ledger._accounts) == 2
     resident = population.admit(identify(os.getpid()), Slice("/a/b/c"), {0, 1})
     assert resident.slice == Slice("/a/b")
-    assert Group(0, Slice("/a/b/c")) not in ledger._accounts
+    assert SliceOn(Slice("/a/b/c"), 0) not in ledger._accounts
 
 
 def test_what_was_there_before_is_counted_and_stays() -> None:
@@ -241,12 +241,12 @@ def test_what_was_there_before_is_counted_and_stays() -> None:
     ledger.add_gpu(0, 1 << 30)
     slices = [Slice("/mine"), *(Slice(f"/mine/{'s' * n}") for n in range(1, 60))]
     for slice_ in slices:
-        ledger.add(Group(0, slice_), Group(0, slice_.parent or ROOT))
-        ledger.configure(Group(0, slice_), kept=True)
-    ledger.configure(Group(0, slices[0]), uid=USER)
+        ledger.add(SliceOn(slice_, 0), SliceOn(slice_.parent or ROOT, 0))
+        ledger.configure(SliceOn(slice_, 0), kept=True)
+    ledger.configure(SliceOn(slices[0], 0), uid=USER)
     population = Population(ledger, (0,))
     population.take_over(
-        [Inherited(Group(0, s), Group(0, s.parent or ROOT), Wanted(False, 0), False) for s in slices], {}
+        [Inherited(SliceOn(s, 0), SliceOn(s.parent or ROOT, 0), Wanted(False, 0), False) for s in slices], {}
     )
     assert len(population.slices()) == 61
     with pytest.raises(BlockingIOError):
@@ -266,8 +266,8 @@ def test_below_is_as_quick_as_there_are_processes(monkeypatch: pytest.MonkeyPatc
         population.hold(Slice(f"/top/{number}/d"))
     process = Process(1, 1)
     resident = population.admit(process, Slice("/top/7/d"), {0})
-    top = Group(0, Slice("/top"))
-    assert list(population.below(top)) == list(population.below(Group(0, ROOT))) == [resident]
+    top = SliceOn(Slice("/top"), 0)
+    assert list(population.below(top)) == list(population.below(SliceOn(ROOT, 0))) == [resident]
     looked = []
     entries = [population.slice_entry(slice_) for slice_ in population.slices()]
     for entry in entries:
@@ -275,7 +275,7 @@ def test_below_is_as_quick_as_there_are_processes(monkeypatch: pytest.MonkeyPatc
         looked.append(len(entry.occupied))
     assert sorted(looked)[-4:] == [0, 1, 1, 1]
     population.relocate(resident, Slice("/top/8"))
-    assert list(population.below(Group(0, Slice("/top/7")))) == []
+    assert list(population.below(SliceOn(Slice("/top/7"), 0))) == []
     assert list(population.below(top)) == [resident]
     population.expel(process)
     assert list(population.below(top)) == []
@@ -288,7 +288,7 @@ def test_who_shares_a_timeslice_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
     ledger.add_gpu(0, 1 << 30)
     ledger.add_gpu(1, 1 << 30)
     population = Population(ledger, (0, 1))
-    top, low = Group(0, Slice("/top")), Group(0, Slice("/top/low"))
+    top, low = SliceOn(Slice("/top"), 0), SliceOn(Slice("/top/low"), 0)
     residents = [population.admit(Process(pid, 1), Slice("/top/low"), {0, 1}) for pid in range(1, 4)]
     for resident in residents:
         population.join(resident, 0)
@@ -298,11 +298,11 @@ def test_who_shares_a_timeslice_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
     population.relocate(residents[0], Slice("/top"))
     assert (population.sharers(top), population.sharers(low)) == (3, 2)
     population.expel(residents[1].process)
-    population.migrated(Group(0, residents[2].process), Group(1, residents[2].process))
+    population.migrated(Member(residents[2].process, 0), Member(residents[2].process, 1))
     assert (population.sharers(top), population.sharers(low)) == (1, 0)
-    assert population.sharers(Group(1, Slice("/top/low"))) == 1
+    assert population.sharers(SliceOn(Slice("/top/low"), 1)) == 1
     population.quit(residents[0], 0)
-    assert population.sharers(top) == population.sharers(Group(0, residents[0].process)) == 0
+    assert population.sharers(top) == population.sharers(Member(residents[0].process, 0)) == 0
 
 
 def test_whose_a_cgroup_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

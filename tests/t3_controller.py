@@ -14,7 +14,7 @@ import trio
 from backend.core.controller import DEADLINE_S
 from backend.core.membership import CGROUP_SWEEP_S
 from backend.core.records import OVERCOMMIT
-from backend.process.identity import Group, Process, Slice
+from backend.process.identity import Member, Process, Slice
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from tests.harness import MIB, StubGpu, Waker, answers, hang, raises, refuses, running, settle, virtual
@@ -110,11 +110,11 @@ async def test_a_lever_that_fails_changes_nothing(
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid, gmem=8 * MIB)
         file = f"{who.pid}/0/{name}"
-        books = h.ledger.books(Group(0, who))
+        books = h.ledger.books(Member(who, 0))
         gpu.script(lever, refuses(code))
         assert await h.refused(file, value) == code
         assert await h.read(file) == before
-        after = h.ledger.books(Group(0, who))
+        after = h.ledger.books(Member(who, 0))
         assert (after.high, after.low, after.frozen, after.timeslice_us) == (
             books.high,
             books.low,
@@ -365,7 +365,7 @@ async def test_two_reclaims_at_once_take_no_more_than_swap_max(spawn: Spawn) -> 
             for _ in range(3):
                 nursery.start_soon(reclaim)
         assert set(codes) <= {0, errno.EAGAIN}, [errno.errorcode.get(code) for code in codes]
-        books = h.ledger.books(Group(0, who))
+        books = h.ledger.books(Member(who, 0))
         assert books.swap <= 48 * MIB
         h.check()
 
@@ -395,7 +395,7 @@ async def test_who_gives_as_soon_as_it_is_told_has_nothing_moved(spawn: Spawn) -
         began = trio.current_time()
         await h.write(f"{who.pid}/0/gmem.reclaim", "32M")
         assert (waker.woken, trio.current_time() - began) == (1, 0)
-        books = h.ledger.books(Group(0, who))
+        books = h.ledger.books(Member(who, 0))
         assert books.swap == 0
         assert books.current < 96 * MIB
         await h.operations.release(fh)
@@ -421,7 +421,7 @@ async def test_swap_max_lowered_while_memory_moves(spawn: Spawn) -> None:
         assert codes[0] in (0, errno.EAGAIN, errno.EBUSY), errno.errorcode.get(codes[0])
         h.check()
         gpu.free(who, pages)
-        assert h.ledger.books(Group(0, who)).swap == 0
+        assert h.ledger.books(Member(who, 0)).swap == 0
 
 
 @virtual

@@ -35,7 +35,7 @@ from backend.door.wire import FORMAT, SIZE, VERSION, Message, Op
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
-from backend.process.identity import Group, Process, Slice
+from backend.process.identity import Member, Process, Slice
 from ggroupfs.client import flat
 from tests.cgroups import cgroup, enter, frozen
 from tests.fake_nvidia import FakeNvml, FakeSystem, patient
@@ -1257,7 +1257,7 @@ def test_nobody_is_waited_for_whose_file_is_closed_or_a_strangers(drive: Drive) 
             await rig.h.write(program.file + "gmem.limit.high", "3G")
         await rig.h.operations.release(stranger)
         assert rig.h.controller._reclaimer._listeners == {}
-        assert rig.h.ledger.books(Group(0, program.process)).swap == GIB
+        assert rig.h.ledger.books(Member(program.process, 0)).swap == GIB
 
     drive(test)
 

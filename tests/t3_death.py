@@ -17,7 +17,7 @@ import trio
 from backend.core.controller import DEADLINE_S
 from backend.core.records import MAX
 from backend.door import tenants
-from backend.process.identity import Group, Slice
+from backend.process.identity import Member, Slice, SliceOn
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from tests.harness import MIB, StubGpu, answers, hang, raises, refuses, running, settle, until, virtual
@@ -121,7 +121,7 @@ async def test_crowds_that_die_leave_nothing(spawn: Spawn) -> None:
         await until(lambda: len(h.controller.population) == 0, "all are gone")
         await settle()
         assert h.leftovers() == start
-        assert h.ledger.books(Group(0, Slice("/"))).current == 0
+        assert h.ledger.books(SliceOn(Slice("/"), 0)).current == 0
         assert (len(gpu._tenants), len(gpu._frames), len(gpu._slots), len(gpu._engine)) == (0, 0, 0, 0)
 
 
@@ -198,7 +198,7 @@ async def test_a_recycled_pid_inherits_nothing(spawn: Spawn) -> None:
         assert gpu.forgotten == [old]
         assert gpu.detached == set()
         assert gpu.timeslices == {}
-        books = h.ledger.books(Group(0, new))
+        books = h.ledger.books(Member(new, 0))
         assert (books.high, books.low, books.swap_max) == (MAX, 0, MAX)
         assert (books.current, books.swap, books.frozen, books.timeslice_us) == (0, 0, False, 0)
         attributes = h.tree.attributes(await h.inode(f"{pid}/0/gmem.limit.high"))
@@ -208,7 +208,7 @@ async def test_a_recycled_pid_inherits_nothing(spawn: Spawn) -> None:
         h.controller.host.observe(old, 0, 99)
         with pytest.raises(OSError, match="No such device"):
             await h.controller.host.charge(old, 0, MIB)
-        assert h.ledger.books(Group(0, new)) == books
+        assert h.ledger.books(Member(new, 0)) == books
         del h.world.later[pid]
         await h.arrive(pid)
         assert h.leftovers()["residents"] == start["residents"] + 1

@@ -9,7 +9,7 @@ import pytest
 
 import ggroupfs.fs.operations
 from backend.core.records import Activity, Footprint
-from backend.process.identity import Group, Process
+from backend.process.identity import Member, Process
 from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.fs.files import EVENT, GONE, READY
 from ggroupfs.view.figures import SOURCES
@@ -93,7 +93,7 @@ async def test_poll_handles(spawn: Spawn) -> None:
         who = await h.arrive(process.pid)
         inode, fh, closed = 0, *[await h.open(f"{process.pid}/0/gmem.events") for _ in range(2)]
         plain = await h.open(f"{process.pid}/0/gmem.current")
-        op, group = h.operations, Group(0, who)
+        op, group = h.operations, Member(who, 0)
         assert await op.poll(inode, plain, None, h.ctx) == READY | EVENT, "as every file of cgroup2"
         assert await op.poll(inode, fh, None, h.ctx) == READY | EVENT, "before the first read there is news"
         await op.read(fh, 0, 4096)
@@ -147,7 +147,7 @@ async def test_usermemfd_wakes_at_pressure_and_at_the_end(spawn: Spawn) -> None:
         assert await op.poll(0, fh, waker, h.ctx) == 0
         assert await answers(op.read(fh, 0, 16)) == errno.EAGAIN
         assert await answers(op.read(fh, 0, 15)) == errno.EINVAL
-        h.ledger.press(Group(0, who), 4096)
+        h.ledger.press(Member(who, 0), 4096)
         assert waker.woken == 1
         assert await op.poll(0, fh, last, h.ctx) == select.POLLIN | select.POLLRDNORM
         assert await op.read(fh, 0, 16) == (4096).to_bytes(8, "little") + (1).to_bytes(8, "little")

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from backend.core.records import Channel
-from backend.process.identity import Group, Slice
+from backend.process.identity import Group, Member, Slice, SliceOn, group_on
 from ggroupfs.fs.inodes import ROOT_INODE
 from tests.harness import Harness, StubGpu, running, settle, until, virtual
 
@@ -53,14 +53,14 @@ async def test_a_freeze_wakes_everybody_below(spawn: Spawn) -> None:
     async with running() as h:
         who = await h.arrive(spawn().pid, cgroup="/job/a")
         await mkdir(h, "slice/job/empty")
-        groups = [Group(0, who), *(Group(0, Slice(path)) for path in ("/job", "/job/a", "/job/empty"))]
+        groups = [Member(who, 0), *(SliceOn(Slice(path), 0) for path in ("/job", "/job/a", "/job/empty"))]
         for value in (1, 0, 1):
             before = {group: h.events.count(group, Channel.COMPUTE) for group in groups}
             await h.write("slice/job/0/compute.freeze", value)
             after = {group: h.events.count(group, Channel.COMPUTE) for group in groups}
             assert {group: after[group] - before[group] for group in groups} == dict.fromkeys(groups, 1)
         await mkdir(h, "slice/job/late")
-        late = Group(0, Slice("/job/late"))
+        late = SliceOn(Slice("/job/late"), 0)
         assert await frozen(h, "slice/job/late"), "it is so from the start"
         assert not h.events.count(late, Channel.COMPUTE)
         await h.write("slice/job/0/compute.freeze", 0)
@@ -73,14 +73,14 @@ async def test_a_process_that_is_made_in_a_frozen_slice_is_frozen(spawn: Spawn) 
     async with running() as h:
         await mkdir(h, "slice/job")
         await h.write("slice/job/0/compute.freeze", 1)
-        before = h.events.count(Group(0, Slice("/job")), Channel.COMPUTE)
+        before = h.events.count(SliceOn(Slice("/job"), 0), Channel.COMPUTE)
         pid = spawn().pid
         h.world.cgroups[pid] = Slice("/job")
         await mkdir(h, str(pid))
         assert not await frozen(h, "slice/job")
-        assert h.events.count(Group(0, Slice("/job")), Channel.COMPUTE) == before + 1
-        await until(lambda: h.controller.is_frozen(Group(0, Slice("/job"))), "it is frozen")
-        assert h.events.count(Group(0, Slice("/job")), Channel.COMPUTE) == before + 2
+        assert h.events.count(SliceOn(Slice("/job"), 0), Channel.COMPUTE) == before + 1
+        await until(lambda: h.controller.is_frozen(SliceOn(Slice("/job"), 0)), "it is frozen")
+        assert h.events.count(SliceOn(Slice("/job"), 0), Channel.COMPUTE) == before + 2
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -92,7 +92,7 @@ async def test_nothing_changes_without_an_event(spawn: Spawn, seed: int) -> None
         for path in SLICES:
             await mkdir(h, place(path))
         processes = [await h.arrive(spawn().pid, cgroup=draw.choice(SLICES)) for _ in range(4)]
-        groups = [Group(0, one) for one in (*map(Slice, SLICES), *processes)]
+        groups = [group_on(one, 0) for one in (*map(Slice, SLICES), *processes)]
         said: dict[Group, tuple[int, bool]] = {}
         for _ in range(60):
             for group in groups:

@@ -39,7 +39,7 @@ from backend.ledgers.provider import ProviderGpu
 from backend.nvidia import rm
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
-from backend.process.identity import ROOT, Group, Process
+from backend.process.identity import ROOT, Group, Member, Process
 from tests.fake_nvidia import FakeNvml, FakeSystem, Program, patient
 from tests.harness import MIB, REAL_S, Harness, World, descriptors, running, settle
 from tests.t2_journal import MEMORY, let_go
@@ -243,7 +243,7 @@ class Machine:
 
     def group(self, name: str) -> Group:
         """Of a program, on its GPU."""
-        return Group(self.on[name], self.programs[name].identity)
+        return Member(self.programs[name].identity, self.on[name])
 
     def start(self, name: str, cgroup: str = "/", gpu: int = 0) -> None:
         """A program makes a context."""

@@ -101,9 +101,9 @@ async def test_books_that_cannot_be_written_down_once(tmp_path: Any, spawn: Spaw
 
 
 def _group(process: Any) -> Any:
-    from backend.process.identity import Group
+    from backend.process.identity import Member
 
-    return Group(0, process)
+    return Member(process, 0)
 
 
 @pytest.mark.logs("connection dropped", "cannot be served")

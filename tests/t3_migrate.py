@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import trio
 
-from backend.process.identity import Group
+from backend.process.identity import Member
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine
@@ -392,7 +392,7 @@ async def test_a_call_of_the_program_waits_for_the_move(spawn: Spawn) -> None:
             await settle()
             assert order == []
         assert order == ["called"]
-        assert h.controller.activity(Group(1, process)).submitted == 1
+        assert h.controller.activity(Member(process, 1)).submitted == 1
 
 
 @virtual

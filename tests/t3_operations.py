@@ -20,7 +20,7 @@ import pytest
 import trio
 from pyfuse3 import FUSEError
 
-from backend.process.identity import Group
+from backend.process.identity import Member
 from ggroupfs.fs.inodes import ROOT_INODE, SELF_INODE
 from ggroupfs.fs.messenger import Messenger
 from ggroupfs.fs.notify import NOTIFY_INTERVAL_S
@@ -321,12 +321,12 @@ async def test_watchers_are_told_of_looked_up_files_only(spawn: Spawn, tmp_path:
         for file in files:
             file.write_text("untouched")
         for process in who:
-            h.ledger.note(Group(0, process), "high")
+            h.ledger.note(Member(process, 0), "high")
         await until(lambda: files[0].read_text() == "", "the file that was looked up is touched")
         assert files[1].read_text() == "untouched"
         await h.operations.forget([(await h.inode(f"{known}/0/gmem.events"), 2)])
         files[0].write_text("untouched")
-        h.ledger.note(Group(0, who[0]), "high")
+        h.ledger.note(Member(who[0], 0), "high")
         await trio.sleep(1)
         assert files[0].read_text() == "untouched", "forgotten by the kernel: nobody can be watching"
 
@@ -348,7 +348,7 @@ async def test_a_storm_of_events_is_told_once_in_a_while(spawn: Spawn, tmp_path:
 
         with mock.patch.object(Messenger, "deliver", told):
             for _ in range(500):
-                h.ledger.note(Group(0, who), "high")
+                h.ledger.note(Member(who, 0), "high")
                 await trio.sleep(NOTIFY_INTERVAL_S / 10)
             last = trio.current_time()
             await trio.sleep(10 * NOTIFY_INTERVAL_S)
@@ -386,7 +386,7 @@ async def test_events_of_groups_that_nobody_looked_at_leave_nothing(spawn: Spawn
         for _ in range(3):
             process = spawn()
             who = await h.arrive(process.pid, "/batch/job")
-            h.ledger.note(Group(0, who), "high")
+            h.ledger.note(Member(who, 0), "high")
             process.kill()
             await h.gone(who)
         await settle()

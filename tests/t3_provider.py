@@ -21,7 +21,7 @@ from backend.core.records import Books, Footprint
 from backend.door.wire import SIZE, Message, Op
 from backend.ledgers.provider import ProviderGpu
 from backend.ledgers.soft import SoftLedger
-from backend.process.identity import Group, Process, identify
+from backend.process.identity import Group, Member, Process, identify
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from tests.harness import MIB, StubGpu, hang, raises, refuses, running, settle, virtual
@@ -132,7 +132,7 @@ async def test_levers_go_through_the_kernel_and_back() -> None:
         await provided.detach(WHO)
         await provided.attach(WHO)
         assert await provided.reclaim(WHO, 7) == 7
-        group = Group(3, WHO)
+        group = Member(WHO, 3)
         assert queue.asked == [
             (Op.SET_TIMESLICE, group, 4000),
             (Op.DETACH_TSG, group, 0),
@@ -277,7 +277,7 @@ async def test_levers_are_served_while_the_gpu_has_its_first_look(spawn: Spawn) 
         async with running(provided, ledger=ledger) as h:
             assert trio.current_time() - began < 1
             assert inner.detached == {who}
-            assert queue.asked == [(Op.DETACH_TSG, Group(0, who), 0)]
+            assert queue.asked == [(Op.DETACH_TSG, Member(who, 0), 0)]
             assert "frozen 1" in await h.read(f"{who.pid}/0/compute.events")
 
 

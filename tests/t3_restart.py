@@ -23,7 +23,7 @@ from backend.ledgers.journal.levers import JournaledGpu
 from backend.ledgers.journal.moves import WrittenMoves
 from backend.ledgers.journal.state import Operation
 from backend.ledgers.soft import SoftLedger
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from tests.harness import MIB, Harness, StubGpu, World, hang, raises, refuses, running, settle, until, virtual
@@ -43,7 +43,7 @@ class SurvivingLedger(SoftLedger):
         """Whose levers were told to move and did not answer."""
 
     def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
-        account = self._accounts.get(Group(index, ROOT))
+        account = self._accounts.get(SliceOn(ROOT, index))
         if account is None:
             super().add_gpu(index, capacity, granule)
         else:
@@ -109,13 +109,13 @@ async def test_what_was_set_is_there_again(spawn: Spawn) -> None:
             await h.write(f"{pid}/0/{name}", value)
         await h.write(f"{pid}/0/compute.timeslice", "4")
         await h.write(f"{pid}/0/compute.freeze", 1)
-        before = machine.ledger.books(Group(0, who))
+        before = machine.ledger.books(Member(who, 0))
         h.kill()
     assert gpu.detached == {who}
     async with machine.daemon() as h:
         assert "frozen 1" in await h.read(f"{pid}/0/compute.events"), "it never was otherwise"
         await settle()
-        assert machine.ledger.books(Group(0, who)) == before
+        assert machine.ledger.books(Member(who, 0)) == before
         assert before.events_reclaim == 1
         assert (await h.listdir("slice/job"), await h.listdir("slice")) == (["0"], ["job"])
         for name, value in (("gmem.limit.high", 4 * MIB), ("compute.freeze", 1), ("compute.timeslice", 4)):
@@ -208,7 +208,7 @@ async def test_the_dead_are_dropped(spawn: Spawn) -> None:
         assert list(h.controller.population.pids()) == [survivor.pid]
         assert await h.read("slice/job/0/gmem.current") == f"{MIB}\n"
         who = await h.arrive(recycled.pid, "/job")
-        assert machine.ledger.books(Group(0, who)).high == MAX
+        assert machine.ledger.books(Member(who, 0)).high == MAX
         survivor.kill()
         recycled.kill()
         await until(lambda: len(h.controller.population) == 0, "exits are noticed as ever")
@@ -296,7 +296,7 @@ async def test_what_is_detached_and_not_to_be_is_attached(spawn: Spawn) -> None:
         await h.write(f"{pid}/0/compute.freeze", 1)
         await h.write(f"{pid}/0/compute.timeslice", 4)
         h.kill()
-    machine.ledger.configure(Group(0, who), frozen=False, timeslice_us=0)
+    machine.ledger.configure(Member(who, 0), frozen=False, timeslice_us=0)
     async with machine.daemon() as h:
         await settle()
         assert gpu.detached == set()
@@ -347,15 +347,17 @@ async def test_what_was_left_half_done_is_made_whole(spawn: Spawn) -> None:
         h.kill()
     ledger = machine.ledger
     half, one = Slice("/half"), Slice("/there/one")
-    ledger.add(Group(1, half), Group(1, ROOT))
-    ledger.configure(Group(1, half), kept=True, uid=7)
-    ledger.add(Group(1, one), Group(1, Slice("/there")))
-    ledger.move(Group(1, who), Group(1, one))
+    ledger.add(SliceOn(half, 1), SliceOn(ROOT, 1))
+    ledger.configure(SliceOn(half, 1), kept=True, uid=7)
+    ledger.add(SliceOn(one, 1), SliceOn(Slice("/there"), 1))
+    ledger.move(Member(who, 1), SliceOn(one, 1))
     async with machine.daemon() as h:
         assert sorted(await h.listdir("slice")) == ["half", "there"]
         assert await h.listdir("slice/there") == ["0", "1"], "who was on the way is where its cgroup is"
-        assert {ledger.parent(Group(gpu, who)) for gpu in (0, 1)} == {Group(gpu, Slice("/there")) for gpu in (0, 1)}
-        assert all(ledger.books(Group(gpu, half)).kept and ledger.books(Group(gpu, half)).uid == 7 for gpu in (0, 1))
+        assert {ledger.parent(Member(who, gpu)) for gpu in (0, 1)} == {SliceOn(Slice("/there"), gpu) for gpu in (0, 1)}
+        assert all(
+            ledger.books(SliceOn(half, gpu)).kept and ledger.books(SliceOn(half, gpu)).uid == 7 for gpu in (0, 1)
+        )
         assert await h.read("slice/half/0/gmem.current") == "0\n"
 
 
@@ -385,7 +387,7 @@ async def test_giving_away_is_in_the_books(spawn: Spawn) -> None:
     gpus = StubGpu(0), StubGpu(1)
     async with running(*gpus) as h:
         await h.operations.mkdir(await h.inode("slice"), b"job", 0o755, h.ctx)
-        groups = [Group(gpu, Slice("/job")) for gpu in (0, 1)]
+        groups = [SliceOn(Slice("/job"), gpu) for gpu in (0, 1)]
         assert all(h.ledger.books(group).kept for group in groups)
         await chown(h, "slice/job", 1000, 100)
         h.tree.chown(await h.inode("slice/job"), None, 5, None)
@@ -394,7 +396,7 @@ async def test_giving_away_is_in_the_books(spawn: Spawn) -> None:
         assert [(h.ledger.books(group).uid, h.ledger.books(group).gid) for group in groups] == [(1000, 5)] * 2
         await chown(h, "slice", 1000, 100)
         assert await uid_of(h, "slice") == 1000
-        assert h.ledger.books(Group(0, ROOT)).uid == NOBODY
+        assert h.ledger.books(SliceOn(ROOT, 0)).uid == NOBODY
 
 
 # Killed while a program goes from one GPU to another

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from backend.core.controller import DEADLINE_S
 from backend.core.records import NOWHERE, Activity
-from backend.process.identity import Group, Process
+from backend.process.identity import Member, Process
 from backend.scheduler.fair import SWITCH_US
 from backend.scheduler.scheduler import AGAIN_S
 from backend.soft.config import SoftConfig
@@ -692,7 +692,7 @@ async def test_switched_off_nothing_is_done(spawn: Spawn) -> None:
             assert await p.h.refused(f"{one.pid}/0/{name}", 1) == errno.EOPNOTSUPP
         await trio.sleep(5)
         assert p.gpu.moved == []
-        assert p.h.controller._follower.place(Group(0, one)) == NOWHERE
+        assert p.h.controller._follower.place(Member(one, 0)) == NOWHERE
 
 
 @pytest.mark.parametrize("lever", ["compute.timeslice", "compute.freeze"])

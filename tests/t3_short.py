@@ -23,7 +23,7 @@ from backend.ledgers.journal.file import RETRY_S, Journal
 from backend.ledgers.kernel import KernelLedger
 from backend.nvidia import checkpoint
 from backend.nvidia.mover import AGAIN_S, Mover
-from backend.process.identity import ROOT, Group, Process, Slice, identify
+from backend.process.identity import ROOT, Process, Slice, SliceOn, identify
 from ggroupfs.daemon import mount
 from ggroupfs.fs.messenger import Messenger
 from ggroupfs.units import files
@@ -220,9 +220,9 @@ async def test_a_thread_that_cannot_be_had_is_an_error_of_the_system() -> None:
         with pytest.raises(BlockingIOError, match="it is not asked: can't start new thread"):
             await in_a_thread("it", lambda: 1)
         ledger = KernelLedger.__new__(KernelLedger)  # there is no module here
-        ledger._ids, ledger._control, ledger._limiter = {Group(0, ROOT): 1}, -1, trio.CapacityLimiter(1)
+        ledger._ids, ledger._control, ledger._limiter = {SliceOn(ROOT, 0): 1}, -1, trio.CapacityLimiter(1)
         with pytest.raises(BlockingIOError, match="the kernel module is not asked"):
-            await ledger.pull(Op.DETACH_TSG, Group(0, ROOT), 0, 1.0)
+            await ledger.pull(Op.DETACH_TSG, SliceOn(ROOT, 0), 0, 1.0)
     assert await in_a_thread("it", lambda: 1) == 1
     with pytest.raises(RuntimeError, match="a bug"):
         await in_a_thread("it", lambda: exec("raise RuntimeError('a bug')"))

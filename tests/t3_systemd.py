@@ -17,7 +17,7 @@ from jeepney import Message, new_signal
 from jeepney.io.trio import open_dbus_connection
 from jeepney.low_level import HeaderFields, Parser
 
-from backend.process.identity import Group, Slice
+from backend.process.identity import Slice, SliceOn
 from ggroupfs.units import Units
 from ggroupfs.units.systemd import Bus, Systemd, name_at
 from ggroupfs.units.wire import Reader, Unread
@@ -61,7 +61,7 @@ async def policy(tmp_path: Path, address: str) -> AsyncIterator[Harness]:
 
 
 def high(h: Harness, path: str) -> int | None:
-    group = Group(0, Slice(path))
+    group = SliceOn(Slice(path), 0)
     return h.ledger.books(group).high // MIB if h.controller.population.holds(group) else None
 
 

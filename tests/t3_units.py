@@ -13,7 +13,7 @@ import trio
 from backend.core.protocols import Gpu
 from backend.core.records import MAX, Books
 from backend.ledgers.soft import SoftLedger
-from backend.process.identity import Group, Slice
+from backend.process.identity import Slice, SliceOn
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from ggroupfs.units import Units
@@ -49,7 +49,7 @@ def manager(tmp_path: Path) -> FakeManager:
 
 
 def books(h: Harness, path: str, gpu: int = 0) -> Books:
-    return h.ledger.books(Group(gpu, Slice(path)))
+    return h.ledger.books(SliceOn(Slice(path), gpu))
 
 
 def here(h: Harness, path: str) -> bool:

@@ -32,7 +32,7 @@ from backend.core.controller import Controller
 from backend.core.records import MAX
 from backend.core.settings import LOW, SWAP_MAX, Setting
 from backend.ledgers.soft import SoftLedger
-from backend.process.identity import Group, Process, Slice, identify
+from backend.process.identity import Group, Member, Process, Slice, SliceOn, identify
 from backend.soft.client import Device
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
@@ -164,8 +164,8 @@ class Model:
 
         def collect() -> list[Group]:
             population = self.controller.population
-            found = [Group(gpu, r.process) for r in population.residents() for gpu in r.gpus]
-            return found + [Group(0, slice_) for slice_ in SLICES if population.slice_entry(slice_) is not None]
+            found = [Member(r.process, gpu) for r in population.residents() for gpu in r.gpus]
+            return found + [SliceOn(slice_, 0) for slice_ in SLICES if population.slice_entry(slice_) is not None]
 
         groups: list[Group] = self.do(collect)
         return groups
@@ -354,7 +354,7 @@ class MountMachine(RuleBasedStateMachine):
             return numbers["pending"] == "0" or numbers["attached"] == "0"
 
         for puppet in self.puppets:
-            group = Group(0, puppet.process)
+            group = Member(puppet.process, 0)
             path = self.path(group) / "gcgroup.stat"
             eventually(lambda p=path: idle(answer(p.read_text)), "the mount's kernels finish")
             eventually(lambda g=group: idle(self.model.shows("gcgroup.stat", g)), "the model's kernels finish")
@@ -406,7 +406,7 @@ class MountMachine(RuleBasedStateMachine):
         self.puppets.remove(puppet)
         puppet.end(kill=kill)
         eventually(lambda: not (self.mount / puppet.pid).exists(), "its directory is gone")
-        group = Group(0, puppet.process)
+        group = Member(puppet.process, 0)
         eventually(lambda: not self.model.do(self.controller.population.holds, group), "the model noticed")
 
     # What tenants do
@@ -603,7 +603,7 @@ class MountMachine(RuleBasedStateMachine):
         pids = {str(group.node.pid) for group in groups if isinstance(group.node, Process)}
         assert {name for name in os.listdir(self.mount.path) if name.isdigit()} == pids
         for slice_ in SLICES:
-            there = Group(0, slice_) in groups
+            there = SliceOn(slice_, 0) in groups
             path = self.mount.path / f"slice{slice_.path}"
             # What a process left behind is known to be gone a moment later, when the kernel was told.
             what = f"{path} is there: {there}"

@@ -28,7 +28,7 @@ from backend.core.room import RoomNotices
 from backend.core.settings import Setting
 from backend.core.writers import Writers
 from backend.process.delegated import delegate_of
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.process.looks import identified
 from backend.scheduler.schedulers import Schedulers
 
@@ -141,11 +141,11 @@ class Controller:
 
     def gpu_current(self, gpu: int) -> int:
         """Bytes in use on a GPU, as far as its processes are in the books."""
-        return self.books(Group(gpu, ROOT)).current
+        return self.books(SliceOn(ROOT, gpu)).current
 
     def applied_timeslice(self, group: Group) -> int:
         """The timeslice in force for a process, or asked for a slice, microseconds; 0 is the default."""
-        if isinstance(group.node, Slice):
+        if isinstance(group, SliceOn):
             return self.books(group).timeslice_us
         return self._follower.applied(group).timeslice_us
 
@@ -192,7 +192,7 @@ class Controller:
             if self.population.resident(process) is not None:
                 raise fail(errno.EEXIST)
             self._membership.admit(process, self.gpus)
-            for group in [Group(gpu, process) for gpu in self.gpus]:
+            for group in [Member(process, gpu) for gpu in self.gpus]:
                 if not self._follower.follows(group):
                     self._follower.background.later(group)
         except ProcessLookupError:
@@ -210,7 +210,7 @@ class Controller:
     def unmake_slice(self, slice_: Slice) -> None:
         """rmdir: EBUSY while a process or a slice is below it. Who has just ended is nobody, as in cgroup.procs."""
         for gpu in self.gpus:
-            for resident in list(self.population.below(Group(gpu, slice_))):
+            for resident in list(self.population.below(SliceOn(slice_, gpu))):
                 if self._membership.exits.lives(resident.process):
                     raise fail(errno.EBUSY)
                 self._membership.expel(resident.process)
@@ -298,12 +298,12 @@ class Controller:
         """
         self.require(group, "compute.migrate")
         target = self._migrator.target(gpu)
-        self.require(Group(target, ROOT), "compute.migrate")
+        self.require(SliceOn(ROOT, target), "compute.migrate")
         if target == group.gpu:
             return
         for resident in list(self.population.below(group)):
-            if isinstance(group.node, Process) or group.gpu in resident.contexts:
-                member = Group(group.gpu, resident.process)
+            if isinstance(group, Member) or group.gpu in resident.contexts:
+                member = Member(resident.process, group.gpu)
                 async with self._writers.turn_of(member):
                     await self._migrator.migrate(member, target)
 
@@ -314,13 +314,13 @@ class Controller:
         What is set for a program before it has a context waits for it to come.
         """
         books = self.ledger.books(group)
-        gpu, process = self.gpus[group.gpu], group.node
+        gpu = self.gpus[group.gpu]
         if gpu.lost:
             raise fail(errno.ENODEV)
         if self._schedulers.capabilities(gpu).get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
             raise fail(errno.EOPNOTSUPP)
-        if control in OF_MEMORY and isinstance(process, Process) and not gpu.manages(process):
-            resident = self.population.resident(process)
+        if control in OF_MEMORY and isinstance(group, Member) and not gpu.manages(group.process):
+            resident = self.population.resident(group.process)
             if resident is None or group.gpu in resident.contexts:
                 raise fail(errno.EOPNOTSUPP)
         return books
@@ -337,28 +337,28 @@ class Controller:
     def process_gone(self, process: Process) -> None:
         """Watcher: drops what is kept for a process."""
         for gpu in self.gpus:
-            self._forget(Group(gpu, process))
+            self._forget(Member(process, gpu))
 
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""
 
-    def process_migrated(self, here: Group, there: Group) -> None:
+    def process_migrated(self, here: Member, there: Member) -> None:
         """Watcher: drops what is kept for where it was."""
         self._forget(here)
 
-    def process_left(self, group: Group) -> None:
+    def process_left(self, group: Member) -> None:
         """Watcher: drops what is kept for where it was to be."""
         self._forget(group)
 
     def slice_made(self, slice_: Slice) -> None:
         """Watcher: it may be frozen from the start."""
         for gpu in self.gpus:
-            self._follower.born(Group(gpu, slice_))
+            self._follower.born(SliceOn(slice_, gpu))
 
     def slice_gone(self, slice_: Slice) -> None:
         """Watcher: drops what is kept for a slice."""
         for gpu in self.gpus:
-            self._forget(Group(gpu, slice_))
+            self._forget(SliceOn(slice_, gpu))
 
     def _forget(self, group: Group) -> None:
         self._follower.forget(group)

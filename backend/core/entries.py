@@ -7,7 +7,7 @@ from typing import Protocol
 
 import attrs
 
-from backend.process.identity import Group, Process, Slice
+from backend.process.identity import Member, Process, Slice
 
 
 @attrs.define(eq=False)
@@ -90,10 +90,10 @@ class Watcher(Protocol):
     def process_moved(self, process: Process) -> None:
         """A process is in another slice now, and may have another owner by that."""
 
-    def process_migrated(self, here: Group, there: Group) -> None:
+    def process_migrated(self, here: Member, there: Member) -> None:
         """A process is on another GPU now: one of its directories has taken the place of another."""
 
-    def process_left(self, group: Group) -> None:
+    def process_left(self, group: Member) -> None:
         """A process has no directory for that GPU any more, and lives on."""
 
     def slice_made(self, slice_: Slice) -> None:

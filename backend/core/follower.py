@@ -16,7 +16,7 @@ from backend.core.entries import Resident
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Inherited, Ledger
 from backend.core.records import NOWHERE, Channel, Place, Wanted
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +39,15 @@ class Follower:
         self._gpus = gpus
         self._population = population
         self._tell = tell
-        self._applied: dict[Group, Wanted] = {}
-        self._locks: dict[Group, trio.Lock] = {}
+        self._applied: dict[Member, Wanted] = {}
+        self._locks: dict[Member, trio.Lock] = {}
         self._frozen: set[Group] = set()  # as compute.events last said
         self._since: dict[Group, float] = {}  # when what is frozen now began to be asked to
         self._frozen_s: dict[Group, float] = {}  # of the times before
-        self._doubtful: set[Group] = set()  # detached at most in part: the lever has not returned, or failed
-        self._places: dict[Group, Place] = {}  # what the scheduler adds to what is asked for
-        self._held: set[Group] = set()  # nobody pulls a lever of theirs
-        self._inherited: set[Group] = set()  # as another daemon left it, in the books: no lever was pulled here yet
+        self._doubtful: set[Member] = set()  # detached at most in part: the lever has not returned, or failed
+        self._places: dict[Member, Place] = {}  # what the scheduler adds to what is asked for
+        self._held: set[Member] = set()  # nobody pulls a lever of theirs
+        self._inherited: set[Member] = set()  # as another daemon left it, in the books: no lever was pulled here yet
         self.background = Background("compute", population, self.apply, deadlines)
         """For what changed without a writer."""
         self.watcher: Callable[[int], None] = lambda gpu: None
@@ -57,7 +57,7 @@ class Follower:
         """Groups of an earlier daemon. What it applied holds, until they are followed for the first time: then each
         lever is pulled, wherever it is said to be. A Gpu that it holds on already has nothing to do."""
         for one in inherited:
-            if isinstance(one.group.node, Process):
+            if isinstance(one.group, Member):
                 self._inherited.add(one.group)
                 applied = one.applied
                 if applied.frozen and not self.wanted(one.group).frozen:  # that was the scheduler of that daemon
@@ -66,17 +66,17 @@ class Follower:
                 if one.doubtful:
                     self._doubtful.add(one.group)
         for gpu in self._gpus:
-            self.show(Group(gpu, ROOT))  # what turns from now on is told
+            self.show(SliceOn(ROOT, gpu))  # what turns from now on is told
 
-    def applied(self, group: Group) -> Wanted:
+    def applied(self, group: Member) -> Wanted:
         """What holds for a process now."""
         return self._applied.get(group, UNTOUCHED)
 
-    def is_untouched(self, group: Group) -> bool:
+    def is_untouched(self, group: Member) -> bool:
         """Whether no lever of a process has anything to give back."""
         return self.applied(group) == UNTOUCHED and group not in self._inherited
 
-    def wanted(self, group: Group) -> Wanted:
+    def wanted(self, group: Member) -> Wanted:
         """What the path above a process adds up to: frozen by any level, the shortest of the timeslices, or, where none
         is asked for, the scheduler's.
 
@@ -87,7 +87,7 @@ class Follower:
             books = self._ledger.books(level)
             frozen = frozen or books.frozen
             if us := books.timeslice_us:
-                if isinstance(level.node, Slice):
+                if isinstance(level, SliceOn):
                     sharers = self._population.sharers(level)
                     us = max(self._gpus[group.gpu].info.timeslice_min_us, us // max(1, sharers))
                 shortest = min(shortest or us, us)
@@ -96,11 +96,11 @@ class Follower:
 
     # What the scheduler has a say in
 
-    def place(self, group: Group) -> Place:
+    def place(self, group: Member) -> Place:
         """What the scheduler has a process have."""
         return self._places.get(group, NOWHERE)
 
-    def schedule(self, group: Group, place: Place) -> None:
+    def schedule(self, group: Member, place: Place) -> None:
         """From now on that is what it has it have: wanted, and not applied yet."""
         if place == NOWHERE:
             self._places.pop(group, None)
@@ -109,9 +109,9 @@ class Follower:
 
     def scheduled(self, gpu: int) -> Sequence[Process]:
         """Whom the scheduler of a GPU has a place for."""
-        return [group.node for group in self._places if group.gpu == gpu and isinstance(group.node, Process)]
+        return [member.process for member in self._places if member.gpu == gpu]
 
-    def fall_back(self, group: Group) -> None:
+    def fall_back(self, group: Member) -> None:
         """The scheduler's part does not hold: no more is wanted of it than what does, and that it runs."""
         applied = self.applied(group)
         self.schedule(group, Place(applied.timeslice_us))
@@ -126,16 +126,16 @@ class Follower:
 
     def _all_stand(self, group: Group) -> bool:
         """Whether no process of a group runs: up to the first that does, as there may be thousands."""
-        return all(self._stands(Group(group.gpu, resident.process)) for resident in self._population.below(group))
+        return all(self._stands(Member(resident.process, group.gpu)) for resident in self._population.below(group))
 
-    def _stands(self, member: Group) -> bool:
+    def _stands(self, member: Member) -> bool:
         return self.applied(member).frozen and member not in self._doubtful
 
     def follows(self, group: Group) -> bool:
         """Whether what is wanted holds for every process at or below a group already, and no lever is being pulled:
         :meth:`apply` would have nothing to do but to tell."""
         for resident in self._population.below(group):
-            member = Group(group.gpu, resident.process)
+            member = Member(resident.process, group.gpu)
             if member in self._inherited or member in self._doubtful or self.is_busy(member):
                 return False
             if self.wanted(member) != self.applied(member):
@@ -147,7 +147,7 @@ class Follower:
         failures: list[Exception] = []
 
         async def one(resident: Resident) -> None:
-            member = Group(group.gpu, resident.process)
+            member = Member(resident.process, group.gpu)
             try:
                 await self._apply_one(member)
             except Exception as error:
@@ -168,9 +168,8 @@ class Follower:
         if failures:
             raise failures[0]
 
-    async def _apply_one(self, group: Group) -> None:
-        process, gpu = group.node, self._gpus[group.gpu]
-        assert isinstance(process, Process)
+    async def _apply_one(self, group: Member) -> None:
+        process, gpu = group.process, self._gpus[group.gpu]
         async with self._locks.setdefault(group, trio.Lock()):
             if not self._population.holds(group):
                 raise fail(errno.ESRCH)
@@ -193,22 +192,21 @@ class Follower:
                 self._remember(group, wanted)  # it is off, or on, the runlist for another reason
             self._inherited.discard(group)
 
-    async def _detach(self, group: Group, wanted: Wanted) -> None:
-        assert isinstance(group.node, Process)
+    async def _detach(self, group: Member, wanted: Wanted) -> None:
         self._remember(group, wanted)  # before the lever moves: one that is half frozen must be thawed too
         self._doubtful.add(group)
-        await self._gpus[group.gpu].detach(group.node)
+        await self._gpus[group.gpu].detach(group.process)
         self._doubtful.discard(group)
 
     def begin_again(self, gpu: int) -> None:
         """A GPU that was lost is back. Nobody knows what holds there: each lever is pulled, soon."""
-        for resident in self._population.below(Group(gpu, ROOT)):
+        for resident in self._population.below(SliceOn(ROOT, gpu)):
             if gpu in resident.contexts:
-                self._inherited.add(Group(gpu, resident.process))
-        self.background.later(Group(gpu, ROOT))
+                self._inherited.add(Member(resident.process, gpu))
+        self.background.later(SliceOn(ROOT, gpu))
 
     @contextlib.asynccontextmanager
-    async def released(self, here: Group, there: Group) -> AsyncIterator[None]:
+    async def released(self, here: Member, there: Member) -> AsyncIterator[None]:
         """A process runs with what its driver gives, and no lever of it is pulled, where it is and where it will be.
 
         Afterwards what is asked for it is to hold again, soon, wherever it is then.
@@ -233,15 +231,15 @@ class Follower:
                     if self._population.holds(group):
                         self.background.later(group)
 
-    def is_held(self, group: Group) -> bool:
+    def is_held(self, group: Member) -> bool:
         """Whether a process is let run, for the moment, without what is asked for it."""
         return group in self._held
 
-    def is_busy(self, group: Group) -> bool:
+    def is_busy(self, group: Member) -> bool:
         """Whether a lever of a process is being pulled. One that comes back from the host takes its time."""
         return group in self._locks and self._locks[group].locked()
 
-    def _remember(self, group: Group, applied: Wanted) -> None:
+    def _remember(self, group: Member, applied: Wanted) -> None:
         if applied == UNTOUCHED or not self._population.holds(group):
             self._applied.pop(group, None)
         else:
@@ -257,7 +255,7 @@ class Follower:
             asked = asked or self._ledger.books(level).frozen
             above.append((level, asked))
         above.pop()
-        if isinstance(group.node, Slice):
+        if isinstance(group, SliceOn):
             self._show_below(group, asked)
         else:
             self._count(group, asked)
@@ -265,24 +263,23 @@ class Follower:
         for level, asked in reversed(above):
             self._turn(level, asked and self._all_stand(level))
 
-    def _show_below(self, group: Group, asked: bool) -> None:
+    def _show_below(self, group: SliceOn, asked: bool) -> None:
         """The same of a slice, and of what is below it. `asked`: for it, or above it."""
-        assert isinstance(group.node, Slice)
-        levels, stand = [(group.node, asked)], dict[Slice, bool]()
+        levels, stand = [(group.slice, asked)], dict[Slice, bool]()
         for slice_, asked in levels:  # those above first; it grows
             for child in self._population.children(slice_):
-                levels.append((child, asked or self._ledger.books(Group(group.gpu, child)).frozen))
+                levels.append((child, asked or self._ledger.books(SliceOn(child, group.gpu)).frozen))
         for slice_, asked in reversed(levels):
             still = all([stand[child] for child in self._population.children(slice_)])
             for process in self._population.members(slice_, group.gpu):
-                member = Group(group.gpu, process)
+                member = Member(process, group.gpu)
                 stands, frozen = self._stands(member), asked or self._ledger.books(member).frozen
                 still = still and stands
                 self._count(member, frozen)
                 self._turn(member, stands and frozen)
             stand[slice_] = still
-            self._count(Group(group.gpu, slice_), asked)
-            self._turn(Group(group.gpu, slice_), asked and still)
+            self._count(SliceOn(slice_, group.gpu), asked)
+            self._turn(SliceOn(slice_, group.gpu), asked and still)
 
     def _turn(self, level: Group, frozen: bool) -> None:
         if frozen != (level in self._frozen):
@@ -315,14 +312,14 @@ class Follower:
         """A process came to, or left, this path: the others' parts of a slice's timeslice change."""
         self.watcher(group.gpu)
         for level in self._population.path(group):
-            if isinstance(level.node, Slice) and self._ledger.books(level).timeslice_us:
+            if isinstance(level, SliceOn) and self._ledger.books(level).timeslice_us:
                 self.background.later(level)
 
     async def release(self) -> bool:
         """Gives every process its TSGs and default timeslices back: nobody is left to do it later. Whether all have."""
-        kept: list[Group] = []
+        kept: list[Member] = []
 
-        async def one(group: Group) -> None:
+        async def one(group: Member) -> None:
             if not await self._release_one(group):
                 kept.append(group)
 
@@ -334,10 +331,9 @@ class Follower:
         self._places.clear()
         return not kept
 
-    async def _release_one(self, group: Group) -> bool:
-        process, gpu = group.node, self._gpus[group.gpu]
+    async def _release_one(self, group: Member) -> bool:
+        process, gpu = group.process, self._gpus[group.gpu]
         applied, inherited = self.applied(group), group in self._inherited
-        assert isinstance(process, Process)
         try:
             if inherited or applied.detached:
                 await gpu.attach(process)
@@ -354,12 +350,13 @@ class Follower:
 
     def forget(self, group: Group) -> None:
         """The group is gone."""
-        self._applied.pop(group, None)
-        self._places.pop(group, None)
-        self._locks.pop(group, None)
+        if isinstance(group, Member):
+            self._applied.pop(group, None)
+            self._places.pop(group, None)
+            self._locks.pop(group, None)
+            self._doubtful.discard(group)
+            self._inherited.discard(group)
         self._frozen.discard(group)
         self._since.pop(group, None)
         self._frozen_s.pop(group, None)
-        self._doubtful.discard(group)
-        self._inherited.discard(group)
         self.background.forget(group)

@@ -18,7 +18,7 @@ from backend.core.protocols import Gpu, Ledger, Policy
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Books, Channel
 from backend.core.room import RoomNotices
-from backend.process.identity import ROOT, Group, Process
+from backend.process.identity import ROOT, Group, Member, Process, SliceOn
 from backend.scheduler.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class BooksHost:
         if self.policy is not None:
             await self.policy.prepare(resident.slice, gpu)
             resident = await self._membership.welcome(process, {gpu})  # ProcessLookupError for one that died meanwhile
-        group = Group(gpu, process)
+        group = Member(process, gpu)
         if gpu not in resident.contexts:
             self._population.join(resident, gpu)
             self._follower.sharers_changed(group)
@@ -83,10 +83,10 @@ class BooksHost:
             self._follower.background.failed(group, error)
 
     def knows(self, process: Process, gpu: int) -> bool:
-        return self._population.holds(Group(gpu, process))
+        return self._population.holds(Member(process, gpu))
 
     def observe(self, process: Process, gpu: int, nbytes: int) -> None:
-        group = Group(gpu, process)
+        group = Member(process, gpu)
         if not self._population.holds(group):
             return  # it may have left since the driver was asked
         before = self._ledger.books(group).current
@@ -97,12 +97,12 @@ class BooksHost:
             self._fell(group)
 
     def undone(self, process: Process, gpu: int) -> None:
-        for level in self._population.path(Group(gpu, process)):
+        for level in self._population.path(Member(process, gpu)):
             self.undone_count[level] += 1
             self._tell(level, Channel.COMPUTE)
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
-        group = Group(gpu, process)
+        group = Member(process, gpu)
         self._ledger.charge(group, nbytes)
         try:
             await self._reclaimer.settle_path(group)
@@ -111,7 +111,7 @@ class BooksHost:
                 log.error("GPU %d: nothing moved out for %s: %s", gpu, process, error)
 
     def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
-        group = Group(gpu, process)
+        group = Member(process, gpu)
         if swapped:
             self._ledger.uncharge_swap(group, nbytes)
         else:
@@ -119,7 +119,7 @@ class BooksHost:
             self._fell(group)
 
     def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int, *, already: bool = False) -> None:
-        group = Group(gpu, process)
+        group = Member(process, gpu)
         try:
             self._ledger.swap_out(group, nbytes, usec)
         except OSError as error:
@@ -141,7 +141,7 @@ class BooksHost:
 
     def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:
         try:
-            self._ledger.swap_in(Group(gpu, process), nbytes, usec)
+            self._ledger.swap_in(Member(process, gpu), nbytes, usec)
         except OSError as error:
             if error.errno != errno.EAGAIN:
                 raise
@@ -149,15 +149,15 @@ class BooksHost:
         return True
 
     def levels(self, process: Process, gpu: int) -> Sequence[Books]:
-        group = Group(gpu, process)
+        group = Member(process, gpu)
         if not self._population.holds(group):
             raise fail(errno.ENODEV)
         return [self._ledger.books(level) for level in self._population.path(group)]
 
     def presence(self, gpu: int) -> None:
-        root, is_lost = Group(gpu, ROOT), self._gpus[gpu].lost
-        everybody = [Group(gpu, slice_) for slice_ in self._population.slices()]
-        everybody += [Group(gpu, resident.process) for resident in self._population.below(root)]
+        root, is_lost = SliceOn(ROOT, gpu), self._gpus[gpu].lost
+        everybody: list[Group] = [SliceOn(slice_, gpu) for slice_ in self._population.slices()]
+        everybody += [Member(resident.process, gpu) for resident in self._population.below(root)]
         if is_lost:
             self.losses.update(everybody)
         self._tell(root, Channel.GPU)
@@ -171,7 +171,7 @@ class BooksHost:
         self._schedulers.poke(gpu)
 
     def reclaim_soon(self, process: Process, gpu: int) -> None:
-        group = Group(gpu, process)
+        group = Member(process, gpu)
         if not self._population.holds(group):
             return
         if any(self._ledger.excess(level) for level in self._population.path(group)):

@@ -17,7 +17,7 @@ from backend.core.reclaimer import Reclaimer
 from backend.core.records import Channel
 from backend.core.room import RoomNotices
 from backend.process.exits import ExitWatch
-from backend.process.identity import Group, Process, Slice, cgroup_of
+from backend.process.identity import Group, Member, Process, Slice, SliceOn, cgroup_of
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ class Membership:
     def take_over(self) -> None:
         """Goes on with what the books hold from before us. Who died meanwhile, or is another by now, is dropped."""
         everybody = list(self._ledger.inherited())
-        gone = self.exits.take_over({one.group.node for one in everybody if isinstance(one.group.node, Process)})
+        gone = self.exits.take_over({one.group.process for one in everybody if isinstance(one.group, Member)})
         inherited = []
         cgroups: dict[Process, Slice] = {}
         for one in everybody:
-            process = one.group.node
-            if isinstance(process, Process) and process not in cgroups:
+            if isinstance(one.group, Member) and one.group.process not in cgroups:
+                process = one.group.process
                 try:
                     if process in gone:
                         raise fail(errno.ESRCH)
@@ -92,7 +92,7 @@ class Membership:
         try:
             resident = self._population.admit(process, cgroup_of(process.pid), gpus)
             for gpu in gpus:  # one that runs has come to a slice that was frozen, perhaps
-                self._follower.show(Group(gpu, process))
+                self._follower.show(Member(process, gpu))
             return resident
         except OSError:  # it is gone, or we are short of something
             if resident is None:
@@ -114,7 +114,7 @@ class Membership:
             self._gpus[gpu].forget(process)
         self._population.expel(process)
         for gpu in resident.gpus:
-            self._left(Group(gpu, slice_))
+            self._left(SliceOn(slice_, gpu))
             self._notices.freed(gpu)
 
     def _left(self, group: Group) -> None:
@@ -156,8 +156,8 @@ class Membership:
         if not self._population.relocate(resident, cgroup):
             return
         for gpu in resident.gpus:
-            group = Group(gpu, resident.process)
-            self._left(Group(gpu, former))
+            group = Member(resident.process, gpu)
+            self._left(SliceOn(former, gpu))
             self._notices.freed(gpu)
             self._follower.sharers_changed(group)
             self._follower.show(group)
@@ -168,7 +168,7 @@ class Membership:
     def follow(self, resident: Resident) -> None:
         """Has the limits and the policy of where a process is hold for it, soon."""
         for gpu in resident.gpus:
-            self.configured(Group(gpu, resident.process))
+            self.configured(Member(resident.process, gpu))
 
     def configured(self, group: Group) -> None:
         """What is asked of a group is to hold, soon: it is elsewhere now, or somebody else wrote into the books, as the

@@ -25,7 +25,7 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
 from backend.core.records import Books, Channel, Move
 from backend.core.settings import SETTINGS
-from backend.process.identity import Group, Node, Process
+from backend.process.identity import Group, Member, Node, Process
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +89,11 @@ class Migrator:
     def forget(self, group: Group) -> None:
         """The group is gone."""
         if not self._population.holds(group) and not (
-            isinstance(group.node, Process) and self._population.resident(group.node)
+            isinstance(group, Member) and self._population.resident(group.process)
         ):
             self._moved.pop(self._key(group), None)
-            if isinstance(group.node, Process):
-                self._moves.end(group.node)
+            if isinstance(group, Member):
+                self._moves.end(group.process)
 
     async def run(self) -> None:
         """Has the books say where those are whose move nobody has seen the end of, until cancelled."""
@@ -112,11 +112,10 @@ class Migrator:
                 await trio.sleep(AGAIN_S)
                 self._look.set()
 
-    async def migrate(self, group: Group, target: int) -> None:
+    async def migrate(self, group: Member, target: int) -> None:
         """Returns once the process runs on `target`, another GPU. Errors are those of :meth:`Gpu.migrate`; besides,
         EINVAL for a process that is not on its GPU, and ENOSPC where a limit there leaves no room for it."""
-        process = group.node
-        assert isinstance(process, Process)
+        process = group.process
         async with self._turn:
             resident = self._population.resident(process)
             if resident is None or not self._population.holds(group):
@@ -128,7 +127,7 @@ class Migrator:
             await self._conclude(process)
             if process in self._moves.left() or not self._population.holds(group):
                 raise fail(errno.EBUSY)  # it is on the way still, or was, and is not where it was
-            there = Group(target, process)
+            there = Member(process, target)
             with self._booked(group, there):
                 async with self._follower.released(group, there):
                     await self._gpus[group.gpu].migrate(process, self._gpus[target])
@@ -136,13 +135,13 @@ class Migrator:
             with contextlib.suppress(OSError):  # it is there: what does not hold at once is tried again, and told of
                 await self._follower.apply(there)
 
-    def _arrived(self, here: Group, there: Group) -> None:
+    def _arrived(self, here: Member, there: Member) -> None:
         """It runs there: without a pause in which anybody could see it on both, or on none."""
         if not self._population.holds(there):
             raise fail(errno.ESRCH)  # it died there at once
         before = self._population.path(here)
         self._population.migrated(here, there)
-        self._moves.end(_process(there))
+        self._moves.end(there.process)
         for level in self._population.path(there):
             self._moved[self._key(level)] += 1
             self._tell(level, Channel.COMPUTE)
@@ -152,9 +151,9 @@ class Migrator:
         self._follower.sharers_changed(before[1])
 
     @contextlib.contextmanager
-    def _booked(self, here: Group, there: Group) -> Iterator[None]:
+    def _booked(self, here: Member, there: Member) -> Iterator[None]:
         """The target's books have what the process holds, and what is asked for it. Taken back where the body fails."""
-        process = _process(here)
+        process = here.process
         before = self._ledger.books(there) if self._population.holds(there) else None
         asked = None if before is None else {name: getattr(before, name) for name in FOLLOWS}
         self._moves.begin(process, Move(here.gpu, there.gpu, asked))
@@ -172,7 +171,7 @@ class Migrator:
                 self._moves.end(process)
             raise
 
-    def _undo(self, here: Group, there: Group, before: Books | None) -> None:
+    def _undo(self, here: Member, there: Member, before: Books | None) -> None:
         """The target's books have nothing of a move any more."""
         if not self._population.holds(there) or not self._population.holds(here):
             return
@@ -188,7 +187,7 @@ class Migrator:
         move = self._moves.left().get(process)
         if move is None:
             return
-        here, there = Group(move.source, process), Group(move.target, process)
+        here, there = Member(process, move.source), Member(process, move.target)
         try:
             on = [await self._gpus[group.gpu].finds(process) for group in (here, there)]
         except OSError:
@@ -202,9 +201,9 @@ class Migrator:
                 self._stay(here, there, move)
         self._moves.end(process)
 
-    def _stay(self, here: Group, there: Group, move: Move) -> None:
+    def _stay(self, here: Member, there: Member, move: Move) -> None:
         """It has not moved, or was taken back: what it has to do with the other GPU is what it had before."""
-        resident = self._population.resident(_process(here))
+        resident = self._population.resident(here.process)
         assert resident is not None
         known = there.gpu in resident.contexts or not self._follower.is_untouched(there)
         self._population.quit(resident, there.gpu)
@@ -212,18 +211,18 @@ class Migrator:
         if self._population.holds(there):
             self._follower.background.later(there)
         elif known:
-            self._gpus[there.gpu].forget(_process(there))  # it had it frozen, for when it would come
+            self._gpus[there.gpu].forget(there.process)  # it had it frozen, for when it would come
 
-    def _follow(self, here: Group, there: Group) -> None:
+    def _follow(self, here: Member, there: Member) -> None:
         """It has moved: what is asked for it goes there too."""
-        self._admit(_process(here), {there.gpu})
+        self._admit(here.process, {there.gpu})
         held = self._ledger.books(here)
         self._ledger.configure(there, **{name: getattr(held, name) for name in FOLLOWS})
-        self._gpus[here.gpu].forget(_process(here))
+        self._gpus[here.gpu].forget(here.process)
         self._arrived(here, there)
         self._follower.background.later(there)
 
-    def _book(self, there: Group, held: Books) -> None:
+    def _book(self, there: Member, held: Books) -> None:
         """ENOSPC where some level above has no room: nobody else on that GPU is to give way."""
         self._ledger.configure(there, **{name: getattr(held, name) for name in FOLLOWS})
         for level in self._population.path(there)[1:]:
@@ -235,7 +234,7 @@ class Migrator:
             self._ledger.swap_out(there, held.swap)
         self._ledger.observe(there, held.current)
 
-    def _unbook(self, there: Group, before: Books) -> None:
+    def _unbook(self, there: Member, before: Books) -> None:
         self._ledger.configure(there, **{name: getattr(before, name) for name in FOLLOWS})
         now = self._ledger.books(there)
         self._ledger.observe(there, before.current)
@@ -244,9 +243,4 @@ class Migrator:
 
     @staticmethod
     def _key(group: Group) -> tuple[int, Node]:
-        return (0 if isinstance(group.node, Process) else group.gpu), group.node
-
-
-def _process(group: Group) -> Process:
-    assert isinstance(group.node, Process)
-    return group.node
+        return (0 if isinstance(group, Member) else group.gpu), group.node

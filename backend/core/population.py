@@ -15,7 +15,7 @@ from backend.core.bounds import REFUSALS, Bounds
 from backend.core.entries import Resident, SliceEntry, Watcher
 from backend.core.protocols import Inherited, Ledger
 from backend.core.records import NOBODY
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
 log = logging.getLogger(__name__)
 
@@ -123,11 +123,11 @@ class Population:
         else:
             slice_ = node.parent
         while slice_ is not None and slice_ not in self._slices:  # of a slice that is gone
-            groups.append(Group(group.gpu, slice_))
+            groups.append(SliceOn(slice_, group.gpu))
             slice_ = slice_.parent
         entry = self._slices[slice_] if slice_ is not None else None
         while entry is not None:
-            groups.append(Group(group.gpu, entry.slice))
+            groups.append(SliceOn(entry.slice, group.gpu))
             entry = entry.above
         return groups
 
@@ -152,8 +152,8 @@ class Population:
         for group, parent in above.items():
             slice_ = group.node.parent if isinstance(group.node, Slice) else self._residents[group.node.pid].slice
             assert slice_ is not None, "a GPU's root is nobody's child"
-            if parent != Group(group.gpu, slice_):
-                self._ledger.move(group, Group(group.gpu, slice_))
+            if parent != SliceOn(slice_, group.gpu):
+                self._ledger.move(group, SliceOn(slice_, group.gpu))
         for slice_ in {group.node for group in above if isinstance(group.node, Slice)}:
             self._agree(slice_)
         self._count_anew()
@@ -164,7 +164,7 @@ class Population:
     def _agree(self, slice_: Slice) -> None:
         """Has the books of all GPUs say of a slice what those of one say: whether it stays, and whose it is."""
         entry = self._slices[slice_]
-        each = [self._ledger.books(Group(gpu, slice_)) for gpu in self._gpus]
+        each = [self._ledger.books(SliceOn(slice_, gpu)) for gpu in self._gpus]
         kept = entry.kept = any(books.kept for books in each)
         whole: dict[str, int] = {"kept": kept}
         for name in ("uid", "gid"):
@@ -173,7 +173,7 @@ class Population:
         entry.given = whole.get("uid")
         for gpu, books in zip(self._gpus, each, strict=True):
             if any(getattr(books, name) != value for name, value in whole.items()):
-                self._ledger.configure(Group(gpu, slice_), **whole)
+                self._ledger.configure(SliceOn(slice_, gpu), **whole)
 
     def _count_anew(self) -> None:
         """Whose slices there are, of those that were there before us: as if they were made now, and none is refused."""
@@ -190,7 +190,7 @@ class Population:
         cgroup or, where that is refused (:mod:`backend.core.bounds`), in the nearest above that there is."""
         resident = self._reside(process, cgroup)
         for gpu in sorted(set(gpus) - resident.gpus):
-            self._ledger.add(Group(gpu, process), Group(gpu, resident.slice))
+            self._ledger.add(Member(process, gpu), SliceOn(resident.slice, gpu))
             resident.gpus.add(gpu)
             self.version += 1
             for watcher in self.watchers:
@@ -215,7 +215,7 @@ class Population:
         del self._residents[process.pid]
         self.version += 1
         for gpu in resident.gpus:
-            self._ledger.remove(Group(gpu, process))
+            self._ledger.remove(Member(process, gpu))
         self._slices[resident.slice].dismiss(process)
         for watcher in self.watchers:
             watcher.process_gone(process)
@@ -231,11 +231,11 @@ class Population:
         moved: list[int] = []
         try:
             for gpu in resident.gpus:
-                self._ledger.move(Group(gpu, process), Group(gpu, entry.slice))
+                self._ledger.move(Member(process, gpu), SliceOn(entry.slice, gpu))
                 moved.append(gpu)
         except OSError:
             for gpu in moved:
-                self._ledger.move(Group(gpu, process), Group(gpu, former.slice))
+                self._ledger.move(Member(process, gpu), SliceOn(former.slice, gpu))
             self._prune(entry.slice)
             raise
         entry.admit(resident)
@@ -247,21 +247,20 @@ class Population:
         self._prune(former.slice)
         return True
 
-    def migrated(self, here: Group, there: Group) -> None:
+    def migrated(self, here: Member, there: Member) -> None:
         """A process that has both directories is on `there` from now on, and has nothing to do with `here` any more."""
         self.join(self._forsake(here), there.gpu)
         for watcher in self.watchers:
             watcher.process_migrated(here, there)
 
-    def leave(self, group: Group) -> None:
+    def leave(self, group: Member) -> None:
         """A process lives on, and has no directory for that GPU any more."""
         self._forsake(group)
         for watcher in self.watchers:
             watcher.process_left(group)
 
-    def _forsake(self, group: Group) -> Resident:
-        assert isinstance(group.node, Process)
-        resident = self._residents[group.node.pid]
+    def _forsake(self, group: Member) -> Resident:
+        resident = self._residents[group.process.pid]
         self._ledger.remove(group)
         resident.gpus.discard(group.gpu)
         self.version += 1
@@ -296,7 +295,7 @@ class Population:
         entry = self._slices[slice_]
         if not entry.kept:
             for gpu in self._gpus:
-                self._ledger.configure(Group(gpu, slice_), kept=True)
+                self._ledger.configure(SliceOn(slice_, gpu), kept=True)
             entry.kept = True
 
     def hold(self, slice_: Slice) -> None:
@@ -309,20 +308,20 @@ class Population:
         entry = self._slices.get(slice_)
         if entry is not None and entry.kept and slice_ != ROOT:
             for gpu in self._gpus:
-                self._ledger.configure(Group(gpu, slice_), kept=False)
+                self._ledger.configure(SliceOn(slice_, gpu), kept=False)
             entry.kept = False
             self._prune(slice_)
 
     def owner(self, slice_: Slice) -> tuple[int, int]:
         """Uid and gid that a slice was given to, NOBODY for none."""
-        books = self._ledger.books(Group(self._gpus[0], slice_))
+        books = self._ledger.books(SliceOn(slice_, self._gpus[0]))
         return books.uid, books.gid
 
     def give(self, slice_: Slice, **owner: int) -> None:
         """Somebody else owns what is below a slice: `uid`, `gid`, or both. The root's owner is not in the books."""
         if slice_ != ROOT:
             for gpu in self._gpus:
-                self._ledger.configure(Group(gpu, slice_), **owner)
+                self._ledger.configure(SliceOn(slice_, gpu), **owner)
         entry = self._slices.get(slice_)
         if entry is not None:
             entry.given = owner.get("uid", entry.given)
@@ -380,17 +379,17 @@ class Population:
     def _make(self, slice_: Slice, above: SliceEntry, there: Collection[Group], *, followed: bool) -> SliceEntry:
         """A new slice below one that there is. Not bounded is what is `there`: it is in the books already."""
         user = self._user(above, followed=followed)
-        missing = [gpu for gpu in self._gpus if Group(gpu, slice_) not in there]
+        missing = [gpu for gpu in self._gpus if SliceOn(slice_, gpu) not in there]
         if len(missing) == len(self._gpus):
             self._bounds.require(user, above.depth + 1)
         added: list[int] = []
         try:
             for gpu in missing:
-                self._ledger.add(Group(gpu, slice_), Group(gpu, above.slice))
+                self._ledger.add(SliceOn(slice_, gpu), SliceOn(above.slice, gpu))
                 added.append(gpu)
         except OSError:
             for gpu in added:
-                self._ledger.remove(Group(gpu, slice_))
+                self._ledger.remove(SliceOn(slice_, gpu))
             raise
         self._bounds.take(user)
         entry = self._slices[slice_] = SliceEntry(slice_, above, above.depth + 1, user)
@@ -417,7 +416,7 @@ class Population:
             above = entry.above
             assert above is not None, "the root is kept"
             for gpu in self._gpus:
-                self._ledger.remove(Group(gpu, entry.slice))
+                self._ledger.remove(SliceOn(entry.slice, gpu))
             del self._slices[entry.slice]
             above.children.remove(entry.slice)
             self._bounds.give(entry.user)

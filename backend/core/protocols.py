@@ -15,15 +15,15 @@ import attrs
 import trio
 
 from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
-from backend.process.identity import Group, Process, Slice
+from backend.process.identity import Group, Member, Process, Slice, SliceOn
 
 
 @attrs.frozen
 class Target:
     """How much to take from one process, and why."""
 
-    group: Group
-    """The process group to take from."""
+    group: Member
+    """The process to take from, and on which GPU."""
     nbytes: int
     """Bytes to move to the host."""
     below_low: bool
@@ -71,10 +71,10 @@ class Ledger(Protocol):
     def inherited(self) -> Sequence[Inherited]:
         """The groups that were in the books of these GPUs when they were opened, each after the one above it."""
 
-    def add(self, group: Group, parent: Group) -> None:
+    def add(self, group: Group, parent: SliceOn) -> None:
         """Adds an empty group below `parent`, a slice; FileExistsError if it is there already."""
 
-    def move(self, group: Group, parent: Group) -> None:
+    def move(self, group: Group, parent: SliceOn) -> None:
         """Moves a group, with everything charged to it, below another parent of the same GPU."""
 
     def remove(self, group: Group) -> None:

@@ -12,7 +12,7 @@ from backend.core.background import Background
 from backend.core.deadlines import Deadlines
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Target
-from backend.process.identity import Group, Process, Slice
+from backend.process.identity import Group, Member, SliceOn
 
 USERMEM_S = 0.05
 """Seconds that a program which listens to its usermemfd has to give memory back by itself, before it is taken."""
@@ -51,9 +51,9 @@ class Reclaimer:
             if not self._population.holds(level) or not (excess := self._ledger.excess(level)):
                 return
             self._ledger.note(level, "high")
-            if isinstance(level.node, Slice):
+            if isinstance(level, SliceOn):
                 self._ledger.press(level, excess)
-            spent: set[Group] = set()
+            spent: set[Member] = set()
             while excess:
                 _, asked = await self.take(level, excess, spent)
                 excess = self._ledger.excess(level) if self._population.holds(level) else 0
@@ -64,7 +64,7 @@ class Reclaimer:
 
     async def reclaim(self, top: Group, nbytes: int) -> int:
         """Moves `nbytes` of a group out, or what can be; returns how much less its processes hold."""
-        spent: set[Group] = set()
+        spent: set[Member] = set()
         moved = 0
         while moved < nbytes:
             given, asked = await self.take(top, nbytes - moved, spent)
@@ -73,7 +73,7 @@ class Reclaimer:
                 break
         return moved
 
-    def plan(self, top: Group, nbytes: int, spent: Collection[Group] = ()) -> list[Target]:
+    def plan(self, top: Group, nbytes: int, spent: Collection[Member] = ()) -> list[Target]:
         """The ledger's plan, of what the GPU can move: what some cannot give, others are asked for. Not those `spent`.
 
         The books know no more than what is on the GPU. So the ledger is asked to plan for more than is needed, as
@@ -95,24 +95,22 @@ class Reclaimer:
                 short = middle
         return targets
 
-    def _movable(self, top: Group, nbytes: int, spent: Collection[Group]) -> tuple[list[Target], int]:
+    def _movable(self, top: Group, nbytes: int, spent: Collection[Member]) -> tuple[list[Target], int]:
         """What can be moved of a plan of the ledger, and how much that planned in all."""
         gpu = self._gpus[top.gpu]
-        left: dict[Group, int] = {}
+        left: dict[Member, int] = {}
         targets, planned = [], 0
         for target in self._ledger.plan(top, nbytes):
-            process = target.group.node
-            assert isinstance(process, Process)
             planned += target.nbytes
             if target.group in spent:
                 continue
-            most = left.setdefault(target.group, gpu.footprint(process).movable)
+            most = left.setdefault(target.group, gpu.footprint(target.group.process).movable)
             if take := min(target.nbytes, most):
                 left[target.group] -= take
                 targets.append(Target(target.group, take, target.below_low))
         return targets, planned
 
-    async def take(self, top: Group, nbytes: int, spent: set[Group]) -> tuple[int, bool]:
+    async def take(self, top: Group, nbytes: int, spent: set[Member]) -> tuple[int, bool]:
         """Takes `nbytes` from the processes at or below `top`, once: returns how much less they hold, and whether any
         was asked. Who gave less than he was asked for is `spent` from then on.
 
@@ -145,15 +143,14 @@ class Reclaimer:
         return sum(given), bool(targets)
 
     async def _take_from(self, target: Target) -> int:
-        group, process = target.group, target.group.node
-        assert isinstance(process, Process)
+        group = target.group
         if not self._population.holds(group):
             return target.nbytes
         given = await self._let(group, target.nbytes)
         if given >= target.nbytes or not self._population.holds(group):
             return given  # it died meanwhile, and took its memory along
         try:
-            taken = await self._gpus[group.gpu].reclaim(process, target.nbytes - given)
+            taken = await self._gpus[group.gpu].reclaim(group.process, target.nbytes - given)
         except OSError:
             if self._population.holds(group):
                 raise
@@ -210,7 +207,7 @@ class Reclaimer:
 
 def _merged(targets: list[Target]) -> list[Target]:
     """One target a process: a plan takes what is not protected first, and may come back for more."""
-    merged: dict[Group, Target] = {}
+    merged: dict[Member, Target] = {}
     for target in targets:
         if target.group in merged:
             first = merged[target.group]

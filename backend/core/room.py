@@ -10,7 +10,7 @@ import trio
 
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
-from backend.process.identity import Group, Process
+from backend.process.identity import Member, Process
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class RoomNotices:
 
     def _room(self, gpu: int, process: Process) -> int:
         """Bytes that a process could get without any level above it going over its high."""
-        group = Group(gpu, process)
+        group = Member(process, gpu)
         if not self._population.holds(group):
             return 0
         try:

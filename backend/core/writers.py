@@ -18,7 +18,7 @@ from backend.core.follower import Follower
 from backend.core.population import Population
 from backend.core.protocols import Ledger
 from backend.core.records import Books
-from backend.process.identity import Group, Slice
+from backend.process.identity import Group, SliceOn
 from backend.scheduler.schedulers import Schedulers
 
 Changes = Mapping[str, int | bool]
@@ -76,8 +76,8 @@ class Writers:
 
     def holds(self, group: Group, changes: Iterable[str]) -> None:
         """What was written under these names holds."""
-        if isinstance(group.node, Slice) and self._population.holds(group):
-            self._population.keep(group.node)
+        if isinstance(group, SliceOn) and self._population.holds(group):
+            self._population.keep(group.slice)
         self._schedulers.configured(group.gpu, changes)
 
     @contextlib.asynccontextmanager
@@ -99,8 +99,8 @@ class Writers:
                     except BaseException:
                         self._take_back(group, {name: getattr(books, name) for name in changes})
                         raise
-                    if isinstance(group.node, Slice) and self._population.holds(group):
-                        self._population.keep(group.node)
+                    if isinstance(group, SliceOn) and self._population.holds(group):
+                        self._population.keep(group.slice)
                 finally:
                     self._schedulers.configured(group.gpu, changes)
 

@@ -26,7 +26,7 @@ from backend.core.protocols import Inherited, Target
 from backend.core.records import PEAKS, Books, Channel, Peak, Wanted
 from backend.door.wire import Op
 from backend.ledgers import abi
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn, group_on
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class KernelLedger:
     # The tree
 
     def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
-        root = Group(index, ROOT)
+        root = SliceOn(ROOT, index)
         if root in self._ids:
             raise fail(errno.EEXIST)
         uuid = self._names[index]
@@ -219,24 +219,25 @@ class KernelLedger:
     def inherited(self) -> Sequence[Inherited]:
         return tuple(self._inherited)
 
-    def add(self, group: Group, parent: Group) -> None:
+    def add(self, group: Group, parent: SliceOn) -> None:
         if group in self._ids:
             raise fail(errno.EEXIST)
         above = self._id(parent)
         if parent.gpu != group.gpu:
             raise fail(errno.EXDEV)
-        argument = abi.Group(root=self._id(Group(group.gpu, ROOT)), parent=above)
-        if isinstance(group.node, Process):
-            argument.kind, argument.pid, argument.start = abi.KIND_PROCESS, group.node.pid, group.node.start
+        argument = abi.Group(root=self._id(SliceOn(ROOT, group.gpu)), parent=above)
+        if isinstance(group, Member):
+            process = group.process
+            argument.kind, argument.pid, argument.start = abi.KIND_PROCESS, process.pid, process.start
         else:
-            path = os.fsencode(group.node.path)
+            path = os.fsencode(group.slice.path)
             if len(path) >= abi.PATH_LEN:
                 raise fail(errno.ENAMETOOLONG)
             argument.kind, argument.path = abi.KIND_SLICE, path
         _ask(self._control, abi.IOC_ADD, argument)
         self._enter(group, argument.id)
 
-    def move(self, group: Group, parent: Group) -> None:
+    def move(self, group: Group, parent: SliceOn) -> None:
         _ask(self._control, abi.IOC_MOVE, abi.Move(id=self._id(group), parent=self._id(parent)))
 
     def remove(self, group: Group) -> None:
@@ -325,9 +326,9 @@ class KernelLedger:
                 break
         # A group that came by another way than this ledger is none that it could take from.
         return [
-            Target(self._groups[target.id], target.nbytes, bool(target.flags & abi.TARGET_BELOW_LOW))
+            Target(member, target.nbytes, bool(target.flags & abi.TARGET_BELOW_LOW))
             for target in targets[: argument.count]
-            if target.id in self._groups
+            if isinstance(member := self._groups.get(target.id), Member)
         ]
 
     def note(self, group: Group, event: str) -> None:
@@ -410,7 +411,7 @@ class KernelLedger:
             _ask(self._control, abi.IOC_REMOVE, abi.Id(id=found.id))
             return
         node = Slice(os.fsdecode(found.path)) if found.kind == abi.KIND_SLICE else Process(found.pid, found.start)
-        group = Group(gpu, node)
+        group = group_on(node, gpu)
         self._enter(group, found.id)
         books = self._get(group)
         applied = Wanted(bool(books.flags & abi.BOOKS_DETACHED), books.lever_timeslice_us)

@@ -25,7 +25,7 @@ from backend.core.deadlines import Deadlines
 from backend.core.protocols import Gpu, Host
 from backend.door.wire import SIZE, Message, Op
 from backend.ledgers.forwarding import ForwardingGpu
-from backend.process.identity import Group, Process, is_borne
+from backend.process.identity import Group, Member, Process, is_borne
 
 log = logging.getLogger(__name__)
 
@@ -91,15 +91,14 @@ class ProviderGpu(ForwardingGpu):
         if not self._serving:  # the end of the mount: nobody would answer, and nothing is to be kept
             return await self._move(lever, process, value)
         try:
-            return await self._kernel.pull(lever, Group(self.info.index, process), value, ANSWERED_S)
+            return await self._kernel.pull(lever, Member(process, self.info.index), value, ANSWERED_S)
         except OSError as error:
             if error.errno == errno.ENODEV and not is_borne(process.pid):
                 raise fail(errno.ESRCH) from None
             raise
 
     def _whole(self, group: Group) -> int:
-        assert isinstance(group.node, Process)
-        return self._inner.footprint(group.node).whole
+        return self._inner.footprint(group.process).whole if isinstance(group, Member) else 0
 
     # ... and served
 
@@ -131,7 +130,7 @@ class ProviderGpu(ForwardingGpu):
     async def _obey(self, host: Host, queue: int, command: Message) -> None:
         try:
             # A lever that hangs shall not keep the next command to it waiting for ever.
-            with self._deadlines.deadline(Group(self.info.index, Process(command.args[1], command.args[2]))):
+            with self._deadlines.deadline(Member(Process(command.args[1], command.args[2]), self.info.index)):
                 answer = command.answer(await self._do(host, command))
         except OSError as error:
             answer = command.refuse(errno_of(error))

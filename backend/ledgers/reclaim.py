@@ -9,6 +9,7 @@ from __future__ import annotations
 from backend.core.protocols import Target
 from backend.core.records import MAX
 from backend.ledgers.account import Account
+from backend.process.identity import Member
 
 
 def swap_room(account: Account) -> int:
@@ -110,7 +111,7 @@ def plan(top: Account, nbytes: int) -> list[Target]:
                 if take <= 0:
                     continue
                 take = min(take, *(room.setdefault(level, level.room()) for level in leaf.path()))
-                if take <= 0:
+                if take <= 0 or not isinstance(leaf.group, Member):  # an empty slice has nothing
                     continue
                 wanted -= take
                 spare[leaf] -= take

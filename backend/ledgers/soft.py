@@ -18,7 +18,7 @@ from backend.core.records import MAX, PEAKS, Books, Channel, Peak
 from backend.core.settings import BY_FIELD, SETTINGS
 from backend.ledgers import reclaim
 from backend.ledgers.account import Account
-from backend.process.identity import ROOT, Group, Slice
+from backend.process.identity import ROOT, Group, SliceOn
 
 _OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
 """Settings of slices alone, by field."""
@@ -52,25 +52,25 @@ class SoftLedger:
         return ()
 
     def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
-        root = Group(index, ROOT)
+        root = SliceOn(ROOT, index)
         if root in self._accounts:
             raise fail(errno.EEXIST)
         self._accounts[root] = self._open(root, None, granule)
         self._accounts[root].update(high=capacity)
 
-    def add(self, group: Group, parent: Group) -> None:
+    def add(self, group: Group, parent: SliceOn) -> None:
         if group in self._accounts:
             raise fail(errno.EEXIST)
         above = self._account(parent)
         if parent.gpu != group.gpu:
             raise fail(errno.EXDEV)
-        if not isinstance(parent.node, Slice):
+        if not isinstance(parent, SliceOn):
             raise fail(errno.EINVAL)
         self._accounts[group] = self._open(group, above)
 
-    def move(self, group: Group, parent: Group) -> None:
+    def move(self, group: Group, parent: SliceOn) -> None:
         account, above = self._account(group), self._account(parent)
-        wrong = parent.gpu != group.gpu or not isinstance(parent.node, Slice)
+        wrong = parent.gpu != group.gpu or not isinstance(parent, SliceOn)
         if account.parent is None or wrong or account in above.path():
             raise fail(errno.EINVAL)
         held, swapped = account.figures.current, account.figures.swap
@@ -103,7 +103,7 @@ class SoftLedger:
         account = self._account(group)
         if account.parent is None:  # cgroup-v2.rst: the root has no limits
             raise fail(errno.EPERM)
-        if not (_OF_SLICES.isdisjoint(changes) or isinstance(group.node, Slice)):
+        if not (_OF_SLICES.isdisjoint(changes) or isinstance(group, SliceOn)):
             raise fail(errno.EINVAL)
         figures, others = account.figures, False
         for name, value in changes.items():
@@ -214,7 +214,7 @@ class SoftLedger:
 
     def _leaf(self, group: Group, nbytes: int) -> Account:
         account = self._account(group)
-        if nbytes < 0 or nbytes > MAX or isinstance(group.node, Slice):
+        if nbytes < 0 or nbytes > MAX or isinstance(group, SliceOn):
             raise fail(errno.EINVAL)
         return account
 

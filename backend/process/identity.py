@@ -58,14 +58,44 @@ Node = Process | Slice
 
 
 @attrs.frozen(cache_hash=True)
-class Group:
-    """The unit of accounting: a process or a slice, on one GPU. ``Group(n, ROOT)`` is the GPU itself."""
+class Member:
+    """A process on one GPU."""
+
+    process: Process
+    """The process."""
 
     gpu: int
     """Index of the GPU, as NVML numbers them."""
 
-    node: Node
-    """The process, or the slice."""
+    @property
+    def node(self) -> Process:
+        """The process: what a member has in the place of a slice."""
+        return self.process
+
+
+@attrs.frozen(cache_hash=True)
+class SliceOn:
+    """A slice on one GPU. ``SliceOn(ROOT, n)`` is the GPU itself."""
+
+    slice: Slice
+    """The slice."""
+
+    gpu: int
+    """Index of the GPU, as NVML numbers them."""
+
+    @property
+    def node(self) -> Slice:
+        """The slice: what it has in the place of a process."""
+        return self.slice
+
+
+Group = Member | SliceOn
+"""The unit of accounting. What both have is `gpu` and `node`; what acts on one of them says which."""
+
+
+def group_on(node: Node, gpu: int) -> Group:
+    """The group of a node that is known by name only, as those of a journal or of the kernel module are."""
+    return Member(node, gpu) if isinstance(node, Process) else SliceOn(node, gpu)
 
 
 def start_time(pid: int) -> int:

@@ -18,7 +18,7 @@ from backend.core.follower import Follower
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
-from backend.process.identity import ROOT, Group, Process, is_borne
+from backend.process.identity import ROOT, Member, Process, SliceOn, is_borne
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
 from backend.scheduler.parts import REST, Pace
@@ -143,13 +143,13 @@ class Scheduler:
         found: list[Contender] = []
         if self._gpu.lost:
             return found
-        for resident in list(self._population.below(Group(self._index, ROOT))):
+        for resident in list(self._population.below(SliceOn(ROOT, self._index))):
             await pace.pause()
-            group = Group(self._index, resident.process)
+            group = Member(resident.process, self._index)
             if not self._population.holds(group) or self._follower.is_held(group):
                 continue
             if self._index in resident.contexts and resident.process not in self._gone:
-                levels = self._population.path(Group(self._index, resident.process))[-2::-1]  # without the root
+                levels = self._population.path(Member(resident.process, self._index))[-2::-1]  # without the root
                 try:
                     books = [self._ledger.books(level) for level in levels]
                 except OSError:
@@ -166,7 +166,7 @@ class Scheduler:
         last, self._last = self._last, {}
         for one in self._contenders:
             await pace.pause()
-            if not self._population.holds(Group(self._index, one.process)):
+            if not self._population.holds(Member(one.process, self._index)):
                 continue
             activity = self._gpu.activity(one.process)
             figures = self._last[one.process] = (activity.gpu_usec, activity.gpu_usec_estimate, activity.stays)
@@ -198,7 +198,7 @@ class Scheduler:
         changes = [(p, place) for p, place in places.items() if place != self._place(p) and not self._is_stuck(p)]
         self._busy = pace.busy
         for process, place in sorted(changes, key=self._urgency):
-            group = Group(self._index, process)
+            group = Member(process, self._index)
             if not self._population.holds(group) or self._follower.is_busy(group):
                 continue  # with the next look
             if not await self._change(process, place):
@@ -206,7 +206,7 @@ class Scheduler:
         return bool(changes)
 
     def _place(self, process: Process) -> Place:
-        return self._follower.place(Group(self._index, process))
+        return self._follower.place(Member(process, self._index))
 
     def _urgency(self, change: tuple[Process, Place]) -> tuple[int, int]:
         """First who is to run again, then the longest slices, and who is to stop last: nobody is to be missed."""
@@ -216,7 +216,7 @@ class Scheduler:
 
     async def _change(self, process: Process, place: Place) -> bool:
         """Has a process have its place; False where that has to wait."""
-        group, before = Group(self._index, process), self._place(process)
+        group, before = Member(process, self._index), self._place(process)
         if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
             return False
         self._follower.schedule(group, place)
@@ -240,17 +240,16 @@ class Scheduler:
 
     def _drop(self, process: Process) -> None:
         """It has no place any more, and nobody is to be told."""
-        self._follower.schedule(Group(self._index, process), NOWHERE)
+        self._follower.schedule(Member(process, self._index), NOWHERE)
         self._count(process, False)
 
-    def _failed(self, group: Group, before: Place, error: Exception) -> None:
+    def _failed(self, group: Member, before: Place, error: Exception) -> None:
         """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone.
 
         One that has just gone is nothing to tell of: a program lets go of its files, and of the levers by that, before
         it ends and anybody hears of it.
         """
-        process = group.node
-        assert isinstance(process, Process)
+        process = group.process
         if not self._population.holds(group):
             return
         if self._gpu.lost:

@@ -18,7 +18,7 @@ from backend.core.controller import Controller
 from backend.core.peaks import Mark
 from backend.core.records import MAX, Books, Channel, Peak
 from backend.core.settings import Kind, Setting
-from backend.process.identity import Group, Slice
+from backend.process.identity import Group, SliceOn
 from ggroupfs.text import values
 
 Show = Callable[[Controller, Group], str]
@@ -54,7 +54,7 @@ def _books(render: Callable[[Books], object]) -> Show:
 def _timeslice(controller: Controller, group: Group) -> str:
     """What is asked for, else what the driver gives; a slice that asks for nothing says so."""
     us = controller.books(group).timeslice_us
-    if not us and isinstance(group.node, Slice):
+    if not us and isinstance(group, SliceOn):
         return "default\n"
     return values.show_ms(us or controller.gpus[group.gpu].info.timeslice_default_us) + "\n"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from backend.core.controller import Controller
 from backend.core.records import Capability, Channel, GpuInfo
-from backend.process.identity import ROOT, Group
+from backend.process.identity import ROOT, Group, SliceOn
 from ggroupfs.fs.controls import LEVERS, Control
 from ggroupfs.text import values
 
@@ -32,7 +32,7 @@ ROOT_FACTS = (
 
 def _gpu_events(controller: Controller, group: Group) -> str:
     return values.flat_keyed(
-        {"present": int(not controller.gpus[group.gpu].lost), "lost": controller.losses(Group(group.gpu, ROOT))}
+        {"present": int(not controller.gpus[group.gpu].lost), "lost": controller.losses(SliceOn(ROOT, group.gpu))}
     )
 
 

@@ -17,7 +17,7 @@ from backend.common.errors import fail
 from backend.core.controller import Controller
 from backend.core.peaks import Mark
 from backend.core.records import Channel
-from backend.process.identity import Group, Process, owner_of
+from backend.process.identity import Group, Member, owner_of
 from ggroupfs.fs.controls import PEAKS, Control, Show
 from ggroupfs.text import values
 
@@ -193,7 +193,7 @@ class UsermemFile(OpenFile):
         controller.require(group, control.name)
         self._seen = controller.books(group).pressure_seq
         # A reclaim waits a moment for who listens. That is not for strangers to bring about.
-        self._listens = isinstance(group.node, Process) and uid is not None and uid in (0, owner_of(group.node.pid))
+        self._listens = isinstance(group, Member) and uid is not None and uid in (0, owner_of(group.process.pid))
         if self._listens:
             controller.listens(group, 1)
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import trio
 
 from backend.core.records import Channel
-from backend.process.identity import Group, Process, Slice
+from backend.process.identity import Group, Process, Slice, group_on
 from ggroupfs.fs.files import Events
 from ggroupfs.fs.inodes import Directory
 from ggroupfs.fs.messenger import Messenger
@@ -120,7 +120,7 @@ class Notifier:
             self._events.forget(subject)
         else:
             for gpu in self._tree.controller.gpus:
-                self._events.forget(Group(gpu, subject))
+                self._events.forget(group_on(subject, gpu))
         for directory in self._tree.forget(subject):
             # The files first: a directory with a file in the dentry cache would not be empty.
             for control in directory.files:

@@ -13,7 +13,7 @@ from backend.common.errors import fail
 from backend.core.controller import Controller
 from backend.core.records import NOBODY
 from backend.ledgers.journal.state import Owned
-from backend.process.identity import ROOT, Group, Process, Slice, tgid_of
+from backend.process.identity import ROOT, Group, Process, Slice, SliceOn, group_on, tgid_of
 from ggroupfs.fs.controls import CONTROLS, Control
 from ggroupfs.fs.facts import GPU_FACTS, ROOT_FACTS
 from ggroupfs.fs.inodes import (
@@ -110,7 +110,7 @@ class Tree:
         if not 0 <= slot < len(directory.files):
             raise fail(errno.EISDIR)
         subject = directory.subject
-        return directory.files[slot], subject if isinstance(subject, Group) else Group(-1, ROOT)
+        return directory.files[slot], subject if isinstance(subject, Group) else SliceOn(ROOT, -1)
 
     def attributes(self, inode: int) -> Attributes:
         """What stat(2) shows. ENOENT when it is gone."""
@@ -249,7 +249,7 @@ class Tree:
 
     def seen(self, subject: Group | Process | Slice) -> list[Directory]:
         """The directories of a process or slice, or its one on a GPU, that anybody looked at, the deepest first."""
-        groups = [] if isinstance(subject, Group) else [Group(index, subject) for index in self.controller.gpus]
+        groups = [] if isinstance(subject, Group) else [group_on(subject, index) for index in self.controller.gpus]
         found = (self._by_subject.get(key) for key in (*groups, subject))
         return [directory for directory in found if directory is not None]
 
@@ -394,15 +394,15 @@ class Tree:
                 return self._directory(resident.process, ROOT_INODE, name)
         elif directory is self.gpus:
             if number is not None and number in self.controller.gpus:
-                return self._directory(Group(number, ROOT), directory.inode, name, GPU_FACTS)
+                return self._directory(SliceOn(ROOT, number), directory.inode, name, GPU_FACTS)
         elif isinstance(subject, Slice):
             if number is not None:
                 if subject != ROOT and number in self.controller.gpus:
-                    return self._directory(Group(number, subject), directory.inode, name, CONTROLS)
+                    return self._directory(group_on(subject, number), directory.inode, name, CONTROLS)
             elif self._population.slice_entry(_below(subject, name)) is not None:
                 return self._directory(_below(subject, name), directory.inode, name)
-        elif isinstance(subject, Process) and number is not None and self._population.holds(Group(number, subject)):
-            return self._directory(Group(number, subject), directory.inode, name, CONTROLS)
+        elif isinstance(subject, Process) and number is not None and self._population.holds(group_on(subject, number)):
+            return self._directory(group_on(subject, number), directory.inode, name, CONTROLS)
         return None
 
     def _inherited(self, directory: Directory, *, itself: bool) -> tuple[int, int]:

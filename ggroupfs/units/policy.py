@@ -15,7 +15,7 @@ import trio
 
 from backend.common.turns import Turns
 from backend.core.controller import Controller
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from ggroupfs.text.properties import PROPERTIES
 from ggroupfs.units import files, writer
 from ggroupfs.units.active import Active
@@ -97,9 +97,9 @@ class Units:
         self._wait = wait
         self._silence = SILENCE * wait
         self._load = Load(files.Table())
-        self._groups: dict[Group, Configured] = {}
+        self._groups: dict[SliceOn, Configured] = {}
         self._named: set[Slice] = set()  # on which some file set something
-        self._jobs: dict[Group, trio.Event] = {}
+        self._jobs: dict[SliceOn, trio.Event] = {}
         self._begun = trio.Event()  # everything was read once
         self._configurations = 0  # of groups, until now
         self._turns = Turns()  # not the Controller's: who waits for limits waits behind nobody who has them
@@ -127,10 +127,10 @@ class Units:
     # What the Controller asks
 
     async def prepare(self, slice_: Slice, gpu: int) -> None:
-        if all(self._is_configured(Group(gpu, level)) for level in _levels(slice_)):
+        if all(self._is_configured(SliceOn(level, gpu)) for level in _levels(slice_)):
             return
         load, began = self._load, trio.current_time()
-        job, before = self._later(Group(gpu, slice_)), (-1, -1)
+        job, before = self._later(SliceOn(slice_, gpu)), (-1, -1)
         with trio.move_on_after(self._wait):
             while not job.is_set() and before != (progress := self._progress):
                 before = progress
@@ -148,7 +148,7 @@ class Units:
 
     def again(self, gpu: int) -> None:
         for slice_ in self._population.slices():
-            self._later(Group(gpu, slice_))
+            self._later(SliceOn(slice_, gpu))
 
     def process_came(self, process: Process) -> None:
         """Watcher: it has been asked for by then."""
@@ -156,10 +156,10 @@ class Units:
     def process_gone(self, process: Process) -> None:
         """Watcher: nothing to do."""
 
-    def process_migrated(self, here: Group, there: Group) -> None:
+    def process_migrated(self, here: Member, there: Member) -> None:
         """Watcher: policy is of slices."""
 
-    def process_left(self, group: Group) -> None:
+    def process_left(self, group: Member) -> None:
         """Watcher: policy is of slices."""
 
     def process_moved(self, process: Process) -> None:
@@ -167,7 +167,7 @@ class Units:
         resident = self._population.resident(process)
         if resident is not None:
             for gpu in resident.gpus:
-                self._later(Group(gpu, resident.slice))
+                self._later(SliceOn(resident.slice, gpu))
 
     def slice_made(self, slice_: Slice) -> None:
         """Watcher: it is told of a slice when it settles it."""
@@ -175,8 +175,8 @@ class Units:
     def slice_gone(self, slice_: Slice) -> None:
         """Watcher: one that comes back is another."""
         for gpu in self._controller.gpus:
-            self._groups.pop(Group(gpu, slice_), None)
-            self._jobs.pop(Group(gpu, slice_), None)
+            self._groups.pop(SliceOn(slice_, gpu), None)
+            self._jobs.pop(SliceOn(slice_, gpu), None)
         self._count(slice_, named=False)
 
     # Loads
@@ -210,7 +210,7 @@ class Units:
         comes into one settles that, and what is asked of those above."""
         if self._active is not None and unit_of(slice_) is not None:
             return False
-        known = any(Group(gpu, slice_) in self._groups for gpu in self._controller.gpus)
+        known = any(SliceOn(slice_, gpu) in self._groups for gpu in self._controller.gpus)
         return not known and not self._load.slices.of(slice_)
 
     def drop(self, unit: str) -> None:
@@ -234,17 +234,16 @@ class Units:
     def configure(self, slice_: Slice) -> None:
         """Has a slice, and every one above it, configured on every GPU soon."""
         for gpu in self._controller.gpus:
-            self._later(Group(gpu, slice_))
+            self._later(SliceOn(slice_, gpu))
 
-    def _is_configured(self, group: Group) -> bool:
+    def _is_configured(self, group: SliceOn) -> bool:
         state = self._groups.get(group)
         if state is None or state.load is not self._load:
             return False
-        assert isinstance(group.node, Slice)
-        unit = unit_of(group.node) if self._active is not None else None
+        unit = unit_of(group.slice) if self._active is not None else None
         return state.reading is (NO_UNIT if unit is None else self._load.units.get(unit))
 
-    def _later(self, group: Group) -> trio.Event:
+    def _later(self, group: SliceOn) -> trio.Event:
         """Has a slice, and every one above it, configured on a GPU soon; what is returned is set when that is done."""
         done = self._jobs.get(group)
         if done is None:
@@ -252,7 +251,7 @@ class Units:
             self._nursery.start_soon(self._configure_path, group, done)
         return done
 
-    async def _configure_path(self, group: Group, done: trio.Event) -> None:
+    async def _configure_path(self, group: SliceOn, done: trio.Event) -> None:
         try:
             while not await self._configure_levels(self._load, group):
                 pass
@@ -263,10 +262,9 @@ class Units:
                 del self._jobs[group]
             done.set()
 
-    async def _configure_levels(self, load: Load, group: Group) -> bool:
+    async def _configure_levels(self, load: Load, group: SliceOn) -> bool:
         """Whether it was done, by the load that counts now."""
-        assert isinstance(group.node, Slice)
-        levels = _levels(group.node)
+        levels = _levels(group.slice)
         await self._turns.turn()
         for level in levels:
             self._reading(load, unit_of(level))  # all at once
@@ -279,7 +277,7 @@ class Units:
                 await load.over.wait()  # which comes with the next connection
             if load is not self._load:
                 return False
-            await self._configure(load, reading, Group(group.gpu, level))
+            await self._configure(load, reading, SliceOn(level, group.gpu))
         return load is self._load
 
     def is_plain(self, unit: str) -> bool:
@@ -333,10 +331,9 @@ class Units:
             short = True
             await trio.sleep(SHORT_S)
 
-    async def _configure(self, load: Load, reading: Reading, group: Group) -> None:
+    async def _configure(self, load: Load, reading: Reading, group: SliceOn) -> None:
         """Writes what is asked for on one group, and back to its default what was and is not any more."""
-        slice_ = group.node
-        assert isinstance(slice_, Slice)
+        slice_ = group.slice
         entry = self._population.slice_entry(slice_)
         if entry is None:
             return
@@ -363,14 +360,14 @@ class Units:
                         self._population.let_go(slice_)  # to write on it has it stay, and nobody asked for that
                 load.tell(mistakes)
                 state.named = written | state.named & wanted.keys()
-                self._count(slice_, named=any(self._is_named(Group(gpu, slice_)) for gpu in self._controller.gpus))
+                self._count(slice_, named=any(self._is_named(SliceOn(slice_, gpu)) for gpu in self._controller.gpus))
             state.load, state.reading = load, reading
             self._configurations += 1
 
     def _is_held(self, slice_: Slice) -> bool:
         return self._active is not None and self._active.holds(slice_)
 
-    def _is_named(self, group: Group) -> bool:
+    def _is_named(self, group: SliceOn) -> bool:
         state = self._groups.get(group)
         return state is not None and bool(state.named)
 

@@ -27,7 +27,7 @@ from backend.ledgers import abi, kernel
 from backend.ledgers.kernel import KernelLedger
 from backend.ledgers.provider import ProviderGpu
 from backend.ledgers.soft import SoftLedger
-from backend.process.identity import ROOT, Group, Process, Slice, identify
+from backend.process.identity import ROOT, Member, Process, Slice, SliceOn, group_on, identify
 from tests.harness import StubGpu, hang, refuses, until
 from tests.strategies import history
 from tests.t2_ledger_machine import CAPACITIES, LedgerMachine, Twins
@@ -119,10 +119,10 @@ def test_a_plan_of_any_length(processes: Sequence[Process], monkeypatch: pytest.
         for ledger in ledgers:
             ledger.add_gpu(0, 1000)
             for share, process in enumerate(processes, 1):
-                ledger.add(Group(0, process), Group(0, ROOT))
-                ledger.charge(Group(0, process), 100 * share)
-                ledger.configure(Group(0, process), low=50)
-            answers.append([list(ledger.plan(Group(0, ROOT), nbytes)) for nbytes in (-1, 0, 700, 1500, MAX, 1 << 70)])
+                ledger.add(Member(process, 0), SliceOn(ROOT, 0))
+                ledger.charge(Member(process, 0), 100 * share)
+                ledger.configure(Member(process, 0), low=50)
+            answers.append([list(ledger.plan(SliceOn(ROOT, 0), nbytes)) for nbytes in (-1, 0, 700, 1500, MAX, 1 << 70)])
     assert answers[0] == answers[1]
     assert len(answers[1][-1]) == 10
 
@@ -134,56 +134,56 @@ def test_a_process_that_does_not_live_is_not_taken(spawn: Spawn) -> None:
         ledger.add_gpu(0, 1000)
         for dead in (attrs.evolve(process, start=process.start + 1), Process(4_194_304, 1)):
             with pytest.raises(ProcessLookupError):
-                ledger.add(Group(0, dead), Group(0, ROOT))
+                ledger.add(Member(dead, 0), SliceOn(ROOT, 0))
         child.kill()
         child.wait()
         with pytest.raises(ProcessLookupError):
-            ledger.add(Group(0, process), Group(0, ROOT))
+            ledger.add(Member(process, 0), SliceOn(ROOT, 0))
 
 
 def test_who_died_stays_until_he_is_removed(spawn: Spawn) -> None:
     """So that nothing changes behind the daemon's back; then his charges go."""
     child = spawn()
-    group = Group(0, identify(child.pid))
+    group = Member(identify(child.pid), 0)
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
-        ledger.add(group, Group(0, ROOT))
+        ledger.add(group, SliceOn(ROOT, 0))
         ledger.charge(group, 10)
         child.kill()
         child.wait()
         assert ledger.books(group).current == 10
         ledger.remove(group)
-        assert ledger.books(Group(0, ROOT)).current == 0
+        assert ledger.books(SliceOn(ROOT, 0)).current == 0
         with pytest.raises(OSError, match="No such device"):
             ledger.remove(group)
 
 
 def test_a_group_that_somebody_else_removed_is_removed(processes: Sequence[Process]) -> None:
-    group = Group(0, processes[0])
+    group = Member(processes[0], 0)
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
-        ledger.add(group, Group(0, ROOT))
+        ledger.add(group, SliceOn(ROOT, 0))
         kernel._ask(ledger._control, abi.IOC_REMOVE, abi.Id(id=ledger._ids[group]))
         with pytest.raises(OSError, match="No such device"):
             ledger.books(group)
         ledger.remove(group)
-        ledger.add(group, Group(0, ROOT))
+        ledger.add(group, SliceOn(ROOT, 0))
 
 
 def test_a_path_that_is_too_long() -> None:
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
-        ledger.add(Group(0, Slice("/" + "a" * (abi.PATH_LEN - 2))), Group(0, ROOT))
+        ledger.add(SliceOn(Slice("/" + "a" * (abi.PATH_LEN - 2)), 0), SliceOn(ROOT, 0))
         with pytest.raises(OSError, match="File name too long"):
-            ledger.add(Group(0, Slice("/" + "b" * (abi.PATH_LEN - 1))), Group(0, ROOT))
+            ledger.add(SliceOn(Slice("/" + "b" * (abi.PATH_LEN - 1)), 0), SliceOn(ROOT, 0))
 
 
 def test_one_half_of_an_owner() -> None:
     """Each is there without the other."""
-    slice_ = Group(0, Slice("/a"))
+    slice_ = SliceOn(Slice("/a"), 0)
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
-        ledger.add(slice_, Group(0, ROOT))
+        ledger.add(slice_, SliceOn(ROOT, 0))
         ledger.configure(slice_, uid=1000)
         assert (ledger.books(slice_).uid, ledger.books(slice_).gid) == (1000, NOBODY)
         ledger.configure(slice_, gid=100)
@@ -199,10 +199,10 @@ kernel._ask(os.open(kernel.DEVICE, os.O_RDWR), abi.IOC_SET, abi.Set(id=int(sys.a
 
 def test_what_others_do_is_told_too(processes: Sequence[Process]) -> None:
     """Events that none of our calls caused come by run(), and so does what somebody else has set."""
-    group, told, configured = Group(0, processes[0]), [], []
+    group, told, configured = Member(processes[0], 0), [], []
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
-        ledger.add(group, Group(0, ROOT))
+        ledger.add(group, SliceOn(ROOT, 0))
         ledger.listen(lambda group, channel: told.append((group, channel)), configured.append)
         ledger.configure(group, low=8)
 
@@ -218,7 +218,7 @@ def test_what_others_do_is_told_too(processes: Sequence[Process]) -> None:
         trio.run(listen)
         assert ledger.books(group).low == 9
     assert configured == [group]  # and not for what we set ourselves
-    assert Counter(told) == Counter([(group, Channel.GMEM), (Group(0, ROOT), Channel.GMEM)])
+    assert Counter(told) == Counter([(group, Channel.GMEM), (SliceOn(ROOT, 0), Channel.GMEM)])
 
 
 # Books that outlive
@@ -227,9 +227,9 @@ def test_what_others_do_is_told_too(processes: Sequence[Process]) -> None:
 def test_the_books_go_on(processes: Sequence[Process], spawn: Spawn) -> None:
     """All that was asked, counted and given; parents first, whatever was moved; what was charged is to be said anew."""
     names = uuids(2)
-    a, deep, root = Group(0, Slice("/a")), Group(0, Slice("/a/deep")), Group(0, ROOT)
-    one, other, dead = Group(0, processes[0]), Group(0, processes[1]), spawn()
-    elsewhere = Group(1, processes[0])
+    a, deep, root = SliceOn(Slice("/a"), 0), SliceOn(Slice("/a/deep"), 0), SliceOn(ROOT, 0)
+    one, other, dead = Member(processes[0], 0), Member(processes[1], 0), spawn()
+    elsewhere = Member(processes[0], 1)
     with keeping(names, forget=False) as ledger:
         for index in names:
             ledger.add_gpu(index, 1000)
@@ -238,8 +238,8 @@ def test_the_books_go_on(processes: Sequence[Process], spawn: Spawn) -> None:
         ledger.add(a, root)
         ledger.move(deep, a)
         ledger.add(other, a)
-        ledger.add(elsewhere, Group(1, ROOT))
-        ledger.add(Group(0, identify(dead.pid)), a)
+        ledger.add(elsewhere, SliceOn(ROOT, 1))
+        ledger.add(Member(identify(dead.pid), 0), a)
         ledger.charge(one, 100)
         ledger.configure(a, high=10, kept=True, uid=1000, gid=100)
         ledger.configure(one, low=1, swap_max=2, timeslice_us=3, frozen=True, priority=4, weight=5)
@@ -262,9 +262,9 @@ def test_the_books_go_on(processes: Sequence[Process], spawn: Spawn) -> None:
             deep: a,
             one: deep,
             other: a,
-            elsewhere: Group(1, ROOT),
+            elsewhere: SliceOn(ROOT, 1),
         }
-        seen = {root, Group(1, ROOT)}
+        seen = {root, SliceOn(ROOT, 1)}
         for item in inherited:
             assert item.parent in seen, "the one above comes first"
             assert (item.applied, item.doubtful) == (Wanted(False, 0), False)
@@ -290,11 +290,11 @@ def test_one_at_a_time() -> None:
 def test_the_end(handed_over: bool) -> None:
     """Books of a GPU that is gone with its mount are closed, but where another daemon goes on; others are not."""
     names = uuids(2)
-    slices = [Group(index, Slice("/a")) for index in names]
+    slices = [SliceOn(Slice("/a"), index) for index in names]
     ledger = KernelLedger(names, temporary=[1])
     for group in slices:
         ledger.add_gpu(group.gpu, 1000)
-        ledger.add(group, Group(group.gpu, ROOT))
+        ledger.add(group, SliceOn(ROOT, group.gpu))
     ledger.close(released=True, handed_over=handed_over)
     with keeping(names) as ledger:
         for index in names:
@@ -324,13 +324,13 @@ class Host:
     ledger: KernelLedger
 
     def moved_out(self, process: Process, gpu: int, nbytes: int, usec: int) -> None:
-        self.ledger.swap_out(Group(gpu, process), nbytes, usec)
+        self.ledger.swap_out(Member(process, gpu), nbytes, usec)
 
     def knows(self, process: Process, gpu: int) -> bool:
         return True
 
     def levels(self, process: Process, gpu: int) -> list[Books]:
-        return [self.ledger.books(Group(gpu, node)) for node in (process, ROOT)]
+        return [self.ledger.books(group_on(node, gpu)) for node in (process, ROOT)]
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(name)
@@ -349,9 +349,9 @@ def test_levers_reach_the_gpu_and_are_remembered(processes: Sequence[Process]) -
             assert [name for name, _, _ in first.calls] == ["set_timeslice", "detach"]
             await gpu.detach(other)
             await gpu.attach(other)
-            ledger.charge(Group(0, who), 100)
+            ledger.charge(Member(who, 0), 100)
             assert await gpu.reclaim(who, 60) == 60
-            assert (ledger.books(Group(0, who)).current, ledger.books(Group(0, who)).swap) == (40, 60)
+            assert (ledger.books(Member(who, 0)).current, ledger.books(Member(who, 0)).swap) == (40, 60)
             first.script("detach", refuses(errno.EIO))
             with pytest.raises(OSError, match="Input/output"):
                 await gpu.detach(other)
@@ -370,7 +370,7 @@ def test_levers_reach_the_gpu_and_are_remembered(processes: Sequence[Process]) -
     with keeping(names, forget=False) as ledger:
         ledger.add_gpu(0, 1000)
         for process in (who, other):
-            ledger.add(Group(0, process), Group(0, ROOT))
+            ledger.add(Member(process, 0), SliceOn(ROOT, 0))
         trio.run(before, ledger)
     with keeping(names) as ledger:
         ledger.add_gpu(0, 1000)
@@ -391,7 +391,7 @@ def test_who_dies_with_a_lever_in_hand_leaves_a_doubt(processes: Sequence[Proces
 
     with keeping(names, forget=False) as ledger:
         ledger.add_gpu(0, 1000)
-        ledger.add(Group(0, who), Group(0, ROOT))
+        ledger.add(Member(who, 0), SliceOn(ROOT, 0))
         trio.run(die, ledger)
     with keeping(names) as ledger:
         ledger.add_gpu(0, 1000)
@@ -414,7 +414,7 @@ def test_a_lever_has_a_deadline_and_is_free_after_it(processes: Sequence[Process
 
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
-        ledger.add(Group(0, who), Group(0, ROOT))
+        ledger.add(Member(who, 0), SliceOn(ROOT, 0))
         trio.run(wait, ledger)
 
 
@@ -430,12 +430,12 @@ def test_a_lever_of_who_is_gone(spawn: Spawn) -> None:
             for _ in range(2):
                 with pytest.raises(ProcessLookupError):
                     await provided.detach(who)
-                if Group(0, who) in ledger._ids:
-                    ledger.remove(Group(0, who))
+                if Member(who, 0) in ledger._ids:
+                    ledger.remove(Member(who, 0))
         with pytest.raises(OSError, match="No such device"):
-            await ledger.pull(Op.DETACH_TSG, Group(0, who), 0, SECONDS)
+            await ledger.pull(Op.DETACH_TSG, Member(who, 0), 0, SECONDS)
 
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
-        ledger.add(Group(0, who), Group(0, ROOT))
+        ledger.add(Member(who, 0), SliceOn(ROOT, 0))
         trio.run(pull, ledger)

@@ -26,7 +26,7 @@ from backend.cuda.managed import Managed
 from backend.cuda.peers import Peers
 from backend.door import tenants
 from backend.door.wire import SIZE, Message, Op
-from backend.process.identity import Group, Process, identify
+from backend.process.identity import Member, Process, identify
 from tests.harness import Harness, StubGpu, World, running
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ class Daemon:
 
     def books(self, program: Program) -> tuple[int, int]:
         """MiB on the GPU, and in the host."""
-        books = self.h.ledger.books(Group(0, program.process))
+        books = self.h.ledger.books(Member(program.process, 0))
         return books.current // MIB, books.swap // MIB
 
     def away(self, program: Program) -> int:

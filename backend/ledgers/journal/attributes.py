@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from backend.ledgers.journal import state
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.state import Owned, Subject
-from backend.process.identity import Group, Node
+from backend.process.identity import Group, Node, group_on
 
 
 class Attributes:
@@ -25,7 +25,7 @@ class Attributes:
                 if not isinstance(subject, tuple):
                     yield subject, file, owned
                 elif subject[0] in indices:  # else of a GPU that is not served now, and may be again
-                    yield Group(indices[subject[0]], subject[1]), file, owned
+                    yield group_on(subject[1], indices[subject[0]]), file, owned
 
     def keep(self, subject: Group | Node | str, file: str, owned: Owned) -> None:
         self._journal.commit(state.give(self._key(subject), file, owned))

@@ -20,7 +20,7 @@ from backend.ledgers.journal import state
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.state import FIELDS, FLAGS, UNTOUCHED, Key, Operation
 from backend.ledgers.soft import SoftLedger
-from backend.process.identity import ROOT, Group, Process, Slice
+from backend.process.identity import ROOT, Group, SliceOn, group_on
 
 _kept = attrgetter(*FIELDS)
 
@@ -78,15 +78,13 @@ class JournaledLedger(SoftLedger):
     def inherited(self) -> Sequence[Inherited]:
         return tuple(self._inherited)
 
-    def add(self, group: Group, parent: Group) -> None:
+    def add(self, group: Group, parent: SliceOn) -> None:
         super().add(group, parent)
-        assert isinstance(parent.node, Slice)
-        self._write(state.add(self._key(group), parent.node))
+        self._write(state.add(self._key(group), parent.slice))
 
-    def move(self, group: Group, parent: Group) -> None:
+    def move(self, group: Group, parent: SliceOn) -> None:
         super().move(group, parent)
-        assert isinstance(parent.node, Slice)
-        self._write(state.move(self._key(group), parent.node))
+        self._write(state.move(self._key(group), parent.slice))
 
     def remove(self, group: Group) -> None:
         account = self._account(group)
@@ -141,13 +139,14 @@ class JournaledLedger(SoftLedger):
     def _take_over(self, index: int, uuid: str) -> None:
         """The books are as the daemon before us left them, but for what is held: that is said again."""
         found = self._journal.state
-        root = self._accounts[Group(index, ROOT)]
+        root = self._accounts[SliceOn(ROOT, index)]
         high = root.figures.high
         for key in [(uuid, ROOT), *found.ordered(uuid)]:
-            group, entry = Group(index, key[1]), found.groups[key]
+            group, entry = group_on(key[1], index), found.groups[key]
             if entry.above is not None:
-                super().add(group, Group(index, entry.above))
-                self._inherited.append(self._inherit(group, key, Group(index, entry.above)))
+                above = SliceOn(entry.above, index)
+                super().add(group, above)
+                self._inherited.append(self._inherit(group, key, above))
             account = self._accounts[group]
             assert isinstance(account, Watched)
             fields: dict[str, Any] = {name: bool(n) if name in FLAGS else n for name, n in entry.fields.items()}
@@ -157,9 +156,7 @@ class JournaledLedger(SoftLedger):
 
     def _inherit(self, group: Group, key: Key, above: Group) -> Inherited:
         held = self._journal.state.levers.get(key, UNTOUCHED)
-        process = isinstance(group.node, Process)
-        applied = Wanted(held.detached, held.timeslice_us) if process else Wanted(False, 0)
-        return Inherited(group, above, applied, held.moving)
+        return Inherited(group, above, Wanted(held.detached, held.timeslice_us), held.moving)
 
 
 def _reset_by_nobody(account: Account) -> None:
