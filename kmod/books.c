@@ -18,6 +18,8 @@ static void get_levers(struct ggroup *group, struct ggroup_books *books)
 		books->flags |= GGROUP_BOOKS_ONLINE;
 	if (group->levers[GGROUP_LEVER_RUNLIST].held)
 		books->flags |= GGROUP_BOOKS_DETACHED;
+	if (group->levers[GGROUP_LEVER_RUNLIST].held == GGROUP_RUNLIST_OFF_GR)
+		books->flags |= GGROUP_BOOKS_DETACHED_GR;
 	if (group->levers[GGROUP_LEVER_RUNLIST].doubtful ||
 	    group->levers[GGROUP_LEVER_TIMESLICE].doubtful)
 		books->flags |= GGROUP_BOOKS_DOUBTFUL;
@@ -56,6 +58,8 @@ void ggroup_books_get(struct ggroup *group, const struct ggroup_file *file,
 		.swap_peak = ggroup_peak_of(file, group, GGROUP_PEAK_SWAP),
 		.peak_ever = group->peaks[GGROUP_PEAK_GMEM].ever,
 		.swap_peak_ever = group->peaks[GGROUP_PEAK_SWAP].ever,
+		.off_all = group->off_all,
+		.off_gr = group->off_gr,
 	};
 	spin_unlock(&group->device->figures);
 	ggroup_usermem_read(group, &books->pressure_bytes, &books->pressure_seq);
@@ -128,5 +132,22 @@ int ggroup_books_set(struct ggroup *group, const struct ggroup_set *set, bool ad
 		group->owner = make_kuid(&init_user_ns, set->uid);
 	if (set->mask & GGROUP_SET_GID)
 		group->gid = make_kgid(&init_user_ns, set->gid);
+	return 0;
+}
+
+#define GGROUP_REASONS	(GGROUP_REASON_FREEZE | GGROUP_REASON_TURN | GGROUP_REASON_QUOTA | \
+			 GGROUP_REASON_BUSY | GGROUP_REASON_GANG | GGROUP_REASON_MIGRATION)
+
+int ggroup_books_set_reasons(struct ggroup *group, const struct ggroup_reasons *reasons)
+{
+	lockdep_assert_held_write(&group->device->lock);
+	if (group->kind != GGROUP_KIND_PROCESS)
+		return -EINVAL;
+	if ((reasons->off_all | reasons->off_gr) & ~GGROUP_REASONS)
+		return -EINVAL;
+	if (reasons->off_all & reasons->off_gr)
+		return -EINVAL;
+	group->off_all = reasons->off_all;
+	group->off_gr = reasons->off_gr;
 	return 0;
 }

@@ -32,4 +32,14 @@ void ggroup_books_get(struct ggroup *group, const struct ggroup_file *file,
  */
 int ggroup_books_set(struct ggroup *group, const struct ggroup_set *set, bool admin);
 
+/**
+ * ggroup_books_set_reasons() - set why a process is off the runlist
+ * @group: the group
+ * @reasons: the whole set, as the ABI has it
+ *
+ * Context: the device's lock is held for writing.
+ * Return: 0, or -EINVAL for what is no process, or for a set that cannot be.
+ */
+int ggroup_books_set_reasons(struct ggroup *group, const struct ggroup_reasons *reasons);
+
 #endif

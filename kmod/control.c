@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* What controls: groups, the levers of processes, and GPUs. */
 
+#include <linux/lockdep.h>
 #include <linux/minmax.h>
 #include <linux/overflow.h>
 #include <linux/sched.h>
@@ -58,6 +59,14 @@ int ggroup_control_remove(struct ggroup_call *call)
 	return err;
 }
 
+/* What the provider sets itself it follows without being told. */
+static void tell_of_set(struct ggroup *group)
+{
+	lockdep_assert_held_write(&group->device->lock);
+	if (group->device->queue.process != task_tgid(current))
+		ggroup_event_tell(group, GGROUP_CHANNEL_SET);
+}
+
 int ggroup_control_set(struct ggroup_call *call)
 {
 	struct ggroup *group = call->group;
@@ -65,9 +74,21 @@ int ggroup_control_set(struct ggroup_call *call)
 
 	down_write(&group->device->lock);
 	err = group->alive ? ggroup_books_set(group, call->arg, call->admin) : -ENODEV;
-	/* What the provider sets itself it follows without being told. */
-	if (!err && group->device->queue.process != task_tgid(current))
-		ggroup_event_tell(group, GGROUP_CHANNEL_SET);
+	if (!err)
+		tell_of_set(group);
+	up_write(&group->device->lock);
+	return err;
+}
+
+int ggroup_control_reasons(struct ggroup_call *call)
+{
+	struct ggroup *group = call->group;
+	int err;
+
+	down_write(&group->device->lock);
+	err = group->alive ? ggroup_books_set_reasons(group, call->arg) : -ENODEV;
+	if (!err)
+		tell_of_set(group);
 	up_write(&group->device->lock);
 	return err;
 }
@@ -167,14 +188,21 @@ int ggroup_control_attach_tsg(struct ggroup_call *call)
 {
 	struct ggroup_command *arg = call->arg;
 
-	return arg->value ? -EINVAL : lever(call, GGROUP_LEVER_RUNLIST, 0);
+	return arg->value ? -EINVAL : lever(call, GGROUP_LEVER_RUNLIST, GGROUP_RUNLIST_ON);
 }
 
 int ggroup_control_detach_tsg(struct ggroup_call *call)
 {
 	struct ggroup_command *arg = call->arg;
 
-	return arg->value ? -EINVAL : lever(call, GGROUP_LEVER_RUNLIST, 1);
+	switch (arg->value) {
+	case GGROUP_ENGINES_ALL:
+		return lever(call, GGROUP_LEVER_RUNLIST, GGROUP_RUNLIST_OFF);
+	case GGROUP_ENGINES_GR:
+		return lever(call, GGROUP_LEVER_RUNLIST, GGROUP_RUNLIST_OFF_GR);
+	default:
+		return -EINVAL;
+	}
 }
 
 int ggroup_control_reclaim(struct ggroup_call *call)

@@ -17,6 +17,7 @@ int ggroup_control_next(struct ggroup_call *call);
 int ggroup_control_move(struct ggroup_call *call);
 int ggroup_control_remove(struct ggroup_call *call);
 int ggroup_control_set(struct ggroup_call *call);
+int ggroup_control_reasons(struct ggroup_call *call);
 int ggroup_control_reset_peak(struct ggroup_call *call);
 int ggroup_control_observe(struct ggroup_call *call);
 int ggroup_control_note(struct ggroup_call *call);

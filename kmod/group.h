@@ -69,6 +69,9 @@ struct ggroup_device;
  * @inbox: events that the listener has not read
  * @levers: process: what was asked of the provider
  * @counters: process: the mapped page
+ * @off_all: process: GGROUP_REASON_* for which it is off the runlist, with all engines; this and
+ *	the next are written with the device's lock held for writing
+ * @off_gr: process: the same, with the GR engine alone
  * @scratch: of the holder of the device's lock for writing
  */
 struct ggroup {
@@ -116,6 +119,8 @@ struct ggroup {
 	struct ggroup_inbox inbox;
 	struct ggroup_lever levers[GGROUP_LEVERS];
 	struct ggroup_counter_page counters;
+	u32 off_all;
+	u32 off_gr;
 
 	struct {
 		u64 sum;	/* of what its children give, or ask for */

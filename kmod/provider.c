@@ -122,6 +122,15 @@ static u32 op_of(const struct ggroup_lever *lever)
 	}
 }
 
+/* The fourth word of the command in flight. */
+static u64 argument_of(const struct ggroup_lever *lever)
+{
+	if (lever->order.kind != GGROUP_LEVER_RUNLIST)
+		return lever->sent;
+	WARN_ON_ONCE(lever->sent > GGROUP_RUNLIST_OFF_GR);
+	return lever->sent == GGROUP_RUNLIST_OFF_GR ? GGROUP_ENGINES_GR : GGROUP_ENGINES_ALL;
+}
+
 static struct ggroup *group_of(struct ggroup_lever *lever)
 {
 	return container_of(lever - lever->order.kind, struct ggroup, levers[0]);
@@ -137,8 +146,7 @@ static void take_lever(struct ggroup_queue *queue, struct ggroup_lever *lever,
 	taken->flight = lever->flight;
 	write_message(&taken->message, op_of(lever), group->id << GGROUP_SEQ_SHIFT | kind,
 		      group->id, group->pid, group->start);
-	if (kind != GGROUP_LEVER_RUNLIST)
-		taken->message.args[3] = lever->sent;
+	taken->message.args[3] = argument_of(lever);
 }
 
 static void take_arrival(struct ggroup_queue *queue, struct ggroup_arrival *arrival,

@@ -13,9 +13,15 @@ struct ggroup_file;
 
 enum ggroup_lever_kind {
 	GGROUP_LEVER_TIMESLICE,		/* value: microseconds */
-	GGROUP_LEVER_RUNLIST,		/* value: 1 detached, 0 attached */
+	GGROUP_LEVER_RUNLIST,		/* value: GGROUP_RUNLIST_* */
 	GGROUP_LEVER_RECLAIM,		/* value: bytes; no state, one after the other */
 	GGROUP_LEVERS
+};
+
+enum ggroup_runlist {
+	GGROUP_RUNLIST_ON,		/* no TSG is off */
+	GGROUP_RUNLIST_OFF,		/* those of all engines are */
+	GGROUP_RUNLIST_OFF_GR,		/* those of the GR engine alone are */
 };
 
 #define GGROUP_ARRIVAL		GGROUP_LEVERS	/* what order.kind says of an arrival */

@@ -43,6 +43,7 @@ class NaiveLedger:
         self.ever: dict[Peak, Counter[Group]] = {"peak": Counter(), "swap_peak": Counter()}
         self.counts: dict[Group, Counter[str]] = {}
         self.pressed: dict[Group, tuple[int, int]] = {}
+        self.off: dict[Group, tuple[int, int]] = {}
 
     def enter(self, group: Group, above: Group | None, high: int = MAX) -> None:
         self.above[group] = above
@@ -50,7 +51,7 @@ class NaiveLedger:
         self.counts[group] = Counter()
 
     def leave(self, group: Group) -> None:
-        for table in (self.above, self.asked, self.counts, self.held, self.swapped, self.pressed):
+        for table in (self.above, self.asked, self.counts, self.held, self.swapped, self.pressed, self.off):
             table.pop(group, None)
         for peaks in (*self.peaks.values(), *self.ever.values()):
             peaks.pop(group, None)
@@ -91,6 +92,7 @@ class NaiveLedger:
 
     def books(self, group: Group) -> Books:
         nbytes, sequence = self.pressed.get(group, (0, 0))
+        off_all, off_gr = self.off.get(group, (0, 0))
         figures: dict[str, Any] = {**self.asked[group], **self.counts[group]}
         return Books(
             current=self.current(group),
@@ -101,6 +103,8 @@ class NaiveLedger:
             swap_peak_ever=self.ever["swap_peak"][group],
             pressure_bytes=nbytes,
             pressure_seq=sequence,
+            off_all=off_all,
+            off_gr=off_gr,
             **figures,
         )
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from backend.core.records import MAX
+from backend.core.settings import REASONS
 
 T = TypeVar("T")
 
@@ -55,6 +56,9 @@ huge = st.sampled_from((*(7 * (-1, MAX + 1)), MAX - 20, MAX))
 """The same, or, seldom, all that there can be: next to that no limit is met."""
 sizes = st.one_of(small, small, small, st.integers(0, 160), huge)
 
+reasons = st.one_of(st.sampled_from((0, 1, 2, 3)), st.integers(0, REASONS), st.sampled_from((-1, REASONS + 1, 1 << 40)))
+"""Masks of reasons for which a process is off the runlist: few, so that two meet, any, and some that are none."""
+
 
 @attrs.frozen
 class Part:
@@ -91,7 +95,7 @@ policies = st.one_of(
         },
         optional={"kept": st.booleans(), "uid": users, "gid": users},
     ),
-    st.just({"current": 0}),  # nothing that anybody may set
+    st.just({"current": 0}),  # nothing that can be set
 )
 
 

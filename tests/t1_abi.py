@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.core.settings import BY_FIELD
+from backend.core.settings import BY_FIELD, REASONS
 from backend.door import wire
 from backend.ledgers import abi
 
@@ -96,6 +96,12 @@ def test_every_number(compiled: tuple[Layout, dict[str, int]]) -> None:
     numbers |= {f"SET_{BY_FIELD[field].constant}": bit for field, bit in abi.SET.items()}
     ours = {f"GGROUP_{name}": int(value) for name, value in numbers.items()}
     assert ours == compiled[1]
+
+
+def test_the_reasons_are_those_of_the_books() -> None:
+    bits = [value for name, value in vars(abi).items() if name.startswith("REASON_")]
+    assert sum(bits) == REASONS
+    assert len(bits) == REASONS.bit_count()
 
 
 def test_no_hole() -> None:

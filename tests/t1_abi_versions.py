@@ -6,13 +6,18 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+import trio
 
 from backend import choose
 from backend.choose import Choice
+from backend.core.settings import REASONS
+from backend.door.wire import Op
 from backend.ledgers import abi, kernel
+from backend.process.identity import Member, Process, Slice, SliceOn
 
 ROOT = Path(__file__).parents[1]
 NEW, OLD = ROOT / "kmod/uapi/ggroup.h", ROOT / "tests/versions/v0_1/ggroup.h"
@@ -103,7 +108,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
 
 
 def test_a_module_that_is_as_we_are(module: mock.Mock) -> None:
-    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks"
+    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks,reasons"
 
 
 def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> None:
@@ -111,14 +116,15 @@ def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> 
     assert kernel.check() == (
         "version 1, features books,provider,tenant,usermem,counters; "
         "lacks bounds: a user can make as many groups as there is room for; "
-        "lacks peaks: gmem.swap.peak is refused, and after a restart gmem.peak begins at its last reset"
+        "lacks peaks: gmem.swap.peak is refused, and after a restart gmem.peak begins at its last reset; "
+        "lacks reasons: a turn takes all engines, and after a restart no reason is known but a freeze"
     )
     assert choose._kernel_features(Choice()) == FEATURES_OF_0_1
 
 
 def test_what_a_later_module_can_besides_means_nothing(module: mock.Mock) -> None:
     module.side_effect = Module(ALL | 1 << 63)
-    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks"
+    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks,reasons"
     assert kernel.lacking(ALL | 1 << 63) == {}
 
 
@@ -132,8 +138,37 @@ def test_a_module_without_what_is_needed_or_of_another_version_is_none(module: m
         kernel.check()
 
 
-@pytest.mark.logs("is older than this daemon and lacks bounds: a user can make as many groups", "lacks peaks")
+@pytest.mark.logs(
+    "is older than this daemon and lacks bounds: a user can make as many groups", "lacks peaks", "lacks reasons"
+)
 def test_a_mount_goes_on_with_what_it_has_and_says_so_once(module: mock.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     module.side_effect = Module(FEATURES_OF_0_1)
     monkeypatch.setattr(kernel, "KernelLedger", mock.Mock())
-    assert choose.backend(Choice(), [], 5.0).lacks == ["bounds", "peaks"]
+    assert choose.backend(Choice(), [], 5.0).lacks == ["bounds", "peaks", "reasons"]
+
+
+def test_the_reasons_where_the_module_keeps_none(module: mock.Mock) -> None:
+    """They are in the books of this daemon all the same, with the same errors; and GR alone becomes all engines."""
+    who, slice_ = Member(Process(2, 3), 0), SliceOn(Slice("/a"), 0)
+    asked: list[tuple[int, int]] = []
+
+    def answer(descriptor: int, request: int, argument: Any) -> None:
+        if request == abi.IOC_HELLO:
+            argument.version, argument.features = abi.ABI_VERSION, FEATURES_OF_0_1
+        elif request == abi.IOC_DETACH_TSG:
+            asked.append((request, argument.value))
+        else:
+            assert request == abi.IOC_GET, "nothing that 0.1 does not know"
+
+    module.side_effect = answer
+    ledger = kernel.KernelLedger({})
+    ledger._ids |= {who: 1, slice_: 2}
+    ledger.set_reasons(who, abi.REASON_FREEZE, abi.REASON_TURN)
+    assert (ledger.books(who).off_all, ledger.books(who).off_gr) == (abi.REASON_FREEZE, abi.REASON_TURN)
+    for group, off_all, off_gr in ((slice_, 1, 0), (who, 1, 1), (who, REASONS + 1, 0), (who, 0, -1)):
+        with pytest.raises(OSError, match="Invalid argument"):
+            ledger.set_reasons(group, off_all, off_gr)
+    assert (ledger.books(who).off_all, ledger.books(who).off_gr) == (abi.REASON_FREEZE, abi.REASON_TURN)
+    trio.run(ledger.pull, Op.DETACH_TSG, who, abi.ENGINES_GR, 1.0)
+    assert asked == [(abi.IOC_DETACH_TSG, abi.ENGINES_ALL)]
+    ledger.close()

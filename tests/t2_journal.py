@@ -101,7 +101,7 @@ class Machine(LedgerMachine):
             assert ledger.parent(group) == above
             assert attrs.asdict(ledger.books(group)) == attrs.asdict(before) | {
                 **{"current": 0, "swap": 0},
-                **{"peak": before.peak_ever, "swap_peak": before.swap_peak_ever},  # who had reset them is gone
+                **{"peak": before.peak_ever, "swap_peak": before.swap_peak_ever},  # no reset is left
             }, group
         order = [one.group for one in ledger.inherited()]
         assert all(
@@ -295,7 +295,7 @@ def test_it_is_root_s_alone_and_one_daemon_s(path: Path) -> None:
 
 
 def test_whoever_waited_for_one_that_was_replaced_begins_again(path: Path) -> None:
-    """The file that he opened has no name any more when he gets its lock: it says nothing that counts."""
+    """The file that the waiter opened has no name any more when its lock is had: it says nothing that counts."""
     journal = a_journal(path)
     real, once = os.open, []
 
@@ -392,7 +392,7 @@ def test_a_write_that_was_cut_off_is_not_worth_a_word(path: Path) -> None:
 
 
 def test_the_dead_are_dropped(path: Path, spawn: Spawn) -> None:
-    """Whoever bears such a pid now has nothing of it."""
+    """A process that bears such a pid now has nothing of it."""
     journal = a_journal(path)
     living = identify(spawn().pid)
     recycled = attrs.evolve(living, start=living.start - 1)
@@ -594,7 +594,7 @@ def test_a_disk_that_fails(path: Path, call: str) -> None:
 
 @pytest.mark.logs("forgets", "is kept again")
 def test_what_was_written_is_on_the_disk_within_a_second(path: Path) -> None:
-    """And only then is the disk asked; what could not be written is tried again, though nobody changes anything."""
+    """And only then is the disk asked; what could not be written is tried again, though nothing changes."""
     journal = a_journal(path)
     calls: list[int] = []
     real = os.fdatasync
@@ -627,8 +627,8 @@ def test_what_was_written_is_on_the_disk_within_a_second(path: Path) -> None:
 
 @pytest.mark.logs("No space left on device: a daemon that is killed now forgets", "out of date since", "is kept again")
 def test_the_next_one_goes_on_from_the_last_whole_one(small_disk: Path, spawn: Spawn) -> None:
-    """The daemon is killed while the disk is full: what was set before holds, it is said that more was set, and who may
-    be off the runlist is in doubt. With room it is kept again, and not out of date any more."""
+    """The daemon is killed while the disk is full: what was set before holds, it is said that more was set, and which
+    may be off the runlist is in doubt. With room it is kept again, and not out of date any more."""
     now = [0.0]
     path = small_disk / "one.journal"
     first, who = a_journal(path), identify(spawn().pid)
@@ -764,7 +764,7 @@ async def test_a_lever_is_noted_before_it_moves_and_when_it_holds(path: Path, sp
 
 @virtual
 async def test_a_lever_that_returns_too_late_is_not_noted(path: Path, spawn: Spawn) -> None:
-    """Of one that went meanwhile, nothing is kept: nobody would ever forget it."""
+    """Of one that went meanwhile, nothing is kept: nothing would ever forget it."""
     journal, inner, gpu, who = noted_by(path, spawn)
     key = inner.info.uuid, who
 
@@ -848,6 +848,7 @@ def test_what_a_ledger_inherits(path: Path) -> None:
     ledger = JournaledLedger(again, {3: "GPU-a"})
     ledger.add_gpu(3, 100)
     slice_, process = ledger.inherited()
+    ledger.set_reasons(process.group, 1, 2)
     assert (slice_.group, slice_.parent, slice_.applied) == (
         SliceOn(Slice("/a"), 3),
         SliceOn(ROOT, 3),
@@ -857,3 +858,7 @@ def test_what_a_ledger_inherits(path: Path) -> None:
     assert (process.applied, process.doubtful) == (Wanted(True, 500), True)
     assert ledger.books(SliceOn(ROOT, 3)).high == 100
     let_go(again)
+    after = JournaledLedger(third := Journal(path, boot=BOOT), {3: "GPU-a"})
+    after.add_gpu(3, 100)
+    assert (after.books(process.group).off_all, after.books(process.group).off_gr) == (1, 2), "why it is off"
+    let_go(third)

@@ -26,11 +26,11 @@ from hypothesis.stateful import (
 
 from backend.core.protocols import Ledger, Target
 from backend.core.records import MAX, Channel, Peak
-from backend.core.settings import SETTINGS
+from backend.core.settings import REASONS, SETTINGS
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn, group_on
 from tests.model import NaiveLedger
-from tests.strategies import Part, chosen, history, moments, odd, parts, pick, policies, sizes, small
+from tests.strategies import Part, chosen, history, moments, odd, parts, pick, policies, reasons, sizes, small
 
 CAPACITIES = {0: 100, 1: 50}
 SLICES = tuple(Slice(path) for path in ("/a", "/a/b", "/a/b/c", "/a/d", "/e"))
@@ -61,7 +61,7 @@ class LedgerMachine(RuleBasedStateMachine):
     """Does everything to the ledger and to the naive books, and compares all there is to see after each step."""
 
     processes: ClassVar[Sequence[Process]] = PROCESSES
-    """Who may be in the books: a ledger that looks needs some that live."""
+    """Processes that may be in the books: a ledger that looks needs some that live."""
 
     def make_ledger(self) -> Ledger:
         """The ledger under test; another machine has another one."""
@@ -174,6 +174,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ask(errno.ENODEV, ledger.note, gone, "high")
         self.ask(errno.EINVAL, ledger.note, slice_, "nonsense")
         self.ask(errno.ENODEV, ledger.configure, gone, high=1)
+        self.ask(errno.ENODEV, ledger.set_reasons, gone, 1, 0)
+        self.ask(errno.EINVAL, ledger.set_reasons, slice_, 1, 0)
         below = [group for group, above in self.naive.above.items() if above is not None]
         for name, value in OUT_OF_RANGE if below else ():
             code = errno.EINVAL if name in OF_SLICES and isinstance(below[0].node, Process) else errno.ERANGE
@@ -196,6 +198,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ask(code, self.ledger.configure, group, **changes)
         if not code:
             self.naive.asked[group] |= changes
+
+    @precondition(has_process)
+    @rule(index=pick, off_all=reasons, off_gr=reasons)
+    def set_reasons(self, index: int, off_all: int, off_gr: int) -> None:
+        group = self.any_process(index)
+        assert group is not None
+        impossible = not {off_all, off_gr} <= set(range(REASONS + 1)) or off_all & off_gr
+        self.ask(errno.EINVAL if impossible else 0, self.ledger.set_reasons, group, off_all, off_gr)
+        if not impossible:
+            self.naive.off[group] = off_all, off_gr
 
     @rule(index=pick, peak=st.sampled_from(("peak", "swap_peak")))
     def reset_peak(self, index: int, peak: Peak) -> None:
@@ -352,7 +364,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def everybody_was_told(self) -> None:
-        """In order, once each, and of nothing else: a refused call tells nobody."""
+        """In order, once each, and of nothing else: a refused call tells no listener."""
         assert self.told == self.expected
         self.told.clear()
         self.expected.clear()
@@ -426,7 +438,7 @@ class ForgetsTheTop(SoftLedger):
 
 
 class PlansWithoutLow(SoftLedger):
-    """Takes from everybody alike."""
+    """Takes from all alike."""
 
     def plan(self, group: Group, nbytes: int) -> list[Target]:
         return [attrs.evolve(target, below_low=False) for target in super().plan(group, nbytes)]
@@ -443,6 +455,14 @@ class KeepsWhatMoved(SoftLedger):
             above = self.parent(above)
 
 
+class KeepsReasons(SoftLedger):
+    """Adds to the reasons, and takes none away."""
+
+    def set_reasons(self, group: Group, off_all: int, off_gr: int) -> None:
+        books = self.books(group)
+        super().set_reasons(group, off_all | books.off_all & ~off_gr, off_gr | books.off_gr & ~off_all)
+
+
 class Planted(LedgerMachine):
     """The machine on a ledger with a mistake."""
 
@@ -452,7 +472,7 @@ class Planted(LedgerMachine):
         return self.ledger_type()
 
 
-@pytest.mark.parametrize("ledger_type", [ForgetsTheTop, PlansWithoutLow, KeepsWhatMoved])
+@pytest.mark.parametrize("ledger_type", [ForgetsTheTop, PlansWithoutLow, KeepsWhatMoved, KeepsReasons])
 def test_the_machine_finds_a_planted_mistake(ledger_type: type[SoftLedger]) -> None:
     machine = type("Machine", (Planted,), {"ledger_type": ledger_type})
     with pytest.raises(AssertionError):
@@ -487,7 +507,7 @@ def test_twins_agree_with_themselves_and_not_with_a_mistake() -> None:
 
 
 def test_nobody_ever_holds_more_than_there_can_be() -> None:
-    """2^63 - 1 bytes is "no limit", and more than that is nobody's: the lowest level that would hold it says so."""
+    """2^63 - 1 bytes is "no limit", and no group holds more than that: the lowest level that would hold it says so."""
     ledger = SoftLedger()
     root, slice_ = SliceOn(ROOT, 0), SliceOn(Slice("/a"), 0)
     one, other = Member(Process(1, 0), 0), Member(Process(2, 0), 0)

@@ -127,6 +127,10 @@ class Ledger(Protocol):
     def note(self, group: Group, event: str) -> None:
         """Counts one event, here and in every group above: ``low``, ``high``, ``reclaim`` or ``fail``."""
 
+    def set_reasons(self, group: Group, off_all: int, off_gr: int) -> None:
+        """Notes why a process is off the runlist: all reasons that take every engine, and all that take GR alone, as
+        bits of `REASONS`. EINVAL for a slice, for other bits, and for a bit that is in both. No lever moves."""
+
     def press(self, group: Group, nbytes: int) -> None:
         """Asks the program to give back `nbytes`: the latest record of its usermemfd."""
 

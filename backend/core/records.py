@@ -138,6 +138,10 @@ class Books:
     """Who a slice was given to: the owner of what is below it. NOBODY: whoever owns the slice above."""
     gid: int = NOBODY
     """The group (of users) that goes with it."""
+    off_all: int = 0
+    """Why a process is off the runlist with all engines: bits of `REASONS`."""
+    off_gr: int = 0
+    """Why a process is off the runlist with the GR engine alone: bits of `REASONS`."""
 
 
 @attrs.frozen

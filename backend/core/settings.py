@@ -19,6 +19,10 @@ NOBODY = (1 << 32) - 1
 """A uid or gid that stands for none: the one that chown(2) does not take."""
 
 
+REASONS = 0x3F
+"""The bits of the reasons for which a process can be off the runlist (GGROUP_REASON_* of kmod/uapi/ggroup.h)."""
+
+
 class Kind(enum.Enum):
     """How a value is written, in a control file and in a unit file."""
 

@@ -38,6 +38,7 @@ FEATURE_USERMEM = 1 << 3
 FEATURE_COUNTERS = 1 << 4
 FEATURE_BOUNDS = 1 << 5
 FEATURE_PEAKS = 1 << 6
+FEATURE_REASONS = 1 << 7
 
 # struct ggroup_gpu.flags, struct ggroup_unregister.flags
 
@@ -59,6 +60,21 @@ BOOKS_JOINED = 1 << 1
 BOOKS_DEAD = 1 << 2
 BOOKS_DETACHED = 1 << 3
 BOOKS_DOUBTFUL = 1 << 4
+BOOKS_DETACHED_GR = 1 << 5
+
+# struct ggroup_books, struct ggroup_reasons: off_all, off_gr
+
+REASON_FREEZE = 1 << 0
+REASON_TURN = 1 << 1
+REASON_QUOTA = 1 << 2
+REASON_BUSY = 1 << 3
+REASON_GANG = 1 << 4
+REASON_MIGRATION = 1 << 5
+
+# struct ggroup_command.value of DETACH_TSG, and the fourth word of its message
+
+ENGINES_ALL = 0
+ENGINES_GR = 1
 
 # struct ggroup_set.mask
 
@@ -188,6 +204,8 @@ class Books(ctypes.Structure):
         ("swap_peak", c_uint64),
         ("peak_ever", c_uint64),
         ("swap_peak_ever", c_uint64),
+        ("off_all", c_uint32),
+        ("off_gr", c_uint32),
         *((setting.field, _type(setting)) for setting in SETTINGS[SETTINGS.index(GID) + 1 :]),
     )
 
@@ -202,6 +220,10 @@ class Set(ctypes.Structure):
 
 class Reset(ctypes.Structure):
     _fields_ = (("id", c_uint64), ("what", c_uint32), ("reserved", c_uint32))
+
+
+class Reasons(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("off_all", c_uint32), ("off_gr", c_uint32))
 
 
 class Amount(ctypes.Structure):
@@ -303,6 +325,7 @@ IOC_SET_TIMESLICE = _ioc(_WRITE, 27, Command)
 IOC_ATTACH_TSG = _ioc(_WRITE, 28, Command)
 IOC_DETACH_TSG = _ioc(_WRITE, 29, Command)
 IOC_RECLAIM = _ioc(_WRITE | _READ, 30, Command)
+IOC_REASONS = _ioc(_WRITE, 31, Reasons)
 
 IOC_REGISTER = _ioc(_WRITE | _READ, 48, Gpu)
 IOC_UNREGISTER = _ioc(_WRITE, 49, Unregister)

@@ -24,6 +24,7 @@ from backend.common.errors import fail
 from backend.common.threads import in_a_thread
 from backend.core.protocols import Inherited, Target
 from backend.core.records import PEAKS, Books, Channel, Peak, Wanted
+from backend.core.settings import REASONS
 from backend.door.wire import Op
 from backend.ledgers import abi
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn, group_on
@@ -42,6 +43,7 @@ WITHOUT: Mapping[int, tuple[str, str]] = {
     abi.FEATURE_COUNTERS: ("counters", "no program can count its kernels there"),
     abi.FEATURE_BOUNDS: ("bounds", "a user can make as many groups as there is room for"),
     abi.FEATURE_PEAKS: ("peaks", "gmem.swap.peak is refused, and after a restart gmem.peak begins at its last reset"),
+    abi.FEATURE_REASONS: ("reasons", "a turn takes all engines, and after a restart no reason is known but a freeze"),
 }
 """The features that we know: what each is called, and what is so where the module that is loaded lacks it."""
 
@@ -55,6 +57,9 @@ EVENTS_AT_ONCE = 256
 
 TOLD_MOST = 1000
 """Times that a listener is told of events that came as one: a program that makes them is not to keep us busy."""
+
+_OFF = ("off_all", "off_gr")
+"""The reasons, which this program keeps itself for a module that does not."""
 
 _SAME = tuple(field.name for field in attrs.fields(Books) if field.name not in ("current", "frozen", "kept"))
 """Fields that are called the same in the kernel."""
@@ -135,7 +140,10 @@ class KernelLedger:
         self._names = dict(names)
         self._temporary = frozenset(temporary)
         self._control = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-        self.peaks = PEAKS if _hello(self._control).features & abi.FEATURE_PEAKS else OLD_PEAKS
+        features = _hello(self._control).features
+        self.peaks = PEAKS if features & abi.FEATURE_PEAKS else OLD_PEAKS
+        self._has_reasons = bool(features & abi.FEATURE_REASONS)
+        self._off: dict[Group, tuple[int, int]] = {}  # with a module that does not keep them: the reasons
         self._reset: dict[Group, int] = {}  # with a module that forgets it: the peak before the last reset
         self._queues: dict[int, int] = {}
         self._streams: list[int] = []
@@ -249,6 +257,7 @@ class KernelLedger:
                 raise
         del self._ids[group], self._groups[id_]
         self._reset.pop(group, None)
+        self._off.pop(group, None)
 
     def parent(self, group: Group) -> Group | None:
         return self._groups.get(self._get(group).parent)
@@ -260,6 +269,8 @@ class KernelLedger:
         same = {name: getattr(found, name) for name in _SAME}
         if self.peaks is OLD_PEAKS:
             same["peak_ever"] = max(found.peak, self._reset.get(group, 0))
+        if not self._has_reasons:
+            same |= zip(_OFF, self._off.get(group, (0, 0)), strict=True)
         return Books(current=found.current_bytes, frozen=bool(found.frozen), kept=bool(found.kept), **same)
 
     def configure(self, group: Group, **changes: int | bool) -> None:
@@ -270,6 +281,16 @@ class KernelLedger:
             argument.mask |= abi.SET[name]
             setattr(argument, name, _word(value, 32 if getattr(abi.Set, name).size == 4 else 64))
         _ask(self._control, abi.IOC_SET, argument)
+
+    def set_reasons(self, group: Group, off_all: int, off_gr: int) -> None:
+        argument = abi.Reasons(id=self._id(group), off_all=_word(off_all, 32), off_gr=_word(off_gr, 32))
+        if self._has_reasons:
+            _ask(self._control, abi.IOC_REASONS, argument)
+            return
+        self._get(group)  # ENODEV, where it is gone
+        if isinstance(group, SliceOn) or (off_all | off_gr) & ~REASONS or off_all & off_gr:
+            raise fail(errno.EINVAL)
+        self._off[group] = off_all, off_gr
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
         # Of our file alone: GET with any other knows of it nothing.
@@ -350,11 +371,16 @@ class KernelLedger:
     async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
         """Has the kernel move a lever of a process; returns once the GPU's provider has done it, or with its errno.
 
+        The value is microseconds for SET_TIMESLICE, bytes for RECLAIM, and ENGINES_* for DETACH_TSG, which with a
+        module without FEATURE_REASONS takes all engines.
+
         Bytes moved for RECLAIM. ENODEV when the group is gone or the GPU has no provider, ETIMEDOUT after `seconds`,
         EAGAIN where no thread is to be had.
         May be cancelled; the kernel goes on waiting then, and what is asked of the same lever later comes later.
         """
         milliseconds = min(max(1, math.ceil(seconds * 1000)), abi.TIMEOUT_MS_MOST)
+        if lever is Op.DETACH_TSG and not self._has_reasons:
+            value = abi.ENGINES_ALL  # this module knows of no other: what was to be stopped is stopped
         argument = abi.Command(id=self._id(group), value=_word(value), timeout_ms=milliseconds)
         call = partial(_ask, self._control, _PULLS[lever], argument)
         await in_a_thread("the kernel module", call, self._limiter)

@@ -15,7 +15,7 @@ import trio
 from backend.common.errors import fail
 from backend.core.protocols import Inherited, Target
 from backend.core.records import MAX, PEAKS, Books, Channel, Peak
-from backend.core.settings import BY_FIELD, SETTINGS
+from backend.core.settings import BY_FIELD, REASONS, SETTINGS
 from backend.ledgers import reclaim
 from backend.ledgers.account import Account
 from backend.process.identity import ROOT, Group, SliceOn
@@ -24,7 +24,7 @@ _OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
 """Settings of slices alone, by field."""
 
 _NOTED = {"low", "high", "reclaim", "fail"}
-"""Events that somebody else than the ledger sees happen."""
+"""Events that the ledger does not see happen by itself."""
 
 
 class SoftLedger:
@@ -41,7 +41,7 @@ class SoftLedger:
         self._listeners.append(listener)
 
     async def run(self) -> None:
-        await trio.sleep_forever()  # nobody else knows these books
+        await trio.sleep_forever()  # no other program knows these books
 
     def close(self, *, released: bool = False, handed_over: bool = False) -> None:
         pass
@@ -112,6 +112,13 @@ class SoftLedger:
             others = others or getattr(figures, name) != value
         if others:
             account.update(**changes)
+
+    def set_reasons(self, group: Group, off_all: int, off_gr: int) -> None:
+        account = self._account(group)
+        if isinstance(group, SliceOn) or (off_all | off_gr) & ~REASONS or off_all & off_gr:
+            raise fail(errno.EINVAL)
+        if (off_all, off_gr) != (account.figures.off_all, account.figures.off_gr):
+            account.update(off_all=off_all, off_gr=off_gr)
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
         account = self._account(group)

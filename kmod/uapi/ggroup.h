@@ -14,18 +14,18 @@
  * file that joined. The books outlive every program: they end with GGROUP_IOC_FORGET,
  * GGROUP_UNREGISTER_FORGET or the module.
  *
- * WHO MAY WHAT. Every user may open the device and join, and from then on act on the group of his
- * own process with the file that he opened: charge, uncharge, swap, usermemfd, counters, GET. The
- * file is bound to the process: in a child that inherited it, or in a process that was handed it,
- * the same calls give EPERM. Who owns a slice controls what is below it, as far as nobody else
- * owns it, and not the slice itself: he may GET, FIND, SET, RESET_PEAK, PLAN, PRESS, RECLAIM and
- * listen to usermemfd. Everything else needs CAP_SYS_ADMIN in the initial user namespace: GPUs,
- * owners, the shape of the tree, figures of others, and levers, since what holds for a process is
- * made of what is asked of all levels above it. What a user can have open is bounded (EMFILE).
+ * RIGHTS. Every process may open the device and join, and from then on act on its own group with
+ * the file that it opened: charge, uncharge, swap, usermemfd, counters, GET. The file is bound to
+ * the process: in a child that inherited it, or in a process that was handed it, the same calls
+ * give EPERM. The owner of a slice controls what is below it, as far as no other user owns it, and
+ * not the slice itself: GET, FIND, SET, RESET_PEAK, PLAN, PRESS, RECLAIM and usermemfd. Everything
+ * else needs CAP_SYS_ADMIN in the initial user namespace: GPUs, owners, the shape of the tree,
+ * figures of others, and levers, since what holds for a process is made of what is asked of all
+ * levels above it. What a user can have open is bounded (EMFILE).
  *
  * HOW MUCH. Sizes are bytes, times microseconds. GGROUP_MAX is "no limit", and no group ever
  * holds more. A charge goes to a process and every group above it. Going over a high never fails:
- * somebody reclaims. A charge fails with ENOMEM only where some swap_max leaves no room to bring
+ * memory is reclaimed. A charge fails with ENOMEM only where some swap_max leaves no room to bring
  * every level back under its high, as backend/ledgers/soft.py specifies, and where a program says
  * of itself that it has more, on the GPU or not, than GGROUP_OVERCOMMIT times the capacity. A call
  * happens whole, or fails and changes nothing.
@@ -38,14 +38,20 @@
  * root, any other GGROUP_MAX_DEPTH_ROOT. More is EAGAIN, as with cgroup.max.descendants and
  * cgroup.max.depth.
  *
- * WHO MOVES THE HARDWARE. The kernel knows no GPU vendor. A provider registers a GPU on an open
+ * THE HARDWARE. The kernel knows no GPU vendor. A provider registers a GPU on an open
  * /dev/ggroup and serves its commands on that file: read() gives struct ggroup_message, as many
  * as fit, and waits for one unless O_NONBLOCK; write() takes the answers; poll() tells when there
  * is something to read. There is one provider a GPU, a second one is refused with EBUSY. When the
  * file is closed for good, the GPU is offline: levers give ENODEV, the books go on. What levers
  * were asked for stays, and is commanded again to the next provider. What the former one had
  * acknowledged is still reported (GGROUP_BOOKS_DETACHED), and what it had been told and not
- * acknowledged is reported as in doubt (GGROUP_BOOKS_DOUBTFUL), since nobody can know.
+ * acknowledged is reported as in doubt (GGROUP_BOOKS_DOUBTFUL).
+ *
+ * OFF THE RUNLIST. A process is off the runlist of a GPU for a set of reasons (GGROUP_REASON_*),
+ * each of which takes all engines, or GR (graphics and compute) alone. The daemon gives the whole
+ * set with GGROUP_IOC_REASONS, and moves the lever to the union with ATTACH_TSG and DETACH_TSG. The
+ * books keep the set, so the next daemon knows of each process why it is off; it means nothing to
+ * the kernel.
  *
  * EXITS. While a GPU has a provider, the group of a process that exited stays as it is, is marked
  * GGROUP_BOOKS_DEAD and announced (GGROUP_CHANNEL_EXIT), until the provider removes it or goes.
@@ -95,6 +101,7 @@
 #define GGROUP_FEATURE_COUNTERS	0x10ULL	/* the mapped page of kernel counters */
 #define GGROUP_FEATURE_BOUNDS	0x20ULL	/* what one user can make is bounded: see HOW MANY */
 #define GGROUP_FEATURE_PEAKS	0x40ULL	/* swap_peak, peaks ever, and resets of one file alone */
+#define GGROUP_FEATURE_REASONS	0x80ULL	/* why a process is off the runlist, and of GR alone */
 
 /* What this kernel speaks. */
 struct ggroup_hello {
@@ -137,7 +144,7 @@ struct ggroup_unregister {
 #define GGROUP_KIND_SLICE	1
 #define GGROUP_KIND_PROCESS	2
 
-/* Who a group is. Which of these are read and which are written is said at the ioctl. */
+/* A group by its name. Which of these are read and which are written is said at the ioctl. */
 struct ggroup_group {
 	__u64 root;		/* id of the GPU's root */
 	__u64 parent;		/* id of the group above, 0 for none */
@@ -157,7 +164,7 @@ struct ggroup_id {
 	__u64 id;
 };
 
-#define GGROUP_NOBODY		0xffffffffU	/* a slice that was not given to anybody */
+#define GGROUP_NOBODY		0xffffffffU	/* a slice that was given to no user */
 
 /* struct ggroup_books.flags */
 #define GGROUP_BOOKS_ONLINE	0x1U	/* the GPU has a provider */
@@ -165,6 +172,15 @@ struct ggroup_id {
 #define GGROUP_BOOKS_DEAD	0x4U	/* the process exited */
 #define GGROUP_BOOKS_DETACHED	0x8U	/* the provider says that its TSGs are off the runlist */
 #define GGROUP_BOOKS_DOUBTFUL	0x10U	/* a provider failed to move a lever, or died over it */
+#define GGROUP_BOOKS_DETACHED_GR	0x20U	/* with DETACHED: those of the GR engine alone */
+
+/* struct ggroup_books, struct ggroup_reasons: off_all, off_gr */
+#define GGROUP_REASON_FREEZE	0x1U	/* it, or a slice above it, is frozen */
+#define GGROUP_REASON_TURN	0x2U	/* it is the turn of another program */
+#define GGROUP_REASON_QUOTA	0x4U	/* its time in this period is used up */
+#define GGROUP_REASON_BUSY	0x8U	/* a latency-critical neighbour is at work */
+#define GGROUP_REASON_GANG	0x10U	/* a peer that it works with has no turn */
+#define GGROUP_REASON_MIGRATION	0x20U	/* it is on the way to another GPU */
 
 /* What is known about a group at one moment. */
 struct ggroup_books {
@@ -192,7 +208,7 @@ struct ggroup_books {
 	__u32 frozen;		/* asked for */
 	__u32 priority;
 	__u32 weight;
-	__u32 kept;		/* a slice that stays without anybody in it */
+	__u32 kept;		/* a slice that stays without members */
 	__u32 uid;		/* owner of a slice: controls what is below it; GGROUP_NOBODY */
 	__u32 gid;		/* kept for the daemon, means nothing here; GGROUP_NOBODY */
 	__u64 parent;		/* id of the group above, 0 for a root */
@@ -204,6 +220,8 @@ struct ggroup_books {
 	__u64 swap_peak;	/* as peak, of swap */
 	__u64 peak_ever;	/* whatever was reset */
 	__u64 swap_peak_ever;
+	__u32 off_all;		/* process: why it is off the runlist, with all engines */
+	__u32 off_gr;		/* process: ... with the GR engine alone */
 };
 
 /* struct ggroup_set.mask */
@@ -230,8 +248,8 @@ struct ggroup_set {
 	__u32 priority;		/* 0..GGROUP_PRIORITY_MOST */
 	__u32 weight;		/* 1..GGROUP_WEIGHT_MOST */
 	__u32 kept;		/* 0, 1 */
-	__u32 uid;		/* anybody but GGROUP_NOBODY */
-	__u32 gid;		/* anybody but GGROUP_NOBODY */
+	__u32 uid;		/* any but GGROUP_NOBODY */
+	__u32 gid;		/* any but GGROUP_NOBODY */
 };
 
 struct ggroup_amount {
@@ -250,6 +268,13 @@ struct ggroup_reset {
 	__u32 reserved;
 };
 
+/* Why a process is off the runlist: all reasons, whatever it was before. */
+struct ggroup_reasons {
+	__u64 id;
+	__u32 off_all;		/* GGROUP_REASON_*: those that take all engines */
+	__u32 off_gr;		/* GGROUP_REASON_*: those that take the GR engine alone */
+};
+
 /* struct ggroup_note.event */
 #define GGROUP_EVENT_LOW	0
 #define GGROUP_EVENT_HIGH	1
@@ -265,7 +290,7 @@ struct ggroup_note {
 };
 
 /* struct ggroup_target.flags */
-#define GGROUP_TARGET_BELOW_LOW	0x1U	/* breaks its effective low: nobody else had more */
+#define GGROUP_TARGET_BELOW_LOW	0x1U	/* breaks its effective low: no other had more */
 
 /* How much to take from one process. */
 struct ggroup_target {
@@ -276,16 +301,21 @@ struct ggroup_target {
 };
 
 struct ggroup_plan {
-	__u64 id;		/* in: whom to take from, it or what is below it */
+	__u64 id;		/* in: what to take from, it or what is below it */
 	__u64 nbytes;		/* in: how much */
 	__u64 targets;		/* in: address of an array of struct ggroup_target */
 	__u32 capacity;		/* in: how many fit in it */
 	__u32 count;		/* out: how many there are; ENOSPC where they do not fit */
 };
 
+/* struct ggroup_command.value of DETACH_TSG, and the fourth word of its message */
+#define GGROUP_ENGINES_ALL	0
+#define GGROUP_ENGINES_GR	1	/* graphics and compute alone */
+
 struct ggroup_command {
 	__u64 id;		/* in: a process; RECLAIM: any group */
-	__u64 value;		/* SET_TIMESLICE: us, 0 the default. RECLAIM: bytes; out: moved */
+	__u64 value;		/* SET_TIMESLICE: us, 0 the default. RECLAIM: bytes; out: moved. */
+				/* DETACH_TSG: GGROUP_ENGINES_* */
 	__u32 timeout_ms;	/* in: 0 for GGROUP_TIMEOUT_MS; at most GGROUP_TIMEOUT_MS_MOST */
 	__u32 reserved;
 };
@@ -309,13 +339,13 @@ struct ggroup_fd {
 #define GGROUP_CHANNEL_GMEM	1	/* one of the events_* counts changed */
 #define GGROUP_CHANNEL_USERMEM	2	/* there is a new record of usermemfd */
 #define GGROUP_CHANNEL_EXIT	3	/* the process exited */
-#define GGROUP_CHANNEL_SET	4	/* somebody else than the provider has SET something */
+#define GGROUP_CHANNEL_SET	4	/* a process that is not the provider has SET something */
 
 /*
  * What read() on the descriptor of EVENTS gives, as many as fit; EAGAIN without one if
- * O_NONBLOCK, EINVAL for less room than one takes. Events of one group and channel that nobody
- * has read yet are one, and counted: so there are never more than four a group, and who causes
- * them never waits. poll() gives EPOLLIN.
+ * O_NONBLOCK, EINVAL for less room than one takes. Events of one group and channel that were not
+ * read yet are one, and counted: so there are never more than four a group, and what causes them
+ * never waits. poll() gives EPOLLIN.
  */
 struct ggroup_event {
 	__u64 id;
@@ -352,13 +382,16 @@ struct ggroup_counters {
  *							or at once where it has a group
  *	SET_TIMESLICE	id, pid, start, microseconds	none
  *	ATTACH_TSG	id, pid, start			none
- *	DETACH_TSG	id, pid, start			none: answer when no TSG of it runs
+ *	DETACH_TSG	id, pid, start, GGROUP_ENGINES_*	none: answer when no TSG of
+ *							them runs, and all others
+ *							are on the runlist
  *	RECLAIM		id, pid, start, bytes		bytes moved, at most GGROUP_MAX
  *
  * An answer is the message with GGROUP_MESSAGE_REPLY in op, the same seq, status 0 or a negated
- * errno, and args out. write() takes whole messages, and refuses an answer to nothing with
- * EINVAL. A command that was not read yet is replaced by a later one to the same lever of the
- * same process; whoever asked for either gets the answer.
+ * errno, and args out. write() takes whole messages, and refuses an answer to nothing with EINVAL.
+ * A command that was not read yet is replaced by a later one to the same lever of the same
+ * process; the callers of both get the answer. A provider that does not know of GGROUP_ENGINES_GR
+ * takes all engines off: that stops what was to be stopped.
  */
 struct ggroup_message {
 	__u32 op;		/* GGROUP_OP_*, and GGROUP_MESSAGE_REPLY in an answer */
@@ -379,7 +412,7 @@ struct ggroup_message {
 
 #define GGROUP_IOC_MAGIC	0xe9
 
-/* Everybody. */
+/* Every process. */
 #define GGROUP_IOC_HELLO	_IOR(GGROUP_IOC_MAGIC, 0, struct ggroup_hello)
 
 /*
@@ -422,9 +455,9 @@ struct ggroup_message {
  * MOVE: takes along what it was charged. EINVAL for a root, for a parent that is a process, on
  *   another GPU, or below the group; EAGAIN for too deep.
  * REMOVE: what it was charged is taken off every group above. EBUSY for a root, or with children.
- * SET: writes the books and moves nothing. Who listens to EVENTS is told, unless he is the
- *   provider and did it himself: ggroupfs then has the levers moved, and memory over a lower high
- *   reclaimed. Where nobody listens, a lower high is seen by the next charge of a tenant at or
+ * SET: writes the books and moves nothing. The listener to EVENTS is told, unless the provider did
+ *   it: ggroupfs then has the levers moved, and memory over a lower high
+ *   reclaimed. Where none listens, a lower high is seen by the next charge of a tenant at or
  *   below the group, which wakes reclaim. Priority and weight are only kept, for a scheduler: no
  *   lever follows from them. EPERM for a root, ERANGE. KEPT and OWNER are for slices, EINVAL
  *   otherwise.
@@ -434,14 +467,18 @@ struct ggroup_message {
  *   say.
  * NOTE: counts an event here and in every group above. EINVAL for those that the kernel counts.
  * PRESS: a record for usermemfd.
- * PLAN: whom to take nbytes from: what is not protected by low first, then, with
+ * PLAN: what to take nbytes from: what is not protected by low first, then, with
  *   GGROUP_TARGET_BELOW_LOW, what is; less in all where swap_max allows no more.
  * SET_TIMESLICE, ATTACH_TSG, DETACH_TSG: of a process; return once the provider has acknowledged.
- *   What holds already is not commanded again.
+ *   What holds already is not commanded again. DETACH_TSG has the TSGs of GGROUP_ENGINES_* off the
+ *   runlist, and those of other engines on it; without GGROUP_FEATURE_REASONS, of all engines.
  * RECLAIM: of a process, as much as the provider can move; of a slice or root, by a plan, with
  *   events and records for usermemfd as for a tenant's charge.
- * All four: ETIMEDOUT, ENODEV without a provider or when it dies, ESRCH for a process that
+ * These four: ETIMEDOUT, ENODEV without a provider or when it dies, ESRCH for a process that
  *   exited, EINTR, and whatever the provider answers.
+ * REASONS: the whole set of reasons for which a process is off the runlist. Writes the books, moves
+ *   nothing, and tells the listener as SET does. EINVAL for what is no process, for other bits than
+ *   GGROUP_REASON_*, and for one that is in both masks.
  */
 #define GGROUP_IOC_ADD		_IOWR(GGROUP_IOC_MAGIC, 16, struct ggroup_group)
 #define GGROUP_IOC_FIND		_IOWR(GGROUP_IOC_MAGIC, 17, struct ggroup_group)
@@ -458,6 +495,7 @@ struct ggroup_message {
 #define GGROUP_IOC_ATTACH_TSG	_IOW(GGROUP_IOC_MAGIC, 28, struct ggroup_command)
 #define GGROUP_IOC_DETACH_TSG	_IOW(GGROUP_IOC_MAGIC, 29, struct ggroup_command)
 #define GGROUP_IOC_RECLAIM	_IOWR(GGROUP_IOC_MAGIC, 30, struct ggroup_command)
+#define GGROUP_IOC_REASONS	_IOW(GGROUP_IOC_MAGIC, 31, struct ggroup_reasons)
 
 /*
  * GPUs.

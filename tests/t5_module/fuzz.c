@@ -34,7 +34,7 @@ static const struct {
 	CMD(SWAP_IN), CMD(USERMEM), CMD(GET), CMD(ADD), CMD(FIND), CMD(NEXT), CMD(MOVE),
 	CMD(REMOVE), CMD(SET), CMD(RESET_PEAK), CMD(OBSERVE), CMD(NOTE), CMD(PRESS), CMD(PLAN),
 	CMD(SET_TIMESLICE), CMD(ATTACH_TSG), CMD(DETACH_TSG), CMD(RECLAIM), CMD(REGISTER),
-	CMD(UNREGISTER), CMD(FORGET), CMD(EVENTS),
+	CMD(UNREGISTER), CMD(FORGET), CMD(EVENTS), CMD(REASONS),
 };
 
 #define KINDS	ARRAY_SIZE(ioctls)
@@ -151,6 +151,7 @@ static void build(u64 *random, unsigned int kind, void *to)
 		struct ggroup_set set;
 		struct ggroup_amount amount;
 		struct ggroup_note note;
+		struct ggroup_reasons reasons;
 		struct ggroup_reset reset;
 		struct ggroup_plan plan;
 		struct ggroup_command command;
@@ -214,6 +215,12 @@ static void build(u64 *random, unsigned int kind, void *to)
 			.priority = below(random, 18), .weight = below(random, 10002),
 			.kept = below(random, 3), .uid = NOBODY, .gid = edge(random),
 		};
+		break;
+	case GGROUP_IOC_REASONS:
+		if (below(random, 8))
+			arg->id = any_process(random);
+		arg->reasons.off_all = below(random, 8) ? below(random, 0x40) : edge(random);
+		arg->reasons.off_gr = below(random, 2) ? 0 : below(random, 0x41);
 		break;
 	case GGROUP_IOC_NOTE:
 		arg->note.event = below(random, 8);

@@ -1,6 +1,6 @@
 """The module under test as a program sees it: ioctls, a provider whose answers a test chooses, and other processes.
 
-Nothing runs by itself. A test serves its own provider, in its own thread, while it waits for somebody who needs it
+Nothing runs by itself. A test serves its own provider, in its own thread, while it waits for a process that needs it
 (:meth:`Provider.serve`), so it always knows what was asked and answered, and in which order. Nothing sleeps either:
 what takes a moment is waited for with poll, on the file where the kernel tells of it.
 """
@@ -98,7 +98,7 @@ class File:
         with contextlib.suppress(OSError):  # a test may have closed it
             self.close()
 
-    # Everybody and tenants
+    # Every process, and tenants
 
     def hello(self) -> abi.Hello:
         return ioctl(self.fd, abi.IOC_HELLO, abi.Hello())
@@ -203,6 +203,9 @@ class File:
         """One of SET_TIMESLICE, ATTACH_TSG, DETACH_TSG, RECLAIM: waits for the answer."""
         return int(ioctl(self.fd, number, abi.Command(id=group, value=value, timeout_ms=timeout_ms)).value)
 
+    def reasons(self, group: int, off_all: int, off_gr: int = 0) -> None:
+        ioctl(self.fd, abi.IOC_REASONS, abi.Reasons(id=group, off_all=off_all, off_gr=off_gr))
+
     # GPUs
 
     def register(self, name: str, capacity: int, granule: int = 1, headroom: int = 0) -> abi.Gpu:
@@ -248,16 +251,16 @@ class Provider(File):
             raise
         self.root = int(self.gpu.root)
         self.parent = self.root
-        """Where who arrives is put."""
+        """The group that arrivals are put in."""
         self.seen: list[Asked] = []
         """Every command that was read."""
         self.unanswered: list[Asked] = []
-        """... and is not answered yet."""
+        """Commands that were read and are not answered yet."""
         self.answers: dict[int, Answer] = {abi.OP_ARRIVE: Provider.welcome, abi.OP_RECLAIM: Provider.give}
         """By op; the other levers hold at once."""
 
     def welcome(self, asked: Asked) -> tuple[int, int]:
-        """Makes a group for who arrives, if he has none yet."""
+        """Makes a group for a process that arrives, if it has none yet."""
         code = errno_of(self.add_process, self.root, asked.pid, self.parent, asked.start)
         return 0 if code == errno.EEXIST else -code, 0
 
@@ -371,7 +374,7 @@ class Remote:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = fork_as(pid) if pid else os.fork()
         if not self.pid:
-            # Else a provider would live as long as the last who has its file.
+            # Else a provider would live as long as the last process that has its file.
             close_files({0, 1, 2, theirs.fileno(), *keep})
             _serve_calls(theirs)
         theirs.close()

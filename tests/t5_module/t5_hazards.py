@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 import pytest
 
+from backend.core.settings import REASONS
 from backend.ledgers import abi
 from tests.t5_module import harness
 from tests.t5_module.harness import (
@@ -466,6 +467,74 @@ def test_daemon_killed_while_a_process_is_frozen(
         assert [one.op for one in gpu.take()] == [abi.OP_DETACH_TSG]
 
 
+def test_engines_of_a_detach(served: tuple[str, Remote, int, int], admin: File) -> None:
+    """GR alone and all engines are two states of one lever, which outlive the provider; other engines there are not."""
+    name, other, _, group = served
+    other.end()
+    gr = abi.BOOKS_DETACHED | abi.BOOKS_DETACHED_GR
+    with Provider(name) as gpu:
+        for engines, held in ((abi.ENGINES_GR, gr), (abi.ENGINES_ALL, abi.BOOKS_DETACHED), (abi.ENGINES_GR, gr)):
+            asker = Asker(admin.lever, abi.IOC_DETACH_TSG, group, engines)
+            command = gpu.await_command()
+            assert (command.op, command.group, command.value) == (abi.OP_DETACH_TSG, group, engines)
+            gpu.answer(command)
+            assert asker.outcome() == 0
+            assert admin.books(group).flags == abi.BOOKS_ONLINE | held
+            admin.lever(abi.IOC_DETACH_TSG, group, engines)  # holds already
+            assert gpu.take() == []
+        for engines in (2, 3, abi.MAX, 2**64 - 1):
+            assert errno_of(admin.lever, abi.IOC_DETACH_TSG, group, engines) == errno.EINVAL
+        assert errno_of(admin.lever, abi.IOC_ATTACH_TSG, group, 1) == errno.EINVAL
+    assert admin.books(group).flags == gr
+    with Provider(name) as gpu:
+        (replayed,) = gpu.take()
+        assert (replayed.op, replayed.group, replayed.value) == (abi.OP_DETACH_TSG, group, abi.ENGINES_GR)
+        gpu.answer(replayed)
+        asker = Asker(admin.lever, abi.IOC_ATTACH_TSG, group)
+        gpu.answer(gpu.await_command())
+        assert asker.outcome() == 0
+        assert admin.books(group).flags == abi.BOOKS_ONLINE
+
+
+def there_reasons(group: int) -> None:
+    there_file().reasons(group, abi.REASON_GANG)
+
+
+def test_reasons(gpu: Provider, spawn: Spawn, admin: File) -> None:
+    """The whole set each time; a call that is refused changes nothing; no lever moves; the listener hears of others."""
+    _, group = group_of(gpu, spawn)
+    slice_ = gpu.add_slice(gpu.root, "/reasons")
+    stream = gpu.events(gpu.root)
+
+    def off() -> tuple[int, int]:
+        books = admin.books(group)
+        return books.off_all, books.off_gr
+
+    assert off() == (0, 0)
+    for masks in ((abi.REASON_FREEZE, abi.REASON_TURN), (0, abi.REASON_TURN), (REASONS, 0), (0, REASONS)):
+        gpu.reasons(group, *masks)
+        assert off() == masks
+        for wrong in ((1, 1), (REASONS, REASONS), (REASONS + 1, 0), (0, REASONS + 1), (1 << 31, 0)):
+            assert errno_of(gpu.reasons, group, *wrong) == errno.EINVAL
+        for other in (slice_, gpu.root):
+            assert errno_of(gpu.reasons, other, 1) == errno.EINVAL
+        assert off() == masks
+    assert gpu.take() == []
+    assert admin.books(group).flags == abi.BOOKS_ONLINE
+    gpu.reasons(group, 0)
+    assert off() == (0, 0)
+    assert errno_of(gpu.reasons, 1 << 60, 1) == errno.ENODEV
+    with pytest.raises(BlockingIOError):  # the provider knows what it has set
+        os.read(stream, ctypes.sizeof(abi.Event))
+    stranger = spawn()
+    stranger.do(there_open)
+    stranger.do(there_reasons, group)
+    assert off() == (abi.REASON_GANG, 0)
+    event = abi.Event.from_buffer_copy(os.read(stream, ctypes.sizeof(abi.Event)))
+    assert (event.id, event.channel, event.count) == (group, abi.CHANNEL_SET, 1)
+    os.close(stream)
+
+
 def test_provider_that_never_answers(gpu: Provider, spawn: Spawn, admin: File) -> None:
     _, group = group_of(gpu, spawn)
     asker = Asker(admin.lever, abi.IOC_DETACH_TSG, group, 0, 300)
@@ -660,6 +729,7 @@ def admin_calls(root: int, group: int) -> dict[str, int]:
             "add": lambda: file.add_slice(root, "/mine"),
             "charge": lambda: file.charge(1, group),
             "observe": lambda: file.observe(group, 1),
+            "reasons": lambda: file.reasons(group, 1),
             "set": lambda: file.set(group, weight=1),
             "get": lambda: file.books(group),
         }
@@ -751,6 +821,7 @@ RIGHTS: dict[str, tuple[set[str], str, Callable[[Scene], tuple[Any, ...]]]] = {
     "set_timeslice": (ADMIN, "lever", lambda s: (abi.IOC_SET_TIMESLICE, s.target, 0)),
     "attach_tsg": (ADMIN, "lever", lambda s: (abi.IOC_ATTACH_TSG, s.target)),
     "detach_tsg": (ADMIN, "lever", lambda s: (abi.IOC_DETACH_TSG, s.target)),
+    "reasons": (ADMIN, "reasons", lambda s: (s.target, 0)),
     "reclaim": (CONTROL, "lever", lambda s: (abi.IOC_RECLAIM, s.target, 0)),
     "reclaim of the slice": (ADMIN, "lever", lambda s: (abi.IOC_RECLAIM, s.slice, 0)),
     "register": (ADMIN, "register", lambda s: (s.gpu.name, 1)),
@@ -1089,6 +1160,7 @@ def test_growth(gpu: Provider, spawn: Spawn, admin: File) -> None:
     calls = [
         Padded(abi.IOC_CHARGE, abi.Amount(id=group)),
         Padded(abi.IOC_SET, abi.Set(id=group, mask=abi.SET["weight"], weight=7)),
+        Padded(abi.IOC_REASONS, abi.Reasons(id=group, off_all=1)),
         Padded(abi.IOC_PRESS, abi.Amount(id=group)),
         Padded(abi.IOC_PLAN, abi.Plan(id=group, nbytes=1)),
         Padded(abi.IOC_NEXT, abi.Group(root=gpu.root)),
@@ -1118,7 +1190,7 @@ def test_growth(gpu: Provider, spawn: Spawn, admin: File) -> None:
     for number in (abi.IOC_HELLO ^ 1 << 31, abi.IOC_CHARGE ^ 1 << 30, abi.IOC_MAGIC << 8 | 255, abi.IOC_GET ^ 1 << 8):
         assert raw_ioctl(admin.fd, number, 0) == errno.ENOTTY
     hello = admin.hello()
-    assert (hello.version, hello.features, hello.reserved) == (abi.ABI_VERSION, 0x7F, 0)
+    assert (hello.version, hello.features, hello.reserved) == (abi.ABI_VERSION, 0xFF, 0)
 
 
 def own_amounts(own: int, tail: bytes) -> list[int]:

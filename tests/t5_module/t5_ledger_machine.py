@@ -1,6 +1,6 @@
 """KernelLedger against the naive books and against SoftLedger: the same histories, with processes that live.
 
-And what only books in the kernel can show: that they outlive who keeps them, and that a lever is pulled through them.
+And what only books in the kernel can show: that they outlive their daemon, and that a lever is pulled through them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SECONDS = 60.0
 
 
 def uuids(count: int) -> dict[int, str]:
-    """Names of GPUs that nobody else has."""
+    """Names of GPUs that no other test has."""
     return {index: f"GPU-{uuid.uuid4()}" for index in range(count)}
 
 
@@ -142,7 +142,7 @@ def test_a_process_that_does_not_live_is_not_taken(spawn: Spawn) -> None:
 
 
 def test_who_died_stays_until_he_is_removed(spawn: Spawn) -> None:
-    """So that nothing changes behind the daemon's back; then his charges go."""
+    """So that nothing changes behind the daemon's back; then its charges go."""
     child = spawn()
     group = Member(identify(child.pid), 0)
     with keeping(uuids(1)) as ledger:
@@ -198,7 +198,7 @@ kernel._ask(os.open(kernel.DEVICE, os.O_RDWR), abi.IOC_SET, abi.Set(id=int(sys.a
 
 
 def test_what_others_do_is_told_too(processes: Sequence[Process]) -> None:
-    """Events that none of our calls caused come by run(), and so does what somebody else has set."""
+    """Events that none of our calls caused come by run(), and so does what another process has set."""
     group, told, configured = Member(processes[0], 0), [], []
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
@@ -243,6 +243,7 @@ def test_the_books_go_on(processes: Sequence[Process], spawn: Spawn) -> None:
         ledger.charge(one, 100)
         ledger.configure(a, high=10, kept=True, uid=1000, gid=100)
         ledger.configure(one, low=1, swap_max=2, timeslice_us=3, frozen=True, priority=4, weight=5)
+        ledger.set_reasons(one, abi.REASON_FREEZE, abi.REASON_TURN)
         ledger.press(one, 7)
         ledger.note(one, "high")
         ledger.swap_out(one, 2, 9)
@@ -337,7 +338,7 @@ class Host:
 
 
 def test_levers_reach_the_gpu_and_are_remembered(processes: Sequence[Process]) -> None:
-    """What holds is not asked for again; the next provider is told of it; what it says goes back to who asked."""
+    """What holds is not asked for again; the next provider is told of it; what it says goes back to the caller."""
     names, (who, other, *_) = uuids(1), processes
     first, second = StubGpu(), StubGpu()
 
@@ -419,7 +420,7 @@ def test_a_lever_has_a_deadline_and_is_free_after_it(processes: Sequence[Process
 
 
 def test_a_lever_of_who_is_gone(spawn: Spawn) -> None:
-    """ESRCH, whether or not anybody has noticed; and never an answer from nobody."""
+    """ESRCH, whether or not the exit was noticed; and never an answer without a provider."""
     child = spawn()
     who = identify(child.pid)
 

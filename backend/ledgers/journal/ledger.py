@@ -1,4 +1,4 @@
-"""A SoftLedger that outlives its daemon: what changes in the books is in a journal before anybody is told of it.
+"""A SoftLedger that outlives its daemon: what changes in the books is in a journal before a listener is told of it.
 
 What is asked for, and the tree, are written with the call that changes them. Figures that the hardware changes all the
 time (peaks, counts of what moved) are collected, and written before they are read, or soon: they are as many as pages
@@ -25,7 +25,7 @@ from backend.process.identity import ROOT, Group, SliceOn, group_on
 _kept = attrgetter(*FIELDS)
 
 SOON_S = 0.05
-"""Seconds after which figures that nobody asked for are written, too."""
+"""Seconds after which figures that were not asked for are written, too."""
 
 
 class Watched(Account):
@@ -104,6 +104,11 @@ class JournaledLedger(SoftLedger):
         if self._changed:
             self._write()
 
+    def set_reasons(self, group: Group, off_all: int, off_gr: int) -> None:
+        super().set_reasons(group, off_all, off_gr)
+        if self._changed:
+            self._write()
+
     def reset_peak(self, group: Group, peak: Peak) -> None:
         super().reset_peak(group, peak)
         self._write()
@@ -160,7 +165,7 @@ class JournaledLedger(SoftLedger):
 
 
 def _reset_by_nobody(account: Account) -> None:
-    """Whoever had reset a peak asked the daemon before us. The journal of an earlier version has no peak ever."""
+    """Undo all resets: they were asked of the daemon before. The journal of an earlier version has no peak ever."""
     books = account.figures
     peak, swap_peak = max(books.peak, books.peak_ever), max(books.swap_peak, books.swap_peak_ever)
     account.update(peak=peak, peak_ever=peak, swap_peak=swap_peak, swap_peak_ever=swap_peak)
