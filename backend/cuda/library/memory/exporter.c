@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The side of legacy IPC that has the memory: a thread that hands out descriptors of its chunks. */
-#include "ipc.h"
+#include "exporter.h"
 
 #include <signal.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -21,22 +18,6 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t token, secret;	/* under `lock`; 0: nobody was given a handle yet */
 static bool serving;		/* under `lock` */
-
-socklen_t ipc_address(uint64_t of, struct sockaddr_un *address)
-{
-	*address = (struct sockaddr_un){ .sun_family = AF_UNIX };
-	/* The first byte is 0. */
-	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
-			   (size_t)snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1,
-					    "ggroup-cuda-ipc-%016llx", (unsigned long long)of));
-}
-
-uint32_t ipc_pid_namespace(void)
-{
-	struct stat status;
-
-	return stat("/proc/self/ns/pid", &status) ? 0 : (uint32_t)status.st_ino;
-}
 
 static bool send_part(int socket, const struct ipc_part *part, const int *fds)
 {
@@ -170,7 +151,7 @@ static bool start(void)
 	return serving;
 }
 
-bool ipc_serve(struct ipc_handle *handle)
+bool exporter_serve(struct ipc_handle *handle)
 {
 	pthread_mutex_lock(&lock);
 	bool ready = serving || start();
@@ -182,7 +163,7 @@ bool ipc_serve(struct ipc_handle *handle)
 	return ready;
 }
 
-bool ipc_own(uint64_t of)
+bool exporter_own(uint64_t of)
 {
 	pthread_mutex_lock(&lock);
 	bool own = token && token == of;
@@ -190,7 +171,7 @@ bool ipc_own(uint64_t of)
 	return own;
 }
 
-void ipc_forget_server(void)
+void exporter_forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	token = secret = 0;	/* the parent's; its socket is its own, and ours a copy that nobody listens at */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Legacy IPC: its entry points, and the side that opens what another process has (ipc.h). */
-#include "ipc.h"
+/* The side of legacy IPC that opens what another process has (ipc.h). */
+#include "importer.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -12,8 +12,7 @@
 #include <unistd.h>
 
 #include "driver.h"
-#include "mover.h"
-#include "region.h"
+#include "exporter.h"
 
 /* Seconds for the other process: for each message, and in all for those of the first GiB and of each one more. One that
  * is not stopped needs milliseconds, but may have others to answer first. */
@@ -32,46 +31,6 @@ struct import {
 /* Held while one is opened: over calls of the driver, and to the other process. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct import *imports;
-
-/* Exporting */
-
-static CUresult get_handle(CUipcMemHandle *handle, const struct region_about *about)
-{
-	struct ipc_handle ours = {
-		.address = about->region.address, .serial = about->region.serial, .bytes = about->region.bytes,
-		.offset = about->start - about->region.address,
-	};
-	CUresult result = region_pin(about->region.address, about->region.bytes);
-
-	if (result == CUDA_SUCCESS)
-		result = mover_share(about->device, about->region.address, about->region.bytes);
-	if (result != CUDA_SUCCESS)
-		return result;
-	memcpy(ours.magic, IPC_MAGIC, sizeof(ours.magic));
-	if (!ipc_serve(&ours))
-		return CUDA_ERROR_NOT_SUPPORTED;
-	memcpy(handle, &ours, sizeof(*handle));
-	return CUDA_SUCCESS;
-}
-
-WRAPPER cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
-{
-	struct region_about about;
-	CUstreamCaptureMode mode;
-	CUresult result;
-
-	PASS_INSIDE(cuIpcGetMemHandle, (pHandle, dptr));
-	if (!pHandle || !region_about(dptr, &about)) {
-		CALL_REAL(result, cuIpcGetMemHandle, (pHandle, dptr));
-		return result;
-	}
-	mode = driver_enter();
-	result = get_handle(pHandle, &about);
-	driver_leave(mode);
-	return result;
-}
-
-/* Opening */
 
 static time_t now(void)
 {
@@ -229,9 +188,7 @@ static struct import *import(const struct ipc_handle *handle, CUcontext context,
 	return NULL;
 }
 
-/* Opened anew, or once more: "the reference count on the handle is incremented by 1 and the existing device pointer is
- * returned" (cuIpcOpenMemHandle). */
-static CUresult open_handle(CUdeviceptr *address, const struct ipc_handle *handle)
+CUresult importer_open(CUdeviceptr *address, const struct ipc_handle *handle)
 {
 	CUcontext context = driver_context();
 	struct import *at;
@@ -239,7 +196,7 @@ static CUresult open_handle(CUdeviceptr *address, const struct ipc_handle *handl
 
 	if (!context || real.cuCtxGetDevice(&device))
 		return CUDA_ERROR_INVALID_CONTEXT;
-	if (ipc_own(handle->token))
+	if (exporter_own(handle->token))
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (handle->offset >= handle->bytes || handle->bytes % GG_CHUNK)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -262,72 +219,36 @@ static CUresult open_handle(CUdeviceptr *address, const struct ipc_handle *handl
 	return at ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* False: it is not one of ours. */
-static bool open_ours(CUdeviceptr *address, const CUipcMemHandle *handle, CUresult *result)
-{
-	struct ipc_handle ours;
-	CUstreamCaptureMode mode;
-
-	memcpy(&ours, handle, sizeof(ours));
-	if (!address || memcmp(ours.magic, IPC_MAGIC, sizeof(ours.magic)))
-		return false;
-	mode = driver_enter();
-	*result = open_handle(address, &ours);
-	driver_leave(mode);
-	return true;
-}
-
-#define OPEN(name)									\
-	WRAPPER name(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)	\
-	{										\
-		CUresult result;							\
-											\
-		PASS_INSIDE(name, (pdptr, handle, Flags));				\
-		if (open_ours(pdptr, &handle, &result))					\
-			return result;							\
-		CALL_REAL(result, name, (pdptr, handle, Flags));			\
-		return result;								\
-	}
-
-OPEN(cuIpcOpenMemHandle)
-OPEN(cuIpcOpenMemHandle_v2)
-
-/* Closing */
-
 static bool holds(const struct import *import, CUdeviceptr address)
 {
 	return address >= import->address && address - import->address < import->handle.bytes;
 }
 
-WRAPPER cuIpcCloseMemHandle(CUdeviceptr dptr)
+bool importer_close(CUdeviceptr address)
 {
 	CUstreamCaptureMode mode;
 	struct import **at, *found;
-	CUresult result;
 
-	PASS_INSIDE(cuIpcCloseMemHandle, (dptr));
 	pthread_mutex_lock(&lock);
-	for (at = &imports; *at && !holds(*at, dptr);)
+	for (at = &imports; *at && !holds(*at, address);)
 		at = &(*at)->next;
 	found = *at;
 	if (found && !--found->opened)
 		*at = found->next;
 	pthread_mutex_unlock(&lock);
-	if (!found) {
-		CALL_REAL(result, cuIpcCloseMemHandle, (dptr));
-		return result;
-	}
+	if (!found)
+		return false;
 	if (found->opened)
-		return CUDA_SUCCESS;
+		return true;
 	/* As the driver does: what is under way there comes to its end first. */
 	mode = driver_enter();
 	real.cuCtxSynchronize();
 	drop(found);
 	driver_leave(mode);
-	return CUDA_SUCCESS;
+	return true;
 }
 
-bool ipc_imported(void)
+bool importer_any(void)
 {
 	bool any = true;
 
@@ -338,7 +259,7 @@ bool ipc_imported(void)
 	return any;
 }
 
-void ipc_context_gone(CUcontext context)
+void importer_context_gone(CUcontext context)
 {
 	struct import **at = &imports, *gone;
 
@@ -354,9 +275,8 @@ void ipc_context_gone(CUcontext context)
 	pthread_mutex_unlock(&lock);
 }
 
-void ipc_forget(void)
+void importer_forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	imports = NULL;
-	ipc_forget_server();
 }

@@ -51,15 +51,5 @@ struct ipc_part {
 socklen_t ipc_address(uint64_t token, struct sockaddr_un *address);
 /* The inode of this process's pid namespace; 0: it is not known. */
 uint32_t ipc_pid_namespace(void);
-/* Has this process answer from now on: its token, secret and name are in `handle` then. False: it cannot. */
-bool ipc_serve(struct ipc_handle *handle);
-/* Whether it is this process's. */
-bool ipc_own(uint64_t token);
-
-/* Whether memory of another process is mapped here, or is about to be. */
-bool ipc_imported(void);
-void ipc_context_gone(CUcontext context);
-void ipc_forget(void);		/* in the child of fork() */
-void ipc_forget_server(void);
 
 #endif

@@ -15,7 +15,7 @@
 #include "foreign.h"
 #include "gate.h"
 #include "home.h"
-#include "ipc.h"
+#include "importer.h"
 #include "pool.h"
 #include "tree.h"
 
@@ -239,7 +239,7 @@ int departure_begin(bool near)
 	const uint64_t start = state_now_us();
 	int error;
 
-	if (ipc_imported() || foreign_is_in_host())
+	if (importer_any() || foreign_is_in_host())
 		return EOPNOTSUPP;
 	error = come_to_a_rest();
 	if (!error) {

@@ -271,7 +271,7 @@ void heat_forget(void)
 
 /* Which handles are of kernels, not of functions. */
 
-static void note(const CUkernel *handles, size_t count, CUlibrary library)
+void heat_kernels(const CUkernel *handles, size_t count, CUlibrary library)
 {
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; i < count; i++)
@@ -280,60 +280,11 @@ static void note(const CUkernel *handles, size_t count, CUlibrary library)
 	pthread_mutex_unlock(&lock);
 }
 
-static void forget_library(CUlibrary library)
+void heat_library_gone(CUlibrary library)
 {
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; i < kernels.size; i++)
 		if (kernels.slots[i].value == library)
 			map_take(&kernels, kernels.slots[i].key);
 	pthread_mutex_unlock(&lock);
-}
-
-WRAPPER cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)
-{
-	CUresult result;
-
-	PASS_INSIDE(cuLibraryGetKernel, (pKernel, library, name));
-	CALL_REAL(result, cuLibraryGetKernel, (pKernel, library, name));
-	if (!result)
-		note(pKernel, 1, library);
-	return result;
-}
-
-WRAPPER cuLibraryEnumerateKernels(CUkernel *handles, unsigned int numKernels, CUlibrary lib)
-{
-	CUresult result;
-
-	PASS_INSIDE(cuLibraryEnumerateKernels, (handles, numKernels, lib));
-	/* Fewer may be there: the rest is left as it was, so it is cleared first where it is ours to read. */
-	if (handles)
-		memset(handles, 0, numKernels * sizeof(*handles));
-	CALL_REAL(result, cuLibraryEnumerateKernels, (handles, numKernels, lib));
-	if (!result && handles)
-		note(handles, numKernels, lib);
-	return result;
-}
-
-WRAPPER cuLibraryUnload(CUlibrary library)
-{
-	CUresult result;
-
-	PASS_INSIDE(cuLibraryUnload, (library));
-	heat_code_goes();
-	CALL_REAL(result, cuLibraryUnload, (library));
-	if (!result)
-		forget_library(library);
-	heat_code_gone();
-	return result;
-}
-
-WRAPPER cuModuleUnload(CUmodule hmod)
-{
-	CUresult result;
-
-	PASS_INSIDE(cuModuleUnload, (hmod));
-	heat_code_goes();
-	CALL_REAL(result, cuModuleUnload, (hmod));
-	heat_code_gone();
-	return result;
 }

@@ -30,6 +30,10 @@ void heat_words(CUfunction function, void **parameters, void **extra,
 void heat_code_goes(void);
 void heat_code_gone(void);
 
+/* Those handles are of kernels of a library, not of functions; and those of a library that was unloaded are not. */
+void heat_kernels(const CUkernel *handles, size_t count, CUlibrary library);
+void heat_library_gone(CUlibrary library);
+
 void heat_forget(void);	/* in the child of fork() */
 
 #endif

@@ -28,7 +28,7 @@ void gate_wait_leave(void);
 bool gate_stand(unsigned int timeout_ms);
 void gate_go_on(void);
 
-/* A stream capture began or ended (launch.c). What is captured runs later, so the gate
+/* A stream capture began or ended (stream.c). What is captured runs later, so the gate
  * cannot close meanwhile. */
 void gate_capture(int change);
 /* Whether some stream is being captured: a context with one must not be waited for

@@ -12,6 +12,7 @@
 
 #include "counters.h"
 #include "driver.h"
+#include "wrapper.h"
 #include "gate.h"
 #include "graph.h"
 #include "heat.h"

@@ -2,6 +2,7 @@
 /* Arrays: opaque, so that they stay the driver's own, charged and named. */
 
 #include "driver.h"
+#include "wrapper.h"
 #include "foreign.h"
 
 static uint64_t bytes_of(CUarray_format format, unsigned int channels, size_t width, size_t height,

@@ -36,6 +36,10 @@ bool stream_captured(CUstream stream, bool per_thread);
 /* Whether it is run instead. Costs next to nothing while nothing is captured. */
 bool stream_runs(CUstream stream, bool per_thread);
 
+/* A capture is about to begin there: said before, so that nothing of ours gets into it. False without memory. */
+bool stream_capture_begins(CUstream stream, bool per_thread);
+/* The capture there is over, or there was none; and all those in a context that is gone are. */
+void stream_capture_over(const struct stream_key *key);
 void stream_context_gone(CUcontext context);
 void stream_forget(void);	/* in the child of fork() */
 

@@ -6,6 +6,7 @@
 
 #include "async.h"
 #include "driver.h"
+#include "wrapper.h"
 #include "foreign.h"
 #include "memory.h"
 #include "mover.h"

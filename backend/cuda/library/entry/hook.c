@@ -16,7 +16,9 @@
 #include <dlfcn.h>
 #include <string.h>
 
+#include "caught.h"
 #include "driver.h"
+#include "wrapper.h"
 
 /* In two registers, on x86-64 and arm64. */
 struct found {
@@ -88,10 +90,10 @@ __asm__(".text\n"
 static void *in_scope(void *handle, const char *name)
 {
 	void *first = handle == RTLD_DEFAULT ? driver_dlsym(RTLD_DEFAULT, name) : NULL;
-	void *wrapper = driver_loaded() ? driver_wrapper_of(name) : NULL;
+	void *wrapper = driver_loaded() ? caught_wrapper(name) : NULL;
 
-	if (first && first != driver_exported(name))
-		return driver_wrapper(first) ? driver_wrapper(first) : first;
+	if (first && first != caught_exported(name))
+		return caught_at(first) ? caught_at(first) : first;
 	/* Sets dlerror() where there is nothing: what we export, the rest of the scope lacks. */
 	return wrapper ? wrapper : driver_dlsym(RTLD_NEXT, name);
 }
@@ -103,11 +105,11 @@ static void *by_handle(void *handle, const char *name)
 
 	/* Ours already (the handle of the program, or one of us): the same
 	 * question as RTLD_DEFAULT's. */
-	if (symbol && symbol == driver_exported(name))
+	if (symbol && symbol == caught_exported(name))
 		return in_scope(RTLD_NEXT, name);
 	if (!symbol || !driver_loaded())
 		return symbol;
-	wrapper = driver_wrapper(symbol);
+	wrapper = caught_at(symbol);
 	return wrapper ? wrapper : symbol;
 }
 
@@ -116,7 +118,7 @@ static __attribute__((noinline)) struct found find(void *handle, const char *nam
 	struct found found = { NULL, NULL };
 
 	/* A constructor of libcuda asks for something: nothing of ours is ready. */
-	if (state_inside() || !driver_catches(name)) {
+	if (state_inside() || !caught_is(name)) {
 		found.elsewhere = driver_libc_dlsym();
 		return found;
 	}
@@ -147,12 +149,12 @@ static void replace(const char *symbol, void **pointer, int version, cuuint64_t 
 
 	if (!symbol || !pointer || !*pointer)
 		return;
-	wrapper = driver_wrapper(*pointer);
+	wrapper = caught_at(*pointer);
 	/* Not the pointer that dlsym gives for any entry point that is caught: it is one that is
 	 * not, or the driver keeps another way in for this purpose. Then the names and versions of
 	 * cudaTypedefs.h decide. */
 	if (!wrapper)
-		wrapper = driver_wrapper_named(symbol, version, per_thread);
+		wrapper = caught_named(symbol, version, per_thread);
 	if (wrapper)
 		*pointer = wrapper;
 }

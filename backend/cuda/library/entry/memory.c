@@ -15,8 +15,10 @@
 #include "async.h"
 #include "daemon.h"
 #include "driver.h"
+#include "wrapper.h"
 #include "foreign.h"
-#include "ipc.h"
+#include "exporter.h"
+#include "importer.h"
 #include "gate.h"
 #include "mover.h"
 #include "region.h"
@@ -231,7 +233,7 @@ void memory_context_gone(struct device *device, CUcontext context)
 		async_context_gone(context);
 	}
 	foreign_context_gone(context);
-	ipc_context_gone(context);
+	importer_context_gone(context);
 	driver_leave(mode);
 }
 
@@ -240,5 +242,6 @@ void memory_forget(void)
 	region_forget();
 	async_forget();
 	foreign_forget();
-	ipc_forget();
+	importer_forget();
+	exporter_forget();
 }

@@ -9,6 +9,7 @@
 
 #include "async.h"
 #include "driver.h"
+#include "wrapper.h"
 #include "foreign.h"
 #include "region.h"
 

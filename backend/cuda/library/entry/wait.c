@@ -6,6 +6,7 @@
  */
 
 #include "driver.h"
+#include "wrapper.h"
 #include "gate.h"
 
 #define MAKE_WAIT(name, parameters, arguments)		\

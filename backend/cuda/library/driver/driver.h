@@ -28,39 +28,11 @@ void *driver_dlsym(void *handle, const char *name);
 
 void driver_forget(void);	/* in the child of fork(): only its lock; libcuda is still mapped */
 
-/* The wrapper of what is at `pointer` in libcuda; NULL: not one that is caught. */
-void *driver_wrapper(const void *pointer);
-/* The wrapper that cuGetProcAddress is to give for a name without suffix; NULL: not
- * one that is caught. */
-void *driver_wrapper_named(const char *base, int version, bool per_thread);
-/* Whether a name, with its suffix, is one that is caught. */
-bool driver_catches(const char *name);
-/* Its wrapper; NULL where the driver lacks it. */
-void *driver_wrapper_of(const char *name);
-/* Its wrapper in any case: what our library exports under the name. */
-void *driver_exported(const char *name);
 /* libc's dlsym itself. */
 void *driver_libc_dlsym(void);
 
 /* Not instrumented by -fsanitize. */
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
-
-/* A wrapper is exported; the rest of the library is hidden (-fvisibility=hidden). */
-#define WRAPPER __attribute__((visibility("default"))) CUresult
-
-/*
- * The first line of every wrapper: gets ready, and passes on what is none of our business: calls
- * made by ourselves, or by libcuda within a call of ours. A program that links to an entry point
- * that its driver lacks would not have started without us; it is told so here.
- */
-#define PASS_INSIDE(name, args)					\
-	do {							\
-		state_begin();					\
-		if (!real.name)					\
-			return CUDA_ERROR_NOT_SUPPORTED;	\
-		if (state_inside())				\
-			return real.name args;			\
-	} while (0)
 
 /* Calls the real one, so that what libcuda calls in turn passes straight through. */
 #define CALL_REAL(result, name, args)		\
@@ -98,22 +70,5 @@ static inline CUcontext driver_context(void)
 
 	return real.cuCtxGetCurrent && !real.cuCtxGetCurrent(&context) ? context : NULL;
 }
-
-/* A wrapper that does `then` where the driver has succeeded. */
-#define FORWARD_THEN(name, parameters, arguments, then)	\
-	WRAPPER name parameters				\
-	{						\
-		CUresult result;			\
-							\
-		PASS_INSIDE(name, arguments);		\
-		CALL_REAL(result, name, arguments);	\
-		if (result == CUDA_SUCCESS) {		\
-			then;				\
-		}					\
-		return result;				\
-	}
-
-/* A wrapper that needs only its way to the driver. */
-#define FORWARD(name, parameters, arguments) FORWARD_THEN(name, parameters, arguments, )
 
 #endif

@@ -5,6 +5,7 @@
  */
 
 #include "driver.h"
+#include "wrapper.h"
 #include "gate.h"
 #include "heat.h"
 

@@ -7,6 +7,7 @@
 
 #include "counters.h"
 #include "driver.h"
+#include "wrapper.h"
 #include "gate.h"
 #include "heat.h"
 #include "stream.h"

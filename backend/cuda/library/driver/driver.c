@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Finds libcuda.so.1 and its entry points. */
+
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+
+struct driver real;
+
+struct row {
+	const char *name;
+	size_t offset;		/* of the pointer in struct driver */
+};
+
+static const struct row rows[] = {
+#define ENTRY(name, ...) { #name, offsetof(struct driver, name) },
+#define OURS(name) { #name, offsetof(struct driver, name) },
+#include "entries.def"
+#undef ENTRY
+};
+#define ROWS (sizeof(rows) / sizeof(rows[0]))
+
+/* The first and the last byte of the object that this is linked into, the library or a test: by the linker. */
+extern const char __ehdr_start[] __attribute__((visibility("hidden")));
+extern const char _end[] __attribute__((visibility("hidden")));
+
+static void *libcuda;
+static bool opened; /* atomically; `real` does not change afterwards */
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Whether what was found is a wrapper of ours: a library that is not the driver may resolve to us. */
+static bool is_ours(const void *pointer)
+{
+	return (const char *)pointer >= __ehdr_start && (const char *)pointer < _end;
+}
+
+static void resolve(void)
+{
+	for (size_t i = 0; i < ROWS; i++) {
+		void *pointer = driver_dlsym(libcuda, rows[i].name);
+
+		*(void **)((char *)&real + rows[i].offset) = is_ours(pointer) ? NULL : pointer;
+	}
+}
+
+static bool open_with(int flags)
+{
+	bool found;
+
+	if (__atomic_load_n(&opened, __ATOMIC_ACQUIRE))
+		return libcuda != NULL;
+	/* Before the lock: the constructors of libcuda run in dlopen, and may call
+	 * dlsym, which is ours. */
+	void *handle = dlopen("libcuda.so.1", flags);
+
+	pthread_mutex_lock(&open_lock);
+	if (!opened && handle) {
+		libcuda = handle;
+		resolve();
+		__atomic_store_n(&opened, true, __ATOMIC_RELEASE);
+	}
+	found = opened;
+	pthread_mutex_unlock(&open_lock);
+	return found;
+}
+
+void driver_forget(void)
+{
+	open_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
+bool driver_open(void)
+{
+	return open_with(RTLD_NOW | RTLD_LOCAL);
+}
+
+bool driver_loaded(void)
+{
+	return open_with(RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+}
+
+/*
+ * libc's own dlsym, which ours hides. dlvsym is left alone by us and finds it under the version of
+ * this architecture; glibc 2.34 moved it from libdl to libc and kept the old version beside the new
+ * one.
+ */
+EARLY void *driver_libc_dlsym(void)
+{
+	static void *found; /* atomically */
+	void *pointer = __atomic_load_n(&found, __ATOMIC_ACQUIRE);
+	static const char *const versions[] = {
+		"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17", "GLIBC_2.0",
+	};
+
+	for (size_t i = 0; !pointer && i < sizeof(versions) / sizeof(versions[0]); i++)
+		pointer = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+	__atomic_store_n(&found, pointer, __ATOMIC_RELEASE);
+	return pointer;
+}
+
+void *driver_dlsym(void *handle, const char *name)
+{
+	void *(*function)(void *, const char *) =
+		(void *(*)(void *, const char *))driver_libc_dlsym();
+
+	return function ? function(handle, name) : NULL;
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Which stream a call means, and which streams are captured.
+ *
+ * The captures are kept as a list, not as a number: one whose stream or context is destroyed is
+ * over, and must not keep the gate open for ever.
+ */
+
+#include "stream.h"
+
+#include <stdlib.h>
+
+#include "driver.h"
+#include "gate.h"
+
+struct capture {
+	struct capture *next;
+	struct stream_key key;
+	CUcontext context;
+};
+
+int stream_captures;
+static struct capture *captures;	/* under `lock` */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t this_thread(void)
+{
+	static uint64_t last;	/* atomically */
+	static __thread uint64_t number;
+
+	if (!number)
+		number = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
+	return number;
+}
+
+struct stream_key stream_key(CUstream stream, bool per_thread)
+{
+	struct stream_key key = { .stream = stream };
+
+	if (stream_is_own(stream, per_thread)) {
+		key.stream = CU_STREAM_PER_THREAD;
+		key.thread = this_thread();
+	} else if (!stream || stream == CU_STREAM_LEGACY) {
+		key.stream = CU_STREAM_LEGACY;
+	} else {
+		return key;
+	}
+	if (real.cuCtxGetCurrent(&key.context))
+		key.context = NULL;
+	return key;
+}
+
+bool stream_captured(CUstream stream, bool per_thread)
+{
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+	CUresult result;
+
+	if (per_thread && real.cuStreamIsCapturing_ptsz)
+		CALL_REAL(result, cuStreamIsCapturing_ptsz, (stream, &status));
+	else
+		CALL_REAL(result, cuStreamIsCapturing, (stream, &status));
+	/* The legacy stream, while one that waits for it is captured: what is launched there now
+	 * will fail, and for the rest the driver is to say what it thinks of it. */
+	return result || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+bool stream_runs(CUstream stream, bool per_thread)
+{
+	return !stream_capturing_any() || !stream_captured(stream, per_thread);
+}
+
+bool stream_capture_begins(CUstream stream, bool per_thread)
+{
+	struct capture *capture = calloc(1, sizeof(*capture));
+
+	if (!capture)
+		return false;
+	capture->key = stream_key(stream, per_thread);
+	if (capture->key.context)
+		capture->context = capture->key.context;
+	else if (real.cuStreamGetCtx(stream, &capture->context))
+		capture->context = NULL;
+	pthread_mutex_lock(&lock);
+	capture->next = captures;
+	captures = capture;
+	__atomic_add_fetch(&stream_captures, 1, __ATOMIC_ACQ_REL);
+	pthread_mutex_unlock(&lock);
+	gate_capture(1);
+	return true;
+}
+
+static bool matches(const struct capture *capture, const struct stream_key *key, CUcontext context)
+{
+	return key ? stream_same(&capture->key, key) : capture->context == context;
+}
+
+/* Takes those of one stream, or of one context, off the list. */
+static void drop(const struct stream_key *key, CUcontext context)
+{
+	int dropped = 0;
+
+	pthread_mutex_lock(&lock);
+	for (struct capture **at = &captures; *at;) {
+		struct capture *capture = *at;
+
+		if (!matches(capture, key, context)) {
+			at = &capture->next;
+			continue;
+		}
+		*at = capture->next;
+		free(capture);
+		dropped++;
+	}
+	__atomic_sub_fetch(&stream_captures, dropped, __ATOMIC_ACQ_REL);
+	pthread_mutex_unlock(&lock);
+	if (dropped)
+		gate_capture(-dropped);
+}
+
+void stream_capture_over(const struct stream_key *key)
+{
+	drop(key, NULL);
+}
+
+void stream_context_gone(CUcontext context)
+{
+	drop(NULL, context);
+}
+
+void stream_forget(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	captures = NULL;
+	stream_captures = 0;
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Streams whose capture begins or ends, and streams that are destroyed. */
+
+#include "counters.h"
+#include "driver.h"
+#include "gate.h"
+#include "stream.h"
+#include "wrapper.h"
+
+static void over(CUstream stream, bool per_thread)
+{
+	struct stream_key key = stream_key(stream, per_thread);
+
+	stream_capture_over(&key);
+	counters_capture_ended(stream, per_thread);
+}
+
+/* The gate is entered, so that it is not closed between the beginning and our knowing of it. */
+static bool begin(CUstream stream, bool per_thread)
+{
+	bool added;
+
+	state_current_device();
+	gate_enter();
+	state_enter();
+	added = stream_capture_begins(stream, per_thread);
+	if (added)
+		counters_capture_begins(stream, per_thread);
+	return added;
+}
+
+static CUresult begun(CUstream stream, bool per_thread, CUresult result)
+{
+	/* A second beginning in a stream that is captured fails, and the first goes on. */
+	if (result && !stream_captured(stream, per_thread))
+		over(stream, per_thread);
+	state_leave();
+	gate_leave();
+	return result;
+}
+
+#define BEGIN(name, parameters, arguments, per_thread)			\
+	WRAPPER name parameters						\
+	{								\
+		PASS_INSIDE(name, arguments);				\
+		if (!begin(hStream, per_thread)) {			\
+			state_leave();					\
+			gate_leave();					\
+			return CUDA_ERROR_OUT_OF_MEMORY;		\
+		}							\
+		return begun(hStream, per_thread, real.name arguments);	\
+	}
+
+BEGIN(cuStreamBeginCapture, (CUstream hStream), (hStream), false)
+BEGIN(cuStreamBeginCapture_ptsz, (CUstream hStream), (hStream), true)
+BEGIN(cuStreamBeginCapture_v2, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode), false)
+BEGIN(cuStreamBeginCapture_v2_ptsz, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode),
+      true)
+
+#define TO_GRAPH								\
+	(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies,	\
+	 const CUgraphEdgeData *dependencyData, size_t numDependencies,		\
+	 CUstreamCaptureMode mode)
+#define TO_GRAPH_ARGUMENTS (hStream, hGraph, dependencies, dependencyData, numDependencies, mode)
+BEGIN(cuStreamBeginCaptureToGraph, TO_GRAPH, TO_GRAPH_ARGUMENTS, false)
+BEGIN(cuStreamBeginCaptureToGraph_ptsz, TO_GRAPH, TO_GRAPH_ARGUMENTS, true)
+
+/* Whatever it answers, an invalidated capture is over too; the wrong thread's call ends nothing. */
+static CUresult ended(CUstream stream, bool per_thread, CUresult result)
+{
+	if (!stream_captured(stream, per_thread))
+		over(stream, per_thread);
+	state_leave();
+	return result;
+}
+
+#define END(name, per_thread)							\
+	WRAPPER name(CUstream hStream, CUgraph *phGraph)			\
+	{									\
+		PASS_INSIDE(name, (hStream, phGraph));				\
+		state_enter();							\
+		return ended(hStream, per_thread, real.name(hStream, phGraph));	\
+	}
+
+END(cuStreamEndCapture, false)
+END(cuStreamEndCapture_ptsz, true)
+
+/* Inside the gate, so that the mover's look at what runs, and the end of a stream, do not meet. */
+#define DESTROY(name)							\
+	WRAPPER name(CUstream hStream)					\
+	{								\
+		struct stream_key key = { .stream = hStream };		\
+		CUresult result;					\
+									\
+		PASS_INSIDE(name, (hStream));				\
+		gate_enter();						\
+		state_enter();						\
+		/* 0, 1 and 2 are no streams that can be destroyed. */	\
+		if ((uintptr_t)hStream > 2) {				\
+			counters_stream_gone(hStream);			\
+			stream_capture_over(&key);				\
+		}							\
+		result = real.name(hStream);				\
+		state_leave();						\
+		gate_leave();						\
+		return result;						\
+	}
+
+DESTROY(cuStreamDestroy)
+DESTROY(cuStreamDestroy_v2)

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every wrapper is made of. For the files of entry/ alone: nothing below them calls a wrapper. */
+#ifndef GGROUP_CUDA_WRAPPER_H
+#define GGROUP_CUDA_WRAPPER_H
+
+#include "driver.h"
+
+/* The visibility of a wrapper; the rest of the library is hidden (-fvisibility=hidden). */
+#define WRAPPER __attribute__((visibility("default"))) CUresult
+
+/*
+ * The first line of every wrapper: gets ready, and passes on what the library has no part in: calls
+ * made by ourselves, or by libcuda within a call of ours. A program that links to an entry point
+ * that its driver lacks would not have started without us; it is told so here.
+ */
+#define PASS_INSIDE(name, args)					\
+	do {							\
+		state_begin();					\
+		if (!real.name)					\
+			return CUDA_ERROR_NOT_SUPPORTED;	\
+		if (state_inside())				\
+			return real.name args;			\
+	} while (0)
+
+/* A wrapper that does `then` where the driver has succeeded. */
+#define FORWARD_THEN(name, parameters, arguments, then)	\
+	WRAPPER name parameters				\
+	{						\
+		CUresult result;			\
+							\
+		PASS_INSIDE(name, arguments);		\
+		CALL_REAL(result, name, arguments);	\
+		if (result == CUDA_SUCCESS) {		\
+			then;				\
+		}					\
+		return result;				\
+	}
+
+/* A wrapper that needs only its way to the driver. */
+#define FORWARD(name, parameters, arguments) FORWARD_THEN(name, parameters, arguments, )
+
+#endif
