@@ -2,9 +2,10 @@
 /* LINK_LIBRARY: gate_all CASE: the gate from the inside; the library is part of this program. */
 #include <sys/wait.h>
 
+#include "common.h"
 #include "driver.h"
 #include "gate.h"
-#include "common.h"
+#include "library.h"
 
 #define THREADS 4
 #define ROUNDS 300
@@ -288,7 +289,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	pthread_barrier_init(&barrier, NULL, 2);
 	context = start(0);
-	state_begin();
+	library_begin();
 	if (!strcmp(name, "launches")) {
 		real_launch = real.cuLaunchKernel;
 		real.cuLaunchKernel = spy;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LINK_LIBRARY: which words among the parameters of a launch are offered as pointers. */
+#include "common.h"
 #include "driver.h"
 #include "heat.h"
-#include "common.h"
+#include "library.h"
 
 struct view {
 	uint32_t rank;
@@ -62,7 +63,7 @@ int main(void)
 	CUfunction f;
 
 	start(0);
-	state_begin();
+	library_begin();
 	DO(cuModuleLoadData(&module, "image"));
 	DO(cuModuleGetFunction(&f, module, "mixed"));
 	for (int i = 0; i < 2; i++) {

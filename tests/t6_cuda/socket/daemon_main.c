@@ -4,10 +4,14 @@
 #include "counters.h"
 #include "daemon.h"
 #include "departure.h"
-#include "home.h"
 #include "exchange.h"
+#include "home.h"
+#include "listener.h"
+#include "log.h"
 #include "mover.h"
+#include "ours.h"
 #include "session.h"
+#include "totals.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -19,18 +23,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-__thread unsigned int state_depth;
+__thread unsigned int ours_depth;
 void (*counters_wake)(void);
 
 static struct device devices[2];
-static struct counters_page *_Atomic counting;
+static struct totals_page *_Atomic counting;
 static _Atomic uint64_t kernels;
 static _Atomic unsigned int delay_ms, ticks;
 static _Atomic uint64_t pooled;		/* freed by mover_out instead of being moved */
 static _Atomic uint64_t to_book;	/* moved, and not in the books yet */
 static _Atomic uint64_t moved_out, moved_in;
 
-void state_log(const char *format, ...)
+void log_line(const char *format, ...)
 {
 	va_list arguments;
 
@@ -47,7 +51,7 @@ static int number_of(int ordinal)
 	return __atomic_load_n(&devices[ordinal].index, __ATOMIC_ACQUIRE);
 }
 
-static void count(struct counters_page *page)
+static void count(struct totals_page *page)
 {
 	int index = number_of(0);
 
@@ -55,7 +59,7 @@ static void count(struct counters_page *page)
 		__atomic_store_n(&page->gpu[index].submitted, kernels, __ATOMIC_RELEASE);
 }
 
-void counters_share(struct counters_page *page)
+void totals_share(struct totals_page *page)
 {
 	counting = page;
 	count(page);
@@ -158,7 +162,7 @@ static void use(struct device *device, int ordinal)
 	device->uuid.bytes[15] = (char)ordinal;
 	device->ordinal = ordinal;
 	device->index = -1;
-	daemon_begin();
+	listener_begin();
 	daemon_manage(device);
 }
 

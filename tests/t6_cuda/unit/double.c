@@ -6,7 +6,10 @@
 
 #include "daemon.h"
 #include "exchange.h"
+#include "life.h"
+#include "moment.h"
 #include "mover.h"
+#include "ours.h"
 
 /* Calls for one order, where each takes all of its time. */
 #define CALLS_MOST 30
@@ -28,7 +31,7 @@ static uint64_t away;	/* atomically: what was said of it last, but that it is ba
 static void *listen_to(void *argument)
 {
 	(void)argument;
-	state_enter();
+	ours_enter();
 	pthread_mutex_lock(&lock);
 	for (;;) {
 		uint64_t moved, usec, bytes = order_bytes;
@@ -79,20 +82,18 @@ static uint64_t carry_out(int what, struct device *device, uint64_t bytes)
 	return moved;
 }
 
-void daemon_begin(void)
+static void device_known(struct device *device)
 {
 	pthread_t thread;
 
 	if (!running)
 		running = !pthread_create(&thread, NULL, listen_to, NULL);
 	CHECK(running);
-}
-
-void daemon_manage(struct device *device)
-{
 	device->index = 0;
 	known = device;
 }
+
+LIFE(.stage = LIFE_DAEMON, .known = device_known);
 
 static uint64_t excess(void)
 {
@@ -170,10 +171,6 @@ void daemon_report(struct device *device)
 	}
 }
 
-void daemon_forget(void)
-{
-}
-
 void double_limit(uint64_t bytes)
 {
 	bool raised;
@@ -202,10 +199,10 @@ static uint64_t carry_out_whole(int what, struct device *device, uint64_t bytes)
 	uint64_t moved = 0;
 
 	for (int call = 0; call < CALLS_MOST && moved < bytes; call++) {
-		const uint64_t began = state_now_us();
+		const uint64_t began = moment_us();
 
 		moved += carry_out(what, device, bytes - moved);
-		if (state_now_us() - began < CALL_US)
+		if (moment_us() - began < CALL_US)
 			break;
 	}
 	return moved;

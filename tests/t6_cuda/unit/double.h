@@ -6,11 +6,11 @@
 #ifndef UNIT_DOUBLE_H
 #define UNIT_DOUBLE_H
 
+#include "device.h"
 #include "driver.h"
 #include "mover.h"
 #include "pool.h"
 #include "region.h"
-#include "state.h"
 
 #include <stdio.h>
 #include <stdlib.h>

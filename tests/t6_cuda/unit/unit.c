@@ -8,8 +8,11 @@
 
 #include "async.h"
 #include "counters.h"
+#include "device.h"
 #include "double.h"
 #include "exchange.h"
+#include "library.h"
+#include "ours.h"
 
 static struct device *device;
 static CUcontext context;
@@ -35,11 +38,11 @@ static CUcontext retain(CUdevice ordinal)
 
 static void start(void)
 {
-	state_begin();
+	library_begin();
 	CHECK(real.cuInit(0) == CUDA_SUCCESS);
 	context = retain(0);
 	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
-	device = state_current_device();
+	device = device_current();
 	CHECK(device && device->elastic);
 	place = (int (*)(CUdeviceptr))plain("fake_memory_place");
 }
@@ -262,9 +265,9 @@ static void test_faults(void)
 			CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
 		double_agree(device);
 	}
-	state_enter();
+	ours_enter();
 	pool_trim(device, 0);
-	state_leave();
+	ours_leave();
 	double_agree(device);
 	CHECK(device->resident + device->swapped <= GG_CHUNK + pool_credited(device));
 }
@@ -576,7 +579,7 @@ static void test_contexts(void)
 	CHECK(cuMemsetD8_v2(first, 1, 6 << 20) == CUDA_SUCCESS);
 	resident = device->resident;
 	CHECK(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
-	CHECK(state_current_device() == device);
+	CHECK(device_current() == device);
 	CHECK(cuMemAlloc_v2(&second, 4 << 20) == CUDA_SUCCESS);
 	CHECK(cuMemAlloc_v2(&small, 100) == CUDA_SUCCESS);
 	CHECK(cuMemsetD8_v2(first, 2, 6 << 20) == CUDA_SUCCESS);

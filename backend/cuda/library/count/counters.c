@@ -12,7 +12,10 @@
 #include <stdlib.h>
 
 #include "driver.h"
+#include "life.h"
 #include "marker.h"
+#include "moment.h"
+#include "ours.h"
 #include "totals.h"
 
 #define SLOWEST_MS 16		/* between looks at markers, none of which passes */
@@ -131,20 +134,20 @@ void counters_launched(struct device *device, CUstream stream, bool per_thread, 
 		totals_add(device, kernels, kernels);
 		return;
 	}
-	state_enter();
+	ours_enter();
 	key = stream_key(stream, per_thread);
 	counted = of_stream(device, &key);
 	if (!counted) {
 		/* No memory for the books: not to be waited for. */
 		totals_add(device, kernels, kernels);
-		state_leave();
+		ours_leave();
 		return;
 	}
 	totals_add(device, kernels, 0);
 	marker_launched(counted, kernels);
 	pthread_mutex_unlock(&counted->lock);
 	wake();
-	state_leave();
+	ours_leave();
 }
 
 /* Pushes the context of the stream; false: there is none that can be used. */
@@ -165,7 +168,7 @@ static void mark_from_elsewhere(struct counted *counted)
 	if (!counted->launches || counted->key.thread || counted->captured ||
 	    !enter_context(counted))
 		return;
-	marker_place(counted, state_now_us());
+	marker_place(counted, moment_us());
 	leave_context();
 }
 
@@ -313,7 +316,7 @@ int counters_tick(void)
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	bool more = false, passed = false;
 
-	state_enter();
+	ours_enter();
 	/* This thread's calls must not end anybody's capture. */
 	if (!relaxed && real.cuThreadExchangeStreamCaptureMode)
 		relaxed = !real.cuThreadExchangeStreamCaptureMode(&mode);
@@ -324,7 +327,7 @@ int counters_tick(void)
 		more |= tick(counted, &passed);
 		pthread_mutex_unlock(&counted->lock);
 	}
-	state_leave();
+	ours_leave();
 	if (!more)
 		return -1;
 	__atomic_store_n(&asleep, false, __ATOMIC_SEQ_CST);
@@ -335,13 +338,16 @@ int counters_tick(void)
 	return wait;
 }
 
-void counters_forget(void)
+static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	all = NULL;
 	asleep = true;
+	counters_wake = NULL;
 	for (size_t i = 0; i < sizeof(recent) / sizeof(recent[0]); i++)
 		recent[i] = NULL;
 	marker_forget();
 	totals_forget();
 }
+
+LIFE(.stage = LIFE_COUNTS, .forget = forget);

@@ -4,31 +4,13 @@
  *
  * Submitted is counted at launch. Finished is learnt from events, recorded behind a launch at most
  * every 2 ms a stream, and once more when a stream with unmarked launches has been quiet for that
- * long; so it is exact after idle, and at most that late before. The page is shared with the
- * daemon, which made it and only reads it.
+ * long; so it is exact after idle, and at most that late before.
  */
 #ifndef GGROUP_CUDA_COUNTERS_H
 #define GGROUP_CUDA_COUNTERS_H
 
-#include "state.h"
+#include "device.h"
 
-/* The layout of the shared page: little endian, one cache line a GPU. Mirrored by
- * backend/cuda/page.py. */
-struct counters_line {
-	uint64_t submitted;
-	uint64_t finished;
-	uint64_t reserved[6];
-};
-
-struct counters_page {
-	struct counters_line gpu[GG_DEVICES];	/* by ggroupfs's index */
-	uint64_t stands;			/* 1 between departure_begin and departure_end */
-};
-
-/* The page to count on from now on; NULL: none. What was counted before is carried over. */
-void counters_share(struct counters_page *page);
-/* Says on the page whether the program stands by to be moved; false: there is none. */
-bool counters_stand(bool stands);
 
 /* `kernels` were launched on `stream` of the current context, on `device`. Inside the gate, after
  * the launch succeeded. */
@@ -60,7 +42,5 @@ bool counters_progress(struct device *device);
 /* Wakes that thread: there is something to wait for again. Set by daemon.c; NULL while
  * there is no thread. */
 extern void (*counters_wake)(void);
-
-void counters_forget(void);	/* in the child of fork() */
 
 #endif

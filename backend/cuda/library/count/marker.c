@@ -4,6 +4,8 @@
 #include <stdlib.h>
 
 #include "driver.h"
+#include "log.h"
+#include "moment.h"
 #include "totals.h"
 
 #define SPACING 2000		/* us between markers in a stream */
@@ -139,7 +141,7 @@ bool marker_place(struct counted *counted, uint64_t time)
 
 void marker_place_quiet(struct counted *counted)
 {
-	uint64_t time = state_now_us();
+	uint64_t time = moment_us();
 
 	if (!counted->launches || counted->key.thread || stream_capturing_any() ||
 	    time - counted->last < SPACING)
@@ -148,7 +150,7 @@ void marker_place_quiet(struct counted *counted)
 	    counted->first)
 		return;
 	if (!marker_place(counted, time) && ++counted->failures >= TRIES) {
-		state_log("no marker can be placed in stream %p", (void *)counted->key.stream);
+		log_line("no marker can be placed in stream %p", (void *)counted->key.stream);
 		marker_finish_unmarked(counted);
 	}
 }
@@ -174,7 +176,7 @@ void marker_launched(struct counted *counted, uint64_t kernels)
 	bool at_once;
 
 	__atomic_add_fetch(&outstanding, 1, __ATOMIC_RELAXED);
-	counted->last = state_now_us();
+	counted->last = moment_us();
 	counted->kernels += kernels;
 	counted->launches++;
 	at_once = counted->key.thread || stream_capturing_any();

@@ -8,6 +8,7 @@
 #ifndef GGROUP_CUDA_MARKER_H
 #define GGROUP_CUDA_MARKER_H
 
+#include "device.h"
 #include "stream.h"
 
 struct marker;

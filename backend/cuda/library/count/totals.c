@@ -4,15 +4,11 @@
 
 #include "totals.h"
 
-#include "counters.h"
-
-#define ORDINALS 64
-
 static struct {
 	struct device *device;
 	uint64_t submitted, finished;
-} totals[ORDINALS];			/* under `lock`; by the program's number of the device */
-static struct counters_page *page;	/* under `lock` */
+} totals[GG_ORDINALS];			/* under `lock`; by the program's number of the device */
+static struct totals_page *page;	/* under `lock` */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void show(size_t ordinal)
@@ -39,16 +35,16 @@ void totals_add(struct device *device, uint64_t submitted, uint64_t finished)
 	pthread_mutex_unlock(&lock);
 }
 
-void counters_share(struct counters_page *shared)
+void totals_share(struct totals_page *shared)
 {
 	pthread_mutex_lock(&lock);
 	page = shared;
-	for (size_t i = 0; i < ORDINALS; i++)
+	for (size_t i = 0; i < GG_ORDINALS; i++)
 		show(i);
 	pthread_mutex_unlock(&lock);
 }
 
-bool counters_stand(bool stands)
+bool totals_stand(bool stands)
 {
 	bool told;
 
@@ -64,6 +60,6 @@ void totals_forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	page = NULL;
-	for (size_t i = 0; i < ORDINALS; i++)
+	for (size_t i = 0; i < GG_ORDINALS; i++)
 		totals[i].device = NULL, totals[i].submitted = totals[i].finished = 0;
 }

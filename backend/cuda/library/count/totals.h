@@ -1,10 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many kernels were submitted and finished on each GPU, and the page that
- * shows it (counters.h). */
+ * shows it: shared with the daemon, which made it and only reads it. */
 #ifndef GGROUP_CUDA_TOTALS_H
 #define GGROUP_CUDA_TOTALS_H
 
-#include "state.h"
+#include "device.h"
+
+
+/* The layout of the shared page: little endian, one cache line a GPU. Mirrored by
+ * backend/cuda/page.py. */
+struct totals_line {
+	uint64_t submitted;
+	uint64_t finished;
+	uint64_t reserved[6];
+};
+
+struct totals_page {
+	struct totals_line gpu[GG_DEVICES];	/* by ggroupfs's index */
+	uint64_t stands;			/* 1 between departure_begin and departure_end */
+};
+
+/* The page to count on from now on; NULL: none. What was counted before is carried over. */
+void totals_share(struct totals_page *page);
+/* Says on the page whether the program stands by to be moved; false: there is none. */
+bool totals_stand(bool stands);
 
 void totals_add(struct device *device, uint64_t submitted, uint64_t finished);
 void totals_forget(void);	/* in the child of fork() */

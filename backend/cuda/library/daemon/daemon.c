@@ -5,33 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "counters.h"
-#include "listener.h"
+#include "life.h"
 #include "session.h"
 
 /* Milliseconds: a daemon that went away may be back by then, and nothing moves back until it is over. */
 #define RESTART 5000
-
-void daemon_begin(void)
-{
-	const char *named = getenv("GGROUP_SOCKET");
-
-	if (session.running || !named || !*named)
-		return;
-	/* The program may change its environment. */
-	if (strlen(named) >= sizeof(session.path)) {
-		state_log("GGROUP_SOCKET is too long");
-		return;
-	}
-	strcpy(session.path, named);
-	if (link_pipe(session.pipe))
-		return;
-	session.running = listener_start();
-	if (session.running)
-		counters_wake = session_wake;	/* for every stream that was idle */
-	else
-		state_log("no thread: no daemon");
-}
 
 void daemon_manage(struct device *device)
 {
@@ -190,5 +168,6 @@ void daemon_forget(void)
 	session.waiters = NULL;
 	session.managed_count = session.command_count = 0;
 	session.next_try = session.next_move = session.lost_at = 0;
-	counters_wake = NULL;
 }
+
+LIFE(.stage = LIFE_DAEMON, .forget = daemon_forget);

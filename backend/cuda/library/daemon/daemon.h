@@ -9,10 +9,9 @@
 #ifndef GGROUP_CUDA_DAEMON_H
 #define GGROUP_CUDA_DAEMON_H
 
-#include "state.h"
+#include "device.h"
 
-/* Starts the thread and connects, if the environment names a daemon (GGROUP_SOCKET). Once a process. */
-void daemon_begin(void);
+
 /* Tells the daemon of a device; sets device->index, or leaves it -1. */
 void daemon_manage(struct device *device);
 

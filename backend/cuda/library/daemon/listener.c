@@ -12,11 +12,16 @@
 #include <unistd.h>
 
 #include "counters.h"
+#include "daemon.h"
 #include "departure.h"
 #include "exchange.h"
 #include "home.h"
+#include "life.h"
+#include "log.h"
 #include "mover.h"
+#include "ours.h"
 #include "session.h"
+#include "totals.h"
 
 /* Milliseconds. */
 #define RECONNECT 1000		/* between two tries */
@@ -51,7 +56,7 @@ static void obey(const struct message *command)
 		reply.status = command->op == OP_RECLAIM ? -ENODEV : -ENOSYS;
 	} else if (!departure_begun()) {
 		moved = mover_out(managed->device, command->args[3], &usec);
-		state_log("gpu %d: asked to move %llu MiB, moved %llu MiB in %llu us", managed->device->index,
+		log_line("gpu %d: asked to move %llu MiB, moved %llu MiB in %llu us", managed->device->index,
 			  (unsigned long long)(command->args[3] / GG_MIB), (unsigned long long)(moved / GG_MIB),
 			  (unsigned long long)usec);
 		reply.args[0] = moved;
@@ -118,7 +123,7 @@ static int64_t move_back(void)
 			pthread_mutex_unlock(&session.lock);
 			moved = mover_in(managed->device, want, &usec);
 			if (moved)
-				state_log("gpu %d: moved %llu MiB back in %llu us", managed->device->index,
+				log_line("gpu %d: moved %llu MiB back in %llu us", managed->device->index,
 					  (unsigned long long)(moved / GG_MIB), (unsigned long long)usec);
 			pthread_mutex_lock(&session.lock);
 			session.moved_in_us += usec;
@@ -151,7 +156,7 @@ static void lose(void)
 		departure_end();
 	pthread_mutex_lock(&session.lock);
 	if (session.socket.fd >= 0) {
-		state_log("the daemon is gone");
+		log_line("the daemon is gone");
 		session.lost_at = session_now_ms();
 		descriptor_drop(&session.socket);
 	}
@@ -173,7 +178,7 @@ static void lose(void)
 	}
 	pthread_cond_broadcast(&session.changed);
 	pthread_mutex_unlock(&session.lock);
-	counters_share(NULL);
+	totals_share(NULL);
 }
 
 static void share(int fd)
@@ -183,11 +188,11 @@ static void share(int fd)
 
 	/* A page that we had before stays mapped: somebody may be about to count on it. One that can be
 	 * cut off would end the program (SIGBUS): no daemon of ours hands that out. */
-	if (!fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct counters_page) &&
+	if (!fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct totals_page) &&
 	    fcntl(fd, F_GET_SEALS) >= 0 && (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK)) {
-		page = mmap(NULL, sizeof(struct counters_page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		page = mmap(NULL, sizeof(struct totals_page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		if (page != MAP_FAILED)
-			counters_share(page);
+			totals_share(page);
 	}
 	close(fd);
 }
@@ -222,7 +227,7 @@ static void manage(struct managed *managed)
 	waiter.message = session_about(OP_MANAGE, managed, managed->resident, managed->swapped);
 	managed->freed_resident = managed->freed_swapped = 0;
 	if (!greet(&waiter, ANSWER)) {
-		state_log("gpu %d: not managed, error %d", managed->device->index, -waiter.message.status);
+		log_line("gpu %d: not managed, error %d", managed->device->index, -waiter.message.status);
 		session_number(managed, -1);
 		managed->strange = !session.broken;
 		if (waiter.fd >= 0)
@@ -233,7 +238,7 @@ static void manage(struct managed *managed)
 	managed->foreign = __atomic_load_n(&managed->device->foreign, __ATOMIC_RELAXED);
 	managed->exchanged = __atomic_load_n(&managed->device->exchanged, __ATOMIC_RELAXED);
 	managed->report = managed->foreign || managed->exchanged;
-	state_log("gpu %d: managed, with %llu MiB", managed->device->index,
+	log_line("gpu %d: managed, with %llu MiB", managed->device->index,
 		  (unsigned long long)(managed->resident / GG_MIB));
 	if (waiter.fd >= 0) {
 		pthread_mutex_unlock(&session.lock);
@@ -253,7 +258,7 @@ static bool meet(void)
 	said = hello.message.args[3];
 	session.features = FEATURES & (said ? said : FEATURES_FIRST);
 	if (session.features != FEATURES)
-		state_log("the daemon lacks features %#llx", (unsigned long long)(FEATURES & ~session.features));
+		log_line("the daemon lacks features %#llx", (unsigned long long)(FEATURES & ~session.features));
 	return true;
 }
 
@@ -267,7 +272,7 @@ static void connect_and_manage(void)
 		session.next_try = session_now_ms() + RECONNECT;
 		error = link_open(&session.socket, session.path);
 		if (error)
-			state_log("%s: %s", session.path, strerror(error));
+			log_line("%s: %s", session.path, strerror(error));
 		else if (!meet())
 			session.broken = true;
 	}
@@ -305,7 +310,7 @@ static void *listen_to_it(void *unused)
 {
 	(void)unused;
 	session_listening = true;
-	state_enter();
+	ours_enter();
 	pthread_setname_np(pthread_self(), "ggroup");
 	for (;;) {
 		int64_t next, tick;
@@ -336,7 +341,7 @@ static void *listen_to_it(void *unused)
 	return NULL;
 }
 
-bool listener_start(void)
+static bool start(void)
 {
 	pthread_attr_t attributes;
 	pthread_t thread;
@@ -352,3 +357,41 @@ bool listener_start(void)
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return started;
 }
+
+void listener_begin(void)
+{
+	const char *named = getenv("GGROUP_SOCKET");
+
+	if (session.running || !named || !*named)
+		return;
+	/* The program may change its environment. */
+	if (strlen(named) >= sizeof(session.path)) {
+		log_line("GGROUP_SOCKET is too long");
+		return;
+	}
+	strcpy(session.path, named);
+	if (link_pipe(session.pipe))
+		return;
+	session.running = start();
+	if (session.running)
+		counters_wake = session_wake;	/* for every stream that was idle */
+	else
+		log_line("no thread: no daemon");
+}
+
+static bool begun;	/* while a device is set up: by one thread at a time */
+
+static void known(struct device *device)
+{
+	if (!begun)
+		listener_begin();
+	begun = true;
+	daemon_manage(device);
+}
+
+static void forget(void)
+{
+	begun = false;
+}
+
+LIFE(.stage = LIFE_DAEMON, .known = known, .forget = forget);

@@ -4,9 +4,8 @@
 #ifndef GGROUP_CUDA_LISTENER_H
 #define GGROUP_CUDA_LISTENER_H
 
-#include <stdbool.h>
-
-/* Starts it; whether there is one. The session knows its path and its pipe. */
-bool listener_start(void);
+/* Starts the thread and connects, if the environment names a daemon (GGROUP_SOCKET). Once a process: by itself when a
+ * device is known. */
+void listener_begin(void);
 
 #endif

@@ -13,8 +13,8 @@
 
 #include <sys/un.h>
 
+#include "device.h"
 #include "link.h"
-#include "state.h"
 
 /* Milliseconds. */
 #define ANSWER 15000		/* for an answer of the daemon; then we go on without it */

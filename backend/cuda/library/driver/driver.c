@@ -4,6 +4,7 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <string.h>
 

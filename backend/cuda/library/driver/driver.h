@@ -6,7 +6,10 @@
 #ifndef GGROUP_CUDA_DRIVER_H
 #define GGROUP_CUDA_DRIVER_H
 
-#include "state.h"
+#include <stdbool.h>
+
+#include "api.h"
+#include "ours.h"
 
 /* A row ENTRY(name, ...) gives a pointer of that name; so does one of OURS(name), which we call and
  * do not catch. NULL where this driver has no such entry point. */
@@ -37,9 +40,9 @@ void *driver_libc_dlsym(void);
 /* Calls the real one, so that what libcuda calls in turn passes straight through. */
 #define CALL_REAL(result, name, args)		\
 	do {					\
-		state_enter();			\
+		ours_enter();			\
 		(result) = real.name args;	\
-		state_leave();			\
+		ours_leave();			\
 	} while (0)
 
 /*
@@ -51,7 +54,7 @@ static inline CUstreamCaptureMode driver_enter(void)
 {
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
-	state_enter();
+	ours_enter();
 	real.cuThreadExchangeStreamCaptureMode(&mode);
 	return mode;
 }
@@ -60,7 +63,7 @@ static inline CUstreamCaptureMode driver_enter(void)
 static inline void driver_leave(CUstreamCaptureMode mode)
 {
 	real.cuThreadExchangeStreamCaptureMode(&mode);
-	state_leave();
+	ours_leave();
 }
 
 /* The current context; NULL: there is none. */

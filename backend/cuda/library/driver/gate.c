@@ -18,7 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "state.h"
+#include "life.h"
+
 
 struct slot {
 	bool inside;		/* atomically */
@@ -324,7 +325,7 @@ bool gate_capturing(void)
 	return any;
 }
 
-void gate_forget(void)
+static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	make_condition();
@@ -339,3 +340,5 @@ void gate_forget(void)
 	/* What was registered is of the parent's memory, by the letter of membarrier(2). */
 	register_barrier();
 }
+
+LIFE(.stage = LIFE_CALLS, .forget = forget);

@@ -35,7 +35,4 @@ void gate_capture(int change);
  * (cuCtxSynchronize). */
 bool gate_capturing(void);
 
-/* In the child of fork(). */
-void gate_forget(void);
-
 #endif

@@ -12,6 +12,7 @@
 
 #include "driver.h"
 #include "gate.h"
+#include "life.h"
 
 struct capture {
 	struct capture *next;
@@ -127,9 +128,11 @@ void stream_context_gone(CUcontext context)
 	drop(NULL, context);
 }
 
-void stream_forget(void)
+static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	captures = NULL;
 	stream_captures = 0;
 }
+
+LIFE(.stage = LIFE_CALLS, .forget = forget);

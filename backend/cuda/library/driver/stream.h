@@ -5,7 +5,8 @@
 #ifndef GGROUP_CUDA_STREAM_H
 #define GGROUP_CUDA_STREAM_H
 
-#include "state.h"
+#include "device.h"
+
 
 /* A stream, told from all others of the process. */
 struct stream_key {
@@ -41,6 +42,4 @@ bool stream_capture_begins(CUstream stream, bool per_thread);
 /* The capture there is over, or there was none; and all those in a context that is gone are. */
 void stream_capture_over(const struct stream_key *key);
 void stream_context_gone(CUcontext context);
-void stream_forget(void);	/* in the child of fork() */
-
 #endif

@@ -38,7 +38,7 @@ static uint64_t bytes_of(CUarray_format format, unsigned int channels, size_t wi
 		CUresult result;								\
 												\
 		PASS_INSIDE(name, arguments);							\
-		device = state_current_device();						\
+		device = device_current();						\
 		if ((description) && (own))							\
 			size = (bytes);								\
 		if (size)									\

@@ -4,6 +4,7 @@
 #include "counters.h"
 #include "driver.h"
 #include "gate.h"
+#include "ours.h"
 #include "stream.h"
 #include "wrapper.h"
 
@@ -20,9 +21,9 @@ static bool begin(CUstream stream, bool per_thread)
 {
 	bool added;
 
-	state_current_device();
+	device_current();
 	gate_enter();
-	state_enter();
+	ours_enter();
 	added = stream_capture_begins(stream, per_thread);
 	if (added)
 		counters_capture_begins(stream, per_thread);
@@ -34,7 +35,7 @@ static CUresult begun(CUstream stream, bool per_thread, CUresult result)
 	/* A second beginning in a stream that is captured fails, and the first goes on. */
 	if (result && !stream_captured(stream, per_thread))
 		over(stream, per_thread);
-	state_leave();
+	ours_leave();
 	gate_leave();
 	return result;
 }
@@ -44,7 +45,7 @@ static CUresult begun(CUstream stream, bool per_thread, CUresult result)
 	{								\
 		PASS_INSIDE(name, arguments);				\
 		if (!begin(hStream, per_thread)) {			\
-			state_leave();					\
+			ours_leave();					\
 			gate_leave();					\
 			return CUDA_ERROR_OUT_OF_MEMORY;		\
 		}							\
@@ -70,7 +71,7 @@ static CUresult ended(CUstream stream, bool per_thread, CUresult result)
 {
 	if (!stream_captured(stream, per_thread))
 		over(stream, per_thread);
-	state_leave();
+	ours_leave();
 	return result;
 }
 
@@ -78,7 +79,7 @@ static CUresult ended(CUstream stream, bool per_thread, CUresult result)
 	WRAPPER name(CUstream hStream, CUgraph *phGraph)			\
 	{									\
 		PASS_INSIDE(name, (hStream, phGraph));				\
-		state_enter();							\
+		ours_enter();							\
 		return ended(hStream, per_thread, real.name(hStream, phGraph));	\
 	}
 
@@ -94,14 +95,14 @@ END(cuStreamEndCapture_ptsz, true)
 									\
 		PASS_INSIDE(name, (hStream));				\
 		gate_enter();						\
-		state_enter();						\
+		ours_enter();						\
 		/* 0, 1 and 2 are no streams that can be destroyed. */	\
 		if ((uintptr_t)hStream > 2) {				\
 			counters_stream_gone(hStream);			\
 			stream_capture_over(&key);				\
 		}							\
 		result = real.name(hStream);				\
-		state_leave();						\
+		ours_leave();						\
 		gate_leave();						\
 		return result;						\
 	}

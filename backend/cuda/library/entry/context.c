@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Contexts that come and go. Much of what we keep is in one: markers, streams of the mover, the
- * program's allocations. So whoever may be about to destroy one says so first, and afterwards
+ * program's allocations. So a call that may be about to destroy one says so first, and afterwards
  * whether it did.
  */
 
 #include "counters.h"
 #include "driver.h"
-#include "wrapper.h"
 #include "gate.h"
 #include "heat.h"
+#include "life.h"
+#include "ours.h"
 #include "stream.h"
+#include "wrapper.h"
 
 struct ending {
 	CUcontext context;	/* NULL: there is none */
@@ -23,21 +25,24 @@ static struct ending begin(CUcontext context)
 	struct ending ending = { .context = context };
 
 	if (context) {
-		state_context_ends(context);
+		device_context_ends(context);
 		heat_code_goes();
 	}
 	/* After the above: the mover may hold the context while it closes the gate. */
 	gate_enter();
 	if (context)
 		counters_context_held(context);
-	state_enter();
+	ours_enter();
 	return ending;
 }
 
 /* Where each device is told of: one may have memory that was allocated in the context. */
-static void tell_memory(struct device *device, void *context)
+static void tell_parts(struct device *device, void *context)
 {
-	memory_context_gone(device, context);
+	const CUstreamCaptureMode mode = driver_enter();
+
+	life_context_gone(device, context);
+	driver_leave(mode);
 }
 
 static void end(const struct ending *ending, bool gone)
@@ -45,16 +50,16 @@ static void end(const struct ending *ending, bool gone)
 	if (ending->context && gone) {
 		counters_context_gone(ending->context);
 		stream_context_gone(ending->context);
-		state_context_forgotten(ending->context);
-		state_devices(tell_memory, ending->context);
+		device_context_forgotten(ending->context);
+		device_each(tell_parts, ending->context);
 	} else if (ending->context) {
 		counters_context_stays(ending->context);
 	}
-	state_leave();
+	ours_leave();
 	gate_leave();
 	if (ending->context) {
 		heat_code_gone();
-		state_context_ended(gone);
+		device_context_ended(gone);
 	}
 }
 
@@ -107,9 +112,9 @@ static CUcontext primary_of(CUdevice device)
 		CUresult result;					\
 									\
 		PASS_INSIDE(name, (dev));				\
-		state_enter();						\
+		ours_enter();						\
 		context = primary_of(dev);				\
-		state_leave();						\
+		ours_leave();						\
 		ending = begin(context);				\
 		result = real.name(dev);				\
 		end(&ending, context && !active(dev));			\
@@ -145,10 +150,10 @@ WRAPPER cuGreenCtxDestroy(CUgreenCtx hCtx)
 	CUresult result;
 
 	PASS_INSIDE(cuGreenCtxDestroy, (hCtx));
-	state_enter();
+	ours_enter();
 	if (!real.cuCtxFromGreenCtx || real.cuCtxFromGreenCtx(&context, hCtx))
 		context = NULL;
-	state_leave();
+	ours_leave();
 	ending = begin(context);
 	result = real.cuGreenCtxDestroy(hCtx);
 	end(&ending, result == CUDA_SUCCESS);
@@ -161,7 +166,7 @@ WRAPPER cuGreenCtxDestroy(CUgreenCtx hCtx)
  * lazily; the first allocation or launch finds it.
  */
 #define CREATE(name, parameters, arguments)	\
-	FORWARD_THEN(name, parameters, arguments, state_current_device())
+	FORWARD_THEN(name, parameters, arguments, device_current())
 
 CREATE(cuCtxCreate, (CUcontext *pctx, unsigned int flags, CUdevice dev), (pctx, flags, dev))
 CREATE(cuCtxCreate_v2, (CUcontext *pctx, unsigned int flags, CUdevice dev), (pctx, flags, dev))

@@ -12,13 +12,15 @@
 
 #include "counters.h"
 #include "driver.h"
-#include "wrapper.h"
 #include "gate.h"
-#include "graph.h"
 #include "heat.h"
+#include "life.h"
+#include "log.h"
 #include "map.h"
+#include "ours.h"
 #include "region.h"
 #include "stream.h"
+#include "wrapper.h"
 
 /* An executable graph. */
 struct exec {
@@ -142,7 +144,7 @@ static void learn(CUgraphExec handle, CUgraph graph)
 	old = map_take(&execs, handle);
 	if (!map_put(&execs, handle, exec)) {
 		free_exec(exec);
-		state_log("no memory to count the kernels of a graph");
+		log_line("no memory to count the kernels of a graph");
 	}
 	pthread_mutex_unlock(&lock);
 	free_exec(old);
@@ -255,7 +257,7 @@ WRAPPER cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigne
 	CUresult result;
 
 	PASS_INSIDE(cuGraphNodeSetEnabled, (hGraphExec, hNode, isEnabled));
-	state_enter();
+	ours_enter();
 	if (real.cuGraphNodeGetEnabled && hGraphExec && hNode)
 		real.cuGraphNodeGetEnabled(hGraphExec, hNode, &was);
 	result = real.cuGraphNodeSetEnabled(hGraphExec, hNode, isEnabled);
@@ -268,7 +270,7 @@ WRAPPER cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigne
 			exec->kernels += isEnabled ? 1 : (uint64_t)-1;
 		pthread_mutex_unlock(&lock);
 	}
-	state_leave();
+	ours_leave();
 	return result;
 }
 
@@ -297,7 +299,7 @@ static uint64_t use(CUgraphExec handle)
 		CUresult result;							\
 											\
 		PASS_INSIDE(name, (hGraphExec, hStream));				\
-		device = state_current_device();					\
+		device = device_current();					\
 		gate_enter();								\
 		if (stream_runs(hStream, per_thread))					\
 			kernels = use(hGraphExec);					\
@@ -324,8 +326,10 @@ WRAPPER cuGraphExecDestroy(CUgraphExec hGraphExec)
 	return real.cuGraphExecDestroy(hGraphExec);
 }
 
-void graph_forget(void)
+static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	execs = (struct map){ 0 };
 }
+
+LIFE(.stage = LIFE_CALLS, .forget = forget);

@@ -18,6 +18,7 @@
 
 #include "caught.h"
 #include "driver.h"
+#include "ours.h"
 #include "wrapper.h"
 
 /* In two registers, on x86-64 and arm64. */
@@ -118,14 +119,14 @@ static __attribute__((noinline)) struct found find(void *handle, const char *nam
 	struct found found = { NULL, NULL };
 
 	/* A constructor of libcuda asks for something: nothing of ours is ready. */
-	if (state_inside() || !caught_is(name)) {
+	if (ours_inside() || !caught_is(name)) {
 		found.elsewhere = driver_libc_dlsym();
 		return found;
 	}
-	state_enter();
+	ours_enter();
 	found.symbol = handle == RTLD_DEFAULT || handle == RTLD_NEXT ?
 		in_scope(handle, name) : by_handle(handle, name);
-	state_leave();
+	ours_leave();
 	return found;
 }
 

@@ -9,15 +9,16 @@
 
 #include "counters.h"
 #include "driver.h"
-#include "wrapper.h"
 #include "gate.h"
 #include "heat.h"
+#include "ours.h"
 #include "stream.h"
+#include "wrapper.h"
 
 /* Before the gate: the first use of a device waits for the daemon. */
 static struct device *enter(void)
 {
-	struct device *device = state_current_device();
+	struct device *device = device_current();
 
 	gate_enter();
 	return device;
@@ -84,17 +85,17 @@ static void count_one(const CUDA_LAUNCH_PARAMS *launch)
 	CUcontext context;
 	struct device *device;
 
-	state_enter();
+	ours_enter();
 	if (!real.cuStreamGetCtx || real.cuStreamGetCtx(launch->hStream, &context) ||
 	    real.cuCtxPushCurrent_v2(context)) {
-		state_leave();
+		ours_leave();
 		return;
 	}
-	device = state_current_device();
+	device = device_current();
 	if (device)
 		counters_launched(device, launch->hStream, false, 1);
 	real.cuCtxPopCurrent_v2(&context);
-	state_leave();
+	ours_leave();
 }
 
 WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList,

@@ -9,9 +9,10 @@
 
 #include "async.h"
 #include "driver.h"
-#include "wrapper.h"
 #include "foreign.h"
+#include "ours.h"
 #include "region.h"
+#include "wrapper.h"
 
 /* Refuses an address of ours as the driver does one of cuMemAlloc; else does `then` where the
  * driver has succeeded. */
@@ -69,7 +70,7 @@ WRAPPER cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 
 	PASS_INSIDE(cuMemCreate, (handle, size, prop, flags));
 	if (prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-		device = state_device(prop->location.id);
+		device = device_of(prop->location.id);
 	result = foreign_charge(device, size);
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -135,13 +136,13 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	CUresult result, undone;
 
 	PASS_INSIDE(cuCtxEnablePeerAccess, (peerContext, Flags));
-	device = state_current_device();
+	device = device_current();
 	CALL_REAL(result, cuCtxEnablePeerAccess, (peerContext, Flags));
 	if (result != CUDA_SUCCESS || !device)
 		return result;
-	state_enter();
+	ours_enter();
 	if (real.cuCtxPushCurrent_v2(peerContext) == CUDA_SUCCESS) {
-		peer = state_current_device();
+		peer = device_current();
 		real.cuCtxPopCurrent_v2(&context);
 	}
 	/* The current context may use from now on all that is, and will be, on the peer. */
@@ -151,7 +152,7 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 		undone = real.cuCtxDisablePeerAccess(peerContext);
 		(void)undone;
 	}
-	state_leave();
+	ours_leave();
 	return result;
 }
 

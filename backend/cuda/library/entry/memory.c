@@ -17,10 +17,8 @@
 #include "driver.h"
 #include "wrapper.h"
 #include "foreign.h"
-#include "exporter.h"
-#include "importer.h"
 #include "gate.h"
-#include "mover.h"
+#include "quiet.h"
 #include "region.h"
 
 /* The pitch of the driver on every GPU so far: CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT's 512. */
@@ -45,7 +43,7 @@ static CUresult alloc(struct device *device, size_t bytes, CUdeviceptr *address)
 	CUstreamCaptureMode mode = driver_enter();
 	CUresult result;
 
-	mover_context(device, driver_context());
+	quiet_context(device, driver_context());
 	async_sweep(false);
 	result = region_alloc(device, bytes, 0, address);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
@@ -63,7 +61,7 @@ WRAPPER cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 	CUresult result;
 
 	PASS_INSIDE(cuMemAlloc_v2, (dptr, bytesize));
-	device = state_current_device();
+	device = device_current();
 	if (!dptr || !bytesize || !device) {	/* the driver knows the error */
 		CALL_REAL(result, cuMemAlloc_v2, (dptr, bytesize));
 		return result;
@@ -87,7 +85,7 @@ WRAPPER cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInByte
 	size_t pitch, bytes;
 
 	PASS_INSIDE(cuMemAllocPitch_v2, (dptr, pPitch, WidthInBytes, Height, ElementSizeBytes));
-	device = state_current_device();
+	device = device_current();
 	pitch = (WidthInBytes + PITCH - 1) & ~(size_t)(PITCH - 1);
 	/* cuMemAllocPitch: ElementSizeBytes may be 4, 8 or 16. */
 	if (!dptr || !pPitch || !WidthInBytes || !Height || !device || pitch < WidthInBytes ||
@@ -116,7 +114,7 @@ WRAPPER cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags
 	CUresult result;
 
 	PASS_INSIDE(cuMemAllocManaged, (dptr, bytesize, flags));
-	device = state_current_device();
+	device = device_current();
 	CALL_REAL(result, cuMemAllocManaged, (dptr, bytesize, flags));
 	if (result == CUDA_SUCCESS)
 		foreign_is_managed(device, *dptr, bytesize, driver_context());
@@ -137,7 +135,7 @@ static CUresult free_elastic(const struct region_about *about)
 		result = async_later(about->device, about->start) ?
 			CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
-		result = mover_drain(about->device);
+		result = quiet_drain(about->device);
 		if (result == CUDA_SUCCESS)
 			result = region_free(about->start);
 	}
@@ -171,7 +169,7 @@ WRAPPER cuMemGetInfo_v2(size_t *free, size_t *total)
 	CUresult result;
 
 	PASS_INSIDE(cuMemGetInfo_v2, (free, total));
-	device = state_current_device();
+	device = device_current();
 	CALL_REAL(result, cuMemGetInfo_v2, (free, total));
 	if (result != CUDA_SUCCESS || !device)
 		return result;
@@ -198,7 +196,7 @@ WRAPPER cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 
 	PASS_INSIDE(cuDeviceTotalMem_v2, (bytes, dev));
 	CALL_REAL(result, cuDeviceTotalMem_v2, (bytes, dev));
-	device = result == CUDA_SUCCESS ? state_device(dev) : NULL;
+	device = result == CUDA_SUCCESS ? device_of(dev) : NULL;
 	if (device && daemon_limits(device, &limit, &left) && *bytes > limit)
 		*bytes = limit;
 	return result;
@@ -219,29 +217,4 @@ WRAPPER cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr d
 	if (psize)
 		*psize = about.bytes;
 	return CUDA_SUCCESS;
-}
-
-/* What state.c tells */
-
-void memory_context_gone(struct device *device, CUcontext context)
-{
-	CUstreamCaptureMode mode = driver_enter();
-
-	mover_context_gone(device, context);
-	if (device->regions) {
-		region_context_gone(device, context);
-		async_context_gone(context);
-	}
-	foreign_context_gone(context);
-	importer_context_gone(context);
-	driver_leave(mode);
-}
-
-void memory_forget(void)
-{
-	region_forget();
-	async_forget();
-	foreign_forget();
-	importer_forget();
-	exporter_forget();
 }

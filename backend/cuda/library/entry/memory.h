@@ -3,7 +3,8 @@
 #ifndef GGROUP_CUDA_MEMORY_H
 #define GGROUP_CUDA_MEMORY_H
 
-#include "state.h"
+#include "device.h"
+
 
 /* Whether allocations on it are ours to place, and not the driver's. NULL: no device of ours. */
 bool memory_elastic(const struct device *device);

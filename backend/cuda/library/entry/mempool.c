@@ -9,7 +9,7 @@
 #include "wrapper.h"
 #include "foreign.h"
 #include "memory.h"
-#include "mover.h"
+#include "quiet.h"
 #include "pool.h"
 #include "region.h"
 #include "stream.h"
@@ -35,7 +35,7 @@ static CUresult alloc_async(struct device *device, CUdeviceptr *dptr, size_t byt
 	CUdeviceptr address;
 	CUresult result;
 
-	mover_context(device, driver_context());
+	quiet_context(device, driver_context());
 	result = async_alloc(device, bytes, stream, per_thread, &address);
 	if (result == CUDA_SUCCESS)
 		*dptr = address;
@@ -51,7 +51,7 @@ static CUresult alloc_async(struct device *device, CUdeviceptr *dptr, size_t byt
 		CUresult result;								\
 												\
 		PASS_INSIDE(name, arguments);							\
-		device = state_current_device();						\
+		device = device_current();						\
 		if (!dptr || !bytesize || !device || stream_captured(hStream, per_thread)) {	\
 			CALL_REAL(result, name, arguments);					\
 			return result;								\
@@ -127,7 +127,7 @@ static struct device *served_by_us(CUmemoryPool pool)
 	struct pool_search search = { .pool = pool };
 
 	if (pool)
-		state_devices(match_pool, &search);
+		device_each(match_pool, &search);
 	return search.device;
 }
 

@@ -100,7 +100,7 @@ static void touch_3d_batch(size_t count, const CUDA_MEMCPY3D_BATCH_OP *list)
 									\
 		PASS_INSIDE(name, arguments);				\
 		/* The mover waits for every context that it knows. */	\
-		state_current_device();					\
+		device_current();					\
 		gate_enter();						\
 		if (__atomic_load_n(&heat_wanted, __ATOMIC_RELAXED)) {	\
 			touches;					\

@@ -4,6 +4,8 @@
 #define GGROUP_CUDA_WRAPPER_H
 
 #include "driver.h"
+#include "library.h"
+#include "ours.h"
 
 /* The visibility of a wrapper; the rest of the library is hidden (-fvisibility=hidden). */
 #define WRAPPER __attribute__((visibility("default"))) CUresult
@@ -15,10 +17,10 @@
  */
 #define PASS_INSIDE(name, args)					\
 	do {							\
-		state_begin();					\
+		library_begin();					\
 		if (!real.name)					\
 			return CUDA_ERROR_NOT_SUPPORTED;	\
-		if (state_inside())				\
+		if (ours_inside())				\
 			return real.name args;			\
 	} while (0)
 

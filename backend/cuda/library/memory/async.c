@@ -3,6 +3,7 @@
 
 #include "block.h"
 #include "driver.h"
+#include "life.h"
 #include "region.h"
 
 #include <stdlib.h>
@@ -256,10 +257,14 @@ static void without_event(uint64_t key, void *value, void *argument)
 	}
 }
 
-void async_context_gone(CUcontext context)
+static void context_gone(struct device *device, CUcontext context)
 {
+	if (!device->regions)
+		return;
 	pthread_mutex_lock(&block_lock);
 	table_each(&blocks, forget_gone, NULL);
 	table_each(&blocks, without_event, context);
 	pthread_mutex_unlock(&block_lock);
 }
+
+LIFE(.stage = LIFE_STREAMED, .context_gone = context_gone);

@@ -9,7 +9,8 @@
 #ifndef GGROUP_CUDA_ASYNC_H
 #define GGROUP_CUDA_ASYNC_H
 
-#include "state.h"
+#include "device.h"
+
 
 /* Memory that may be used at once, by anybody, as it may be in the driver's own. */
 CUresult async_alloc(struct device *device, size_t bytes, CUstream stream, bool per_thread,
@@ -29,7 +30,4 @@ bool async_later(struct device *device, CUdeviceptr address);
 void async_sweep(bool wait);
 /* Bytes in use on `device`, and parked. */
 void async_usage(struct device *device, uint64_t *used, uint64_t *parked);
-void async_context_gone(CUcontext context);
-void async_forget(void);	/* in the child of fork() */
-
 #endif

@@ -6,6 +6,7 @@
 
 #include "daemon.h"
 #include "driver.h"
+#include "log.h"
 #include "small.h"
 #include "tree.h"
 
@@ -57,7 +58,7 @@ static void unreserve(const struct region *region)
 	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
 		CALL_REAL(result, cuMemAddressFree, (region->address, region->reserved));
 	if (result != CUDA_SUCCESS)
-		state_log("cuMemAddressFree failed with %d", result);
+		log_line("cuMemAddressFree failed with %d", result);
 }
 
 /* Addresses with the chunks behind them. All or nothing. */

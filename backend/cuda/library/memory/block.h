@@ -3,7 +3,7 @@
 #ifndef GGROUP_CUDA_BLOCK_H
 #define GGROUP_CUDA_BLOCK_H
 
-#include "state.h"
+#include "device.h"
 #include "table.h"
 
 /* What a stream frees and does not ask for again is not kept beyond these, even if

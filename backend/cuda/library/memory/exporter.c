@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include "driver.h"
+#include "life.h"
+#include "ours.h"
 #include "region.h"
 
 /* Seconds for one who asks; there may be another. */
@@ -107,7 +109,7 @@ static void *serve(void *argument)
 	const int listener = (int)(intptr_t)argument;
 	int socket;
 
-	state_enter();
+	ours_enter();
 	pthread_setname_np(pthread_self(), "ggroup-ipc");
 	/* Until the program closes what it does not know. */
 	while ((socket = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
@@ -171,9 +173,11 @@ bool exporter_own(uint64_t of)
 	return own;
 }
 
-void exporter_forget(void)
+static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	token = secret = 0;	/* the parent's; its socket is its own, and ours a copy that nobody listens at */
 	serving = false;
 }
+
+LIFE(.stage = LIFE_FOREIGN, .forget = forget);

@@ -3,13 +3,12 @@
 #ifndef GGROUP_CUDA_EXPORTER_H
 #define GGROUP_CUDA_EXPORTER_H
 
+#include "device.h"
 #include "ipc.h"
 
 /* Has this process answer from now on: its token, secret and name are in `handle` then. False: it cannot. */
 bool exporter_serve(struct ipc_handle *handle);
 /* Whether a token is this process's. */
 bool exporter_own(uint64_t token);
-
-void exporter_forget(void);	/* in the child of fork() */
 
 #endif

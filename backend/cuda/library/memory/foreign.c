@@ -2,11 +2,10 @@
 #include "foreign.h"
 
 #include "daemon.h"
+#include "life.h"
 #include "table.h"
 
 #include <stdlib.h>
-
-#define ORDINALS 64
 
 /* One allocation. */
 struct foreign {
@@ -25,7 +24,7 @@ static struct table allocations;	/* by address, or handle of an array */
 static struct table handles;		/* physical memory, by handle */
 static struct table mappings;		/* by address */
 /* Exact bytes of each device, by its ordinal; what is charged is that, rounded up. */
-static uint64_t exact[ORDINALS], charged[ORDINALS], managed[ORDINALS];
+static uint64_t exact[GG_ORDINALS], charged[GG_ORDINALS], managed[GG_ORDINALS];
 
 static uint64_t round_up(uint64_t bytes)
 {
@@ -160,10 +159,11 @@ static void of_context(uint64_t key, void *value, void *argument)
 		search->key = key;
 }
 
-void foreign_context_gone(CUcontext context)
+static void context_gone(struct device *device, CUcontext context)
 {
 	struct search search;
 
+	(void)device;
 	do {
 		search = (struct search){ .context = context };
 		pthread_mutex_lock(&lock);
@@ -276,11 +276,13 @@ bool foreign_is_in_host(void)
 	return __atomic_load_n(&in_host, __ATOMIC_RELAXED);
 }
 
-void foreign_forget(void)
+static void forget(void)
 {
 	in_host = false;
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	allocations = handles = mappings = (struct table){ 0 };
-	for (int i = 0; i < ORDINALS; i++)
+	for (int i = 0; i < GG_ORDINALS; i++)
 		exact[i] = charged[i] = managed[i] = 0;
 }
+
+LIFE(.stage = LIFE_FOREIGN, .context_gone = context_gone, .forget = forget);

@@ -8,6 +8,7 @@
 #ifndef GGROUP_CUDA_FOREIGN_H
 #define GGROUP_CUDA_FOREIGN_H
 
+#include "device.h"
 #include "driver.h"
 
 /* Charges `bytes` that are about to be allocated; CUDA_ERROR_OUT_OF_MEMORY where that is refused.
@@ -23,8 +24,6 @@ void foreign_is(struct device *device, uint64_t key, uint64_t bytes, CUcontext c
 void foreign_is_managed(struct device *device, uint64_t key, uint64_t bytes, CUcontext context);
 /* False: nothing is known of it. */
 bool foreign_gone(uint64_t key);
-/* What was allocated in `context` went with it. */
-void foreign_context_gone(CUcontext context);
 
 /* The program's own physical memory: it lives while it has a handle or is mapped somewhere. */
 void foreign_created(struct device *device, CUmemGenericAllocationHandle handle, uint64_t bytes);
@@ -50,7 +49,5 @@ void foreign_unmapped(CUdeviceptr address, uint64_t bytes);
  * The driver does not restore that after a checkpoint. */
 void foreign_made_in_host(const CUmemLocation *location);
 bool foreign_is_in_host(void);
-
-void foreign_forget(void);	/* in the child of fork() */
 
 #endif

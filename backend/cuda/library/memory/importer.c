@@ -13,6 +13,8 @@
 
 #include "driver.h"
 #include "exporter.h"
+#include "life.h"
+#include "log.h"
 
 /* Seconds for the other process: for each message, and in all for those of the first GiB and of each one more. One that
  * is not stopped needs milliseconds, but may have others to answer first. */
@@ -76,7 +78,7 @@ static bool ask(int socket, const struct ipc_handle *handle, time_t until)
 	if (done)
 		return false;
 	if (!is_exporter(socket, handle)) {
-		state_log("it is not process %u that listens at the socket of its memory", handle->pid);
+		log_line("it is not process %u that listens at the socket of its memory", handle->pid);
 		return false;
 	}
 	do
@@ -155,7 +157,7 @@ static bool map_all(struct import *import, int socket, time_t until)
 static void drop(struct import *import)
 {
 	if (import->mapped && real.cuMemUnmap(import->address, import->mapped) != CUDA_SUCCESS)
-		state_log("imported memory stays mapped at %llx", import->address);
+		log_line("imported memory stays mapped at %llx", import->address);
 	else if (import->address)
 		real.cuMemAddressFree(import->address, import->handle.bytes);
 	free(import);
@@ -259,10 +261,11 @@ bool importer_any(void)
 	return any;
 }
 
-void importer_context_gone(CUcontext context)
+static void context_gone(struct device *device, CUcontext context)
 {
 	struct import **at = &imports, *gone;
 
+	(void)device;
 	pthread_mutex_lock(&lock);
 	while ((gone = *at)) {
 		if (gone->context == context) {
@@ -275,8 +278,10 @@ void importer_context_gone(CUcontext context)
 	pthread_mutex_unlock(&lock);
 }
 
-void importer_forget(void)
+static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	imports = NULL;
 }
+
+LIFE(.stage = LIFE_FOREIGN, .context_gone = context_gone, .forget = forget);

@@ -3,6 +3,7 @@
 #ifndef GGROUP_CUDA_IMPORTER_H
 #define GGROUP_CUDA_IMPORTER_H
 
+#include "device.h"
 #include "ipc.h"
 
 /* Opens a handle anew, or once more: "the reference count on the handle is incremented by 1 and the existing device
@@ -13,7 +14,4 @@ bool importer_close(CUdeviceptr address);
 
 /* Whether memory of another process is mapped here, or is about to be. */
 bool importer_any(void);
-void importer_context_gone(CUcontext context);
-void importer_forget(void);	/* in the child of fork() */
-
 #endif

@@ -20,7 +20,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "state.h"
+#include "device.h"
+
 
 #define IPC_MAGIC "ggroupIP"
 

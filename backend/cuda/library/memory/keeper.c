@@ -4,7 +4,10 @@
  * lets go of what the GPU has kept for nobody for a while.
  */
 
+#include "device.h"
 #include "kept.h"
+#include "moment.h"
+#include "ours.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -43,9 +46,9 @@ static bool grow(struct device *device)
 	pthread_mutex_unlock(&pool->lock);
 	if (class == CLASSES)
 		return false;
-	if (state_borrow(device)) {
+	if (device_borrow(device)) {
 		result = host_make(device, class, &spare);
-		state_return(device);
+		device_return(device);
 	}
 	pthread_mutex_lock(&pool->lock);
 	if (result == CUDA_SUCCESS && kept_put(&pool->host[class], spare))
@@ -65,19 +68,19 @@ static void *look_after(void *argument)
 	struct timespec until;
 	uint64_t due;
 
-	state_enter();	/* for good: all that this thread does is ours */
+	ours_enter();	/* for good: all that this thread does is ours */
 	for (;;) {
 		if (grow(device))
 			continue;
-		if (pool_kept(device) && state_borrow(device)) {
-			pool_trim_since(device, 0, state_now_us() / 1000 - KEPT_MS);
-			state_return(device);
+		if (pool_kept(device) && device_borrow(device)) {
+			pool_trim_since(device, 0, moment_us() / 1000 - KEPT_MS);
+			device_return(device);
 		}
 		pthread_mutex_lock(&pool->lock);
 		if (wanted(pool) != CLASSES) {
 			;	/* meanwhile */
 		} else if (pool->gpu_bytes) {
-			due = state_now_us() / 1000 + KEPT_MS / 2;
+			due = moment_us() / 1000 + KEPT_MS / 2;
 			until.tv_sec = (time_t)(due / 1000);
 			until.tv_nsec = (long)(due % 1000) * 1000000;
 			pthread_cond_timedwait(&pool->wake, &pool->lock, &until);

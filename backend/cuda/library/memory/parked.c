@@ -5,13 +5,14 @@
  */
 
 #include "block.h"
+#include "life.h"
 
 #include <stdlib.h>
 
 #include "async.h"
 #include "driver.h"
 #include "gate.h"
-#include "mover.h"
+#include "quiet.h"
 #include "region.h"
 
 pthread_mutex_t block_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -123,7 +124,7 @@ void async_sweep(bool wait)
 		finish(block);
 	for (rounds = PARKED_MOST; rounds && !gate_capturing() && (block = next(is_later));
 	     rounds--) {
-		if (mover_drain(block->device) == CUDA_SUCCESS) {
+		if (quiet_drain(block->device) == CUDA_SUCCESS) {
 			finish(block);
 			continue;
 		}
@@ -142,10 +143,12 @@ void async_sweep(bool wait)
 	driver_leave(mode);
 }
 
-void async_forget(void)
+static void forget(void)
 {
 	block_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	blocks = (struct table){ 0 };
 	parked = NULL;
 	count = 0;
 }
+
+LIFE(.stage = LIFE_STREAMED, .forget = forget);

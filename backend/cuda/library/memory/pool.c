@@ -6,6 +6,9 @@
 #include "daemon.h"
 #include "driver.h"
 #include "kept.h"
+#include "life.h"
+#include "log.h"
+#include "moment.h"
 
 #include <stdlib.h>
 
@@ -15,7 +18,7 @@ const uint64_t class_bytes[CLASSES] = { 64 * GG_MIB, 16 * GG_MIB, 2 * GG_MIB };
 #define KEEP_BYTES (64 * GG_MIB)
 #define KEEP_PART 50		/* 2 % */
 
-CUresult pool_setup(struct device *device)
+static CUresult set_up(struct device *device)
 {
 	struct pool *pool = calloc(1, sizeof(*pool));
 	const char *limit = getenv("GGROUP_CUDA_POOL");
@@ -107,7 +110,7 @@ bool kept_put(struct kept **list, struct spare spare)
 
 	if (!kept)
 		return false;
-	*kept = (struct kept){ .next = *list, .spare = spare, .since = state_now_us() / 1000 };
+	*kept = (struct kept){ .next = *list, .spare = spare, .since = moment_us() / 1000 };
 	*list = kept;
 	return true;
 }
@@ -171,7 +174,7 @@ void pool_release(struct device *device, CUmemGenericAllocationHandle memory)
 	for (int try = 0; try < POOL_TRIES && result != CUDA_SUCCESS; try++)
 		CALL_REAL(result, cuMemRelease, (memory));
 	if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED)
-		state_log("device %d: cuMemRelease failed with %d", device->ordinal, result);
+		log_line("device %d: cuMemRelease failed with %d", device->ordinal, result);
 }
 
 void pool_give(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory)
@@ -257,3 +260,5 @@ uint64_t pool_kept(struct device *device)
 	pthread_mutex_unlock(&device->pool->lock);
 	return bytes;
 }
+
+LIFE(.stage = LIFE_CHUNKS, .set_up = set_up);

@@ -13,7 +13,8 @@
 #ifndef GGROUP_CUDA_POOL_H
 #define GGROUP_CUDA_POOL_H
 
-#include "state.h"
+#include "device.h"
+
 
 /* The sizes chunks come in. Larger ones cost fewer calls to remap (2 MiB chunks: 150 ms for 4 GiB;
  * 64 MiB: 45 ms), smaller ones follow a limit and the heat more closely. */
@@ -26,7 +27,7 @@ struct spare {
 	CUdeviceptr window;	/* of the host only */
 };
 
-/* The calls below need a current context of any device, or the state_borrow of it, unless
+/* The calls below need a current context of any device, or the device_borrow of it, unless
  * they say otherwise. */
 
 /* A chunk of the GPU that is charged already; false: none is kept. No call of the driver. */

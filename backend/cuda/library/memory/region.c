@@ -2,6 +2,8 @@
 #include "region.h"
 
 #include "backing.h"
+#include "life.h"
+#include "log.h"
 #include "mover.h"
 #include "small.h"
 #include "tree.h"
@@ -19,13 +21,13 @@ pthread_mutex_t region_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;	/* something is no longer busy */
 uint64_t tree_serials;
 
-CUresult region_setup(struct device *device)
+static CUresult set_up(struct device *device)
 {
 	device->regions = calloc(1, sizeof(*device->regions));
 	return device->regions ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-void region_forget(void)
+static void forget(void)
 {
 	region_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	idle = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
@@ -317,13 +319,15 @@ static struct region *next_gone(struct device *device, CUcontext context)
 	return found;
 }
 
-void region_context_gone(struct device *device, CUcontext context)
+static void context_gone(struct device *device, CUcontext context)
 {
 	struct region *region;
 
+	if (!device->regions)
+		return;
 	while ((region = next_gone(device, context)))
 		if (destroy(region) != CUDA_SUCCESS) {
-			state_log("device %d: an allocation of a context that is gone stays", device->ordinal);
+			log_line("device %d: an allocation of a context that is gone stays", device->ordinal);
 			pthread_mutex_lock(&region_lock);
 			region->freeing = true;
 			pthread_mutex_unlock(&region_lock);
@@ -388,3 +392,5 @@ void region_classes(struct device *device, uint64_t resident[CLASSES])
 	memcpy(resident, device->regions->resident, sizeof(device->regions->resident));
 	pthread_mutex_unlock(&region_lock);
 }
+
+LIFE(.stage = LIFE_REGIONS, .set_up = set_up, .context_gone = context_gone, .forget = forget);

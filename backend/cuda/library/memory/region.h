@@ -7,8 +7,8 @@
 #ifndef GGROUP_CUDA_REGION_H
 #define GGROUP_CUDA_REGION_H
 
+#include "device.h"
 #include "pool.h"
-#include "state.h"
 
 enum chunk_place { CHUNK_DEVICE, CHUNK_HOST };
 
@@ -67,8 +67,6 @@ CUresult region_alloc(struct device *device, size_t bytes, size_t alignment, CUd
 /* CUDA_ERROR_INVALID_VALUE for an address that is not the start of one of ours (the caller then asks the driver). The
  * caller has made sure that nothing in flight uses it (cuMemFree waits; see memory.c). */
 CUresult region_free(CUdeviceptr address);
-/* Frees what was allocated in `context`, which is gone. */
-void region_context_gone(struct device *device, CUcontext context);
 
 /* The allocation that holds `address`, as cuMemGetAddressRange tells it. */
 bool region_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, struct device **device);
@@ -128,7 +126,5 @@ void region_imported(const struct pick *pick);
 bool region_has_imported(struct device *device);
 /* The bytes on the GPU, by the class of their chunks. */
 void region_classes(struct device *device, uint64_t resident[CLASSES]);
-
-void region_forget(void);	/* in the child of fork() */
 
 #endif

@@ -5,6 +5,8 @@
 #include "counters.h"
 #include "driver.h"
 #include "gate.h"
+#include "log.h"
+#include "moment.h"
 #include "quiet.h"
 
 #include <stdlib.h>
@@ -53,10 +55,10 @@ struct batch *batch_new_out(struct device *device, const struct pick *picks, siz
 	struct batch *batch = batch_new(false, picks, count);
 	size_t i = 0;
 
-	if (batch && state_borrow(device)) {
+	if (batch && device_borrow(device)) {
 		while (i < count && pool_host(device, batch_class(batch, i), &batch->to[i]) == CUDA_SUCCESS)
 			i++;
-		state_return(device);
+		device_return(device);
 	}
 	if (i < count)
 		region_put(picks + i, count - i);
@@ -85,7 +87,7 @@ void batch_drop_window(struct batch *batch, size_t mapped)
 	for (int try = 0; try < TRIES && freed != CUDA_SUCCESS && result == CUDA_SUCCESS; try++)
 		freed = real.cuMemAddressFree(batch->window, batch->window_bytes);
 	if (freed != CUDA_SUCCESS)
-		state_log("a window stays: errors %d, %d", (int)result, (int)freed);
+		log_line("a window stays: errors %d, %d", (int)result, (int)freed);
 	batch->window = 0;
 }
 
@@ -186,7 +188,7 @@ bool batch_reap(struct device *device)
 
 	if (!batch)
 		return true;
-	if (!state_borrow(device))
+	if (!device_borrow(device))
 		return false;
 	/* In another context than theirs: that one is gone, and they with it. */
 	if (mover->made_in != device->contexts || carry_idle(device)) {
@@ -198,7 +200,7 @@ bool batch_reap(struct device *device)
 		mover->stuck = NULL;
 		free(batch);
 	}
-	state_return(device);
+	device_return(device);
 	return !mover->stuck;
 }
 
@@ -240,10 +242,10 @@ static uint64_t may_close(uint64_t waited)
 
 bool batch_quiet(struct device *device)
 {
-	const uint64_t until = state_now_us() + QUEUE_US;
+	const uint64_t until = moment_us() + QUEUE_US;
 
-	while (!quiet_wait(device->mover->quiet, WORK_MS))
-		if (!counters_progress(device) || state_now_us() > until)
+	while (!quiet_wait(device, WORK_MS))
+		if (!counters_progress(device) || moment_us() > until)
 			return false;
 	return true;
 }
@@ -257,14 +259,14 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 
 	/* The gate first: who destroys a context is inside, and waits for those who borrow it. */
 	if (!gate_close(GATE_MS)) {
-		state_log("device %d: the gate does not close", device->ordinal);
+		log_line("device %d: the gate does not close", device->ordinal);
 		settle(device, batch);
 		free(batch);
 		return 0;
 	}
-	waited = state_now_us();
-	borrowed = batch_quiet(device) && state_borrow(device);
-	begun = state_now_us();
+	waited = moment_us();
+	borrowed = batch_quiet(device) && device_borrow(device);
+	begun = moment_us();
 	waited = begun - waited;
 	if (borrowed) {
 		real.cuThreadExchangeStreamCaptureMode(&mode);
@@ -272,9 +274,9 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 			sure = carry(device, batch);
 		real.cuThreadExchangeStreamCaptureMode(&mode);
 	} else {
-		state_log("device %d: what runs does not end", device->ordinal);
+		log_line("device %d: what runs does not end", device->ordinal);
 	}
-	closed = state_now_us() - begun;
+	closed = moment_us() - begun;
 	/* The places are right before anybody goes on; memory is freed after. */
 	gate_open();
 	if (!sure)
@@ -283,12 +285,12 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 		bytes += batch->bytes[i];
 	moved = settle(device, batch);
 	if (borrowed)
-		state_return(device);
-	mover->busy_us += state_now_us() - begun;
-	state_log("device %d: %s%s %llu of %llu MiB, waited %llu us, closed %llu us, %llu us in all", device->ordinal,
+		device_return(device);
+	mover->busy_us += moment_us() - begun;
+	log_line("device %d: %s%s %llu of %llu MiB, waited %llu us, closed %llu us, %llu us in all", device->ordinal,
 		  home ? "home, " : "", in ? "in" : "out", (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
 		  (unsigned long long)waited, (unsigned long long)closed,
-		  (unsigned long long)(state_now_us() - begun));
+		  (unsigned long long)(moment_us() - begun));
 	if (moved == bytes && moved && closed) {
 		uint64_t fits = (uint64_t)((double)moved * (double)may_close(waited) / (double)closed);
 

@@ -6,8 +6,8 @@
 #ifndef GGROUP_CUDA_BATCH_H
 #define GGROUP_CUDA_BATCH_H
 
+#include "device.h"
 #include "region.h"
-#include "state.h"
 
 /* Chunks that move together at most. */
 #define BATCH_MOST_CHUNKS 512
@@ -40,7 +40,6 @@ struct mover {
 	uint64_t batch_bytes;		/* what is moved at a time */
 	uint64_t busy_us;		/* spent on moving, ever: not on waiting for the program */
 	struct batch *stuck;		/* given up on, with copies that may still run */
-	struct quiet *quiet;
 };
 
 /* Of what the regions have at each pick. NULL without memory. */

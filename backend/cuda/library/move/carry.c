@@ -2,6 +2,8 @@
 #include "carry.h"
 
 #include "driver.h"
+#include "log.h"
+#include "moment.h"
 
 #include <string.h>
 #include <time.h>
@@ -52,10 +54,10 @@ bool carry_idle(struct device *device)
 static CUresult await(CUevent event)
 {
 	const struct timespec moment = { .tv_nsec = LOOK_NS };
-	const uint64_t until = state_now_us() + COPY_US;
+	const uint64_t until = moment_us() + COPY_US;
 	CUresult result;
 
-	while ((result = real.cuEventQuery(event)) == CUDA_ERROR_NOT_READY && state_now_us() < until)
+	while ((result = real.cuEventQuery(event)) == CUDA_ERROR_NOT_READY && moment_us() < until)
 		nanosleep(&moment, NULL);
 	return result;
 }
@@ -63,10 +65,10 @@ static CUresult await(CUevent event)
 static bool await_streams(struct device *device)
 {
 	const struct timespec moment = { .tv_nsec = LOOK_NS };
-	const uint64_t until = state_now_us() + COPY_US;
+	const uint64_t until = moment_us() + COPY_US;
 	bool is_idle;
 
-	while (!(is_idle = carry_idle(device)) && state_now_us() < until)
+	while (!(is_idle = carry_idle(device)) && moment_us() < until)
 		nanosleep(&moment, NULL);
 	return is_idle;
 }
@@ -144,11 +146,11 @@ static bool remap(struct batch *batch, const struct run *run)
 	result = map_run(batch, run, true);
 	if (result == CUDA_SUCCESS)
 		return true;
-	state_log("cannot remap %zu bytes: error %d", run->bytes, (int)result);
+	log_line("cannot remap %zu bytes: error %d", run->bytes, (int)result);
 	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
 		result = map_run(batch, run, false);
 	if (result != CUDA_SUCCESS)
-		state_log("%zu bytes at %llx are lost: error %d", run->bytes, batch->address[run->first], (int)result);
+		log_line("%zu bytes at %llx are lost: error %d", run->bytes, batch->address[run->first], (int)result);
 	return false;
 }
 
@@ -168,7 +170,7 @@ bool carry(struct device *device, struct batch *batch)
 		CUresult result = await(device->mover->event[i]);
 
 		if (result != CUDA_SUCCESS) {
-			state_log("device %d: a copy failed or does not end: %d", device->ordinal, (int)result);
+			log_line("device %d: a copy failed or does not end: %d", device->ordinal, (int)result);
 			unsure = true;
 			break;
 		}

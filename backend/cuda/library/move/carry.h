@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The chunks of a batch are carried to their places: copied on the copy engine, and remapped, run by run;
- * while one run is remapped the next are copied. A context is borrowed (state_borrow).
+ * while one run is remapped the next are copied. A context is borrowed (device_borrow).
  */
 #ifndef GGROUP_CUDA_CARRY_H
 #define GGROUP_CUDA_CARRY_H

@@ -10,13 +10,16 @@
 #include <unistd.h>
 
 #include "batch.h"
-#include "counters.h"
 #include "driver.h"
 #include "foreign.h"
 #include "gate.h"
 #include "home.h"
 #include "importer.h"
+#include "life.h"
+#include "log.h"
+#include "moment.h"
 #include "pool.h"
+#include "totals.h"
 #include "tree.h"
 
 /* For how long the gate may be closed until nobody is inside, and until nobody is at any chunk, ms. */
@@ -112,12 +115,12 @@ static void allow_files(void)
 static int gather(struct leaving *leaving)
 {
 	const struct timespec moment = { .tv_nsec = 1000000 };
-	const uint64_t until = state_now_us() + CHUNKS_MS * 1000;
+	const uint64_t until = moment_us() + CHUNKS_MS * 1000;
 	int error;
 
 	/* A free that is under way ends. */
 	while ((error = region_pick_all(leaving->device, &leaving->picks, &leaving->count)) == EBUSY &&
-	       state_now_us() < until)
+	       moment_us() < until)
 		nanosleep(&moment, NULL);
 	if (error)
 		return error;
@@ -204,10 +207,10 @@ static int come_to_a_rest(void)
 {
 	int error = 0;
 
-	departure.kept = state_keep_devices();
+	departure.kept = device_keep_all();
 	if (!departure.kept)
 		return EBUSY;
-	state_devices(join, NULL);
+	device_each(join, NULL);
 	for (size_t d = 0; d < departure.devices; d++)
 		home_all(departure.leaving[d].device);	/* what was imported cannot be exported */
 	for (size_t d = 0; d < departure.devices; d++)
@@ -219,7 +222,7 @@ static int come_to_a_rest(void)
 	if (!departure.closed)
 		return EBUSY;
 	for (size_t d = 0; d < departure.devices; d++)
-		if (!batch_quiet(departure.leaving[d].device) || !state_borrow(departure.leaving[d].device))
+		if (!batch_quiet(departure.leaving[d].device) || !device_borrow(departure.leaving[d].device))
 			return EBUSY;
 		else
 			departure.borrowed++;
@@ -236,7 +239,7 @@ static int come_to_a_rest(void)
 
 int departure_begin(bool near)
 {
-	const uint64_t start = state_now_us();
+	const uint64_t start = moment_us();
 	int error;
 
 	if (importer_any() || foreign_is_in_host())
@@ -249,9 +252,9 @@ int departure_begin(bool near)
 	}
 	departure.begun = true;
 	/* From here on somebody may checkpoint us. */
-	if (!error && !counters_stand(true))
+	if (!error && !totals_stand(true))
 		error = EOPNOTSUPP;
-	state_log("departure: error %d, %llu us", error, (unsigned long long)(state_now_us() - start));
+	log_line("departure: error %d, %llu us", error, (unsigned long long)(moment_us() - start));
 	if (error)
 		departure_end();
 	return error;
@@ -324,7 +327,7 @@ static size_t allow(struct leaving *leaving, size_t i)
 	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
 		CALL_REAL(result, cuMemSetAccess, (address_of(leaving, i), run.bytes, access, count));
 	if (result != CUDA_SUCCESS)
-		state_log("%zu bytes at %llx cannot be used: error %d", run.bytes, address_of(leaving, i), (int)result);
+		log_line("%zu bytes at %llx cannot be used: error %d", run.bytes, address_of(leaving, i), (int)result);
 	return run.count;
 }
 
@@ -338,7 +341,7 @@ static void take_all(struct leaving *leaving)
 		for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
 			result = take(leaving, i);
 		if (result != CUDA_SUCCESS)
-			state_log("%zu bytes at %llx are lost: error %d", bytes_of(leaving, i),
+			log_line("%zu bytes at %llx are lost: error %d", bytes_of(leaving, i),
 				  address_of(leaving, i), (int)result);
 		close(leaving->parked[i].fd);
 	}
@@ -368,10 +371,10 @@ static void await_unlock(struct device *device)
 
 void departure_end(void)
 {
-	const uint64_t start = state_now_us();
+	const uint64_t start = moment_us();
 
 	/* Before any call of the driver: who has locked us by then sees it, and does not go on; or those calls wait. */
-	counters_stand(false);
+	totals_stand(false);
 	if (departure.borrowed)
 		await_unlock(departure.leaving[0].device);
 	for (size_t d = 0; d < departure.devices; d++) {
@@ -379,12 +382,12 @@ void departure_end(void)
 		bool elsewhere;
 
 		take_all(leaving);
-		elsewhere = departure.borrowed && state_identify(leaving->device);
+		elsewhere = departure.borrowed && device_identify(leaving->device);
 		if (leaving->parked)
 			home_awaits(leaving->device, elsewhere);
 	}
 	for (size_t d = departure.borrowed; d--;)
-		state_return(departure.leaving[d].device);
+		device_return(departure.leaving[d].device);
 	/* The places are right before anybody goes on. */
 	for (size_t d = 0; d < departure.devices; d++)
 		let_go(&departure.leaving[d]);
@@ -397,14 +400,14 @@ void departure_end(void)
 		pthread_mutex_unlock(&departure.leaving[d].device->mover->lock);
 	}
 	if (departure.kept)
-		state_let_devices();
+		device_let_all();
 	if (departure.more_files)
 		setrlimit(RLIMIT_NOFILE, &departure.files);
 	memset(&departure, 0, sizeof(departure));
-	state_log("back after a departure: %llu us", (unsigned long long)(state_now_us() - start));
+	log_line("back after a departure: %llu us", (unsigned long long)(moment_us() - start));
 }
 
-void departure_forget(void)
+static void forget(void)
 {
 	for (size_t d = 0; d < departure.devices; d++)
 		for (size_t i = 0; departure.leaving[d].parked && i < departure.leaving[d].count; i++)
@@ -412,3 +415,5 @@ void departure_forget(void)
 				close(departure.leaving[d].parked[i].fd);
 	memset(&departure, 0, sizeof(departure));
 }
+
+LIFE(.stage = LIFE_MOVES, .forget = forget);

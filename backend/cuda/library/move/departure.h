@@ -13,7 +13,8 @@
 #ifndef GGROUP_CUDA_DEPARTURE_H
 #define GGROUP_CUDA_DEPARTURE_H
 
-#include "state.h"
+#include <stdbool.h>
+
 
 /* `near`: what is on a GPU can be used from where the program goes; else the driver carries that. 0: it stands by, and
  * its page says so. Else all is as before: EBUSY for something that does not come to a rest,
@@ -22,7 +23,5 @@ int departure_begin(bool near);
 bool departure_begun(void);
 /* Maps everything again, and lets it run. Waits in the driver while the process is checkpointed. */
 void departure_end(void);
-
-void departure_forget(void);	/* in the child of fork(): lets go of the descriptors, which are the parent's */
 
 #endif

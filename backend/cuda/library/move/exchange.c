@@ -5,6 +5,9 @@
 
 #include "daemon.h"
 #include "heat.h"
+#include "life.h"
+#include "log.h"
+#include "moment.h"
 #include "mover.h"
 #include "region.h"
 
@@ -31,7 +34,7 @@ static struct pace {
 
 static int64_t ms_until(uint64_t then)
 {
-	const uint64_t now = state_now_us();
+	const uint64_t now = moment_us();
 
 	return then > now ? (int64_t)((then - now) / 1000 + 1) : 0;
 }
@@ -46,17 +49,17 @@ uint64_t exchange_next(uint64_t piece, uint64_t busy_us, uint64_t waited_us)
 
 static void exchange(struct device *device, struct pace *pace, size_t bytes)
 {
-	const uint64_t start = state_now_us();
+	const uint64_t start = moment_us();
 	uint64_t moved, now, waited, busy_us;
 
 	/* The daemon hears of it before: else it would take what the driver counts less for room. */
 	__atomic_store_n(&device->away, bytes, __ATOMIC_RELAXED);
 	daemon_report(device);
 	moved = mover_exchange(device, bytes, &busy_us);
-	now = state_now_us();
+	now = moment_us();
 	waited = now - start > busy_us ? now - start - busy_us : 0;
 
-	state_log("device %d: exchanged %llu of %llu MiB in %llu us, waited %llu us", device->ordinal,
+	log_line("device %d: exchanged %llu of %llu MiB in %llu us, waited %llu us", device->ordinal,
 		  (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
 		  (unsigned long long)busy_us, (unsigned long long)waited);
 	/* The program gets on with its kernels while they are waited for. What does not move now will not move in a
@@ -83,7 +86,7 @@ static void heat(struct pace *pace, bool wanted)
 int64_t exchange_tick(struct device *device)
 {
 	struct pace *pace = &paces[device->ordinal];
-	uint64_t now = state_now_us();
+	uint64_t now = moment_us();
 	size_t bytes;
 
 	if (__atomic_load_n(&device->swapped, __ATOMIC_RELAXED))
@@ -108,7 +111,9 @@ int64_t exchange_tick(struct device *device)
 	return ms_until(pace->next_move < pace->next_look ? pace->next_move : pace->next_look);
 }
 
-void exchange_forget(void)
+static void forget(void)
 {
 	memset(paces, 0, sizeof(paces));
 }
+
+LIFE(.stage = LIFE_MOVES, .forget = forget);

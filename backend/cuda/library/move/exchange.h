@@ -10,14 +10,13 @@
 #ifndef GGROUP_CUDA_EXCHANGE_H
 #define GGROUP_CUDA_EXCHANGE_H
 
-#include "state.h"
+#include "device.h"
+
 
 /* Moves some, if it is time and worth it; returns the milliseconds until it should be called again. */
 int64_t exchange_tick(struct device *device);
 
 /* Bytes of the next piece, after one of `piece` that moved for `busy_us` and waited for the program for `waited_us`. */
 uint64_t exchange_next(uint64_t piece, uint64_t busy_us, uint64_t waited_us);
-
-void exchange_forget(void);	/* in the child of fork() */
 
 #endif

@@ -14,7 +14,9 @@
 #include <string.h>
 
 #include "driver.h"
+#include "life.h"
 #include "map.h"
+#include "ours.h"
 #include "region.h"
 
 #define WORD sizeof(CUdeviceptr)
@@ -233,9 +235,9 @@ void heat_want(bool wanted)
 
 void heat_launch(CUfunction function, void **parameters, void **extra)
 {
-	state_enter();
+	ours_enter();
 	heat_words(function, parameters, extra, use, NULL);
-	state_leave();
+	ours_leave();
 }
 
 void heat_touch(CUdeviceptr pointer, size_t bytes)
@@ -260,7 +262,7 @@ void heat_code_gone(void)
 	pthread_mutex_unlock(&lock);
 }
 
-void heat_forget(void)
+static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	kernels = (struct map){ 0 };
@@ -288,3 +290,5 @@ void heat_library_gone(CUlibrary library)
 			map_take(&kernels, kernels.slots[i].key);
 	pthread_mutex_unlock(&lock);
 }
+
+LIFE(.stage = LIFE_MOVES, .forget = forget);

@@ -8,7 +8,8 @@
 #ifndef GGROUP_CUDA_HEAT_H
 #define GGROUP_CUDA_HEAT_H
 
-#include "state.h"
+#include "device.h"
+
 
 extern bool heat_wanted;	/* read without a lock on every launch; atomically */
 static inline bool heat_is_wanted(void)
@@ -33,7 +34,5 @@ void heat_code_gone(void);
 /* Those handles are of kernels of a library, not of functions; and those of a library that was unloaded are not. */
 void heat_kernels(const CUkernel *handles, size_t count, CUlibrary library);
 void heat_library_gone(CUlibrary library);
-
-void heat_forget(void);	/* in the child of fork() */
 
 #endif

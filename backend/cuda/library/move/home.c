@@ -5,6 +5,9 @@
 #include <time.h>
 
 #include "batch.h"
+#include "life.h"
+#include "moment.h"
+#include "ours.h"
 #include "pool.h"
 
 /* For how long all of it may come, us. */
@@ -26,7 +29,7 @@ static struct {
 void home_awaits(struct device *device, bool far)
 {
 	away[device->ordinal].far = far;
-	away[device->ordinal].since = state_now_us();
+	away[device->ordinal].since = moment_us();
 	if (far && device->mover)
 		device->mover->batch_bytes = BATCH_LEAST;
 }
@@ -34,15 +37,15 @@ void home_awaits(struct device *device, bool far)
 /* Whether the driver answers as fast as it can. With the mover's lock. */
 static bool is_quick(struct device *device)
 {
-	const uint64_t start = state_now_us();
+	const uint64_t start = moment_us();
 	CUmemGenericAllocationHandle memory;
 
-	if (start - away[device->ordinal].since > PATIENCE_US || !state_borrow(device))
+	if (start - away[device->ordinal].since > PATIENCE_US || !device_borrow(device))
 		return true;
 	if (pool_create(device, CLASS_SMALL, &memory) == CUDA_SUCCESS)
 		pool_release(device, memory);
-	state_return(device);
-	return state_now_us() - start < QUICK_US;
+	device_return(device);
+	return moment_us() - start < QUICK_US;
 }
 
 /* With the mover's lock. */
@@ -77,13 +80,13 @@ int64_t home_some(struct device *device)
 	if (!mover || !region_has_imported(device))
 		return -1;
 	pthread_mutex_lock(&mover->lock);
-	state_enter();
+	ours_enter();
 	quick = is_quick(device);
 	if (quick && batch_reap(device))
 		batch = ready(device);
 	if (batch)
 		moved = batch_move(device, batch);
-	state_leave();
+	ours_leave();
 	pthread_mutex_unlock(&mover->lock);
 	if (!quick)
 		return LATER_MS;
@@ -92,17 +95,19 @@ int64_t home_some(struct device *device)
 
 void home_all(struct device *device)
 {
-	const uint64_t until = state_now_us() + ALL_US;
+	const uint64_t until = moment_us() + ALL_US;
 	int64_t later;
 
-	while ((later = home_some(device)) >= 0 && state_now_us() < until) {
+	while ((later = home_some(device)) >= 0 && moment_us() < until) {
 		const struct timespec moment = { .tv_nsec = later * 1000000 };
 
 		nanosleep(&moment, NULL);
 	}
 }
 
-void home_forget(void)
+static void forget(void)
 {
 	memset(away, 0, sizeof(away));
 }
+
+LIFE(.stage = LIFE_MOVES, .forget = forget);

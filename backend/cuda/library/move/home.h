@@ -9,7 +9,8 @@
 #ifndef GGROUP_CUDA_HOME_H
 #define GGROUP_CUDA_HOME_H
 
-#include "state.h"
+#include "device.h"
+
 
 /* From now on what is imported of a device is to come, from another GPU than that of the program, or from the same. */
 void home_awaits(struct device *device, bool far);
@@ -19,6 +20,4 @@ void home_awaits(struct device *device, bool far);
 int64_t home_some(struct device *device);
 /* All of it, if that does not take long. */
 void home_all(struct device *device);
-void home_forget(void);		/* in the child of fork() */
-
 #endif

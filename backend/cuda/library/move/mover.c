@@ -4,7 +4,9 @@
 #include "batch.h"
 #include "daemon.h"
 #include "driver.h"
-#include "quiet.h"
+#include "life.h"
+#include "moment.h"
+#include "ours.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -16,39 +18,16 @@
 /* It takes as much memory again while it changes. */
 #define SHARED_AT_ONCE 8
 
-CUresult mover_setup(struct device *device)
+static CUresult set_up(struct device *device)
 {
 	struct mover *mover = calloc(1, sizeof(*mover));
 
 	if (!mover)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	mover->quiet = quiet_new(device->primary);
-	if (!mover->quiet) {
-		free(mover);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
 	pthread_mutex_init(&mover->lock, NULL);
 	mover->batch_bytes = BATCH_FIRST;
 	device->mover = mover;
 	return CUDA_SUCCESS;
-}
-
-void mover_context(struct device *device, CUcontext context)
-{
-	/* Nobody has that many; what runs there cannot be waited for. */
-	if (device->mover && context && !quiet_context(device->mover->quiet, context))
-		device->elastic = false;
-}
-
-void mover_context_gone(struct device *device, CUcontext context)
-{
-	if (device->mover)
-		quiet_context_gone(device->mover->quiet, context);
-}
-
-CUresult mover_drain(struct device *device)
-{
-	return quiet_drain(device->mover->quiet);
 }
 
 void mover_reap(struct device *device)
@@ -56,9 +35,9 @@ void mover_reap(struct device *device)
 	/* Whoever has it reaps first, or is about to settle what the caller waits for. */
 	if (pthread_mutex_trylock(&device->mover->lock))
 		return;
-	state_enter();
+	ours_enter();
 	batch_reap(device);
-	state_leave();
+	ours_leave();
 	pthread_mutex_unlock(&device->mover->lock);
 }
 
@@ -69,11 +48,11 @@ static uint64_t begin(struct device *device, uint64_t *busy_us)
 	uint64_t freed = 0;
 
 	pthread_mutex_lock(&device->mover->lock);
-	state_enter();
+	ours_enter();
 	*busy_us = device->mover->busy_us;
-	if (state_borrow(device)) {
+	if (device_borrow(device)) {
 		freed = pool_trim(device, 0);
-		state_return(device);
+		device_return(device);
 	}
 	return freed;
 }
@@ -83,7 +62,7 @@ static uint64_t end(struct device *device, uint64_t busy_us)
 {
 	const uint64_t usec = device->mover->busy_us - busy_us;
 
-	state_leave();
+	ours_leave();
 	pthread_mutex_unlock(&device->mover->lock);
 	return usec;
 }
@@ -99,11 +78,11 @@ static uint64_t out(struct device *device, uint64_t bytes)
 
 	if (!count)
 		return 0;
-	start = state_now_us();
+	start = moment_us();
 	batch = batch_new_out(device, picks, count);
 	if (!batch)
 		return 0;
-	device->mover->busy_us += state_now_us() - start;
+	device->mover->busy_us += moment_us() - start;
 	return batch_move(device, batch);
 }
 
@@ -124,7 +103,7 @@ uint64_t mover_booked(struct device *device)
 uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 {
 	struct mover *mover = device->mover;
-	const uint64_t start = state_now_us();
+	const uint64_t start = moment_us();
 	uint64_t resident[CLASSES], freed, moved, step, busy_us;
 
 	*usec = 0;
@@ -133,7 +112,7 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	freed = begin(device, &busy_us);
 	/* What was let back and never came is in the host already. */
 	moved = pool_credited(device);
-	while (freed + moved < bytes && state_now_us() - start < CALL_US && batch_reap(device)) {
+	while (freed + moved < bytes && moment_us() - start < CALL_US && batch_reap(device)) {
 		uint64_t rest = bytes - freed - moved;
 
 		step = out(device, rest < mover->batch_bytes ? rest : mover->batch_bytes);
@@ -201,7 +180,7 @@ static size_t grant(struct device *device, const struct pick *picks, size_t coun
 uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 {
 	struct mover *mover = device->mover;
-	const uint64_t start = state_now_us();
+	const uint64_t start = moment_us();
 	struct pick picks[MOST];
 	uint64_t moved = 0, step = 1, busy_us;
 
@@ -209,7 +188,7 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 	if (!mover)
 		return 0;
 	begin(device, &busy_us);
-	while (moved < bytes && step && state_now_us() - start < CALL_US && batch_reap(device)) {
+	while (moved < bytes && step && moment_us() - start < CALL_US && batch_reap(device)) {
 		uint64_t rest = bytes - moved;
 		size_t count = region_pick_in(device, rest < mover->batch_bytes ? rest : mover->batch_bytes,
 					      picks, MOST);
@@ -230,7 +209,7 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 	size_t count;
 
 	pthread_mutex_lock(&mover->lock);
-	state_enter();
+	ours_enter();
 	busy_us = mover->busy_us;
 	gone = batch_reap(device) ? out(device, bytes) : 0;
 	if (gone) {
@@ -251,7 +230,7 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
 
 	for (int try = 0; try < TRIES * 100; try++) {
 		pthread_mutex_lock(&mover->lock);	/* nothing of it is on its way out then */
-		state_enter();
+		ours_enter();
 		batch_reap(device);
 		count = region_pick_range(address, bytes, picks, MOST);
 		need = bytes_of(picks, count);
@@ -259,7 +238,7 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
 		if (need && credit == need) {
 			uint64_t moved = in(device, picks, count, need);
 
-			state_leave();
+			ours_leave();
 			pthread_mutex_unlock(&mover->lock);
 			if (!moved)
 				return CUDA_ERROR_NOT_READY;
@@ -267,7 +246,7 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
 		}
 		pool_credit(device, credit);
 		region_put(picks, count);
-		state_leave();
+		ours_leave();
 		pthread_mutex_unlock(&mover->lock);
 		if (!count)
 			return CUDA_SUCCESS;
@@ -294,7 +273,7 @@ CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes)
 
 		while (count) {
 			pthread_mutex_lock(&mover->lock);
-			state_enter();
+			ours_enter();
 			ready = batch_reap(device);
 			count = ready ? region_pick_shareable(address, bytes, 0, false, picks, SHARED_AT_ONCE) : 0;
 			left = !ready || count;
@@ -306,9 +285,11 @@ CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes)
 				region_put(picks, count);
 				count = 0;
 			}
-			state_leave();
+			ours_leave();
 			pthread_mutex_unlock(&mover->lock);
 		}
 	}
 	return left ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
+
+LIFE(.stage = LIFE_MOVES, .set_up = set_up);

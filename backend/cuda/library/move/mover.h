@@ -10,7 +10,8 @@
 #ifndef GGROUP_CUDA_MOVER_H
 #define GGROUP_CUDA_MOVER_H
 
-#include "state.h"
+#include "device.h"
+
 
 /* The time of one call, microseconds: for what is left then the daemon asks again. */
 #define CALL_US 2000000
@@ -45,11 +46,6 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes);
 /* Has other processes be able to map what is in [address, address + bytes), which is on the GPU; as mover_fetch. */
 CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes);
 
-/* `context` works on `device`: what runs in it is waited for. Cheap when it is known. */
-void mover_context(struct device *device, CUcontext context);
-void mover_context_gone(struct device *device, CUcontext context);
-/* Waits for all that was submitted to those contexts, in this thread: what cuMemFree does. Not during a capture. */
-CUresult mover_drain(struct device *device);
 /* Looks whether copies that were given up on are done by now, and lets go of their chunks. */
 void mover_reap(struct device *device);
 

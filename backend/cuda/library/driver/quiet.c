@@ -2,6 +2,8 @@
 #include "quiet.h"
 
 #include "driver.h"
+#include "life.h"
+#include "ours.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -21,25 +23,27 @@ struct quiet {
 	size_t contexts;
 };
 
-struct quiet *quiet_new(CUcontext context)
+static CUresult set_up(struct device *device)
 {
 	struct quiet *quiet = calloc(1, sizeof(*quiet));
 	pthread_condattr_t clock;
 
 	if (!quiet)
-		return NULL;
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_init(&quiet->lock, NULL);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
 	pthread_cond_init(&quiet->ask, &clock);
 	pthread_cond_init(&quiet->answer, &clock);
 	pthread_condattr_destroy(&clock);
-	if (context)
-		quiet->context[quiet->contexts++] = context;
-	return quiet;
+	if (device->primary)
+		quiet->context[quiet->contexts++] = device->primary;
+	device->quiet = quiet;
+	return CUDA_SUCCESS;
 }
 
-bool quiet_context(struct quiet *quiet, CUcontext context)
+/* False: there are too many. */
+static bool add(struct quiet *quiet, CUcontext context)
 {
 	bool known = false;
 
@@ -58,8 +62,19 @@ bool quiet_context(struct quiet *quiet, CUcontext context)
 	return known;
 }
 
-void quiet_context_gone(struct quiet *quiet, CUcontext context)
+void quiet_context(struct device *device, CUcontext context)
 {
+	/* No program has that many; what runs there cannot be waited for. */
+	if (device->quiet && context && !add(device->quiet, context))
+		device->elastic = false;
+}
+
+static void context_gone(struct device *device, CUcontext context)
+{
+	struct quiet *quiet = device->quiet;
+
+	if (!quiet)
+		return;
 	pthread_mutex_lock(&quiet->lock);
 	for (size_t i = 0; i < quiet->contexts; i++)
 		if (quiet->context[i] == context) {
@@ -85,8 +100,9 @@ static bool synchronize(CUcontext context)
 	return result == CUDA_SUCCESS;
 }
 
-CUresult quiet_drain(struct quiet *quiet)
+CUresult quiet_drain(struct device *device)
 {
+	struct quiet *quiet = device->quiet;
 	CUcontext contexts[CONTEXTS], current = NULL;
 	CUresult result = CUDA_SUCCESS;
 	size_t count;
@@ -110,7 +126,7 @@ static void *wait_for_contexts(void *argument)
 	struct quiet *quiet = argument;
 	CUcontext contexts[CONTEXTS];
 
-	state_enter();	/* for good */
+	ours_enter();	/* for good */
 	pthread_mutex_lock(&quiet->lock);
 	for (;;) {
 		uint64_t asked = quiet->asked;
@@ -149,8 +165,9 @@ static bool start_waiter(struct quiet *quiet)
 	return quiet->waiter;
 }
 
-bool quiet_wait(struct quiet *quiet, unsigned int timeout_ms)
+bool quiet_wait(struct device *device, unsigned int timeout_ms)
 {
+	struct quiet *quiet = device->quiet;
 	struct timespec until;
 	uint64_t asked;
 	bool done;
@@ -175,3 +192,5 @@ bool quiet_wait(struct quiet *quiet, unsigned int timeout_ms)
 	pthread_mutex_unlock(&quiet->lock);
 	return done;
 }
+
+LIFE(.stage = LIFE_CONTEXTS, .set_up = set_up, .context_used = quiet_context, .context_gone = context_gone);

@@ -5,21 +5,17 @@
 #ifndef GGROUP_CUDA_QUIET_H
 #define GGROUP_CUDA_QUIET_H
 
-#include "state.h"
+#include "device.h"
 
-struct quiet;
-
-/* With `context`, the first that is used; NULL without memory. */
-struct quiet *quiet_new(CUcontext context);
-/* A context is used from now on, or is gone. Cheap where it is known; false: there are too many. */
-bool quiet_context(struct quiet *quiet, CUcontext context);
-void quiet_context_gone(struct quiet *quiet, CUcontext context);
+/* `context` works on `device`: what runs in it is waited for. Cheap where it is known. Where there are too many, nothing
+ * of the device moves any more. */
+void quiet_context(struct device *device, CUcontext context);
 
 /* With the gate closed: waits until nothing runs. False: something does not end within `timeout_ms`, or
  * cannot be waited for. */
-bool quiet_wait(struct quiet *quiet, unsigned int timeout_ms);
+bool quiet_wait(struct device *device, unsigned int timeout_ms);
 /* Waits for all that was submitted, in this thread, for as long as that takes: what cuMemFree does. Not
  * during a capture. */
-CUresult quiet_drain(struct quiet *quiet);
+CUresult quiet_drain(struct device *device);
 
 #endif

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is known of each GPU that the program uses, and of the contexts on it. */
+#ifndef GGROUP_CUDA_DEVICE_H
+#define GGROUP_CUDA_DEVICE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "api.h"
+
+#define GG_MIB (UINT64_C(1) << 20)
+/* What moves, and is charged, together: the granularity of CUDA's virtual memory management, 2 MiB on
+ * every GPU so far. */
+#define GG_CHUNK (2 * GG_MIB)
+#define GG_DEVICES 16
+/* The driver shows at most this many GPUs to a process (MIG slices included). */
+#define GG_ORDINALS 64
+
+struct region_tree;	/* memory/tree.h */
+struct pool;		/* memory/kept.h */
+struct quiet;		/* driver/quiet.h */
+struct mover;		/* move/batch.h */
+
+/* One GPU that the program uses. Made at the first context on it, never freed but by fork. */
+struct device {
+	CUdevice ordinal;	/* as this program numbers them */
+	CUuuid uuid;
+	/* The first context that used it: what our own calls are made in, between device_borrow and
+	 * device_return. NULL once it is destroyed, until another uses the device. */
+	CUcontext primary;
+	uint64_t contexts;	/* how often that changed: streams and events made under another number are gone */
+	pthread_rwlock_t in_use; /* read: borrowed; written: the context is being destroyed */
+	int host_node;		/* NUMA node for pinned host memory */
+	int index;		/* as ggroupfs numbers them; -1 while no daemon manages it */
+	bool elastic;		/* allocations are ours to place; false: all go to the driver (no VMM, by choice) */
+	struct region_tree *regions;
+	struct pool *pool;
+	struct quiet *quiet;
+	struct mover *mover;
+	/* Bytes, atomically updated; multiples of GG_CHUNK; in gmem.stat. */
+	uint64_t resident;	/* in chunks of the GPU, those cached in the pool included: what is charged */
+	uint64_t swapped;	/* in pinned host chunks that serve the program */
+	uint64_t foreign;	/* that cannot be moved: the program's own cuMemCreate, native pools, arrays, managed memory */
+	uint64_t exchanged;	/* bytes that came back in the place of others, ever (exchange.c) */
+	uint64_t away;		/* bytes in `resident` that may be off the GPU just now: they change places */
+};
+
+/* The device of the current context, or of `ordinal`; set up on first use. NULL: not one that we manage. */
+struct device *device_current(void);
+struct device *device_of(CUdevice ordinal);
+/* Asks the driver which GPU a device is: after a checkpoint it may be another one. Whether it is. */
+bool device_identify(struct device *device);
+/* From here to the other no device is set up; false, at once, while one is. By one thread. */
+bool device_keep_all(void);
+void device_let_all(void);
+/* Calls `visit` for every device set up so far. */
+void device_each(void (*visit)(struct device *, void *), void *argument);
+
+/* Makes `primary` current in this thread (cuCtxPushCurrent) and keeps it alive; false, at once, where
+ * there is none or it is being destroyed. Our own threads call the driver only between these two; they
+ * come with ours_enter and ours_leave. */
+bool device_borrow(struct device *device);
+void device_return(struct device *device);
+
+/* A context is being destroyed: from here to the other no thread borrows it. `gone`: it was. Taken before the
+ * gate, which the mover may close while it borrows; device_borrow never waits, so there is no cycle. */
+void device_context_ends(CUcontext context);
+void device_context_ended(bool gone);
+/* In between, once it is destroyed: it is no device's `primary` any more. */
+void device_context_forgotten(CUcontext context);
+
+void device_forget(void);	/* in the child of fork() */
+
+#endif

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "library.h"
+
+#include <pthread.h>
+
+#include "device.h"
+#include "driver.h"
+#include "life.h"
+#include "ours.h"
+
+bool library_ready;
+
+/* Runs in the one thread that a child of fork() has. Locks may have been held by threads that it does not have. */
+static void in_child(void)
+{
+	driver_forget();
+	ours_depth = 0;
+	if (!library_ready)	/* nothing was used yet: a shell, say, forks all the time */
+		return;
+	device_forget();
+	life_forget();
+	library_ready = false;
+}
+
+/* At once and not at the first call: one thread may fork while another makes that. */
+__attribute__((constructor)) static void look_for_children(void)
+{
+	pthread_atfork(NULL, NULL, in_child);
+}
+
+void library_begin_slowly(void)
+{
+	/* A constructor of libcuda, or of what it loads, may call an entry point: that call passes. */
+	if (ours_inside())
+		return;
+	ours_enter();
+	driver_open();
+	__atomic_store_n(&library_ready, true, __ATOMIC_RELEASE);
+	ours_leave();
+}
