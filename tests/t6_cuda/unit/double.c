@@ -249,13 +249,13 @@ void double_agree(struct device *device)
 
 	usage(device->ordinal, &gpu, &host, &addresses);
 	if (gpu + credit != device->resident || device->resident != resident || device->swapped != swapped ||
-	    host != swapped + credit + pool_host_kept(device)) {
+	    host != swapped + credit + host_kept(device)) {
 		fprintf(stderr, "the driver has %llu MiB on the GPU and %llu in the host; the device says %llu and %llu, the "
 			"books %llu and %llu; kept %llu and %llu, credit %llu\n", (unsigned long long)(gpu >> 20),
 			(unsigned long long)(host >> 20), (unsigned long long)(device->resident >> 20),
 			(unsigned long long)(device->swapped >> 20), (unsigned long long)(resident >> 20),
 			(unsigned long long)(swapped >> 20), (unsigned long long)(pool_kept(device) >> 20),
-			(unsigned long long)(pool_host_kept(device) >> 20), (unsigned long long)(credit >> 20));
+			(unsigned long long)(host_kept(device) >> 20), (unsigned long long)(credit >> 20));
 		exit(1);
 	}
 }

@@ -9,6 +9,7 @@
 #include "device.h"
 #include "driver.h"
 #include "mover.h"
+#include "host.h"
 #include "pool.h"
 #include "region.h"
 

@@ -13,6 +13,11 @@
 #include "exchange.h"
 #include "library.h"
 #include "ours.h"
+#include "pages.h"
+#include "parked.h"
+#include "pick.h"
+#include "pin.h"
+#include "tree.h"
 
 static struct device *device;
 static CUcontext context;
@@ -246,7 +251,7 @@ static void test_faults(void)
 		if (cuMemAllocAsync(&gone, 3 << 20, NULL) == CUDA_SUCCESS && cuMemFreeAsync(gone, NULL) != CUDA_SUCCESS)
 			CHECK(cuMemFree_v2(gone) == CUDA_SUCCESS);
 		real.cuCtxSynchronize();
-		async_sweep(true);
+		parked_sweep(true);
 		double_agree(device);
 	}
 	double_out(device, 6 << 20);
@@ -370,7 +375,7 @@ static void test_stress(void)
 	/* On a machine that is busy elsewhere it takes longer to have seen anything. */
 	while (now() < until || double_reclaims() <= 10) {
 		double_limit((2 + any(60)) << 20);
-		region_look(device, any(2));
+		pick_look(device, any(2));
 		if (any(2))
 			double_exchange(device, (2 + any(20)) << 20);
 		if (!any(4))
@@ -381,9 +386,9 @@ static void test_stress(void)
 			size_t bytes;
 			struct device *found;
 
-			region_use_from(still.address + any(100 << 20) - (50 << 20));
+			pages_use_from(still.address + any(100 << 20) - (50 << 20));
 			if (!any(100))
-				region_use(still.address, 10 << 20);
+				pages_use(still.address, 10 << 20);
 			region_find(still.address + any(100 << 20) - (50 << 20), &base, &bytes, &found);
 		}
 	}
@@ -393,7 +398,7 @@ static void test_stress(void)
 	double_limit(UINT64_MAX);
 	verify(&still);
 	real.cuCtxSynchronize();
-	async_sweep(true);
+	parked_sweep(true);
 	double_agree(device);
 	CHECK(cuMemFree_v2(still.address) == CUDA_SUCCESS);
 	double_agree(device);
@@ -548,7 +553,7 @@ static void test_async(void)
 	CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
 	CHECK(cuMemFreeAsync(two, other) == CUDA_SUCCESS);
 	CHECK(real.cuStreamSynchronize(other) == CUDA_SUCCESS);
-	async_sweep(false);
+	parked_sweep(false);
 	CUdeviceptr base;
 	CHECK(cuMemGetAddressRange_v2(&base, NULL, one) != CUDA_SUCCESS);
 	CHECK(cuMemGetAddressRange_v2(&base, NULL, two) != CUDA_SUCCESS);
@@ -614,10 +619,10 @@ static void test_pin(void)
 		fill(&items[i]);
 	}
 	CHECK(double_out(device, UINT64_MAX) == 18 << 20);
-	CHECK(region_pin(items[1].address + 10, 1) == CUDA_SUCCESS);
+	CHECK(pin_range(items[1].address + 10, 1) == CUDA_SUCCESS);
 	CHECK(place(items[1].address) == CU_MEM_LOCATION_TYPE_DEVICE);
 	CHECK(place(items[1].address + (2 << 20)) == CU_MEM_LOCATION_TYPE_HOST_NUMA);
-	CHECK(region_pinned(device) == GG_CHUNK && device->foreign == GG_CHUNK);
+	CHECK(tree_pinned(device) == GG_CHUNK && device->foreign == GG_CHUNK);
 	double_agree(device);
 	CHECK(double_in(device, UINT64_MAX) == 16 << 20);
 	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
@@ -626,15 +631,15 @@ static void test_pin(void)
 		verify(&items[i]);
 		CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
 	}
-	CHECK(device->foreign == 0 && region_pinned(device) == 0);
+	CHECK(device->foreign == 0 && tree_pinned(device) == 0);
 	double_agree(device);
-	CHECK(region_pin(items[1].address, 1) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(pin_range(items[1].address, 1) == CUDA_ERROR_INVALID_VALUE);
 }
 
 static void use(CUdeviceptr address, int times)
 {
 	while (times--)
-		region_use_from(address);
+		pages_use_from(address);
 }
 
 static bool on_gpu(CUdeviceptr address)
@@ -652,24 +657,24 @@ static void test_heat(void)
 		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
 	for (int i = 0; i < 8; i++)
 		use(address[i], i % 2 ? 1 : 7);
-	CHECK(!region_look(device, false));	/* too few to tell */
+	CHECK(!pick_look(device, false));	/* too few to tell */
 	use(address[0], 1);
-	CHECK(region_look(device, false));
+	CHECK(pick_look(device, false));
 	CHECK(double_out(device, 6 << 20) == 6 << 20);
 	for (int i = 0; i < 8; i += 2)
 		CHECK(on_gpu(address[i]));
 	CHECK(double_out(device, UINT64_MAX) == 10 << 20);
 	for (int i = 0; i < 8; i++)
 		use(address[i], i == 3 || i == 5 ? 100 : 1);
-	CHECK(region_look(device, false));
+	CHECK(pick_look(device, false));
 	CHECK(double_in(device, 4 << 20) == 4 << 20);
 	for (int i = 0; i < 8; i++)
 		CHECK(on_gpu(address[i]) == (i == 5 || i == 3));
 	/* Old heat goes by itself. */
 	for (int i = 0; i < 8; i++)
-		CHECK(region_look(device, true));
+		CHECK(pick_look(device, true));
 	use(address[0], 10);
-	CHECK(region_look(device, true) && double_in(device, 2 << 20) == 2 << 20 && on_gpu(address[0]));
+	CHECK(pick_look(device, true) && double_in(device, 2 << 20) == 2 << 20 && on_gpu(address[0]));
 	double_agree(device);
 }
 
@@ -683,26 +688,26 @@ static void test_heat_in_one(void)
 	use(address + 100, 1);
 	use(address + (4 << 20), 20);	/* pages 2 and 3 */
 	use(address + (8 << 20), 2);
-	CHECK(region_look(device, false));
+	CHECK(pick_look(device, false));
 	CHECK(double_out(device, 8 << 20) == 8 << 20);
 	for (int i = 0; i < 6; i++)
 		CHECK(on_gpu(address + ((CUdeviceptr)i << 21)) == (i == 2 || i == 3));
 	CHECK(double_in(device, UINT64_MAX) == 8 << 20);
 	/* What ends is known of copies: page 2 is not theirs. */
 	for (int i = 0; i < 20; i++)
-		region_use(address, 4 << 20);
-	CHECK(region_look(device, false) && region_look(device, true) && region_look(device, true));
+		pages_use(address, 4 << 20);
+	CHECK(pick_look(device, false) && pick_look(device, true) && pick_look(device, true));
 	for (int i = 0; i < 9; i++)
-		region_use(address, 4 << 20);
-	CHECK(region_look(device, false));
+		pages_use(address, 4 << 20);
+	CHECK(pick_look(device, false));
 	CHECK(double_out(device, 8 << 20) == 8 << 20);
 	CHECK(on_gpu(address) && on_gpu(address + (2 << 20)));
 	/* What was seen to begin long ago begins no longer: all of it is hot by its first page. */
 	for (int i = 0; i < 20; i++)
-		CHECK(region_look(device, true));
+		CHECK(pick_look(device, true));
 	use(address, 20);
-	CHECK(region_look(device, false));
-	CHECK(region_misplaced(device, UINT64_MAX) == 0);
+	CHECK(pick_look(device, false));
+	CHECK(pick_misplaced(device, UINT64_MAX) == 0);
 	double_agree(device);
 }
 
@@ -712,7 +717,7 @@ static void heat_every_other(const CUdeviceptr address[8])
 	for (int round = 0; round < 5; round++) {
 		for (int i = 0; i < 8; i++)
 			use(address[i], i % 2 ? 2 : 40);
-		CHECK(region_look(device, false));
+		CHECK(pick_look(device, false));
 	}
 }
 
@@ -725,15 +730,15 @@ static void test_exchange(void)
 	for (int i = 0; i < 8; i++)
 		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
 	CHECK(double_out(device, 8 << 20) == 8 << 20);
-	CHECK(region_misplaced(device, UINT64_MAX) == 0);	/* nothing is known to be better */
+	CHECK(pick_misplaced(device, UINT64_MAX) == 0);	/* nothing is known to be better */
 	for (int i = 0; i < 8; i++)
 		use(address[i], on_gpu(address[i]) ? 6 : 10);
-	CHECK(region_look(device, false) && region_misplaced(device, UINT64_MAX) == 0);	/* not by enough */
+	CHECK(pick_look(device, false) && pick_misplaced(device, UINT64_MAX) == 0);	/* not by enough */
 	heat_every_other(address);
 	double_limit(8 << 20);
-	for (uint64_t rest = region_misplaced(device, UINT64_MAX); rest; rest = region_misplaced(device, UINT64_MAX)) {
+	for (uint64_t rest = pick_misplaced(device, UINT64_MAX); rest; rest = pick_misplaced(device, UINT64_MAX)) {
 		CHECK(double_exchange(device, 2 << 20) == 2 << 20);
-		CHECK(region_misplaced(device, UINT64_MAX) == rest - (2 << 20));
+		CHECK(pick_misplaced(device, UINT64_MAX) == rest - (2 << 20));
 		double_agree(device);
 	}
 	for (int i = 0; i < 8; i++)
@@ -741,7 +746,7 @@ static void test_exchange(void)
 	CHECK(device->resident == 8 << 20 && device->swapped == 8 << 20);
 	/* A program cannot come where none can go. */
 	for (int i = 0; i < 8; i += 2)
-		CHECK(region_pin(address[i], 1) == CUDA_SUCCESS);
+		CHECK(pin_range(address[i], 1) == CUDA_SUCCESS);
 	CHECK(double_exchange(device, 2 << 20) == 0);
 	double_agree(device);
 }
@@ -759,7 +764,7 @@ static void test_exchange_by_itself(void)
 	CHECK(double_away() == 0 && device->exchanged == 0);	/* nothing is known to be better */
 	heat_every_other(address);
 	double_limit(8 << 20);
-	const uint64_t misplaced = region_misplaced(device, UINT64_MAX);
+	const uint64_t misplaced = pick_misplaced(device, UINT64_MAX);
 
 	CHECK(misplaced);
 	for (time_t end = time(NULL) + 20; !device->exchanged && time(NULL) < end; usleep(1000))
@@ -944,9 +949,9 @@ static void test_ahead(void)
 
 	start();
 	CHECK(cuMemAlloc_v2(&address, 40 << 20) == CUDA_SUCCESS);
-	while (pool_host_kept(device) < 22 << 20 && now() < until)
+	while (host_kept(device) < 22 << 20 && now() < until)
 		usleep(1000);
-	CHECK(pool_host_kept(device) == 22 << 20);	/* of 32 asked for, in whole chunks of each size */
+	CHECK(host_kept(device) == 22 << 20);	/* of 32 asked for, in whole chunks of each size */
 	CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
 	/* Memory that the GPU keeps and no program uses goes after a while. */
 	CHECK(pool_kept(device) == 40 << 20);

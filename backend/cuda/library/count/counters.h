@@ -11,7 +11,6 @@
 
 #include "device.h"
 
-
 /* `kernels` were launched on `stream` of the current context, on `device`. Inside the gate, after
  * the launch succeeded. */
 void counters_launched(struct device *device, CUstream stream, bool per_thread, uint64_t kernels);

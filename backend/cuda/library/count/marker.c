@@ -189,7 +189,6 @@ void marker_launched(struct counted *counted, uint64_t kernels)
 		marker_finish_unmarked(counted);
 }
 
-
 void marker_forget(void)
 {
 	outstanding = 0;

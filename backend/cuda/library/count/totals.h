@@ -6,7 +6,6 @@
 
 #include "device.h"
 
-
 /* The layout of the shared page: little endian, one cache line a GPU. Mirrored by
  * backend/cuda/page.py. */
 struct totals_line {

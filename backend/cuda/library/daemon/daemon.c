@@ -161,9 +161,9 @@ void daemon_forget(void)
 {
 	session.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	session.changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-	descriptor_drop(&session.socket);
-	descriptor_drop(&session.pipe[0]);
-	descriptor_drop(&session.pipe[1]);
+	link_drop(&session.socket);
+	link_drop(&session.pipe[0]);
+	link_drop(&session.pipe[1]);
 	session.running = session.broken = session.clogged = session_listening = false;
 	session.waiters = NULL;
 	session.managed_count = session.command_count = 0;

@@ -11,7 +11,6 @@
 
 #include "device.h"
 
-
 /* Tells the daemon of a device; sets device->index, or leaves it -1. */
 void daemon_manage(struct device *device);
 

@@ -38,7 +38,7 @@ static int adopt(struct descriptor *descriptor, int fd)
 	return 0;
 }
 
-bool descriptor_ours(const struct descriptor *descriptor)
+bool link_ours(const struct descriptor *descriptor)
 {
 	struct stat status;
 
@@ -46,9 +46,9 @@ bool descriptor_ours(const struct descriptor *descriptor)
 	       status.st_dev == descriptor->device && status.st_ino == descriptor->inode;
 }
 
-void descriptor_drop(struct descriptor *descriptor)
+void link_drop(struct descriptor *descriptor)
 {
-	if (descriptor_ours(descriptor))
+	if (link_ours(descriptor))
 		close(descriptor->fd);
 	descriptor->fd = -1;
 }
@@ -117,7 +117,7 @@ int link_pipe(struct descriptor ends[2])
 		return EBADF;
 	}
 	if (adopt(&ends[1], fds[1])) {
-		descriptor_drop(&ends[0]);
+		link_drop(&ends[0]);
 		return EBADF;
 	}
 	return 0;
@@ -127,7 +127,7 @@ int link_send(const struct descriptor *link, const struct message *message)
 {
 	ssize_t sent;
 
-	if (!descriptor_ours(link))
+	if (!link_ours(link))
 		return EBADF;
 	do
 		sent = send(link->fd, message, sizeof(*message), MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -152,7 +152,7 @@ int link_receive(const struct descriptor *link, struct message *message, int *fd
 	ssize_t got;
 
 	*fd = -1;
-	if (!descriptor_ours(link))
+	if (!link_ours(link))
 		return EBADF;
 	do
 		got = recvmsg(link->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);

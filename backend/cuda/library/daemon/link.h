@@ -57,9 +57,9 @@ struct descriptor {
 #define NO_DESCRIPTOR ((struct descriptor){ .fd = -1 })
 
 /* Whether it is still what it was. */
-bool descriptor_ours(const struct descriptor *descriptor);
+bool link_ours(const struct descriptor *descriptor);
 /* Closes it, if it is. */
-void descriptor_drop(struct descriptor *descriptor);
+void link_drop(struct descriptor *descriptor);
 
 /* A connection to the socket at `path`, not blocking, closed by exec: 0 or an
  * errno, EPERM if neither root nor this user listens there. Never waits. */

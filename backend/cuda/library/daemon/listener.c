@@ -158,7 +158,7 @@ static void lose(void)
 	if (session.socket.fd >= 0) {
 		log_line("the daemon is gone");
 		session.lost_at = session_now_ms();
-		descriptor_drop(&session.socket);
+		link_drop(&session.socket);
 	}
 	session.broken = session.clogged = false;
 	session.command_count = 0;
@@ -315,9 +315,9 @@ static void *listen_to_it(void *unused)
 	for (;;) {
 		int64_t next, tick;
 
-		if (!descriptor_ours(&session.pipe[0])) {
+		if (!link_ours(&session.pipe[0])) {
 			pthread_mutex_lock(&session.lock);
-			descriptor_drop(&session.pipe[1]);
+			link_drop(&session.pipe[1]);
 			link_pipe(session.pipe);
 			pthread_mutex_unlock(&session.lock);
 		}

@@ -34,7 +34,7 @@ bool session_wait(int64_t until)
 
 void session_wake(void)
 {
-	if (descriptor_ours(&session.pipe[1]) && write(session.pipe[1].fd, "", 1) < 0)
+	if (link_ours(&session.pipe[1]) && write(session.pipe[1].fd, "", 1) < 0)
 		return;		/* full: it is awake */
 }
 
@@ -199,7 +199,7 @@ void session_drain(void)
 
 static int usable(const struct descriptor *descriptor)
 {
-	return descriptor_ours(descriptor) ? descriptor->fd : -1;
+	return link_ours(descriptor) ? descriptor->fd : -1;
 }
 
 void session_sleep(int64_t timeout)
@@ -214,7 +214,7 @@ void session_sleep(int64_t timeout)
 	timeout = timeout < 0 ? 0 : timeout > LONGEST ? LONGEST : timeout;
 	/* What somebody does before he wakes us is looked at afterwards: so the pipe is emptied first. */
 	if (poll(fds, 2, (int)timeout) > 0 && fds[0].revents)
-		while (descriptor_ours(&session.pipe[0]) &&
+		while (link_ours(&session.pipe[0]) &&
 		       read(session.pipe[0].fd, bytes, sizeof(bytes)) == sizeof(bytes))
 			;
 	pthread_mutex_lock(&session.lock);

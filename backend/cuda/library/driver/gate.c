@@ -20,7 +20,6 @@
 
 #include "life.h"
 
-
 struct slot {
 	bool inside;		/* atomically */
 	bool waits;		/* atomically: in a call that waits for work */

@@ -7,7 +7,6 @@
 
 #include "device.h"
 
-
 /* A stream, told from all others of the process. */
 struct stream_key {
 	CUstream stream;	/* its handle; CU_STREAM_LEGACY, CU_STREAM_PER_THREAD */

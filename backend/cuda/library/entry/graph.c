@@ -18,7 +18,7 @@
 #include "log.h"
 #include "map.h"
 #include "ours.h"
-#include "region.h"
+#include "pages.h"
 #include "stream.h"
 #include "wrapper.h"
 
@@ -34,7 +34,7 @@ static struct map execs;	/* under `lock`; of CUgraphExec to struct exec */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Called for every word of the kernels' parameters: most are no addresses, which only
- * region_use_from can tell. */
+ * pages_use_from can tell. */
 static void add_word(CUdeviceptr word, void *argument)
 {
 	struct exec *exec = argument;
@@ -285,7 +285,7 @@ static uint64_t use(CUgraphExec handle)
 	if (exec) {
 		kernels = exec->kernels;
 		for (size_t i = 0; heat_is_wanted() && i < exec->count; i++)
-			region_use_from(exec->words[i]);
+			pages_use_from(exec->words[i]);
 	}
 	pthread_mutex_unlock(&lock);
 	return kernels;

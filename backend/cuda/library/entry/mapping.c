@@ -11,6 +11,7 @@
 #include "driver.h"
 #include "foreign.h"
 #include "ours.h"
+#include "pin.h"
 #include "region.h"
 #include "wrapper.h"
 
@@ -38,7 +39,7 @@
 static CUresult pin(CUdeviceptr address, size_t bytes)
 {
 	CUstreamCaptureMode mode = driver_enter();
-	CUresult result = region_pin(address, bytes);
+	CUresult result = pin_range(address, bytes);
 
 	driver_leave(mode);
 	return result;
@@ -147,7 +148,7 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	}
 	/* The current context may use from now on all that is, and will be, on the peer. */
 	if (peer && peer->regions && peer != device)
-		result = region_peer(peer, device->ordinal);
+		result = pin_peer(peer, device->ordinal);
 	if (result != CUDA_SUCCESS) {
 		undone = real.cuCtxDisablePeerAccess(peerContext);
 		(void)undone;

@@ -15,11 +15,13 @@
 #include "async.h"
 #include "daemon.h"
 #include "driver.h"
-#include "wrapper.h"
 #include "foreign.h"
 #include "gate.h"
+#include "parked.h"
+#include "pool.h"
 #include "quiet.h"
 #include "region.h"
+#include "wrapper.h"
 
 /* The pitch of the driver on every GPU so far: CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT's 512. */
 #define PITCH 512
@@ -44,10 +46,10 @@ static CUresult alloc(struct device *device, size_t bytes, CUdeviceptr *address)
 	CUresult result;
 
 	quiet_context(device, driver_context());
-	async_sweep(false);
+	parked_sweep(false);
 	result = region_alloc(device, bytes, 0, address);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-		async_sweep(true);
+		parked_sweep(true);
 		result = region_alloc(device, bytes, 0, address);
 	}
 	driver_leave(mode);
@@ -127,7 +129,7 @@ static CUresult free_elastic(const struct region_about *about)
 	CUstreamCaptureMode mode = driver_enter();
 	CUresult result;
 
-	async_sweep(false);
+	parked_sweep(false);
 	if (!async_take(about->start)) {
 		result = CUDA_ERROR_INVALID_VALUE;	/* cuMemFreeAsync was first */
 	} else if (gate_capturing()) {

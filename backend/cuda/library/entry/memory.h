@@ -5,7 +5,6 @@
 
 #include "device.h"
 
-
 /* Whether allocations on it are ours to place, and not the driver's. NULL: no device of ours. */
 bool memory_elastic(const struct device *device);
 

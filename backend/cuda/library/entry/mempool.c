@@ -6,13 +6,15 @@
 
 #include "async.h"
 #include "driver.h"
-#include "wrapper.h"
 #include "foreign.h"
 #include "memory.h"
-#include "quiet.h"
+#include "parked.h"
+#include "pin.h"
 #include "pool.h"
+#include "quiet.h"
 #include "region.h"
 #include "stream.h"
+#include "wrapper.h"
 
 /* The pool that cuMemAllocAsync takes from, if it is the device's default one:
  * that is ours to serve. */
@@ -142,7 +144,7 @@ WRAPPER cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 	CALL_REAL(result, cuMemPoolTrimTo, (pool, minBytesToKeep));
 	if (device && result == CUDA_SUCCESS) {
 		mode = driver_enter();
-		async_sweep(false);
+		parked_sweep(false);
 		pool_trim(device, minBytesToKeep);
 		driver_leave(mode);
 	}
@@ -172,7 +174,7 @@ WRAPPER cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void 
 static CUresult give_access(struct device *device, CUdevice peer)
 {
 	CUstreamCaptureMode mode = driver_enter();
-	CUresult result = region_peer(device, peer);
+	CUresult result = pin_peer(device, peer);
 
 	driver_leave(mode);
 	return result;

@@ -7,6 +7,7 @@
 #include "exporter.h"
 #include "importer.h"
 #include "mover.h"
+#include "pin.h"
 #include "region.h"
 #include "wrapper.h"
 
@@ -16,7 +17,7 @@ static CUresult get_handle(CUipcMemHandle *handle, const struct region_about *ab
 		.address = about->region.address, .serial = about->region.serial, .bytes = about->region.bytes,
 		.offset = about->start - about->region.address,
 	};
-	CUresult result = region_pin(about->region.address, about->region.bytes);
+	CUresult result = pin_range(about->region.address, about->region.bytes);
 
 	if (result == CUDA_SUCCESS)
 		result = mover_share(about->device, about->region.address, about->region.bytes);

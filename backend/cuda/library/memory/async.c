@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "async.h"
 
-#include "block.h"
 #include "driver.h"
 #include "life.h"
+#include "parked.h"
 #include "region.h"
+#include "tree.h"
 
 #include <stdlib.h>
 
@@ -53,24 +54,24 @@ CUresult async_alloc(struct device *device, size_t bytes, CUstream stream, bool 
 	struct block *block;
 	CUresult result;
 
-	pthread_mutex_lock(&block_lock);
+	pthread_mutex_lock(&parked_lock);
 	block = parked_take(suits, &wish);
 	if (block)
 		block->parked = false;
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_unlock(&parked_lock);
 	if (block) {
 		real.cuEventDestroy_v2(block->event);
 		block->event = NULL;
 		*address = block->address;
 		return CUDA_SUCCESS;
 	}
-	async_sweep(false);
+	parked_sweep(false);
 	block = calloc(1, sizeof(*block));
 	if (!block)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = region_alloc(device, wish.bytes, 0, &block->address);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY && parked_count()) {
-		async_sweep(true);
+		parked_sweep(true);
 		result = region_alloc(device, wish.bytes, 0, &block->address);
 	}
 	if (result != CUDA_SUCCESS) {
@@ -80,10 +81,10 @@ CUresult async_alloc(struct device *device, size_t bytes, CUstream stream, bool 
 	block->device = device;
 	block->bytes = wish.bytes;
 	real.cuCtxGetCurrent(&block->context);
-	pthread_mutex_lock(&block_lock);
-	if (!table_put(&blocks, block->address, block))
+	pthread_mutex_lock(&parked_lock);
+	if (!table_put(&parked_blocks, block->address, block))
 		result = CUDA_ERROR_OUT_OF_MEMORY;
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_unlock(&parked_lock);
 	*address = block->address;
 	if (result != CUDA_SUCCESS) {
 		region_free(block->address);
@@ -129,28 +130,28 @@ CUresult async_free(CUdeviceptr address, CUstream stream, bool per_thread)
 	CUresult result = CUDA_ERROR_NOT_FOUND;
 	size_t count;
 
-	pthread_mutex_lock(&block_lock);
-	block = table_get(&blocks, address);
+	pthread_mutex_lock(&parked_lock);
+	block = table_get(&parked_blocks, address);
 	if (block && block->parked) {
 		block = NULL;
 		result = CUDA_ERROR_INVALID_VALUE;
 	}
 	if (block)
 		block->parked = true;	/* nobody else frees it meanwhile */
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_unlock(&parked_lock);
 	if (!block)
 		return result;
 	block->stream = number_of(stream, per_thread);
 	result = mark(block, stream, per_thread);
-	pthread_mutex_lock(&block_lock);
+	pthread_mutex_lock(&parked_lock);
 	if (result == CUDA_SUCCESS)
 		parked_put(block);
 	else
 		block->parked = false;
 	count = parked_count();
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_unlock(&parked_lock);
 	if (result == CUDA_SUCCESS)
-		async_sweep(count > PARKED_MOST);
+		parked_sweep(count > PARKED_MOST);
 	return result;
 }
 
@@ -159,13 +160,13 @@ bool async_take(CUdeviceptr address)
 	struct block *block;
 	bool free_it = true;
 
-	pthread_mutex_lock(&block_lock);
-	block = table_get(&blocks, address);
+	pthread_mutex_lock(&parked_lock);
+	block = table_get(&parked_blocks, address);
 	if (block && block->parked)
 		free_it = false;
 	else if (block)
-		table_take(&blocks, address);
-	pthread_mutex_unlock(&block_lock);
+		table_take(&parked_blocks, address);
+	pthread_mutex_unlock(&parked_lock);
 	if (free_it)
 		free(block);
 	return free_it;
@@ -173,9 +174,9 @@ bool async_take(CUdeviceptr address)
 
 bool async_is(CUdeviceptr address)
 {
-	pthread_mutex_lock(&block_lock);
-	bool is = table_get(&blocks, address);
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_lock(&parked_lock);
+	bool is = table_get(&parked_blocks, address);
+	pthread_mutex_unlock(&parked_lock);
 	return is;
 }
 
@@ -189,11 +190,11 @@ bool async_later(struct device *device, CUdeviceptr address)
 	*block = (struct block){
 		.device = device, .address = address, .later = true, .parked = true,
 	};
-	pthread_mutex_lock(&block_lock);
-	put = table_put(&blocks, address, block);
+	pthread_mutex_lock(&parked_lock);
+	put = table_put(&parked_blocks, address, block);
 	if (put)
 		parked_put(block);
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_unlock(&parked_lock);
 	if (!put)
 		free(block);
 	return put;
@@ -218,9 +219,9 @@ void async_usage(struct device *device, uint64_t *used, uint64_t *parked_bytes)
 {
 	struct sum sum = { .device = device };
 
-	pthread_mutex_lock(&block_lock);
-	table_each(&blocks, add, &sum);
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_lock(&parked_lock);
+	table_each(&parked_blocks, add, &sum);
+	pthread_mutex_unlock(&parked_lock);
 	*used = sum.used;
 	*parked_bytes = sum.parked;
 }
@@ -241,7 +242,7 @@ static void forget_gone(uint64_t key, void *value, void *argument)
 	(void)argument;
 	if (region_find(key, &start, &bytes, &device))
 		return;
-	table_take(&blocks, key);
+	table_take(&parked_blocks, key);
 	parked_take(is_this, block);
 	free(block);
 }
@@ -261,10 +262,10 @@ static void context_gone(struct device *device, CUcontext context)
 {
 	if (!device->regions)
 		return;
-	pthread_mutex_lock(&block_lock);
-	table_each(&blocks, forget_gone, NULL);
-	table_each(&blocks, without_event, context);
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_lock(&parked_lock);
+	table_each(&parked_blocks, forget_gone, NULL);
+	table_each(&parked_blocks, without_event, context);
+	pthread_mutex_unlock(&parked_lock);
 }
 
 LIFE(.stage = LIFE_STREAMED, .context_gone = context_gone);

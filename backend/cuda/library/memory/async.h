@@ -11,7 +11,6 @@
 
 #include "device.h"
 
-
 /* Memory that may be used at once, by anybody, as it may be in the driver's own. */
 CUresult async_alloc(struct device *device, size_t bytes, CUstream stream, bool per_thread,
 		     CUdeviceptr *address);
@@ -26,8 +25,6 @@ bool async_is(CUdeviceptr address);
  * False without memory. */
 bool async_later(struct device *device, CUdeviceptr address);
 
-/* Frees what has come to its turn, on every device; `wait`: waits for the rest too. */
-void async_sweep(bool wait);
 /* Bytes in use on `device`, and parked. */
 void async_usage(struct device *device, uint64_t *used, uint64_t *parked);
 #endif

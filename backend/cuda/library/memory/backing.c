@@ -4,9 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "chunk.h"
 #include "daemon.h"
 #include "driver.h"
+#include "host.h"
 #include "log.h"
+#include "pool.h"
 #include "small.h"
 #include "tree.h"
 
@@ -79,9 +82,9 @@ static CUresult map(struct region *region, size_t alignment)
 			mapped += chunk_bytes(region, i);
 	}
 	if (result == CUDA_SUCCESS) {
-		pthread_mutex_lock(&region_lock);
-		count = region_access(region, access);
-		pthread_mutex_unlock(&region_lock);
+		pthread_mutex_lock(&tree_lock);
+		count = tree_access(region, access);
+		pthread_mutex_unlock(&tree_lock);
 		CALL_REAL(result, cuMemSetAccess, (region->address, region->reserved, access, count));
 	}
 	if (result == CUDA_SUCCESS)
@@ -167,11 +170,11 @@ void backing_return(struct region *region)
 			(chunk->shareable || chunk->imported ? pool_drop : pool_give)(device, class, chunk->memory);
 			continue;
 		}
-		(chunk->imported ? pool_host_drop :
-				   pool_host_give)(device, class, (struct spare){ chunk->memory, chunk->window });
+		(chunk->imported ? host_drop :
+				   host_give)(device, class, (struct spare){ chunk->memory, chunk->window });
 		pool_uncharge_swapped(device, class_bytes[class]);
 	}
-	pinned_report(device, -pinned);
+	tree_report_pinned(device, -pinned);
 	small_delete(region->small);
 	free(region);
 }

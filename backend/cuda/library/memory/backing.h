@@ -3,7 +3,8 @@
 #ifndef GGROUP_CUDA_BACKING_H
 #define GGROUP_CUDA_BACKING_H
 
-#include "region.h"
+#include "chunk.h"
+#include "chunk.h"
 
 /* A region that nobody can find yet, backed, charged, in the current context; all or nothing. Waits in the daemon. */
 CUresult backing_make(struct device *device, size_t bytes, size_t alignment, struct region **made);

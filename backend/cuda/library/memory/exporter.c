@@ -9,10 +9,11 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "chunk.h"
 #include "driver.h"
 #include "life.h"
 #include "ours.h"
-#include "region.h"
+#include "pick.h"
 
 /* Seconds for one who asks; there may be another. */
 #define PATIENCE 2
@@ -50,7 +51,7 @@ static uint64_t hand_out(int socket, const struct ipc_handle *asked, uint64_t of
 	struct ipc_part part = { 0 };
 	uint64_t bytes = 0;
 	int fds[IPC_CHUNKS];
-	size_t count = region_pick_shareable(asked->address + offset, asked->bytes - offset, asked->serial, true, picks,
+	size_t count = pick_shareable(asked->address + offset, asked->bytes - offset, asked->serial, true, picks,
 					     IPC_CHUNKS);
 
 	/* While they are busy nobody frees them. */
@@ -67,7 +68,7 @@ static uint64_t hand_out(int socket, const struct ipc_handle *asked, uint64_t of
 		fds[part.count] = fd;
 		bytes += part.bytes[part.count++];
 	}
-	region_put(picks, count);
+	pick_put(picks, count);
 	part.last = !part.count || offset + bytes == asked->bytes;
 	if (!send_part(socket, &part, fds))
 		bytes = 0;

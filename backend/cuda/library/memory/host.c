@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The pinned chunks of the host, each with its window. */
+#include "host.h"
 
 #include "driver.h"
 #include "kept.h"
@@ -8,12 +8,12 @@ static void host_destroy(struct device *device, enum chunk_class class, struct s
 {
 	CUresult unmapped = CUDA_ERROR_UNKNOWN, result = CUDA_ERROR_UNKNOWN;
 
-	for (int try = 0; try < POOL_TRIES && unmapped != CUDA_SUCCESS; try++)
+	for (int try = 0; try < KEPT_TRIES && unmapped != CUDA_SUCCESS; try++)
 		CALL_REAL(unmapped, cuMemUnmap, (spare.window, class_bytes[class]));
 	if (unmapped == CUDA_SUCCESS)
-		for (int try = 0; try < POOL_TRIES && result != CUDA_SUCCESS; try++)
+		for (int try = 0; try < KEPT_TRIES && result != CUDA_SUCCESS; try++)
 			CALL_REAL(result, cuMemAddressFree, (spare.window, class_bytes[class]));
-	pool_release(device, spare.memory);
+	kept_release(device, spare.memory);
 }
 
 CUresult host_make(struct device *device, enum chunk_class class, struct spare *spare)
@@ -25,7 +25,7 @@ CUresult host_make(struct device *device, enum chunk_class class, struct spare *
 	};
 	CUresult result, ignored;
 
-	result = pool_make(device, CU_MEM_LOCATION_TYPE_HOST_NUMA, device->host_node, bytes, &spare->memory);
+	result = kept_make(device, CU_MEM_LOCATION_TYPE_HOST_NUMA, device->host_node, bytes, &spare->memory);
 	if (result != CUDA_SUCCESS)
 		return result;
 	CALL_REAL(result, cuMemAddressReserve, (&spare->window, bytes, 0, 0, 0));
@@ -43,11 +43,11 @@ free:
 	CALL_REAL(ignored, cuMemAddressFree, (spare->window, bytes));
 	(void)ignored;
 release:
-	pool_release(device, spare->memory);
+	kept_release(device, spare->memory);
 	return result;
 }
 
-CUresult pool_host(struct device *device, enum chunk_class class, struct spare *spare)
+CUresult host_take(struct device *device, enum chunk_class class, struct spare *spare)
 {
 	struct pool *pool = device->pool;
 	CUresult result = CUDA_SUCCESS;
@@ -70,7 +70,7 @@ CUresult pool_host(struct device *device, enum chunk_class class, struct spare *
 	return CUDA_SUCCESS;
 }
 
-void pool_host_give(struct device *device, enum chunk_class class, struct spare spare)
+void host_give(struct device *device, enum chunk_class class, struct spare spare)
 {
 	struct pool *pool = device->pool;
 	bool kept = false;
@@ -92,7 +92,7 @@ void pool_host_give(struct device *device, enum chunk_class class, struct spare 
 		host_destroy(device, class, spare);
 }
 
-void pool_host_drop(struct device *device, enum chunk_class class, struct spare spare)
+void host_drop(struct device *device, enum chunk_class class, struct spare spare)
 {
 	struct pool *pool = device->pool;
 
@@ -102,7 +102,7 @@ void pool_host_drop(struct device *device, enum chunk_class class, struct spare 
 	host_destroy(device, class, spare);
 }
 
-void pool_halt(struct device *device)
+void host_halt(struct device *device)
 {
 	struct pool *pool = device->pool;
 	struct spare spare;
@@ -121,7 +121,7 @@ void pool_halt(struct device *device)
 	pthread_mutex_unlock(&pool->lock);
 }
 
-void pool_resume(struct device *device)
+void host_resume(struct device *device)
 {
 	struct pool *pool = device->pool;
 
@@ -131,7 +131,7 @@ void pool_resume(struct device *device)
 	pthread_mutex_unlock(&pool->lock);
 }
 
-uint64_t pool_host_kept(struct device *device)
+uint64_t host_kept(struct device *device)
 {
 	uint64_t bytes = 0;
 

@@ -22,7 +22,6 @@
 
 #include "device.h"
 
-
 #define IPC_MAGIC "ggroupIP"
 
 /* A handle. */

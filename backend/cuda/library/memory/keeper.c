@@ -5,11 +5,14 @@
  */
 
 #include "device.h"
+#include "host.h"
 #include "kept.h"
+#include "life.h"
 #include "moment.h"
 #include "ours.h"
+#include "pool.h"
+#include "keeper.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -92,25 +95,6 @@ static void *look_after(void *argument)
 	return NULL;
 }
 
-void keeper_wake(struct device *device)
-{
-	struct pool *pool = device->pool;
-	sigset_t all, before;
-	pthread_attr_t attributes;
-	pthread_t thread;
-
-	if (!pool->thread) {
-		sigfillset(&all);	/* the program's signals are for its own threads */
-		pthread_sigmask(SIG_SETMASK, &all, &before);
-		pthread_attr_init(&attributes);
-		pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-		pool->thread = !pthread_create(&thread, &attributes, look_after, device);
-		pthread_attr_destroy(&attributes);
-		pthread_sigmask(SIG_SETMASK, &before, NULL);
-	}
-	pthread_cond_broadcast(&pool->wake);
-}
-
 /* MemAvailable, in bytes; 0: unknown. */
 static uint64_t available(void)
 {
@@ -126,7 +110,7 @@ static uint64_t available(void)
 	return kib * 1024;
 }
 
-void pool_expect(struct device *device, const uint64_t resident[CLASSES], uint64_t soon)
+void keeper_expect(struct device *device, const uint64_t resident[CLASSES], uint64_t soon)
 {
 	struct pool *pool = device->pool;
 	uint64_t total = 0, want, have = 0, most;
@@ -160,6 +144,14 @@ void pool_expect(struct device *device, const uint64_t resident[CLASSES], uint64
 		}
 	}
 	if (grown)
-		keeper_wake(device);
+		kept_wake(device);
 	pthread_mutex_unlock(&pool->lock);
 }
+
+static CUresult set_up(struct device *device)
+{
+	device->pool->look_after = look_after;
+	return CUDA_SUCCESS;
+}
+
+LIFE(.stage = LIFE_KEEPER, .set_up = set_up);

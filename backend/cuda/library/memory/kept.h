@@ -6,13 +6,13 @@
 #ifndef GGROUP_CUDA_KEPT_H
 #define GGROUP_CUDA_KEPT_H
 
-#include "pool.h"
+#include "chunk.h"
 
 /* What the GPU keeps for nobody is kept for at most that long. */
 #define KEPT_MS 1000
 /* A release that fails is tried again: it has no other way to fail than for a moment,
  * but a broken context. */
-#define POOL_TRIES 3
+#define KEPT_TRIES 3
 
 struct kept {
 	struct kept *next;
@@ -24,6 +24,7 @@ struct pool {
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
 	bool thread;		/* there is one */
+	void *(*look_after)(void *device);	/* what it does (keeper.c) */
 	bool making;		/* ... and it makes a chunk of the host */
 	bool halted;		/* it is to make none, and none is kept */
 	bool exportable;	/* chunks can be held by descriptors (departure.h), and shared (ipc.h) */
@@ -44,15 +45,11 @@ bool kept_take(struct kept **list, struct spare *spare);
 bool kept_put(struct kept **list, struct spare spare);
 
 /* Physical memory of the GPU or the host, charged to nobody. */
-CUresult pool_make(struct device *device, CUmemLocationType type, int id, uint64_t bytes,
+CUresult kept_make(struct device *device, CUmemLocationType type, int id, uint64_t bytes,
 		   CUmemGenericAllocationHandle *memory);
-/* pool_trim, of what has been kept since `before` (ms) or earlier. */
-uint64_t pool_trim_since(struct device *device, uint64_t keep_bytes, uint64_t before);
-
-/* A new chunk of the host, mapped at its window. */
-CUresult host_make(struct device *device, enum chunk_class class, struct spare *spare);
-
+/* Frees one without a change to the books: they say already that it is gone. */
+void kept_release(struct device *device, CUmemGenericAllocationHandle memory);
 /* The thread, once there is something for it to do. With the lock. */
-void keeper_wake(struct device *device);
+void kept_wake(struct device *device);
 
 #endif

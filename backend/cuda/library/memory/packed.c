@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Allocations that share a chunk: regions of one chunk each, in the device's list of those, with a buddy
- * system (small.h). */
-#include "tree.h"
+#include "packed.h"
 
 #include "backing.h"
 #include "driver.h"
 #include "small.h"
+#include "tree.h"
 
 /* With the lock. */
 static bool take_small(struct device *device, CUcontext context, size_t bytes, size_t alignment, CUdeviceptr *address)
@@ -38,9 +37,9 @@ CUresult packed_alloc(struct device *device, size_t bytes, size_t alignment, CUd
 	bool found;
 
 	real.cuCtxGetCurrent(&context);
-	pthread_mutex_lock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
 	found = take_small(device, context, bytes, alignment, address);
-	pthread_mutex_unlock(&region_lock);
+	pthread_mutex_unlock(&tree_lock);
 	if (found)
 		return CUDA_SUCCESS;
 	result = backing_make(device, GG_CHUNK, 0, &region);
@@ -52,10 +51,10 @@ CUresult packed_alloc(struct device *device, size_t bytes, size_t alignment, CUd
 			backing_return(region);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	pthread_mutex_lock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
 	packed_enter(region);
 	found = take_small(device, context, bytes, alignment, address);
-	pthread_mutex_unlock(&region_lock);
+	pthread_mutex_unlock(&tree_lock);
 	return found ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 

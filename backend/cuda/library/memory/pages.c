@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tree.h"
+#include "pages.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "life.h"
+
 /*
  * From an address to its region, and to how often it was used: two levels over GG_CHUNKs of 49 bits of
  * addresses, which is what GPUs translate up to Hopper's. Leaves are made by allocations and never freed, so
- * that region_use needs no lock and nothing that it looks at can go away: it does not look at regions at all.
+ * that pages_use needs no lock and nothing that it looks at can go away: it does not look at regions at all.
  *
  * A kernel is told where something begins, not how long it is. So uses are counted where a pointer points to,
  * and when somebody looks, they hold from there to the next page that something else was seen to begin in: a
@@ -77,7 +79,7 @@ void pages_set(const struct region *region, struct region *value)
 	}
 }
 
-bool region_near(CUdeviceptr address)
+bool pages_near(CUdeviceptr address)
 {
 	return leaf_of(address) != NULL;
 }
@@ -92,7 +94,7 @@ static void use(struct leaf *leaf, CUdeviceptr at)
 		__atomic_store_n(uses, before + 1, __ATOMIC_RELAXED);
 }
 
-void region_use_from(CUdeviceptr address)
+void pages_use_from(CUdeviceptr address)
 {
 	struct leaf *leaf = leaf_of(address);
 
@@ -100,7 +102,7 @@ void region_use_from(CUdeviceptr address)
 		use(leaf, address);
 }
 
-void region_use(CUdeviceptr address, size_t bytes)
+void pages_use(CUdeviceptr address, size_t bytes)
 {
 	const CUdeviceptr first = address & ~(GG_CHUNK - 1), last = bytes ? address + bytes - 1 : address;
 	CUdeviceptr at;
@@ -140,7 +142,9 @@ uint32_t pages_look(CUdeviceptr address, uint32_t before)
 	return 0;
 }
 
-void pages_forget(void)
+static void forget(void)
 {
 	memset(root, 0, sizeof(root));
 }
+
+LIFE(.stage = LIFE_REGIONS, .forget = forget);

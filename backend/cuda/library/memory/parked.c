@@ -4,19 +4,18 @@
  * until no stream is being captured.
  */
 
-#include "block.h"
+#include "parked.h"
 #include "life.h"
 
 #include <stdlib.h>
 
-#include "async.h"
 #include "driver.h"
 #include "gate.h"
 #include "quiet.h"
 #include "region.h"
 
-pthread_mutex_t block_lock = PTHREAD_MUTEX_INITIALIZER;
-struct table blocks;
+pthread_mutex_t parked_lock = PTHREAD_MUTEX_INITIALIZER;
+struct table parked_blocks;
 static struct block *parked;	/* under the lock */
 static size_t count;		/* atomically; written under the lock */
 
@@ -58,18 +57,18 @@ static void finish(struct block *block)
 	if (block->event)
 		real.cuEventDestroy_v2(block->event);
 	block->event = NULL;
-	pthread_mutex_lock(&block_lock);
-	table_take(&blocks, block->address);
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_lock(&parked_lock);
+	table_take(&parked_blocks, block->address);
+	pthread_mutex_unlock(&parked_lock);
 	if (region_free(block->address) == CUDA_SUCCESS) {
 		free(block);
 		return;
 	}
-	pthread_mutex_lock(&block_lock);
+	pthread_mutex_lock(&parked_lock);
 	block->later = true;
-	table_put(&blocks, block->address, block);
+	table_put(&parked_blocks, block->address, block);
 	parked_put(block);
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_unlock(&parked_lock);
 }
 
 static bool is_due(const struct block *block, const void *argument)
@@ -98,20 +97,20 @@ static struct block *next(bool (*wanted)(const struct block *, const void *))
 {
 	struct block *block;
 
-	pthread_mutex_lock(&block_lock);
+	pthread_mutex_lock(&parked_lock);
 	block = parked ? parked_take(wanted, NULL) : NULL;
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_unlock(&parked_lock);
 	return block;
 }
 
 static void put_back(struct block *block)
 {
-	pthread_mutex_lock(&block_lock);
+	pthread_mutex_lock(&parked_lock);
 	parked_put(block);
-	pthread_mutex_unlock(&block_lock);
+	pthread_mutex_unlock(&parked_lock);
 }
 
-void async_sweep(bool wait)
+void parked_sweep(bool wait)
 {
 	CUstreamCaptureMode mode;
 	struct block *block;
@@ -145,8 +144,8 @@ void async_sweep(bool wait)
 
 static void forget(void)
 {
-	block_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	blocks = (struct table){ 0 };
+	parked_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	parked_blocks = (struct table){ 0 };
 	parked = NULL;
 	count = 0;
 }

@@ -3,6 +3,7 @@
 
 #include "pool.h"
 
+#include "chunk.h"
 #include "daemon.h"
 #include "driver.h"
 #include "kept.h"
@@ -11,8 +12,6 @@
 #include "moment.h"
 
 #include <stdlib.h>
-
-const uint64_t class_bytes[CLASSES] = { 64 * GG_MIB, 16 * GG_MIB, 2 * GG_MIB };
 
 /* What the GPU keeps for nobody: at most the larger of these, for at most KEPT_MS. */
 #define KEEP_BYTES (64 * GG_MIB)
@@ -90,52 +89,6 @@ void pool_uncharge_swapped(struct device *device, uint64_t bytes)
 	daemon_uncharge(device, resident, bytes - resident);
 }
 
-/* Lists, and what is in them */
-
-bool kept_take(struct kept **list, struct spare *spare)
-{
-	struct kept *kept = *list;
-
-	if (!kept)
-		return false;
-	*list = kept->next;
-	*spare = kept->spare;
-	free(kept);
-	return true;
-}
-
-bool kept_put(struct kept **list, struct spare spare)
-{
-	struct kept *kept = malloc(sizeof(*kept));
-
-	if (!kept)
-		return false;
-	*kept = (struct kept){ .next = *list, .spare = spare, .since = moment_us() / 1000 };
-	*list = kept;
-	return true;
-}
-
-CUresult pool_make(struct device *device, CUmemLocationType type, int id, uint64_t bytes,
-		   CUmemGenericAllocationHandle *memory)
-{
-	CUmemAllocationProp prop = {
-		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.requestedHandleTypes = device->pool->exportable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR :
-								   CU_MEM_HANDLE_TYPE_NONE,
-		.location = { .type = type, .id = id },
-	};
-	CUresult result;
-
-	CALL_REAL(result, cuMemCreate, (memory, bytes, &prop, 0));
-	/* The attribute is about the GPU; of the host's memory nothing says that it can be. */
-	if (device->pool->exportable &&
-	    (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE)) {
-		prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
-		CALL_REAL(result, cuMemCreate, (memory, bytes, &prop, 0));
-	}
-	return result;
-}
-
 /* The GPU */
 
 bool pool_cached(struct device *device, enum chunk_class class,
@@ -159,22 +112,12 @@ CUresult pool_create(struct device *device, enum chunk_class class, CUmemGeneric
 {
 	const CUmemLocationType type = CU_MEM_LOCATION_TYPE_DEVICE;
 	const uint64_t bytes = class_bytes[class];
-	CUresult result = pool_make(device, type, device->ordinal, bytes, memory);
+	CUresult result = kept_make(device, type, device->ordinal, bytes, memory);
 
 	/* What is kept of other sizes is in the way. */
 	if (result == CUDA_ERROR_OUT_OF_MEMORY && pool_trim(device, 0))
-		result = pool_make(device, type, device->ordinal, bytes, memory);
+		result = kept_make(device, type, device->ordinal, bytes, memory);
 	return result;
-}
-
-void pool_release(struct device *device, CUmemGenericAllocationHandle memory)
-{
-	CUresult result = CUDA_ERROR_UNKNOWN;
-
-	for (int try = 0; try < POOL_TRIES && result != CUDA_SUCCESS; try++)
-		CALL_REAL(result, cuMemRelease, (memory));
-	if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED)
-		log_line("device %d: cuMemRelease failed with %d", device->ordinal, result);
 }
 
 void pool_give(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory)
@@ -191,7 +134,7 @@ void pool_give(struct device *device, enum chunk_class class, CUmemGenericAlloca
 			kept = kept_put(&pool->gpu[class], (struct spare){ .memory = memory });
 		if (kept) {
 			if (!pool->gpu_bytes)
-				keeper_wake(device);
+				kept_wake(device);
 			pool->gpu_bytes += class_bytes[class];
 		}
 		pthread_mutex_unlock(&pool->lock);
@@ -202,7 +145,7 @@ void pool_give(struct device *device, enum chunk_class class, CUmemGenericAlloca
 
 void pool_drop(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory)
 {
-	pool_release(device, memory);
+	kept_release(device, memory);
 	pool_uncharge(device, class_bytes[class]);
 }
 
@@ -240,7 +183,7 @@ uint64_t pool_trim_since(struct device *device, uint64_t keep_bytes, uint64_t be
 		pthread_mutex_unlock(&pool->lock);
 		if (!kept)
 			break;
-		pool_release(device, kept->spare.memory);
+		kept_release(device, kept->spare.memory);
 		freed += class_bytes[class];
 		free(kept);
 	}

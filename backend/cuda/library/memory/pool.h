@@ -13,19 +13,8 @@
 #ifndef GGROUP_CUDA_POOL_H
 #define GGROUP_CUDA_POOL_H
 
+#include "chunk.h"
 #include "device.h"
-
-
-/* The sizes chunks come in. Larger ones cost fewer calls to remap (2 MiB chunks: 150 ms for 4 GiB;
- * 64 MiB: 45 ms), smaller ones follow a limit and the heat more closely. */
-enum chunk_class { CLASS_LARGE, CLASS_MIDDLE, CLASS_SMALL, CLASSES };
-extern const uint64_t class_bytes[CLASSES];
-
-/* Physical memory of one class, not in use by a region or in the hands of the caller. */
-struct spare {
-	CUmemGenericAllocationHandle memory;
-	CUdeviceptr window;	/* of the host only */
-};
 
 /* The calls below need a current context of any device, or the device_borrow of it, unless
  * they say otherwise. */
@@ -39,28 +28,13 @@ CUresult pool_create(struct device *device, enum chunk_class class, CUmemGeneric
 void pool_give(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory);
 /* Frees and uncharges one that somebody else may still have mapped: it is not used again. */
 void pool_drop(struct device *device, enum chunk_class class, CUmemGenericAllocationHandle memory);
-/* Frees one without a change to the books: they say already that it is gone. */
-void pool_release(struct device *device, CUmemGenericAllocationHandle memory);
 /* Frees and uncharges what is kept on the GPU but `keep` bytes; returns the bytes. */
 uint64_t pool_trim(struct device *device, uint64_t keep);
+/* pool_trim, of what has been kept since `before` (ms) or earlier. */
+uint64_t pool_trim_since(struct device *device, uint64_t keep_bytes, uint64_t before);
+
 /* The bytes kept on the GPU. */
 uint64_t pool_kept(struct device *device);
-
-/* A chunk of the host, with its window: one that is kept, or else a new one. */
-CUresult pool_host(struct device *device, enum chunk_class class, struct spare *spare);
-/* Takes it back; mapped nowhere but at its window. No call of the driver where it is kept. */
-void pool_host_give(struct device *device, enum chunk_class class, struct spare spare);
-/* Frees it. */
-void pool_host_drop(struct device *device, enum chunk_class class, struct spare spare);
-/* The bytes kept in the host. */
-uint64_t pool_host_kept(struct device *device);
-/* From here to the other nothing is kept or made in the host ahead: returns once it is so. */
-void pool_halt(struct device *device);
-void pool_resume(struct device *device);
-
-/* The program has grown, or `soon` bytes may be moved out before long: chunks of the host are made
- * in the background. `resident` is what regions have in each class. No call of the driver. */
-void pool_expect(struct device *device, const uint64_t resident[CLASSES], uint64_t soon);
 
 /* `bytes` are resident in the books, and in the host: the daemon lets them come back (MOVE_IN) and
  * they have not been moved yet, or they have been moved out and that is not booked yet. */

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What region.c and its parts share: the regions of a device, and the lock they are under. */
+/* The regions of a device, and the lock they are under. */
 #ifndef GGROUP_CUDA_TREE_H
 #define GGROUP_CUDA_TREE_H
 
-#include "region.h"
+#include "chunk.h"
 
 /* One for all devices: it is held for a few steps through lists, never over a call of the driver or the daemon. */
-extern pthread_mutex_t region_lock;
+extern pthread_mutex_t tree_lock;
+extern pthread_cond_t tree_idle;	/* something is no longer busy */
 
 struct region_tree {
 	struct region *ring;	/* where the CLOCK's hand is; NULL: none */
@@ -18,39 +19,36 @@ struct region_tree {
 	uint64_t pinned;
 	uint64_t imported;
 	size_t frees;		/* under way: of what is no longer in the ring, too */
+	/* Lets go of what the mover left for later because the GPU did not come to it: by mover.c. */
+	void (*reap)(struct device *device);
 	uint32_t usual;		/* heat of what is new: it is not known yet, and is as good as any */
 };
-
-/* Pages: from an address to its region, and how often it was used (pages.c). With the lock, but region_use
- * and the like. */
-struct region *pages_region(CUdeviceptr address);
-/* Makes room for what is to be said of a region; false without memory. */
-bool pages_ready(const struct region *region);
-/* From now on, `value` is at the addresses of `region`. */
-void pages_set(const struct region *region, struct region *value);
-/* Of a page of a region that is set: how often something that begins in it was used since the last look. */
-uint32_t pages_uses(CUdeviceptr address);
-/* The look: the same, or `before`, which holds for the page before it, where nothing begins. Counts from 0 again. */
-uint32_t pages_look(CUdeviceptr address, uint32_t before);
-void pages_forget(void);
-
-/* The chunk of a region that an offset is in. */
-size_t chunk_at(const struct region *region, size_t offset);
 
 /* No two allocations have the same; this was the last. With the lock. */
 extern uint64_t tree_serials;
 /* From now on it is found; false without memory. Without the lock. */
 bool tree_insert(struct region *region);
+/* From now on it is not. With the lock. */
+void tree_remove(struct region *region);
 
-/* Allocations that share a chunk (packed.c). */
-CUresult packed_alloc(struct device *device, size_t bytes, size_t alignment, CUdeviceptr *address);
-/* The others: with the lock. Frees one, at an offset; false: there is none. `empty`: the region is to go,
- * and left the list. */
-bool packed_free(struct region *region, uint64_t offset, bool *empty);
-void packed_enter(struct region *region);
-void packed_leave(struct region *region);
+/* What is pinned changed by so much: the daemon hears of it. Without the lock. */
+void tree_report_pinned(struct device *device, int64_t change);
 
-/* What is pinned changed by so much (pinned.c). Without the lock. */
-void pinned_report(struct device *device, int64_t change);
+/* Bytes of `device` in regions on the GPU that are pinned. */
+uint64_t tree_pinned(struct device *device);
+
+/* The access that a region has, for cuMemSetAccess; `access` has room for GG_DEVICES. Returns how many. */
+size_t tree_access(const struct region *region, CUmemAccessDesc *access);
+
+/* A chunk that is busy has moved: what is behind it now. */
+void tree_moved(const struct pick *pick, enum chunk_place place, CUmemGenericAllocationHandle memory,
+		  CUdeviceptr window);
+/* ... and other processes can map it, or it was imported. */
+void tree_shareable(const struct pick *pick);
+void tree_imported(const struct pick *pick);
+/* Whether anything of a device was. */
+bool tree_has_imported(struct device *device);
+/* The bytes on the GPU, by the class of their chunks. */
+void tree_classes(struct device *device, uint64_t resident[CLASSES]);
 
 #endif

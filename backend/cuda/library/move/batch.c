@@ -5,9 +5,14 @@
 #include "counters.h"
 #include "driver.h"
 #include "gate.h"
+#include "host.h"
+#include "kept.h"
 #include "log.h"
 #include "moment.h"
+#include "pick.h"
+#include "pool.h"
 #include "quiet.h"
+#include "tree.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -56,12 +61,12 @@ struct batch *batch_new_out(struct device *device, const struct pick *picks, siz
 	size_t i = 0;
 
 	if (batch && device_borrow(device)) {
-		while (i < count && pool_host(device, batch_class(batch, i), &batch->to[i]) == CUDA_SUCCESS)
+		while (i < count && host_take(device, batch_class(batch, i), &batch->to[i]) == CUDA_SUCCESS)
 			i++;
 		device_return(device);
 	}
 	if (i < count)
-		region_put(picks + i, count - i);
+		pick_put(picks + i, count - i);
 	if (batch)
 		batch->count = i;
 	if (batch && !i) {
@@ -125,7 +130,7 @@ static bool make_room(struct device *device, struct batch *batch)
 		return true;
 	batch_drop_window(batch, mapped);
 	for (size_t i = 0; i < made; i++)
-		pool_release(device, batch->to[i].memory);
+		kept_release(device, batch->to[i].memory);
 	memset(batch->to, 0, sizeof(batch->to));
 	return false;
 }
@@ -135,7 +140,7 @@ static void free_host(struct device *device, const struct batch *batch, size_t i
 {
 	const struct spare spare = { batch->from[i], batch->from_window[i] };
 
-	(batch->imported[i] ? pool_host_drop : pool_host_give)(device, batch_class(batch, i), spare);
+	(batch->imported[i] ? host_drop : host_give)(device, batch_class(batch, i), spare);
 }
 
 /* The end of a batch: everything is where `moved` says. Returns the bytes that moved. A context is
@@ -151,32 +156,32 @@ static uint64_t settle(struct device *device, struct batch *batch)
 		const struct spare *to = &batch->to[i];
 
 		if (batch->moved[i] && batch->in) {
-			region_moved(&batch->pick[i], CHUNK_DEVICE, to->memory, 0);
+			tree_moved(&batch->pick[i], CHUNK_DEVICE, to->memory, 0);
 			if (batch->within) {
 				if (!batch->home)
-					region_shareable(&batch->pick[i]);
-				pool_release(device, batch->from[i]);
+					tree_shareable(&batch->pick[i]);
+				kept_release(device, batch->from[i]);
 			} else {
 				free_host(device, batch, i);
 			}
 		} else if (batch->moved[i]) {
-			region_moved(&batch->pick[i], CHUNK_HOST, to->memory, to->window);
+			tree_moved(&batch->pick[i], CHUNK_HOST, to->memory, to->window);
 			if (batch->within)
 				free_host(device, batch, i);
 			else
-				pool_release(device, batch->from[i]);
+				kept_release(device, batch->from[i]);
 		} else if (batch->in) {
 			if (to->memory)
-				pool_release(device, to->memory);
+				kept_release(device, to->memory);
 		} else {
-			pool_host_give(device, class, *to);
+			host_give(device, class, *to);
 		}
 		moved += batch->moved[i] ? batch->bytes[i] : 0;
 	}
 	/* In the books it is on the GPU until mover_booked; once it is let go it may be freed, as that. */
 	if (!batch->in && !batch->within && moved)
 		pool_credit(device, moved);
-	region_put(batch->pick, batch->count);
+	pick_put(batch->pick, batch->count);
 	return moved;
 }
 

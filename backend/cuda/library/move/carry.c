@@ -4,6 +4,7 @@
 #include "driver.h"
 #include "log.h"
 #include "moment.h"
+#include "tree.h"
 
 #include <string.h>
 #include <time.h>
@@ -126,7 +127,7 @@ static CUresult map_run(const struct batch *batch, const struct run *run, bool t
 			mapped += batch->bytes[i];
 	}
 	if (result == CUDA_SUCCESS) {
-		count = region_access(batch->pick[run->first].region, access);
+		count = tree_access(batch->pick[run->first].region, access);
 		result = real.cuMemSetAccess(address, run->bytes, access, count);
 	}
 	if (result == CUDA_SUCCESS || !mapped)

@@ -6,7 +6,40 @@
 #ifndef GGROUP_CUDA_CARRY_H
 #define GGROUP_CUDA_CARRY_H
 
-#include "batch.h"
+#include "chunk.h"
+
+/* Chunks that move together at most. */
+#define BATCH_MOST_CHUNKS 512
+/* Bytes of them, at least: what is begun with where nobody knows what the driver takes. */
+#define BATCH_LEAST (64 * GG_MIB)
+
+/* Chunks on their way. */
+struct batch {
+	size_t count;
+	bool in;			/* to the GPU */
+	bool within;			/* from there, or from the host to the host: to memory that others can map, or */
+	bool home;			/* ... to memory of our own, for what was imported */
+	struct pick pick[BATCH_MOST_CHUNKS];
+	CUdeviceptr address[BATCH_MOST_CHUNKS];
+	size_t bytes[BATCH_MOST_CHUNKS];
+	CUmemGenericAllocationHandle from[BATCH_MOST_CHUNKS];	/* behind the address now */
+	CUdeviceptr from_window[BATCH_MOST_CHUNKS];			/* of a chunk in the host */
+	bool imported[BATCH_MOST_CHUNKS];				/* that chunk */
+	struct spare to[BATCH_MOST_CHUNKS];				/* `window`: where it can be copied to */
+	bool moved[BATCH_MOST_CHUNKS];
+	CUdeviceptr window;		/* in: of all the new chunks together */
+	size_t window_bytes;
+};
+
+struct mover {
+	pthread_mutex_t lock;		/* one moves at a time; below the gate: who holds it may close that */
+	CUstream stream[2];
+	CUevent event[BATCH_MOST_CHUNKS];
+	uint64_t made_in;		/* device->contexts when those were made */
+	uint64_t batch_bytes;		/* what is moved at a time */
+	uint64_t busy_us;		/* spent on moving, ever: not on waiting for the program */
+	struct batch *stuck;		/* given up on, with copies that may still run */
+};
 
 /* Streams and events of ours in that context. */
 CUresult carry_prepare(struct device *device);

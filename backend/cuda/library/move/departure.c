@@ -10,14 +10,18 @@
 #include <unistd.h>
 
 #include "batch.h"
+#include "chunk.h"
 #include "driver.h"
 #include "foreign.h"
 #include "gate.h"
 #include "home.h"
+#include "host.h"
 #include "importer.h"
+#include "kept.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
+#include "pick.h"
 #include "pool.h"
 #include "totals.h"
 #include "tree.h"
@@ -119,14 +123,14 @@ static int gather(struct leaving *leaving)
 	int error;
 
 	/* A free that is under way ends. */
-	while ((error = region_pick_all(leaving->device, &leaving->picks, &leaving->count)) == EBUSY &&
+	while ((error = pick_all(leaving->device, &leaving->picks, &leaving->count)) == EBUSY &&
 	       moment_us() < until)
 		nanosleep(&moment, NULL);
 	if (error)
 		return error;
 	leaving->parked = calloc(leaving->count ? leaving->count : 1, sizeof(*leaving->parked));
 	if (!leaving->parked) {
-		region_put(leaving->picks, leaving->count);
+		pick_put(leaving->picks, leaving->count);
 		leaving->count = 0;
 		return ENOMEM;
 	}
@@ -216,7 +220,7 @@ static int come_to_a_rest(void)
 	for (size_t d = 0; d < departure.devices; d++)
 		pthread_mutex_lock(&departure.leaving[d].device->mover->lock);	/* nobody else takes two */
 	for (size_t d = 0; d < departure.devices && !error; d++)
-		if (!batch_reap(departure.leaving[d].device) || region_has_imported(departure.leaving[d].device))
+		if (!batch_reap(departure.leaving[d].device) || tree_has_imported(departure.leaving[d].device))
 			error = EBUSY;
 	departure.closed = !error && gate_close(GATE_MS);
 	if (!departure.closed)
@@ -231,7 +235,7 @@ static int come_to_a_rest(void)
 		return EBUSY;
 	for (size_t d = 0; d < departure.devices && !error; d++) {
 		pool_trim(departure.leaving[d].device, 0);
-		pool_halt(departure.leaving[d].device);
+		host_halt(departure.leaving[d].device);
 		error = gather(&departure.leaving[d]);
 	}
 	return error;
@@ -283,7 +287,7 @@ static CUresult take(struct leaving *leaving, size_t i)
 			  (&memory, (void *)(uintptr_t)parked->fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
 		if (result != CUDA_SUCCESS)
 			return result;
-		region_moved(&leaving->picks[i], chunk->place, memory, chunk->window);
+		tree_moved(&leaving->picks[i], chunk->place, memory, chunk->window);
 		parked->released = false;
 		parked->imported = true;
 	}
@@ -321,9 +325,9 @@ static size_t allow(struct leaving *leaving, size_t i)
 
 	if (!run.count)
 		return 1;
-	pthread_mutex_lock(&region_lock);
-	count = region_access(leaving->picks[i].region, access);
-	pthread_mutex_unlock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
+	count = tree_access(leaving->picks[i].region, access);
+	pthread_mutex_unlock(&tree_lock);
 	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
 		CALL_REAL(result, cuMemSetAccess, (address_of(leaving, i), run.bytes, access, count));
 	if (result != CUDA_SUCCESS)
@@ -353,8 +357,8 @@ static void let_go(struct leaving *leaving)
 {
 	for (size_t i = 0; i < leaving->count; i++)
 		if (leaving->parked[i].imported)
-			region_imported(&leaving->picks[i]);
-	region_put(leaving->picks, leaving->count);
+			tree_imported(&leaving->picks[i]);
+	pick_put(leaving->picks, leaving->count);
 	free(leaving->picks);
 	free(leaving->parked);
 }
@@ -366,7 +370,7 @@ static void await_unlock(struct device *device)
 	CUmemGenericAllocationHandle memory;
 
 	if (pool_create(device, CLASS_SMALL, &memory) == CUDA_SUCCESS)
-		pool_release(device, memory);
+		kept_release(device, memory);
 }
 
 void departure_end(void)
@@ -396,7 +400,7 @@ void departure_end(void)
 	if (departure.closed)
 		gate_open();
 	for (size_t d = 0; d < departure.devices; d++) {
-		pool_resume(departure.leaving[d].device);
+		host_resume(departure.leaving[d].device);
 		pthread_mutex_unlock(&departure.leaving[d].device->mover->lock);
 	}
 	if (departure.kept)

@@ -15,7 +15,6 @@
 
 #include <stdbool.h>
 
-
 /* `near`: what is on a GPU can be used from where the program goes; else the driver carries that. 0: it stands by, and
  * its page says so. Else all is as before: EBUSY for something that does not come to a rest,
  * EOPNOTSUPP where memory is shared with others or the driver would lose it, EMFILE, ENOMEM, EIO. */

@@ -9,7 +9,7 @@
 #include "log.h"
 #include "moment.h"
 #include "mover.h"
-#include "region.h"
+#include "pick.h"
 
 /* Microseconds. */
 #define LOOK 250000		/* between two looks */
@@ -97,13 +97,13 @@ int64_t exchange_tick(struct device *device)
 	}
 	heat(pace, true);
 	if (now >= pace->next_look) {
-		if (region_look(device, now - pace->looked > LOOK_AT_LAST))
+		if (pick_look(device, now - pace->looked > LOOK_AT_LAST))
 			pace->looked = now;
 		pace->next_look = now + LOOK;
 	}
 	if (!pace->piece)
 		pace->piece = PIECE;
-	bytes = now < pace->next_move ? 0 : region_misplaced(device, pace->piece);
+	bytes = now < pace->next_move ? 0 : pick_misplaced(device, pace->piece);
 	if (bytes)
 		exchange(device, pace, bytes);
 	else if (now >= pace->next_move)

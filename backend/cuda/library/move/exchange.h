@@ -12,7 +12,6 @@
 
 #include "device.h"
 
-
 /* Moves some, if it is time and worth it; returns the milliseconds until it should be called again. */
 int64_t exchange_tick(struct device *device);
 

@@ -17,7 +17,7 @@
 #include "life.h"
 #include "map.h"
 #include "ours.h"
-#include "region.h"
+#include "pages.h"
 
 #define WORD sizeof(CUdeviceptr)
 /* A kernel has at most 32764 bytes of parameters (CUDA 12.1). */
@@ -224,7 +224,7 @@ void heat_words(CUfunction function, void **parameters, void **extra,
 static void use(CUdeviceptr word, void *unused)
 {
 	(void)unused;
-	region_use_from(word);
+	pages_use_from(word);
 }
 
 void heat_want(bool wanted)
@@ -243,7 +243,7 @@ void heat_launch(CUfunction function, void **parameters, void **extra)
 void heat_touch(CUdeviceptr pointer, size_t bytes)
 {
 	if (heat_is_wanted())
-		region_use(pointer, bytes);
+		pages_use(pointer, bytes);
 }
 
 void heat_code_goes(void)

@@ -10,7 +10,6 @@
 
 #include "device.h"
 
-
 extern bool heat_wanted;	/* read without a lock on every launch; atomically */
 static inline bool heat_is_wanted(void)
 {

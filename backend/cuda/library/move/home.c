@@ -5,10 +5,14 @@
 #include <time.h>
 
 #include "batch.h"
+#include "chunk.h"
+#include "kept.h"
 #include "life.h"
 #include "moment.h"
 #include "ours.h"
+#include "pick.h"
 #include "pool.h"
+#include "tree.h"
 
 /* For how long all of it may come, us. */
 #define ALL_US 3000000
@@ -43,7 +47,7 @@ static bool is_quick(struct device *device)
 	if (start - away[device->ordinal].since > PATIENCE_US || !device_borrow(device))
 		return true;
 	if (pool_create(device, CLASS_SMALL, &memory) == CUDA_SUCCESS)
-		pool_release(device, memory);
+		kept_release(device, memory);
 	device_return(device);
 	return moment_us() - start < QUICK_US;
 }
@@ -54,14 +58,14 @@ static struct batch *ready(struct device *device)
 	const size_t bytes = away[device->ordinal].far ? device->mover->batch_bytes : NEAR_BYTES;
 	struct pick picks[BATCH_MOST_CHUNKS];
 	struct batch *batch = NULL;
-	size_t count = region_pick_imported(device, CHUNK_DEVICE, bytes, picks, BATCH_MOST_CHUNKS);
+	size_t count = pick_imported(device, CHUNK_DEVICE, bytes, picks, BATCH_MOST_CHUNKS);
 
 	if (count) {
 		batch = batch_new(true, picks, count);
 		if (!batch)
-			region_put(picks, count);
+			pick_put(picks, count);
 	} else {
-		count = region_pick_imported(device, CHUNK_HOST, NEAR_BYTES, picks, BATCH_MOST_CHUNKS);
+		count = pick_imported(device, CHUNK_HOST, NEAR_BYTES, picks, BATCH_MOST_CHUNKS);
 		if (count)
 			batch = batch_new_out(device, picks, count);
 	}
@@ -77,7 +81,7 @@ int64_t home_some(struct device *device)
 	uint64_t moved = 0;
 	bool quick;
 
-	if (!mover || !region_has_imported(device))
+	if (!mover || !tree_has_imported(device))
 		return -1;
 	pthread_mutex_lock(&mover->lock);
 	ours_enter();
@@ -90,7 +94,7 @@ int64_t home_some(struct device *device)
 	pthread_mutex_unlock(&mover->lock);
 	if (!quick)
 		return LATER_MS;
-	return moved && region_has_imported(device) ? 0 : -1;
+	return moved && tree_has_imported(device) ? 0 : -1;
 }
 
 void home_all(struct device *device)

@@ -11,7 +11,6 @@
 
 #include "device.h"
 
-
 /* From now on what is imported of a device is to come, from another GPU than that of the program, or from the same. */
 void home_awaits(struct device *device, bool far);
 /* Brings some of it home, unless the driver is busy: whoever moved us may be giving up its contexts, and each call takes

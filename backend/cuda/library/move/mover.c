@@ -2,11 +2,16 @@
 #include "mover.h"
 
 #include "batch.h"
+#include "chunk.h"
 #include "daemon.h"
 #include "driver.h"
+#include "keeper.h"
 #include "life.h"
 #include "moment.h"
 #include "ours.h"
+#include "pick.h"
+#include "pool.h"
+#include "tree.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -18,6 +23,17 @@
 /* It takes as much memory again while it changes. */
 #define SHARED_AT_ONCE 8
 
+static void reap(struct device *device)
+{
+	/* Whoever has it reaps first, or is about to settle what the caller waits for. */
+	if (pthread_mutex_trylock(&device->mover->lock))
+		return;
+	ours_enter();
+	batch_reap(device);
+	ours_leave();
+	pthread_mutex_unlock(&device->mover->lock);
+}
+
 static CUresult set_up(struct device *device)
 {
 	struct mover *mover = calloc(1, sizeof(*mover));
@@ -27,18 +43,8 @@ static CUresult set_up(struct device *device)
 	pthread_mutex_init(&mover->lock, NULL);
 	mover->batch_bytes = BATCH_FIRST;
 	device->mover = mover;
+	device->regions->reap = reap;
 	return CUDA_SUCCESS;
-}
-
-void mover_reap(struct device *device)
-{
-	/* Whoever has it reaps first, or is about to settle what the caller waits for. */
-	if (pthread_mutex_trylock(&device->mover->lock))
-		return;
-	ours_enter();
-	batch_reap(device);
-	ours_leave();
-	pthread_mutex_unlock(&device->mover->lock);
 }
 
 /* Nothing else moves from here on. What the GPU keeps for nobody goes first: it is the cheapest to give, and what comes
@@ -74,7 +80,7 @@ static uint64_t out(struct device *device, uint64_t bytes)
 	struct pick picks[MOST];
 	struct batch *batch;
 	uint64_t start;
-	size_t count = region_pick_out(device, bytes, picks, MOST);
+	size_t count = pick_out(device, bytes, picks, MOST);
 
 	if (!count)
 		return 0;
@@ -120,8 +126,8 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 			break;
 		moved += step;
 	}
-	region_classes(device, resident);
-	pool_expect(device, resident, __atomic_load_n(&device->swapped, __ATOMIC_RELAXED) + bytes);
+	tree_classes(device, resident);
+	keeper_expect(device, resident, __atomic_load_n(&device->swapped, __ATOMIC_RELAXED) + bytes);
 	*usec = end(device, busy_us);
 	return moved;
 }
@@ -140,7 +146,7 @@ static uint64_t in(struct device *device, const struct pick *picks, size_t count
 		for (size_t i = 0; device->mover->stuck && i < device->mover->stuck->count; i++)
 			bytes -= device->mover->stuck->bytes[i];
 	} else {
-		region_put(picks, count);
+		pick_put(picks, count);
 	}
 	if (bytes > moved)
 		pool_credit(device, bytes - moved);
@@ -171,7 +177,7 @@ static size_t grant(struct device *device, const struct pick *picks, size_t coun
 			return count;
 		}
 		pool_credit(device, credit);
-		region_put(picks + less, count - less);
+		pick_put(picks + less, count - less);
 		count = less;
 	}
 	return 0;
@@ -190,7 +196,7 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 	begin(device, &busy_us);
 	while (moved < bytes && step && moment_us() - start < CALL_US && batch_reap(device)) {
 		uint64_t rest = bytes - moved;
-		size_t count = region_pick_in(device, rest < mover->batch_bytes ? rest : mover->batch_bytes,
+		size_t count = pick_in(device, rest < mover->batch_bytes ? rest : mover->batch_bytes,
 					      picks, MOST);
 
 		count = grant(device, picks, count);
@@ -213,7 +219,7 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 	busy_us = mover->busy_us;
 	gone = batch_reap(device) ? out(device, bytes) : 0;
 	if (gone) {
-		count = region_pick_in(device, gone, picks, MOST);
+		count = pick_in(device, gone, picks, MOST);
 		count = grant(device, picks, count);
 		moved = count ? in(device, picks, count, bytes_of(picks, count)) : 0;
 	}
@@ -232,7 +238,7 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
 		pthread_mutex_lock(&mover->lock);	/* nothing of it is on its way out then */
 		ours_enter();
 		batch_reap(device);
-		count = region_pick_range(address, bytes, picks, MOST);
+		count = pick_range(address, bytes, picks, MOST);
 		need = bytes_of(picks, count);
 		credit = pool_spend(device, need);
 		if (need && credit == need) {
@@ -245,7 +251,7 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
 			continue;
 		}
 		pool_credit(device, credit);
-		region_put(picks, count);
+		pick_put(picks, count);
 		ours_leave();
 		pthread_mutex_unlock(&mover->lock);
 		if (!count)
@@ -275,14 +281,14 @@ CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes)
 			pthread_mutex_lock(&mover->lock);
 			ours_enter();
 			ready = batch_reap(device);
-			count = ready ? region_pick_shareable(address, bytes, 0, false, picks, SHARED_AT_ONCE) : 0;
+			count = ready ? pick_shareable(address, bytes, 0, false, picks, SHARED_AT_ONCE) : 0;
 			left = !ready || count;
 			batch = count ? batch_new(true, picks, count) : NULL;
 			if (batch) {
 				batch->within = true;
 				count = batch_move(device, batch) ? count : 0;
 			} else if (count) {
-				region_put(picks, count);
+				pick_put(picks, count);
 				count = 0;
 			}
 			ours_leave();

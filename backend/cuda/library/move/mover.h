@@ -12,7 +12,6 @@
 
 #include "device.h"
 
-
 /* The time of one call, microseconds: for what is left then the daemon asks again. */
 #define CALL_US 2000000
 
@@ -45,8 +44,5 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes);
 
 /* Has other processes be able to map what is in [address, address + bytes), which is on the GPU; as mover_fetch. */
 CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes);
-
-/* Looks whether copies that were given up on are done by now, and lets go of their chunks. */
-void mover_reap(struct device *device);
 
 #endif

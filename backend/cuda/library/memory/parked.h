@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What async.c and parked.c share: the stream-ordered allocations, and the lock they are under. */
-#ifndef GGROUP_CUDA_BLOCK_H
-#define GGROUP_CUDA_BLOCK_H
+/* The stream-ordered allocations, and those of them that streams have freed. */
+#ifndef GGROUP_CUDA_PARKED_H
+#define GGROUP_CUDA_PARKED_H
 
 #include "device.h"
 #include "table.h"
@@ -22,8 +22,8 @@ struct block {
 	CUevent event;
 };
 
-extern pthread_mutex_t block_lock;
-extern struct table blocks;	/* under it: in use and parked, by address */
+extern pthread_mutex_t parked_lock;
+extern struct table parked_blocks;	/* under it: in use and parked, by address */
 
 /* How many are parked, for a look without the lock. */
 size_t parked_count(void);
@@ -31,5 +31,8 @@ size_t parked_count(void);
 void parked_put(struct block *block);
 /* Takes out of the list the first for which `wanted` says so; NULL: there is none. */
 struct block *parked_take(bool (*wanted)(const struct block *, const void *), const void *argument);
+
+/* Frees what has come to its turn, on every device; `wait`: waits for the rest too. */
+void parked_sweep(bool wait);
 
 #endif

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * Which chunks go, and which come back: by how often they were used of late. Among those that are equally
- * cold a CLOCK's hand goes around, so that each has its turn.
- */
-#include "tree.h"
+#include "pick.h"
 
 #include <errno.h>
 #include <stdlib.h>
+
+#include "pages.h"
+#include "tree.h"
 
 /* Heat of one use a look of a whole chunk. */
 #define ONE_USE 16
@@ -86,14 +85,14 @@ static struct heats weigh_all(struct region_tree *tree)
 
 /* Looking */
 
-bool region_look(struct device *device, bool must)
+bool pick_look(struct device *device, bool must)
 {
 	struct region_tree *tree = device->regions;
 	struct region *region;
 	uint64_t heat = 0, chunks = 0;
 	uint32_t most = 0;
 
-	pthread_mutex_lock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
 	region = tree->ring;
 	for (bool more = region && !must; more && most < LOOK_USES; more = (region = region->next) != tree->ring)
 		for (CUdeviceptr at = region->address; at < region->address + region->reserved; at += GG_CHUNK)
@@ -119,19 +118,19 @@ bool region_look(struct device *device, bool must)
 	}
 	if (chunks)
 		tree->usual = (uint32_t)(heat / chunks);
-	pthread_mutex_unlock(&region_lock);
+	pthread_mutex_unlock(&tree_lock);
 	return must;
 }
 
-size_t region_misplaced(struct device *device, size_t most)
+size_t pick_misplaced(struct device *device, size_t most)
 {
 	unsigned int cold = 0, hot = LEVELS - 1;
 	struct heats heats;
 	size_t bytes = 0;
 
-	pthread_mutex_lock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
 	heats = weigh_all(device->regions);
-	pthread_mutex_unlock(&region_lock);
+	pthread_mutex_unlock(&tree_lock);
 	while (bytes < most && hot >= cold + HOTTER && hot >= level(HOT)) {
 		uint64_t *out = &heats.bytes[CHUNK_DEVICE][cold], *in = &heats.bytes[CHUNK_HOST][hot];
 		const uint64_t both = *out < *in ? *out : *in;
@@ -214,7 +213,7 @@ static void count_one(struct pick *pick, void *argument)
 	++*(size_t *)argument;
 }
 
-size_t region_pick_out(struct device *device, size_t want, struct pick *picks, size_t most)
+size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t most)
 {
 	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE };
 	struct region_tree *tree = device->regions;
@@ -222,7 +221,7 @@ size_t region_pick_out(struct device *device, size_t want, struct pick *picks, s
 	struct heats heats;
 	struct pick pick;
 
-	pthread_mutex_lock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
 	each(tree, count_one, &steps);
 	heats = weigh_all(tree);
 	while (taking.at < LEVELS - 1 && below + heats.bytes[CHUNK_DEVICE][taking.at] < want)
@@ -234,19 +233,19 @@ size_t region_pick_out(struct device *device, size_t want, struct pick *picks, s
 	taking.colder = false;
 	for (size_t i = 0; i < steps && !full(&taking) && tick(tree, &pick); i++)
 		take(&pick, &taking);
-	pthread_mutex_unlock(&region_lock);
+	pthread_mutex_unlock(&tree_lock);
 	qsort(picks, taking.count, sizeof(*picks), by_address);
 	return taking.count;
 }
 
-size_t region_pick_in(struct device *device, size_t want, struct pick *picks, size_t most)
+size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t most)
 {
 	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_HOST, .at = LEVELS };
 	struct region_tree *tree = device->regions;
 	uint64_t above = 0;
 	struct heats heats;
 
-	pthread_mutex_lock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
 	heats = weigh_all(tree);
 	/* All that is hotter than the coldest that is needed, then of those what fits. */
 	do
@@ -256,13 +255,13 @@ size_t region_pick_in(struct device *device, size_t want, struct pick *picks, si
 	each(tree, take_each, &taking);
 	taking.hotter = false;
 	each(tree, take_each, &taking);
-	pthread_mutex_unlock(&region_lock);
+	pthread_mutex_unlock(&tree_lock);
 	qsort(picks, taking.count, sizeof(*picks), by_address);
 	return taking.count;
 }
 
 /* Of those in [address, address + bytes) the ones that `wanted` takes. With the lock. */
-static size_t pick_range(CUdeviceptr address, size_t bytes, bool (*wanted)(const struct pick *, bool), bool how,
+static size_t take_range(CUdeviceptr address, size_t bytes, bool (*wanted)(const struct pick *, bool), bool how,
 			 struct pick *picks, size_t most)
 {
 	struct region *region = pages_region(address);
@@ -295,27 +294,27 @@ static bool on_gpu(const struct pick *pick, bool shareable)
 	return !chunk->busy && chunk->place == CHUNK_DEVICE && chunk->shareable == shareable;
 }
 
-size_t region_pick_range(CUdeviceptr address, size_t bytes, struct pick *picks, size_t most)
+size_t pick_range(CUdeviceptr address, size_t bytes, struct pick *picks, size_t most)
 {
-	pthread_mutex_lock(&region_lock);
-	size_t count = pick_range(address, bytes, in_the_host, false, picks, most);
-	pthread_mutex_unlock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
+	size_t count = take_range(address, bytes, in_the_host, false, picks, most);
+	pthread_mutex_unlock(&tree_lock);
 	return count;
 }
 
-size_t region_pick_shareable(CUdeviceptr address, size_t bytes, uint64_t serial, bool can, struct pick *picks,
+size_t pick_shareable(CUdeviceptr address, size_t bytes, uint64_t serial, bool can, struct pick *picks,
 			     size_t most)
 {
 	const struct region *region;
 	size_t count = 0;
 
-	if (!region_near(address))
+	if (!pages_near(address))
 		return 0;
-	pthread_mutex_lock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
 	region = pages_region(address);
 	if (region && (!serial || region->serial == serial))
-		count = pick_range(address, bytes, on_gpu, can, picks, most);
-	pthread_mutex_unlock(&region_lock);
+		count = take_range(address, bytes, on_gpu, can, picks, most);
+	pthread_mutex_unlock(&tree_lock);
 	return count;
 }
 
@@ -341,13 +340,13 @@ static void take_imported(struct pick *pick, void *argument)
 	leaving->picks[leaving->count++] = *pick;
 }
 
-size_t region_pick_imported(struct device *device, enum chunk_place place, size_t want, struct pick *picks, size_t most)
+size_t pick_imported(struct device *device, enum chunk_place place, size_t want, struct pick *picks, size_t most)
 {
 	struct leaving leaving = { .picks = picks, .most = most, .want = want, .place = place };
 
-	pthread_mutex_lock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
 	each(device->regions, take_imported, &leaving);
-	pthread_mutex_unlock(&region_lock);
+	pthread_mutex_unlock(&tree_lock);
 	qsort(picks, leaving.count, sizeof(*picks), by_address);
 	return leaving.count;
 }
@@ -363,11 +362,11 @@ static void take_all(struct pick *pick, void *argument)
 	leaving->picks[leaving->count++] = *pick;
 }
 
-int region_pick_all(struct device *device, struct pick **picks, size_t *count)
+int pick_all(struct device *device, struct pick **picks, size_t *count)
 {
 	struct leaving leaving = { 0 };
 
-	pthread_mutex_lock(&region_lock);
+	pthread_mutex_lock(&tree_lock);
 	each(device->regions, count_one, &leaving.most);
 	leaving.picks = calloc(leaving.most ? leaving.most : 1, sizeof(*leaving.picks));
 	leaving.error = !leaving.picks ? ENOMEM : device->regions->frees ? EBUSY : 0;
@@ -375,7 +374,7 @@ int region_pick_all(struct device *device, struct pick **picks, size_t *count)
 		each(device->regions, take_all, &leaving);
 	for (size_t i = 0; !leaving.error && i < leaving.count; i++)
 		chunk_of(&leaving.picks[i])->busy = true;
-	pthread_mutex_unlock(&region_lock);
+	pthread_mutex_unlock(&tree_lock);
 	if (leaving.error) {
 		free(leaving.picks);
 		return leaving.error;
@@ -384,4 +383,13 @@ int region_pick_all(struct device *device, struct pick **picks, size_t *count)
 	*picks = leaving.picks;
 	*count = leaving.count;
 	return 0;
+}
+
+void pick_put(const struct pick *picks, size_t count)
+{
+	pthread_mutex_lock(&tree_lock);
+	for (size_t i = 0; i < count; i++)
+		picks[i].region->chunk[picks[i].index].busy = false;
+	pthread_cond_broadcast(&tree_idle);
+	pthread_mutex_unlock(&tree_lock);
 }

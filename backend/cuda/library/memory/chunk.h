@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The chunks of a region: their sizes, their order, what is known of each. */
+#ifndef GGROUP_CUDA_CHUNK_H
+#define GGROUP_CUDA_CHUNK_H
+
+#include "device.h"
+
+/* The sizes chunks come in. Larger ones cost fewer calls to remap (2 MiB chunks: 150 ms for 4 GiB;
+ * 64 MiB: 45 ms), smaller ones follow a limit and the heat more closely. */
+enum chunk_class { CLASS_LARGE, CLASS_MIDDLE, CLASS_SMALL, CLASSES };
+extern const uint64_t class_bytes[CLASSES];
+
+/* Physical memory of one class, not in use by a region or in the hands of the caller. */
+struct spare {
+	CUmemGenericAllocationHandle memory;
+	CUdeviceptr window;	/* of the host only */
+};
+
+enum chunk_place { CHUNK_DEVICE, CHUNK_HOST };
+
+struct chunk {
+	CUmemGenericAllocationHandle memory;
+	CUdeviceptr window;	/* of a chunk in the host: see host.h */
+	uint32_t heat;		/* how often it was used of late; halved by every look */
+	uint8_t place;		/* enum chunk_place */
+	bool busy;		/* the mover has it */
+	bool pinned;		/* never moves: mapped by a peer, exported, registered */
+	bool shareable;		/* other processes may have it mapped (ipc.h) */
+	bool imported;		/* by a descriptor: it cannot be exported (departure.h) */
+};
+
+struct small;
+
+struct region {
+	struct region *next, *previous;	/* of the device: a ring */
+	CUdeviceptr address;
+	size_t bytes;		/* as asked for */
+	size_t reserved;	/* of addresses, and of memory behind all of them */
+	uint64_t serial;	/* no two allocations of the process have the same */
+	struct device *device;
+	CUcontext context;	/* it was allocated in, and goes with */
+	struct small *small;	/* what is in it, if it is one for small allocations */
+	struct region *next_small;
+	bool freeing;		/* somebody is at it */
+	size_t count[CLASSES];	/* of chunks of each class, in this order */
+	size_t chunks;		/* all of them */
+	struct chunk chunk[];
+};
+
+/* One chunk that the mover is to move. */
+struct pick {
+	struct region *region;
+	size_t index;
+};
+
+size_t chunk_bytes(const struct region *region, size_t index);
+size_t chunk_offset(const struct region *region, size_t index);
+enum chunk_class chunk_class(const struct region *region, size_t index);
+/* The chunk of a region that an offset is in. */
+size_t chunk_at(const struct region *region, size_t offset);
+
+#endif

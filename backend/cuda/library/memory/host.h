@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pinned chunks of the host, each with its window. A context as for pool.h. */
+#ifndef GGROUP_CUDA_HOST_H
+#define GGROUP_CUDA_HOST_H
+
+#include "chunk.h"
+
+/* A chunk of the host, with its window: one that is kept, or else a new one. */
+CUresult host_take(struct device *device, enum chunk_class class, struct spare *spare);
+/* Takes it back; mapped nowhere but at its window. No call of the driver where it is kept. */
+void host_give(struct device *device, enum chunk_class class, struct spare spare);
+/* Frees it. */
+void host_drop(struct device *device, enum chunk_class class, struct spare spare);
+/* The bytes kept in the host. */
+uint64_t host_kept(struct device *device);
+/* From here to the other nothing is kept or made in the host ahead: returns once it is so. */
+void host_halt(struct device *device);
+void host_resume(struct device *device);
+
+/* A new chunk of the host, mapped at its window. */
+CUresult host_make(struct device *device, enum chunk_class class, struct spare *spare);
+
+#endif

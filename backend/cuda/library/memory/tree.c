@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tree.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "chunk.h"
+#include "daemon.h"
+#include "keeper.h"
+#include "life.h"
+#include "pages.h"
+
+pthread_mutex_t tree_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t tree_idle = PTHREAD_COND_INITIALIZER;
+uint64_t tree_serials;
+
+static CUresult set_up(struct device *device)
+{
+	device->regions = calloc(1, sizeof(*device->regions));
+	return device->regions ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void forget(void)
+{
+	tree_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	tree_idle = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+}
+
+void tree_report_pinned(struct device *device, int64_t change)
+{
+	if (!change)
+		return;
+	__atomic_add_fetch(&device->foreign, (uint64_t)change, __ATOMIC_RELAXED);
+	daemon_report(device);
+}
+
+size_t tree_access(const struct region *region, CUmemAccessDesc *access)
+{
+	const struct region_tree *tree = region->device->regions;
+	const CUmemAccessDesc of = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	size_t count = 0;
+
+	access[count] = of;
+	access[count++].location.id = region->device->ordinal;
+	for (size_t i = 0; i < tree->peer_count && count < GG_DEVICES; i++) {
+		access[count] = of;
+		access[count++].location.id = tree->peers[i];
+	}
+	return count;
+}
+
+/* With the lock. */
+static void count(const struct region *region, int sign)
+{
+	struct region_tree *tree = region->device->regions;
+
+	for (size_t i = 0; i < region->chunks; i++) {
+		if (region->chunk[i].imported)
+			tree->imported += sign * chunk_bytes(region, i);
+		if (region->chunk[i].place == CHUNK_DEVICE)
+			tree->resident[chunk_class(region, i)] += sign * chunk_bytes(region, i);
+		if (region->chunk[i].pinned)
+			tree->pinned += sign * chunk_bytes(region, i);
+	}
+}
+
+bool tree_insert(struct region *region)
+{
+	struct region_tree *tree = region->device->regions;
+	uint64_t resident[CLASSES];
+	bool inserted, pinned;
+
+	pthread_mutex_lock(&tree_lock);
+	inserted = pages_ready(region);
+	pinned = tree->peer_count != 0;
+	if (inserted) {
+		region->serial = ++tree_serials;
+		for (size_t i = 0; i < region->chunks; i++) {
+			region->chunk[i].pinned = pinned;
+			region->chunk[i].heat = tree->usual;
+		}
+		if (tree->ring) {	/* just behind the hand: its turn comes last */
+			region->next = tree->ring;
+			region->previous = tree->ring->previous;
+		} else {
+			tree->ring = region->next = region->previous = region;
+			tree->hand = 0;
+		}
+		region->previous->next = region->next->previous = region;
+		pages_set(region, region);
+		count(region, 1);
+	}
+	memcpy(resident, tree->resident, sizeof(resident));
+	pthread_mutex_unlock(&tree_lock);
+	if (inserted && pinned)
+		tree_report_pinned(region->device, (int64_t)region->reserved);
+	if (inserted && region->device->index >= 0)
+		keeper_expect(region->device, resident, 0);
+	return inserted;
+}
+
+void tree_remove(struct region *region)
+{
+	struct region_tree *tree = region->device->regions;
+
+	if (tree->ring == region) {
+		tree->ring = region->next == region ? NULL : region->next;
+		tree->hand = 0;
+	}
+	region->previous->next = region->next;
+	region->next->previous = region->previous;
+	pages_set(region, NULL);
+	count(region, -1);
+}
+
+void tree_moved(const struct pick *pick, enum chunk_place place, CUmemGenericAllocationHandle memory,
+		  CUdeviceptr window)
+{
+	struct chunk *chunk = &pick->region->chunk[pick->index];
+	const size_t bytes = chunk_bytes(pick->region, pick->index);
+	struct region_tree *tree = pick->region->device->regions;
+
+	pthread_mutex_lock(&tree_lock);
+	if (chunk->place != place)
+		tree->resident[chunk_class(pick->region, pick->index)] += place == CHUNK_DEVICE ? bytes : -bytes;
+	if (chunk->imported)
+		tree->imported -= bytes;
+	chunk->imported = false;
+	chunk->memory = memory;
+	chunk->place = place;
+	chunk->window = window;
+	pthread_mutex_unlock(&tree_lock);
+}
+
+void tree_shareable(const struct pick *pick)
+{
+	pthread_mutex_lock(&tree_lock);
+	pick->region->chunk[pick->index].shareable = true;
+	pthread_mutex_unlock(&tree_lock);
+}
+
+void tree_imported(const struct pick *pick)
+{
+	pthread_mutex_lock(&tree_lock);
+	pick->region->chunk[pick->index].imported = true;
+	pick->region->device->regions->imported += chunk_bytes(pick->region, pick->index);
+	pthread_mutex_unlock(&tree_lock);
+}
+
+bool tree_has_imported(struct device *device)
+{
+	pthread_mutex_lock(&tree_lock);
+	bool imported = device->regions->imported != 0;
+	pthread_mutex_unlock(&tree_lock);
+	return imported;
+}
+
+void tree_classes(struct device *device, uint64_t resident[CLASSES])
+{
+	pthread_mutex_lock(&tree_lock);
+	memcpy(resident, device->regions->resident, sizeof(device->regions->resident));
+	pthread_mutex_unlock(&tree_lock);
+}
+
+uint64_t tree_pinned(struct device *device)
+{
+	pthread_mutex_lock(&tree_lock);
+	uint64_t bytes = device->regions->pinned;
+	pthread_mutex_unlock(&tree_lock);
+	return bytes;
+}
+
+LIFE(.stage = LIFE_REGIONS, .set_up = set_up, .forget = forget);
