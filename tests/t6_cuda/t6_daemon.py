@@ -32,7 +32,8 @@ from tests.harness import Harness, StubGpu, World, running
 HERE = Path(__file__).parent
 CUDA = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
 LIBRARY = HERE.parent.parent / "backend" / "cuda" / "library"
-INCLUDES = [f"-I{place}" for place in (CUDA, LIBRARY, *(LIBRARY / part for part in ("daemon", "move", "count", "driver")))]
+PARTS = ("daemon", "move", "count", "driver")
+INCLUDES = [f"-I{place}" for place in (CUDA, LIBRARY, *(LIBRARY / part for part in PARTS))]
 FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *INCLUDES]
 SANITIZERS = {"plain": [], "thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined"]}
 GIB, MIB = 1 << 30, 1 << 20

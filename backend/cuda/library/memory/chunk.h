@@ -41,7 +41,7 @@ struct region {
 	CUcontext context;	/* it was allocated in, and goes with */
 	struct small *small;	/* what is in it, if it is one for small allocations */
 	struct region *next_small;
-	bool freeing;		/* somebody is at it */
+	bool freeing;		/* a thread is at it */
 	size_t count[CLASSES];	/* of chunks of each class, in this order */
 	size_t chunks;		/* all of them */
 	struct chunk chunk[];
