@@ -28,6 +28,7 @@ import backend.process.looks
 from backend.common.errors import fail
 from backend.core.controller import Controller
 from backend.core.protocols import Gpu, Host, Moves
+from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
@@ -126,7 +127,9 @@ class StubGpu:
         self.calls: list[tuple[str, int, int]] = []
         """(lever, pid, value) of every call."""
         self.detached: set[Process] = set()
-        """Whose TSGs are off the runlist."""
+        """Processes whose TSGs are off the runlist, all of them."""
+        self.without_gr: set[Process] = set()
+        """Processes whose GR TSGs alone are off the runlist."""
         self.timeslices: dict[Process, int] = {}
         """Timeslices in force; absent for the default."""
         self.forgotten: list[Process] = []
@@ -175,13 +178,15 @@ class StubGpu:
         if not us:
             del self.timeslices[process]
 
-    async def detach(self, process: Process) -> None:
-        await self._act("detach", process)
-        self.detached.add(process)
+    async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
+        await self._act("detach", process, 0 if engines is Engines.ALL else engines.value)
+        (self.detached.add if engines is Engines.ALL else self.detached.discard)(process)
+        (self.without_gr.add if engines is Engines.GR else self.without_gr.discard)(process)
 
     async def attach(self, process: Process) -> None:
         await self._act("attach", process)
         self.detached.discard(process)
+        self.without_gr.discard(process)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         await self._act("reclaim", process, nbytes)

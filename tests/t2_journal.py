@@ -25,6 +25,7 @@ from hypothesis.stateful import invariant
 
 import backend.ledgers.journal.file
 from backend.core.protocols import Ledger
+from backend.core.reasons import FROZEN, Engines, Off, Reason
 from backend.core.records import Books, Move, Wanted
 from backend.ledgers.journal import format, state
 from backend.ledgers.journal.file import RETRY_S, STALE_MODE, Busy, Journal, default_path
@@ -176,6 +177,10 @@ def histories(draw: st.DrawFn) -> list[list[state.Operation]]:
                         state.remove(key),
                         state.put(key, draw(figures)),
                         state.lever((key[0], Process(5, 7)), Lever(draw(st.booleans()), 10, draw(st.booleans()))),
+                        state.lever((key[0], Process(5, 7)), Lever(gr=draw(st.booleans()))),
+                        state.reasons(
+                            (key[0], Process(5, 7)), draw(st.sampled_from((Off(), FROZEN, Off(gr=Reason.TURN))))
+                        ),
                         state.own((key[0], Process(5, 7)), draw(st.sampled_from(({}, {"c1d00019:5c000003": 777})))),
                         state.moving(Process(5, 7), Moving("GPU-a", "GPU-b", draw(st.none() | figures))),
                         state.moved(Process(5, 7)),
@@ -763,6 +768,32 @@ async def test_a_lever_is_noted_before_it_moves_and_when_it_holds(path: Path, sp
 
 
 @virtual
+async def test_the_engines_that_are_off_are_noted(path: Path, spawn: Spawn) -> None:
+    """GR alone is another thing than all of them; 0.1 reads of it that nothing is off, and asks the hardware."""
+    journal, inner, gpu, who = noted_by(path, spawn)
+    key = inner.info.uuid, who
+
+    def noted() -> Lever:
+        return format.read(path.read_bytes()).state.levers.get(key, Lever())
+
+    await gpu.detach(who, Engines.GR)
+    assert noted() == Lever(gr=True)
+    assert inner.without_gr == {who}
+    await gpu.detach(who)
+    assert noted() == Lever(True)
+    inner.script("detach", refuses(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):
+        await gpu.detach(who, Engines.GR)
+    assert noted() == Lever(True, moving=True)
+    await gpu.detach(who, Engines.GR)
+    assert noted() == Lever(gr=True)
+    await gpu.attach(who)
+    assert noted() == Lever()
+    await settle()
+    let_go(journal)
+
+
+@virtual
 async def test_a_lever_that_returns_too_late_is_not_noted(path: Path, spawn: Spawn) -> None:
     """Of one that went meanwhile, nothing is kept: nothing would ever forget it."""
     journal, inner, gpu, who = noted_by(path, spawn)
@@ -852,10 +883,10 @@ def test_what_a_ledger_inherits(path: Path) -> None:
     assert (slice_.group, slice_.parent, slice_.applied) == (
         SliceOn(Slice("/a"), 3),
         SliceOn(ROOT, 3),
-        Wanted(False, 0),
+        Wanted(),
     )
     assert (process.group, process.parent) == (Member(who, 3), slice_.group)
-    assert (process.applied, process.doubtful) == (Wanted(True, 500), True)
+    assert (process.applied, process.doubtful) == (Wanted(FROZEN, 500), True)
     assert ledger.books(SliceOn(ROOT, 3)).high == 100
     let_go(again)
     after = JournaledLedger(third := Journal(path, boot=BOOT), {3: "GPU-a"})

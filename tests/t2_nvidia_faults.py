@@ -19,6 +19,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from backend.core.reasons import Engines
 from backend.nvidia import discover, rm
 from backend.nvidia.deadline import Deadline, Narrow, Precedence
 from backend.nvidia.discover import ClientCounter, Handles
@@ -77,7 +78,7 @@ class World:
     def holds(self) -> bool:
         """Whether the hardware is what is wanted, to the last count."""
         us = self.tenant.timeslice_us or 2048
-        return set(self.mine) == {int(self.tenant.frozen)} and self.slices == [us, 1024, 1024, 1024]
+        return set(self.mine) == {int(self.tenant.engines is Engines.ALL)} and self.slices == [us, 1024, 1024, 1024]
 
     def check_others(self) -> None:
         assert all(self.other.running())
@@ -173,7 +174,7 @@ def test_levers(lever: str, readback: bool) -> None:
     before, after = LEVERS[lever]
 
     def want(what: tuple[bool, int]) -> None:
-        w.tenant.frozen, w.tenant.timeslice_us = what
+        _set(w, what)
 
     want(before)
     w.tenant._enforce(False)
@@ -224,7 +225,7 @@ def test_a_lever_that_is_refused_all_the_time(lever: str) -> None:
 
 
 def _set(w: World, what: tuple[bool, int]) -> None:
-    w.tenant.frozen, w.tenant.timeslice_us = what
+    w.tenant.engines, w.tenant.timeslice_us = (Engines.ALL if what[0] else Engines.NONE), what[1]
 
 
 def test_a_lever_that_says_it_did_and_did_not() -> None:
@@ -487,10 +488,10 @@ def test_a_read_back_that_hangs_keeps_no_lever_of_others() -> None:
     thread.start()
     while not fault.stuck:
         pass
-    w.tenant.frozen = True
+    w.tenant.engines = Engines.ALL
     w.tenant._enforce(False)
     assert w.holds()
-    w.tenant.frozen = False
+    w.tenant.engines = Engines.NONE
     w.tenant._enforce(False)
     assert w.holds()
     fault.hangs.set()

@@ -12,9 +12,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from backend.core.reasons import Engines
 from backend.core.records import Capability, GpuInfo
 from backend.nvidia import selftest
-from backend.nvidia.proven import Proven, Verdict
+from backend.nvidia.proven import GR_ALONE, Proven, Verdict
 from backend.nvidia.selftest import prove
 from backend.process.identity import Process
 
@@ -32,6 +33,8 @@ class Machine:
     starts: bool = True
     info: GpuInfo = attrs.field(factory=lambda: GpuInfo(0, "GPU-0", "fake", "none", 1, 2048))
     slices: dict[Process, int] = attrs.field(factory=dict)
+    obeys_gr: bool = True
+    copies_go_on: bool = True
     frozen: set[Process] = attrs.field(factory=set)
     progress: dict[Process, float] = attrs.field(factory=dict)
     at: float = 0.0
@@ -58,6 +61,12 @@ class Machine:
         if self.obeys_freeze:
             self.frozen.add(process)
 
+    async def take(self, process: Process, engines: Engines) -> None:
+        assert engines is Engines.GR
+        self.advance()
+        if self.obeys_gr:
+            self.frozen.add(process)
+
     async def attach(self, process: Process) -> None:
         self.advance()
         if self.thaws:
@@ -80,6 +89,13 @@ def verdicts(
         def finished(self) -> int:
             machine.advance()
             return int(machine.progress[self.identity])
+
+        @property
+        def copied(self) -> int:
+            return int(trio.current_time() * 1000) if machine.copies_go_on or not machine.frozen else 0
+
+        async def copies(self) -> None:
+            pass
 
         async def started(self) -> None:
             if not machine.starts:
@@ -125,6 +141,27 @@ def test_a_freeze_that_is_taken_and_not_obeyed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_freeze_that_cannot_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts(Machine(thaws=False), monkeypatch)["compute.freeze"].capability is Capability.UNSUPPORTED
+
+
+@pytest.mark.parametrize("machine", [{"obeys_gr": False}, {"copies_go_on": False}, {"thaws": False}], ids=str)
+def test_gr_alone_is_proven_by_what_stands_and_what_goes_on(
+    monkeypatch: pytest.MonkeyPatch, machine: dict[str, bool]
+) -> None:
+    """Kernels stand, copies go on, and kernels go on afterwards; else all engines are taken."""
+    assert verdicts(Machine(), monkeypatch)[GR_ALONE].capability is Capability.ENFORCED
+    found = verdicts(Machine(**machine), monkeypatch)
+    assert found[GR_ALONE].capability is Capability.ADVISORY
+    if "thaws" not in machine:
+        for name in ("compute.freeze", "compute.weight"):
+            assert found[name].capability is Capability.ENFORCED, "no control depends on it"
+
+
+def test_gr_alone_is_noted_where_it_was_proven(monkeypatch: pytest.MonkeyPatch, proven: Proven) -> None:
+    """Controls that were proven are not tested again for it, and what was not proven is not believed."""
+    verdicts(Machine(obeys_gr=False), monkeypatch, proven)
+    found = verdicts(Machine(), monkeypatch, proven, tested=False)
+    assert GR_ALONE not in found
+    assert found["compute.freeze"].capability is Capability.ENFORCED
 
 
 def test_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +210,7 @@ def test_it_counts_here_and_now(monkeypatch: pytest.MonkeyPatch, proven: Proven,
         case "boot" | "driver":
             (proven.boot if change == "boot" else proven.driver).write_text("another")
         case "edition":
-            proven.path.write_text(text.replace('"edition": 1', '"edition": 0'))
+            proven.path.write_text(text.replace('"edition": 2', '"edition": 0'))
         case "other GPU":
             proven.path.write_text(text.replace("GPU-0", "GPU-1"))
         case "mode":

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backend.core.reasons import FROZEN, Off, Reason
 from backend.ledgers.journal import first, format, state
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.state import Lever, State
@@ -83,7 +84,17 @@ def test_what_0_1_knows_is_as_it_was() -> None:
 @few
 def test_0_1_reads_what_this_version_writes(lines: list[list[state.Operation]]) -> None:
     data = of(*lines)
-    assert old(data) == facts(format.read(data).state.operations())
+    assert old(data) == facts(known_to_0_1(format.read(data).state.operations()))
+
+
+def known_to_0_1(operations: Iterable[state.Operation]) -> Iterator[state.Operation]:
+    """What it reads of what is said since: nothing of reasons, and of a lever whether all engines are off."""
+    for one in operations:
+        if one[0] == "lever":
+            if one[3:6] != [False, 0, False]:
+                yield one[:6]
+        elif one[0] != "reasons":
+            yield one
 
 
 later_fields = st.dictionaries(
@@ -166,6 +177,32 @@ def test_what_means_nothing_here_is_left_out_and_said(path: Path) -> None:
     journal = Journal(path, boot=BOOT)
     assert journal.state.groups[JOB].fields == {"high": 5, "low": 3}
     let_go(journal)
+
+
+@pytest.mark.parametrize(
+    ("lever", "off", "detached"),
+    [
+        (Lever(True), Off(Reason.FREEZE, Reason.TURN), True),
+        (Lever(gr=True, timeslice_us=5), Off(gr=Reason.TURN), False),
+        (Lever(), Off(Reason.MIGRATION), False),
+    ],
+)
+def test_reasons_go_past_0_1(lever: Lever, off: Off, detached: bool) -> None:
+    """It reads that all engines are off, where they are; that GR alone is it finds in the hardware."""
+    key = ("GPU-a", state._process([5, 7]))
+    operations = [*BEGIN, state.lever(key, lever), state.reasons(key, off)]
+    data = of(operations)
+    assert (format.read(data).state.levers.get(key, Lever()), format.read(data).state.reasons) == (lever, {key: off})
+    known = ["lever", "GPU-a", [5, 7], detached, lever.timeslice_us, False]
+    assert old(data) == facts([*BEGIN, known] if detached or lever.timeslice_us else BEGIN)
+
+
+def test_reasons_of_a_later_version_are_left_out() -> None:
+    """What is known of them is read; and one of which nothing is known leaves none."""
+    key = ("GPU-a", state._process([5, 7]))
+    found = format.read(of([*BEGIN, ["reasons", "GPU-a", [5, 7], 1 << 20 | 1, 1 << 21]]))
+    assert (found.state.reasons, found.left_out) == ({key: FROZEN}, 0)
+    assert format.read(of([*BEGIN, ["reasons", "GPU-a", [5, 7], 1 << 20, 0]])).state.reasons == {}
 
 
 @given(st.text(max_size=20), st.binary(max_size=20))

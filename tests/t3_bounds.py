@@ -245,9 +245,7 @@ def test_what_was_there_before_is_counted_and_stays() -> None:
         ledger.configure(SliceOn(slice_, 0), kept=True)
     ledger.configure(SliceOn(slices[0], 0), uid=USER)
     population = Population(ledger, (0,))
-    population.take_over(
-        [Inherited(SliceOn(s, 0), SliceOn(s.parent or ROOT, 0), Wanted(False, 0), False) for s in slices], {}
-    )
+    population.take_over([Inherited(SliceOn(s, 0), SliceOn(s.parent or ROOT, 0), Wanted(), False) for s in slices], {})
     assert len(population.slices()) == 61
     with pytest.raises(BlockingIOError):
         population.make(Slice("/mine/more"))

@@ -15,6 +15,7 @@ import trio
 
 import backend.process.identity
 from backend.core.protocols import Gpu, Inherited
+from backend.core.reasons import FROZEN, ON
 from backend.core.records import MAX, NOBODY, Wanted
 from backend.ledgers.account import Account
 from backend.ledgers.journal.file import Journal
@@ -56,9 +57,9 @@ class SurvivingLedger(SoftLedger):
         def below(account: Account) -> None:
             for group, child in account.children.items():
                 process, gpu = group.node, self.hardware[group.gpu]
-                applied = Wanted(False, 0)
+                applied = Wanted()
                 if isinstance(process, Process):
-                    applied = Wanted(process in gpu.detached, gpu.timeslices.get(process, 0))
+                    applied = Wanted(FROZEN if process in gpu.detached else ON, gpu.timeslices.get(process, 0))
                 found.append(Inherited(group, account.group, applied, process in self.doubtful))
                 below(child)
 

@@ -14,6 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from backend.core.controller import DEADLINE_S
+from backend.core.reasons import Engines
 from backend.core.records import NOWHERE, Activity
 from backend.process.identity import Member, Process
 from backend.scheduler.fair import SWITCH_US
@@ -43,11 +44,11 @@ class Bench(SoftGpu):
         self.moved.append(trio.current_time())
         await super().set_timeslice(process, us)
 
-    async def detach(self, process: Process) -> None:
+    async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
         self.moved.append(trio.current_time())
         if process in self.broken:
             raise OSError(errno.EIO, "the driver")
-        await super().detach(process)
+        await super().detach(process, engines)
 
     async def attach(self, process: Process) -> None:
         self.moved.append(trio.current_time())

@@ -36,7 +36,7 @@ from tests.t3_killed import (
     timeslices,
 )
 
-FREEZES = 40
+FREEZES = 44
 """A point in that life at which somebody is frozen."""
 
 

@@ -15,12 +15,13 @@ from backend.core.deadlines import Deadlines
 from backend.core.entries import Resident
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Inherited, Ledger
+from backend.core.reasons import Off, Reason
 from backend.core.records import NOWHERE, Channel, Place, Wanted
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
 log = logging.getLogger(__name__)
 
-UNTOUCHED = Wanted(frozen=False, timeslice_us=0)
+UNTOUCHED = Wanted()
 """How every process is before anybody asks for anything."""
 
 
@@ -61,7 +62,8 @@ class Follower:
                 self._inherited.add(one.group)
                 applied = one.applied
                 if applied.frozen and not self.wanted(one.group).frozen:  # that was the scheduler of that daemon
-                    applied = Wanted(False, applied.timeslice_us, off=True)
+                    off = applied.off.without(Reason.FREEZE).with_(Reason.TURN)
+                    applied = Wanted(off, applied.timeslice_us)
                 self._remember(one.group, applied)
                 if one.doubtful:
                     self._doubtful.add(one.group)
@@ -91,8 +93,12 @@ class Follower:
                     sharers = self._population.sharers(level)
                     us = max(self._gpus[group.gpu].info.timeslice_min_us, us // max(1, sharers))
                 shortest = min(shortest or us, us)
-        place = self._places.get(group, NOWHERE)
-        return Wanted(frozen, shortest or place.timeslice_us, place.off)
+        place, off = self._places.get(group, NOWHERE), Off()
+        if frozen:
+            off = off.with_(Reason.FREEZE)
+        if place.off:
+            off = off.with_(Reason.TURN, place.engines)
+        return Wanted(off, shortest or place.timeslice_us)
 
     # What the scheduler has a say in
 
@@ -115,7 +121,7 @@ class Follower:
         """The scheduler's part does not hold: no more is wanted of it than what does, and that it runs."""
         applied = self.applied(group)
         self.schedule(group, Place(applied.timeslice_us))
-        if applied.off:  # perhaps
+        if applied.off.reasons & Reason.TURN:  # perhaps
             self.background.later(group)
 
     def is_frozen(self, group: Group) -> bool:
@@ -176,27 +182,33 @@ class Follower:
             wanted = self.wanted(group)  # asked inside the lock: the last write wins
             applied = self.applied(group)
             again = group in self._inherited
-            if again and wanted.detached:  # first of all: a Gpu that was not told so yet lets it run at another lever
-                await self._detach(group, Wanted(wanted.frozen, applied.timeslice_us, wanted.off))
+            if again and wanted.off:  # first of all: a Gpu that was not told so yet lets it run at another lever
+                await self._detach(group, Wanted(wanted.off, applied.timeslice_us))
                 applied = self.applied(group)
             if again or wanted.timeslice_us != applied.timeslice_us:
                 await gpu.set_timeslice(process, wanted.timeslice_us)
-                self._remember(group, Wanted(applied.frozen, wanted.timeslice_us, applied.off))
-            if wanted.detached and (not applied.detached or group in self._doubtful):
+                applied = Wanted(applied.off, wanted.timeslice_us)
+                self._remember(group, applied)
+            if wanted.off and (wanted.engines is not applied.engines or group in self._doubtful):
                 await self._detach(group, wanted)
-            elif not wanted.detached and (again or applied.detached):
+            elif not wanted.off and (again or applied.off):
                 await gpu.attach(process)
                 self._doubtful.discard(group)
                 self._remember(group, wanted)
             elif wanted != applied:
-                self._remember(group, wanted)  # it is off, or on, the runlist for another reason
+                self._remember(group, wanted)  # it is off the runlist for other reasons
             self._inherited.discard(group)
 
     async def _detach(self, group: Member, wanted: Wanted) -> None:
-        self._remember(group, wanted)  # before the lever moves: one that is half frozen must be thawed too
-        self._doubtful.add(group)
-        await self._gpus[group.gpu].detach(group.process)
+        """Has the engines of its reasons off, and the others on. What holds meanwhile is what held and what will."""
+        applied = self.applied(group)
+        # Before the lever moves: one that is half frozen must be thawed too.
+        self._remember(group, Wanted(applied.off | wanted.off, wanted.timeslice_us))
+        if not applied.engines.covers(wanted.engines) or group in self._inherited:
+            self._doubtful.add(group)
+        await self._gpus[group.gpu].detach(group.process, wanted.engines)
         self._doubtful.discard(group)
+        self._remember(group, wanted)
 
     def begin_again(self, gpu: int) -> None:
         """A GPU that was lost is back. Nobody knows what holds there: each lever is pulled, soon."""
@@ -223,8 +235,10 @@ class Follower:
                 self._applied.pop(here, None)
                 self._doubtful.discard(here)
                 self._inherited.discard(here)
+                self._note_reasons(here, Off(Reason.MIGRATION))
                 yield
             finally:
+                self._note_reasons(here, Off())
                 self._held -= {here, there}
                 for group in (here, there):
                     self.watcher(group.gpu)
@@ -240,10 +254,22 @@ class Follower:
         return group in self._locks and self._locks[group].locked()
 
     def _remember(self, group: Member, applied: Wanted) -> None:
+        before = self.applied(group).off
         if applied == UNTOUCHED or not self._population.holds(group):
             self._applied.pop(group, None)
         else:
             self._applied[group] = applied
+        if applied.off != before or group in self._inherited:
+            self._note_reasons(group, applied.off)
+
+    def _note_reasons(self, group: Member, off: Off) -> None:
+        """Notes in the books why a process is off the runlist: before the hardware has more of it, and after it
+        has less. A process that is gone has no books."""
+        try:
+            self._ledger.set_reasons(group, off.all.value, off.gr.value)
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
 
     def show(self, group: Group) -> None:
         """Tells compute.events of a group, and of every one above and below it, whose frozen state turned."""
@@ -335,8 +361,9 @@ class Follower:
         process, gpu = group.process, self._gpus[group.gpu]
         applied, inherited = self.applied(group), group in self._inherited
         try:
-            if inherited or applied.detached:
+            if inherited or applied.off:
                 await gpu.attach(process)
+                self._note_reasons(group, Off())
             if inherited or applied.timeslice_us:
                 await gpu.set_timeslice(process, 0)
         except ProcessLookupError:

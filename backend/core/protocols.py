@@ -14,6 +14,7 @@ from typing import Protocol
 import attrs
 import trio
 
+from backend.core.reasons import Engines
 from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
 from backend.process.identity import Group, Member, Process, Slice, SliceOn
 
@@ -238,11 +239,12 @@ class Gpu(Protocol):
     async def set_timeslice(self, process: Process, us: int) -> None:
         """Longest run of `process` in a round, microseconds, split over its GR TSGs; 0 restores the default."""
 
-    async def detach(self, process: Process) -> None:
-        """Takes its TSGs off the runlist; none of them is running on return."""
+    async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
+        """Has the TSGs of these engines off the runlist, none of them running on return, and the others on it. All of
+        them where a GPU was not proven to do so for GR alone: that stops what was to be stopped."""
 
     async def attach(self, process: Process) -> None:
-        """Puts its TSGs back on the runlist."""
+        """Puts its TSGs back on the runlist, those of every engine."""
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         """Moves at least `nbytes` (rounded up to pages) to the host, or what can be; returns the bytes moved."""

@@ -9,6 +9,7 @@ from typing import Literal
 import attrs
 
 from backend.core import settings
+from backend.core.reasons import ON, TURN_ENGINES, Engines, Off, Reason
 from backend.core.settings import MAX as MAX
 from backend.core.settings import NOBODY as NOBODY
 
@@ -231,17 +232,20 @@ class Move:
 class Wanted:
     """The compute state that the whole path above a process adds up to, on one GPU."""
 
-    frozen: bool
-    """Its TSGs are to be off the runlist: somebody asked for it."""
-    timeslice_us: int
+    off: Off = ON
+    """Why its TSGs are to be off the runlist, and those of which engines."""
+    timeslice_us: int = 0
     """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
-    off: bool = False
-    """The scheduler keeps its TSGs off the runlist, frozen or not."""
 
     @property
-    def detached(self) -> bool:
-        """Whether its TSGs are to be off the runlist, for whatever reason."""
-        return self.frozen or self.off
+    def engines(self) -> Engines:
+        """The engines that are to be off the runlist."""
+        return self.off.engines
+
+    @property
+    def frozen(self) -> bool:
+        """Whether its TSGs are to be off the runlist since that was asked for."""
+        return bool(self.off.all & Reason.FREEZE)
 
 
 @attrs.frozen
@@ -251,7 +255,9 @@ class Place:
     timeslice_us: int = 0
     """Longest run in a round, over all its TSGs, microseconds; 0 the driver's default."""
     off: bool = False
-    """Off the runlist."""
+    """Off the runlist until its next turn."""
+    engines: Engines = TURN_ENGINES
+    """Engines that it is without, where it is off."""
 
 
 NOWHERE = Place()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import trio
 
 from backend.core.protocols import Gpu, Host
+from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint
 from backend.process.identity import Process
 
@@ -43,8 +44,8 @@ class ForwardingGpu:
     async def set_timeslice(self, process: Process, us: int) -> None:
         await self._inner.set_timeslice(process, us)
 
-    async def detach(self, process: Process) -> None:
-        await self._inner.detach(process)
+    async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
+        await self._inner.detach(process, engines)
 
     async def attach(self, process: Process) -> None:
         await self._inner.attach(process)

@@ -23,6 +23,7 @@ import trio
 from backend.common.errors import fail
 from backend.common.threads import in_a_thread
 from backend.core.protocols import Inherited, Target
+from backend.core.reasons import Engines, Off, reasons_of
 from backend.core.records import PEAKS, Books, Channel, Peak, Wanted
 from backend.core.settings import REASONS
 from backend.door.wire import Op
@@ -440,9 +441,17 @@ class KernelLedger:
         group = group_on(node, gpu)
         self._enter(group, found.id)
         books = self._get(group)
-        applied = Wanted(bool(books.flags & abi.BOOKS_DETACHED), books.lever_timeslice_us)
+        applied = Wanted(_off(books), books.lever_timeslice_us)
         doubtful, joined = bool(books.flags & abi.BOOKS_DOUBTFUL), bool(books.flags & abi.BOOKS_JOINED)
         self._inherited.append(Inherited(group, above, applied, doubtful, joined))
+
+
+def _off(books: abi.Books) -> Off:
+    """The reasons for which another daemon left a process off the runlist, as far as the levers that it pulled go."""
+    engines = Engines.NONE
+    if books.flags & abi.BOOKS_DETACHED:
+        engines = Engines.GR if books.flags & abi.BOOKS_DETACHED_GR else Engines.ALL
+    return Off(reasons_of(books.off_all), reasons_of(books.off_gr)).held_in(engines)
 
 
 def _word(number: int, bits: int = 64) -> int:

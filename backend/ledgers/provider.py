@@ -23,7 +23,9 @@ from backend.common.errors import errno_of, fail
 from backend.common.lasting import lasting
 from backend.core.deadlines import Deadlines
 from backend.core.protocols import Gpu, Host
+from backend.core.reasons import Engines
 from backend.door.wire import SIZE, Message, Op
+from backend.ledgers import abi
 from backend.ledgers.forwarding import ForwardingGpu
 from backend.process.identity import Group, Member, Process, is_borne
 
@@ -78,8 +80,8 @@ class ProviderGpu(ForwardingGpu):
     async def set_timeslice(self, process: Process, us: int) -> None:
         await self._pull(Op.SET_TIMESLICE, process, us)
 
-    async def detach(self, process: Process) -> None:
-        await self._pull(Op.DETACH_TSG, process)
+    async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
+        await self._pull(Op.DETACH_TSG, process, abi.ENGINES_GR if engines is Engines.GR else abi.ENGINES_ALL)
 
     async def attach(self, process: Process) -> None:
         await self._pull(Op.ATTACH_TSG, process)
@@ -170,7 +172,7 @@ class ProviderGpu(ForwardingGpu):
             case Op.ATTACH_TSG:
                 await self._inner.attach(process)
             case Op.DETACH_TSG:
-                await self._inner.detach(process)
+                await self._inner.detach(process, Engines.GR if value == abi.ENGINES_GR else Engines.ALL)
             case Op.RECLAIM:
                 return await self._inner.reclaim(process, value)
             case _:

@@ -18,6 +18,7 @@ import trio
 from backend.common.errors import fail
 from backend.common.lasting import lasting
 from backend.core.protocols import Gpu, Host
+from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.cuda.managed import Managed
 from backend.nvidia import rm, thaw
@@ -28,7 +29,7 @@ from backend.nvidia.listed import ProcessList
 from backend.nvidia.memory import ProgramMemory
 from backend.nvidia.mover import Mover
 from backend.nvidia.nvml import Nvml
-from backend.nvidia.proven import Verdict
+from backend.nvidia.proven import GR_ALONE, Verdict
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.swapped import SwappedPrograms
 from backend.nvidia.tenant import NoNotes, Notes, Tenant
@@ -235,7 +236,7 @@ class NvidiaGpu:
     async def _release_all(self) -> None:
         async with trio.open_nursery() as nursery:  # one that hangs shall not keep the others
             for tenant in self._tenants.values():
-                tenant.frozen = False
+                tenant.engines = Engines.NONE
                 tenant.timeslice_us = 0
                 if tenant.has_policy and not self.lost:
                     nursery.start_soon(self._release, tenant)
@@ -355,7 +356,7 @@ class NvidiaGpu:
         """Who has all its work off the GPU, since somebody asked that it stand still. (One that the scheduler has off
         the runlist for a moment is not frozen.) One that uses another GPU, too, works there."""
         tenant = self._tenants.get(process)
-        if tenant is None or not tenant.frozen or not self._asked_to_stand(process):
+        if tenant is None or tenant.engines is not Engines.ALL or not self._asked_to_stand(process):
             return None
         return None if any(tsg.gpu_id != self._gpu_id for tsg in tenant.handles.tsgs()) else tenant
 
@@ -367,9 +368,10 @@ class NvidiaGpu:
         return any(books.frozen for books in host.levels(process, self.info.index))
 
     def _is_frozen(self, process: Process) -> bool:
-        """Whether its work is off the GPU: the copies that move memory are, too, and would wait for the thaw."""
+        """Whether its kernels are off the GPU, done or not. The copies that move memory may be, too, and would wait for
+        the thaw; and where they are not, the library waits for the kernels before it moves anything."""
         tenant = self._tenants.get(process)
-        return tenant is not None and tenant.frozen
+        return tenant is not None and tenant.engines is not Engines.NONE
 
     # ---- the levers ------------------------------------------------------------------------------------------
 
@@ -379,19 +381,32 @@ class NvidiaGpu:
             return
         await self._change(process, timeslice_us=us)
 
-    async def detach(self, process: Process) -> None:
-        if not self.swapped.has(process):  # there nothing of it runs
-            await self._freeze(process, True)
+    async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
+        if engines is Engines.GR and self._capabilities.get(GR_ALONE) is not Capability.ENFORCED:
+            engines = Engines.ALL  # that stops what is to be stopped, on any driver
+        if engines is Engines.ALL:
+            if not self.swapped.has(process):  # there nothing of it runs
+                await self.take(process, engines)
+        else:
+            await self._let_go(process, engines)
 
     async def attach(self, process: Process) -> None:
+        await self._let_go(process, Engines.NONE)
+
+    async def _let_go(self, process: Process, engines: Engines) -> None:
+        """Has no more than these engines off. A program that is in the host comes back."""
         self._require()
         if self.mover.is_due(process):
             raise OSError(errno.EAGAIN, "it is in the host since before this mount, and not back yet")
         await self.swapped.back(process)
-        await self._freeze(process, False)
+        await self.take(process, engines)
 
     async def _freeze(self, process: Process, frozen: bool) -> None:
-        await self._change(process, frozen=frozen)
+        await self.take(process, Engines.ALL if frozen else Engines.NONE)
+
+    async def take(self, process: Process, engines: Engines) -> None:
+        """Has the TSGs of these engines off the runlist, and the others on it, whatever was proven."""
+        await self._change(process, engines=engines)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         self._require()
@@ -410,23 +425,26 @@ class NvidiaGpu:
             return None
         return process.pid in await self._nvml.usage(self.info.index)
 
-    async def _change(self, process: Process, *, frozen: bool | None = None, timeslice_us: int | None = None) -> None:
+    async def _change(
+        self, process: Process, *, engines: Engines | None = None, timeslice_us: int | None = None
+    ) -> None:
         self._require()
         tenant = self._tenant(process)
-        before = (tenant.frozen, tenant.timeslice_us)
-        if frozen is not None:
-            tenant.frozen = frozen
+        before = (tenant.engines, tenant.timeslice_us)
+        if engines is not None:
+            tenant.engines = engines
         if timeslice_us is not None:
             tenant.timeslice_us = timeslice_us
         try:
             await tenant.enforce()
-            if (frozen or timeslice_us) and not tenant.tsgs():  # who lets go of one needs none to act on
+            takes = engines not in (None, Engines.NONE) or bool(timeslice_us)
+            if takes and not tenant.tsgs():  # who lets go of one needs none to act on
                 await self._find_some(tenant)
         except ProcessLookupError:
             raise
         except BaseException as error:
             # Refused, or given up by the caller: what it did change is put back by the keeper.
-            tenant.frozen, tenant.timeslice_us = before
+            tenant.engines, tenant.timeslice_us = before
             if isinstance(error, OSError):
                 self._is_loss(error)
                 if error.errno == errno.ENOENT:  # what was there a moment ago is not, again and again

@@ -27,6 +27,7 @@ from functools import partial
 import attrs
 import trio
 
+from backend.core.reasons import Engines
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.tenant import Tenant
 from backend.process.identity import Process
@@ -123,7 +124,7 @@ class Keeper:
         tenants = list(self._tenants.values())
         if self._has_slept():
             await self._begin_again(tenants)
-        frozen = [tenant for tenant in tenants if tenant.frozen and tenant.off]
+        frozen = [tenant for tenant in tenants if tenant.engines is not Engines.NONE and tenant.off]
         sliced = [tenant for tenant in tenants if tenant.timeslice_us and tenant.slices]
         self._hint(frozen)
         asked = [tenant for tenant in frozen if tenant.is_asked]

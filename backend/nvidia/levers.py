@@ -100,7 +100,7 @@ def timeslices(controls: Controls, tsgs: Collection[Tsg]) -> Mapping[Key, int]:
 
 
 def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:
-    """DetachTSG: all channels, those of the copy engines too, off the runlist and not running on return.
+    """DetachTSG: all channels of these TSGs off the runlist and not running on return.
 
     `off` has the channels that are off already, and gets the others. Those are left alone: disabling nests.
     """
@@ -127,7 +127,7 @@ def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
 
 
 def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:
-    """AttachTSG: all channels back on the runlist, also what somebody else disabled a second time."""
+    """AttachTSG: all channels of these TSGs back on the runlist, also what somebody else disabled a second time."""
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         for _ in range(NESTED):
             try:

@@ -25,6 +25,13 @@ ERROR = 16
 """u64: the CUresult that ended it, 0 for none."""
 STOP = 24
 """u64: not 0 once it shall end."""
+COPY = 32
+"""u64: not 0 from when on it shall copy memory, too."""
+COPIED = 40
+"""u64: copies completed."""
+
+COPY_BYTES = 1 << 20
+"""Bytes of one copy from the GPU to the host: more than is passed on without a copy engine."""
 
 IN_FLIGHT = 16
 
@@ -58,6 +65,9 @@ again:
 # cuda.h
 CU_MEMHOSTREGISTER_DEVICEMAP = 2
 CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13
+CU_STREAM_NON_BLOCKING = 1
+CU_EVENT_DISABLE_TIMING = 2
+CUDA_ERROR_NOT_READY = 600
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -68,6 +78,33 @@ class CudaError(Exception):
 def _check(result: int) -> None:
     if result:
         raise CudaError(result)
+
+
+class Copies:
+    """Copies from the GPU to the host, one after the other, beside the kernels."""
+
+    def __init__(self, cuda: ctypes.CDLL) -> None:
+        self._cuda = cuda
+        self._gpu, self._host, self._stream, self._event = (ctypes.c_void_p() for _ in range(4))
+        self._begun = self._done = 0
+        _check(cuda.cuMemAlloc_v2(ctypes.byref(self._gpu), ctypes.c_size_t(COPY_BYTES)))
+        _check(cuda.cuMemHostAlloc(ctypes.byref(self._host), ctypes.c_size_t(COPY_BYTES), 0))
+        _check(cuda.cuStreamCreate(ctypes.byref(self._stream), CU_STREAM_NON_BLOCKING))
+        _check(cuda.cuEventCreate(ctypes.byref(self._event), CU_EVENT_DISABLE_TIMING))
+
+    def go_on(self) -> int:
+        """Begin another copy where none is under way; return how many are done."""
+        if self._begun > self._done:
+            result = self._cuda.cuEventQuery(self._event)
+            if result == CUDA_ERROR_NOT_READY:
+                return self._done
+            _check(result)
+            self._done += 1
+        nbytes = ctypes.c_size_t(COPY_BYTES)
+        _check(self._cuda.cuMemcpyDtoHAsync_v2(self._host, self._gpu, nbytes, self._stream))
+        _check(self._cuda.cuEventRecord(self._event, self._stream))
+        self._begun += 1
+        return self._done
 
 
 def _spin(page: mmap.mmap, kernel_us: int) -> None:
@@ -86,8 +123,11 @@ def _spin(page: mmap.mmap, kernel_us: int) -> None:
     _check(cuda.cuDeviceGetAttribute(ctypes.byref(khz), CU_DEVICE_ATTRIBUTE_CLOCK_RATE, device))
     cycles = ctypes.c_uint64(khz.value * kernel_us // 1000)
     arguments = (ctypes.c_void_p * 2)(ctypes.addressof(counter), ctypes.addressof(cycles))
-    launched = 0
+    launched, copies = 0, None
     while not struct.unpack_from("<Q", page, STOP)[0]:
+        if struct.unpack_from("<Q", page, COPY)[0]:
+            copies = copies or Copies(cuda)
+            struct.pack_into("<Q", page, COPIED, copies.go_on())
         if launched - struct.unpack_from("<Q", page, FINISHED)[0] >= IN_FLIGHT:
             time.sleep(kernel_us * 1e-6)
             continue

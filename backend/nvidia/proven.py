@@ -20,11 +20,16 @@ from backend.process import procfs
 
 log = logging.getLogger(__name__)
 
-EDITION = 1
+EDITION = 2
 """Of the self-test: what an earlier one proved is proven anew."""
 BOOT = Path(procfs.BOOT)
 DRIVER = Path("/proc/driver/nvidia/version")
 """Its version, and when and by what it was built."""
+
+
+GR_ALONE = "compute.gr"
+"""Capability that is no control: to take the GR engine alone from a program, whose copies go on. Without it all engines
+are taken."""
 
 
 @attrs.frozen
@@ -32,7 +37,7 @@ class Verdict:
     """What one control does on one GPU, and how we know."""
 
     control: str
-    """File name."""
+    """File name, or GR_ALONE."""
     capability: Capability
     """What to promise."""
     evidence: str
@@ -56,10 +61,13 @@ class Proven:
         return [Verdict(control, Capability.ENFORCED, evidence) for control, evidence in found.items()]
 
     def keep(self, uuid: str, verdicts: Sequence[Verdict]) -> None:
-        """Notes it, where all of it was proven."""
-        if any(verdict.capability is not Capability.ENFORCED for verdict in verdicts):
+        """Notes it, where all controls were proven. GR_ALONE is noted where it was, too."""
+        proven = {
+            verdict.control: verdict.evidence for verdict in verdicts if verdict.capability is Capability.ENFORCED
+        }
+        if any(verdict.control not in proven for verdict in verdicts if verdict.control != GR_ALONE):
             return
-        gpus = {**self._known(), uuid: {verdict.control: verdict.evidence for verdict in verdicts}}
+        gpus = {**self._known(), uuid: proven}
         try:
             boot, driver = self._here()
             self._write(json.dumps({"edition": EDITION, "boot": boot, "driver": driver, "gpus": gpus}))

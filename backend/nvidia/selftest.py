@@ -21,10 +21,11 @@ from typing import Protocol
 import trio
 
 from backend.common import interpreter
+from backend.core.reasons import Engines
 from backend.core.records import OF_MEMORY, Capability, GpuInfo
 from backend.core.settings import OF_THE_SCHEDULER
 from backend.nvidia import probe
-from backend.nvidia.proven import Proven, Verdict
+from backend.nvidia.proven import GR_ALONE, Proven, Verdict
 from backend.process.identity import Process, identify
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,10 @@ START_SECONDS = 10.0
 """For a child's first kernel; half a second is usual, the first after a driver load takes longer."""
 WINDOW = 0.4
 """Seconds that progress is measured for."""
+GR_WINDOW = 0.2
+"""Seconds that progress without the GR engine is measured for."""
+COPY_START_S = 2.0
+"""Seconds for the first copies of a child."""
 ASKED = (6000, 2000)
 """Timeslices asked for, microseconds: 3 to 1, both well above the 0.2 ms that a switch costs."""
 TOLERANCE = 0.25
@@ -43,6 +48,10 @@ LIBRARY = "moves the memory of programs that `ggroupfs run` starts, by a library
 CHECKPOINT = "cuCheckpoint, by way of the host; of programs that `ggroupfs run` starts most goes from GPU to GPU"
 SCHEDULED = tuple(str(setting.control) for setting in OF_THE_SCHEDULER)
 """What the scheduler makes of the two levers."""
+
+
+TESTED = ("compute.timeslice", "compute.freeze", GR_ALONE)
+"""What is proven by progress."""
 
 
 class Levers(Protocol):
@@ -55,6 +64,9 @@ class Levers(Protocol):
 
     async def detach(self, process: Process) -> None:
         """See :class:`backend.core.protocols.Gpu`."""
+
+    async def take(self, process: Process, engines: Engines) -> None:
+        """See :class:`backend.nvidia.gpu.NvidiaGpu`."""
 
     async def attach(self, process: Process) -> None:
         """See :class:`backend.core.protocols.Gpu`."""
@@ -101,6 +113,18 @@ class Child:
         """Kernels that the GPU completed for it."""
         return self._word(probe.FINISHED)
 
+    @property
+    def copied(self) -> int:
+        """Copies from the GPU to the host that were completed for it."""
+        return self._word(probe.COPIED)
+
+    async def copies(self) -> None:
+        """Has it copy, too, and waits for its first copies."""
+        struct.pack_into("<Q", self._page, probe.COPY, 1)
+        with trio.move_on_after(COPY_START_S):
+            while self.copied < 2:  # noqa: ASYNC110 - another process counts
+                await trio.sleep(0.01)
+
     async def started(self) -> None:
         """Waits for its first kernels. OSError when it cannot run any."""
         assert self._process is not None
@@ -135,7 +159,7 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Pr
         verdicts.append(Verdict("compute.migrate", Capability.UNSUPPORTED, "there is no other GPU of this model"))
     if not run:
         why = "not tested"
-        tested = [Verdict(name, Capability.ADVISORY, why) for name in ("compute.timeslice", "compute.freeze")]
+        tested = [Verdict(name, Capability.ADVISORY, why) for name in TESTED]
         return [*tested, *_scheduled(tested), *verdicts]
     if proven is not None and (known := proven.of(gpu.info.uuid)):
         return [*known, *_scheduled(known), *verdicts]
@@ -149,9 +173,9 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Pr
                 await child.started()
         except OSError as error:
             why = f"not proven: {error.strerror}"
-            tested = [Verdict(name, Capability.ADVISORY, why) for name in ("compute.timeslice", "compute.freeze")]
+            tested = [Verdict(name, Capability.ADVISORY, why) for name in TESTED]
         else:
-            tested = [await _timeslice(gpu, children), await _freeze(gpu, children)]
+            tested = [await _timeslice(gpu, children), await _freeze(gpu, children), await _gr_alone(gpu, children)]
             if proven is not None:
                 proven.keep(gpu.info.uuid, tested)
     for verdict in tested:
@@ -161,7 +185,7 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Pr
 
 def _scheduled(levers: Sequence[Verdict]) -> list[Verdict]:
     """Priorities and weights are as good as what the scheduler pulls."""
-    capability = Capability.weakest([verdict.capability for verdict in levers])
+    capability = Capability.weakest([verdict.capability for verdict in levers if verdict.control != GR_ALONE])
     return [
         Verdict(name, capability, "by timeslices, and by taking off the runlist who has to wait") for name in SCHEDULED
     ]
@@ -217,6 +241,28 @@ async def _freeze(gpu: Levers, children: Sequence[Child]) -> Verdict:
         return Verdict("compute.freeze", Capability.ENFORCED, evidence)
     # A freeze that cannot be undone is worse than none.
     return Verdict("compute.freeze", Capability.ADVISORY if thawed[0] > 0 else Capability.UNSUPPORTED, evidence)
+
+
+async def _gr_alone(gpu: Levers, children: Sequence[Child]) -> Verdict:
+    """Whether the GR engine can be taken alone: kernels stand, copies go on."""
+    victim = children[0]
+    try:
+        await victim.copies()
+        await gpu.take(victim.identity, Engines.GR)
+        before, start = victim.copied, trio.current_time()
+        stopped = await _rates(children, GR_WINDOW)
+        copies = (victim.copied - before) / (trio.current_time() - start)
+        await gpu.attach(victim.identity)
+        thawed = await _rates(children, GR_WINDOW)
+    except OSError as error:
+        return _refused(GR_ALONE, error)
+    proven = stopped[0] == 0 and stopped[1] > 0 and copies > 0 and thawed[0] > 0
+    return Verdict(
+        GR_ALONE,
+        Capability.ENFORCED if proven else Capability.ADVISORY,
+        f"without the GR engine {stopped[0]:.0f} kernels/s and {copies:.0f} copies/s in it, {stopped[1]:.0f} kernels/s "
+        f"beside it; {thawed[0]:.0f} kernels/s in it after attaching",
+    )
 
 
 def _ratio(rates: Sequence[float]) -> float:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import attrs
 
+from backend.core.reasons import Engines
 from backend.core.records import Activity
 from backend.nvidia import levers, rm
 from backend.nvidia.deadline import Deadline
@@ -85,8 +86,8 @@ class Tenant:
     """When this daemon did, in clock ticks since boot: an earlier one may have had programs that are older."""
     notes: Notes = attrs.field(factory=NoNotes)
     """Of the timeslices that its TSGs had."""
-    frozen: bool = False
-    """Wanted: off the runlist."""
+    engines: Engines = Engines.NONE
+    """Wanted: the engines whose TSGs are off the runlist."""
     timeslice_us: int = 0
     """Wanted: microseconds in a round, 0 the default."""
     off: set[Key] = attrs.field(factory=set)
@@ -107,7 +108,7 @@ class Tenant:
     # What the keeper remembers of it (keeper.py)
 
     asked: int = 0
-    """When it was last asked whether it undid its freeze, by a count of questions."""
+    """When it was last asked whether it undid its detach, by a count of questions."""
     is_asked: bool | None = None
     """Whether somebody froze it, and not only the scheduler for a moment."""
     sliced: int = 0
@@ -147,18 +148,28 @@ class Tenant:
     @property
     def has_policy(self) -> bool:
         """Whether anything is wanted, or left over."""
-        return self.frozen or self.timeslice_us != 0 or bool(self.off or self.slices)
+        return self._stays_off or self.timeslice_us != 0 or bool(self.off or self.slices)
 
     @property
     def is_behind(self) -> bool:
         """Whether the hardware is not yet what is wanted, by all that is known without asking it."""
         tsgs = self.tsgs()
-        if self.frozen:
-            if any((tsg.client, channel) not in self.off for tsg in tsgs for channel in tsg.channels):
-                return True
-        elif self.off:
+        if any((key in self.off) != self.takes(tsg) for tsg in tsgs for key in _channels(tsg)):
+            return True
+        if self.off and not self._stays_off:
             return True
         return any(levers.differing(tsgs, self.timeslice_us, self.slices))
+
+    @property
+    def _stays_off(self) -> bool:
+        """Whether any engine is to be off the runlist. What is wanted may change while a thread is at work."""
+        return self.engines is not Engines.NONE
+
+    def takes(self, tsg: Tsg) -> bool:
+        """Whether a TSG is to be off the runlist. One of which nobody knows yet what it runs on may run kernels."""
+        if self.engines is Engines.GR:
+            return tsg.engine is not Engine.COPY
+        return self.engines is Engines.ALL
 
     def tsgs(self) -> Sequence[Tsg]:
         """Those on this GPU, as last seen."""
@@ -191,7 +202,7 @@ class Tenant:
         """It had the engine, frozen or not: the channels that run kernels come first now."""
         if not self.suspect:
             kernels = [tsg for tsg in self.tsgs() if tsg.engine is not Engine.COPY]
-            self._questions = [(tsg.client, channel) for tsg in kernels for channel in tsg.channels]
+            self._questions = [key for tsg in kernels for key in _channels(tsg)]
             random.shuffle(self._questions)
             self.suspect = len(self._questions)
 
@@ -232,7 +243,7 @@ class Tenant:
     def _next_question(self) -> Key | None:
         """A channel of each TSG first, of those that run kernels before the others; nobody knows which one."""
         if not self._questions:
-            lists = [[(tsg.client, channel) for channel in tsg.channels] for tsg in self._kernels_first()]
+            lists = [_channels(tsg) for tsg in self._kernels_first() if self.takes(tsg)]
             for keys in lists:
                 random.shuffle(keys)
             rounds = [keys[n] for n in range(max(map(len, lists), default=0)) for keys in lists if n < len(keys)]
@@ -244,10 +255,14 @@ class Tenant:
 
     def _is_undone(self, key: Key) -> bool:
         """Whether that channel is on the runlist, and ought not to be."""
-        undone = self.frozen and key in self.off and self.states.enabled(*key) is True
+        undone = key in self.off and self.states.enabled(*key) is True and self._is_taken(key)
         if undone:
             self._questions.append(key)  # the one to ask for again, before anything is done about it
         return undone
+
+    def _is_taken(self, key: Key) -> bool:
+        """Whether a channel is to be off the runlist: less may be wanted since it was chosen."""
+        return any(key in _channels(tsg) for tsg in self.tsgs() if self.takes(tsg))
 
     def _look(self, force: bool) -> None:
         with self._alive():
@@ -267,21 +282,24 @@ class Tenant:
                 self.handles.wide()
             self._adopt_channels()
             with self._borrowed() as controls, self.handles.levers.taken():
-                if self.frozen or not self.off:  # who is let go waits for it, and what is new is not off
+                if self._stays_off or not self.off:  # who is let go waits for it, and what is new is not off
                     self.handles.quick(controls)
                 enabled = self.states.enabled
                 tsgs = levers.still_there(controls, self.tsgs())
                 tsgs, stretched = self._ask_for_timeslices(controls, tsgs, again)
                 undone = "timeslice" if stretched else ""
-                if again and self.frozen and (key := self._next_question()) and self._is_undone(key):
+                if again and self._stays_off and (key := self._next_question()) and self._is_undone(key):
                     undone = "freeze"
                     self._questions.clear()
-                    levers.attach_once(controls, tsgs, self.off)
+                    levers.attach_once(controls, list(filter(self.takes, tsgs)), self.off)
                 if self.unsure:  # enabled once more than needed does no harm, disabled twice does
                     levers.attach(controls, tsgs, self.off, enabled)
                     self.unsure = False
-                if self.frozen:
-                    levers.detach(controls, tsgs, self.off, enabled)
+                # What is to run goes on first: a program that is thawed in the turn of another waits for its copies.
+                if self._stays_off:
+                    let_go = [tsg for tsg in tsgs if self._is_off(tsg) and not self.takes(tsg)]
+                    levers.attach(controls, let_go, self.off, enabled)
+                    levers.detach(controls, list(filter(self.takes, tsgs)), self.off, enabled)
                 if self.timeslice_us:  # noted before it is so: the driver does not know it any more then
                     self.notes.note(self.process, {_name(tsg): us for tsg, us in levers.shares(tsgs, 0).items()})
                     if self.forgotten:
@@ -292,10 +310,10 @@ class Tenant:
                 self.slices |= left  # until a look says that they were freed
                 if not self.slices:
                     self.notes.note(self.process, {})
-                if self.off and not self.frozen:
-                    levers.attach(controls, tsgs, self.off, enabled)
+                if self.off and not self._stays_off:
+                    levers.attach(controls, list(filter(self._is_off, tsgs)), self.off, enabled)
                     # What is left was freed; or could not be seen, and is tried again until a look says that it was.
-                    self.off &= {(tsg.client, channel) for tsg in self.tsgs() for channel in tsg.channels}
+                    self.off &= {key for tsg in self.tsgs() for key in _channels(tsg)}
         self._count()
         return undone
 
@@ -317,7 +335,7 @@ class Tenant:
         """Forgets what it was given: it may still have it, or not. Its channels are asked for, as those are that a
         daemon before us may have left off."""
         slices = self.slices.keys()
-        if self.frozen or self.off:
+        if self._stays_off or self.off:
             self.off.clear()
             self.adopted, self.began = False, NEVER
         self.slices = dict.fromkeys(slices, levers.UNKNOWN)
@@ -365,7 +383,7 @@ class Tenant:
             self.adopted = True
             if self._is_older:
                 self.off |= levers.left_off(tsgs, self.states.enabled)
-                channels = [(tsg.client, channel) for tsg in tsgs for channel in tsg.channels]
+                channels = [key for tsg in tsgs for key in _channels(tsg)]
                 self.unsure = any(self.states.enabled(*key) is None for key in channels[:1])
 
     def _count(self) -> None:
@@ -374,8 +392,12 @@ class Tenant:
             tsgs=len(tsgs),
             channels=sum(len(tsg.channels) for tsg in tsgs),
             contexts=sum(tsg.engine is Engine.GR for tsg in tsgs),
-            attached=sum(not any((tsg.client, channel) in self.off for channel in tsg.channels) for tsg in tsgs),
+            attached=sum(not self._is_off(tsg) for tsg in tsgs),
         )
+
+    def _is_off(self, tsg: Tsg) -> bool:
+        """Whether any channel of a TSG was taken off the runlist."""
+        return any(key in self.off for key in _channels(tsg))
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
@@ -386,6 +408,10 @@ class Tenant:
             if self.system.start_time(self.process.pid) != self.process.start:
                 raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
             raise
+
+
+def _channels(tsg: Tsg) -> list[Key]:
+    return [(tsg.client, channel) for channel in tsg.channels]
 
 
 def _name(tsg: Tsg) -> str:

@@ -20,6 +20,7 @@ import trio
 from backend.common.errors import fail
 from backend.common.lasting import lasting
 from backend.core.protocols import Gpu, Host
+from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import SETTINGS
 from backend.process.identity import Process
@@ -147,21 +148,34 @@ class SoftGpu:
         tenant.timeslice_us = us
         tenant.split(self.config.timeslice_us)
 
-    async def detach(self, process: Process) -> None:
+    async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
         self._require()
-        self._attach(process, False)
+        self._take(process, engines)
 
     async def attach(self, process: Process) -> None:
         self._require()
-        self._attach(process, True)
+        self._take(process, Engines.NONE)
 
-    def _attach(self, process: Process, attached: bool) -> None:
-        self._engine.advance()  # up to now it ran, from now on it does not
+    def _take(self, process: Process, engines: Engines) -> None:
         tenant = self._tenant(process)
-        tenant.attached = attached
-        for tsg in tenant.tsgs.values():
-            tsg.attached = attached
+        tenant.asked = engines
+        self._follow(tenant)
+
+    def _follow(self, tenant: Tenant) -> None:
+        self._engine.advance()  # up to now it ran, from now on it does not
+        tenant.follow()
         self._engine.wake()
+
+    async def copy(self, process: Process, nbytes: int) -> None:
+        """Copies memory between the GPU and the host for a program, in pieces that each wait while its copy engine is
+        off the runlist: the engine beside GR. ENODEV; ESRCH for a process that is gone."""
+        while nbytes:
+            tenant = self._living(process)
+            await tenant.copies()
+            piece = min(nbytes, self.config.batch)
+            await trio.sleep(self._transfer_us(piece) / 1e6)
+            tenant.copied += piece
+            nbytes -= piece
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         self._require()
@@ -195,7 +209,7 @@ class SoftGpu:
         async with self.machine.gate(process).shut():
             tenant = self._tenant(process)
             tenant.leaving = True
-            self._attach(process, False)
+            self._follow(tenant)
             try:
                 # Out and in again, as a checkpoint and a restore: what is in the host stays there.
                 await trio.sleep(2 * self._transfer_us(tenant.memory.resident * self.config.page) / 1e6)
@@ -207,7 +221,7 @@ class SoftGpu:
             finally:
                 tenant.leaving = False
                 if self._tenants.get(process) is tenant:
-                    self._attach(process, True)
+                    self._follow(tenant)
 
     async def finds(self, process: Process) -> bool | None:
         return self._holds_work(process)
@@ -226,7 +240,8 @@ class SoftGpu:
         for tsg in tenant.tsgs.values():
             target._engine.add(tsg, self._engine.remove(tsg))
         target._tenants[process] = tenant
-        target._attach(process, True)
+        tenant.leaving = False
+        target._take(process, Engines.NONE)
         tenant.split(target.config.timeslice_us)
         self.machine.exchange(process, self.info.index, target.info.index)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import attrs
+import trio
 
 from backend.core.protocols import split_timeslice
+from backend.core.reasons import Engines
 from backend.core.records import Activity
 from backend.soft.pages import Memory
 from backend.soft.runlist import US, Tsg
@@ -20,14 +22,40 @@ class Tenant:
     """Its contexts' TSGs, by number."""
     timeslice_us: int = 0
     """What was asked for it; 0 is the default."""
-    attached: bool = True
-    """Whether its TSGs, and those to come, belong on the runlist."""
+    asked: Engines = Engines.NONE
+    """Engines that it is to be without, whatever else it is without."""
     leaving: bool = False
     """Whether its memory is on the way to another GPU."""
+    copied: int = 0
+    """Bytes that the copy engine copied for it, ever."""
+    copying: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    """Its copies that wait for the copy engine."""
     dead: bool = False
     """Whether what it has here was lost with the GPU: it is good for nothing but to be given back."""
     retired: Activity = attrs.field(factory=lambda: Activity(0, 0, 0, 0, managed=True))
     """The work of the contexts that it closed."""
+
+    @property
+    def engines(self) -> Engines:
+        """Engines that it is without: what is asked, and all of them on the way to another GPU."""
+        return Engines.ALL if self.leaving else self.asked
+
+    @property
+    def attached(self) -> bool:
+        """Whether its TSGs, and those to come, belong on the runlist of the GR engine."""
+        return self.engines is Engines.NONE
+
+    def follow(self) -> None:
+        """Has the engines follow what it is to be without."""
+        for tsg in self.tsgs.values():
+            tsg.attached = self.attached
+        if self.engines is not Engines.ALL:
+            self.copying.unpark_all()
+
+    async def copies(self) -> None:
+        """Waits until the copy engine may work for it."""
+        while self.engines is Engines.ALL:
+            await self.copying.park()
 
     @property
     def holds_work(self) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
+from backend.core.reasons import Off
 from backend.core.records import GpuInfo
 from backend.door.client import facts_of
 from backend.ledgers import kernel
@@ -79,8 +80,9 @@ async def _thaw_all(
                 continue
             for one in freed:
                 for journal in journals:
-                    if (gpu.info.uuid, one.process) in journal.state.levers and not one.failure:
-                        journal.commit(state.lever((gpu.info.uuid, one.process), UNTOUCHED))
+                    key, known = (gpu.info.uuid, one.process), journal.state
+                    if (key in known.levers or key in known.reasons) and not one.failure:
+                        journal.commit(state.lever(key, UNTOUCHED), state.reasons(key, Off()))
                 subject = f"GPU {gpu.info.index} pid {one.process.pid}"
                 if one.failure:
                     findings.append(Finding(subject, "failed", one.failure))

@@ -21,6 +21,7 @@ import trio
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from backend.core.protocols import Ledger
+from backend.core.reasons import FROZEN
 from backend.core.records import MAX, NOBODY, Books, Channel, Wanted
 from backend.door.wire import Op
 from backend.ledgers import abi, kernel
@@ -268,7 +269,7 @@ def test_the_books_go_on(processes: Sequence[Process], spawn: Spawn) -> None:
         seen = {root, SliceOn(ROOT, 1)}
         for item in inherited:
             assert item.parent in seen, "the one above comes first"
-            assert (item.applied, item.doubtful) == (Wanted(False, 0), False)
+            assert (item.applied, item.doubtful) == (Wanted(), False)
             seen.add(item.group)
         for group, books in before.items():
             assert ledger.books(group) == attrs.evolve(books, current=0, swap=0), group
@@ -359,8 +360,8 @@ def test_levers_reach_the_gpu_and_are_remembered(processes: Sequence[Process]) -
 
     async def after(ledger: KernelLedger) -> None:
         assert {item.group.node: (item.applied, item.doubtful) for item in ledger.inherited()} == {
-            who: (Wanted(True, 4000), False),
-            other: (Wanted(False, 0), True),
+            who: (Wanted(FROZEN, 4000), False),
+            other: (Wanted(), True),
         }
         async with served(ledger, second) as gpu:
             assert (second.detached, second.timeslices) == ({who}, {who: 4000})

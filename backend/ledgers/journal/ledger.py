@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from backend.core.protocols import Inherited
+from backend.core.reasons import Off, reasons_of
 from backend.core.records import Books, Peak, Wanted
 from backend.ledgers.account import Account
 from backend.ledgers.journal import state
@@ -106,7 +107,10 @@ class JournaledLedger(SoftLedger):
 
     def set_reasons(self, group: Group, off_all: int, off_gr: int) -> None:
         super().set_reasons(group, off_all, off_gr)
-        if self._changed:
+        key, off = self._key(group), Off(reasons_of(off_all), reasons_of(off_gr))
+        if off != self._journal.state.reasons.get(key, Off()):
+            self._write(state.reasons(key, off))
+        elif self._changed:
             self._write()
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
@@ -161,7 +165,8 @@ class JournaledLedger(SoftLedger):
 
     def _inherit(self, group: Group, key: Key, above: Group) -> Inherited:
         held = self._journal.state.levers.get(key, UNTOUCHED)
-        return Inherited(group, above, Wanted(held.detached, held.timeslice_us), held.moving)
+        off = self._journal.state.reasons.get(key, Off()).held_in(held.engines)
+        return Inherited(group, above, Wanted(off, held.timeslice_us), held.moving)
 
 
 def _reset_by_nobody(account: Account) -> None:

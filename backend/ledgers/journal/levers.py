@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import attrs
 
 from backend.core.protocols import Gpu
+from backend.core.reasons import Engines
 from backend.ledgers.forwarding import ForwardingGpu
 from backend.ledgers.journal import state
 from backend.ledgers.journal.file import Journal
@@ -29,15 +30,15 @@ class JournaledGpu(ForwardingGpu):
         await self._inner.set_timeslice(process, us)
         self._note(process, timeslice_us=us)
 
-    async def detach(self, process: Process) -> None:
+    async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
         self._note(process, moving=True)
-        await self._inner.detach(process)
-        self._note(process, detached=True, moving=False)
+        await self._inner.detach(process, engines)
+        self._note(process, **_off(engines), moving=False)
 
     async def attach(self, process: Process) -> None:
         self._note(process, moving=True)
         await self._inner.attach(process)
-        self._note(process, detached=False, moving=False)
+        self._note(process, **_off(Engines.NONE), moving=False)
 
     def _note(self, process: Process, **changes: bool | int) -> None:
         key: Key = self.info.uuid, process
@@ -47,6 +48,10 @@ class JournaledGpu(ForwardingGpu):
         now = attrs.evolve(before, **changes)  # type: ignore[arg-type]
         if now != before:
             self._journal.commit(state.lever(key, now))
+
+
+def _off(engines: Engines) -> dict[str, bool]:
+    return {"detached": engines is Engines.ALL, "gr": engines is Engines.GR}
 
 
 class Timeslices:

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from backend.core.reasons import Engines, Off, reasons_of
 from backend.core.records import NOBODY, Books
 from backend.core.settings import BY_FIELD, Kind
 from backend.process.identity import ROOT, Node, Process, Slice
@@ -30,6 +31,7 @@ FIELDS = tuple(field.name for field in attrs.fields(Books) if field.name not in 
 FLAGS = {setting.field for setting in BY_FIELD.values() if setting.kind is Kind.SWITCH}
 
 _LARGEST = 1 << 128
+_MASK = range(1 << 32)
 _NAME = re.compile("[0-9a-f]{1,8}:[0-9a-f]{1,8}")
 _BOOKS = Books()
 
@@ -55,11 +57,18 @@ class Lever:
     """What holds for a process on a GPU."""
 
     detached: bool = False
-    """Its TSGs are off the runlist."""
+    """Its TSGs are off the runlist, those of every engine."""
     timeslice_us: int = 0
     """Its timeslice, microseconds; 0 is the driver's default."""
     moving: bool = False
     """They were about to be taken off, or put back, and nobody knows what came of it."""
+    gr: bool = False
+    """Those of the GR engine alone are off the runlist."""
+
+    @property
+    def engines(self) -> Engines:
+        """The engines that are off the runlist."""
+        return Engines.ALL if self.detached else Engines.GR if self.gr else Engines.NONE
 
 
 @attrs.frozen
@@ -121,7 +130,14 @@ def put(key: Key, fields: Mapping[str, int | str]) -> Operation:
 
 def lever(key: Key, state: Lever) -> Operation:
     """What holds of its levers."""
-    return ["lever", key[0], _raw(key[1]), state.detached, state.timeslice_us, state.moving]
+    found = ["lever", key[0], _raw(key[1]), state.detached, state.timeslice_us, state.moving]
+    return [*found, Engines.GR.name] if state.gr else found
+
+
+def reasons(key: Key, off: Off) -> Operation:
+    """Why a process is off the runlist, as two masks of :class:`backend.core.reasons.Reason`: for which reasons every
+    engine is, and for which the GR engine alone."""
+    return ["reasons", key[0], _raw(key[1]), off.all.value, off.gr.value]
 
 
 def own(key: Key, timeslices: Mapping[str, int]) -> Operation:
@@ -160,6 +176,8 @@ class State:
     """The books."""
     levers: dict[Key, Lever] = attrs.field(factory=dict)
     """What holds, where it is not as it always was."""
+    reasons: dict[Key, Off] = attrs.field(factory=dict)
+    """Why processes are off the runlist."""
     own: dict[Key, dict[str, int]] = attrs.field(factory=dict)
     """Timeslices that are to be given back."""
     moves: dict[Process, Moving] = attrs.field(factory=dict)
@@ -171,7 +189,8 @@ class State:
 
     def copy(self) -> State:
         """What it says now. Quick, however much that is: what is in the tables is replaced, never changed."""
-        return State(dict(self.groups), dict(self.levers), dict(self.own), dict(self.moves), dict(self.given))
+        tables = (self.groups, self.levers, self.reasons, self.own, self.moves, self.given)
+        return State(*(dict(table) for table in tables))  # type: ignore[arg-type]
 
     def apply(self, operation: Operation) -> None:
         """Has one thing happen. Nonsense where it cannot."""
@@ -187,8 +206,12 @@ class State:
             case ["put", str(uuid), node, dict(fields)]:
                 self._put((uuid, _node(node)), fields)
             case ["lever", str(uuid), [_, _] as process, bool(detached), int(us), bool(moving)]:
-                found = Lever(detached, _within(us, range(1 << 63)), moving)
-                _enter(self.levers, (uuid, _node(process)), found, found != UNTOUCHED)
+                self._lever((uuid, _node(process)), Lever(detached, us, moving))
+            case ["lever", str(uuid), [_, _] as process, bool(detached), int(us), bool(moving), Engines.GR.name, *_]:
+                self._lever((uuid, _node(process)), Lever(detached, us, moving, gr=True))
+            case ["reasons", str(uuid), [_, _] as process, int(all_), int(gr)]:
+                off = Off(reasons_of(_within(all_, _MASK)), reasons_of(_within(gr, _MASK)))
+                _enter(self.reasons, (uuid, _node(process)), off, bool(off))
             case ["own", str(uuid), [_, _] as process, dict(timeslices)]:
                 for name, us in timeslices.items():
                     _within(us, range(_LARGEST))
@@ -222,7 +245,7 @@ class State:
     def is_empty(self) -> bool:
         """Whether the next daemon would find nothing in it."""
         books = any(entry.fields or entry.later or entry.above for entry in self.groups.values())
-        return not (books or self.levers or self.own or self.moves or self.given)
+        return not (books or self.levers or self.reasons or self.own or self.moves or self.given)
 
     def operations(self) -> Iterator[Operation]:
         """What makes this state of an empty one."""
@@ -237,6 +260,8 @@ class State:
                 yield put(key, {**entry.fields, **entry.later})
         for key, held in self.levers.items():
             yield lever(key, held)
+        for key, off in self.reasons.items():
+            yield reasons(key, off)
         for key, timeslices in self.own.items():
             yield own(key, timeslices)
         for process, move in self.moves.items():
@@ -268,7 +293,7 @@ class State:
             entry = self.groups.get(key)
             if entry is not None and entry.above is not None:
                 self._count((key[0], entry.above), -1)
-            for table in (self.groups, self.levers, self.own, self.given):
+            for table in (self.groups, self.levers, self.reasons, self.own, self.given):
                 table.pop(key, None)
             self.given.pop(key[1], None)
             if isinstance(key[1], Process):
@@ -276,7 +301,7 @@ class State:
 
     def forget_gpu(self, uuid: str) -> None:
         """A GPU is gone, with its books."""
-        for table in (self.groups, self._below, self.levers, self.own, self.given):
+        for table in (self.groups, self._below, self.levers, self.reasons, self.own, self.given):
             for key in [key for key in table if isinstance(key, tuple) and key[0] == uuid]:
                 del table[key]
         for process in [process for process, move in self.moves.items() if uuid in (move.source, move.target)]:
@@ -287,6 +312,11 @@ class State:
                 del self.given[subject]
 
     # The small parts
+
+    def _lever(self, key: Key, found: Lever) -> None:
+        _within(found.timeslice_us, range(1 << 63))
+        _expect(not (found.detached and found.gr))
+        _enter(self.levers, key, found, found != UNTOUCHED)
 
     def _add(self, key: Key, above: Slice) -> None:
         _expect(key not in self.groups and (key[0], above) in self.groups)
@@ -313,8 +343,8 @@ class State:
         assert entry.above is not None
         self._count((key[0], entry.above), -1)
         del self.groups[key]
-        self.levers.pop(key, None)
-        self.own.pop(key, None)
+        for table in (self.levers, self.reasons, self.own):
+            table.pop(key, None)
 
     def _put(self, key: Key, fields: Mapping[str, Any]) -> None:
         entry = self.groups.get(key)

@@ -1,0 +1,131 @@
+"""Why a process is off the runlist: a set of reasons, each with the engines that it takes.
+
+The hardware has the union of what the reasons take. So a reason that ends puts back only what no other reason holds: a
+program that is thawed while it waits for its turn has its copy engines again, and its GR engine with its turn.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+
+class Reason(enum.Flag):
+    """A reason to be off the runlist. The bits stand in journals and in the ABI of the kernel module."""
+
+    FREEZE = 1 << 0
+    """compute.freeze, of the process or of a slice above it."""
+    TURN = 1 << 1
+    """The scheduler: it is the turn of another program."""
+    QUOTA = 1 << 2
+    """The time that the process may use in this period is used up."""
+    BUSY = 1 << 3
+    """A latency-critical neighbour is at work."""
+    GANG = 1 << 4
+    """A peer that it works with has no turn."""
+    MIGRATION = 1 << 5
+    """It is on the way to another GPU."""
+
+
+NO_REASON = Reason(0)
+
+KNOWN = Reason.FREEZE | Reason.TURN | Reason.QUOTA | Reason.BUSY | Reason.GANG | Reason.MIGRATION
+"""All reasons that this version knows."""
+
+LASTING = Reason.FREEZE | Reason.MIGRATION
+"""Reasons that outlive a daemon, since the books say what was asked: a freeze is a setting, a move is noted. The others
+are decisions of a daemon, and end with it: the next one takes them off."""
+
+
+class Engines(enum.Enum):
+    """Engines whose TSGs are off the runlist; ordered by how much that is."""
+
+    NONE = 0
+    GR = 1
+    """Graphics and compute alone: kernels stand, copies and moves of memory go on."""
+    ALL = 2
+    """The copy engines, too."""
+
+    def __or__(self, other: Engines) -> Engines:
+        """Return the engines of both."""
+        return max(self, other, key=lambda engines: engines.value)
+
+    def covers(self, other: Engines) -> bool:
+        """Return whether these are all of the other ones."""
+        return self.value >= other.value
+
+
+TURN_ENGINES = Engines.ALL
+"""Engines that a program is without until its next turn."""
+
+
+@attrs.frozen
+class Off:
+    """The reasons for which a process is off the runlist, by the engines that they take."""
+
+    all: Reason = NO_REASON
+    """Reasons that take every engine."""
+    gr: Reason = NO_REASON
+    """Reasons that take the GR engine alone."""
+
+    @property
+    def engines(self) -> Engines:
+        """The union: what is off in the hardware."""
+        if self.all:
+            return Engines.ALL
+        return Engines.GR if self.gr else Engines.NONE
+
+    @property
+    def reasons(self) -> Reason:
+        """All reasons, whatever they take."""
+        return self.all | self.gr
+
+    def __bool__(self) -> bool:
+        """Return whether there is any reason."""
+        return bool(self.reasons)
+
+    def __or__(self, other: Off) -> Off:
+        """Return the reasons of both. One that takes every engine in either takes them here."""
+        everything = self.all | other.all
+        return Off(everything, (self.gr | other.gr) & ~everything)
+
+    def with_(self, reason: Reason, engines: Engines = Engines.ALL) -> Off:
+        """Return the set in which a reason takes these engines, whatever it took before."""
+        left = self.without(reason)
+        match engines:
+            case Engines.ALL:
+                return Off(left.all | reason, left.gr)
+            case Engines.GR:
+                return Off(left.all, left.gr | reason)
+        return left
+
+    def without(self, reason: Reason) -> Off:
+        """Return the set without a reason."""
+        return Off(self.all & ~reason, self.gr & ~reason)
+
+    def held_in(self, engines: Engines) -> Off:
+        """Return the reasons of a set that was noted for hardware in which these engines are off.
+
+        What took a process off is noted before the hardware has it, and what ended after that, so a daemon that is
+        killed leaves reasons that the hardware does not have. One without reasons left none: who has all engines off is
+        taken for frozen, and who has GR off for one that waits for its turn.
+        """
+        match engines:
+            case Engines.ALL:
+                return Off(self.all or self.gr or Reason.FREEZE, self.gr if self.all else NO_REASON)
+            case Engines.GR:
+                return Off(gr=self.gr or self.all or Reason.TURN)
+        return ON
+
+
+ON = Off()
+"""On the runlist with every engine."""
+
+FROZEN = Off(Reason.FREEZE)
+"""Off the runlist with every engine since it was asked for: compute.freeze."""
+
+
+def reasons_of(mask: int) -> Reason:
+    """Return the reasons of a mask of bits that this version knows."""
+    return Reason(mask & KNOWN.value)
