@@ -18,6 +18,7 @@ from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.ledger import JournaledLedger
 from backend.ledgers.journal.levers import JournaledGpu, Timeslices
 from backend.ledgers.journal.moves import WrittenMoves
+from backend.ledgers.journal.totals import WrittenTotals
 from backend.ledgers.provider import ProviderGpu
 from backend.ledgers.soft import SoftLedger
 from backend.soft.config import SoftConfig
@@ -43,7 +44,7 @@ class Forgetful(Protocol):
     """A GPU that has to be told what its TSGs had of their own (:class:`backend.nvidia.gpu.NvidiaGpu`)."""
 
     notes: Timeslices
-    """Who remembers it."""
+    """What remembers it."""
 
 
 @attrs.frozen
@@ -77,13 +78,15 @@ class Backend:
     cuda: Mapping[int, Managed]
     """The programs whose memory can be moved, of each of the others: they come by a socket, too."""
     moves: WrittenMoves | None = None
-    """Who is on the way to another GPU, where that is to outlive the daemon."""
+    """Programs on the way to another GPU, where that is to outlive the daemon."""
     attributes: Attributes | None = None
     """Whose files are, where that is to outlive the daemon."""
     lacks: Sequence[str] = ()
     """What the kernel module lacks that the daemon knows of, where it keeps the books."""
     lasting: bool = True
     """Whether the books, and what holds, are known to another daemon afterwards."""
+    totals: WrittenTotals | None = None
+    """What was done in each group, where that is to outlive the daemon."""
 
 
 async def gpus(choice: Choice) -> Sequence[Gpu]:
@@ -106,7 +109,7 @@ async def gpus(choice: Choice) -> Sequence[Gpu]:
 
 
 def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journal | None = None) -> Backend:
-    """The books for these GPUs, and who pulls their levers, which may take `seconds`.
+    """The books for these GPUs, and what pulls their levers, which may take `seconds`.
 
     A `journal` keeps what the daemon knows alone. OSError, in words, where `kmod` was asked for and cannot be had.
     """
@@ -115,6 +118,7 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
     names = {gpu.info.index: gpu.info.uuid for gpu in found}
     attributes = Attributes(journal, names) if journal is not None else None
     moves = WrittenMoves(journal, names) if journal is not None else None
+    totals = WrittenTotals(journal, names) if journal is not None else None
     # A software GPU is gone with its mount, and so are its books; those of a real one are there for the next mount.
     if journal is not None:
         journal.temporary = {gpu.info.uuid for gpu in soft.values()}
@@ -127,11 +131,11 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
             log.warning("the kernel module ggroup is older than this daemon and lacks %s: %s", name, words)
         ledger = kernel.KernelLedger(names, temporary=soft.keys())
         provided = [ProviderGpu(gpu, ledger, seconds) for gpu in found]
-        return Backend(ledger, provided, soft, cuda, moves, attributes, list(lacks))
+        return Backend(ledger, provided, soft, cuda, moves, attributes, list(lacks), totals=totals)
     if journal is None:
         return Backend(SoftLedger(), found, soft, cuda, lasting=False)
     noted = [JournaledGpu(gpu, journal) for gpu in found]
-    return Backend(JournaledLedger(journal, names), noted, soft, cuda, moves, attributes)
+    return Backend(JournaledLedger(journal, names), noted, soft, cuda, moves, attributes, totals=totals)
 
 
 def _kernel_features(choice: Choice) -> int | None:

@@ -619,6 +619,10 @@ class FakeHost:
     on_arrive: Mapping[int, Callable[[Process], Any]] = attrs.field(factory=dict)
     presences: list[int] = attrs.field(factory=list)
     """GPUs that were lost, or came back."""
+    taken: list[Process] = attrs.field(factory=list)
+    """Whose work was taken down, as the GPU was about to tell less of it."""
+    told_late: list[tuple[Process, Mapping[str, int]]] = attrs.field(factory=list)
+    """What was told of those that had ended."""
 
     def presence(self, gpu: int) -> None:
         self.presences.append(gpu)
@@ -636,6 +640,12 @@ class FakeHost:
 
     def levels(self, process: Process, gpu: int) -> Sequence[Any]:
         return [SimpleNamespace(frozen=True)]
+
+    def take_down(self, process: Process, gpu: int) -> None:
+        self.taken.append(process)
+
+    def late(self, process: Process, gpu: int, figures: Mapping[str, int]) -> None:
+        self.told_late.append((process, figures))
 
     def undone(self, process: Process, gpu: int) -> None:
         self.brought_back[process] += 1

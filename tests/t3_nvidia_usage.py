@@ -97,3 +97,66 @@ def test_with_a_trace_it_is_exact(spawn: Spawn, monkeypatch: pytest.MonkeyPatch)
         clock.ns += 90 * MS + LAG_NS
 
     assert figures(stats(spawn, fake, work)) == [(90_000, None), (150_000, None), (240_000, None)]
+
+
+def test_busy_time_is_of_samples_without_the_library(spawn: Spawn) -> None:
+    """A quarter and a half of the time, and all of it from samples, which is told."""
+    seconds = iter(range(1, 4))
+
+    def sample(nvml: FakeNvml, one: int, other: int) -> None:
+        at = 1000 * next(seconds)
+        nvml.samples = [(one, at, 25), (other, at, 50)]
+
+    for stat in stats(spawn, FakeSystem(trace=None), sample):
+        assert stat["busy_usec"] == stat["busy_sampled_usec"] == stat["gpu_usec_estimate"]
+
+
+def test_busy_time_is_left_out_where_nothing_tells(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the kernels: neither the library nor samples."""
+
+    def refuse(nvml: FakeNvml, device: int, since: int) -> None:
+        raise FakeNvmlError(FakeNvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetProcessUtilization", refuse)
+    found = stats(spawn, FakeSystem(trace=None), lambda nvml, one, other: None)
+    assert not [stat for stat in found if "busy_usec" in stat or "busy_sampled_usec" in stat]
+
+
+def test_a_slice_keeps_what_a_killed_program_did(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the trace told of it after its end; and what another did that has its place."""
+    fake, clock = FakeSystem(), Clock()
+    assert fake.trace is not None
+    fake.trace.clock = clock
+    monkeypatch.setattr("backend.nvidia.trace.time.monotonic_ns", clock)
+    nvml, world = FakeNvml(count=1), World()
+
+    async def main() -> list[int]:
+        (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
+        child = spawn()
+        process = backend.process.identity.identify(child.pid)
+        fake.program(process.pid, 0, start=process.start)
+        world.cgroups[process.pid] = Slice("/jobs")
+        nvml.compute[0] = [(process.pid, MIB)]
+        trace = fake.trace
+        assert trace is not None
+        async with running(gpu, world=world) as h:
+            h.controller.population.keep(Slice("/jobs"))
+            await trio.sleep(0.5)
+            trace.stay(process.pid, clock.ns, clock.ns + 30 * MS)
+            clock.ns += 30 * MS + LAG_NS
+            await trio.sleep(0.3)
+            known = flat(await h.read("slice/jobs/0/gcgroup.stat"))["gpu_usec"]
+            trace.stay(process.pid, clock.ns, clock.ns + 40 * MS)
+            clock.ns += 40 * MS
+            child.kill()
+            child.wait()
+            nvml.compute[0] = []
+            await h.gone(process)
+            at_once = flat(await h.read("slice/jobs/0/gcgroup.stat"))["gpu_usec"]
+            clock.ns += LAG_NS
+            await trio.sleep(1.0)
+            return [known, at_once, flat(await h.read("slice/jobs/0/gcgroup.stat"))["gpu_usec"]]
+
+    mock = MockClock(autojump_threshold=0.005)
+    with patient(mock, lambda: False):
+        assert trio.run(main, clock=mock) == [30_000, 30_000, 70_000]

@@ -103,6 +103,8 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "kernels_finished_total": work["finished"],
             "gpu_losses_total": 0,
             "gpu_seconds_total": work["gpu_usec"] / 1e6,
+            "busy_seconds_total": work["busy_usec"] / 1e6,
+            "busy_sampled_seconds_total": 0,
             "throttles_total": 0,
             "throttled_seconds_total": 0,
             "managed": 1,
@@ -145,8 +147,8 @@ def test_who_is_kept_off_the_runlist(mount: Mounted) -> None:
         assert one(found, "ggroup_process_throttles_total", pid=first.pid) == 0
 
 
-def test_a_slice_has_its_own_and_the_sum_over_its_processes_is_no_counter(mount: Mounted) -> None:
-    """What falls when a process leaves is a gauge there: as a counter, rate() would take the fall for a restart."""
+def test_a_slice_has_its_own_and_what_was_ever_done_in_it(mount: Mounted) -> None:
+    """A counter, since it does not fall when a process leaves."""
     with cgroup("ggroupmetrics.slice") as place, standing(mount) as tenant:
         here = mount / slice_directory(slice_path(place)) / "0"
         enter(tenant.pid, place)
@@ -158,9 +160,10 @@ def test_a_slice_has_its_own_and_the_sum_over_its_processes_is_no_counter(mount:
         assert one(found, "ggroup_slice_resident_bytes", slice=path) == int((here / "gmem.current").read_text())
         assert one(found, "ggroup_slice_limit_high_bytes", slice=path) == 48 * MIB
         assert one(found, "ggroup_slice_populated", slice=path) == 1
-        assert one(found, "ggroup_slice_kernels_finished", slice=path) == tenant.flat("gcgroup.stat")["finished"]
+        finished = int(re.findall(r"^finished (\d+)$", (here / "gcgroup.stat").read_text(), re.MULTILINE)[0])
+        assert one(found, "ggroup_slice_kernels_finished_total", slice=path) == finished
         assert path not in [has["slice"] for has, _ in found.get("ggroup_slice_timeslice_seconds", [])], "default"
-        assert "# TYPE ggroup_slice_kernels_finished gauge" in text
+        assert "# TYPE ggroup_slice_kernels_finished_total counter" in text
         assert "# TYPE ggroup_process_kernels_finished_total counter" in text
         assert one(found, "ggroup_process_frozen", pid=tenant.pid, slice=path) == 1
 
@@ -168,6 +171,9 @@ def test_a_slice_has_its_own_and_the_sum_over_its_processes_is_no_counter(mount:
         assert not [name for name in found if name.startswith("ggroup_process_")]
         assert one(found, "ggroup_slice_limit_high_bytes", slice=path) == 48 * MIB
         tenant.kill()
+        eventually(lambda: "tsgs 0" in (here / "gcgroup.stat").read_text(), "its end is known")
+        found = told(mount)
+        assert one(found, "ggroup_slice_kernels_finished_total", slice=path) == finished, "of one that is gone"
     eventually(lambda: _removed(here.parent), "the slice can be removed")
 
 

@@ -219,6 +219,8 @@ def gcgroup_stat(controller: Controller, group: Group) -> str:
         finished=a.finished,
         pending=a.pending,
         gpu_usec=a.gpu_usec,
+        busy_usec=a.busy_usec,
+        busy_sampled_usec=a.busy_sampled_usec,
         timeslice_usec=controller.applied_timeslice(group) or None,
         tsgs=a.tsgs,
         channels=a.channels,

@@ -26,6 +26,7 @@ from backend.core.reclaimer import Reclaimer
 from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled
 from backend.core.room import RoomNotices
 from backend.core.settings import Setting
+from backend.core.totals import Memory, Totals
 from backend.core.writers import Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
@@ -49,7 +50,9 @@ class Controller:
         seconds: float = DEADLINE_S,
         scheduler: bool = True,
         moves: Moves | None = None,
+        memory: Memory | None = None,
     ) -> None:
+        """`moves` and `memory` have what the daemon before us left, and leave it for the next."""
         self.ledger = ledger
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
         for gpu in self.gpus.values():
@@ -67,16 +70,22 @@ class Controller:
         self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
         self._peaks = Peaks(ledger)
+        self._totals = Totals(
+            self.gpus,
+            self.population,
+            lambda member: self._schedulers.throttled(member.gpu, self.population.below(member)),
+            memory,
+        )
         self._notices = RoomNotices(ledger, self.gpus, self.population)
         self._membership = Membership(
-            ledger, self.gpus, self.population, self._follower, self._reclaimer, self._notices, self._tell
+            ledger, self.gpus, self.population, self._follower, self._reclaimer, self._notices, self._totals, self._tell
         )
         self._migrator = Migrator(
             ledger, self.gpus, self.population, self._follower, self._membership.admit, self._tell, moves
         )
         self.host = BooksHost(
             *(ledger, self.gpus, self.population, self._membership, self._follower, self._reclaimer),
-            *(self._notices, self._schedulers, self.turns, self._tell, seconds),
+            *(self._notices, self._schedulers, self._totals, self.turns, self._tell, seconds),
         )
         """What the GPUs talk to."""
         self.released = False
@@ -84,6 +93,7 @@ class Controller:
         self.handed_over = False
         """Whether they are to be left what they have."""
         self._membership.take_over()
+        self._totals.take_over()
         ledger.listen(self._tell, self._membership.configured)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -95,6 +105,7 @@ class Controller:
                 nursery.start_soon(lasting, "reclaim", self._reclaimer.background.run)
                 nursery.start_soon(lasting, "the watch for moves", self._membership.follow_cgroups)
                 nursery.start_soon(lasting, "telling of room", self._notices.run)
+                nursery.start_soon(lasting, "figures", self._totals.run)
                 nursery.start_soon(self._schedulers.run)
                 nursery.start_soon(lasting, "the ledger", self.ledger.run)
                 inherited = list(self.population.residents())
@@ -106,6 +117,7 @@ class Controller:
                 nursery.start_soon(lasting, "deadlines", self._deadlines.run)
                 task_status.started()
         finally:
+            self._totals.take_all_down()
             if not self.handed_over:
                 with trio.move_on_after(self._deadlines.seconds, shield=True):
                     self.released = await self._follower.release()
@@ -124,20 +136,16 @@ class Controller:
         return self.ledger.books(group)
 
     def activity(self, group: Group) -> Activity:
-        """What the GPU knows: of a process, or summed over a slice. ENODEV when the group is gone."""
+        """What a process has done, or everybody who ever was in a slice. ENODEV when the group is gone."""
         if not self.population.holds(group):
             raise fail(errno.ENODEV)
-        gpu = self.gpus[group.gpu]
-        activities = [gpu.activity(resident.process) for resident in self.population.below(group)]
-        return sum(activities[1:], activities[0]) if activities else Activity(0, 0, 0, 0)
+        return self._totals.activity(group)
 
     def footprint(self, group: Group) -> Footprint:
         """What the GPU knows of the memory of a process, or summed over a slice. ENODEV when the group is gone."""
         if not self.population.holds(group):
             raise fail(errno.ENODEV)
-        gpu = self.gpus[group.gpu]
-        footprints = [gpu.footprint(resident.process) for resident in self.population.below(group)]
-        return sum(footprints[1:], footprints[0]) if footprints else Footprint()
+        return self._totals.footprint(group)
 
     def gpu_current(self, gpu: int) -> int:
         """Bytes in use on a GPU, as far as its processes are in the books."""
@@ -150,8 +158,8 @@ class Controller:
         return self._follower.applied(group).timeslice_us
 
     def throttled(self, group: Group) -> Throttled:
-        """How much a process, or those of a slice, were kept off the runlist by the scheduler."""
-        return self._schedulers.throttled(group.gpu, self.population.below(group))
+        """How much a process, or those that ever were in a slice, were kept off the runlist by the scheduler."""
+        return self._totals.throttled(group)
 
     def is_frozen(self, group: Group) -> bool:
         """Whether the group is frozen: that was asked for, at it or above it, and nothing of it can run."""
@@ -344,6 +352,7 @@ class Controller:
 
     def process_migrated(self, here: Member, there: Member) -> None:
         """Watcher: drops what is kept for where it was."""
+        self._totals.migrated(here, there)
         self._forget(here)
 
     def process_left(self, group: Member) -> None:
@@ -368,6 +377,7 @@ class Controller:
         self.host.forget(group)
         self._writers.forget(group)
         self._peaks.forget(group)
+        self._totals.forget(group)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

@@ -1,4 +1,4 @@
-"""What the GPUs ask for, and what they tell: in the books, and with those who act on them."""
+"""What the GPUs ask for, and what they tell: in the books, and with what acts on them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from backend.core.protocols import Gpu, Ledger, Policy
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Books, Channel
 from backend.core.room import RoomNotices
+from backend.core.totals import Totals
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn
 from backend.scheduler.schedulers import Schedulers
 
@@ -37,13 +38,14 @@ class BooksHost:
         reclaimer: Reclaimer,
         notices: RoomNotices,
         schedulers: Schedulers,
+        totals: Totals,
         turns: Turns,
         tell: Callable[[Group, Channel], None],
         seconds: float,
     ) -> None:
-        """Who arrives waits so many `seconds` for what is asked for it to hold."""
+        """A process that arrives waits so many `seconds` for what is asked for it to hold."""
         self.policy: Policy | None = None
-        """Who knows what slices are to have, before a program in them may go on."""
+        """The policy: it knows what slices are to have, before a program in them may go on."""
         self.undone_count: Counter[Group] = Counter()
         """How often members of a group had undone what was set for them."""
         self.losses: Counter[Group] = Counter()
@@ -56,6 +58,7 @@ class BooksHost:
         self._reclaimer = reclaimer
         self._notices = notices
         self._schedulers = schedulers
+        self._totals = totals
         self._turns = turns
         self._tell = tell
         self._seconds = seconds
@@ -100,6 +103,13 @@ class BooksHost:
         for level in self._population.path(Member(process, gpu)):
             self.undone_count[level] += 1
             self._tell(level, Channel.COMPUTE)
+
+    def take_down(self, process: Process, gpu: int) -> None:
+        if self.knows(process, gpu):
+            self._totals.take_down([Member(process, gpu)])
+
+    def late(self, process: Process, gpu: int, figures: Mapping[str, int]) -> None:
+        self._totals.late(Member(process, gpu), figures)
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Member(process, gpu)

@@ -1,4 +1,4 @@
-"""Processes that come, move to other cgroups and go: their charges go with them, and who stays shares anew."""
+"""Processes that come, move to other cgroups and go: their charges go with them, and those that stay share anew."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from backend.core.protocols import Gpu, Ledger
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Channel
 from backend.core.room import RoomNotices
+from backend.core.totals import Totals
 from backend.process.exits import ExitWatch
 from backend.process.identity import Group, Member, Process, Slice, SliceOn, cgroup_of
 
@@ -39,6 +40,7 @@ class Membership:
         follower: Follower,
         reclaimer: Reclaimer,
         notices: RoomNotices,
+        totals: Totals,
         tell: Callable[[Group, Channel], None],
     ) -> None:
         self._ledger = ledger
@@ -47,13 +49,14 @@ class Membership:
         self._follower = follower
         self._reclaimer = reclaimer
         self._notices = notices
+        self._totals = totals
         self._tell = tell
-        self._unfollowed: set[Process] = set()  # of whom it was told that they are not
+        self._unfollowed: set[Process] = set()  # told of in the log
         self.exits = ExitWatch(self._exited)
         """Sees them go."""
 
     def take_over(self) -> None:
-        """Goes on with what the books hold from before us. Who died meanwhile, or is another by now, is dropped."""
+        """Goes on with what the books hold from before us. A process that ended meanwhile is dropped."""
         everybody = list(self._ledger.inherited())
         gone = self.exits.take_over({one.group.process for one in everybody if isinstance(one.group, Member)})
         inherited = []
@@ -111,6 +114,7 @@ class Membership:
         slice_ = resident.slice
         self._unfollowed.discard(process)
         for gpu in resident.gpus:
+            self._totals.ended(Member(process, gpu))
             self._gpus[gpu].forget(process)
         self._population.expel(process)
         for gpu in resident.gpus:
@@ -153,6 +157,7 @@ class Membership:
     def _relocate(self, resident: Resident, cgroup: Slice) -> None:
         """Moves a process in the books; limits and policy of where it is now apply soon after."""
         former = resident.slice
+        self._totals.take_down([Member(resident.process, gpu) for gpu in resident.gpus])  # that is of where it was
         if not self._population.relocate(resident, cgroup):
             return
         for gpu in resident.gpus:
@@ -171,7 +176,7 @@ class Membership:
             self.configured(Member(resident.process, gpu))
 
     def configured(self, group: Group) -> None:
-        """What is asked of a group is to hold, soon: it is elsewhere now, or somebody else wrote into the books, as the
+        """What is asked of a group is to hold, soon: it is elsewhere now, or another wrote into the books, as the
         owner of a slice may in the kernel's."""
         if self._population.holds(group):
             self._follower.background.later(group)

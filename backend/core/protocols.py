@@ -168,6 +168,12 @@ class Host(Protocol):
     def undone(self, process: Process, gpu: int) -> None:
         """The process had undone its freeze or its timeslice by itself; it holds again."""
 
+    def take_down(self, process: Process, gpu: int) -> None:
+        """The Gpu is about to tell less of what the process has done: what it tells now counts."""
+
+    def late(self, process: Process, gpu: int, figures: Mapping[str, int]) -> None:
+        """What a process that has ended did besides, by the names of :class:`Activity`. Once, after `forget`."""
+
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         """Charges `nbytes` and returns once every level is back under its high. OSError(ENOMEM) if refused."""
 

@@ -171,6 +171,10 @@ class Activity:
     """TSGs that a timeslice is split over: one of each context."""
     stays: int | None = None
     """Times that it came onto the engine in place of another, ever."""
+    busy_usec: int | None = None
+    """Time on the engine with work to do, microseconds."""
+    busy_sampled_usec: int | None = None
+    """What of that comes from the driver's samples, and not from the program's counts of its kernels, microseconds."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(
@@ -185,6 +189,8 @@ class Activity:
             managed=self.managed and other.managed,
             contexts=self.contexts + other.contexts,
             stays=_total(self.stays, other.stays),
+            busy_usec=_total(self.busy_usec, other.busy_usec),
+            busy_sampled_usec=_total(self.busy_sampled_usec, other.busy_sampled_usec),
         )
 
 

@@ -166,6 +166,7 @@ class Managed:
         """Its connection is closed; whether or not it lives."""
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
+            self.booked.take_down(holding.process, self.info.index)  # what it counted is told no more
             del self._programs[holding.process]
             holding.close()
 

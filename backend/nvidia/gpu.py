@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -75,6 +75,8 @@ class NvidiaGpu:
         """Takes programs to another of them."""
         self._usage = usage
         usage.lost = self._lose
+        usage.programs = self._working
+        usage.late = self._late
         self._ask_it = present
         self._back_s = BACK
         self.managed = Managed(info, self._is_frozen, lambda: self.lost)
@@ -334,13 +336,24 @@ class NvidiaGpu:
             gpu_usec_estimate=self._usage.estimate(process),
             stays=self._usage.stays(process),
         )
-        activity = attrs.evolve(activity, managed=process in self.managed)
+        busy, sampled = self._usage.busy(process)
+        activity = attrs.evolve(activity, managed=process in self.managed, busy_usec=busy, busy_sampled_usec=sampled)
         counts = self.managed.counts(process)
         if counts is None:
             return activity
         submitted, finished = counts
         pending = submitted - finished
         return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending)
+
+    def _working(self) -> Iterator[tuple[Process, bool | None]]:
+        """Who is on this GPU, and whether kernels that it counts are pending and may run."""
+        for process in self._tenants:
+            counts = self.managed.counts(process)
+            yield process, None if counts is None else counts[0] > counts[1] and not self._is_frozen(process)
+
+    def _late(self, process: Process, figures: Mapping[str, int]) -> None:
+        if self._host is not None:
+            self._host.late(process, self.info.index, figures)
 
     def manages(self, process: Process) -> bool:
         return self.memory.manages(process)
@@ -418,6 +431,8 @@ class NvidiaGpu:
             raise OSError(errno.EXDEV, "there is no way to that GPU")
         target._require()
         await self.memory.migrate(process, target.memory)
+        if self._host is not None:
+            self._host.take_down(process, self.info.index)
         self.forget(process)
 
     async def finds(self, process: Process) -> bool | None:

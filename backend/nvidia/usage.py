@@ -1,19 +1,27 @@
-"""How much of a GPU each process used: exact from the trace of context switches, else an estimate."""
+"""How much of a GPU each process used: exact from the trace of context switches, else an estimate. And how much of that
+it was busy (busy.py).
+
+What a process did at last is known some time after it has ended: its figures are told as they are then, and the rest
+comes late.
+"""
 
 from __future__ import annotations
 
 import errno
 import logging
+import math
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
+import attrs
 import trio
 
 from backend.nvidia import rm
+from backend.nvidia.busy import BusyTime
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.nvml import Nvml
-from backend.nvidia.trace import Trace
+from backend.nvidia.trace import LAG_NS, Trace
 from backend.process.identity import Process, is_borne
 
 log = logging.getLogger(__name__)
@@ -24,6 +32,18 @@ SAMPLE_S = 1.0
 """Seconds between two looks at NVML's samples, which it takes about once a second."""
 DEADLINE = 2.0
 """Seconds for one look."""
+
+
+@attrs.frozen
+class Ended:
+    """A process that has ended, and that the trace has records of which are not charged yet."""
+
+    process: Process
+    """Which."""
+    told: int
+    """Microseconds that were told of it."""
+    until: float
+    """When all of them are charged, by trio's clock."""
 
 
 class Usage:
@@ -42,6 +62,14 @@ class Usage:
         self._waits = False  # for the GPU to be back: what is known is what it was
         self.lost: Callable[[OSError], None] = lambda error: None
         """Is told that the GPU is not there any more."""
+        self.programs: Callable[[], Iterable[tuple[Process, bool | None]]] = lambda: ()
+        """The processes on this GPU, and whether kernels of theirs are pending; None: they do not count them."""
+        self.late: Callable[[Process, Mapping[str, int]], None] = lambda process, figures: None
+        """Is told what a process did besides that has ended, by the names of Activity."""
+        self._busy = BusyTime(round(LAG_NS / 1e9 / READ_S))
+        self._looked = self._asked = 0.0  # when kernels were looked at, and samples taken
+        self._ended: list[Ended] = []
+        self._unsampled: dict[int, Process] = {}  # that have ended since the last sample, by pid
 
     def exact(self, process: Process) -> int | None:
         """What the trace says; None where there is none. It only grows, also where the GPU was lost and came back."""
@@ -59,25 +87,53 @@ class Usage:
             return None
         return int(self._estimates.get(process.pid, 0.0))
 
+    def busy(self, process: Process) -> tuple[int | None, int | None]:
+        """Microseconds that it was busy, and what of that comes from samples; None where neither is known."""
+        return self._busy.usec(process), self._busy.sampled_usec(process)
+
     def forget(self, process: Process) -> None:
-        """The process is gone."""
+        """The process is gone: what is told of it from now on is late."""
         self._estimates.pop(process.pid, None)
+        if (told := self.exact(process)) is not None and self._trace is not None:
+            self._ended.append(Ended(process, told, trio.current_time() + LAG_NS / 1e9))
+        else:
+            self._drop(process)
+        if self._sampled:
+            self._unsampled[process.pid] = process
+
+    def _drop(self, process: Process) -> None:
         self._past.pop(process.pid, None)
+        self._busy.forget(process)
         if self._trace is not None:
             self._trace.residency.drop(process.pid)
+
+    def _settle(self, now: float) -> None:
+        """Tells of those that ended what the trace had of them."""
+        while self._ended and self._ended[0].until <= now:
+            one = self._ended.pop(0)
+            used = self.exact(one.process) or 0
+            rest = {"gpu_usec": max(0, used - one.told), "busy_usec": self._busy.rest(one.process, used)}
+            self._drop(one.process)
+            self.late(one.process, rest)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Reads what there is until cancelled; started once that is known."""
         await self._begin()
+        self._looked = self._asked = trio.current_time()
         task_status.started()
         while True:
             self._back = trio.Event()
             try:
                 while (trace := self._trace) is not None:
                     await self._read(trace)
+                    self._look()
+                    await self._sample_others()
                     await trio.sleep(READ_S)
                 if not self._waits:
                     await self._sample()
+            except trio.Cancelled:
+                self._waits = True  # what is known stays so to the end
+                raise
             finally:
                 self._end()
             await self._back.wait()
@@ -109,12 +165,13 @@ class Usage:
         except OSError as error:
             log.info("GPU %d: no trace of context switches, times are estimates: %s", self._index, error)
         finally:
-            if self._trace is None:  # a call may come back that nobody waits for any more
+            if self._trace is None:  # a call may come back that is waited for no more
                 late.set()
                 for trace in made:
                     trace.close()
 
     def _end(self) -> None:
+        self._settle(math.inf)
         trace, self._trace = self._trace, None
         if trace is not None:
             for pid, usec in trace.residency.used().items():
@@ -135,35 +192,63 @@ class Usage:
                 self._end()
                 return
             log.warning("GPU %d: the trace of context switches ended: %s: times are estimates now", self._index, error)
+            self._settle(math.inf)
             self._trace = None
             trace.close()
         else:
             if self._trace is trace:
                 trace.account()
-                trace.residency.prune(_lives)
+                self._settle(trio.current_time())
+                late = {one.process.pid for one in self._ended}
+                trace.residency.prune(lambda pid: pid in late or _lives(pid))
 
     async def _sample(self) -> None:
-        since = trio.current_time()
         while True:
             await trio.sleep(SAMPLE_S)
-            try:
-                shares = await self._nvml.busy(self._index)
-            except OSError as error:
-                if error.errno == errno.ENODEV:
-                    self.lost(error)
-                    since = trio.current_time()
-                    continue
+            self._look()
+            since, shares = self._asked, await self._shares()
+            for pid, share in shares.items() if shares is not None else ():
+                estimate = share * (self._asked - since) * 1e6
+                if (ended := self._unsampled.pop(pid, None)) is None:
+                    self._estimates[pid] = self._estimates.get(pid, 0.0) + estimate
+                else:
+                    usec = int(estimate)
+                    self.late(ended, {"gpu_usec_estimate": usec, "busy_usec": usec, "busy_sampled_usec": usec})
+            self._unsampled.clear()
+
+    async def _sample_others(self) -> None:
+        """The samples of programs that do not count their kernels, where the trace tells the rest."""
+        if trio.current_time() - self._asked < SAMPLE_S:
+            return
+        if any(pending is None for _, pending in self.programs()):
+            await self._shares()
+        else:
+            self._asked = trio.current_time()
+
+    async def _shares(self) -> Mapping[int, float] | None:
+        """The samples since the last time, which busy time is told, too. None where there are none to be had."""
+        try:
+            shares = await self._nvml.busy(self._index)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                self.lost(error)
+                self._asked = trio.current_time()
+            else:
                 log.log(logging.DEBUG if self._sampled else logging.INFO, "GPU %d: %s", self._index, error)
-                continue
-            now = trio.current_time()
-            self._sampled = True
-            for pid, share in shares.items():
-                self._estimates[pid] = self._estimates.get(pid, 0.0) + share * (now - since) * 1e6
-            since = now
+            return None
+        since, self._asked = self._asked, trio.current_time()
+        self._sampled = True
+        self._busy.sample(self.programs(), self.exact, shares, (self._asked - since) * 1e6)
+        return shares
+
+    def _look(self) -> None:
+        """Looks whose kernels are pending."""
+        since, self._looked = self._looked, trio.current_time()
+        self._busy.look(self.programs(), self.exact, (self._looked - since) * 1e6)
 
 
 def _lives(pid: int) -> bool:
     try:
         return is_borne(pid)
     except OSError:
-        return True  # nobody knows
+        return True  # it is not known

@@ -29,7 +29,7 @@ from backend.soft.engine import Engine
 from backend.soft.machine import Machine
 from backend.soft.pages import Memory, Store
 from backend.soft.runlist import US, Tsg
-from backend.soft.tenant import Tenant
+from backend.soft.tenant import NOTHING, Tenant
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ ENFORCED = ("gmem.reclaim", "usermemfd", *(one.control for one in SETTINGS if on
 _ALONE = dict.fromkeys(ENFORCED, Capability.ENFORCED) | {"compute.migrate": Capability.UNSUPPORTED}
 _AMONG_OTHERS = _ALONE | {"compute.migrate": Capability.ENFORCED}
 PAGES_AT_ONCE = 64
-"""Pages worked on before everybody else has a turn."""
+"""Pages worked on before others have a turn."""
 
 KERNEL_MOST_US = 60_000_000
 """Microseconds that one kernel may take."""
@@ -128,7 +128,7 @@ class SoftGpu:
     def activity(self, process: Process) -> Activity:
         tenant = self._tenants.get(process)
         if tenant is None:
-            return Activity(0, 0, 0, 0, managed=True)
+            return NOTHING
         self._engine.advance()
         return tenant.activity()
 
@@ -235,6 +235,7 @@ class SoftGpu:
         """The tenant is the other's from now on, attached and with its timeslices; nothing of it is left here."""
         self._engine.advance()
         target._engine.advance()
+        self._booked().take_down(process, self.info.index)
         tenant = self._tenants.pop(process)
         tenant.memory.transfer(target._frames, target._slots)
         for tsg in tenant.tsgs.values():

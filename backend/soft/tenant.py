@@ -11,6 +11,9 @@ from backend.core.records import Activity
 from backend.soft.pages import Memory
 from backend.soft.runlist import US, Tsg
 
+NOTHING = Activity(0, 0, 0, 0, managed=True, busy_usec=0, busy_sampled_usec=0)
+"""The work of a process that has done none. That of the engine is known exactly: it is busy whenever it is used."""
+
 
 @attrs.define(eq=False)
 class Tenant:
@@ -32,7 +35,7 @@ class Tenant:
     """Its copies that wait for the copy engine."""
     dead: bool = False
     """Whether what it has here was lost with the GPU: it is good for nothing but to be given back."""
-    retired: Activity = attrs.field(factory=lambda: Activity(0, 0, 0, 0, managed=True))
+    retired: Activity = NOTHING
     """The work of the contexts that it closed."""
 
     @property
@@ -70,6 +73,8 @@ class Tenant:
             finished=sum(tsg.finished for tsg in tsgs),
             pending=sum(len(tsg.queue) for tsg in tsgs),
             gpu_usec=sum(tsg.busy for tsg in tsgs) // US,
+            busy_usec=sum(tsg.busy for tsg in tsgs) // US,
+            busy_sampled_usec=0,
             tsgs=len(tsgs),
             channels=sum(tsg.channels for tsg in tsgs),
             attached=sum(tsg.attached for tsg in tsgs),
@@ -86,8 +91,10 @@ class Tenant:
 
     def retire(self, tsg: Tsg) -> None:
         """A TSG is closed: what it has done is kept."""
-        self.retired += Activity(tsg.submitted, tsg.finished, 0, tsg.busy // US, managed=True)
+        usec = tsg.busy // US
+        work = attrs.evolve(NOTHING, submitted=tsg.submitted, finished=tsg.finished, gpu_usec=usec, busy_usec=usec)
+        self.retired += work
 
     def revive(self) -> None:
-        """Who gave back all that was lost may begin anew."""
+        """A process that gave back all that was lost may begin anew."""
         self.dead = self.dead and self.holds_work

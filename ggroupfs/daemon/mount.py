@@ -231,7 +231,10 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
         raise MountError(error.strerror) from None
     try:
         controller = Controller(
-            backend.ledger, backend.gpus, options.deadline, scheduler=options.scheduler, moves=backend.moves
+            *(backend.ledger, backend.gpus, options.deadline),
+            scheduler=options.scheduler,
+            moves=backend.moves,
+            memory=backend.totals,
         )
         return controller, backend
     except OSError as error:

@@ -114,6 +114,8 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "pending": activity.pending,
             "gpu_usec": activity.gpu_usec,
             "gpu_usec_estimate": activity.gpu_usec_estimate,
+            "busy_usec": activity.busy_usec,
+            "busy_sampled_usec": activity.busy_sampled_usec,
             "timeslice_usec": controller.applied_timeslice(group) or None,
             "tsgs": activity.tsgs,
             "channels": activity.channels,

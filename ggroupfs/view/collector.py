@@ -43,8 +43,6 @@ class Row:
     """From the figure to base units; None where that is nothing to tell."""
     counter: bool = False
     """Whether it only grows."""
-    members: bool = False
-    """Whether a slice has the sum over those in it now: that falls when one leaves, and is no counter there."""
 
 
 def _limit(nbytes: int) -> float:
@@ -80,25 +78,31 @@ ROWS = (
     Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),
     Row("undone", "Times that a process undid its freeze or timeslice (compute.events).", "undone", counter=True),
     Row("gpu_losses", "Times that its GPU was lost while it was there (compute.events).", "lost", counter=True),
-    Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True, members=True),
-    Row("kernels_finished", "Kernels finished.", "finished", counter=True, members=True),
-    Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True, members=True),
+    Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True),
+    Row("kernels_finished", "Kernels finished.", "finished", counter=True),
+    Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True),
     Row(
         "gpu_estimated_seconds",
         "About the time on the engine, where it cannot be measured.",
         "gpu_usec_estimate",
         _us,
         counter=True,
-        members=True,
     ),
-    Row("throttles", "Times that the scheduler took it off the runlist.", "nr_throttled", counter=True, members=True),
+    Row("busy_seconds", "Time on the engine with work to do.", "busy_usec", _us, counter=True),
+    Row(
+        "busy_sampled_seconds",
+        "What of the busy time comes from samples of the driver.",
+        "busy_sampled_usec",
+        _us,
+        counter=True,
+    ),
+    Row("throttles", "Times that the scheduler took it off the runlist.", "nr_throttled", counter=True),
     Row(
         "throttled_seconds",
         "Time for which the scheduler kept it off the runlist.",
         "throttled_usec",
         _us,
         counter=True,
-        members=True,
     ),
     Row("frozen_seconds", "Time for which it was to be frozen.", "frozen_usec", _us, counter=True),
     Row("managed", "Whether its memory can be moved (gcgroup.stat).", "managed"),
@@ -125,10 +129,9 @@ class Family:
         )
 
     def _metric(self, kind: str, row: Row) -> CounterMetricFamily | GaugeMetricFamily:
-        if row.counter and not (row.members and kind == "slice"):
+        if row.counter:
             return CounterMetricFamily(f"ggroup_{kind}_{row.name}", row.words, labels=self._names)
-        words = f"{row.words} Sum over its processes now." if row.members and kind == "slice" else row.words
-        return GaugeMetricFamily(f"ggroup_{kind}_{row.name}", words, labels=self._names)
+        return GaugeMetricFamily(f"ggroup_{kind}_{row.name}", row.words, labels=self._names)
 
     def add(self, labels: Iterable[str], figures: Figures) -> None:
         """One more group."""
@@ -223,7 +226,7 @@ class TreeCollector(Collector):
 
 
 def _process(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
-    # Who it is first: when its files can still be read after that, the pid was its own all the time.
+    # Its name first: when its files can still be read after that, the pid was its own all the time.
     try:
         words = (str(member.pid), cgroup_of(member.pid).path, member.command())
     except OSError:

@@ -50,7 +50,7 @@ class Figures:
     move_usec: int | None = None
     """Time those moves took, microseconds."""
     implicit: int | None = None
-    """Memory that the driver counts and nobody charged."""
+    """Memory that the driver counts and was not charged."""
     unmovable: int | None = None
     """Memory that stays on the GPU whatever the limits say."""
     disputed: int | None = None
@@ -85,6 +85,10 @@ class Figures:
     """Time on the engine, microseconds."""
     gpu_usec_estimate: int | None = None
     """About that, where it cannot be measured, microseconds."""
+    busy_usec: int | None = None
+    """Time on the engine with work to do, microseconds."""
+    busy_sampled_usec: int | None = None
+    """What of that comes from the driver's samples, microseconds."""
     timeslice_usec: int | None = None
     """The timeslice that holds for it now, with all slices above, microseconds."""
     tsgs: int | None = None
@@ -156,8 +160,8 @@ SOURCES: Mapping[str, Source] = {
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
     "gcgroup.stat": _keyed(
-        "submitted finished pending gpu_usec gpu_usec_estimate timeslice_usec tsgs channels attached"
-        " nr_throttled throttled_usec frozen_usec managed"
+        "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
+        " channels attached nr_throttled throttled_usec frozen_usec managed"
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""

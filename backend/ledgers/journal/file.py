@@ -233,7 +233,7 @@ class Journal:
             log.warning("the journal %s is out of date since %s: %s", self.path, clock_time(self.stale_since), words)
             for key, lever in list(found.levers.items()):
                 found.levers[key] = attrs.evolve(lever, moving=True)  # nobody knows what holds now
-        keys = {*found.groups, *found.levers, *found.own}
+        keys = {*found.groups, *found.levers, *found.own, *found.done}
         whose = {subject: subject[1] if isinstance(subject, tuple) else subject for subject in found.given}
         dead = gone(one for one in (*(key[1] for key in keys), *whose.values()) if isinstance(one, Process))
         found.drop({key for key in keys if key[1] in dead})

@@ -157,6 +157,11 @@ def moved(process: Process) -> Operation:
     return ["moved", _raw(process)]
 
 
+def done(key: Key, figures: Mapping[str, int]) -> Operation:
+    """What was done in a group, ever, by figure; none: nothing is known of it."""
+    return ["done", key[0], _raw(key[1]), dict(figures)]
+
+
 def give(subject: Subject, file: str, owned: Owned | None) -> Operation:
     """A file in a directory, or (empty) the directory itself, is somebody's; None: as it was at first."""
     value = None if owned is None else [*attrs.astuple(owned)]
@@ -184,12 +189,14 @@ class State:
     """Who is on the way from one GPU to another."""
     given: dict[Subject, dict[str, Owned]] = attrs.field(factory=dict)
     """Owners and modes, by directory and file."""
+    done: dict[Key, dict[str, int]] = attrs.field(factory=dict)
+    """What was done in a group, by figure; also where another ledger has the books."""
     _below: dict[Key, int] = attrs.field(factory=dict, init=False, eq=False)
     """How many groups are directly in one, where any are."""
 
     def copy(self) -> State:
         """What it says now. Quick, however much that is: what is in the tables is replaced, never changed."""
-        tables = (self.groups, self.levers, self.reasons, self.own, self.moves, self.given)
+        tables = self.groups, self.levers, self.reasons, self.own, self.moves, self.given, self.done
         return State(*(dict(table) for table in tables))  # type: ignore[arg-type]
 
     def apply(self, operation: Operation) -> None:
@@ -221,6 +228,10 @@ class State:
                 self._moving(_process(process), Moving(source, target, before))
             case ["moved", [_, _] as process]:
                 self.moves.pop(_process(process), None)
+            case ["done", str(uuid), node, dict(figures)]:
+                for value in figures.values():
+                    _within(value, range(_LARGEST))
+                _enter(self.done, (uuid, _node(node)), dict(figures), bool(figures))
             case ["give", subject, str(file), [uid, gid, permissions, lent]]:
                 ids = [_or_none(one, NOBODY) for one in (uid, gid, lent)]
                 found_ = Owned(ids[0], ids[1], _or_none(permissions, 0o10000), ids[2])
@@ -245,7 +256,8 @@ class State:
     def is_empty(self) -> bool:
         """Whether the next daemon would find nothing in it."""
         books = any(entry.fields or entry.later or entry.above for entry in self.groups.values())
-        return not (books or self.levers or self.reasons or self.own or self.moves or self.given)
+        tables = self.levers, self.reasons, self.own, self.moves, self.given, self.done
+        return not (books or any(tables))
 
     def operations(self) -> Iterator[Operation]:
         """What makes this state of an empty one."""
@@ -266,6 +278,8 @@ class State:
             yield own(key, timeslices)
         for process, move in self.moves.items():
             yield moving(process, move)
+        for key, figures in self.done.items():
+            yield done(key, figures)
         for subject, files in self.given.items():
             for file, owned in files.items():
                 yield give(subject, file, owned)
@@ -293,7 +307,7 @@ class State:
             entry = self.groups.get(key)
             if entry is not None and entry.above is not None:
                 self._count((key[0], entry.above), -1)
-            for table in (self.groups, self.levers, self.reasons, self.own, self.given):
+            for table in (self.groups, self.levers, self.reasons, self.own, self.given, self.done):
                 table.pop(key, None)
             self.given.pop(key[1], None)
             if isinstance(key[1], Process):
@@ -301,7 +315,7 @@ class State:
 
     def forget_gpu(self, uuid: str) -> None:
         """A GPU is gone, with its books."""
-        for table in (self.groups, self._below, self.levers, self.reasons, self.own, self.given):
+        for table in (self.groups, self._below, self.levers, self.reasons, self.own, self.given, self.done):
             for key in [key for key in table if isinstance(key, tuple) and key[0] == uuid]:
                 del table[key]
         for process in [process for process, move in self.moves.items() if uuid in (move.source, move.target)]:
@@ -343,7 +357,7 @@ class State:
         assert entry.above is not None
         self._count((key[0], entry.above), -1)
         del self.groups[key]
-        for table in (self.levers, self.reasons, self.own):
+        for table in (self.levers, self.reasons, self.own, self.done):
             table.pop(key, None)
 
     def _put(self, key: Key, fields: Mapping[str, Any]) -> None:

@@ -1,0 +1,281 @@
+"""Totals: what the members of a slice have done in it, the ended as well. As rstat has it (kernel/cgroup/rstat.c).
+
+A GPU tells what a living process has done. What that grew by since the last time is **taken down** for the process and
+every slice above it: when the process ends or moves to another slice, when its GPU is about to tell no more of it, and
+every TAKE_S seconds. A slice has what was taken down, and what grew since then of the members that it has now. So its
+figures never fall, what a process did stays where it did it, and a read asks the living alone.
+
+What is taken down is kept for the next daemon at once: a daemon that is killed takes what grew since then along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, Protocol
+
+import attrs
+import trio
+
+from backend.core.population import Population
+from backend.core.protocols import Gpu
+from backend.core.records import MAX, Activity, Footprint, Throttled
+from backend.process.identity import Group, Member, Node, Slice, SliceOn, group_on
+
+TAKE_S = 5.0
+"""Seconds between two times that everything is taken down: the most that a killed daemon takes along."""
+AT_ONCE = 64
+"""Processes taken down before others have a turn."""
+LATE_S = 5.0
+"""Seconds for which a GPU may still tell what a process did that has ended."""
+
+OF_WORK = ("submitted", "finished", "gpu_usec", "gpu_usec_estimate", "busy_usec", "busy_sampled_usec")
+"""Figures of :class:`Activity` that only grow, and are added up."""
+OF_PROGRAMS = ("submitted", "finished")
+"""Figures that the program counts by itself: they go on where a daemon begins anew."""
+OF_NOTHING = {"submitted": 0, "finished": 0, "gpu_usec": 0}
+"""Figures of a slice in which nothing was ever done."""
+
+Figures = Mapping[str, int | None]
+
+
+class Memory(Protocol):
+    """What a daemon leaves for the one after it."""
+
+    def kept(self) -> Mapping[tuple[int, Node], Mapping[str, int]]:
+        """Figures by GPU and node, as the daemon before us left them."""
+
+    def keep(self, figures: Mapping[Group, Mapping[str, int]]) -> None:
+        """From now on these are the figures of these groups; none, of one that is gone."""
+
+
+class Forgetful:
+    """See :class:`Memory`: nothing outlives this daemon."""
+
+    def kept(self) -> Mapping[tuple[int, Node], Mapping[str, int]]:
+        return {}
+
+    def keep(self, figures: Mapping[Group, Mapping[str, int]]) -> None:
+        pass
+
+
+@attrs.define
+class Taken:
+    """What was taken down of one group."""
+
+    total: dict[str, int] = attrs.field(factory=dict)
+    """What it did, ever."""
+    said: dict[str, int] = attrs.field(factory=dict)
+    """Of a process: what the GPU told then."""
+
+
+class Totals:
+    """See the module."""
+
+    def __init__(
+        self,
+        gpus: Mapping[int, Gpu],
+        population: Population,
+        throttled: Callable[[Member], Throttled],
+        memory: Memory | None = None,
+    ) -> None:
+        """`throttled` tells of one process what the scheduler kept it off the runlist."""
+        self._gpus = gpus
+        self._population = population
+        self._throttled = throttled
+        self._memory = Forgetful() if memory is None else memory
+        self._taken: dict[Group, Taken] = {}
+        self._late: dict[Member, tuple[Slice, float]] = {}  # processes that ended: where, and when
+        self._clock: Callable[[], float] = trio.current_time
+
+    def take_over(self) -> None:
+        """Goes on from what the daemon before us left, of those that are in the tree."""
+        gone: dict[Group, Mapping[str, int]] = {}
+        for (gpu, node), kept in self._memory.kept().items():
+            group = group_on(node, gpu)
+            if not self._population.holds(group):
+                gone[group] = {}
+                continue
+            total = {name: value for name, value in kept.items() if not name.startswith("said_")}
+            said = {}
+            if isinstance(group, Member):
+                now = self._work(group)
+                for name in OF_PROGRAMS:
+                    told = now[name]
+                    said[name] = kept.get(f"said_{name}", 0) if told is None else told
+            self._taken[group] = Taken(total, said)
+        if gone:
+            self._memory.keep(gone)
+
+    async def run(self) -> None:
+        """Takes everything down every TAKE_S seconds, until cancelled."""
+        while True:
+            await trio.sleep(TAKE_S)
+            self._expire()
+            members = iter([Member(one.process, gpu) for one in self._population.residents() for gpu in one.gpus])
+            while some := list(islice(members, AT_ONCE)):
+                self.take_down(member for member in some if self._population.holds(member))
+                await trio.lowlevel.checkpoint()
+
+    # What was done
+
+    def activity(self, group: Group) -> Activity:
+        """The work of a process, or of all processes that ever were in a slice."""
+        members = list(self._members(group))
+        each = [(member, self._gpus[group.gpu].activity(member.process)) for member in members]
+        now = sum((one for _, one in each[1:]), each[0][1]) if each else Activity(0, 0, 0, 0)
+        figures = self._figures(group, OF_WORK, [(member, _work(one)) for member, one in each])
+        if not each and all(value is None for value in figures.values()):
+            figures = OF_NOTHING
+        changes: dict[str, Any] = {name: figures.get(name) for name in OF_WORK}
+        return attrs.evolve(now, **changes)
+
+    def throttled(self, group: Group) -> Throttled:
+        """How much a process, or those that ever were in a slice, were kept off the runlist by the scheduler."""
+        each = [(member, self._throttles(member)) for member in self._members(group)]
+        figures = self._figures(group, ("nr_throttled", "throttled_usec"), each)
+        return Throttled(figures["nr_throttled"] or 0, figures["throttled_usec"] or 0)
+
+    def footprint(self, group: Group) -> Footprint:
+        """The memory of a process, or of those in a slice now; `exchanged` of all that ever were in it."""
+        gpu = self._gpus[group.gpu]
+        each = [(member, gpu.footprint(member.process)) for member in self._members(group)]
+        now = sum((one for _, one in each[1:]), each[0][1]) if each else Footprint()
+        told: list[tuple[Member, Figures]] = [(member, {"exchanged": one.exchanged}) for member, one in each]
+        return attrs.evolve(now, exchanged=self._figures(group, ("exchanged",), told)["exchanged"])
+
+    def _figures(self, group: Group, names: Iterable[str], members: Iterable[tuple[Member, Figures]]) -> Figures:
+        """What was taken down, and what grew since. None: some member there does not tell, and never did."""
+        total = self._total(group)
+        found: dict[str, int | None] = {name: total.get(name) for name in names}
+        unknown = set()
+        for member, now in members:
+            taken = self._taken.get(member) or Taken()
+            for name in found:
+                grown = _growth(now[name], taken.said.get(name, 0))
+                if grown is None and name not in taken.total:
+                    unknown.add(name)
+                elif grown is not None:
+                    found[name] = min(MAX, (found[name] or 0) + grown)
+        return {name: None if name in unknown else value for name, value in found.items()}
+
+    # Taking down
+
+    def take_down(self, members: Iterable[Member]) -> None:
+        """Has what processes did so far be known of them and of where they are, whatever happens to them next."""
+        changed: dict[Group, Mapping[str, int]] = {}
+        for member in members:
+            grown = self._take_down(member)
+            if grown is None:
+                continue
+            changed[member] = self._as_kept(member)
+            if any(grown.values()):
+                for level in self._population.path(member)[1:]:
+                    changed[level] = self._add(level, grown)
+        if changed:
+            self._memory.keep(changed)
+
+    def take_all_down(self) -> None:
+        """The end is near: everything is taken down."""
+        self.take_down([Member(one.process, gpu) for one in self._population.residents() for gpu in one.gpus])
+
+    def ended(self, member: Member) -> None:
+        """A process is about to be gone: last of all its work is taken down. What its GPU learns later comes late."""
+        resident = self._population.resident(member.process)
+        if resident is not None:
+            self.take_down([member])
+            self._late[member] = resident.slice, self._clock()
+
+    def late(self, member: Member, figures: Mapping[str, int]) -> None:
+        """What a process did before it ended, and was not known then: that of the slices in which it was."""
+        where = self._late.get(member)
+        if where is None or not any(figures.values()):
+            return
+        path = self._population.path(SliceOn(where[0], member.gpu))
+        self._memory.keep({level: self._add(level, figures) for level in path if self._population.holds(level)})
+
+    def migrated(self, here: Member, there: Member) -> None:
+        """A process goes on elsewhere, and takes what is known of it along; the slices there have what it does there.
+
+        `here` was taken down before."""
+        known = self._taken.get(here) or Taken()
+        now = self._told(there)
+        said = {name: value for name, value in now.items() if value is not None}
+        for name in OF_PROGRAMS:  # the program counts on, and perhaps has not told there yet
+            said[name] = max(said.get(name, 0), known.said.get(name, 0))
+        self._taken[there] = Taken(dict(known.total), said)
+        resident = self._population.resident(there.process)
+        if resident is not None:
+            self._late[here] = resident.slice, self._clock()
+        self._memory.keep({there: self._as_kept(there)})
+
+    def forget(self, group: Group) -> None:
+        """The group is gone."""
+        if self._taken.pop(group, None) is not None:
+            self._memory.keep({group: {}})
+
+    # The small parts
+
+    def _members(self, group: Group) -> Iterable[Member]:
+        return (Member(resident.process, group.gpu) for resident in self._population.below(group))
+
+    def _total(self, group: Group) -> Mapping[str, int]:
+        taken = self._taken.get(group)
+        return taken.total if taken is not None else {}
+
+    def _take_down(self, member: Member) -> Mapping[str, int] | None:
+        """What a process did since the last time; None where that changes nothing."""
+        taken = self._taken.get(member) or Taken()
+        grown: dict[str, int] = {}
+        before = dict(taken.total)
+        for name, now in self._told(member).items():
+            more = _growth(now, taken.said.get(name, 0))
+            if more is None:
+                continue
+            grown[name] = more
+            taken.total[name] = min(MAX, taken.total.get(name, 0) + more)
+            if now:
+                taken.said[name] = now
+        if taken.total == before:
+            return None
+        self._taken[member] = taken
+        return grown
+
+    def _add(self, level: Group, grown: Mapping[str, int]) -> Mapping[str, int]:
+        total = self._taken.setdefault(level, Taken()).total
+        for name, more in grown.items():
+            total[name] = min(MAX, total.get(name, 0) + more)
+        return dict(total)
+
+    def _as_kept(self, member: Member) -> Mapping[str, int]:
+        taken = self._taken[member]
+        return {**taken.total, **{f"said_{name}": taken.said[name] for name in OF_PROGRAMS if name in taken.said}}
+
+    def _told(self, member: Member) -> Figures:
+        """Everything that is told of a process now."""
+        exchanged = self._gpus[member.gpu].footprint(member.process).exchanged
+        return {**self._work(member), **self._throttles(member), "exchanged": exchanged}
+
+    def _work(self, member: Member) -> Figures:
+        return _work(self._gpus[member.gpu].activity(member.process))
+
+    def _throttles(self, member: Member) -> Figures:
+        throttled = self._throttled(member)
+        return {"nr_throttled": throttled.times, "throttled_usec": throttled.usec}
+
+    def _expire(self) -> None:
+        for member, (_, ended) in list(self._late.items()):  # the oldest first
+            if self._clock() - ended < LATE_S:
+                break
+            del self._late[member]
+
+
+def _work(activity: Activity) -> Figures:
+    return {name: getattr(activity, name) for name in OF_WORK}
+
+
+def _growth(now: int | None, before: int) -> int | None:
+    """What a figure grew by. One that is less than before was begun anew; one that is nothing is not told yet."""
+    if now is None:
+        return None
+    return now - before if now >= before else now

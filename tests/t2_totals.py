@@ -1,0 +1,256 @@
+"""Totals of slices against a model: what was done in a slice is there, wherever its process is now, and if it ended.
+
+The model adds up every bit of work where it was done. A daemon that is killed takes along what was done since all was
+taken down last, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, cast
+
+import attrs
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backend.core.population import Population
+from backend.core.protocols import Gpu
+from backend.core.records import Activity, Footprint, Throttled
+from backend.core.totals import OF_WORK, Totals
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import ROOT, Group, Member, Node, Process, Slice, SliceOn
+
+SLICES = [ROOT, *(Slice(path) for path in ("/a", "/a/b", "/a/b/c", "/d"))]
+GPUS = (0, 1)
+
+
+@attrs.define
+class Counting:
+    """A GPU that tells what each process has done there."""
+
+    told: dict[Process, Counter[str]] = attrs.field(factory=dict)
+
+    def activity(self, process: Process) -> Activity:
+        """None of it, of one that it knows nothing of."""
+        if process not in self.told:
+            return Activity()
+        work: dict[str, Any] = {name: self.told[process][name] for name in OF_WORK}
+        return Activity(**work, pending=0)
+
+    def footprint(self, process: Process) -> Footprint:
+        """No memory, but what changed places."""
+        return Footprint(exchanged=self.told[process]["exchanged"] if process in self.told else None)
+
+
+@attrs.define
+class Left:
+    """What a daemon leaves to the next."""
+
+    figures: dict[tuple[int, Node], Mapping[str, int]] = attrs.field(factory=dict)
+
+    def kept(self) -> Mapping[tuple[int, Node], Mapping[str, int]]:
+        """As it is now."""
+        return dict(self.figures)
+
+    def keep(self, figures: Mapping[Group, Mapping[str, int]]) -> None:
+        """From now on it is so."""
+        for group, now in figures.items():
+            self.figures[group.gpu, group.node] = now
+            if not now:
+                del self.figures[group.gpu, group.node]
+
+
+NAMES = (*OF_WORK, "exchanged", "nr_throttled", "throttled_usec")
+
+
+class Machine(RuleBasedStateMachine):
+    """Members come, work, move, end, change GPUs; and daemons are replaced."""
+
+    @initialize()
+    def begin(self) -> None:
+        """Slices that stay, and no process in them."""
+        self.left = Left()
+        self.pids = iter(range(10, 1000))
+        self.where: dict[Process, Slice] = {}
+        self.on: dict[Process, int] = {}
+        self.did: Counter[tuple[int, Slice, str]] = Counter()
+        self.own: Counter[tuple[Process, str]] = Counter()
+        self.counting = {gpu: Counting() for gpu in GPUS}
+        self.serve()
+
+    def serve(self) -> None:
+        """A daemon begins, and knows what the one before it left."""
+        ledger = SoftLedger()
+        for gpu in GPUS:
+            ledger.add_gpu(gpu, 1 << 30)
+        self.population = Population(ledger, GPUS)
+        for slice_ in SLICES[1:]:
+            self.population.hold(slice_)
+        for process, slice_ in self.where.items():
+            self.population.admit(process, slice_, {self.on[process]})
+        gpus = {gpu: cast(Gpu, counting) for gpu, counting in self.counting.items()}
+        self.totals = Totals(gpus, self.population, self.throttled, self.left)
+        self.totals._clock = lambda: 0.0
+        self.totals.take_over()
+
+    def throttled(self, member: Member) -> Throttled:
+        """As the scheduler counts."""
+        told = self.counting[member.gpu].told.get(member.node, Counter())
+        return Throttled(told["nr_throttled"], told["throttled_usec"])
+
+    def add(self, process: Process, name: str, amount: int, gpu: int, slice_: Slice) -> None:
+        """Something was done: by a process, in a slice and all above it."""
+        self.own[process, name] += amount
+        level: Slice | None = slice_
+        while level is not None:
+            self.did[gpu, level, name] += amount
+            level = level.parent
+
+    def somebody(self, data: st.DataObject) -> Process:
+        """One that lives."""
+        return data.draw(st.sampled_from(sorted(self.where, key=lambda process: process.pid)))
+
+    @rule(slice_=st.sampled_from(SLICES), gpu=st.sampled_from(GPUS))
+    def come(self, slice_: Slice, gpu: int) -> None:
+        """A process comes."""
+        process = Process(next(self.pids), 1)
+        self.where[process], self.on[process] = slice_, gpu
+        self.counting[gpu].told[process] = Counter()
+        self.population.admit(process, slice_, {gpu})
+
+    @precondition(lambda self: self.where)
+    @rule(data=st.data(), name=st.sampled_from(NAMES), amount=st.integers(1, 1000))
+    def work(self, data: st.DataObject, name: str, amount: int) -> None:
+        """It does something."""
+        process = self.somebody(data)
+        self.counting[self.on[process]].told[process][name] += amount
+        self.add(process, name, amount, self.on[process], self.where[process])
+
+    @precondition(lambda self: self.where)
+    @rule(data=st.data(), slice_=st.sampled_from(SLICES))
+    def move(self, data: st.DataObject, slice_: Slice) -> None:
+        """It moves to another slice: what it did stays."""
+        process = self.somebody(data)
+        resident = self.population.resident(process)
+        assert resident is not None
+        self.totals.take_down([Member(process, self.on[process])])
+        self.population.relocate(resident, slice_)
+        self.where[process] = slice_
+
+    @precondition(lambda self: self.where)
+    @rule(data=st.data(), late=st.integers(0, 5))
+    def end(self, data: st.DataObject, late: int) -> None:
+        """It ends; something of what it did is learnt later."""
+        process = self.somebody(data)
+        gpu, slice_ = self.on.pop(process), self.where.pop(process)
+        member = Member(process, gpu)
+        self.totals.ended(member)
+        del self.counting[gpu].told[process]
+        self.population.expel(process)
+        self.totals.forget(member)
+        self.totals.late(member, {"gpu_usec": late})
+        self.add(process, "gpu_usec", late, gpu, slice_)
+        assert (gpu, process) not in self.left.figures
+
+    @precondition(lambda self: self.where)
+    @rule(data=st.data())
+    def migrate(self, data: st.DataObject) -> None:
+        """It goes to the other GPU, and what it counts itself goes on there."""
+        process = self.somebody(data)
+        here, there = Member(process, self.on[process]), Member(process, 1 - self.on[process])
+        self.totals.take_down([here])
+        before = self.counting[here.gpu].told.pop(process)
+        carried = {name: before[name] for name in ("submitted", "finished")}
+        self.counting[there.gpu].told[process] = Counter(carried)
+        self.population.admit(process, self.where[process], {there.gpu})
+        self.population.migrated(here, there)
+        self.totals.migrated(here, there)
+        self.totals.forget(here)
+        self.on[process] = there.gpu
+
+    @rule()
+    def upgrade(self) -> None:
+        """The daemon is another: it begins to count anew, and programs go on."""
+        self.totals.take_all_down()
+        self.begin_anew()
+
+    @precondition(lambda self: self.where)
+    @rule(data=st.data(), name=st.sampled_from(NAMES[2:]), amount=st.integers(1, 1000))
+    def kill(self, data: st.DataObject, name: str, amount: int) -> None:
+        """It is killed: what was done since everything was taken down is lost, and nothing else."""
+        self.totals.take_all_down()
+        process = self.somebody(data)
+        self.counting[self.on[process]].told[process][name] += amount
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Another daemon's GPUs have counted nothing; a program tells its own counts as they are."""
+        for counting in self.counting.values():
+            for process, told in counting.told.items():
+                kept = {name: told[name] for name in ("submitted", "finished")}
+                counting.told[process] = Counter(kept)
+        self.serve()
+
+    @invariant()
+    def everything_is_there(self) -> None:
+        """Of every slice on every GPU: the sum of all that was done in it."""
+        for gpu in GPUS:
+            for slice_ in SLICES:
+                group = SliceOn(slice_, gpu)
+                activity, throttled = self.totals.activity(group), self.totals.throttled(group)
+                found = {name: getattr(activity, name) for name in OF_WORK}
+                found |= {"exchanged": self.totals.footprint(group).exchanged}
+                found |= {"nr_throttled": throttled.times, "throttled_usec": throttled.usec}
+                assert {name: value or 0 for name, value in found.items()} == {
+                    name: self.did[gpu, slice_, name] for name in NAMES
+                }, group
+        for process, gpu in self.on.items():
+            activity = self.totals.activity(Member(process, gpu))
+            assert all(getattr(activity, name) == self.own[process, name] for name in OF_WORK)
+
+
+TestTotals = Machine.TestCase
+
+
+def test_a_program_that_begins_anew_goes_on_in_the_slice() -> None:
+    """It called execve(2): its counts are those of another program."""
+    machine = Machine()
+    machine.begin()
+    machine.come(Slice("/a"), 0)
+    (process,) = machine.where
+    told = machine.counting[0].told[process]
+    for submitted in (10, 0, 4):
+        told["submitted"] = submitted
+        machine.totals.take_down([Member(process, 0)])
+    assert machine.totals.activity(SliceOn(Slice("/a"), 0)).submitted == 14
+
+
+def test_what_was_told_is_there_when_it_is_told_no_more() -> None:
+    """The library's connection is over before the process is."""
+    machine = Machine()
+    machine.begin()
+    machine.come(Slice("/a"), 0)
+    (process,) = machine.where
+    machine.counting[0].told[process]["submitted"] = 10
+    machine.totals.take_down([Member(process, 0)])
+    del machine.counting[0].told[process]
+    assert machine.totals.activity(SliceOn(Slice("/a"), 0)).submitted == 10
+    machine.come(Slice("/a"), 0)
+    machine.counting[0].told.clear()
+    assert machine.totals.activity(SliceOn(Slice("/a"), 0)).submitted is None, "one there never told"
+
+
+def test_who_comes_late_is_dropped() -> None:
+    """A GPU that tells nothing of one that ended leaves nothing behind."""
+    machine = Machine()
+    machine.begin()
+    now = 0.0
+    machine.totals._clock = lambda: now
+    machine.come(ROOT, 0)
+    (process,) = machine.where
+    machine.totals.ended(Member(process, 0))
+    assert machine.totals._late
+    now = 60.0
+    machine.totals._expire()
+    assert not machine.totals._late
