@@ -145,7 +145,7 @@ class Totals:
         return attrs.evolve(now, exchanged=self._figures(group, ("exchanged",), told)["exchanged"])
 
     def _figures(self, group: Group, names: Iterable[str], members: Iterable[tuple[Member, Figures]]) -> Figures:
-        """What was taken down, and what grew since. None: some member there does not tell, and never did."""
+        """What was taken down, and what grew since. None: a member never told; a process does not tell now."""
         total = self._total(group)
         found: dict[str, int | None] = {name: total.get(name) for name in names}
         unknown = set()
@@ -153,7 +153,7 @@ class Totals:
             taken = self._taken.get(member) or Taken()
             for name in found:
                 grown = _growth(now[name], taken.said.get(name, 0))
-                if grown is None and name not in taken.total:
+                if grown is None and (member == group or name not in taken.total):
                     unknown.add(name)
                 elif grown is not None:
                     found[name] = min(MAX, (found[name] or 0) + grown)
@@ -253,7 +253,10 @@ class Totals:
 
     def _told(self, member: Member) -> Figures:
         """Everything that is told of a process now."""
-        exchanged = self._gpus[member.gpu].footprint(member.process).exchanged
+        try:
+            exchanged = self._gpus[member.gpu].footprint(member.process).exchanged
+        except OSError:  # it has ended, and is asked for what it could move
+            exchanged = None
         return {**self._work(member), **self._throttles(member), "exchanged": exchanged}
 
     def _work(self, member: Member) -> Figures:
