@@ -9,6 +9,7 @@ import trio
 from backend.core.reasons import Engines
 from backend.core.records import Capability
 from backend.nvidia.gpu import NvidiaGpu
+from backend.nvidia.linux import LinuxSystem
 from backend.nvidia.opening import open_gpus
 from backend.nvidia.proven import GR_ALONE
 from backend.nvidia.selftest import Child, prove
@@ -30,13 +31,21 @@ async def progress(*children: Child) -> list[tuple[int, int]]:
     ]
 
 
+async def first_gpu(stack: contextlib.ExitStack) -> NvidiaGpu:
+    """Open the first GPU of this host; what it is reached by ends with the stack."""
+    system = LinuxSystem()
+    system.begin()
+    stack.callback(system.end)
+    return (await open_gpus(system=system, selftest=False))[0]
+
+
 def test_without_gr_kernels_stand_and_copies_go_on() -> None:
     """Each change of what is off, with what the program and its neighbour get done after it."""
 
     async def main() -> list[tuple[Engines, int, int, int]]:
-        gpu: NvidiaGpu = (await open_gpus(selftest=False))[0]
         found = []
         with contextlib.ExitStack() as stack:
+            gpu = await first_gpu(stack)
             children = []
             for _ in range(2):
                 children.append(Child(gpu.info.uuid))
@@ -65,8 +74,9 @@ def test_the_self_test_proves_it() -> None:
     """It says so with the figures, and no control of the tree is named so."""
 
     async def main() -> None:
-        gpu = (await open_gpus(selftest=False))[0]
-        (found,) = [one for one in await prove(gpu) if one.control == GR_ALONE]
+        with contextlib.ExitStack() as stack:
+            gpu = await first_gpu(stack)
+            (found,) = [one for one in await prove(gpu) if one.control == GR_ALONE]
         print(found.evidence)
         assert found.capability is Capability.ENFORCED, found.evidence
 
