@@ -835,7 +835,7 @@ def test_what_was_seen_of_one_before_it_was_met_is_old(monkeypatch: pytest.Monke
     """A program is looked at for a while, and allocates meanwhile: its books do not go back to what it had at first."""
 
     async def test(rig: Rig) -> None:
-        gpu, mover = rig.gpus[0], SimpleNamespace(end=lambda: None)
+        gpu, mover = rig.gpus[0], SimpleNamespace(end=lambda: None, counts=lambda gpu: None)
         seen: list[int] = []
         books = SimpleNamespace(current=0, swap=0, frozen=False)
         monkeypatch.setattr(FakeHost, "observe", lambda host, process, gpu, nbytes: seen.append(nbytes))

@@ -221,6 +221,7 @@ async def test_a_thread_that_cannot_be_had_is_an_error_of_the_system() -> None:
             await in_a_thread("it", lambda: 1)
         ledger = KernelLedger.__new__(KernelLedger)  # there is no module here
         ledger._ids, ledger._control, ledger._limiter = {SliceOn(ROOT, 0): 1}, -1, trio.CapacityLimiter(1)
+        ledger._has_reasons = True
         with pytest.raises(BlockingIOError, match="the kernel module is not asked"):
             await ledger.pull(Op.DETACH_TSG, SliceOn(ROOT, 0), 0, 1.0)
     assert await in_a_thread("it", lambda: 1) == 1

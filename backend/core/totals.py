@@ -2,16 +2,17 @@
 
 A GPU tells what a living process has done. What that grew by since the last time is **taken down** for the process and
 every slice above it: when the process ends or moves to another slice, when its GPU is about to tell no more of it, and
-every TAKE_S seconds. A slice has what was taken down, and what grew since then of the members that it has now. So its
-figures never fall, what a process did stays where it did it, and a read asks the living alone.
+every TAKE_S seconds, or less often where that takes long. A slice has what was taken down, and what grew since then of
+the members that it has now. So its figures never fall, what a process did stays where it did it, and a read asks the
+living alone.
 
 What is taken down is kept for the next daemon at once: a daemon that is killed takes what grew since then along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import attrs
@@ -24,8 +25,10 @@ from backend.process.identity import Group, Member, Node, Slice, SliceOn, group_
 
 TAKE_S = 5.0
 """Seconds between two times that everything is taken down: the most that a killed daemon takes along."""
-AT_ONCE = 64
-"""Processes taken down before others have a turn."""
+TAKE_PART = 0.01
+"""Part of the daemon's time that this takes at most: where it would be more, everything is taken down more rarely."""
+TURN_S = 0.001
+"""Seconds of taking down before others have a turn."""
 LATE_S = 5.0
 """Seconds for which a GPU may still tell what a process did that has ended."""
 
@@ -109,12 +112,16 @@ class Totals:
 
     async def run(self) -> None:
         """Takes everything down every TAKE_S seconds, until cancelled."""
+        spent = 0.0
         while True:
-            await trio.sleep(TAKE_S)
+            await trio.sleep(max(TAKE_S, spent / TAKE_PART))
             self._expire()
-            members = iter([Member(one.process, gpu) for one in self._population.residents() for gpu in one.gpus])
-            while some := list(islice(members, AT_ONCE)):
-                self.take_down(member for member in some if self._population.holds(member))
+            spent = 0.0
+            members = deque(Member(one.process, gpu) for one in self._population.residents() for gpu in one.gpus)
+            while members:
+                began = self._clock()
+                self.take_down(self._turn(members, began + TURN_S))
+                spent += self._clock() - began
                 await trio.lowlevel.checkpoint()
 
     # What was done
@@ -215,6 +222,15 @@ class Totals:
             self._memory.keep({group: {}})
 
     # The small parts
+
+    def _turn(self, members: deque[Member], end: float) -> Iterator[Member]:
+        """Takes from the members those of one turn."""
+        while members:
+            member = members.popleft()
+            if self._population.holds(member):
+                yield member
+            if self._clock() >= end:
+                return
 
     def _members(self, group: Group) -> Iterable[Member]:
         return (Member(resident.process, group.gpu) for resident in self._population.below(group))
