@@ -29,6 +29,8 @@ STATIC = re.compile(r"^static\b[^;{}()=]*?(\w+)\(", re.M)
 """Head of a function that no other file sees."""
 CALLED = re.compile(r"(?<![\w.>])(?<!struct )(?<!enum )(\w+)(?=\s*\()|(?<=[=,(&])\s*(\w+)(?=\s*[,;)}])")
 """Word before a parenthesis, or one that is given away by itself: a call, or a pointer to a function."""
+DRIVERS = re.compile(r"cu[A-Z]")
+"""How the name of an entry point of CUDA's driver begins."""
 INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 NOISE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\bTRACE_EVENT\(\w+', re.S)
 """Comments and strings of C, and the name of a tracepoint, which may be that of a function."""
@@ -129,8 +131,11 @@ def listed(title: str, graph: Graph) -> Iterator[str]:
 
 
 def _called(text: str) -> set[str]:
-    """The words of a C file that may name a function: before a parenthesis, or given away as a pointer."""
-    return {call or pointer for call, pointer in CALLED.findall(text)}
+    """The words of a C file that may name a function: before a parenthesis, or given away as a pointer.
+
+    What is called like an entry point of CUDA and is given to a macro is the driver's own, and no wrapper of it."""
+    found = CALLED.findall(text)
+    return {call for call, _ in found} | {pointer for _, pointer in found if not DRIVERS.match(pointer)}
 
 
 def _imports(path: Path, known: Iterable[str]) -> Iterator[str]:
