@@ -20,10 +20,9 @@ try:
     from backend.process.identity import ROOT, Process, Slice, identify
 except ModuleNotFoundError:  # where they were in 0.1
     from backend.identity import ROOT, Process, Slice, identify
+    from backend.journal import format, state
     from backend.journal.file import Journal
     from backend.journal.state import FIELDS, Lever, Moving, Owned
-
-    from backend.journal import format, state
 
 BOOT = "5ca1ab1e-0000-4000-8000-000000000001"
 GPUS = ("GPU-50f79900-0000-4000-8000-000000000000", "GPU-50f79900-0000-4000-8000-000000000001")
