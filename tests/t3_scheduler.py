@@ -222,7 +222,8 @@ async def test_nobody_waits_for_a_look_at_many(spawn: Spawn) -> None:
             waits.append(trio.current_time() - before)
             await trio.sleep(gpu.TAKES_S / 10)
         assert set(gpu.asked) == set(processes)
-        assert max(waits) < 3 * gpu.TAKES_S
+        # A part of the scheduler's look, of two processes, and a turn of what takes totals down, of one.
+        assert max(waits) <= 3 * gpu.TAKES_S + 1e-9
         assert len(gpu.asked) * gpu.TAKES_S <= 0.11 * seconds
         nursery.cancel_scope.cancel()
 

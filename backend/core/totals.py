@@ -27,8 +27,10 @@ TAKE_S = 5.0
 """Seconds between two times that everything is taken down: the most that a killed daemon takes along."""
 TAKE_PART = 0.01
 """Part of the daemon's time that this takes at most: where it would be more, everything is taken down more rarely."""
-TURN_S = 0.001
+TURN_S = 0.0005
 """Seconds of taking down before others have a turn."""
+REST = 10
+"""Times as long as a turn took that others have, before the next one."""
 LATE_S = 5.0
 """Seconds for which a GPU may still tell what a process did that has ended."""
 
@@ -121,8 +123,9 @@ class Totals:
             while members:
                 began = self._clock()
                 self.take_down(self._turn(members, began + TURN_S))
-                spent += self._clock() - began
-                await trio.lowlevel.checkpoint()
+                took = self._clock() - began
+                spent += took
+                await trio.sleep(REST * took)
 
     # What was done
 
