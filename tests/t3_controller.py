@@ -183,6 +183,28 @@ async def test_a_lever_that_fails_in_the_background_ends_nothing(spawn: Spawn, l
         await h.write(f"{neighbour.pid}/0/compute.freeze", "0")
 
 
+@virtual
+async def test_figures_that_fail_at_the_end_leave_nothing_frozen(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last thing that a daemon does is to thaw, whatever becomes of the totals, which are taken down before."""
+    gpu, found = StubGpu(), []
+
+    def take_all_down() -> None:
+        raise RuntimeError("the figures")
+
+    async def live() -> None:
+        async with running(gpu) as h:
+            found.append((h.controller, await h.arrive(spawn().pid)))
+            await h.write(f"{found[0][1].pid}/0/compute.freeze", "1")
+            monkeypatch.setattr(h.controller._totals, "take_all_down", take_all_down)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await live()
+    ((controller, frozen),) = found
+    assert raised.group_contains(RuntimeError, match="the figures")
+    assert controller.released
+    assert gpu.calls[-1][:2] == ("attach", frozen.pid)
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.ETIMEDOUT], ids=["EIO", "ETIMEDOUT"])
 @pytest.mark.logs("follow|reclaim|move")
 @virtual

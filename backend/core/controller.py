@@ -117,11 +117,13 @@ class Controller:
                 nursery.start_soon(lasting, "deadlines", self._deadlines.run)
                 task_status.started()
         finally:
-            self._totals.take_all_down()
-            if not self.handed_over:
-                with trio.move_on_after(self._deadlines.seconds, shield=True):
-                    self.released = await self._follower.release()
-            self._membership.exits.close()
+            try:
+                self._totals.take_all_down()
+            finally:  # whatever becomes of figures, nothing stays frozen
+                if not self.handed_over:
+                    with trio.move_on_after(self._deadlines.seconds, shield=True):
+                        self.released = await self._follower.release()
+                self._membership.exits.close()
 
     def hand_over(self) -> None:
         """The end is near, and another daemon goes on from the books: what holds then is not given back."""
