@@ -12,7 +12,11 @@ import attrs
 
 
 class Reason(enum.Flag):
-    """A reason to be off the runlist. The bits stand in journals and in the ABI of the kernel module."""
+    """A reason to be off the runlist. The bits stand in journals and in the ABI of the kernel module.
+
+    FREEZE and MIGRATION outlive a daemon, since the books say what was asked: a freeze is a setting, a move is noted.
+    The others are decisions of a daemon, and end with it: the next one takes them off.
+    """
 
     FREEZE = 1 << 0
     """compute.freeze, of the process or of a slice above it."""
@@ -32,10 +36,6 @@ NO_REASON = Reason(0)
 
 KNOWN = Reason.FREEZE | Reason.TURN | Reason.QUOTA | Reason.BUSY | Reason.GANG | Reason.MIGRATION
 """All reasons that this version knows."""
-
-LASTING = Reason.FREEZE | Reason.MIGRATION
-"""Reasons that outlive a daemon, since the books say what was asked: a freeze is a setting, a move is noted. The others
-are decisions of a daemon, and end with it: the next one takes them off."""
 
 
 class Engines(enum.Enum):

@@ -12,6 +12,8 @@ import enum
 
 import attrs
 
+from backend.core.reasons import KNOWN
+
 MAX = (1 << 63) - 1
 """``max`` in a control file: no limit. The kernel's PAGE_COUNTER_MAX plays the same part in memcg."""
 
@@ -19,7 +21,7 @@ NOBODY = (1 << 32) - 1
 """A uid or gid that stands for none: the one that chown(2) does not take."""
 
 
-REASONS = 0x3F
+REASONS = KNOWN.value
 """The bits of the reasons for which a process can be off the runlist (GGROUP_REASON_* of kmod/uapi/ggroup.h)."""
 
 

@@ -119,7 +119,7 @@ class Totals:
             await trio.sleep(max(TAKE_S, spent / TAKE_PART))
             self._expire()
             spent = 0.0
-            members = deque(Member(one.process, gpu) for one in self._population.residents() for gpu in one.gpus)
+            members = deque(self._everything())
             while members:
                 began = self._clock()
                 self.take_down(self._turn(members, began + TURN_S))
@@ -187,7 +187,7 @@ class Totals:
 
     def take_all_down(self) -> None:
         """The end is near: everything is taken down."""
-        self.take_down([Member(one.process, gpu) for one in self._population.residents() for gpu in one.gpus])
+        self.take_down(self._everything())
 
     def ended(self, member: Member) -> None:
         """A process is about to be gone: last of all its work is taken down. What its GPU learns later comes late."""
@@ -234,6 +234,10 @@ class Totals:
                 yield member
             if self._clock() >= end:
                 return
+
+    def _everything(self) -> list[Member]:
+        """All processes of the tree, on each of their GPUs."""
+        return [Member(one.process, gpu) for one in self._population.residents() for gpu in one.gpus]
 
     def _members(self, group: Group) -> Iterable[Member]:
         return (Member(resident.process, group.gpu) for resident in self._population.below(group))
