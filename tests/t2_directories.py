@@ -3,8 +3,10 @@
 import contextlib
 from typing import Any
 
+import trio
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from trio.testing import MockClock
 
 from backend.core.controller import Controller
 from backend.ledgers.soft import SoftLedger
@@ -78,9 +80,13 @@ class KeptListings(RuleBasedStateMachine):
         if resident is not None and resident.gpus == {0, 1}:
             here, there = Member(resident.process, gpu), Member(resident.process, 1 - gpu)
             if migrates:
-                self.population.migrated(here, there)
+                trio.run(self.migrate, here, there, clock=MockClock())
             else:
                 self.population.leave(here)
+
+    async def migrate(self, here: Member, there: Member) -> None:
+        """In trio: the controller notes when it was."""
+        self.population.migrated(here, there)
 
     @rule(slice_=SLICES, there=st.booleans())
     def a_slice_is_made_or_unmade(self, slice_: Slice, there: bool) -> None:

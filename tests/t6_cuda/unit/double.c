@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <unistd.h>
 
 #include "daemon.h"
 #include "exchange.h"
@@ -13,6 +14,8 @@
 
 /* Calls for one order, where each takes all of its time. */
 #define CALLS_MOST 30
+/* Microseconds after which books that differ are wrong. */
+#define AGREE_US 1000000
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -241,21 +244,40 @@ unsigned int double_reclaims(void)
 	return count;
 }
 
-void double_agree(struct device *device)
+static bool agrees(struct device *device, bool say)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
 	void (*usage)(int, uint64_t *, uint64_t *, uint64_t *) = driver_dlsym(library, "fake_memory_usage");
 	uint64_t gpu, host, addresses, credit = pool_credited(device);
+	const uint64_t on_gpu = __atomic_load_n(&device->resident, __ATOMIC_RELAXED);
+	const uint64_t in_host = __atomic_load_n(&device->swapped, __ATOMIC_RELAXED);
+	uint64_t booked_gpu, booked_host;
 
+	pthread_mutex_lock(&lock);
+	booked_gpu = resident;
+	booked_host = swapped;
+	pthread_mutex_unlock(&lock);
 	usage(device->ordinal, &gpu, &host, &addresses);
-	if (gpu + credit != device->resident || device->resident != resident || device->swapped != swapped ||
-	    host != swapped + credit + host_kept(device)) {
+	if (gpu + credit == on_gpu && on_gpu == booked_gpu && in_host == booked_host &&
+	    host == in_host + credit + host_kept(device))
+		return true;
+	if (say)
 		fprintf(stderr, "the driver has %llu MiB on the GPU and %llu in the host; the device says %llu and %llu, the "
 			"books %llu and %llu; kept %llu and %llu, credit %llu\n", (unsigned long long)(gpu >> 20),
-			(unsigned long long)(host >> 20), (unsigned long long)(device->resident >> 20),
-			(unsigned long long)(device->swapped >> 20), (unsigned long long)(resident >> 20),
-			(unsigned long long)(swapped >> 20), (unsigned long long)(pool_kept(device) >> 20),
+			(unsigned long long)(host >> 20), (unsigned long long)(on_gpu >> 20),
+			(unsigned long long)(in_host >> 20), (unsigned long long)(booked_gpu >> 20),
+			(unsigned long long)(booked_host >> 20), (unsigned long long)(pool_kept(device) >> 20),
 			(unsigned long long)(host_kept(device) >> 20), (unsigned long long)(credit >> 20));
+	return false;
+}
+
+void double_agree(struct device *device)
+{
+	const uint64_t until = moment_us() + AGREE_US;
+
+	/* What the library gives back by itself is under way for a moment. */
+	while (!agrees(device, false) && moment_us() < until)
+		usleep(1000);
+	if (!agrees(device, true))
 		exit(1);
-	}
 }

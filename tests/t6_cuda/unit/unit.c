@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "async.h"
+#include "carry.h"
 #include "counters.h"
 #include "device.h"
 #include "double.h"
@@ -49,6 +50,7 @@ static void start(void)
 	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
+	device->mover->copy_us = 60000000;	/* a driver made of threads, on a busy machine: longer than any copy */
 	place = (int (*)(CUdeviceptr))plain("fake_memory_place");
 }
 
@@ -430,7 +432,7 @@ static void test_persistent(void)
 	CHECK(launch(kernel("forever"), stream, NULL) == CUDA_SUCCESS);
 	before = now();
 	CHECK(double_out(device, 8 << 20) == 0);
-	CHECK(now() - before < 2);
+	CHECK(now() - before < 20);	/* it gives up; how soon is a matter of the load */
 	CHECK(double_out(device, 8 << 20) == 0);	/* the waiting thread is still at it */
 	double_agree(device);
 	fill(&item);	/* the gate is open */
@@ -494,6 +496,7 @@ static void test_stuck(void)
 	start();
 	hold = (void (*)(bool))plain("fake_memory_hold");
 	for (int round = 0; round < 2; round++) {
+		device->mover->copy_us = 60000000;
 		for (int i = 0; i < 2; i++) {
 			CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
 			fill(&items[i]);
@@ -501,9 +504,11 @@ static void test_stuck(void)
 		if (round)	/* on the way back */
 			CHECK(double_out(device, UINT64_MAX) == 10 << 20);
 		hold(true);
+		device->mover->copy_us = 1000000;
 		before = now();
 		CHECK((round ? double_in(device, UINT64_MAX) : double_out(device, UINT64_MAX)) == 0);
-		CHECK(now() - before < 4);
+		CHECK(now() - before < 20);
+		device->mover->copy_us = 60000000;
 		CHECK((round ? double_in(device, UINT64_MAX) : double_out(device, UINT64_MAX)) == 0);
 		for (int i = 0; i < 2; i++) {
 			verify(&items[i]);	/* the gate is open, and all is in its place */
@@ -767,7 +772,7 @@ static void test_exchange_by_itself(void)
 	const uint64_t misplaced = pick_misplaced(device, UINT64_MAX);
 
 	CHECK(misplaced);
-	for (time_t end = time(NULL) + 20; !device->exchanged && time(NULL) < end; usleep(1000))
+	for (time_t end = time(NULL) + 60; !device->exchanged && time(NULL) < end; usleep(1000))
 		double_tick(device);	/* it takes its time between two looks */
 	CHECK(double_away() == misplaced && device->exchanged == misplaced && device->away == 0);
 	double_agree(device);
@@ -944,7 +949,7 @@ static void test_peers(void)
 /* The background: with GGROUP_CUDA_POOL host chunks are made ahead. */
 static void test_ahead(void)
 {
-	const double until = now() + 10;
+	const double until = now() + 60;
 	CUdeviceptr address;
 
 	start();

@@ -11,10 +11,6 @@
 
 /* Chunks that are copied, and then remapped together while the next are copied. */
 #define RUN_BYTES (64 * GG_MIB)
-/* A copy takes milliseconds, unless the GPU does not run us at all (frozen): then it is left to itself. */
-#ifndef COPY_US
-#define COPY_US 1000000
-#endif
 #define LOOK_NS 20000
 /* What undoes something is tried so often. */
 #define TRIES 3
@@ -52,10 +48,10 @@ bool carry_idle(struct device *device)
 	return true;
 }
 
-static CUresult await(CUevent event)
+static CUresult await(struct device *device, CUevent event)
 {
 	const struct timespec moment = { .tv_nsec = LOOK_NS };
-	const uint64_t until = moment_us() + COPY_US;
+	const uint64_t until = moment_us() + device->mover->copy_us;
 	CUresult result;
 
 	while ((result = real.cuEventQuery(event)) == CUDA_ERROR_NOT_READY && moment_us() < until)
@@ -66,7 +62,7 @@ static CUresult await(CUevent event)
 static bool await_streams(struct device *device)
 {
 	const struct timespec moment = { .tv_nsec = LOOK_NS };
-	const uint64_t until = moment_us() + COPY_US;
+	const uint64_t until = moment_us() + device->mover->copy_us;
 	bool is_idle;
 
 	while (!(is_idle = carry_idle(device)) && moment_us() < until)
@@ -168,7 +164,7 @@ bool carry(struct device *device, struct batch *batch)
 			break;
 		}
 	for (size_t i = 0; i < sent; i++) {
-		CUresult result = await(device->mover->event[i]);
+		CUresult result = await(device, device->mover->event[i]);
 
 		if (result != CUDA_SUCCESS) {
 			log_line("device %d: a copy failed or does not end: %d", device->ordinal, (int)result);

@@ -37,6 +37,7 @@ struct mover {
 	CUevent event[BATCH_MOST_CHUNKS];
 	uint64_t made_in;		/* device->contexts when those were made */
 	uint64_t batch_bytes;		/* what is moved at a time */
+	uint64_t copy_us;		/* for how long a copy is waited for: then it is left to itself */
 	uint64_t busy_us;		/* spent on moving, ever: not on waiting for the program */
 	struct batch *stuck;		/* given up on, with copies that may still run */
 };

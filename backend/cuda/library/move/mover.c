@@ -18,6 +18,10 @@
 
 /* Bytes that move together at first (batch.c). */
 #define BATCH_FIRST (512 * GG_MIB)
+/* For how long a copy is waited for: it takes milliseconds, unless the GPU does not run this process at all (frozen). */
+#ifndef COPY_US
+#define COPY_US 1000000
+#endif
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
 /* It takes as much memory again while it changes. */
@@ -42,6 +46,7 @@ static CUresult set_up(struct device *device)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_init(&mover->lock, NULL);
 	mover->batch_bytes = BATCH_FIRST;
+	mover->copy_us = COPY_US;
 	device->mover = mover;
 	device->regions->reap = reap;
 	return CUDA_SUCCESS;
