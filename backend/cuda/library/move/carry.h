@@ -10,7 +10,7 @@
 
 /* Chunks that move together at most. */
 #define BATCH_MOST_CHUNKS 512
-/* Bytes of them, at least: what is begun with where nobody knows what the driver takes. */
+/* Bytes of them, at least: what is begun with where it is not known what the driver takes. */
 #define BATCH_LEAST (64 * GG_MIB)
 
 /* Chunks on their way. */
@@ -32,7 +32,7 @@ struct batch {
 };
 
 struct mover {
-	pthread_mutex_t lock;		/* one moves at a time; below the gate: who holds it may close that */
+	pthread_mutex_t lock;		/* one moves at a time; below the gate: its holder may close that */
 	CUstream stream[2];
 	CUevent event[BATCH_MOST_CHUNKS];
 	uint64_t made_in;		/* device->contexts when those were made */

@@ -29,7 +29,7 @@
 
 static void reap(struct device *device)
 {
-	/* Whoever has it reaps first, or is about to settle what the caller waits for. */
+	/* The holder reaps first, or is about to settle what the caller waits for. */
 	if (pthread_mutex_trylock(&device->mover->lock))
 		return;
 	ours_enter();
@@ -52,7 +52,7 @@ static CUresult set_up(struct device *device)
 	return CUDA_SUCCESS;
 }
 
-/* Nothing else moves from here on. What the GPU keeps for nobody goes first: it is the cheapest to give, and what comes
+/* Nothing else moves from here on. What the GPU keeps and no program uses goes first: it is the cheapest to give, and what comes
  * back is charged by itself. Returns the bytes of that; `busy_us` is for `end`. */
 static uint64_t begin(struct device *device, uint64_t *busy_us)
 {
