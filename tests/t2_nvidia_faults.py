@@ -77,8 +77,9 @@ class World:
 
     def holds(self) -> bool:
         """Whether the hardware is what is wanted, to the last count."""
-        us = self.tenant.timeslice_us or 2048
-        return set(self.mine) == {int(self.tenant.engines is Engines.ALL)} and self.slices == [us, 1024, 1024, 1024]
+        wanted = self.tenant.applied
+        slices = [wanted.timeslice_us or 2048, 1024, 1024, 1024]
+        return set(self.mine) == {int(wanted.engines is Engines.ALL)} and self.slices == slices
 
     def check_others(self) -> None:
         assert all(self.other.running())
@@ -177,11 +178,11 @@ def test_levers(lever: str, readback: bool) -> None:
         _set(w, what)
 
     want(before)
-    w.tenant._enforce(False)
+    w.tenant.enforcement.enforce(False)
     assert w.holds()
     w.plan.calls.clear()
     want(after)
-    w.tenant._enforce(False)
+    w.tenant.enforcement.enforce(False)
     assert w.holds()
     calls = tuple(w.plan.calls)
     seen: set[tuple[str, int | None]] = set()
@@ -191,7 +192,7 @@ def test_levers(lever: str, readback: bool) -> None:
         seen.add((call, number))
         for fault in ways(call, number, first):
             want(before)
-            w.tenant._enforce(True)
+            w.tenant.enforcement.enforce(True)
             assert w.holds()
             fault.after, fault.times = nth, 1
             tried += 1
@@ -202,11 +203,11 @@ def test_levers(lever: str, readback: bool) -> None:
 def _once(w: World, fault: Fault, ask: Callable[[], None]) -> None:
     ask()
     w.plan.faults = [fault]
-    error = caught(lambda: w.tenant._enforce(False))
+    error = caught(lambda: w.tenant.enforcement.enforce(False))
     assert right(error, fault) if error else w.holds() or absorbed(fault), (fault, error)
     w.check_others()
     w.plan.heal()
-    w.tenant._enforce(True)
+    w.tenant.enforcement.enforce(True)
     assert w.holds(), (fault, w.mine, w.slices)
     w.check_others()
 
@@ -219,24 +220,24 @@ def test_a_lever_that_is_refused_all_the_time(lever: str) -> None:
     for status in STATUSES:
         for number in (rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS):
             _set(w, before)
-            w.tenant._enforce(True)
+            w.tenant.enforcement.enforce(True)
             assert w.holds()
             _once(w, Fault("control", number, status=status), lambda: _set(w, after))
 
 
 def _set(w: World, what: tuple[bool, int]) -> None:
-    w.tenant.engines, w.tenant.timeslice_us = (Engines.ALL if what[0] else Engines.NONE), what[1]
+    w.tenant.applied.engines, w.tenant.applied.timeslice_us = (Engines.ALL if what[0] else Engines.NONE), what[1]
 
 
 def test_a_lever_that_says_it_did_and_did_not() -> None:
     """Who is asked whether it holds is found out, and what is wanted is done."""
     w = world()
     w.plan.faults = [Fault("control", rm.SET_TIMESLICE, nothing=True)]
-    w.tenant.timeslice_us = 500
-    w.tenant._enforce(False)
+    w.tenant.applied.timeslice_us = 500
+    w.tenant.enforcement.enforce(False)
     assert w.slices[0] == 2048, "nothing happened"
     w.plan.heal()
-    assert w.tenant._enforce(True) == "", "it never held, so nobody has undone it"
+    assert w.tenant.enforcement.enforce(True) == "", "it never held, so nobody has undone it"
     assert w.holds()
 
 
@@ -244,9 +245,9 @@ def test_looks() -> None:
     """After each fault the next look finds all that there is."""
     w = world(known=False)
     w.plan.calls.clear()
-    w.tenant._look(False)
+    w.tenant.enforcement.look(False)
     calls = tuple(w.plan.calls)
-    counter, index = w.tenant.handles._counter, w.fake.index
+    counter, index = w.tenant.applied.handles._counter, w.fake.index
     seen: set[tuple[str, int | None]] = set()
     tried = stranger = 0
     for call, number, nth in sites(calls):
@@ -257,15 +258,15 @@ def test_looks() -> None:
             tried += 1
             w.fake.index = index  # else there would be more numbers to be tried each time
             del counter._samples[1:]
-            w.tenant.handles = Handles(w.tenant.system, counter, w.program.identity, Precedence(1.0))
+            w.tenant.applied.handles = Handles(w.tenant._system, counter, w.program.identity, Precedence(1.0))
             w.plan.faults = [fault]
-            error = caught(lambda: w.tenant._look(False))
+            error = caught(lambda: w.tenant.enforcement.look(False))
             assert error is None or right(error, fault), (fault, error)
             w.check_others()
             w.plan.heal()
-            w.tenant._look(True)
+            w.tenant.enforcement.look(True)
             tsgs = [len(tsg.channels) for tsg in w.tenant.tsgs()]
-            if not w.tenant.handles.fds():  # its client was taken for somebody else's: who refuses so means it
+            if not w.tenant.applied.handles.fds():  # its client was taken for somebody else's: who refuses so means it
                 assert (call, number) == ("control", rm.CLIENT_GET_HANDLE_INFO)
                 assert rm.RmError(fault.status, "").errno not in rm.PASSING
                 stranger += 1
@@ -483,16 +484,16 @@ def test_a_read_back_that_hangs_keeps_no_lever_of_others() -> None:
     fault = Fault("control", rm.FIFO_GET_CHANNEL_STATE, times=1, hangs=threading.Event())
     w.plan.faults = [fault]
     assert fault.hangs is not None
-    question = partial(w.tenant.states.enabled, w.program.client, w.program.channels()[0])
+    question = partial(w.tenant.enforcement._states.enabled, w.program.client, w.program.channels()[0])
     thread = threading.Thread(target=question, daemon=True)
     thread.start()
     while not fault.stuck:
         pass
-    w.tenant.engines = Engines.ALL
-    w.tenant._enforce(False)
+    w.tenant.applied.engines = Engines.ALL
+    w.tenant.enforcement.enforce(False)
     assert w.holds()
-    w.tenant.engines = Engines.NONE
-    w.tenant._enforce(False)
+    w.tenant.applied.engines = Engines.NONE
+    w.tenant.enforcement.enforce(False)
     assert w.holds()
     fault.hangs.set()
     thread.join()

@@ -20,9 +20,9 @@ from backend.nvidia import checkpoint, rm
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.mover import BEGUN_S
+from backend.nvidia.notes import NoNotes
 from backend.nvidia.nvml import Nvml, sysfs_address
 from backend.nvidia.opening import open_gpus
-from backend.nvidia.tenant import NoNotes
 from backend.process.identity import Process
 from tests.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
 from tests.mounted import eventually
@@ -267,8 +267,8 @@ def test_who_is_let_go_waits_for_no_look() -> None:
 def test_looks_stand_aside_while_a_lever_is_pulled() -> None:
     async def test(rig: Rig) -> None:
         program = rig.fake.program(5, 0)
-        levers = rig.gpus[0]._tenant(program.identity).handles.levers
-        other = rig.gpus[1]._tenant(rig.fake.program(6, 1).identity).handles.levers
+        levers = rig.gpus[0]._tenant(program.identity).applied.handles.levers
+        other = rig.gpus[1]._tenant(rig.fake.program(6, 1).identity).applied.handles.levers
         assert other is levers, "those of all programs, on all GPUs"
         at_work: dict[int, set[int]] = {}
         rig.fake.before = lambda cmd: at_work.setdefault(cmd, set()).add(len(levers._at_work))
@@ -574,7 +574,7 @@ def test_a_lever_that_is_late_notes_nothing_of_the_dead() -> None:
         assert list(written.notes) == [program.identity]
         tenant = gpu._tenants[program.identity]
         gpu.forget(program.identity)
-        tenant.timeslice_us = 700
+        tenant.applied.timeslice_us = 700
         await tenant.enforce()
         assert written.notes == {}
 

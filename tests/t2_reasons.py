@@ -90,10 +90,10 @@ def test_each_pair_of_reasons(one: Reason) -> None:
         before = Engines.NONE
         for off in sets:
             fake.disables.clear()
-            tenant.engines = off.engines
-            tenant._enforce(False)
+            tenant.applied.engines = off.engines
+            tenant.enforcement.enforce(False)
             assert holds(program, off.engines), (one, other, first, second, off)
-            assert not tenant.is_behind
+            assert not tenant.applied.is_behind
             assert tuple(fake.disables) == ((CALLS[before, off.engines],) if off.engines is not before else ())
             before = off.engines
 
@@ -135,8 +135,8 @@ class History(RuleBasedStateMachine):
         self._enforce()
 
     def _enforce(self) -> None:
-        self.tenant.engines = self.off.engines
-        self.tenant._enforce(False)
+        self.tenant.applied.engines = self.off.engines
+        self.tenant.enforcement.enforce(False)
 
     @rule(reason=st.sampled_from(REASONS), engines=st.sampled_from(TAKING))
     def take(self, reason: Reason, engines: Engines) -> None:
@@ -153,7 +153,7 @@ class History(RuleBasedStateMachine):
         """New TSGs come later: the next look finds them."""
         if len(self.program.objects) < 400:
             self.program.context(0)
-            self.tenant._look(True)
+            self.tenant.enforcement.look(True)
             self._enforce()
 
     @rule(data=st.data())
@@ -164,13 +164,13 @@ class History(RuleBasedStateMachine):
             channel: Object = self.program.objects[data.draw(st.sampled_from(off))]
             channel.disabled = 0
             rounds = 3 * len(self.program.channels())
-            assert any(self.tenant.is_thawed() for _ in range(rounds)), "it is asked for"
-            assert self.tenant._enforce(True) == "freeze"
+            assert any(self.tenant.questions.is_thawed() for _ in range(rounds)), "it is asked for"
+            assert self.tenant.enforcement.enforce(True) == "freeze"
 
     @rule()
     def killed(self) -> None:
         """The next daemon finds what is off, and takes what it wants from there."""
-        self.tenant.states.close()
+        self.tenant.enforcement._states.close()
         self.tenant = tenant_of(self.fake, self.program, began=1 << 62)
         self._enforce()
 
@@ -178,10 +178,10 @@ class History(RuleBasedStateMachine):
     def the_hardware_has_the_union(self) -> None:
         assert holds(self.program, self.off.engines)
         assert all(self.program.running()[20:40]), "its other GPU"
-        assert not self.tenant.is_behind
+        assert not self.tenant.applied.is_behind
 
     def teardown(self) -> None:
-        self.tenant.states.close()
+        self.tenant.enforcement._states.close()
 
 
 def test_any_history() -> None:
@@ -197,13 +197,13 @@ def test_a_tsg_of_which_nothing_is_known_runs_no_kernel() -> None:
     tsg = program.add(0xA06C, program.device(0), timeslice=1024)
     channel = program.add(0xC86F, tsg)
     tenant = tenant_of(fake, program)
-    tenant.engines = Engines.GR
-    tenant._enforce(False)
+    tenant.applied.engines = Engines.GR
+    tenant.enforcement.enforce(False)
     assert program.objects[channel].disabled == 1
     program.add(0xC8B5, channel)
-    tenant._look(True)
-    assert tenant.is_behind
-    tenant._enforce(False)
+    tenant.enforcement.look(True)
+    assert tenant.applied.is_behind
+    tenant.enforcement.enforce(False)
     assert program.objects[channel].disabled == 0
 
 

@@ -156,7 +156,7 @@ def test_what_it_was_given_before_the_gpu_was_lost_is_not_its_own() -> None:
         program = rig.busy(5, 0)
         gr = [one for one in program.objects.values() if one.timeslice == BY_CUDA]
         await rig.gpus[0].set_timeslice(program.identity, 600)
-        rig.gpus[0]._tenant(program.identity).begin_again()
+        rig.gpus[0]._tenant(program.identity).enforcement.begin_again()
         await rig.gpus[0].set_timeslice(program.identity, 700)
         assert has(gr) == {700}
         await rig.gpus[0].set_timeslice(program.identity, 0)

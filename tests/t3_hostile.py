@@ -393,7 +393,7 @@ async def _look(rig: Rig, program: Program) -> None:
 
 async def _again(rig: Rig, program: Program) -> None:
     known = rig.gpus[0]._tenant(program.identity)
-    if known.is_thawed() or known.is_stretched(0.0):
+    if known.questions.is_thawed() or known.timeslices.is_stretched(0.0):
         await known.enforce(again=True)
 
 

@@ -239,7 +239,7 @@ WHERE = {
     "backend/door/peers.py": "of a daemon, before Linux 6.5, for root's commands",
     "backend/nvidia/listed.py": "the System's, in a thread",
     "backend/nvidia/rm.py": "the System's, in threads of levers",
-    "backend/nvidia/tenant.py": "the System's, in threads of levers",
+    "backend/nvidia/enforce.py": "the System's, in threads of levers",
     "backend/nvidia/gpu.py": "the System's, for a command",
     "backend/nvidia/faults.py": "the System's, made to fail",
     "backend/nvidia/selftest.py": "of its own child",

@@ -28,11 +28,12 @@ from backend.nvidia.keeper import Keeper
 from backend.nvidia.listed import ProcessList
 from backend.nvidia.memory import ProgramMemory
 from backend.nvidia.mover import Mover
+from backend.nvidia.notes import NoNotes, Notes
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.proven import GR_ALONE, Verdict
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.swapped import SwappedPrograms
-from backend.nvidia.tenant import NoNotes, Notes, Tenant
+from backend.nvidia.tenant import Tenant
 from backend.nvidia.usage import Usage
 from backend.process.identity import Process
 
@@ -224,7 +225,7 @@ class NvidiaGpu:
         self._back_s = min(BACK_MOST, 2 * self._back_s)
         await self._in_a_thread(self._states.open)
         for tenant in self._tenants.values():
-            tenant.begin_again()
+            tenant.enforcement.begin_again()
         self.lost = False
         self._usage.back()
         log.warning("GPU %d is back", self.info.index)
@@ -238,8 +239,8 @@ class NvidiaGpu:
     async def _release_all(self) -> None:
         async with trio.open_nursery() as nursery:  # one that hangs shall not keep the others
             for tenant in self._tenants.values():
-                tenant.engines = Engines.NONE
-                tenant.timeslice_us = 0
+                tenant.applied.engines = Engines.NONE
+                tenant.applied.timeslice_us = 0
                 if tenant.has_policy and not self.lost:
                     nursery.start_soon(self._release, tenant)
 
@@ -307,14 +308,15 @@ class NvidiaGpu:
         """It has other clients and TSGs than before: those are gone with what they were given."""
         before = self._drop_tenant(process)
         if before is not None:  # it lives
-            self._tenant(process).timeslice_us = before.timeslice_us
+            self._tenant(process).applied.timeslice_us = before.applied.timeslice_us
 
     def _drop_tenant(self, process: Process) -> Tenant | None:
         """What is known of its clients and TSGs is not so any more, nor what is noted of them."""
         tenant = self._tenants.pop(process, None)
         if tenant is not None:
-            tenant.forgotten = True  # before the notes go: a thread may be about to make some
-        self.notes.note(process, {})
+            tenant.enforcement.forget()
+        else:
+            self.notes.note(process, {})
         self._census.forget(process)
         return tenant
 
@@ -369,9 +371,9 @@ class NvidiaGpu:
         """Who has all its work off the GPU, since somebody asked that it stand still. (One that the scheduler has off
         the runlist for a moment is not frozen.) One that uses another GPU, too, works there."""
         tenant = self._tenants.get(process)
-        if tenant is None or tenant.engines is not Engines.ALL or not self._asked_to_stand(process):
+        if tenant is None or tenant.applied.engines is not Engines.ALL or not self._asked_to_stand(process):
             return None
-        return None if any(tsg.gpu_id != self._gpu_id for tsg in tenant.handles.tsgs()) else tenant
+        return None if any(tsg.gpu_id != self._gpu_id for tsg in tenant.applied.handles.tsgs()) else tenant
 
     def _asked_to_stand(self, process: Process) -> bool:
         """Whether somebody has frozen it, or a slice above."""
@@ -384,13 +386,13 @@ class NvidiaGpu:
         """Whether its kernels are off the GPU, done or not. The copies that move memory may be, too, and would wait for
         the thaw; and where they are not, the library waits for the kernels before it moves anything."""
         tenant = self._tenants.get(process)
-        return tenant is not None and tenant.engines is not Engines.NONE
+        return tenant is not None and tenant.applied.engines is not Engines.NONE
 
     # ---- the levers ------------------------------------------------------------------------------------------
 
     async def set_timeslice(self, process: Process, us: int) -> None:
         if self.swapped.has(process):  # nothing of it runs; it has what is wanted once it does
-            self._tenant(process).timeslice_us = us
+            self._tenant(process).applied.timeslice_us = us
             return
         await self._change(process, timeslice_us=us)
 
@@ -445,11 +447,12 @@ class NvidiaGpu:
     ) -> None:
         self._require()
         tenant = self._tenant(process)
-        before = (tenant.engines, tenant.timeslice_us)
+        applied = tenant.applied
+        before = (applied.engines, applied.timeslice_us)
         if engines is not None:
-            tenant.engines = engines
+            applied.engines = engines
         if timeslice_us is not None:
-            tenant.timeslice_us = timeslice_us
+            applied.timeslice_us = timeslice_us
         try:
             await tenant.enforce()
             takes = engines not in (None, Engines.NONE) or bool(timeslice_us)
@@ -459,7 +462,7 @@ class NvidiaGpu:
             raise
         except BaseException as error:
             # Refused, or given up by the caller: what it did change is put back by the keeper.
-            tenant.engines, tenant.timeslice_us = before
+            applied.engines, applied.timeslice_us = before
             if isinstance(error, OSError):
                 self._is_loss(error)
                 if error.errno == errno.ENOENT:  # what was there a moment ago is not, again and again

@@ -124,17 +124,17 @@ class Keeper:
         tenants = list(self._tenants.values())
         if self._has_slept():
             await self._begin_again(tenants)
-        frozen = [tenant for tenant in tenants if tenant.engines is not Engines.NONE and tenant.off]
-        sliced = [tenant for tenant in tenants if tenant.timeslice_us and tenant.slices]
+        frozen = [tenant for tenant in tenants if tenant.applied.engines is not Engines.NONE and tenant.applied.off]
+        sliced = [tenant for tenant in tenants if tenant.applied.timeslice_us and tenant.applied.slices]
         self._hint(frozen)
-        asked = [tenant for tenant in frozen if tenant.is_asked]
-        held = [tenant for tenant in frozen if not tenant.is_asked]
+        asked = [tenant for tenant in frozen if tenant.watch.is_asked]
+        held = [tenant for tenant in frozen if not tenant.watch.is_asked]
         asks_held = bool(held) and trio.current_time() >= self._next_held
         if asks_held:
             self._next_held = trio.current_time() + HELD
         handful = Handful(
             [
-                *self._least(asked, _share(len(asked), sum(len(tenant.off) for tenant in asked)), suspects=True),
+                *self._least(asked, _share(len(asked), sum(len(t.applied.off) for t in asked)), suspects=True),
                 *self._least(held, int(asks_held), suspects=True),
             ],
             self._least(sliced, _share(len(sliced)), suspects=False),
@@ -158,32 +158,33 @@ class Keeper:
         now = trio.current_time()
         due = now >= self._next_hints
         for tenant in frozen:
-            if due or tenant.is_asked is None:
-                tenant.is_asked = self._asked(tenant.process)
+            if due or tenant.watch.is_asked is None:
+                tenant.watch.is_asked = self._asked(tenant.process)
             if due:
-                used, before = self._used(tenant.process), tenant.used
-                if tenant.is_asked and used is not None and before is not None and used > before:
-                    tenant.suspected()
-                tenant.used = used
+                used, before = self._used(tenant.process), tenant.watch.used
+                if tenant.watch.is_asked and used is not None and before is not None and used > before:
+                    tenant.questions.suspected()
+                tenant.watch.used = used
         if due:
             self._next_hints = now + KEEP
 
     def _least(self, tenants: Collection[Tenant], count: int, *, suspects: bool) -> Sequence[Tenant]:
         """So many that have waited longest: suspects first, but for half of the places."""
         chosen: list[Tenant] = []
-        if suspects and count and any(tenant.suspect for tenant in tenants):
-            first = heapq.nsmallest(QUESTIONS, [t for t in tenants if t.suspect], key=lambda tenant: tenant.asked)
+        if suspects and count and any(tenant.questions.suspect for tenant in tenants):
+            suspected = [tenant for tenant in tenants if tenant.questions.suspect]
+            first = heapq.nsmallest(QUESTIONS, suspected, key=lambda tenant: tenant.watch.asked)
             # Of a few, each is asked several things.
             chosen = [first[n % len(first)] for n in range(QUESTIONS // 2)]
             count = QUESTIONS - len(chosen)
-        others = heapq.nsmallest(count, tenants, key=lambda tenant: tenant.asked if suspects else tenant.sliced)
+        others = heapq.nsmallest(count, tenants, key=lambda one: one.watch.asked if suspects else one.watch.sliced)
         chosen += [others[n % len(others)] for n in range(count)] if others else []
         for tenant in chosen:
             self._count += 1
             if suspects:
-                tenant.asked = self._count
+                tenant.watch.asked = self._count
             else:
-                tenant.sliced = self._count
+                tenant.watch.sliced = self._count
         return chosen
 
     def _has_slept(self) -> bool:
@@ -213,23 +214,23 @@ class Keeper:
     async def _look(self, tenants: Sequence[Tenant], totals: tuple[int, ...] | None) -> None:
         """Looks at those whose turn it is for new TSGs, and applies to those what is wanted."""
         now = trio.current_time()
-        due = [one for one in tenants if one.looked_at + (KEEP if one.has_policy else KEEP * IDLE_LOOKS) <= now]
-        for tenant in heapq.nsmallest(LOOKS, due, key=lambda tenant: tenant.looked_at):
-            force = (tenant.looks_made + 1) % FORCED_LOOKS == 0
-            if force or totals is None or tenant.totals != totals or not tenant.handles.fds():
+        due = [one for one in tenants if one.watch.looked_at + (KEEP if one.has_policy else KEEP * IDLE_LOOKS) <= now]
+        for tenant in heapq.nsmallest(LOOKS, due, key=lambda tenant: tenant.watch.looked_at):
+            force = (tenant.watch.looks_made + 1) % FORCED_LOOKS == 0
+            if force or totals is None or tenant.watch.totals != totals or not tenant.applied.handles.fds():
                 began = trio.current_time()
                 if began < self._next_look:
                     continue  # its turn is still to come
                 await self._look_at(tenant, force)
                 self._next_look = trio.current_time() + LOOK_REST * (trio.current_time() - began)
-                tenant.totals = totals
-                tenant.kept_at = 0.0
-            tenant.looks_made += 1
-            tenant.looked_at = now
-        due = [one for one in tenants if one.has_policy and one.kept_at + KEEP <= now]
-        for tenant in heapq.nsmallest(LOOKS, due, key=lambda tenant: tenant.kept_at):
-            tenant.kept_at = now
-            if tenant.is_behind:
+                tenant.watch.totals = totals
+                tenant.watch.kept_at = 0.0
+            tenant.watch.looks_made += 1
+            tenant.watch.looked_at = now
+        due = [one for one in tenants if one.has_policy and one.watch.kept_at + KEEP <= now]
+        for tenant in heapq.nsmallest(LOOKS, due, key=lambda tenant: tenant.watch.kept_at):
+            tenant.watch.kept_at = now
+            if tenant.applied.is_behind:
                 await self._bring_on(tenant)
 
     async def _after_levers(self) -> None:
@@ -241,7 +242,7 @@ class Keeper:
                 known = tenant.tsgs()
                 await self._look_at(tenant, False)
                 # Only what the lever did not see; a lever that follows shall not wait for this.
-                if tenant.tsgs() != known and tenant.is_behind:
+                if tenant.tsgs() != known and tenant.applied.is_behind:
                     await self._bring_on(tenant)
 
     async def _look_at(self, tenant: Tenant, force: bool) -> None:
@@ -280,9 +281,9 @@ class Handful:
         """In a thread; returns the totals. OSError."""
         before = totals()
         for tenant in self.frozen:
-            if tenant not in self.undone and tenant.is_thawed():
+            if tenant not in self.undone and tenant.questions.is_thawed():
                 self.undone.append(tenant)
         for tenant in self.sliced:
-            if tenant not in self.undone and tenant.is_stretched(self.now):
+            if tenant not in self.undone and tenant.timeslices.is_stretched(self.now):
                 self.undone.append(tenant)
         return before

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 
 import attrs
 
@@ -46,13 +44,14 @@ async def free(processes: Iterable[Process], tenant_of: Callable[[Process], Tena
 
 
 async def _free_one(tenant: Tenant) -> Freed:
-    tenant.began = sys.maxsize  # whatever is off, it was not us
+    applied, enforcement = tenant.applied, tenant.enforcement
+    enforcement.adopt_again()  # whatever is off, it was another daemon
     await tenant.look(force=True)
-    channels, timeslices, asked = len(tenant.off), len(tenant.slices), not tenant.unsure
+    channels, timeslices, asked = len(applied.off), len(applied.slices), not enforcement.unsure
     for _ in range(TRIES):
         await tenant.enforce()
-        tenant.off |= await tenant.looks.call(partial(levers.left_off, tenant.tsgs(), tenant.states.enabled))
-        if not tenant.off:
+        applied.off |= await tenant.left_off()
+        if not applied.off:
             break
-    failure = f"{len(tenant.off)} channels are still off" if tenant.off else ""
+    failure = f"{len(applied.off)} channels are still off" if applied.off else ""
     return Freed(tenant.process, channels, timeslices, asked, failure)

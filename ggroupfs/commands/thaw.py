@@ -127,7 +127,7 @@ def _kernel_books(gpu: GpuInfo) -> Iterator[Books]:
 
 
 class Noted:
-    """What is in any of some journals (:class:`backend.nvidia.tenant.Notes`)."""
+    """What is in any of some journals (:class:`backend.nvidia.notes.Notes`)."""
 
     def __init__(self, each: Sequence[Timeslices]) -> None:
         self._each = each

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from backend.nvidia import levers
-from backend.nvidia.tenant import OWN_S
+from backend.nvidia.timeslices import OWN_S
 from ggroupfs.client import flat
 from tests.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import Worker, rates, wait_for

@@ -55,7 +55,7 @@ def _off(engines: Engines) -> dict[str, bool]:
 
 
 class Timeslices:
-    """What the TSGs of programs on one GPU had of their own (:class:`backend.nvidia.tenant.Notes`). For any thread."""
+    """What the TSGs of programs on one GPU had of their own (:class:`backend.nvidia.notes.Notes`). For any thread."""
 
     def __init__(self, journal: Journal, uuid: str) -> None:
         self._journal = journal

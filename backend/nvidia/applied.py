@@ -1,0 +1,92 @@
+"""What is wanted of a process on one GPU, and what was done to its TSGs there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from backend.core.reasons import Engines
+from backend.core.records import Activity
+from backend.nvidia import levers
+from backend.nvidia.discover import Engine, Handles, Tsg
+from backend.nvidia.levers import Key
+
+
+@attrs.define(eq=False)
+class Applied:
+    """See the module. What is wanted may change while a thread is at work on it."""
+
+    handles: Handles
+    """The RM objects of the process, on every GPU."""
+    gpu_id: int
+    """The driver's name of the GPU."""
+    engines: Engines = Engines.NONE
+    """Wanted: the engines whose TSGs are off the runlist."""
+    timeslice_us: int = 0
+    """Wanted: microseconds in a round, 0 the default."""
+    off: set[Key] = attrs.field(factory=set)
+    """The channels that were taken off the runlist."""
+    slices: dict[Key, int] = attrs.field(factory=dict)
+    """The TSGs whose timeslice is not their own, microseconds."""
+
+    @property
+    def stays_off(self) -> bool:
+        """Whether any engine is to be off the runlist."""
+        return self.engines is not Engines.NONE
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether anything is wanted, or left over."""
+        return self.stays_off or self.timeslice_us != 0 or bool(self.off or self.slices)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the hardware is not yet what is wanted, by all that is known without asking it."""
+        tsgs = self.tsgs()
+        if any((key in self.off) != self.takes(tsg) for tsg in tsgs for key in channels_of(tsg)):
+            return True
+        if self.off and not self.stays_off:
+            return True
+        return any(levers.differing(tsgs, self.timeslice_us, self.slices))
+
+    def tsgs(self) -> Sequence[Tsg]:
+        """The TSGs on this GPU, as last seen."""
+        return [tsg for tsg in self.handles.tsgs() if tsg.gpu_id == self.gpu_id]
+
+    def takes(self, tsg: Tsg) -> bool:
+        """Whether a TSG is to be off the runlist. One whose engine is not known yet may run kernels."""
+        if self.engines is Engines.GR:
+            return tsg.engine is not Engine.COPY
+        return self.engines is Engines.ALL
+
+    def takes_channel(self, key: Key) -> bool:
+        """Whether a channel is to be off the runlist: less may be wanted since it was chosen."""
+        return any(key in channels_of(tsg) for tsg in self.tsgs() if self.takes(tsg))
+
+    def is_off(self, tsg: Tsg) -> bool:
+        """Whether any channel of a TSG was taken off the runlist."""
+        return any(key in self.off for key in channels_of(tsg))
+
+    def known_timeslices(self) -> dict[Key, int]:
+        """The timeslices that were set and that the driver said it took, microseconds."""
+        return {key: us for key, us in dict(self.slices).items() if us != levers.UNKNOWN}
+
+    def doubt_timeslices(self) -> None:
+        """Whatever was set may be so, or not."""
+        self.slices = dict.fromkeys(self.slices, levers.UNKNOWN)
+
+    def activity(self) -> Activity:
+        """What there is of TSGs, channels and contexts, as last seen."""
+        tsgs = self.tsgs()
+        return Activity(
+            tsgs=len(tsgs),
+            channels=sum(len(tsg.channels) for tsg in tsgs),
+            contexts=sum(tsg.engine is Engine.GR for tsg in tsgs),
+            attached=sum(not self.is_off(tsg) for tsg in tsgs),
+        )
+
+
+def channels_of(tsg: Tsg) -> list[Key]:
+    """The channels of a TSG, each by its client and its handle."""
+    return [(tsg.client, channel) for channel in tsg.channels]

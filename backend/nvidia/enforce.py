@@ -1,0 +1,195 @@
+"""The steps that find the TSGs of a process on one GPU and make them follow what is wanted.
+
+A step runs in a thread and with a deadline. Whatever thread comes last applies what is wanted then, so a call that was
+given up can do no harm when it wakes up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from backend.nvidia import levers, rm
+from backend.nvidia.applied import Applied, channels_of
+from backend.nvidia.discover import Tsg
+from backend.nvidia.levers import Controls
+from backend.nvidia.linux import System
+from backend.nvidia.notes import Notes, noted, recalled
+from backend.nvidia.questions import Questions
+from backend.nvidia.readback import ChannelStates
+from backend.nvidia.timeslices import Timeslices
+from backend.process.identity import Process
+
+NEVER = 1 << 62
+"""Clock ticks since boot that no machine is up for: every process is older."""
+
+
+class Enforcement:
+    """See the module."""
+
+    def __init__(
+        self,
+        process: Process,
+        system: System,
+        applied: Applied,
+        states: ChannelStates,
+        questions: Questions,
+        timeslices: Timeslices,
+        began: int,
+        notes: Notes,
+    ) -> None:
+        """`states` tell which channels of the GPU are on its runlist. `began` is when this daemon did, in clock ticks
+        since boot: an earlier daemon may have had programs that are older."""
+        self._process = process
+        self._system = system
+        self._applied = applied
+        self._states = states
+        self._began = began
+        self._notes = notes
+        self._questions = questions
+        self._timeslices = timeslices
+        self._adopted = False  # whether it was asked for channels that an earlier daemon left off
+        self.unsure = False
+        """Whether an earlier daemon may have left channels off, and that cannot be asked here."""
+        self._forgotten = False  # whether the process is gone: a thread that is still at it notes nothing
+        self._acting = threading.Lock()  # held while the hardware is made to follow
+        known = recalled(self._notes.known(process))
+        if known:
+            applied.handles.recall(known)
+            applied.slices |= dict.fromkeys(known, levers.UNKNOWN)
+
+    @property
+    def _is_older(self) -> bool:
+        """Whether a daemon before this one may have pulled its levers."""
+        return self._process.start < self._began
+
+    def begin_again(self) -> None:
+        """The GPU was lost and is back: whatever was done to it before is undone, or asked for anew."""
+        self._applied.off.clear()
+        self._applied.doubt_timeslices()
+        self._timeslices.begin_again()
+        self.adopt_again()
+
+    def adopt_again(self) -> None:
+        """Whatever is off the runlist may be so by another daemon: that is asked for."""
+        self._adopted, self._began = False, NEVER
+
+    def forget(self) -> None:
+        """The process is gone, or what it had: a thread that is still at it notes nothing that would stay."""
+        self._forgotten = True  # before the notes go: that thread may be about to make some
+        self._notes.note(self._process, {})
+
+    # In threads
+
+    def look(self, force: bool) -> None:
+        """Finds its TSGs; with `force` also where the host's totals say that there are no new ones. OSError."""
+        with self._alive():
+            self._applied.handles.wide(force)
+            if not self._adopted:
+                with self._acting:
+                    self._adopt_channels()
+
+    def left_off(self) -> set[levers.Key]:
+        """The channels that are off the runlist, by the GPU's own word."""
+        return levers.left_off(self._applied.tsgs(), self._states.enabled)
+
+    def enforce(self, again: bool = False, anew: bool = False) -> str:
+        """Makes the hardware follow; `again` and `anew` as of the tenant. The levers take about 1 ms. OSError."""
+        applied = self._applied
+        with self._acting, self._alive():
+            if anew:
+                self._doubt()
+            if not applied.handles.fds() or (self._is_older and not self._adopted):
+                # One that is under way comes to its end first: a process that is half known is not adopted.
+                applied.handles.wide()
+            self._adopt_channels()
+            with self._borrowed() as controls, applied.handles.levers.taken():
+                if applied.stays_off or not applied.off:  # what is let go waits for it, and what is new is not off
+                    applied.handles.quick(controls)
+                tsgs = levers.still_there(controls, applied.tsgs())
+                tsgs, stretched = self._timeslices.ask(controls, tsgs, again)
+                undone = "timeslice" if stretched else ""
+                if again and applied.stays_off and self._questions.finds_undone():
+                    undone = "freeze"
+                    levers.attach_once(controls, list(filter(applied.takes, tsgs)), applied.off)
+                self._take_off(controls, tsgs)
+                self._set_timeslices(controls, tsgs)
+                self._put_on(controls, tsgs)
+        return undone
+
+    def _take_off(self, controls: Controls, tsgs: Sequence[Tsg]) -> None:
+        applied, enabled = self._applied, self._states.enabled
+        if self.unsure:  # enabled once more than needed does no harm, disabled twice does
+            levers.attach(controls, tsgs, applied.off, enabled)
+            self.unsure = False
+        # What is to run goes on first: a program that is thawed in the turn of another waits for its copies.
+        if applied.stays_off:
+            let_go = [tsg for tsg in tsgs if applied.is_off(tsg) and not applied.takes(tsg)]
+            levers.attach(controls, let_go, applied.off, enabled)
+            levers.detach(controls, list(filter(applied.takes, tsgs)), applied.off, enabled)
+
+    def _set_timeslices(self, controls: Controls, tsgs: Sequence[Tsg]) -> None:
+        applied = self._applied
+        if applied.timeslice_us:  # noted before it is so: the driver does not know it any more then
+            self._notes.note(self._process, noted(tsgs))
+            if self._forgotten:
+                self._notes.note(self._process, {})
+        unseen = set(map(levers.name, applied.tsgs())) - set(map(levers.name, tsgs))
+        left = {key: us for key, us in applied.slices.items() if key in unseen}
+        levers.set_timeslice(controls, tsgs, applied.timeslice_us, applied.slices)
+        applied.slices |= left  # until a look says that they were freed
+        if not applied.slices:
+            self._notes.note(self._process, {})
+
+    def _put_on(self, controls: Controls, tsgs: Sequence[Tsg]) -> None:
+        applied = self._applied
+        if applied.off and not applied.stays_off:
+            levers.attach(controls, list(filter(applied.is_off, tsgs)), applied.off, self._states.enabled)
+            # What is left was freed; or could not be seen, and is tried again until a look says that it was.
+            applied.off &= {key for tsg in applied.tsgs() for key in channels_of(tsg)}
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[Controls]:
+        """The files that its clients belong to. A program that gave one another number (dup2) looks as if it had closed
+        it: then it is looked for. EBUSY for one that does so all the time."""
+        handles = self._applied.handles
+        for last in (False, True):
+            fds = handles.fds()
+            with rm.borrowed(self._system, self._process, fds) as controls:
+                if len(controls) == len(fds):
+                    yield controls
+                    return
+            if last:
+                raise OSError(errno.EBUSY, "the files of this program change as they are looked for")
+            handles.wide(force=True)
+
+    def _doubt(self) -> None:
+        """Forgets what the process was given: it may still have it, or not. Its channels are asked for, as those are
+        that a daemon before this one may have left off."""
+        if self._applied.stays_off or self._applied.off:
+            self._applied.off.clear()
+            self.adopt_again()
+        self._applied.doubt_timeslices()
+
+    def _adopt_channels(self) -> None:
+        """Learns, once, what an earlier daemon left off: disabled once more it would stay so. `_acting` is held."""
+        tsgs = self._applied.tsgs()
+        if tsgs and not self._adopted:
+            self._adopted = True
+            if self._is_older:
+                self._applied.off |= self.left_off()
+                channels = [key for tsg in tsgs for key in channels_of(tsg)]
+                self.unsure = any(self._states.enabled(*key) is None for key in channels[:1])
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        """Turns whatever went wrong because the process is gone into ProcessLookupError."""
+        try:
+            yield
+        except OSError:
+            if self._system.start_time(self._process.pid) != self._process.start:
+                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+            raise

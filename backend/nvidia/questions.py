@@ -1,0 +1,70 @@
+"""Which channel of a frozen process is asked next whether it still is off the runlist."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from backend.nvidia.applied import Applied, channels_of
+from backend.nvidia.discover import Engine, Tsg
+from backend.nvidia.levers import Key
+from backend.nvidia.readback import ChannelStates
+
+
+class Questions:
+    """The channels to ask for, in an order that the process cannot know. For any thread."""
+
+    def __init__(self, applied: Applied, states: ChannelStates) -> None:
+        """`states` tell which channels of the GPU are on its runlist."""
+        self._applied = applied
+        self._states = states
+        self._left: list[Key] = []  # not yet asked for in this round, the next one last
+        self.suspect = 0
+        """Questions that come before those to others: the process had the engine while it was frozen."""
+
+    def suspected(self) -> None:
+        """The process had the engine, frozen or not: the channels that run kernels come first now."""
+        if not self.suspect:
+            self._left = [key for tsg in self._applied.tsgs() if _runs_kernels(tsg) for key in channels_of(tsg)]
+            random.shuffle(self._left)
+            self.suspect = len(self._left)
+
+    def is_thawed(self) -> bool:
+        """Asks for one channel that is to be off the runlist, another one each time, whether it is back. Takes no lock:
+        a thread that acts may hang, and may have changed it meanwhile."""
+        self.suspect = max(0, self.suspect - 1)
+        key = self._next()
+        return key is not None and self._is_undone(key)
+
+    def finds_undone(self) -> bool:
+        """As :meth:`is_thawed`, before all channels are taken off again: what is then asked for is a round anew."""
+        key = self._next()
+        if key is None or not self._is_undone(key):
+            return False
+        self._left.clear()
+        return True
+
+    def _next(self) -> Key | None:
+        """A channel of each TSG first, of those that run kernels before the others; none is known to be the next."""
+        if not self._left:
+            lists = [channels_of(tsg) for tsg in _kernels_first(self._applied.tsgs()) if self._applied.takes(tsg)]
+            for keys in lists:
+                random.shuffle(keys)
+            rounds = [keys[n] for n in range(max(map(len, lists), default=0)) for keys in lists if n < len(keys)]
+            self._left = rounds[::-1]
+        return self._left.pop() if self._left else None
+
+    def _is_undone(self, key: Key) -> bool:
+        """Whether that channel is on the runlist, and ought not to be."""
+        undone = key in self._applied.off and self._states.enabled(*key) is True and self._applied.takes_channel(key)
+        if undone:
+            self._left.append(key)  # the one to ask for again, before anything is done about it
+        return undone
+
+
+def _runs_kernels(tsg: Tsg) -> bool:
+    return tsg.engine is not Engine.COPY
+
+
+def _kernels_first(tsgs: Iterable[Tsg]) -> list[Tsg]:
+    return sorted(tsgs, key=lambda tsg: tsg.engine is Engine.COPY)
