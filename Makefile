@@ -33,6 +33,10 @@ PY ?= $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
 SYSTEM_PYTHON := /usr/bin/python3
 
+# Empty: tests start hundreds of daemons, each of which would compile all modules anew where the environment forbids to
+# keep them.
+export PYTHONDONTWRITEBYTECODE :=
+
 APT := python3 python3-venv python3-dev gcc libc6-dev pkg-config libfuse3-dev fuse3
 APT_TEST := shellcheck inotify-tools util-linux mandoc dbus-daemon zsh
 APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source xz-utils sparse kmod qemu-system-x86 iproute2
