@@ -27,6 +27,7 @@ import backend.process.identity
 import backend.process.looks
 from backend.common.errors import fail
 from backend.core.controller import Controller
+from backend.core.member import UNTOUCHED
 from backend.core.protocols import Gpu, Host, Moves
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
@@ -380,28 +381,27 @@ class Harness:
         """How much every table holds that a process is entered in. White box: these are what a leak would fill."""
         follower, reclaimer = self.controller._follower, self.controller._reclaimer
         population, exits = self.controller.population, self.controller._membership.exits
+        of_slices = len(population._slices) * len(self.controller.gpus)
+        resident = len([record for record in population.records() if isinstance(record.group, Member)])
         return {
             "residents": len(population),
             "slices": len(population._slices),
             "accounts": len(getattr(self.ledger, "_accounts", None) or self.ledger._ids),
-            "applied": len(follower._applied),
-            "scheduled": len(follower._places),
-            "follower locks": len(follower._locks),
-            "shown as frozen": len(follower._frozen),
-            "held": len(follower._held),
-            "lost": len([g for g in self.controller.host.losses if isinstance(g.node, Process)]),
+            "records": resident,
+            "records of no slice": len(population.records()) - resident - of_slices,
+            "applied": len([r for r in population.records() if r.compute.applied != UNTOUCHED]),
+            "scheduled": len(follower._placed),
+            "shown as frozen": len([r for r in population.records() if r.compute.shown]),
+            "held": len([r for r in population.records() if r.compute.held]),
             "moves": len(self.controller._migrator._moves.left()),
-            "moved": len([node for _, node in self.controller._migrator._moved if isinstance(node, Process)]),
             "to be applied": len(follower.background),
-            "reclaimer locks": len([g for g in reclaimer._locks if isinstance(g.node, Process)]),
-            "writers": len([g for g in self.controller._writers._turns if isinstance(g.node, Process)]),
+            "listeners of the dead": len([g for g in reclaimer._listeners if not population.holds(g)]),
             "pidfds": len(exits._pidfds),
             "watched": len(exits._processes),
             "directories": len([d for d in self.tree._directories.values() if d.subject not in ("root", "gpus", ROOT)]),
             "owners": len(self.tree._ownership),
             "times": len(self.tree._times),
             "peaks of the dead": len([g for g in self.controller._peaks._marks if not population.holds(g)]),
-            "freezes of the dead": len([g for g in follower._since | follower._frozen_s if not population.holds(g)]),
             "events of the dead": len([g for g, _ in self.events._counts if not population.holds(g)]),
             "pollers": len(self.events._waiting),
             "open files": len(self.operations._files),

@@ -93,6 +93,7 @@ class Machine(RuleBasedStateMachine):
         self.totals = Totals(gpus, self.population, self.throttled, self.left)
         self.totals._clock = lambda: 0.0
         self.totals.take_over()
+        self.population.dropped.append(self.totals.left)
 
     def throttled(self, member: Member) -> Throttled:
         """As the scheduler counts."""
@@ -148,7 +149,6 @@ class Machine(RuleBasedStateMachine):
         self.totals.ended(member)
         del self.counting[gpu].told[process]
         self.population.expel(process)
-        self.totals.forget(member)
         self.totals.late(member, {"gpu_usec": late})
         self.add(process, "gpu_usec", late, gpu, slice_)
         assert (gpu, process) not in self.left.figures
@@ -165,8 +165,6 @@ class Machine(RuleBasedStateMachine):
         self.counting[there.gpu].told[process] = Counter(carried)
         self.population.admit(process, self.where[process], {there.gpu})
         self.population.migrated(here, there)
-        self.totals.migrated(here, there)
-        self.totals.forget(here)
         self.on[process] = there.gpu
 
     @rule()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from backend.core.deadlines import Deadlines
+from backend.core.member import Followed, Record
 from backend.core.population import Population
 from backend.process.identity import Group
 
@@ -26,14 +27,20 @@ class Background:
     """Groups that something is to be done for."""
 
     def __init__(
-        self, what: str, population: Population, act: Callable[[Group], Awaitable[None]], deadlines: Deadlines
+        self,
+        what: str,
+        population: Population,
+        act: Callable[[Group], Awaitable[None]],
+        deadlines: Deadlines,
+        slot: Callable[[Record], Followed],
     ) -> None:
+        """`slot` is the part of a record in which it notes what failed."""
         self._what = what
         self._population = population
         self._act = act
         self._deadlines = deadlines
         self._groups: dict[Group, None] = {}
-        self._failed: dict[Group, float] = {}  # seconds for which it was put off
+        self._slot = slot
         self._nursery: trio.Nursery | None = None
         self._wake = trio.Event()
 
@@ -50,21 +57,21 @@ class Background:
         """It failed for a group: is told once, and done again later, until it is done."""
         # ENODEV: the group, or its GPU, is gone. That is told of where it is seen, and who is back is followed anew.
         if not self._population.holds(group) or getattr(error, "errno", None) == errno.ENODEV:
-            self._failed.pop(group, None)
+            self._of(group).put_off_s = 0.0
             return
-        if group not in self._failed:
+        slot = self._of(group)
+        if not slot.put_off_s:
             log.error("GPU %d does not follow for %s (%s): %s", group.gpu, group.node, self._what, error)
-        wait = self._failed[group] = min(AGAIN_MOST_S, 2 * self._failed.get(group, AGAIN_S / 2))
+        wait = slot.put_off_s = min(AGAIN_MOST_S, 2 * (slot.put_off_s or AGAIN_S / 2))
         if self._nursery is not None:
             self._nursery.start_soon(self._later, group, wait)
 
-    def forget(self, group: Group) -> None:
-        """The group is gone."""
-        self._failed.pop(group, None)
+    def _of(self, group: Group) -> Followed:
+        return self._slot(self._population.record(group))
 
     async def _later(self, group: Group, seconds: float) -> None:
         await trio.sleep(seconds)
-        if group in self._failed:
+        if self._of(group).put_off_s:
             self.later(group)
 
     async def run(self) -> None:
@@ -88,4 +95,4 @@ class Background:
                 except Exception as error:
                     self.failed(group, error)
                 else:
-                    self._failed.pop(group, None)
+                    self._of(group).put_off_s = 0.0

@@ -17,6 +17,7 @@ from backend.common.turns import Turns
 from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
 from backend.core.host import BooksHost
+from backend.core.member import Record
 from backend.core.membership import Membership
 from backend.core.migrator import Migrator
 from backend.core.peaks import Mark, Peaks
@@ -76,6 +77,7 @@ class Controller:
             lambda member: self._schedulers.throttled(member.gpu, self.population.below(member)),
             memory,
         )
+        self.population.dropped.append(self._left)
         self._notices = RoomNotices(ledger, self.gpus, self.population)
         self._membership = Membership(
             ledger, self.gpus, self.population, self._follower, self._reclaimer, self._notices, self._totals, self._tell
@@ -177,11 +179,11 @@ class Controller:
 
     def undone_count(self, group: Group) -> int:
         """How often the process, or one of the slice, undid by itself what was set, and it was set again."""
-        return self.host.undone_count[group]
+        return self.population.record(group).undone
 
     def losses(self, group: Group) -> int:
         """How often the GPU was lost since a group is in the tree, or, of a GPU's root, since the mount."""
-        return self.host.losses[group]
+        return self.population.record(group).losses
 
     def is_populated(self, group: Group) -> bool:
         """Whether a process of the group has a context on the GPU."""
@@ -345,21 +347,17 @@ class Controller:
         """Watcher: nothing is kept for it yet."""
 
     def process_gone(self, process: Process) -> None:
-        """Watcher: drops what is kept for a process."""
-        for gpu in self.gpus:
-            self._forget(Member(process, gpu))
+        """Watcher: a move of it has no end any more."""
+        self._migrator.gone(process)
 
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""
 
     def process_migrated(self, here: Member, there: Member) -> None:
-        """Watcher: drops what is kept for where it was."""
-        self._totals.migrated(here, there)
-        self._forget(here)
+        """Watcher: nothing is kept for where it was, and its record there has its heir."""
 
     def process_left(self, group: Member) -> None:
-        """Watcher: drops what is kept for where it was to be."""
-        self._forget(group)
+        """Watcher: nothing is kept for where it was to be."""
 
     def slice_made(self, slice_: Slice) -> None:
         """Watcher: it may be frozen from the start."""
@@ -367,19 +365,15 @@ class Controller:
             self._follower.born(SliceOn(slice_, gpu))
 
     def slice_gone(self, slice_: Slice) -> None:
-        """Watcher: drops what is kept for a slice."""
-        for gpu in self.gpus:
-            self._forget(SliceOn(slice_, gpu))
+        """Watcher: nothing is kept for a slice but its records."""
 
-    def _forget(self, group: Group) -> None:
-        self._follower.forget(group)
-        self._reclaimer.forget(group)
-        self._schedulers.forget(group)
-        self._migrator.forget(group)
-        self.host.forget(group)
-        self._writers.forget(group)
-        self._peaks.forget(group)
-        self._totals.forget(group)
+    def _left(self, record: Record, heir: Record | None) -> None:
+        """A group has left the tree, and its record is dropped; its process may go on elsewhere, in `heir`."""
+        self._follower.left(record.group)
+        self._reclaimer.wake(record)
+        self._schedulers.poke(record.group.gpu)
+        self._peaks.forget(record.group)
+        self._totals.left(record, heir)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import KeysView
 from typing import Protocol
 
 import attrs
 
+from backend.core.member import Record
 from backend.process.identity import Member, Process, Slice
 
 
@@ -20,10 +22,19 @@ class Resident:
     """In which it is counted: that of its cgroup, or the nearest above that there is."""
     cgroup: Slice
     """Its cgroup when last looked at."""
-    gpus: set[int] = attrs.field(factory=set)
-    """The GPUs it has a directory for."""
+    records: dict[int, Record] = attrs.field(factory=dict)
+    """What is known of it on each GPU that it has a directory for."""
     contexts: set[int] = attrs.field(factory=set)
     """The GPUs it was seen to have a context on. :meth:`Population.join` and `quit` change it."""
+    moves: int = 0
+    """How often it was moved to another GPU."""
+    unfollowed: bool = False
+    """Whether the log says that its cgroup is not followed."""
+
+    @property
+    def gpus(self) -> KeysView[int]:
+        """The GPUs that it has a directory for."""
+        return self.records.keys()
 
 
 @attrs.define(eq=False)

@@ -13,6 +13,7 @@ from backend.common.errors import fail
 from backend.core.background import Background
 from backend.core.deadlines import Deadlines
 from backend.core.entries import Resident
+from backend.core.member import UNTOUCHED, Compute
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Inherited, Ledger
 from backend.core.reasons import Off, Reason
@@ -20,9 +21,6 @@ from backend.core.records import NOWHERE, Channel, Place, Wanted
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
 log = logging.getLogger(__name__)
-
-UNTOUCHED = Wanted()
-"""How every process is before anybody asks for anything."""
 
 
 class Follower:
@@ -40,16 +38,8 @@ class Follower:
         self._gpus = gpus
         self._population = population
         self._tell = tell
-        self._applied: dict[Member, Wanted] = {}
-        self._locks: dict[Member, trio.Lock] = {}
-        self._frozen: set[Group] = set()  # as compute.events last said
-        self._since: dict[Group, float] = {}  # when what is frozen now began to be asked to
-        self._frozen_s: dict[Group, float] = {}  # of the times before
-        self._doubtful: set[Member] = set()  # detached at most in part: the lever has not returned, or failed
-        self._places: dict[Member, Place] = {}  # what the scheduler adds to what is asked for
-        self._held: set[Member] = set()  # nobody pulls a lever of theirs
-        self._inherited: set[Member] = set()  # as another daemon left it, in the books: no lever was pulled here yet
-        self.background = Background("compute", population, self.apply, deadlines)
+        self._placed: dict[Member, None] = {}  # those whose record has a place: of thousands these are asked for
+        self.background = Background("compute", population, self.apply, deadlines, lambda record: record.compute)
         """For what changed without a writer."""
         self.watcher: Callable[[int], None] = lambda gpu: None
         """Who is told that somebody came to a GPU, left it or moved there, or that something is asked."""
@@ -59,24 +49,26 @@ class Follower:
         lever is pulled, wherever it is said to be. A Gpu that it holds on already has nothing to do."""
         for one in inherited:
             if isinstance(one.group, Member):
-                self._inherited.add(one.group)
-                applied = one.applied
+                compute, applied = self._of(one.group), one.applied
+                compute.inherited, compute.doubtful = True, one.doubtful
                 if applied.frozen and not self.wanted(one.group).frozen:  # that was the scheduler of that daemon
                     off = applied.off.without(Reason.FREEZE).with_(Reason.TURN)
                     applied = Wanted(off, applied.timeslice_us)
-                self._remember(one.group, applied)
-                if one.doubtful:
-                    self._doubtful.add(one.group)
+                self._remember(one.group, compute, applied)
         for gpu in self._gpus:
             self.show(SliceOn(ROOT, gpu))  # what turns from now on is told
 
+    def _of(self, group: Group) -> Compute:
+        return self._population.record(group).compute
+
     def applied(self, group: Member) -> Wanted:
         """What holds for a process now."""
-        return self._applied.get(group, UNTOUCHED)
+        return self._of(group).applied
 
     def is_untouched(self, group: Member) -> bool:
         """Whether no lever of a process has anything to give back."""
-        return self.applied(group) == UNTOUCHED and group not in self._inherited
+        compute = self._of(group)
+        return compute.applied == UNTOUCHED and not compute.inherited
 
     def wanted(self, group: Member) -> Wanted:
         """What the path above a process adds up to: frozen by any level, the shortest of the timeslices, or, where none
@@ -93,7 +85,7 @@ class Follower:
                     sharers = self._population.sharers(level)
                     us = max(self._gpus[group.gpu].info.timeslice_min_us, us // max(1, sharers))
                 shortest = min(shortest or us, us)
-        place, off = self._places.get(group, NOWHERE), Off()
+        place, off = self._of(group).place, Off()
         if frozen:
             off = off.with_(Reason.FREEZE)
         if place.off:
@@ -104,18 +96,19 @@ class Follower:
 
     def place(self, group: Member) -> Place:
         """What the scheduler has a process have."""
-        return self._places.get(group, NOWHERE)
+        return self._of(group).place
 
     def schedule(self, group: Member, place: Place) -> None:
         """From now on that is what it has it have: wanted, and not applied yet."""
-        if place == NOWHERE:
-            self._places.pop(group, None)
+        self._of(group).place = place
+        if place != NOWHERE and self._population.holds(group):
+            self._placed[group] = None
         else:
-            self._places[group] = place
+            self._placed.pop(group, None)
 
     def scheduled(self, gpu: int) -> Sequence[Process]:
         """Whom the scheduler of a GPU has a place for."""
-        return [member.process for member in self._places if member.gpu == gpu]
+        return [member.process for member in self._placed if member.gpu == gpu]
 
     def fall_back(self, group: Member) -> None:
         """The scheduler's part does not hold: no more is wanted of it than what does, and that it runs."""
@@ -132,19 +125,16 @@ class Follower:
 
     def _all_stand(self, group: Group) -> bool:
         """Whether no process of a group runs: up to the first that does, as there may be thousands."""
-        return all(self._stands(Member(resident.process, group.gpu)) for resident in self._population.below(group))
-
-    def _stands(self, member: Member) -> bool:
-        return self.applied(member).frozen and member not in self._doubtful
+        return all(_stands(resident.records[group.gpu].compute) for resident in self._population.below(group))
 
     def follows(self, group: Group) -> bool:
         """Whether what is wanted holds for every process at or below a group already, and no lever is being pulled:
         :meth:`apply` would have nothing to do but to tell."""
         for resident in self._population.below(group):
-            member = Member(resident.process, group.gpu)
-            if member in self._inherited or member in self._doubtful or self.is_busy(member):
+            compute = resident.records[group.gpu].compute
+            if compute.inherited or compute.doubtful or compute.is_busy():
                 return False
-            if self.wanted(member) != self.applied(member):
+            if self.wanted(Member(resident.process, group.gpu)) != compute.applied:
                 return False
         return True
 
@@ -176,45 +166,46 @@ class Follower:
 
     async def _apply_one(self, group: Member) -> None:
         process, gpu = group.process, self._gpus[group.gpu]
-        async with self._locks.setdefault(group, trio.Lock()):
-            if not self._population.holds(group):
+        compute = self._of(group)
+        async with compute.lever():
+            if self._of(group) is not compute:  # it has left, and may have come anew
                 raise fail(errno.ESRCH)
             wanted = self.wanted(group)  # asked inside the lock: the last write wins
-            applied = self.applied(group)
-            again = group in self._inherited
+            applied = compute.applied
+            again = compute.inherited
             if again and wanted.off:  # first of all: a Gpu that was not told so yet lets it run at another lever
-                await self._detach(group, Wanted(wanted.off, applied.timeslice_us))
-                applied = self.applied(group)
+                await self._detach(group, compute, Wanted(wanted.off, applied.timeslice_us))
+                applied = compute.applied
             if again or wanted.timeslice_us != applied.timeslice_us:
                 await gpu.set_timeslice(process, wanted.timeslice_us)
                 applied = Wanted(applied.off, wanted.timeslice_us)
-                self._remember(group, applied)
-            if wanted.off and (wanted.engines is not applied.engines or group in self._doubtful):
-                await self._detach(group, wanted)
+                self._remember(group, compute, applied)
+            if wanted.off and (wanted.engines is not applied.engines or compute.doubtful):
+                await self._detach(group, compute, wanted)
             elif not wanted.off and (again or applied.off):
                 await gpu.attach(process)
-                self._doubtful.discard(group)
-                self._remember(group, wanted)
+                compute.doubtful = False
+                self._remember(group, compute, wanted)
             elif wanted != applied:
-                self._remember(group, wanted)  # it is off the runlist for other reasons
-            self._inherited.discard(group)
+                self._remember(group, compute, wanted)  # it is off the runlist for other reasons
+            compute.inherited = False
 
-    async def _detach(self, group: Member, wanted: Wanted) -> None:
+    async def _detach(self, group: Member, compute: Compute, wanted: Wanted) -> None:
         """Has the engines of its reasons off, and the others on. What holds meanwhile is what held and what will."""
-        applied = self.applied(group)
+        applied = compute.applied
         # Before the lever moves: one that is half frozen must be thawed too.
-        self._remember(group, Wanted(applied.off | wanted.off, wanted.timeslice_us))
-        if not applied.engines.covers(wanted.engines) or group in self._inherited:
-            self._doubtful.add(group)
+        self._remember(group, compute, Wanted(applied.off | wanted.off, wanted.timeslice_us))
+        if not applied.engines.covers(wanted.engines) or compute.inherited:
+            compute.doubtful = True
         await self._gpus[group.gpu].detach(group.process, wanted.engines)
-        self._doubtful.discard(group)
-        self._remember(group, wanted)
+        compute.doubtful = False
+        self._remember(group, compute, wanted)
 
     def begin_again(self, gpu: int) -> None:
         """A GPU that was lost is back. Nobody knows what holds there: each lever is pulled, soon."""
         for resident in self._population.below(SliceOn(ROOT, gpu)):
             if gpu in resident.contexts:
-                self._inherited.add(Member(resident.process, gpu))
+                resident.records[gpu].compute.inherited = True
         self.background.later(SliceOn(ROOT, gpu))
 
     @contextlib.asynccontextmanager
@@ -223,23 +214,21 @@ class Follower:
 
         Afterwards what is asked for it is to hold again, soon, wherever it is then.
         """
-        lock, other = (self._locks.setdefault(group, trio.Lock()) for group in (here, there))
-        async with lock, other:
-            self._held |= {here, there}
+        source, target = self._of(here), self._of(there)
+        async with source.lever(), target.lever():
+            source.held = target.held = True
             for group in (here, there):
-                self._places.pop(group, None)
+                self.schedule(group, NOWHERE)
                 self.watcher(group.gpu)
             try:
                 if not await self._release_one(here):
                     raise fail(errno.EIO)
-                self._applied.pop(here, None)
-                self._doubtful.discard(here)
-                self._inherited.discard(here)
+                source.applied, source.doubtful, source.inherited = UNTOUCHED, False, False
                 self._note_reasons(here, Off(Reason.MIGRATION))
                 yield
             finally:
                 self._note_reasons(here, Off())
-                self._held -= {here, there}
+                source.held = target.held = False
                 for group in (here, there):
                     self.watcher(group.gpu)
                     if self._population.holds(group):
@@ -247,19 +236,16 @@ class Follower:
 
     def is_held(self, group: Member) -> bool:
         """Whether a process is let run, for the moment, without what is asked for it."""
-        return group in self._held
+        return self._of(group).held
 
     def is_busy(self, group: Member) -> bool:
         """Whether a lever of a process is being pulled. One that comes back from the host takes its time."""
-        return group in self._locks and self._locks[group].locked()
+        return self._of(group).is_busy()
 
-    def _remember(self, group: Member, applied: Wanted) -> None:
-        before = self.applied(group).off
-        if applied == UNTOUCHED or not self._population.holds(group):
-            self._applied.pop(group, None)
-        else:
-            self._applied[group] = applied
-        if applied.off != before or group in self._inherited:
+    def _remember(self, group: Member, compute: Compute, applied: Wanted) -> None:
+        """Keeps what is applied to a process, and notes its reasons in the books where they are others."""
+        before, compute.applied = compute.applied.off, applied
+        if self._of(group) is compute and (applied.off != before or compute.inherited):  # it may have come anew
             self._note_reasons(group, applied.off)
 
     def _note_reasons(self, group: Member, off: Off) -> None:
@@ -274,7 +260,6 @@ class Follower:
     def show(self, group: Group) -> None:
         """Tells compute.events of a group, and of every one above and below it, whose frozen state turned."""
         if not self._population.holds(group):
-            self._frozen.discard(group)
             return
         above, asked = [], False
         for level in reversed(self._population.path(group)):
@@ -285,7 +270,7 @@ class Follower:
             self._show_below(group, asked)
         else:
             self._count(group, asked)
-            self._turn(group, asked and self._stands(group))
+            self._turn(group, asked and _stands(self._of(group)))
         for level, asked in reversed(above):
             self._turn(level, asked and self._all_stand(level))
 
@@ -299,7 +284,7 @@ class Follower:
             still = all([stand[child] for child in self._population.children(slice_)])
             for process in self._population.members(slice_, group.gpu):
                 member = Member(process, group.gpu)
-                stands, frozen = self._stands(member), asked or self._ledger.books(member).frozen
+                stands, frozen = _stands(self._of(member)), asked or self._ledger.books(member).frozen
                 still = still and stands
                 self._count(member, frozen)
                 self._turn(member, stands and frozen)
@@ -308,31 +293,39 @@ class Follower:
             self._turn(SliceOn(slice_, group.gpu), asked and still)
 
     def _turn(self, level: Group, frozen: bool) -> None:
-        if frozen != (level in self._frozen):
-            (self._frozen.add if frozen else self._frozen.discard)(level)
+        compute = self._of(level)
+        if frozen != compute.shown:
+            compute.shown = frozen
             self._tell(level, Channel.COMPUTE)
 
     def _count(self, level: Group, asked: bool) -> None:
         """It is to be frozen from now on, or not any more."""
-        if asked and level not in self._since:
-            self._since[level] = trio.current_time()
-        elif not asked and level in self._since:
-            since = self._since.pop(level)
-            self._frozen_s[level] = self._frozen_s.get(level, 0.0) + trio.current_time() - since
+        compute = self._of(level)
+        if asked and compute.since is None:
+            compute.since = trio.current_time()
+        elif not asked and compute.since is not None:
+            compute.frozen_s += trio.current_time() - compute.since
+            compute.since = None
 
     def frozen_usec(self, group: Group) -> int:
         """How long the group was to be frozen, by itself or one above it, microseconds, since the mount. Whether it was
         by then does not count, as in cgroup.stat.local."""
-        frozen = self._frozen_s.get(group, 0.0)
-        if group in self._since:
-            frozen += trio.current_time() - self._since[group]
+        compute = self._of(group)
+        frozen = compute.frozen_s
+        if compute.since is not None:
+            frozen += trio.current_time() - compute.since
         return round(frozen * 1e6)
 
     def born(self, group: Group) -> None:
         """There is a new slice: it is frozen from the start if one above it is, and nobody was told anything else."""
         if self.is_frozen(group):
             self._count(group, True)
-            self._frozen.add(group)
+            self._of(group).shown = True
+
+    def left(self, group: Group) -> None:
+        """A group has left the tree: the scheduler has no place for it."""
+        if isinstance(group, Member):
+            self._placed.pop(group, None)
 
     def sharers_changed(self, group: Group) -> None:
         """A process came to, or left, this path: the others' parts of a slice's timeslice change."""
@@ -350,16 +343,18 @@ class Follower:
                 kept.append(group)
 
         async with trio.open_nursery() as nursery:
-            for group in self._applied.keys() | self._inherited:
-                nursery.start_soon(one, group)
-        self._applied.clear()
-        self._inherited.clear()
-        self._places.clear()
+            for record in self._population.records():
+                if isinstance(record.group, Member) and not self.is_untouched(record.group):
+                    nursery.start_soon(one, record.group)
+        for record in self._population.records():
+            compute = record.compute
+            compute.applied, compute.inherited, compute.place = UNTOUCHED, False, NOWHERE
+        self._placed.clear()
         return not kept
 
     async def _release_one(self, group: Member) -> bool:
         process, gpu = group.process, self._gpus[group.gpu]
-        applied, inherited = self.applied(group), group in self._inherited
+        applied, inherited = self._of(group).applied, self._of(group).inherited
         try:
             if inherited or applied.off:
                 await gpu.attach(process)
@@ -375,15 +370,6 @@ class Follower:
             return False
         return True
 
-    def forget(self, group: Group) -> None:
-        """The group is gone."""
-        if isinstance(group, Member):
-            self._applied.pop(group, None)
-            self._places.pop(group, None)
-            self._locks.pop(group, None)
-            self._doubtful.discard(group)
-            self._inherited.discard(group)
-        self._frozen.discard(group)
-        self._since.pop(group, None)
-        self._frozen_s.pop(group, None)
-        self.background.forget(group)
+
+def _stands(compute: Compute) -> bool:
+    return compute.applied.frozen and not compute.doubtful

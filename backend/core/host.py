@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from backend.common.errors import fail
@@ -46,10 +45,6 @@ class BooksHost:
         """A process that arrives waits so many `seconds` for what is asked for it to hold."""
         self.policy: Policy | None = None
         """The policy: it knows what slices are to have, before a program in them may go on."""
-        self.undone_count: Counter[Group] = Counter()
-        """How often members of a group had undone what was set for them."""
-        self.losses: Counter[Group] = Counter()
-        """How often the GPU was lost while a group was there."""
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
@@ -101,7 +96,7 @@ class BooksHost:
 
     def undone(self, process: Process, gpu: int) -> None:
         for level in self._population.path(Member(process, gpu)):
-            self.undone_count[level] += 1
+            self._population.record(level).undone += 1
             self._tell(level, Channel.COMPUTE)
 
     def take_down(self, process: Process, gpu: int) -> None:
@@ -169,7 +164,8 @@ class BooksHost:
         everybody: list[Group] = [SliceOn(slice_, gpu) for slice_ in self._population.slices()]
         everybody += [Member(resident.process, gpu) for resident in self._population.below(root)]
         if is_lost:
-            self.losses.update(everybody)
+            for group in everybody:
+                self._population.record(group).losses += 1
         self._tell(root, Channel.GPU)
         for group in everybody:
             self._tell(group, Channel.COMPUTE)
@@ -191,8 +187,3 @@ class BooksHost:
         """A process holds less of a GPU than before."""
         self._reclaimer.fell(group)
         self._notices.freed(group.gpu)
-
-    def forget(self, group: Group) -> None:
-        """The group is gone."""
-        self.undone_count.pop(group, None)
-        self.losses.pop(group, None)

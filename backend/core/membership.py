@@ -51,7 +51,6 @@ class Membership:
         self._notices = notices
         self._totals = totals
         self._tell = tell
-        self._unfollowed: set[Process] = set()  # told of in the log
         self.exits = ExitWatch(self._exited)
         """Sees them go."""
 
@@ -85,7 +84,7 @@ class Membership:
     def admit(self, process: Process, gpus: Iterable[int]) -> Resident:
         """As :meth:`welcome`, of one whose exit is watched for. ProcessLookupError for another."""
         resident = self._population.resident(process)
-        if resident is not None and resident.gpus.issuperset(gpus):
+        if resident is not None and resident.gpus >= set(gpus):
             return resident
         if not self.exits.watches(process):  # it has ended meanwhile
             raise fail(errno.ESRCH)
@@ -112,7 +111,6 @@ class Membership:
         if resident is None:
             return
         slice_ = resident.slice
-        self._unfollowed.discard(process)
         for gpu in resident.gpus:
             self._totals.ended(Member(process, gpu))
             self._gpus[gpu].forget(process)
@@ -150,8 +148,8 @@ class Membership:
         except OSError:
             pass  # it is gone; or descriptors are short: it is looked at again
         except Exception:
-            if process not in self._unfollowed:
-                self._unfollowed.add(process)
+            if not resident.unfollowed:
+                resident.unfollowed = True
                 log.exception("process %d: its cgroup is not followed", process.pid)
 
     def _relocate(self, resident: Resident, cgroup: Slice) -> None:

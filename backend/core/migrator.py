@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import trio
@@ -25,7 +24,7 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
 from backend.core.records import Books, Channel, Move
 from backend.core.settings import SETTINGS
-from backend.process.identity import Group, Member, Node, Process
+from backend.process.identity import Group, Member, Process, SliceOn
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,6 @@ class Migrator:
         self._look = trio.Event()
         self._look.set()
         self._turn = trio.Lock()
-        self._moved: Counter[tuple[int, Node]] = Counter()  # onto a GPU and, of a process, 0
 
     def target(self, name: str) -> int:
         """The index of a GPU, by its index or its UUID. ENODEV where there is none."""
@@ -84,16 +82,14 @@ class Migrator:
 
     def moved(self, group: Group) -> int:
         """How often a process was moved; or, of a slice, how often one came to this GPU by that. Since the mount."""
-        return self._moved[self._key(group)]
+        if isinstance(group, SliceOn):
+            return self._population.record(group).arrivals
+        resident = self._population.resident(group.process)
+        return resident.moves if resident is not None else 0
 
-    def forget(self, group: Group) -> None:
-        """The group is gone."""
-        if not self._population.holds(group) and not (
-            isinstance(group, Member) and self._population.resident(group.process)
-        ):
-            self._moved.pop(self._key(group), None)
-            if isinstance(group, Member):
-                self._moves.end(group.process)
+    def gone(self, process: Process) -> None:
+        """A process has left the tree: where it is after a move is not asked any more."""
+        self._moves.end(process)
 
     async def run(self) -> None:
         """Has the books say where those are whose move nobody has seen the end of, until cancelled."""
@@ -140,10 +136,13 @@ class Migrator:
         if not self._population.holds(there):
             raise fail(errno.ESRCH)  # it died there at once
         before = self._population.path(here)
+        resident = self._population.resident(there.process)
+        assert resident is not None, "the tree holds it"
         self._population.migrated(here, there)
         self._moves.end(there.process)
+        resident.moves += 1
         for level in self._population.path(there):
-            self._moved[self._key(level)] += 1
+            self._population.record(level).arrivals += 1
             self._tell(level, Channel.COMPUTE)
         for level in before[1:]:
             self._tell(level, Channel.COMPUTE)
@@ -240,7 +239,3 @@ class Migrator:
         self._ledger.observe(there, before.current)
         if now.swap > before.swap:
             self._ledger.uncharge_swap(there, now.swap - before.swap)
-
-    @staticmethod
-    def _key(group: Group) -> tuple[int, Node]:
-        return (0 if isinstance(group, Member) else group.gpu), group.node

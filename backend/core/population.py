@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from backend.common.errors import fail
 from backend.core.bounds import REFUSALS, Bounds
 from backend.core.entries import Resident, SliceEntry, Watcher
+from backend.core.member import Record
 from backend.core.protocols import Inherited, Ledger
 from backend.core.records import NOBODY
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
@@ -32,7 +33,12 @@ class Population:
         self._told: set[int] = set()  # users of whom it was told that they have too many slices, or too deep ones
         self._residents: dict[int, Resident] = {}
         self._slices: dict[Slice, SliceEntry] = {ROOT: SliceEntry(ROOT, None, kept=True)}
+        self._records: dict[Group, Record] = {}
+        for gpu in self._gpus:
+            self._keep_record(SliceOn(ROOT, gpu))
         self.watchers: list[Watcher] = []
+        self.dropped: list[Callable[[Record, Record | None], None]] = []
+        """Told of the record of each group that has left, and of the one in which its process goes on elsewhere."""
         self.version = 0
         """Another number whenever anything else is in the tree, or is elsewhere in it."""
 
@@ -68,21 +74,35 @@ class Population:
 
     def holds(self, group: Group) -> bool:
         """Whether the tree has a directory for this group."""
-        if isinstance(group.node, Slice):
-            return group.node in self._slices and group.gpu in self._gpus
-        resident = self.resident(group.node)
-        return resident is not None and group.gpu in resident.gpus
+        return group in self._records
+
+    def record(self, group: Group) -> Record:
+        """What is known of a group; of one that is not in the tree a new record, which nothing else will see."""
+        return self._records.get(group) or Record(group)
+
+    def records(self) -> Collection[Record]:
+        """Those of all groups in the tree."""
+        return self._records.values()
+
+    def _keep_record(self, group: Group) -> Record:
+        record = self._records[group] = Record(group)
+        return record
+
+    def _drop_record(self, group: Group, heir: Record | None = None) -> None:
+        record = self._records.pop(group)
+        for listener in self.dropped:
+            listener(record, heir)
 
     def below(self, group: Group) -> Iterator[Resident]:
         """The processes at or below a group that have a directory on its GPU. For one look: who waits meanwhile, or
         lets somebody in or out, makes a list of them first. It takes as long as there are such processes, and no longer
         for slices in which nobody is."""
-        if isinstance(group.node, Process):
-            resident = self.resident(group.node)
+        if isinstance(group, Member):
+            resident = self.resident(group.process)
             if resident is not None and group.gpu in resident.gpus:
                 yield resident
             return
-        top = self._slices.get(group.node)
+        top = self._slices.get(group.slice)
         pending = [top] if top is not None else []
         while pending:
             entry = pending.pop()
@@ -94,10 +114,10 @@ class Population:
     def sharers(self, group: Group) -> int:
         """How many processes at or below a group have a context on its GPU. Known, and not counted: everybody whose
         slice has a timeslice asks."""
-        if isinstance(group.node, Process):
-            resident = self.resident(group.node)
+        if isinstance(group, Member):
+            resident = self.resident(group.process)
             return int(resident is not None and group.gpu in resident.contexts)
-        entry = self._slices.get(group.node)
+        entry = self._slices.get(group.slice)
         return entry.sharers[group.gpu] if entry is not None else 0
 
     def children(self, slice_: Slice) -> Collection[Slice]:
@@ -114,14 +134,8 @@ class Population:
 
     def path(self, group: Group) -> list[Group]:
         """The group and every one above it on its GPU; the GPU's root last."""
-        node = group.node
         groups = [group]
-        slice_: Slice | None
-        if isinstance(node, Process):
-            resident = self.resident(node)
-            slice_ = resident.slice if resident is not None else None
-        else:
-            slice_ = node.parent
+        slice_ = self._above(group)
         while slice_ is not None and slice_ not in self._slices:  # of a slice that is gone
             groups.append(SliceOn(slice_, group.gpu))
             slice_ = slice_.parent
@@ -130,6 +144,13 @@ class Population:
             groups.append(SliceOn(entry.slice, group.gpu))
             entry = entry.above
         return groups
+
+    def _above(self, group: Group) -> Slice | None:
+        """The slice that a group is in; None for the root, and for a process that is gone."""
+        if isinstance(group, SliceOn):
+            return group.slice.parent
+        resident = self.resident(group.process)
+        return resident.slice if resident is not None else None
 
     # What was there before
 
@@ -140,21 +161,21 @@ class Population:
         """
         above = {one.group: one.parent for one in inherited}
         for group in above:
-            if isinstance(group.node, Slice):
-                self._enter(group.node, above.keys())
+            if isinstance(group, SliceOn):
+                self._enter(group.slice, above.keys())
             else:
-                resident = self._reside(group.node, cgroups[group.node], above.keys())
-                resident.gpus.add(group.gpu)
+                resident = self._reside(group.process, cgroups[group.process], above.keys())
+                resident.records[group.gpu] = self._keep_record(group)
                 self.version += 1
         for one in inherited:
-            if one.joined and isinstance(one.group.node, Process):
-                self.join(self._residents[one.group.node.pid], one.group.gpu)
+            if one.joined and isinstance(one.group, Member):
+                self.join(self._residents[one.group.process.pid], one.group.gpu)
         for group, parent in above.items():
-            slice_ = group.node.parent if isinstance(group.node, Slice) else self._residents[group.node.pid].slice
+            slice_ = self._above(group)
             assert slice_ is not None, "a GPU's root is nobody's child"
             if parent != SliceOn(slice_, group.gpu):
                 self._ledger.move(group, SliceOn(slice_, group.gpu))
-        for slice_ in {group.node for group in above if isinstance(group.node, Slice)}:
+        for slice_ in {group.slice for group in above if isinstance(group, SliceOn)}:
             self._agree(slice_)
         self._count_anew()
         for slice_ in self.slices():
@@ -190,8 +211,9 @@ class Population:
         cgroup or, where that is refused (:mod:`backend.core.bounds`), in the nearest above that there is."""
         resident = self._reside(process, cgroup)
         for gpu in sorted(set(gpus) - resident.gpus):
-            self._ledger.add(Member(process, gpu), SliceOn(resident.slice, gpu))
-            resident.gpus.add(gpu)
+            member = Member(process, gpu)
+            self._ledger.add(member, SliceOn(resident.slice, gpu))
+            resident.records[gpu] = self._keep_record(member)
             self.version += 1
             for watcher in self.watchers:
                 watcher.process_came(process)
@@ -217,6 +239,8 @@ class Population:
         for gpu in resident.gpus:
             self._ledger.remove(Member(process, gpu))
         self._slices[resident.slice].dismiss(process)
+        for record in resident.records.values():
+            self._drop_record(record.group)
         for watcher in self.watchers:
             watcher.process_gone(process)
         self._prune(resident.slice)
@@ -249,7 +273,7 @@ class Population:
 
     def migrated(self, here: Member, there: Member) -> None:
         """A process that has both directories is on `there` from now on, and has nothing to do with `here` any more."""
-        self.join(self._forsake(here), there.gpu)
+        self.join(self._forsake(here, self._records[there]), there.gpu)
         for watcher in self.watchers:
             watcher.process_migrated(here, there)
 
@@ -259,12 +283,13 @@ class Population:
         for watcher in self.watchers:
             watcher.process_left(group)
 
-    def _forsake(self, group: Member) -> Resident:
+    def _forsake(self, group: Member, heir: Record | None = None) -> Resident:
         resident = self._residents[group.process.pid]
         self._ledger.remove(group)
-        resident.gpus.discard(group.gpu)
+        del resident.records[group.gpu]
         self.version += 1
         self.quit(resident, group.gpu)
+        self._drop_record(group, heir)
         return resident
 
     def join(self, resident: Resident, gpu: int) -> None:
@@ -394,6 +419,8 @@ class Population:
         self._bounds.take(user)
         entry = self._slices[slice_] = SliceEntry(slice_, above, above.depth + 1, user)
         above.children.add(slice_)
+        for gpu in self._gpus:
+            self._keep_record(SliceOn(slice_, gpu))
         self.version += 1
         for watcher in self.watchers:
             watcher.slice_made(slice_)
@@ -420,6 +447,8 @@ class Population:
             del self._slices[entry.slice]
             above.children.remove(entry.slice)
             self._bounds.give(entry.user)
+            for gpu in self._gpus:
+                self._drop_record(SliceOn(entry.slice, gpu))
             self.version += 1
             for watcher in self.watchers:
                 watcher.slice_gone(entry.slice)

@@ -10,6 +10,7 @@ import trio
 from backend.common.turns import Turns
 from backend.core.background import Background
 from backend.core.deadlines import Deadlines
+from backend.core.member import Record
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Target
 from backend.process.identity import Group, Member, SliceOn
@@ -31,12 +32,8 @@ class Reclaimer:
         self._gpus = gpus
         self._population = population
         self._turns = turns
-        # Two reclaims of one group at once would each take the whole excess.
-        self._locks: dict[Group, trio.Lock] = {}
         self._listeners: Counter[Group] = Counter()  # who has the usermemfd of a group open
-        self._waiting: dict[Group, trio.lowlevel.ParkingLot] = {}  # for a group to hold less
-        self._ignored: dict[Group, float] = {}  # until when a group is not waited for
-        self.background = Background("reclaim", population, self.settle_path, deadlines)
+        self.background = Background("reclaim", population, self.settle_path, deadlines, lambda record: record.memory)
         """For what changed without a writer."""
 
     async def settle_path(self, group: Group) -> None:
@@ -47,7 +44,8 @@ class Reclaimer:
 
     async def settle(self, level: Group) -> None:
         """Moves memory of a group out until it is under its high, or nothing more can be moved."""
-        async with self._locks.setdefault(level, trio.Lock()):
+        # Two reclaims of one group at once would each take the whole excess.
+        async with self._population.record(level).memory.settling():
             if not self._population.holds(level) or not (excess := self._ledger.excess(level)):
                 return
             self._ledger.note(level, "high")
@@ -169,40 +167,40 @@ class Reclaimer:
 
     def fell(self, group: Group) -> None:
         """A process holds less than before."""
-        if group in self._waiting:
-            self._waiting[group].unpark_all()
+        self.wake(self._population.record(group))
+
+    def wake(self, record: Record) -> None:
+        """Has those look again that wait for a group to hold less."""
+        if record.memory.waiting is not None:
+            record.memory.waiting.unpark_all()
 
     async def _let(self, group: Group, nbytes: int) -> int:
         """Tells a program to give back `nbytes`, and lets one that listens do so by itself, for USERMEM_S; returns how
         much it did."""
         before = self._ledger.books(group).current  # one that is told may give at once
         self._ledger.press(group, nbytes)
-        if not self._listeners[group] or self._ignored.get(group, 0.0) > trio.current_time():
+        memory = self._population.record(group).memory
+        if not self._listeners[group] or memory.ignored_until > trio.current_time():
             return 0
         given = self._given(group, before)
-        lot = self._waiting.setdefault(group, trio.lowlevel.ParkingLot())
+        if memory.waiting is None:  # an empty lot is false
+            memory.waiting = trio.lowlevel.ParkingLot()
+        lot = memory.waiting
         try:
             with trio.move_on_after(USERMEM_S):
                 while self._population.holds(group) and given < nbytes:
                     await lot.park()
                     given = self._given(group, before)
         finally:
-            if not lot and self._waiting.get(group) is lot:
-                del self._waiting[group]
+            if not lot and memory.waiting is lot:
+                memory.waiting = None
         given = self._given(group, before)
         if not given and self._population.holds(group):
-            self._ignored[group] = trio.current_time() + IGNORED_S
+            memory.ignored_until = trio.current_time() + IGNORED_S
         return given
 
     def _given(self, group: Group, before: int) -> int:
         return max(0, before - self._ledger.books(group).current) if self._population.holds(group) else before
-
-    def forget(self, group: Group) -> None:
-        """The group is gone."""
-        self._locks.pop(group, None)
-        self._ignored.pop(group, None)
-        self.background.forget(group)
-        self.fell(group)
 
 
 def _merged(targets: list[Target]) -> list[Target]:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import attrs
 import trio
 
+from backend.core.member import Record, Taken
 from backend.core.population import Population
 from backend.core.protocols import Gpu
 from backend.core.records import MAX, Activity, Footprint, Throttled
@@ -64,16 +65,6 @@ class Forgetful:
         pass
 
 
-@attrs.define
-class Taken:
-    """What was taken down of one group."""
-
-    total: dict[str, int] = attrs.field(factory=dict)
-    """What it did, ever."""
-    said: dict[str, int] = attrs.field(factory=dict)
-    """Of a process: what the GPU told then."""
-
-
 class Totals:
     """See the module."""
 
@@ -89,7 +80,6 @@ class Totals:
         self._population = population
         self._throttled = throttled
         self._memory = Forgetful() if memory is None else memory
-        self._taken: dict[Group, Taken] = {}
         self._late: dict[Member, tuple[Slice, float]] = {}  # processes that ended: where, and when
         self._clock: Callable[[], float] = trio.current_time
 
@@ -108,7 +98,7 @@ class Totals:
                 for name in OF_PROGRAMS:
                     told = now[name]
                     said[name] = kept.get(f"said_{name}", 0) if told is None else told
-            self._taken[group] = Taken(total, said)
+            self._population.record(group).taken = Taken(total, said)
         if gone:
             self._memory.keep(gone)
 
@@ -156,11 +146,11 @@ class Totals:
 
     def _figures(self, group: Group, names: Iterable[str], members: Iterable[tuple[Member, Figures]]) -> Figures:
         """What was taken down, and what grew since. None: a member never told; a process does not tell now."""
-        total = self._total(group)
+        total = self._of(group).total
         found: dict[str, int | None] = {name: total.get(name) for name in names}
         unknown = set()
         for member, now in members:
-            taken = self._taken.get(member) or Taken()
+            taken = self._of(member)
             for name in found:
                 grown = _growth(now[name], taken.said.get(name, 0))
                 if grown is None and (member == group or name not in taken.total):
@@ -204,25 +194,24 @@ class Totals:
         path = self._population.path(SliceOn(where[0], member.gpu))
         self._memory.keep({level: self._add(level, figures) for level in path if self._population.holds(level)})
 
-    def migrated(self, here: Member, there: Member) -> None:
-        """A process goes on elsewhere, and takes what is known of it along; the slices there have what it does there.
+    def left(self, record: Record, heir: Record | None) -> None:
+        """A group has left the tree. A process that goes on elsewhere, in `heir`, takes what is known of it along; the
+        slices there have what it does there. It was taken down before."""
+        changed: dict[Group, Mapping[str, int]] = {record.group: {}} if record.taken else {}
+        if heir is not None and isinstance(record.group, Member) and isinstance(heir.group, Member):
+            heir.taken = self._handed_on(record.taken, heir.group)
+            changed[heir.group] = self._as_kept(heir.group)
+            resident = self._population.resident(heir.group.process)
+            if resident is not None:
+                self._late[record.group] = resident.slice, self._clock()
+        if changed:
+            self._memory.keep(changed)
 
-        `here` was taken down before."""
-        known = self._taken.get(here) or Taken()
-        now = self._told(there)
-        said = {name: value for name, value in now.items() if value is not None}
+    def _handed_on(self, known: Taken, there: Member) -> Taken:
+        said = {name: value for name, value in self._told(there).items() if value is not None}
         for name in OF_PROGRAMS:  # the program counts on, and perhaps has not told there yet
             said[name] = max(said.get(name, 0), known.said.get(name, 0))
-        self._taken[there] = Taken(dict(known.total), said)
-        resident = self._population.resident(there.process)
-        if resident is not None:
-            self._late[here] = resident.slice, self._clock()
-        self._memory.keep({there: self._as_kept(there)})
-
-    def forget(self, group: Group) -> None:
-        """The group is gone."""
-        if self._taken.pop(group, None) is not None:
-            self._memory.keep({group: {}})
+        return Taken(dict(known.total), said)
 
     # The small parts
 
@@ -242,13 +231,12 @@ class Totals:
     def _members(self, group: Group) -> Iterable[Member]:
         return (Member(resident.process, group.gpu) for resident in self._population.below(group))
 
-    def _total(self, group: Group) -> Mapping[str, int]:
-        taken = self._taken.get(group)
-        return taken.total if taken is not None else {}
+    def _of(self, group: Group) -> Taken:
+        return self._population.record(group).taken
 
     def _take_down(self, member: Member) -> Mapping[str, int] | None:
         """What a process did since the last time; None where that changes nothing."""
-        taken = self._taken.get(member) or Taken()
+        taken = self._of(member)
         grown: dict[str, int] = {}
         before = dict(taken.total)
         for name, now in self._told(member).items():
@@ -259,19 +247,16 @@ class Totals:
             taken.total[name] = min(MAX, taken.total.get(name, 0) + more)
             if now:
                 taken.said[name] = now
-        if taken.total == before:
-            return None
-        self._taken[member] = taken
-        return grown
+        return None if taken.total == before else grown
 
     def _add(self, level: Group, grown: Mapping[str, int]) -> Mapping[str, int]:
-        total = self._taken.setdefault(level, Taken()).total
+        total = self._of(level).total
         for name, more in grown.items():
             total[name] = min(MAX, total.get(name, 0) + more)
         return dict(total)
 
     def _as_kept(self, member: Member) -> Mapping[str, int]:
-        taken = self._taken[member]
+        taken = self._of(member)
         return {**taken.total, **{f"said_{name}": taken.said[name] for name in OF_PROGRAMS if name in taken.said}}
 
     def _told(self, member: Member) -> Figures:

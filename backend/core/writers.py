@@ -41,7 +41,6 @@ class Writers:
         self._follower = follower
         self._schedulers = schedulers
         self._deadlines = deadlines
-        self._turns: dict[Group, trio.Lock] = {}  # held by the one whose write is under way
 
     async def note(self, group: Group, books: Books, changes: Changes) -> None:
         """Writes what is asked into the books, which say `books`; that is all of it."""
@@ -65,8 +64,7 @@ class Writers:
         """Writes what is asked into the books and returns `books`, which they said before; None, and nothing is
         written, where another write is under way. Whoever calls it goes on, without a wait, to :meth:`holds` or
         :meth:`asked`."""
-        turn = self._turns.get(group)
-        if turn is not None and turn.locked():
+        if self._population.record(group).is_written():
             return None
         try:
             self._ledger.configure(group, **changes)
@@ -107,7 +105,7 @@ class Writers:
     @contextlib.asynccontextmanager
     async def turn_of(self, group: Group) -> AsyncIterator[None]:
         """A writer's turn. ENODEV, whatever went wrong, where the group is gone by then."""
-        lock = self._turns.setdefault(group, trio.Lock())
+        lock = self._population.record(group).writing()
         try:
             lock.acquire_nowait()  # without the checkpoint of acquire()
         except trio.WouldBlock:
@@ -121,10 +119,6 @@ class Writers:
             raise reason from None
         finally:
             lock.release()
-
-    def forget(self, group: Group) -> None:
-        """The group is gone."""
-        self._turns.pop(group, None)
 
     def _reason(self, group: Group, error: Exception) -> Exception:
         """What a writer is told of an error: ENODEV, whatever went wrong, where the group is gone by then."""

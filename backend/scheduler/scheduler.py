@@ -10,11 +10,12 @@ import errno
 import logging
 from collections.abc import Mapping, Sequence
 
-import attrs
 import trio
 
 from backend.core.deadlines import deadline
+from backend.core.entries import Resident
 from backend.core.follower import Follower
+from backend.core.member import Failure, Scheduled, Throttle
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
@@ -48,30 +49,6 @@ AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """After so long a lever that failed is tried again; each time twice as long, up to the second."""
 
 
-@attrs.define
-class Failure:
-    """A process whose levers do not move."""
-
-    again: float
-    """When they are tried again, seconds."""
-    wait: float
-    """For how long that was put off."""
-    told: bool
-    """Whether that was said."""
-
-
-@attrs.define
-class Throttle:
-    """What is counted of one process."""
-
-    times: int = 0
-    """Times it was taken off the runlist."""
-    usec: int = 0
-    """For how long, microseconds, but for the last time."""
-    since: float | None = None
-    """When it was taken off, seconds; None while it is there."""
-
-
 class Scheduler:
     """See the module. It leaves a GPU alone on which fewer than two processes could run."""
 
@@ -89,28 +66,22 @@ class Scheduler:
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
         self._looked = 0.0
         self._busy = 0.0  # seconds of a CPU that the last part of the last look took
-        self._failures: dict[Process, Failure] = {}
-        self._gone: set[Process] = set()  # they are ending, or have: what is left is to be told of it
-        self._throttles: dict[Process, Throttle] = {}
         self._poked = trio.Event()
 
     def poke(self) -> None:
         """Somebody came, went or moved, or what is asked of a group changed."""
         self._poked.set()
 
-    def throttled(self, process: Process) -> Throttled:
+    def throttled(self, resident: Resident) -> Throttled:
         """How often, and for how long, a process was kept off the runlist by others who go before it."""
-        throttle = self._throttles.get(process)
+        throttle = resident.records[self._index].scheduled.throttle
         if throttle is None:
             return Throttled()
         now = 0.0 if throttle.since is None else trio.current_time() - throttle.since
         return Throttled(throttle.times, throttle.usec + int(now * 1e6))
 
-    def forget(self, process: Process) -> None:
-        """The process is gone."""
-        self._throttles.pop(process, None)
-        self._failures.pop(process, None)
-        self._gone.discard(process)
+    def _of(self, process: Process) -> Scheduled:
+        return self._population.record(Member(process, self._index)).scheduled
 
     async def run(self) -> None:
         """Schedules until cancelled. What it brought about the Follower takes back."""
@@ -148,7 +119,7 @@ class Scheduler:
             group = Member(resident.process, self._index)
             if not self._population.holds(group) or self._follower.is_held(group):
                 continue
-            if self._index in resident.contexts and resident.process not in self._gone:
+            if self._index in resident.contexts and not resident.records[self._index].scheduled.ending:
                 levels = self._population.path(Member(resident.process, self._index))[-2::-1]  # without the root
                 try:
                     books = [self._ledger.books(level) for level in levels]
@@ -226,7 +197,7 @@ class Scheduler:
         except Exception as error:
             self._failed(group, before, error)
         else:
-            self._failures.pop(process, None)
+            self._of(process).failure = None
             self._count(process, place.off)
         return True
 
@@ -260,11 +231,11 @@ class Scheduler:
         except OSError:  # descriptors are short, say: its exit would be told of
             ended = False
         if ended:
-            self._gone.add(process)
+            self._of(process).ending = True
             self._drop(process)
             self.poke()  # the others share without it
             return
-        failure = self._failures.get(process)
+        failure = self._of(process).failure
         code = getattr(error, "errno", None)
         # With no TSG left there is nothing to schedule: a program destroys its contexts some time before it ends.
         nothing = code == errno.EOPNOTSUPP and not self._gpu.activity(process).tsgs
@@ -273,23 +244,22 @@ class Scheduler:
             log.error("GPU %d: pid %d cannot be scheduled: %s", self._index, process.pid, error)
             told = True
         wait = AGAIN_S if failure is None else min(AGAIN_MOST_S, 2 * failure.wait)
-        self._failures[process] = Failure(trio.current_time() + wait, wait, told)
+        self._of(process).failure = Failure(trio.current_time() + wait, wait, told)
         self._follower.fall_back(group)
         self._count(process, False)
 
     def _is_stuck(self, process: Process) -> bool:
-        failure = self._failures.get(process)
-        if process in self._gone:
-            return True
-        return failure is not None and trio.current_time() < failure.again
+        slot = self._of(process)
+        return slot.ending or (slot.failure is not None and trio.current_time() < slot.failure.again)
 
     def _count(self, process: Process, off: bool) -> None:
         now = trio.current_time()
-        throttle = self._throttles.get(process)
+        slot = self._of(process)
+        throttle = slot.throttle
         if throttle is None:
             if not off:
                 return
-            throttle = self._throttles[process] = Throttle()
+            throttle = slot.throttle = Throttle()
         if off and throttle.since is None:
             throttle.times += 1
             throttle.since = now

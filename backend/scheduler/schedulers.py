@@ -13,7 +13,6 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Capability, Throttled
 from backend.core.settings import BY_CONTROL, OF_THE_SCHEDULER
-from backend.process.identity import Group, Member
 from backend.scheduler.scheduler import Scheduler
 
 LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
@@ -90,10 +89,4 @@ class Schedulers:
         scheduler = self._each.get(gpu)
         if scheduler is None:
             return Throttled()
-        return sum((scheduler.throttled(resident.process) for resident in residents), Throttled())
-
-    def forget(self, group: Group) -> None:
-        """The group is gone."""
-        if isinstance(group, Member) and group.gpu in self._each:
-            self._each[group.gpu].forget(group.process)
-        self.poke(group.gpu)
+        return sum((scheduler.throttled(resident) for resident in residents), Throttled())
