@@ -224,7 +224,7 @@ def test_who_does_not_let_itself_be_looked_at_is_taken_for_who_it_was(
         os.kill(here.pid, 9)
         os.waitid(os.P_PID, here.pid, os.WEXITED | os.WNOWAIT)
         assert not watch.lives(here)
-        assert held.reads == 1
+        eventually(lambda: held.reads == 1, "a thread is with the one that cannot be looked at")
     finally:
         watch.close()
 
