@@ -142,7 +142,7 @@ _ggroupfs() {
 
     if [[ -z $command ]]; then
         # shellcheck disable=SC2086 # words
-        _ggroupfs_offer "$whole" $_ggroupfs_commands -v --verbose -h --help
+        _ggroupfs_offer "$whole" $_ggroupfs_commands -v --verbose --version -h --help
         return
     fi
     case $command,$previous in

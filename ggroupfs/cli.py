@@ -72,9 +72,20 @@ def _words(error: Exception) -> str:
     return str(error)
 
 
+class _Version(argparse.Action):
+    """The option that prints the version of what is installed, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version  # 30 ms, which no other command line needs
+
+        print(f"ggroupfs {version('ggroupfs')}")
+        parser.exit()
+
+
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ggroupfs", description="Control groups for GPUs, as files.")
     parser.add_argument("-v", "--verbose", action="store_true", help="say more on standard error")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, words in COMMANDS.items():
         command = commands.add_parser(name, help=words)

@@ -57,7 +57,7 @@ def flags_in(text: str) -> set[str]:
 
 
 def test_every_subcommand() -> None:
-    assert offered("ggroupfs ") - {"-v", "--verbose", "-h", "--help"} == KNOWN
+    assert offered("ggroupfs ") - {"-v", "--verbose", "--version", "-h", "--help"} == KNOWN
     assert set(re.findall(r"^        '([a-z]+):", ZSH.read_text().partition("commands=(")[2], re.MULTILINE)) == KNOWN
 
 

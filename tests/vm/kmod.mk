@@ -150,15 +150,17 @@ kmod-debug-hazards:
 		--ignore tests/t5_module/t5_fuzz.py --ignore tests/t5_module/t5_killed.py \
 		--ignore tests/t5_module/t5_hostile.py tests/t5_module
 
+KMOD_VERSION := $(shell sed -n 's/^PACKAGE_VERSION="\(.*\)"/\1/p' kmod/dkms.conf)
+
 # With dkms the module is built for every kernel that comes, without it for the one that runs.
 kmod-install:
 	install -D -m 644 kmod/60-ggroup.rules $(DESTDIR)/usr/lib/udev/rules.d/60-ggroup.rules
 	install -D -m 644 kmod/ggroup.conf $(DESTDIR)/usr/lib/modules-load.d/ggroup.conf
 	install -D -m 644 systemd/kmod.conf $(DESTDIR)/usr/lib/systemd/system/ggroupfs.service.d/kmod.conf
-	install -d $(DESTDIR)/usr/src/ggroup-0.1.0/uapi
-	install -m 644 $(filter-out kmod/uapi/%,$(KMOD_SOURCES)) kmod/Makefile kmod/dkms.conf kmod/LICENSE $(DESTDIR)/usr/src/ggroup-0.1.0
-	install -m 644 kmod/uapi/ggroup.h $(DESTDIR)/usr/src/ggroup-0.1.0/uapi
+	install -d $(DESTDIR)/usr/src/ggroup-$(KMOD_VERSION)/uapi
+	install -m 644 $(filter-out kmod/uapi/%,$(KMOD_SOURCES)) kmod/Makefile kmod/dkms.conf kmod/LICENSE $(DESTDIR)/usr/src/ggroup-$(KMOD_VERSION)
+	install -m 644 kmod/uapi/ggroup.h $(DESTDIR)/usr/src/ggroup-$(KMOD_VERSION)/uapi
 ifeq ($(DESTDIR),)
-	if command -v dkms >/dev/null; then dkms install --force ggroup/0.1.0; \
+	if command -v dkms >/dev/null; then dkms install --force ggroup/$(KMOD_VERSION); \
 	else $(MAKE) -C kmod modules_install && depmod; fi
 endif
