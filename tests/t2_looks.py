@@ -1,4 +1,4 @@
-"""Programs that have whoever looks at them wait: nobody else waits, nothing is said to be known, and they are few."""
+"""Programs that have a look at them wait: no other one waits, nothing is said to be known, and they are few."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_who_does_not_let_itself_be_looked_at_is_not_known_and_keeps_nobody(
     """The loop goes on, others are looked at, and no more threads are with programs of one user than may be."""
     pids = [spawn().pid for _ in range(looks.STUCK + 3)]
     held.pids.update(pids)
-    clock = MockClock()  # which stands still: a machine that is busy makes nobody late
+    clock = MockClock()  # which stands still: a machine that is busy makes no look late
 
     async def ask(pid: int) -> None:
         with pytest.raises(OSError, match=f"{LATE}|{TOO_MANY}") as raised:
@@ -110,7 +110,7 @@ def test_who_does_not_let_itself_be_looked_at_is_not_known_and_keeps_nobody(
 
 
 def test_a_thread_of_somebody_else_waits_no_longer(held: Held, spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of levers do, and that which asks who undid something."""
+    """As those of levers do, and that which asks for what was undone."""
     pid = spawn().pid
     held.pids.add(pid)
     ask = partial(looks.look_here, pid, partial(identity.start_time, pid))
@@ -126,7 +126,7 @@ def test_a_thread_of_somebody_else_waits_no_longer(held: Held, spawn: Spawn, mon
 
 
 def test_many_at_once_wait_for_each_other_and_none_is_refused(spawn: Spawn) -> None:
-    """Who is slow because the machine is, is not who holds on."""
+    """A program that is slow because the machine is, is not one that holds on."""
     pid, at_once, most = spawn().pid, 0, 0
 
     def look() -> int:
@@ -204,7 +204,7 @@ def test_its_own_error_is_not_that_there_is_no_thread() -> None:
 def test_who_does_not_let_itself_be_looked_at_is_taken_for_who_it_was(
     held: Held, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon begins all the same, and who is gone, or another by now, is told from it."""
+    """The daemon begins all the same, and a process that is gone, or another by now, is told from it."""
     times = iter([0.0, 0.0, 60.0])  # at the beginning; the others have all the time that they take; it is over
     monkeypatch.setattr(looks, "time", SimpleNamespace(monotonic=lambda: next(times)))
     monkeypatch.setattr(looks, "START_S", 60.0)
@@ -229,7 +229,7 @@ def test_who_does_not_let_itself_be_looked_at_is_taken_for_who_it_was(
         watch.close()
 
 
-# Who is watched
+# What is watched
 
 
 def test_two_who_watch_the_same_one_at_once(spawn: Spawn) -> None:

@@ -82,7 +82,7 @@ class Puppet:
 
 
 def theater(stage: socket.socket) -> None:
-    """Forks puppets for whoever is at the other end of `stage`."""
+    """Forks puppets for the test at the other end of `stage`."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     while True:
         raw, fds, _, _ = socket.recv_fds(stage, 4096, 1)
@@ -537,7 +537,7 @@ class MountMachine(RuleBasedStateMachine):
             assert found == 0
         elif name in PEAKS:
             assert found == len(raw)
-            # It was started again for a file that is closed now, and for nobody else.
+            # It was started again for a file that is closed now, and for no other.
         elif name in ("compute.priority", "compute.weight", "compute.migrate"):
             assert found == ("EINVAL" if raw == b"nonsense" else "EOPNOTSUPP").replace("EOPNOTSUPP", "ENOTSUP")
         else:
