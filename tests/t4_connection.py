@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 from ggroupfs.fs import connection
-from tests.mounted import Mounted
+from ggroupfs.mounts import mount_of
+from tests.mounted import Mounted, eventually
 
 FILES = 800
 
@@ -20,7 +25,7 @@ def told(device: int, name: str) -> int:
 
 
 def test_closes_do_not_lag_behind(mount: Mounted) -> None:
-    """Who asks after many have closed is answered after they have: else more are open with each that comes."""
+    """A call after many closes is answered after they are: else more are open with each that comes."""
     (mount / "ggroup.backend").read_text()  # the first close of all waits to hear that there is no FLUSH
     device = mount.path.stat().st_dev
     assert told(device, "max_background") == connection.BACKGROUND
@@ -34,3 +39,61 @@ def test_closes_do_not_lag_behind(mount: Mounted) -> None:
         os.kill(mount.daemon.pid, signal.SIGCONT)
     (mount / "ggroup.backend").read_text()
     assert told(device, "waiting") < FILES // 4
+
+
+HELD = """
+import sys, trio
+from ggroupfs import cli
+from ggroupfs.fs.operations import Operations
+
+async def mkdir(*_):
+    await trio.sleep_forever()
+
+Operations.mkdir = mkdir
+sys.exit(cli.main())
+"""
+"""A daemon that never answers a mkdir, as one does not that is told to end while the answer waits for a lever."""
+MAKES = "import os, sys; os.mkdir(sys.argv[1])"
+ENDS_S = 60.0
+"""Until a daemon that was told to end is gone: without an abort it never is."""
+
+
+def waits_in_the_kernel(pid: int) -> bool:
+    """Whether a thread of a process sleeps where no signal reaches it."""
+    return any(b") D " in stat.read_bytes() for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
+def test_a_message_that_waits_for_a_waiting_program_keeps_neither(tmp_path: Path) -> None:
+    """A program that makes a directory has the one above locked; the message that something in there is gone waits for
+    that lock with the connection open. The daemon ends all the same, and the program comes back."""
+    words = ["mount", "-f", "--gpu", "soft", "--ledger", "soft", os.fspath(tmp_path)]
+    tenant = maker = None
+    with subprocess.Popen([sys.executable, "-c", HELD, *words], stdout=-1, stderr=-1, text=True) as daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == "ready\n"
+        device = tmp_path.stat().st_dev
+        try:
+            words = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(tmp_path), "--gmem", "16M"]
+            tenant = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+            directory = tmp_path / str(tenant.pid)
+            eventually(directory.exists, "the program has a directory")
+            maker = subprocess.Popen([sys.executable, "-c", MAKES, tmp_path / "x"], stderr=subprocess.DEVNULL)
+            eventually(lambda: waits_in_the_kernel(maker.pid) or told(device, "waiting"), "it waits for an answer")
+            tenant.kill()
+            eventually(lambda: waits_in_the_kernel(daemon.pid), "a message waits for it")
+            daemon.terminate()
+            _, said = daemon.communicate(timeout=ENDS_S)
+            assert daemon.returncode == 0
+            assert "a message to the kernel does not come to its end" in said
+            assert maker.wait(ENDS_S) != 0
+            assert mount_of(os.fspath(tmp_path)) is None
+        finally:
+            with contextlib.suppress(OSError):  # it has ended
+                connection.abort(device)
+            for process in (daemon, tenant, maker):
+                if process is not None:
+                    process.kill()
+            for process in (tenant, maker):
+                if process is not None:
+                    process.wait()
+            subprocess.run(["fusermount3", "-q", "-u", "-z", tmp_path], check=False)  # where it still is

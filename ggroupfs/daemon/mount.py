@@ -55,7 +55,7 @@ RELOADS = (signal.SIGHUP,)
 
 COLLECTED = (20_000, 50, 100)
 """How rarely garbage is collected (:func:`gc.set_threshold`). With a thousand programs a look through all that there is
-takes 0.1 s, in which nobody is answered, and was taken every 3 s for 400 objects."""
+takes 0.1 s, in which no call is answered, and was taken every 3 s for 400 objects."""
 
 BASE_OPTIONS = frozenset(("fsname=ggroupfs", "subtype=ggroupfs", "allow_other", "default_permissions"))
 
@@ -123,7 +123,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         except RuntimeError as error:
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
-        stack.callback(messenger.end)
+        stack.callback(_hang_up, messenger, mountpoint, _device(mountpoint))
         if options.also is not None:
             try:
                 await in_a_thread(os.fspath(options.also), partial(bind, mountpoint, options.also))
@@ -215,7 +215,7 @@ async def _free(path: Path, seconds: float) -> None:
 
 
 async def _controller(options: MountOptions, mountpoint: str, journal: Journal | None) -> tuple[Controller, Backend]:
-    """What the tree shows, and what is behind it. MountError where there is no GPU, or nobody to keep its books."""
+    """What the tree shows, and what is behind it. MountError where there is no GPU, or nothing to keep its books."""
     # Other mounts have other software GPUs; the next mount here has the same again, with the books that are left.
     place = os.stat(mountpoint)  # two containers may have the same path
     identity = f"{place.st_dev}:{place.st_ino}:{mountpoint}"
@@ -243,7 +243,7 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
 
 
 def _manager(options: MountOptions) -> Manager | None:
-    """Who knows the units of this machine."""
+    """What knows the units of this machine."""
     if options.bus is None and not SYSTEMD.is_dir():
         return None
     try:
@@ -312,6 +312,23 @@ async def _say_no_more(messenger: Messenger) -> None:
         messenger.end()
 
 
+def _hang_up(messenger: Messenger, mountpoint: str, device: int) -> None:
+    """Ends the messenger, when nothing is answered any more. A message may wait for a directory that is locked by a
+    program which waits for an answer of ours: it would keep the connection open, and with it this process and that
+    program, for good, even after SIGKILL. Then the connection is aborted."""
+    if messenger.end():
+        return
+    log.warning("a message to the kernel does not come to its end: whatever waits for the tree ends with ECONNABORTED")
+    try:
+        connection.abort(device)
+    except OSError as error:
+        log.warning("the connection cannot be aborted: %s", error)
+        return
+    messenger.end()
+    if _device(mountpoint) == device:  # libfuse takes one that was aborted to be unmounted
+        unbind(Path(mountpoint))
+
+
 async def _reload(signals: AsyncIterator[int], units: Units) -> None:
     """Files with limits count as they are at each signal. systemd reads its own again by itself, and says so."""
     async for _ in signals:
@@ -352,7 +369,7 @@ def _device(mountpoint: str) -> int:
 
 
 def _status(controller: Controller, mountpoint: str) -> str:
-    """A line for who asks systemd how we are."""
+    """A line for an operator that asks systemd for the state."""
     number, facts = len(controller.gpus), controller.facts
     return f"{mountpoint}: {number} {facts['gpu']} GPU{'' if number == 1 else 's'}, ledger {facts['ledger']}"
 

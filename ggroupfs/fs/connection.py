@@ -1,6 +1,6 @@
 """What the kernel lets wait in its connection to us (Documentation/filesystems/fuse, "Control filesystem").
 
-A RELEASE, which tells of a close, is a request that nobody waits for. Of those the kernel has 12 under way at a time
+A RELEASE, which tells of a close, is a request that none waits for. Of those the kernel has 12 under way at a time
 unless it is told otherwise, and lets the others wait behind them. Where more programs than that read all the time,
 files are closed slower than they are opened: the queue grows for as long as they do, and with it our table of open
 files, by more than a MB a second with 50 of them.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 BACKGROUND = 32768
-"""Requests that nobody waits for, under way at a time: more than programs that read."""
+"""Requests that no program waits for, under way at a time: more than programs that read."""
 
 # asm-generic/unistd.h: the same numbers on every architecture; linux/mount.h
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
@@ -45,6 +45,15 @@ def control() -> Iterator[int]:
         yield directory
     finally:
         os.close(directory)
+
+
+def abort(device: int) -> None:
+    """Ends the connection of a mount, by the number of its device: every request comes back with ECONNABORTED, now and
+    from now on. OSError."""
+    with control() as directory:
+        fd = os.open(f"{os.minor(device)}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+        with os.fdopen(fd, "w") as file:
+            file.write("1\n")
 
 
 def allow_background(mountpoint: str, count: int = BACKGROUND) -> None:

@@ -1,7 +1,7 @@
 """What the kernel is told of its own accord: by one thread, since each message may wait for our own mount's answer.
 
-pyfuse3 has such a thread (`invalidate_entry_async`), but one that nobody can wait for: it goes on with a session that
-has been freed, and a descriptor that may be somebody else's by then. Ours is ended before the mount is.
+pyfuse3 has such a thread (`invalidate_entry_async`), but none can wait for it: it goes on with a session that
+has been freed, and a descriptor that may be of another file by then. Ours is ended before the mount is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END_S = 1.0
 """How long the end waits for a message that is under way."""
 
 AGAIN_S = 1.0
-"""After so long somebody who waits looks again for a thread, where none was to be had."""
+"""Seconds after which a caller that waits looks again for a thread, where none was to be had."""
 
 
 class Messenger:
@@ -66,12 +66,14 @@ class Messenger:
                 await called.wait()
             self._start()
 
-    def end(self) -> None:
-        """Drops what was not begun, and waits END_S for what was."""
+    def end(self) -> bool:
+        """Drops what was not begun, and waits END_S for what was; whether no message is under way then."""
         self._ended = True
         self._calls.put(None)
-        if self._thread is not None:
-            self._thread.join(END_S)
+        if self._thread is None:
+            return True
+        self._thread.join(END_S)
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None and not self._ended:

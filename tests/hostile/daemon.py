@@ -29,16 +29,18 @@ EXPECTED = (
     r"process \d+: (not a message|an answer to nothing|an answer that)",
     r"\d+ more lines like the next one were left out",
     r"no room for another program: Too many open files",
-    # Who sets something of a program on its way to another GPU waits for that; its tenant can have it take 5 s.
+    # A user that sets something of a program on its way to another GPU waits for that; its tenant can have it take 5 s.
     r"GPU \d+ does not follow for Process\(.*\) \(compute\): \[Errno 110\]",
     r"pid \d+ .*: \[Errno 24\] Too many open files",  # told once, and tried again
+    # A program that waits as the daemon ends may have locked what a message to the kernel is about.
+    r"a message to the kernel does not come to its end",
     r"user 65534: more than \d+ connections: dropped",
 )
 """What may be said of tenants that break the rules."""
 
 
 class Daemon:
-    """A mount, and who serves it."""
+    """A mount, and the process that serves it."""
 
     def __init__(self, mount: Path, protocol: str, page: Page) -> None:
         self.mount = mount
@@ -76,7 +78,7 @@ class Daemon:
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
     def open_files(self) -> Sequence[str]:
-        """What its descriptors are, for who looks at a test that failed."""
+        """What its descriptors are, for a reader of a test that failed."""
         found = []
         with contextlib.suppress(OSError):
             for name in os.listdir(f"/proc/{self.process.pid}/fd"):
@@ -98,7 +100,7 @@ class Daemon:
         return ", ".join(found)
 
     def abort(self) -> None:
-        """Every request to it ends, now and from now on: whoever waits for it comes back."""
+        """Every request to it ends, now and from now on: what waits for it comes back."""
         found = mount_of(os.fspath(self.mount))
         if found is None or found[0] != f"0:{self._device}":  # another's may have that number by now
             return
