@@ -50,16 +50,17 @@ def control() -> Iterator[int]:
 def abort(device: int) -> None:
     """Ends the connection of a mount, by the number of its device: every request comes back with ECONNABORTED, now and
     from now on. OSError."""
-    with control() as directory:
-        fd = os.open(f"{os.minor(device)}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
-        with os.fdopen(fd, "w") as file:
-            file.write("1\n")
+    _tell(device, "abort", 1)
 
 
 def allow_background(mountpoint: str, count: int = BACKGROUND) -> None:
     """Has so many of them be under way. OSError."""
-    name = f"{os.minor(os.stat(mountpoint).st_dev)}/max_background"
+    _tell(os.stat(mountpoint).st_dev, "max_background", count)
+
+
+def _tell(device: int, name: str, value: int) -> None:
+    """Writes a number to a file of a mount's connection."""
     with control() as directory:
-        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+        fd = os.open(f"{os.minor(device)}/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
         with os.fdopen(fd, "w") as file:
-            file.write(f"{count}\n")
+            file.write(f"{value}\n")

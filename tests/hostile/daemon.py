@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ggroupfs.fs.connection import control
+from ggroupfs.fs import connection
 from ggroupfs.mounts import mount_of
 from tests.hostile.page import Page
 from tests.proc import stat_of
@@ -104,10 +104,8 @@ class Daemon:
         found = mount_of(os.fspath(self.mount))
         if found is None or found[0] != f"0:{self._device}":  # another's may have that number by now
             return
-        with contextlib.suppress(OSError), control() as directory:
-            fd = os.open(f"{self._device}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
-            with os.fdopen(fd, "w") as file:
-                file.write("1\n")
+        with contextlib.suppress(OSError):
+            connection.abort(os.makedev(0, self._device))
 
     def tell_to_end(self) -> None:
         """As an operator does."""
