@@ -39,7 +39,7 @@ class Mounted:
     path: Path
     """The mountpoint."""
     daemon: subprocess.Popen[Any]
-    """Who serves it."""
+    """The process that serves it."""
     errors: list[str]
     """What it wrote to standard error."""
     expected: Sequence[str] = ()
@@ -53,7 +53,7 @@ class Mounted:
         return self.path / str(pid) / str(gpu)
 
     def watch(self, *pids: int) -> Stopwatch:
-        """What the daemon takes for something, with those processes and this one, whoever else is busy."""
+        """What the daemon takes for something, with those processes and this one, whatever else is busy."""
         return Stopwatch(self.daemon.pid, *pids)
 
     def members(self) -> list[Member]:
@@ -61,17 +61,18 @@ class Mounted:
         return list(members(self.path))
 
     def check(self) -> None:
-        """What always holds: sums add up on every GPU, and nothing is frozen that nobody froze.
+        """What always holds: sums add up on every GPU, and nothing is frozen that was not.
 
-        A process that was waited for is in the tree until the daemon has heard of its end, as it is for anybody who
-        lists it: where one goes while this looks, it looks again.
+        A process that was waited for is in the tree until the daemon has heard of its end, as it is for any reader,
+        and what a raised limit gives back comes a while after the write: where a process goes, or its memory moves,
+        while this looks, it looks again.
         """
-        eventually(self._adds_up, "a look during which nobody goes")
+        eventually(self._adds_up, "a look during which no process goes and no memory moves")
         errors = [line for line in self.errors if not any(word in line for word in self.expected)]
         assert not errors, errors
 
     def _adds_up(self) -> bool:
-        """False where somebody came or went meanwhile; OSError where it was the one whose file this reads."""
+        """False where a process or memory came or went; OSError where the process of a file that this reads is gone."""
         everybody = self.members()
         for gpu in sorted((self.path / "gpus").iterdir()):
             if gpu.is_symlink():
@@ -79,7 +80,7 @@ class Mounted:
             held = [m for m in everybody if m.gpu == int(gpu.name)]
             currents = [int(member.read("gmem.current")) for member in held]
             current = int((gpu / "gmem.current").read_text())
-            if self.members() != everybody:
+            if self.members() != everybody or currents != [int(member.read("gmem.current")) for member in held]:
                 return False
             assert current == sum(currents)
             for member in held:

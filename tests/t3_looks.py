@@ -1,4 +1,4 @@
-"""The daemon beside programs that have whoever looks at them wait: it goes on, and so does everybody else."""
+"""The daemon beside programs that have their readers wait: it goes on, and so do all other programs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def others() -> Iterator[Callable[[str], int]]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that everybody may enter."""
+    """A directory that any user may enter."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -128,8 +128,8 @@ class Echo:
 def test_who_comes_and_does_not_let_itself_be_looked_at_keeps_nobody(
     holding: Holding, others: Callable[[str], int], place: Path
 ) -> None:
-    """Whoever comes after it is served at once, and who is there goes on; it is hung up on in time."""
-    path, clock = place / "socket", MockClock()  # which stands still: a machine that is busy makes nobody late
+    """A program that comes after it is served at once, and those that are there go on; it is hung up on in time."""
+    path, clock = place / "socket", MockClock()  # which stands still: a machine that is busy makes no caller late
     Echo.known = []
 
     async def served(path: Path) -> None:
@@ -199,7 +199,7 @@ def test_mkdir_of_one_is_busy_and_everybody_else_goes_on(holding: Holding, other
 
 @virtual
 async def test_who_is_in_the_tree_is_never_looked_at_again(spawn: Spawn) -> None:
-    """That it lives, where it is and whether it runs is asked of its pidfd, and of files that wait for nobody."""
+    """That it lives, where it is and whether it runs is asked of its pidfd, and of files that never wait."""
     async with running() as h:
         child = spawn()
         process, above = await h.arrive(child.pid), await h.arrive(os.getpid())
@@ -227,7 +227,7 @@ async def everything(h: Harness, process: Process) -> None:
 # Where such files are read at all
 
 READS = re.compile(
-    r"procfs\.stat\(|\b(?:start_time|is_alive)\b(?! =)|(?<![.\w])identify\(|"
+    r"procfs\.stat\(|(?<!thread\.)\b(?:start_time|is_alive)\b(?! =)|(?<![.\w])identify\(|"
     r"/proc/\{[^}]*\}/(?:stat|maps|smaps|mem|environ|exe|cwd|root|ns|fd|io|stack|wchan|auxv|cmdline|task)\b"
 )
 WHERE = {
