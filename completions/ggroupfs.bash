@@ -7,7 +7,7 @@ _ggroupfs_commands="mount umount upgrade run show top set doctor metrics policy 
 
 declare -A _ggroupfs_options=(
     [mount]="-f --foreground --gpu --ledger -o"
-    [umount]=""
+    [umount]="-f --force"
     [upgrade]="--force"
     [run]="--mount -p --slice --gpu"
     [show]="--tree --json --mount"

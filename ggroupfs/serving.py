@@ -1,9 +1,9 @@
 """Which process serves a tree: asked for at its socket, before it is signalled or what it runs is executed.
 
-What a tree's files say is the word of whoever serves it. That may be a user's own FUSE of our type, and a daemon of
-another pid namespace says a number that means another process here. So root's commands go by what the kernel says: who
-mounted it, and whose process listens at the socket; and that process has to say that it serves this very mount. From
-then on it is a pidfd, and its number a name for people.
+What a tree's files say is the word of the process that serves it. That may be a user's own FUSE of our type, and a
+daemon of another pid namespace says a number that means another process here. So root's commands go by what the kernel
+says: which user mounted it, and whose process listens at the socket; and that process has to say that it serves this
+very mount. From then on it is a pidfd, and its number a name for people.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 
@@ -28,11 +31,20 @@ from ggroupfs.mounts import device_number, mount_of
 ANSWER_S = 5.0
 """Seconds that a daemon has to say which tree it serves."""
 
+TREE_S = 15.0
+"""Seconds that a tree has to answer a read, before it is taken for one that never does."""
+
 TYPE = "fuse.ggroupfs"
+
+T = TypeVar("T")
 
 
 class Unknown(Exception):
-    """It cannot be told who serves a tree; the text says why."""
+    """It cannot be told which process serves a tree; the text says why."""
+
+
+class Silent(Unknown):
+    """A tree does not answer: its daemon is stopped, or is kept from its end by a program that waits for it."""
 
 
 @attrs.frozen
@@ -72,13 +84,30 @@ def require_trusted(mount: Path) -> None:
         raise RuntimeError(f"{mount}: user {mounted_by(found[0])} mounted it, who may have it say anything")
 
 
+def asked(mountpoint: str, read: Callable[[str], T]) -> T:
+    """What `read` returns for a tree: in a thread, which is left behind where the tree does not answer, and which a
+    signal ends with the process. OSError of the read; Silent after TREE_S."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(read(mountpoint))
+        except OSError as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="tree", daemon=True).start()
+    if not wait([answer], TREE_S).done:
+        raise Silent(f"the tree does not answer within {TREE_S:.0f} s")
+    return answer.result()
+
+
 @contextlib.contextmanager
 def daemon_of(mountpoint: str, device: str) -> Iterator[Daemon | None]:
     """The daemon of the tree of that device number; None where it is dead. Unknown."""
     if not is_trusted(device):
-        raise Unknown(f"user {mounted_by(device)} mounted it, who may have it say anything")
+        raise Unknown(f"user {mounted_by(device)} mounted it, and may have it say anything")
     try:
-        facts = facts_of(mountpoint)
+        facts = asked(mountpoint, facts_of)
     except OSError:
         yield None
         return

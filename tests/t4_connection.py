@@ -7,7 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from ggroupfs.fs import connection
 from ggroupfs.mounts import mount_of
@@ -47,6 +50,7 @@ from ggroupfs import cli
 from ggroupfs.fs.operations import Operations
 
 async def mkdir(*_):
+    print("asked", flush=True)
     await trio.sleep_forever()
 
 Operations.mkdir = mkdir
@@ -63,9 +67,17 @@ def waits_in_the_kernel(pid: int) -> bool:
     return any(b") D " in stat.read_bytes() for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
-def test_a_message_that_waits_for_a_waiting_program_keeps_neither(tmp_path: Path) -> None:
+class Held:
+    """A mount with a message to the kernel that waits for a lock of a program, which waits for an answer."""
+
+    def __init__(self, path: Path, daemon: subprocess.Popen[str], maker: subprocess.Popen[bytes]) -> None:
+        self.path, self.daemon, self.maker = path, daemon, maker
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Held]:
     """A program that makes a directory has the one above locked; the message that something in there is gone waits for
-    that lock with the connection open. The daemon ends all the same, and the program comes back."""
+    that lock with the connection open."""
     words = ["mount", "-f", "--gpu", "soft", "--ledger", "soft", os.fspath(tmp_path)]
     tenant = maker = None
     with subprocess.Popen([sys.executable, "-c", HELD, *words], stdout=-1, stderr=-1, text=True) as daemon:
@@ -78,15 +90,10 @@ def test_a_message_that_waits_for_a_waiting_program_keeps_neither(tmp_path: Path
             directory = tmp_path / str(tenant.pid)
             eventually(directory.exists, "the program has a directory")
             maker = subprocess.Popen([sys.executable, "-c", MAKES, tmp_path / "x"], stderr=subprocess.DEVNULL)
-            eventually(lambda: waits_in_the_kernel(maker.pid) or told(device, "waiting"), "it waits for an answer")
+            assert daemon.stdout.readline() == "asked\n"
             tenant.kill()
             eventually(lambda: waits_in_the_kernel(daemon.pid), "a message waits for it")
-            daemon.terminate()
-            _, said = daemon.communicate(timeout=ENDS_S)
-            assert daemon.returncode == 0
-            assert "a message to the kernel does not come to its end" in said
-            assert maker.wait(ENDS_S) != 0
-            assert mount_of(os.fspath(tmp_path)) is None
+            yield Held(tmp_path, daemon, maker)
         finally:
             with contextlib.suppress(OSError):  # it has ended
                 connection.abort(device)
@@ -97,3 +104,34 @@ def test_a_message_that_waits_for_a_waiting_program_keeps_neither(tmp_path: Path
                 if process is not None:
                     process.wait()
             subprocess.run(["fusermount3", "-q", "-u", "-z", tmp_path], check=False)  # where it still is
+
+
+def test_a_message_that_waits_for_a_waiting_program_keeps_neither(held: Held) -> None:
+    """The daemon ends all the same, and the program comes back."""
+    held.daemon.terminate()
+    _, said = held.daemon.communicate(timeout=ENDS_S)
+    assert held.daemon.returncode == 0
+    assert "a message to the kernel does not come to its end" in said
+    assert held.maker.wait(ENDS_S) != 0
+    assert mount_of(os.fspath(held.path)) is None
+
+
+def test_what_a_killed_daemon_left_so_is_aborted_when_asked(held: Held) -> None:
+    """Neither ends by SIGKILL. A mount and an umount say what does it, and it does."""
+    held.daemon.kill()
+    for command in ("mount", "umount"):
+        refused = ggroupfs(command, held.path)
+        assert refused.returncode == 1
+        assert "the tree does not answer within" in refused.stderr
+        assert "--force" in refused.stderr
+    assert held.maker.poll() is None
+    assert ggroupfs("umount", "--force", held.path).returncode == 0
+    assert held.daemon.wait(ENDS_S) == -signal.SIGKILL
+    assert held.maker.wait(ENDS_S) != 0
+    assert mount_of(os.fspath(held.path)) is None
+
+
+def ggroupfs(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command that ends within the time in which a daemon would."""
+    words = (sys.executable, "-m", "ggroupfs", *words)
+    return subprocess.run(words, capture_output=True, text=True, timeout=ENDS_S, check=False)

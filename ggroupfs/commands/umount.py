@@ -1,4 +1,9 @@
-"""``ggroupfs umount``: thaws everything and unmounts; returns when that is done."""
+"""``ggroupfs umount``: thaws everything and unmounts; returns when that is done.
+
+A tree may never answer: its daemon is stopped, or was killed while a message of its to the kernel waited for a lock
+of a program that waits for the daemon. With ``--force`` the connection is aborted, as umount(8) does it: whatever
+waits comes back with ECONNABORTED, and a daemon that lives ends as it would otherwise, and thaws.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +16,26 @@ import subprocess
 from pathlib import Path
 
 from ggroupfs import serving
-from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
+from ggroupfs.fs import connection
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT, device_number, mount_of
 
 SECONDS = 15.0
+"""Seconds that the daemon has to end."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
     parser.add_argument("mountpoint", nargs="?", type=Path, default=DEFAULT_MOUNTPOINT)
+    parser.add_argument("-f", "--force", action="store_true", help="a tree that does not answer, too: it is aborted")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand."""
-    unmount(arguments.mountpoint)
+    unmount(arguments.mountpoint, force=arguments.force)
     return 0
 
 
-def unmount(mountpoint: Path) -> None:
+def unmount(mountpoint: Path, *, force: bool = False) -> None:
     """Tells the daemon to end and waits for it; takes a dead daemon's mount away. RuntimeError."""
     path = os.path.abspath(mountpoint)
     found = mount_of(path)
@@ -37,8 +45,12 @@ def unmount(mountpoint: Path) -> None:
         with serving.daemon_of(path, found[0]) as daemon:
             if daemon is not None:
                 _end(daemon)
+    except serving.Silent as error:
+        if not force:
+            raise RuntimeError(f"umount: {path}: {error}; with --force it is aborted") from None
+        connection.abort(device_number(found[0]))
     except serving.Unknown as error:
-        raise RuntimeError(f"umount: {path}: {error}: nobody is told to end; umount(8) unmounts it") from None
+        raise RuntimeError(f"umount: {path}: {error}: no process is told to end; umount(8) unmounts it") from None
     if mount_of(path) == found:
         subprocess.run(["fusermount3", "-u", "-z", path], check=True)
 

@@ -27,6 +27,7 @@ from backend.door.client import pid_namespace
 from backend.door.wire import CUDA, VERSION, names
 from backend.ledgers.journal.file import Busy, Journal, default_path
 from backend.soft import server as soft_server
+from ggroupfs import serving
 from ggroupfs.commands import upgrade
 from ggroupfs.daemon import watchdog
 from ggroupfs.daemon.options import MountOptions
@@ -339,7 +340,9 @@ async def _reload(signals: AsyncIterator[int], units: Units) -> None:
 def _discard_stale(mountpoint: str) -> None:
     """Unmounts what a killed daemon left behind; MountError where a live tree, or nothing, is there."""
     try:
-        os.statvfs(mountpoint)  # not stat(), which the kernel may answer for a dead daemon from its cache
+        serving.asked(mountpoint, os.statvfs)  # not stat(): the kernel may answer for a dead daemon from its cache
+    except serving.Silent as error:
+        raise MountError(f"{mountpoint}: {error}; `ggroupfs umount --force` aborts one that never does") from None
     except FileNotFoundError:
         raise MountError(f"{mountpoint} does not exist") from None
     except OSError as error:
