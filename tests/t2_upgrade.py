@@ -12,19 +12,19 @@ from unittest import mock
 
 import pytest
 
-from ggroupfs.commands import upgrade
+from ggroupfs.daemon import successor
 from ggroupfs.daemon.mount import ENDS
 
 SOCKET = Path("/run/ggroupfs/0:40.sock")
 
 IN_BETWEEN = """
 import os, signal
-from ggroupfs.commands import upgrade
+from ggroupfs.daemon import successor
 ends = (signal.SIGTERM, signal.SIGINT)
 signal.pthread_sigmask(signal.SIG_BLOCK, ends)
 for number in {came}: os.kill(os.getpid(), number)
-print([int(number) for number in upgrade.take_over_signals(ends)])
-os.kill(os.getpid(), signal.SIGTERM)  # ignored, as nobody takes them yet
+print([int(number) for number in successor.take_over_signals(ends)])
+os.kill(os.getpid(), signal.SIGTERM)  # ignored, since no handler is set yet
 print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 """
 
@@ -49,7 +49,7 @@ def test_it_is_started_with_the_same_words_on_the_same_socket(words: list[str], 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with mock.patch.object(sys, "orig_argv", words), mock.patch.object(os, "execv") as execute:
         try:
-            upgrade.become_next(SOCKET, ENDS)
+            successor.become_next(SOCKET, ENDS)
             assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | set(ENDS)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

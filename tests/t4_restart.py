@@ -1,4 +1,4 @@
-"""kill -9 of a real daemon at moments that nobody chose, and the next one: what was acknowledged is there."""
+"""kill -9 of a real daemon at random moments, and the next one: what was acknowledged is there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from backend.door.client import facts_of
 from backend.ledgers.journal.file import Journal, default_path
 from backend.process.identity import identify
 from backend.soft.client import socket_of
-from ggroupfs.commands import upgrade
+from ggroupfs.daemon import successor
 from ggroupfs.daemon.mount import SOCKETS
 from ggroupfs.mounts import mount_of
 from tests.mounted import LEDGER, SECONDS, SLOW, Mounted, Tenant, eventually, mounted, mountpoint
@@ -54,7 +54,7 @@ ACTIONS = 400
 
 @attrs.define
 class Model:
-    """What was acknowledged; of what was under way when the daemon died, nobody knows."""
+    """What was acknowledged; of what was under way when the daemon died, nothing is known."""
 
     slices: set[str] = attrs.field(factory=set)
     processes: dict[int, subprocess.Popen[bytes]] = attrs.field(factory=dict)
@@ -76,7 +76,7 @@ class Model:
 
 
 class Story(threading.Thread):
-    """Somebody who does one thing after the other, as long as he gets an answer."""
+    """A client that does one thing after the other, as long as it gets an answer."""
 
     def __init__(self, mount: Path, model: Model, rng: random.Random) -> None:
         super().__init__()
@@ -459,7 +459,7 @@ def test_a_container_has_the_next_daemons_tree_by_the_directory_above(tmp_path: 
 
 
 def test_a_tree_that_cannot_be_there_too(tmp_path: Path) -> None:
-    """... is nowhere."""
+    """A tree that cannot be in the second place is nowhere."""
     file, place = tmp_path / "file", tmp_path / "place"
     file.touch()
     place.mkdir()
@@ -518,7 +518,7 @@ def install(interpreter: Path, script: str) -> None:
 def test_a_next_version_that_does_not_start_is_not_begun_with(
     place: Path, interpreter: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
 ) -> None:
-    """The tree is served on, by who serves it."""
+    """The tree is served on, by the daemon that serves it."""
     with daemons(place) as start:
         mount = start()
         (place / "slice/a").mkdir()
@@ -572,7 +572,7 @@ def test_what_the_journal_does_not_know_is_not_forgotten_unasked(place: Path, tm
 def test_a_next_version_that_fails_leaves_all_to_the_next_mount(
     place: Path, interpreter: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    """The process ends with an error, for which systemd starts another (Restart=on-failure); who was frozen is."""
+    """The process ends with an error, for which systemd starts another (Restart=on-failure); what was frozen is."""
     with daemons(place) as start, subprocess.Popen(["sleep", "600"]) as sleeper:
         try:
             mount = start()
@@ -582,7 +582,7 @@ def test_a_next_version_that_fails_leaves_all_to_the_next_mount(
             install(interpreter, script)
             monkeypatch.undo()
             if script == GONE:
-                mount.daemon.send_signal(upgrade.SIGNAL)
+                mount.daemon.send_signal(successor.SIGNAL)
                 eventually(lambda: "left for the next mount" in "".join(mount.errors), "it says so")
                 mount.errors.clear()
             else:
@@ -646,7 +646,7 @@ def test_a_journal_that_was_cut_off_is_read_up_to_there(place: Path) -> None:
 
 
 def test_thaw_all_where_no_driver_is(place: Path) -> None:
-    """Nobody can be frozen: a software GPU's daemon has nothing to do with it, and keeps its journal."""
+    """No program can be frozen: a software GPU's daemon has nothing to do with it, and keeps its journal."""
     words = [sys.executable, "-m", "ggroupfs", "doctor", "--thaw-all"]
     with daemons(place) as start:
         start()

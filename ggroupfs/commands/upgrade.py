@@ -21,18 +21,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import NoReturn
 
 from backend.door.client import facts_of
 from ggroupfs import serving
+from ggroupfs.daemon.successor import SIGNAL
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
 
-SIGNAL = signal.SIGUSR2
 SECONDS = 30.0
-"""How long the next one may take: the levers of a GPU are proven before the tree answers."""
-
+"""Seconds that the next daemon may take: the levers of a GPU are proven before the tree answers."""
 
 LATER = os.EX_TEMPFAIL
 """Exit code where the journal is out of date: the package then leaves the daemon that runs."""
@@ -145,30 +142,3 @@ def _wait(pidfd: int, mounts: int, path: str, seconds: float) -> None:
         raise RuntimeError(f"upgrade: the next daemon of {path} has ended: see its log")
     if not found:
         raise RuntimeError(f"upgrade: {path} does not answer after {SECONDS:.0f} s")
-
-
-# In the daemon
-
-
-def become_next(socket: Path, ends: Collection[signal.Signals]) -> NoReturn:
-    """Executes what is installed now, with the same words, in place of this process, and on the same socket: programs
-    have its path. The signals that end a daemon wait for the next one."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    words = list(sys.orig_argv)
-    option = f"socket={socket}"
-    if not any(option in word.split(",") for word in words):
-        words += ["-o", option]
-    try:
-        os.execv(sys.executable, words)
-    except OSError as error:
-        left = "what holds is left for the next mount"
-        raise RuntimeError(f"mount: upgrade: {sys.executable}: {error.strerror}: {left}") from None
-
-
-def take_over_signals(ends: Collection[signal.Signals]) -> Iterable[int]:
-    """Those that came while the one before became this one. They are ignored until a handler is set."""
-    early = [number for number in signal.sigpending() if number in ends]
-    for number in ends:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
-    return early

@@ -28,8 +28,7 @@ from backend.door.wire import CUDA, VERSION, names
 from backend.ledgers.journal.file import Busy, Journal, default_path
 from backend.soft import server as soft_server
 from ggroupfs import serving
-from ggroupfs.commands import upgrade
-from ggroupfs.daemon import watchdog
+from ggroupfs.daemon import successor, watchdog
 from ggroupfs.daemon.options import MountOptions
 from ggroupfs.fs import connection, receiving
 from ggroupfs.fs.files import Events
@@ -78,15 +77,15 @@ def run(options: MountOptions, ready: Callable[[], None]) -> None:
 
     MountError where that fails before `ready`.
     """
-    early = upgrade.take_over_signals(ENDS)  # ignored before _run() takes them, and after
-    for number in (*RELOADS, upgrade.SIGNAL):
+    early = successor.take_over_signals(ENDS)  # ignored before _run() takes them, and after
+    for number in (*RELOADS, successor.SIGNAL):
         signal.signal(number, signal.SIG_IGN)
     try:
-        successor = trio.run(_run, options, os.path.abspath(options.mountpoint), ready, early)
+        socket = trio.run(_run, options, os.path.abspath(options.mountpoint), ready, early)
     except* MountError as group:
         raise _first(group) from None
-    if successor is not None:
-        upgrade.become_next(successor, ENDS)
+    if socket is not None:
+        successor.become_next(socket, ENDS)
 
 
 async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None], early: Iterable[int]) -> Path | None:
@@ -99,7 +98,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         # Until the very end: a second signal, too, must not kill us before everything is thawed and unmounted.
         ends = stack.enter_context(trio.open_signal_receiver(*ENDS))
         reloads = stack.enter_context(trio.open_signal_receiver(*RELOADS))
-        upgrades = stack.enter_context(trio.open_signal_receiver(upgrade.SIGNAL))
+        upgrades = stack.enter_context(trio.open_signal_receiver(successor.SIGNAL))
         for number in early:
             signal.raise_signal(number)
         if os.readlink("/proc/self") != str(os.getpid()):
@@ -149,7 +148,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             controller.facts["journal"] = os.fspath(journal.path)
             journal.listener = partial(_tell_of_journal, controller.facts)
             journal.listener(not journal.broken)
-        controller.facts["upgrade"] = upgrade.SIGNAL.name
+        controller.facts["upgrade"] = successor.SIGNAL.name
 
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(_until_signal, ends, messenger, nursery.cancel_scope)
