@@ -62,9 +62,10 @@ ENDS_S = 60.0
 """Until a daemon that was told to end is gone: without an abort it never is."""
 
 
-def waits_in_the_kernel(pid: int) -> bool:
-    """Whether a thread of a process sleeps where no signal reaches it."""
-    return any(b") D " in stat.read_bytes() for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+def a_message_waits(pid: int) -> bool:
+    """Whether a thread of a daemon is in the kernel with a message that an entry is gone."""
+    stacks = Path(f"/proc/{pid}/task").glob("*/stack")
+    return any(b"fuse_reverse_inval_entry" in stack.read_bytes() for stack in stacks)
 
 
 class Held:
@@ -92,7 +93,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
             maker = subprocess.Popen([sys.executable, "-c", MAKES, tmp_path / "x"], stderr=subprocess.DEVNULL)
             assert daemon.stdout.readline() == "asked\n"
             tenant.kill()
-            eventually(lambda: waits_in_the_kernel(daemon.pid), "a message waits for it")
+            eventually(lambda: a_message_waits(daemon.pid), "a message waits for it")
             yield Held(tmp_path, daemon, maker)
         finally:
             with contextlib.suppress(OSError):  # it has ended
