@@ -142,7 +142,7 @@ FUZZ ?= 50
 
 # Other bytes each time. The kernel module's fuzzer is a part of test-kmod-debug.
 fuzz: build-test
-	GGROUP_FUZZ=$(FUZZ) $(PYTEST) --timeout 0 -k fresh $(wildcard tests/t?_fuzz_*.py)
+	GGROUP_FUZZ=$(FUZZ) $(PYTEST) --timeout 0 -k fresh $(wildcard tests/t[0-4]_*/t?_fuzz_*.py)
 
 test-gpu: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }

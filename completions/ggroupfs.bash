@@ -1,7 +1,7 @@
 # Completion of ggroupfs for bash: source it, or install it as .../bash-completion/completions/ggroupfs.
 # shellcheck shell=bash
 #
-# What is offered for each command is a table, which tests/t0_completions.py holds against the command itself.
+# What is offered for each command is a table, which tests/t0_text/t0_completions.py holds against the command itself.
 
 _ggroupfs_commands="mount umount upgrade run show top set doctor metrics policy balance replay tenant demo"
 

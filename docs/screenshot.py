@@ -22,8 +22,8 @@ from ggroupfs.commands.screen import Top  # noqa: E402
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT  # noqa: E402
 from ggroupfs.view.listing import Listing  # noqa: E402
 from ggroupfs.view.outline import Node  # noqa: E402
-from tests.cgroups import cgroup, enter  # noqa: E402
-from tests.mounted import mounted  # noqa: E402
+from tests.support.cgroups import cgroup, enter  # noqa: E402
+from tests.support.mounted import mounted  # noqa: E402
 
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--mount-proc")
 SIZE = (100, 19)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import settings
 
-from tests.mounted import Mounted, mounted, mountpoint
+from tests.support.mounted import Mounted, mounted, mountpoint
 
 # As with CI's own profile: what an example takes says how busy the machine is, and no more.
 settings.register_profile("unhurried", settings.get_profile(settings.get_current_profile_name()), deadline=None)

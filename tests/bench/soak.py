@@ -33,7 +33,7 @@ from pathlib import Path
 from tests.bench.leak import trend
 from tests.bench.mounts import GGROUPFS, Server, build, first_line, mount
 from tests.bench.report import BenchError, Report
-from tests.mounted import Mounted
+from tests.support.mounted import Mounted
 
 CPUS = 2
 READERS, WRITERS = 100, 50

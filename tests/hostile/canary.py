@@ -11,8 +11,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.cgroups import enter, slice_path
 from tests.hostile.patience import Patience
+from tests.support.cgroups import enter, slice_path
 
 NAME = "canary.service"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from ggroupfs.fs import connection
 from ggroupfs.mounts import mount_of
 from tests.hostile.page import Page
-from tests.proc import stat_of
+from tests.support.proc import stat_of
 
 DESCRIPTORS = 4096
 """What the daemon may have open: more than the tenants of a round have it want. 300 is fewer."""

@@ -24,8 +24,8 @@ from backend.nvidia.linux import LinuxSystem
 from backend.nvidia.nvml import Nvml
 from backend.process.identity import Process, start_time
 from ggroupfs import cli
-from tests.fake_nvidia import FakeNvml, FakeSystem, Program
 from tests.hostile.page import PLACES, TENANTS, Page, Word
+from tests.support.fake_nvidia import FakeNvml, FakeSystem, Program
 
 GPUS = 2
 RUN = 32

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import attrs
 
-from tests.cgroups import OURS, cgroup, enter, slice_path
 from tests.hostile import operator
 from tests.hostile.books import Books
 from tests.hostile.canary import everybody_is_looked_at
@@ -26,7 +25,8 @@ from tests.hostile.page import AT, DONE, FAILED, FAILED_AT, FAILED_CODE, TENANTS
 from tests.hostile.patience import Patience
 from tests.hostile.registry import SOFT, kinds_of
 from tests.hostile.tenant import BEGIN_S
-from tests.proc import stat_of
+from tests.support.cgroups import OURS, cgroup, enter, slice_path
+from tests.support.proc import stat_of
 
 ROUND_S = 0.2
 """How long a pair goes on."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.hostile.registry import CUDA, SOFT, kinds_of
 from tests.hostile.rounds import TENANTS, pairs_of, running
-from tests.mounted import mountpoint
+from tests.support.mounted import mountpoint
 
 SEED = 1
 """That of the run in which every pair is met."""

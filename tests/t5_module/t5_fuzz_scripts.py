@@ -22,7 +22,7 @@ import pytest
 from hypothesis import strategies as st
 
 from backend.ledgers import abi
-from tests.fuzzed import Target
+from tests.support.fuzzed import Target
 from tests.t5_module.harness import DEVICE, NOBODY, File, errno_of, fresh_name, raw_ioctl, start_of
 
 CALLS: tuple[tuple[int, type[ctypes.Structure]], ...] = (

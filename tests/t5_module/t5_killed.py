@@ -1,6 +1,7 @@
 """Killed at calls of the kernel module: the books that the next daemon finds there, and a driver that went on.
 
-The same life as in :mod:`tests.t3_killed`, with KernelLedger and ProviderGpu in the place of a journal's books.
+The same life as in :mod:`tests.t3_program.t3_killed`, with KernelLedger and ProviderGpu in the place of a journal's
+books.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import pytest
 import trio
 
 from backend.ledgers import abi
-from tests import t3_killed
-from tests.harness import Harness
-from tests.t3_killed import Killed, Life, Machine, a_machine
-from tests.t3_thaw import run
+from tests.support.harness import Harness
+from tests.t3_program import t3_killed
+from tests.t3_program.t3_killed import Killed, Life, Machine, a_machine
+from tests.t3_program.t3_thaw import run
 from tests.t5_module.harness import File, errno_of
 
 STEP = 4

@@ -27,7 +27,7 @@ from backend.cuda.peers import Peers
 from backend.door import tenants
 from backend.door.wire import SIZE, Message, Op
 from backend.process.identity import Member, Process, identify
-from tests.harness import Harness, StubGpu, World, running
+from tests.support.harness import Harness, StubGpu, World, running
 
 HERE = Path(__file__).parent
 CUDA = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from tests.mounted import Mounted
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import ROOT, wait_for
 
 LOAD, SECONDS = 0.35, 20.0

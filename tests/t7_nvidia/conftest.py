@@ -14,8 +14,8 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.cgroups import cgroup
-from tests.mounted import Mounted, mounted
+from tests.support.cgroups import cgroup
+from tests.support.mounted import Mounted, mounted
 
 # These tests are for a host with a GPU; elsewhere there is nothing to collect, which `make test-gpu` reports.
 collect_ignore_glob = [] if os.path.exists("/dev/nvidiactl") else ["t7_*.py"]

@@ -17,8 +17,8 @@ import attrs
 import pynvml
 
 from ggroupfs.client import Member
-from tests.cgroups import cgroup, slice_path
-from tests.mounted import Mounted
+from tests.support.cgroups import cgroup, slice_path
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import Reporting, wait_for
 
 GIB, MIB = 1 << 30, 1 << 20

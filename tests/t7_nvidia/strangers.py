@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from tests.mounted import alive
+from tests.support.mounted import alive
 
 LOOK_S = 0.01
 """Between two looks. Who has the driver open for a shorter time than that may be missed."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounted import Mounted
-from tests.policy_program import PolicyProgram
+from tests.support.mounted import Mounted
+from tests.support.policy_program import PolicyProgram
 from tests.t7_nvidia.colocations import p99, started
 from tests.t7_nvidia.t7_migrate import where
 

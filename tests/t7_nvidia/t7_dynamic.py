@@ -20,8 +20,8 @@ import attrs
 import pytest
 
 from ggroupfs.client import Member
-from tests.mounted import Mounted
-from tests.policy_program import PolicyProgram
+from tests.support.mounted import Mounted
+from tests.support.policy_program import PolicyProgram
 from tests.t7_nvidia.conftest import built, wait_for
 from tests.t7_nvidia.programs import GIB, MIB, Program, current, held, member, program, run_in, slice_of, write
 from tests.t7_nvidia.strangers import Strangers

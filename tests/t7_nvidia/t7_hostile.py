@@ -14,7 +14,7 @@ import pytest
 from backend.nvidia import levers
 from backend.nvidia.timeslices import OWN_S
 from ggroupfs.client import flat
-from tests.mounted import Mounted, mounted
+from tests.support.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import Worker, rates, wait_for
 from tests.t7_nvidia.inside import Inside, insides
 

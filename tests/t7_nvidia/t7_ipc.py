@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ggroupfs.client import Member
-from tests.mounted import Mounted
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import ROOT
 from tests.t7_nvidia.programs import MIB, program, run_in, write
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import attrs
 import pytest
 
-from tests.mounted import Mounted
-from tests.policy_program import PolicyProgram
+from tests.support.mounted import Mounted
+from tests.support.policy_program import PolicyProgram
 from tests.t7_nvidia.conftest import ROOT, wait_for
 from tests.t7_nvidia.programs import GIB, nvml_used, run_in
 from tests.t7_nvidia.strangers import Strangers

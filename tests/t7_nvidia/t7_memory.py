@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ggroupfs.client import Member
-from tests.mounted import Mounted
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import built, wait_for
 from tests.t7_nvidia.programs import GIB, MIB, member, nvml_used, program, run_in, write
 

@@ -20,8 +20,8 @@ import pytest
 from backend.nvidia.checkpoint.journal import directory
 from backend.nvidia.mover import BEGUN_S
 from ggroupfs.client import Member, flat
-from tests.mounted import Mounted
-from tests.t4_restart import daemons, kill
+from tests.support.mounted import Mounted
+from tests.t4_mounts.t4_restart import daemons, kill
 from tests.t7_nvidia.conftest import wait_for
 from tests.t7_nvidia.programs import GIB, MIB, Program, member, program, run_in, write
 from tests.t7_nvidia.t7_training import STEPS, outcome, torch

@@ -16,7 +16,7 @@ import pytest
 from backend.core.reclaimer import IGNORED_S, USERMEM_S
 from backend.process.running import is_stopped
 from ggroupfs.client import Member
-from tests.mounted import Mounted
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import built, wait_for
 from tests.t7_nvidia.programs import (
     GIB,

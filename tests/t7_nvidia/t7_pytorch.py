@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from tests.mounted import Mounted
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import wait_for
 
 STEPS = 300

@@ -13,7 +13,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tests.mounted import Mounted, mounted
+from tests.support.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import CREATED, ERROR, RUNNING, WANT, Worker, rates, wait_for
 
 Start = Callable[..., Worker]

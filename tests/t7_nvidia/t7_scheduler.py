@@ -13,8 +13,8 @@ from typing import TypeVar
 import pynvml
 import pytest
 
-from tests.cgroups import enter, slice_path
-from tests.mounted import Mounted
+from tests.support.cgroups import enter, slice_path
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.colocations import SECONDS, Colocated, p99, started
 from tests.t7_nvidia.conftest import STOP, WANT, Worker, rates, wait_for
 from tests.t7_nvidia.t7_real_programs import group_of

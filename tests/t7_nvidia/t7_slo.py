@@ -14,8 +14,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from tests.mounted import Mounted
-from tests.policy_program import PolicyProgram
+from tests.support.mounted import Mounted
+from tests.support.policy_program import PolicyProgram
 from tests.t7_nvidia.conftest import ROOT, wait_for
 
 OTHERS = 4

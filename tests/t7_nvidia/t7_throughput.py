@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.mounted import Mounted
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import wait_for
 from tests.t7_nvidia.programs import CYCLE, MIB, Program, cycles, held, member, program, run_in, write
 

@@ -1,5 +1,5 @@
 """Whose timeslice a TSG has, on a real driver: nobody is blamed for what the CUDA library sets, and that is what a
-program has of its own (tests/t2_timeslices.py)."""
+program has of its own (tests/t2_parts/t2_timeslices.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ggroupfs.client import flat
-from tests.mounted import mounted
+from tests.support.mounted import mounted
 from tests.t7_nvidia.colocations import started
 from tests.t7_nvidia.conftest import Worker
 from tests.t7_nvidia.inside import insides

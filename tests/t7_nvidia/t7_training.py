@@ -19,7 +19,7 @@ import attrs
 import pytest
 
 from ggroupfs.client import Member
-from tests.mounted import Mounted
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import ROOT, wait_for
 from tests.t7_nvidia.programs import Program, current, member, program, run_in, write
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.mounted import Mounted
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import Worker, rates, wait_for
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from tests.mounted import Mounted
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import WANT, Worker
 from tests.t7_nvidia.t7_real_programs import group_of
 

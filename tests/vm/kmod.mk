@@ -59,9 +59,9 @@ test-kmod: kmod-ready
 #
 # Left out: three statements on shares and milliseconds, of programs too slow there to keep a GPU busy.
 MOUNTS := $(GUEST) --timeout 1500 \
-	--deselect tests/t4_tenants.py::test_timeslices_share_the_engine \
-	--deselect tests/t4_tenants.py::test_freeze_stops_one_and_the_other_gains_all \
-	--deselect 'tests/t4_semantics.py::test_semantics[compute.timeslice/the-timeslice-is-one-for-all-tsgs]'
+	--deselect tests/t4_mounts/t4_tenants.py::test_timeslices_share_the_engine \
+	--deselect tests/t4_mounts/t4_tenants.py::test_freeze_stops_one_and_the_other_gains_all \
+	--deselect 'tests/t4_mounts/t4_semantics.py::test_semantics[compute.timeslice/the-timeslice-is-one-for-all-tsgs]'
 
 test-kmod-mounts: build/kmod/stock/ggroup.ko
 	$(MAKE) -j2 --output-sync=target kmod-guest-mounts-1 kmod-guest-mounts-2
@@ -80,14 +80,14 @@ kmod-guest-hazards:
 		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_faults.py \
 		--ignore tests/t5_module/t5_bench.py --ignore tests/t5_module/t5_killed.py \
 		--ignore tests/t5_module/t5_hostile.py tests/t5_module \
-		--deselect tests/t4_cgroup_differential.py::test_histories \
-		tests/t4_slices.py tests/t4_cgroup_differential.py
+		--deselect tests/t4_mounts/t4_cgroup_differential.py::test_histories \
+		tests/t4_mounts/t4_slices.py tests/t4_mounts/t4_cgroup_differential.py
 
 # Two histories of the three: each of them starts a daemon six times.
 kmod-guest-deaths:
 	$(ON_STOCK) --seconds 2400 $(GUEST) tests/t5_module/t5_killed.py \
-		'tests/t4_restart.py::test_killed_while_somebody_is_at_it[0]' \
-		'tests/t4_restart.py::test_killed_while_somebody_is_at_it[1]'
+		'tests/t4_mounts/t4_restart.py::test_killed_while_somebody_is_at_it[0]' \
+		'tests/t4_mounts/t4_restart.py::test_killed_while_somebody_is_at_it[1]'
 
 kmod-guest-cost:
 	$(ON_STOCK) --seconds 300 --counted $(GUEST) tests/t5_module/t5_bench.py
@@ -97,11 +97,11 @@ kmod-guest-hostile:
 	$(ON_STOCK) --cpus 2 --seconds 600 --env GGROUP_HOSTILE_S=$(GGROUP_HOSTILE_S) $(GUEST) tests/t5_module/t5_hostile.py
 
 kmod-guest-mounts-1:
-	$(ON_STOCK) --seconds 1800 $(MOUNTS) tests/t4_command.py tests/t4_semantics.py
+	$(ON_STOCK) --seconds 1800 $(MOUNTS) tests/t4_mounts/t4_command.py tests/t4_mounts/t4_semantics.py
 
 kmod-guest-mounts-2:
-	$(ON_STOCK) --seconds 1800 $(MOUNTS) tests/t4_tenant_socket.py tests/t4_bad_luck.py tests/t4_mount_machine.py \
-		tests/t4_tenants.py
+	$(ON_STOCK) --seconds 1800 $(MOUNTS) tests/t4_mounts/t4_tenant_socket.py tests/t4_mounts/t4_bad_luck.py tests/t4_mounts/t4_mount_machine.py \
+		tests/t4_mounts/t4_tenants.py
 
 # The kernel that says what is wrong. Built once, for each version of its sources and of its configuration.
 DEBUG := build/kmod/debug-kernel
@@ -142,7 +142,7 @@ kmod-debug-hostile:
 
 kmod-debug-books:
 	$(ON_DEBUG) --seconds 2400 $(GUEST) --timeout 1200 tests/t5_module/t5_ledger_machine.py \
-		tests/t5_module/t5_restart.py tests/t4_slices.py
+		tests/t5_module/t5_restart.py tests/t4_mounts/t4_slices.py
 
 kmod-debug-hazards:
 	$(ON_DEBUG) --seconds 2400 $(GUEST) --timeout 1200 --ignore tests/t5_module/t5_ledger_machine.py \

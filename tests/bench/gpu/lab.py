@@ -14,7 +14,7 @@ import pynvml
 
 from tests.bench.core.runner import Unavailable
 from tests.bench.gpu.faces import Served, Shared
-from tests.mounted import mounted, mountpoint
+from tests.support.mounted import mounted, mountpoint
 from tests.t7_nvidia import t7_dynamic
 from tests.t7_nvidia.conftest import ROOT, wait_for
 from tests.t7_nvidia.programs import MIB, STOP, Program, nvml_used, program, write

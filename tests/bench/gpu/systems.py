@@ -15,8 +15,8 @@ import attrs
 from ggroupfs.client import Latencies
 from tests.bench.core.runner import Unavailable
 from tests.bench.gpu.faces import Part, Running
-from tests.mounted import Mounted, eventually, mounted, mountpoint
-from tests.policy_program import PolicyProgram
+from tests.support.mounted import Mounted, eventually, mounted, mountpoint
+from tests.support.policy_program import PolicyProgram
 from tests.t7_nvidia.programs import run_in
 
 Programs = Sequence[tuple[Part, Running]]

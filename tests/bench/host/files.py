@@ -21,7 +21,7 @@ from tests.bench.core.runner import Scenario, Unavailable
 from tests.bench.machine import ROOT
 from tests.bench.mounts import GGROUPFS, build, mount
 from tests.bench.report import BenchError
-from tests.cgroups import cgroup
+from tests.support.cgroups import cgroup
 
 OPERATIONS = ("pread", "cat", "stat", "pwrite", "echo")
 CALLS = 1000

@@ -3,7 +3,7 @@
 That is what there is to replay: the paper publishes no trace, and of the programs of its table 7 neither their service
 times nor their bounds. The critical program computes half of the time, since in the paper it has 8 of 16 SMs: after a
 request it thinks for about as long as one takes, by chance. Engine, scheduler and policy are the real ones
-(tests/served.py); with time slicing there is the runlist alone. A repetition has other times to think.
+(tests/support/served.py); with time slicing there is the runlist alone. A repetition has other times to think.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from backend.soft.runlist import US, Runlist
 from ggroupfs.policies.slo.core import Bounds, Pace
 from tests.bench.core.record import Case, Figures
 from tests.bench.core.runner import Scenario
-from tests.scheduled import Machine, Program
-from tests.served import REQUEST_US, Served
+from tests.support.scheduled import Machine, Program
+from tests.support.served import REQUEST_US, Served
 
 REFERENCE = "alone"
 OTHERS = (1, 2, 3, 4)

@@ -16,7 +16,7 @@ from tests.bench.core.runner import Scenario, Unavailable
 from tests.bench.host.files import programs
 from tests.bench.mounts import GGROUPFS, mount, processes
 from tests.bench.report import BenchError
-from tests.cgroups import cgroup
+from tests.support.cgroups import cgroup
 
 COUNTS = (1000, 10_000)
 LISTS = 3

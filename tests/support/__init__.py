@@ -1,0 +1,36 @@
+"""Helpers of the tests: a test imports from here, and no test imports another.
+
+The program around a test:
+    harness.py         the whole program in one process and in virtual time (level 3)
+    mounted.py         a real mount with a daemon of its own, and tenants on it (level 4)
+    cgroups.py         real cgroups to put real processes into
+    proc.py            what /proc tells of a process
+    terminal.py        a program on a pseudo-terminal, and what the terminal shows
+    stopwatch.py       processor time of an act, whatever else runs
+    policy_program.py  `ggroupfs policy` in a process of its own
+
+Doubles:
+    fake_nvidia.py     a driver and an NVML in memory, at the seam of the system calls
+    faults.py          a driver or an NVML that fails on a plan
+    fake_systemd.py    a bus with a systemd on it
+    units.py           a manager of units in the process of the test
+    scheduled.py       a GPU shared by the scheduler, in simulated time
+    balanced.py        GPUs among which `balance` moves programs, in simulated time
+    served.py          a GPU on which `slo` keeps latencies, in simulated time
+    fake_bench.py      a GPU and systems that share it, for the scenarios of tests/bench/gpu
+
+Oracles and generators:
+    model.py           the books kept the naive way
+    strategies.py      the parts of generated histories
+    fuzzed.py          fuzzers and their corpora
+    page.py            pages of docs/
+    semantics.py       docs/semantics.md, executed
+    rights.py          docs/rights.md, and the users and namespaces that it is about
+    spoken.py          what the command line knows, asked of the code
+
+Programs that tests start:
+    bench_program.py   in place of the CUDA programs of tests/bench
+    fuse_tenant.py     a tenant with a file system of its own
+    lanes_job.py       a job of the policy `lanes`
+    rights_actor.py    tries every operation as the user that runs it
+"""

@@ -1,0 +1,67 @@
+"""Real cgroups of this machine, to put real processes into."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from backend.process import procfs
+from backend.process.identity import cgroup_of
+from tests.support.mounted import eventually
+
+
+def cgroup2() -> Path:
+    """Where cgroup2 is mounted (cgroups(7)); AssertionError on a machine without it."""
+    mount = procfs.cgroup2()
+    assert mount is not None, "this machine has no cgroup2 mount: slices cannot be tested on it"
+    return Path(mount.point)
+
+
+OURS = f"ggrouptest{os.getpid()}.slice"
+"""Tests of several processes run at once."""
+
+
+@contextlib.contextmanager
+def cgroup(name: str = OURS) -> Iterator[Path]:
+    """A cgroup below our own; whoever is in it at the end is moved out."""
+    above = cgroup2() / cgroup_of(os.getpid()).path.lstrip("/")
+    path = above / name
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        for directory in sorted((p for p in path.rglob("*") if p.is_dir()), reverse=True):
+            evacuate(directory, above)
+            directory.rmdir()
+        evacuate(path, above)
+        path.rmdir()
+
+
+def evacuate(path: Path, to: Path) -> None:
+    """Moves every process of a cgroup to another."""
+    for pid in (path / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            enter(int(pid), to)
+
+
+@contextlib.contextmanager
+def frozen(path: Path) -> Iterator[None]:
+    """Everybody in a cgroup is stopped, as ``docker pause`` does it."""
+    (path / "cgroup.freeze").write_text("1")
+    try:
+        eventually(lambda: "frozen 1\n" in (path / "cgroup.events").read_text(), f"{path} is frozen")
+        yield
+    finally:
+        (path / "cgroup.freeze").write_text("0")
+
+
+def enter(pid: int, path: Path) -> None:
+    """Puts a process into a cgroup."""
+    (path / "cgroup.procs").write_text(str(pid))
+
+
+def slice_path(path: Path) -> str:
+    """A cgroup's path as /proc/<pid>/cgroup has it, without the first slash."""
+    return os.fspath(path.relative_to(cgroup2()))

@@ -1,0 +1,220 @@
+"""Makes the driver and NVML fail on a plan, so that what follows from every fault can be tried without a GPU.
+
+A plan is a list of :class:`Fault`, each of which says which calls it is about and what becomes of them.
+:class:`FaultySystem` and :class:`FaultyNvml` stand between the code and what they wrap, which may be the real ones.
+A test that wants faults puts them there (``open_gpus(system=, nvml=)``).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from backend.nvidia import rm
+from backend.nvidia.linux import System
+
+STATUS_AT = {
+    rm.IOCTL_FREE: 12,
+    rm.IOCTL_CONTROL: 28,
+    rm.IOCTL_ALLOC: 28,
+    rm.IOCTL_MAP_MEMORY: 40,
+}
+"""Where RM leaves its status in the argument of each request; card info has none."""
+
+REQUESTS = {
+    rm.IOCTL_FREE: "free",
+    rm.IOCTL_CONTROL: "control",
+    rm.IOCTL_ALLOC: "alloc",
+    rm.IOCTL_MAP_MEMORY: "map_memory",
+    rm.IOCTL_CARD_INFO: "card_info",
+}
+"""What calls of ioctl(2) are called in a plan. Others have the names of methods of :class:`System`."""
+
+
+@attrs.define(eq=False)
+class Fault:
+    """Which calls, and what becomes of them. Where several fit a call the first of the plan does."""
+
+    call: str
+    """A value of REQUESTS, a method of :class:`System`, or a function of NVML."""
+    number: int | None = None
+    """Of a control, or the class of an allocation; None for any."""
+    gpu: int | None = None
+    """Of a function of NVML: the device; None for any."""
+    after: int = 0
+    """Such calls that are let through first."""
+    times: int | None = None
+    """How many of them then fail; None for all."""
+    errno: int = 0
+    """The system call fails with this."""
+    status: int = 0
+    """RM, or NVML, answers with this and has done nothing."""
+    late: bool = False
+    """RM, or NVML, answers with `status` after it has done what was asked."""
+    nothing: bool = False
+    """It is not done, and said to be."""
+    seconds: float = 0.0
+    """It takes so long first."""
+    hangs: threading.Event | None = None
+    """It does not go on before this is set."""
+    met: int = 0
+    """Such calls until now."""
+    stuck: int = 0
+    """Threads that are in one that hangs."""
+
+    def fits(self, call: str, number: int | None, gpu: int | None) -> bool:
+        """Whether a call is one of those that fail. It is counted."""
+        if self.call != call or self.number not in (None, number) or self.gpu not in (None, gpu):
+            return False
+        self.met += 1
+        past = self.met - self.after
+        return past > 0 and (self.times is None or past <= self.times)
+
+    def wait(self) -> None:
+        """What comes first."""
+        if self.seconds:
+            time.sleep(self.seconds)
+        if self.hangs is not None:
+            self.stuck += 1
+            self.hangs.wait()
+            self.stuck -= 1
+
+    @property
+    def fails(self) -> bool:
+        """Whether there is more to it than time."""
+        return bool(self.errno or self.status or self.nothing)
+
+
+@attrs.define(eq=False)
+class Plan:
+    """Faults, and what was called."""
+
+    faults: list[Fault] = attrs.field(factory=list)
+    """In their order; may be changed at any time."""
+    calls: list[tuple[str, int | None]] = attrs.field(factory=list)
+    """Every call: its name, and the number of a control or class."""
+
+    def meet(self, call: str, number: int | None = None, gpu: int | None = None) -> Fault | None:
+        """The fault that becomes of a call, once its time is over; None for none."""
+        self.calls.append((call, number))
+        for fault in tuple(self.faults):
+            if fault.fits(call, number, gpu):
+                fault.wait()
+                return fault if fault.fails else None
+        return None
+
+    def heal(self) -> None:
+        """No more faults; what hangs goes on."""
+        faults, self.faults[:] = tuple(self.faults), []
+        for fault in faults:
+            if fault.hangs is not None:
+                fault.hangs.set()
+
+
+class FaultySystem:
+    """See :class:`System`, and the module."""
+
+    def __init__(self, inner: System, plan: Plan) -> None:
+        self._inner = inner
+        self._plan = plan
+
+    def _pass(self, call: str) -> None:
+        fault = self._plan.meet(call)
+        if fault is not None and fault.errno:
+            raise OSError(fault.errno, os.strerror(fault.errno))
+
+    def begin(self) -> None:
+        self._inner.begin()
+
+    def open_control(self) -> int:
+        self._pass("open_control")
+        return self._inner.open_control()
+
+    def open_gpu(self, minor: int) -> int:
+        self._pass("open_gpu")
+        return self._inner.open_gpu(minor)
+
+    def control_fds(self, pid: int) -> Sequence[int]:
+        self._pass("control_fds")
+        return self._inner.control_fds(pid)
+
+    def pidfd_open(self, pid: int) -> int:
+        self._pass("pidfd_open")
+        return self._inner.pidfd_open(pid)
+
+    def pidfd_getfd(self, pidfd: int, fd: int) -> int:
+        self._pass("pidfd_getfd")
+        return self._inner.pidfd_getfd(pidfd, fd)
+
+    def start_time(self, pid: int) -> int:
+        self._pass("start_time")
+        return self._inner.start_time(pid)
+
+    def map(self, fd: int, nbytes: int) -> memoryview:
+        self._pass("map")
+        return self._inner.map(fd, nbytes)
+
+    def pid_namespace(self) -> int:
+        return self._inner.pid_namespace()
+
+    def close(self, fd: int) -> None:
+        self._inner.close(fd)
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
+        fault = self._plan.meet(REQUESTS[request], _number(request, argument))
+        if fault is None:
+            self._inner.ioctl(fd, request, argument)
+            return
+        if fault.late:
+            self._inner.ioctl(fd, request, argument)
+        if fault.errno:
+            raise OSError(fault.errno, os.strerror(fault.errno))
+        if request in STATUS_AT:
+            struct.pack_into("<I", argument, STATUS_AT[request], fault.status)
+
+
+def _number(request: int, argument: bytearray) -> int | None:
+    """The control that is sent, or the class that is allocated."""
+    if request == rm.IOCTL_CONTROL:
+        return int(rm.NVOS54.unpack_from(argument)[2])
+    if request == rm.IOCTL_ALLOC:
+        return int(rm.NVOS21.unpack_from(argument)[3])
+    return None
+
+
+class FaultyNvml:
+    """The module pynvml, or what stands for it, whose functions fail as planned. `status` of a fault is what NVML
+    returns; a device is known by the index or UUID that its handle was asked for by."""
+
+    def __init__(self, inner: Any, plan: Plan) -> None:
+        self._inner = inner
+        self._plan = plan
+        self._devices: dict[Any, int] = {}  # by handle
+        self._uuids: dict[Any, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return self._failing(name, found) if name.startswith("nvml") else found
+
+    def _failing(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any) -> Any:
+            device = words[0] if words else None
+            known = self._uuids if name == "nvmlDeviceGetHandleByUUID" else self._devices
+            gpu = known.get(device, device if isinstance(device, int) else None)
+            fault = self._plan.meet(name, None, gpu)
+            if fault is not None and fault.status:
+                raise self._inner.NVMLError(fault.status)
+            result = function(*words)
+            if gpu is not None and name.startswith("nvmlDeviceGetHandleBy"):
+                self._devices[result] = gpu
+            elif gpu is not None and name == "nvmlDeviceGetUUID":
+                self._uuids[result] = gpu
+            return result
+
+        return call

@@ -1,0 +1,147 @@
+"""The books kept the naive way: what was asked of each group, what each process holds, and sums made from scratch.
+
+Slow, and so plain that it can be compared with the rules (docs/semantics.md) by reading. It shares no code with any
+ledger; what protects memory is transcribed from the kernel's C.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from backend.core.records import MAX, Books, Peak
+from backend.core.settings import SETTINGS
+from backend.process.identity import Group, Process
+
+
+def effective_protection(
+    usage: int, parent_usage: int, setting: int, parent_effective: int, siblings_protected: int
+) -> int:
+    """effective_protection() in Linux's mm/page_counter.c, line by line, with memory_recursiveprot."""
+    protected = min(usage, setting)
+    if siblings_protected > parent_effective:
+        return protected * parent_effective // siblings_protected
+    ep = protected
+    if parent_effective > siblings_protected and parent_usage > siblings_protected and usage > protected:
+        unclaimed = parent_effective - siblings_protected
+        unclaimed *= usage - protected
+        unclaimed //= parent_usage - siblings_protected
+        ep += unclaimed
+    return ep
+
+
+class NaiveLedger:
+    """What was asked of each group, what each process holds, and nothing else: the rest is worked out when asked."""
+
+    def __init__(self) -> None:
+        self.above: dict[Group, Group | None] = {}
+        self.held: Counter[Group] = Counter()
+        self.swapped: Counter[Group] = Counter()
+        self.asked: dict[Group, dict[str, Any]] = {}
+        self.peaks: dict[Peak, Counter[Group]] = {"peak": Counter(), "swap_peak": Counter()}
+        self.ever: dict[Peak, Counter[Group]] = {"peak": Counter(), "swap_peak": Counter()}
+        self.counts: dict[Group, Counter[str]] = {}
+        self.pressed: dict[Group, tuple[int, int]] = {}
+        self.off: dict[Group, tuple[int, int]] = {}
+
+    def enter(self, group: Group, above: Group | None, high: int = MAX) -> None:
+        self.above[group] = above
+        self.asked[group] = {setting.field: setting.default for setting in SETTINGS} | {"high": high}
+        self.counts[group] = Counter()
+
+    def leave(self, group: Group) -> None:
+        for table in (self.above, self.asked, self.counts, self.held, self.swapped, self.pressed, self.off):
+            table.pop(group, None)
+        for peaks in (*self.peaks.values(), *self.ever.values()):
+            peaks.pop(group, None)
+
+    def path(self, group: Group) -> Iterator[Group]:
+        """A group and those above it."""
+        level: Group | None = group
+        while level is not None:
+            yield level
+            level = self.above[level]
+
+    def children(self, group: Group) -> list[Group]:
+        return [child for child, above in self.above.items() if above == group]
+
+    def leaves(self, top: Group) -> list[Group]:
+        """The processes at or below a group."""
+        return [g for g in self.above if isinstance(g.node, Process) and top in self.path(g)]
+
+    def current(self, group: Group) -> int:
+        return sum(self.held[leaf] for leaf in self.leaves(group))
+
+    def swap(self, group: Group) -> int:
+        return sum(self.swapped[leaf] for leaf in self.leaves(group))
+
+    def raise_peaks(self) -> None:
+        """After every step."""
+        for group in self.above:
+            for peak in self.peaks:
+                for highest in (self.peaks[peak], self.ever[peak]):
+                    highest[group] = max(highest[group], self.figure(group, peak))
+
+    def figure(self, group: Group, peak: Peak) -> int:
+        """What it is the highest value of."""
+        return self.current(group) if peak == "peak" else self.swap(group)
+
+    def reset_peak(self, group: Group, peak: Peak) -> None:
+        self.peaks[peak][group] = self.figure(group, peak)
+
+    def books(self, group: Group) -> Books:
+        nbytes, sequence = self.pressed.get(group, (0, 0))
+        off_all, off_gr = self.off.get(group, (0, 0))
+        figures: dict[str, Any] = {**self.asked[group], **self.counts[group]}
+        return Books(
+            current=self.current(group),
+            swap=self.swap(group),
+            peak=self.peaks["peak"][group],
+            swap_peak=self.peaks["swap_peak"][group],
+            peak_ever=self.ever["peak"][group],
+            swap_peak_ever=self.ever["swap_peak"][group],
+            pressure_bytes=nbytes,
+            pressure_seq=sequence,
+            off_all=off_all,
+            off_gr=off_gr,
+            **figures,
+        )
+
+    def room(self, group: Group) -> int:
+        """What the swap.max of one level leaves."""
+        return max(0, int(self.asked[group]["swap_max"]) - self.swap(group))
+
+    def most(self, top: Group, extra: Counter[Group] | None = None) -> int:
+        """The most that can leave the GPU below `top`, were `extra` held too.
+
+        One process after the other gives what it can: the limits nest, so no order of giving yields more than
+        another (test_reclaimable_is_the_most_that_any_way_of_taking_takes tries all of them).
+        """
+        room = {group: self.room(group) for group in self.above}
+        total = 0
+        for leaf in self.leaves(top):
+            gives = min([self.held[leaf] + (extra or Counter())[leaf]] + [room[level] for level in self.path(leaf)])
+            total += gives
+            for level in self.path(leaf):
+                room[level] -= gives
+        return total
+
+    def obstacle(self, group: Group, nbytes: int) -> Group | None:
+        """The lowest level that a charge would put over MAX, or over its high with no way back under it."""
+        for level in self.path(group):
+            over = self.current(level) + nbytes - self.asked[level]["high"]
+            if over > max(0, self.most(level, Counter({group: nbytes}))) or self.current(level) + nbytes > MAX:
+                return level
+        return None
+
+    def protected(self, group: Group, top: Group) -> int:
+        """The effective low, by the kernel's words (tests.t2_parts.t2_reclaim)."""
+        above, held = self.above[group], self.current(group)
+        if group == top or above is None:
+            return 0
+        if above == top:
+            return min(held, int(self.asked[group]["low"]))
+        asked = sum(min(self.current(child), self.asked[child]["low"]) for child in self.children(above))
+        ceiling = self.protected(above, top)
+        return effective_protection(held, self.current(above), self.asked[group]["low"], ceiling, asked)

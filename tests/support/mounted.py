@@ -1,0 +1,225 @@
+"""A real mount, served by a daemon of its own, and real tenants on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from backend.process.identity import start_time
+from ggroupfs.client import Member, flat, members
+from ggroupfs.mounts import mount_of
+from tests.support.stopwatch import Stopwatch
+
+SLOW = int(os.environ.get("GGROUP_SLOW", "1"))
+"""How many times slower than a real one this machine's processor is: an emulated one in a virtual machine."""
+SECONDS = 120.0
+"""How long anything here may take before the test fails, on a real processor. What reaches it hangs: on a machine that
+is busy with other things all is ten times as slow. What is promised in seconds is measured with a Stopwatch."""
+BUSY = ("--kernel", "2ms", "--depth", "4096", "--report", "0.1")
+"""Options of a tenant that always has work for the GPU: seconds of it, however seldom it has a processor itself."""
+LEDGER = os.environ.get("GGROUP_LEDGER")
+"""Which ledger daemons are told to keep their books in; None: they are told nothing."""
+
+
+@attrs.define
+class Mounted:
+    """A mounted tree."""
+
+    path: Path
+    """The mountpoint."""
+    daemon: subprocess.Popen[Any]
+    """The process that serves it."""
+    errors: list[str]
+    """What it wrote to standard error."""
+    expected: Sequence[str] = ()
+    """Words of lines there that are no error."""
+
+    def __truediv__(self, name: object) -> Path:
+        return self.path / str(name)
+
+    def group(self, pid: int, gpu: int = 0) -> Path:
+        """The control files of a process."""
+        return self.path / str(pid) / str(gpu)
+
+    def watch(self, *pids: int) -> Stopwatch:
+        """What the daemon takes for something, with those processes and this one, whatever else is busy."""
+        return Stopwatch(self.daemon.pid, *pids)
+
+    def members(self) -> list[Member]:
+        """Every process in the tree."""
+        return list(members(self.path))
+
+    def check(self) -> None:
+        """What always holds: sums add up on every GPU, and nothing is frozen that was not.
+
+        A process that was waited for is in the tree until the daemon has heard of its end, as it is for any reader,
+        and what a raised limit gives back comes a while after the write: where a process goes, or its memory moves,
+        while this looks, it looks again.
+        """
+        eventually(self._adds_up, "a look during which no process goes and no memory moves")
+        errors = [line for line in self.errors if not any(word in line for word in self.expected)]
+        assert not errors, errors
+
+    def _adds_up(self) -> bool:
+        """False where a process or memory came or went; OSError where the process of a file that this reads is gone."""
+        everybody = self.members()
+        for gpu in sorted((self.path / "gpus").iterdir()):
+            if gpu.is_symlink():
+                continue
+            held = [m for m in everybody if m.gpu == int(gpu.name)]
+            currents = [int(member.read("gmem.current")) for member in held]
+            current = int((gpu / "gmem.current").read_text())
+            if self.members() != everybody or currents != [int(member.read("gmem.current")) for member in held]:
+                return False
+            assert current == sum(currents)
+            for member in held:
+                stat, events = member.flat("gmem.stat"), member.flat("compute.events")
+                assert stat["swapout_bytes"] - stat["swapin_bytes"] >= stat["swapped"]
+                assert events["frozen"] == 0 or self._frozen_by_path(member), member.path
+        return True
+
+    def _frozen_by_path(self, member: Member) -> bool:
+        if member.read("compute.freeze") == "1":
+            return True
+        frozen = (p for p in (self.path / "slice").rglob("compute.freeze") if p.parent.name == str(member.gpu))
+        return any(path.read_text() == "1\n" for path in frozen)
+
+
+@contextlib.contextmanager
+def mountpoint() -> Iterator[Path]:
+    """An empty directory that every user can reach (pytest's own are root's alone)."""
+    path = Path(tempfile.mkdtemp(prefix="ggroup-"))
+    try:
+        yield path
+    finally:
+        path.rmdir()
+
+
+@contextlib.contextmanager
+def mounted(path: Path, *options: str, gpu: str = "soft", expect_errors: Sequence[str] = ()) -> Iterator[Mounted]:
+    """Mounts on `path`; at the end unmounts as an operator would (SIGTERM) and demands silence and a clean place."""
+    words = [sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", gpu]
+    if LEDGER is not None:
+        words += ["--ledger", LEDGER]
+    # In the virtual machine with the kernel's ledger: the daemon itself may not have its turn for seconds.
+    slow = [f"deadline={5 * SLOW}"] if SLOW > 1 else []
+    for option in (*slow, *options):
+        words += ["-o", option]
+    daemon = subprocess.Popen([*words, os.fspath(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    errors: list[str] = []
+    assert daemon.stdout is not None
+    assert daemon.stderr is not None
+    collector = threading.Thread(target=lambda stream: errors.extend(stream), args=(daemon.stderr,))
+    collector.start()
+    try:
+        line = daemon.stdout.readline()
+        assert line == "ready\n", (line, errors)
+        yield Mounted(path, daemon, errors, expect_errors)
+    finally:
+        daemon.terminate()
+        code = daemon.wait(SECONDS * SLOW)
+        collector.join(SECONDS * SLOW)
+        daemon.stdout.close()
+        daemon.stderr.close()
+        stale = mount_of(os.fspath(path))
+        if stale is not None:
+            subprocess.run(["fusermount3", "-u", "-z", path], check=True)
+    assert stale is None, "the mount outlived its daemon"
+    if not expect_errors:
+        assert code == 0, (code, errors)
+    unexpected = [line for line in errors if not any(word in line for word in expect_errors)]
+    assert not unexpected, unexpected
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, and it is no zombie."""
+    try:
+        start_time(pid)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def eventually(
+    condition: Callable[[], Any], what: str, seconds: float = SECONDS, watch: Stopwatch | None = None
+) -> Any:
+    """Waits for something that only time brings; the time it may take, on that watch, is part of what is tested."""
+    watch = watch or Stopwatch()
+    while True:
+        with contextlib.suppress(OSError):
+            if result := condition():
+                return result
+        if watch.seconds > seconds * SLOW:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.005)
+
+
+class Tenant:
+    """A `ggroupfs tenant` that is running, and what it reports."""
+
+    def __init__(self, mount: Mounted, *options: str) -> None:
+        words = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(mount.path), *options]
+        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+        self.group = mount.group(self.pid)
+        """Its control files."""
+
+    def __enter__(self) -> Tenant:
+        self.report()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def report(self) -> dict[str, Any]:
+        """Its next report."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            assert self._process.stderr is not None
+            raise AssertionError(f"tenant ended: {self._process.stderr.read()}")
+        report: dict[str, Any] = json.loads(line)
+        assert report["corrupt"] == 0, report
+        return report
+
+    def kill(self) -> None:
+        """SIGKILL, and waits for it to be reaped."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> dict[str, Any]:
+        """SIGINT: it checks all of its memory, reports once more and ends."""
+        self._process.send_signal(2)
+        assert self._process.stdout is not None
+        lines = self._process.stdout.readlines()
+        assert self._process.wait(SECONDS * SLOW) == 0
+        last: dict[str, Any] = json.loads(lines[-1])
+        assert last["corrupt"] == 0, last
+        return last
+
+    def number(self, name: str) -> int:
+        """The number in one of its control files."""
+        return int((self.group / name).read_text())
+
+    def flat(self, name: str) -> dict[str, int]:
+        """The numbers in one of its flat keyed files."""
+        return flat((self.group / name).read_text())
+
+    def write(self, name: str, value: object) -> None:
+        """echo VALUE > NAME."""
+        (self.group / name).write_text(f"{value}\n")

@@ -1,0 +1,96 @@
+"""A policy at work, in a process of its own: `ggroupfs policy`, and what it tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.support.mounted import SECONDS, SLOW
+
+
+class PolicyProgram:
+    """A `ggroupfs policy` that is running. It is to be silent on standard error, and to end well at SIGTERM."""
+
+    def __init__(self, mount: Path, name: str, config: Path, **environment: str) -> None:
+        words = [sys.executable, "-m", "ggroupfs", "policy", name]
+        self._process = subprocess.Popen(
+            [*words, "--config", os.fspath(config), "--mount", os.fspath(mount)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | environment,
+        )
+        self._buffer = b""
+        self.events: list[dict[str, Any]] = []
+        """All that it told up to now."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def __enter__(self) -> PolicyProgram:
+        self.until("ready")
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if self._process.poll() is None:
+                if kind is None:
+                    self.end()
+                else:
+                    self._process.kill()
+                    self._process.wait()
+        finally:
+            assert self._process.stdout is not None
+            assert self._process.stderr is not None
+            self._process.stdout.close()
+            self._process.stderr.close()
+
+    def until(self, event: str, seconds: float = SECONDS, **fields: object) -> dict[str, Any]:
+        """Its next event of that name with those fields. It fails if the policy ends, or nothing of it comes."""
+        deadline = time.monotonic() + seconds * SLOW
+        while True:
+            one = self._next(deadline - time.monotonic())
+            if one is None:
+                assert self._process.stderr is not None
+                raise AssertionError(f"{event}, {fields}: {self.events}, then {self._process.stderr.read().decode()}")
+            if one["event"] == event and fields.items() <= one.items():
+                return one
+
+    def end(self, number: int = signal.SIGTERM) -> list[dict[str, Any]]:
+        """Ends it by a signal; what it told since."""
+        before = len(self.events)
+        self._process.send_signal(number)
+        while self._next(SECONDS * SLOW) is not None:
+            pass
+        assert self._process.stderr is not None
+        errors = self._process.stderr.read().decode()
+        ended = self._process.wait(SECONDS * SLOW), errors
+        assert ended == (0, ""), ended
+        return self.events[before:]
+
+    def kill(self) -> None:
+        """SIGKILL: it takes nothing back."""
+        self._process.kill()
+        self._process.wait()
+
+    def _next(self, seconds: float) -> dict[str, Any] | None:
+        """None at the end of it; it fails if there is nothing in that time."""
+        assert self._process.stdout is not None
+        while b"\n" not in self._buffer:
+            readable, _, _ = select.select([self._process.stdout], [], [], max(seconds, 0))
+            assert readable, f"nothing more than {self.events}"
+            data = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not data:
+                return None
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        self.events.append(json.loads(line))
+        return self.events[-1]

@@ -1,0 +1,201 @@
+"""Completion in bash and zsh: all that the command line knows and nothing else, and what a Tab makes of a line."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ggroupfs.cli import COMMANDS
+from ggroupfs.fs.controls import CONTROLS
+from ggroupfs.text.properties import PROPERTIES
+from tests.support.mounted import SLOW
+from tests.support.spoken import flags, mount_options, subcommands
+
+HERE = Path(__file__).resolve().parents[2] / "completions"
+BASH, ZSH = HERE / "ggroupfs.bash", HERE / "_ggroupfs"
+
+KNOWN = {*COMMANDS, "top", "set"}
+SETTINGS = {control.name for control in CONTROLS if control.mode & 0o200} | {one.name for one in PROPERTIES}
+
+
+def offered(line: str) -> set[str]:
+    """What bash would offer where `line` ends: a word, or what comes behind the last = of it."""
+    script = 'source "$1"; COMP_LINE=$2 COMP_POINT=${#2}; _ggroupfs; printf "%s\\n" "${COMPREPLY[@]}"'
+    words = ["bash", "--norc", "--noprofile", "-c", script, "bash", BASH, line]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+    assert result.stderr == "", result.stderr
+    return {word for word in result.stdout.splitlines() if word}
+
+
+def section(command: str) -> str:
+    """What the zsh file says of a subcommand."""
+    match = re.search(rf"^ +\({command}\)\n(.*?)^ +;;", ZSH.read_text(), re.DOTALL | re.MULTILINE)
+    assert match is not None, f"_ggroupfs does not know {command}"
+    return match[1]
+
+
+def flags_in(text: str) -> set[str]:
+    """The options in specifications of zsh's _arguments."""
+    found = set(re.findall(r"(?<![\w-])(--?[a-z][a-z-]*)[=+]?(?=\[)", text))
+    for group in re.findall(r"\{(-[^}]*)\}", text):
+        found |= {flag.rstrip("=+") for flag in group.split(",")}
+    if "$help" in text:
+        found |= {"-h", "--help"}
+    if "$mount" in text:
+        found |= {"--mount"}
+    return found
+
+
+def test_every_subcommand() -> None:
+    assert offered("ggroupfs ") - {"-v", "--verbose", "--version", "-h", "--help"} == KNOWN
+    assert set(re.findall(r"^        '([a-z]+):", ZSH.read_text().partition("commands=(")[2], re.MULTILINE)) == KNOWN
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_option(command: str) -> None:
+    """What argparse takes is offered, and what is offered argparse takes."""
+    expected = flags(subcommands()[command])
+    assert "--help" in expected
+    assert offered(f"ggroupfs {command} -") - {"--"} == expected
+    assert flags_in(section(command)) == expected
+
+
+def test_every_mount_option_and_setting() -> None:
+    found = {word.partition("=")[0] for word in offered("ggroupfs mount -o ")}
+    assert found == mount_options()
+    in_zsh = ZSH.read_text().partition("_ggroupfs_options_of_mount()")[2].partition("\n}")[0]
+    assert set(re.findall(r"^ +'(?:\(\w+\))?([a-z_.]+)\[", in_zsh, re.MULTILINE)) == mount_options()
+    assert {word.partition("=")[0] for word in offered("ggroupfs run -p ")} == SETTINGS
+    in_zsh = ZSH.read_text().partition("keys=(")[2].partition("\n    )")[0]
+    assert set(re.findall(r"^ +'([\w.]+):", in_zsh, re.MULTILINE)) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ggroupfs m", {"mount", "metrics"}),
+        ("ggroupfs -v dem", {"demo"}),
+        ("ggroupfs mount --led", {"--ledger"}),
+        ("ggroupfs mount --ledger ", {"auto", "soft", "kmod"}),
+        ("ggroupfs mount -o no", {"nojournal", "nopoll", "noselftest"}),
+        ("ggroupfs mount -o ro,no", {"ro,nojournal", "ro,nopoll", "ro,noselftest"}),
+        ("ggroupfs mount -o gpu=", {"auto", "soft", "nvidia"}),
+        ("ggroupfs mount -o ro,gpu=s", {"soft"}),
+        ("ggroupfs mount -o scheduler=o", {"on", "off"}),
+        (
+            "ggroupfs run -p GMem",
+            {"GMemHigh=", "GMemLow=", "GMemSwapMax=", "GMemHigh=infinity", "GMemLow=infinity", "GMemSwapMax=infinity"},
+        ),
+        ("ggroupfs run -p compute.freeze=", {"0", "1"}),
+        ("ggroupfs run -p compute.freeze=1 -- mkfif", {"mkfifo"}),
+        (
+            "ggroupfs policy ",
+            {"balance", "cooperative", "dynamic", "lanes", "slo", "--config", "--mount", "-h", "--help"},
+        ),
+        ("ggroupfs tenant --gmem ", set()),
+        ("ggroupfs nonsense -", {"-h", "--help"}),
+    ],
+)
+def test_what_bash_offers(line: str, words: set[str]) -> None:
+    assert offered(line) == words
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Directories as a tree has them."""
+    for path in ("42/0", "4711/0", "gpus/0", "gpus/1", "slice/batch.slice/0", "slice/batch.slice/a.service/0"):
+        (tmp_path / path).mkdir(parents=True)
+    return tmp_path
+
+
+def test_pids_slices_and_gpus_of_the_tree(tree: Path) -> None:
+    start = f"ggroupfs set --mount {tree} "
+    assert offered(start + "4") == {"42", "4711"}
+    assert offered(start + "bat") == {"batch.slice", "batch.slice/"}
+    assert offered(start + "batch.slice/") == {"batch.slice/a.service"}
+    assert offered(start + "--gpu ") == {"0", "1"}
+    assert offered(f"ggroupfs set --mount={tree} 47") == {"4711"}
+    assert offered("ggroupfs set --mount /nowhere 4") == set()
+
+
+# A Tab, typed
+
+
+class Shell:
+    """An interactive shell at a terminal, in which `ggroupfs` prints its arguments."""
+
+    def __init__(self, words: list[str], ready: str) -> None:
+        pid, self._terminal = pty.fork()
+        if not pid:
+            os.execvpe(words[0], words, os.environ | {"TERM": "dumb", "PS1": "", "HISTFILE": "/dev/null"})
+        self._pid = pid
+        self.answer(f"{ready}\nggroupfs() {{ printf '@'; printf '<%s>' \"$@\"; printf '%s\\n' @; }}; ggroupfs ready\n")
+
+    def close(self) -> None:
+        """Ends it."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._terminal)
+
+    def answer(self, keys: str) -> list[str]:
+        """Types, and returns the arguments that were printed."""
+        os.write(self._terminal, keys.encode())
+        seen, deadline = b"", time.monotonic() + 20 * SLOW
+        while (match := re.search(rb"@((?:<[^<>]*>)+)@", seen)) is None:
+            readable, _, _ = select.select([self._terminal], [], [], deadline - time.monotonic())
+            assert readable, f"no answer to {keys!r}: {seen!r}"
+            seen += os.read(self._terminal, 4096)
+        return re.findall("<([^<>]*)>", match[1].decode())
+
+
+@pytest.fixture(scope="module", params=["bash", "zsh"])
+def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
+    """Each of the two."""
+    if request.param == "bash":
+        made = Shell(["bash", "--norc", "--noprofile", "-i"], f"source '{BASH}'")
+    else:
+        if shutil.which("zsh") is None:
+            pytest.skip("zsh is not installed")
+        made = Shell(["zsh", "-f", "-i"], f"fpath=('{HERE}' $fpath); autoload -Uz compinit; compinit -D -u")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ("metr\t", "metrics"),
+        ("mount -o noself\t", "mount -o noselftest"),
+        ("mount -o ro,nopo\t", "mount -o ro,nopoll"),
+        ("mount -o gpu=nv\t", "mount -o gpu=nvidia"),
+        ("mount --led\tkm\t", "mount --ledger kmod"),
+        ("metrics --no-p\t --te\tx", "metrics --no-processes --textfile x"),
+        ("run -p compute.fr\t1", "run -p compute.freeze=1"),
+        ("run -p ComputeW\t9 -p gmem.limit.l\t8G", "run -p ComputeWeight=9 -p gmem.limit.low=8G"),
+        ("set --mount TREE 47\tgmem.rec\t1M", "set --mount TREE 4711 gmem.reclaim=1M"),
+        ("set --mount TREE batch.slice/a\tGMemH\t1G", "set --mount TREE batch.slice/a.service GMemHigh=1G"),
+    ],
+)
+def test_a_tab(shell: Shell, tree: Path, keys: str, words: str) -> None:
+    """What is left to type after it, is typed; the spaces that a shell puts behind a whole word are there."""
+    found = shell.answer("ggroupfs " + keys.replace("TREE", str(tree)) + "\n")
+    # Where bash puts a space between a long option and its value, zsh puts a =.
+    found = [part for word in found for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    assert found == words.replace("TREE", str(tree)).split()
+
+
+def test_zsh_reads_it() -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    result = subprocess.run(["zsh", "-f", "-n", ZSH], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

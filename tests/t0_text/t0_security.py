@@ -1,0 +1,140 @@
+"""Level 0: the bounds of docs/security.md are those of the code, and each has a test.
+
+That the tests are there is looked for in t3_hostile.py, for every page that names some.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.core import bounds
+from backend.ledgers import abi
+from tests.support.page import DOCS, section
+
+ROOT = Path(__file__).parents[2]
+
+UNITS = {"": 1, "us": 1e-6, "ms": 1e-3, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+ENDINGS = {"US": "us", "USEC": "us", "MS": "ms"}
+"""Ends of names whose constants are not in seconds."""
+NUMBER = re.compile(r"(?<![\w.^-])(-?\d[\d,]*(?:\.\d+)?)(?:\^(\d+) - (\d+))?(?: (us|ms|s|KiB|MiB|GiB)\b)?")
+NAMED = re.compile(r"`((?:backend|ggroupfs)(?:\.\w+)+|GGROUP_[A-Z_]+|\w+_per_user)`")
+
+
+def table() -> list[list[str]]:
+    """The rows of the table, but for those that have only a title."""
+    lines = [
+        line
+        for line in section("What a tenant can hold or cause", DOCS / "security.md").splitlines()
+        if line.startswith("|")
+    ]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert cells[0] == ["a tenant", "bound", "beyond it", "tests"]
+    return [row for row in cells[2:] if not row[0].startswith("**")]
+
+
+def said(text: str) -> list[float]:
+    """The numbers in a text, in bytes and seconds."""
+    numbers = []
+    for number, power, less, unit in NUMBER.findall(text):
+        value = float(number.replace(",", ""))
+        numbers.append(value ** int(power) - int(less) if power else value * UNITS[unit])
+    return numbers
+
+
+def constant(name: str) -> Sequence[float]:
+    """The numbers that a constant of the daemon, or of the module, stands for."""
+    value = in_the_daemon(name) if "." in name else in_the_module(name)
+    match value:
+        case range():
+            return value.start, value.stop - 1
+        case tuple():
+            return value
+    unit = next((unit for ending, unit in ENDINGS.items() if re.search(rf"[._]{ending}(_MOST)?$", name)), "")
+    return (value * UNITS[unit],)
+
+
+def in_the_daemon(name: str) -> Any:
+    """A constant of a module, or what a field of a class is if nobody says anything else."""
+    inside, _, last = name.rpartition(".")
+    place = pkgutil.resolve_name(inside)
+    return getattr(place() if isinstance(place, type) else place, last)
+
+
+def in_the_module(name: str) -> int:
+    """A number of the kernel module: a macro, or the default of a parameter."""
+    pattern = rf"^(?:#define\s+{name}\s+|static unsigned int {name} = )(0x\w+|\d+)"
+    found = [
+        one
+        for path in sorted((ROOT / "kmod").rglob("*.[ch]"))
+        for one in re.findall(pattern, path.read_text(), re.MULTILINE)
+    ]
+    assert len(found) == 1, f"{name}: {found}"
+    return int(re.sub("[UL]+$", "", found[0]), 0)
+
+
+def numbered() -> list[tuple[str, str]]:
+    """Each constant that a row names, and the text from the one before to it."""
+    found = []
+    for _, bound, beyond, _ in table():
+        for cell in (bound, beyond):
+            begin = 0
+            for match in NAMED.finditer(cell):
+                found.append((match[1], cell[begin : match.start()]))
+                begin = match.end()
+    return found
+
+
+@pytest.mark.parametrize(("name", "text"), numbered(), ids=[name for name, _ in numbered()])
+def test_a_number_on_the_page_is_the_constant_s(name: str, text: str) -> None:
+    """The last ones before its name."""
+    wanted = constant(name)
+    assert said(text)[-len(wanted) :] == pytest.approx(list(wanted), rel=0, abs=1e-9), text
+
+
+def test_there_are_as_many_as_there_were() -> None:
+    """None is passed over, because its name is written otherwise."""
+    assert len(table()) >= 80
+    assert len({name for name, _ in numbered()}) >= 55
+    in_ticks = {one for row in table() for cell in row[1:3] for one in re.findall(r"`([^`]*\.[A-Z]\w*[^`]*)`", cell)}
+    assert in_ticks <= {name for name, _ in numbered()}
+
+
+@pytest.mark.parametrize("row", table(), ids=lambda row: row[0])
+def test_each_row_has_a_bound_and_tests(row: list[str]) -> None:
+    assert len(row) == 4
+    assert row[0]
+    assert row[1]
+    assert re.fullmatch(r"`test_\w+`(, `test_\w+`)*", row[3]), row[3]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (bounds.SLICES_MOST, abi.MAX_SLICES_PER_USER),
+        (bounds.DEPTH_MOST, abi.MAX_DEPTH),
+        (bounds.DEPTH_MOST_ROOT, abi.MAX_DEPTH_ROOT),
+    ],
+)
+def test_the_tree_refuses_what_the_kernel_s_books_refuse(ours: int, theirs: int) -> None:
+    """(That abi.py is the header is for t1_abi.py.)"""
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("65,536 (", [65536]),
+        ("2 GiB more, 50 ms (", [2 << 30, 0.05]),
+        ("2^63 - 1 (", [float((1 << 63) - 1)]),
+        ("-4095 to 0 (", [-4095, 0]),
+        ("none (", []),
+    ],
+)
+def test_numbers_are_read(text: str, numbers: list[float]) -> None:
+    assert said(text) == numbers

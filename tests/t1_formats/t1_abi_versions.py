@@ -1,0 +1,174 @@
+"""The kernel module's interface grows: what was built with the header of 0.1 says the same to the module of today, and
+what a module lacks, or has besides what we know, is said in words and not used."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import trio
+
+from backend import choose
+from backend.choose import Choice
+from backend.core.settings import REASONS
+from backend.door.wire import Op
+from backend.ledgers import abi, kernel
+from backend.process.identity import Member, Process, Slice, SliceOn
+
+ROOT = Path(__file__).parents[2]
+NEW, OLD = ROOT / "kmod/uapi/ggroup.h", ROOT / "tests/versions/v0_1/ggroup.h"
+IOCTLS = ROOT / "kmod/ioctl.c"
+FEATURES_OF_0_1 = 0x1F
+ALL = sum(kernel.WITHOUT)
+
+
+def text(header: Path) -> str:
+    """A header without its comments."""
+    return re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
+
+
+def structures() -> dict[str, list[str]]:
+    """Those of 0.1, with the names of their fields."""
+    found = re.findall(r"^struct (\w+) \{(.*?)^\};", text(OLD), re.DOTALL | re.MULTILINE)
+    return {name: re.findall(r"\w+ (\w+)(?:\[\w+\])?;", body) for name, body in found}
+
+
+def numbers(header: Path) -> list[str]:
+    return re.findall(r"^#define (GGROUP_\w+)[ \t]", text(header), re.MULTILINE)
+
+
+def layout(header: Path, folder: Path) -> dict[str, int]:
+    """Every size, offset and number of 0.1, as a compiler makes them of a header."""
+    lines = ["#include <stddef.h>", "#include <stdio.h>", f'#include "{header}"', "int main(void) {"]
+    for name, fields in structures().items():
+        lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
+        for field in fields:
+            lines.append(f'printf("{name}.{field} %zu\\n", offsetof(struct {name}, {field}));')
+            lines.append(f'printf("{name}.{field}.size %zu\\n", sizeof(((struct {name} *)0)->{field}));')
+    lines += [f'printf("{name} %llu\\n", (unsigned long long)({name}));' for name in numbers(OLD)]
+    source, program = folder / f"{header.parent.name}.c", folder / header.parent.name
+    source.write_text("\n".join([*lines, "}\n"]))
+    subprocess.run(["gcc", "-std=gnu99", "-Werror", "-o", program, source], check=True)
+    said = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+    return {name: int(value) for name, value in (line.split() for line in said)}
+
+
+def test_what_0_1_says_means_the_same(tmp_path: Path) -> None:
+    """Structures grow at their end alone, numbers stay; where one has grown, the module knows how long it was."""
+    now, before = layout(NEW, tmp_path), layout(OLD, tmp_path)
+    grown = {name for name in structures() if now[name] > before[name]}
+    assert not [name for name in structures() if now[name] < before[name]]
+    calls = dict(re.findall(r"#define (GGROUP_IOC_\w+)\s+_IO\w+\(GGROUP_IOC_MAGIC, \d+, struct (\w+)\)", text(OLD)))
+    size = 0x3FFF << 16
+    for name, value in before.items():
+        if name in calls and now[name] != value:
+            assert now[name] & ~size == value & ~size, name
+            assert least(name.removeprefix("GGROUP_IOC_")) == (value & size) >> 16, name
+        elif name not in grown:
+            assert now[name] == value, name
+
+
+def least(call: str) -> int:
+    """Bytes that the module takes for an ioctl whose structure has grown."""
+    row = rf"IOCTL\({call}, \w+, \w+, offsetof(end)?\(struct ggroup_(\w+), (\w+)\)\)"
+    found = re.search(row, IOCTLS.read_text())
+    assert found, f"{call}: ioctl.c is to say how long it was"
+    field = getattr(getattr(abi, found[2].capitalize()), found[3])
+    return int(field.offset + field.size if found[1] else field.offset)
+
+
+def test_every_feature_has_its_words() -> None:
+    """And no bit is used for two."""
+    bits = [value for name, value in vars(abi).items() if name.startswith("FEATURE_")]
+    assert sorted(bits) == sorted(kernel.WITHOUT)
+    assert len({name for name, _ in kernel.WITHOUT.values()}) == len(bits)
+
+
+class Module:
+    """/dev/ggroup that says this."""
+
+    def __init__(self, features: int, version: int = abi.ABI_VERSION) -> None:
+        self._features, self._version = features, version
+
+    def __call__(self, descriptor: int, request: int, argument: abi.Hello) -> None:
+        assert request == abi.IOC_HELLO
+        argument.version, argument.features = self._version, self._features
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
+    monkeypatch.setattr(kernel, "DEVICE", "/dev/null")
+    found = mock.Mock(wraps=Module(ALL))
+    monkeypatch.setattr(kernel, "_ask", found)
+    return found
+
+
+def test_a_module_that_is_as_we_are(module: mock.Mock) -> None:
+    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks,reasons"
+
+
+def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> None:
+    module.side_effect = Module(FEATURES_OF_0_1)
+    assert kernel.check() == (
+        "version 1, features books,provider,tenant,usermem,counters; "
+        "lacks bounds: a user can make as many groups as there is room for; "
+        "lacks peaks: gmem.swap.peak is refused, and after a restart gmem.peak begins at its last reset; "
+        "lacks reasons: a turn takes all engines, and after a restart no reason is known but a freeze"
+    )
+    assert choose._kernel_features(Choice()) == FEATURES_OF_0_1
+
+
+def test_what_a_later_module_can_besides_means_nothing(module: mock.Mock) -> None:
+    module.side_effect = Module(ALL | 1 << 63)
+    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks,reasons"
+    assert kernel.lacking(ALL | 1 << 63) == {}
+
+
+def test_a_module_without_what_is_needed_or_of_another_version_is_none(module: mock.Mock) -> None:
+    module.side_effect = Module(ALL & ~abi.FEATURE_PROVIDER)
+    assert choose._kernel_features(Choice()) is None
+    with pytest.raises(OSError, match="lacks features"):
+        choose._kernel_features(Choice(ledger="kmod"))
+    module.side_effect = Module(ALL, abi.ABI_VERSION + 1)
+    with pytest.raises(OSError, match="speaks version 2"):
+        kernel.check()
+
+
+@pytest.mark.logs(
+    "is older than this daemon and lacks bounds: a user can make as many groups", "lacks peaks", "lacks reasons"
+)
+def test_a_mount_goes_on_with_what_it_has_and_says_so_once(module: mock.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+    module.side_effect = Module(FEATURES_OF_0_1)
+    monkeypatch.setattr(kernel, "KernelLedger", mock.Mock())
+    assert choose.backend(Choice(), [], 5.0).lacks == ["bounds", "peaks", "reasons"]
+
+
+def test_the_reasons_where_the_module_keeps_none(module: mock.Mock) -> None:
+    """They are in the books of this daemon all the same, with the same errors; and GR alone becomes all engines."""
+    who, slice_ = Member(Process(2, 3), 0), SliceOn(Slice("/a"), 0)
+    asked: list[tuple[int, int]] = []
+
+    def answer(descriptor: int, request: int, argument: Any) -> None:
+        if request == abi.IOC_HELLO:
+            argument.version, argument.features = abi.ABI_VERSION, FEATURES_OF_0_1
+        elif request == abi.IOC_DETACH_TSG:
+            asked.append((request, argument.value))
+        else:
+            assert request == abi.IOC_GET, "nothing that 0.1 does not know"
+
+    module.side_effect = answer
+    ledger = kernel.KernelLedger({})
+    ledger._ids |= {who: 1, slice_: 2}
+    ledger.set_reasons(who, abi.REASON_FREEZE, abi.REASON_TURN)
+    assert (ledger.books(who).off_all, ledger.books(who).off_gr) == (abi.REASON_FREEZE, abi.REASON_TURN)
+    for group, off_all, off_gr in ((slice_, 1, 0), (who, 1, 1), (who, REASONS + 1, 0), (who, 0, -1)):
+        with pytest.raises(OSError, match="Invalid argument"):
+            ledger.set_reasons(group, off_all, off_gr)
+    assert (ledger.books(who).off_all, ledger.books(who).off_gr) == (abi.REASON_FREEZE, abi.REASON_TURN)
+    trio.run(ledger.pull, Op.DETACH_TSG, who, abi.ENGINES_GR, 1.0)
+    assert asked == [(abi.IOC_DETACH_TSG, abi.ENGINES_ALL)]
+    ledger.close()

@@ -1,0 +1,292 @@
+"""Reasons to be off the runlist: the hardware has their union, whatever their history, and no call too many."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+import trio
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from backend.core.reasons import FROZEN, ON, Engines, Off, Reason, reasons_of
+from backend.core.records import Place
+from backend.nvidia import discover, rm
+from backend.nvidia.deadline import Deadline, Precedence
+from backend.nvidia.discover import ClientCounter, Handles
+from backend.nvidia.readback import ChannelStates
+from backend.nvidia.tenant import Tenant
+from backend.process.identity import Member, identify
+from backend.soft.config import MIB, SoftConfig
+from backend.soft.gpu import SoftGpu
+from tests.support.fake_nvidia import GPU_IDS, FakeSystem, Object, Program
+from tests.support.harness import StubGpu, running, settle, virtual
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+REASONS = tuple(Reason)
+TAKING = (Engines.GR, Engines.ALL)
+GR_CHANNELS, COPY_CHANNELS = 8, 12
+
+CALLS = {
+    (Engines.NONE, Engines.GR): (True, GR_CHANNELS),
+    (Engines.NONE, Engines.ALL): (True, GR_CHANNELS + COPY_CHANNELS),
+    (Engines.GR, Engines.ALL): (True, COPY_CHANNELS),
+    (Engines.ALL, Engines.GR): (False, COPY_CHANNELS),
+    (Engines.GR, Engines.NONE): (False, GR_CHANNELS),
+    (Engines.ALL, Engines.NONE): (False, GR_CHANNELS + COPY_CHANNELS),
+}
+"""The one call of a program with one context, and the channels in it, for each change of what is off."""
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer handles are tried where there are none."""
+    monkeypatch.setattr(discover, "FIRST_RUN", 32)
+    monkeypatch.setattr(discover, "WIDE_RUN", 32)
+
+
+def tenant_of(fake: FakeSystem, program: Program, *, began: int = 0) -> Tenant:
+    """What a daemon that began then keeps of a program."""
+    waits = Deadline("it", 1.0)
+    handles = Handles(fake, ClientCounter(fake), program.identity, Precedence(1.0))  # type: ignore[arg-type]
+    states = ChannelStates(fake, rm.Card(GPU_IDS[0], "0000:01:00.0", 0))  # type: ignore[arg-type]
+    return Tenant(program.identity, handles, waits, waits, fake, GPU_IDS[0], states, began=began)  # type: ignore[arg-type]
+
+
+def disabled(program: Program) -> Iterator[tuple[bool, int]]:
+    """Of each channel on the first GPU whether its TSG runs kernels, and how often it is disabled."""
+    objects = program.objects
+    kernels = {one.parent for one in objects.values() if one.class_ == 0xCBC0}  # their channels
+    gr = {objects[channel].parent for channel in kernels}
+    for channel in program.channels():
+        tsg = objects[objects[channel].parent]
+        if tsg.parent == program.devices[0]:
+            yield objects[channel].parent in gr, objects[channel].disabled
+
+
+def holds(program: Program, engines: Engines) -> bool:
+    """Whether exactly these engines are off, each channel disabled once: disabling nests."""
+    off = {True: int(engines is not Engines.NONE), False: int(engines is Engines.ALL)}
+    return all(count == off[gr] for gr, count in disabled(program))
+
+
+@pytest.mark.parametrize("one", REASONS)
+def test_each_pair_of_reasons(one: Reason) -> None:
+    """What one reason holds stays off when another ends; each change of the union is one call, others are none."""
+    for other, first, second in itertools.product(REASONS, TAKING, TAKING):
+        if other is one:
+            continue
+        fake = FakeSystem()
+        program = fake.program(5, 0)
+        tenant = tenant_of(fake, program)
+        sets = [ON, ON.with_(one, first)]
+        sets.append(sets[-1].with_(other, second))
+        sets += [sets[-1].without(one), ON]
+        assert sets[2].engines is first | second
+        assert sets[3].engines is second
+        before = Engines.NONE
+        for off in sets:
+            fake.disables.clear()
+            tenant.applied.engines = off.engines
+            tenant.enforcement.enforce(False)
+            assert holds(program, off.engines), (one, other, first, second, off)
+            assert not tenant.applied.is_behind
+            assert tuple(fake.disables) == ((CALLS[before, off.engines],) if off.engines is not before else ())
+            before = off.engines
+
+
+def test_a_set_of_reasons() -> None:
+    """A reason takes what it was last said to take, and the union is what the hardware has."""
+    off = FROZEN.with_(Reason.TURN, Engines.GR)
+    assert (off.engines, off.without(Reason.FREEZE).engines, off.without(Reason.TURN)) == (
+        Engines.ALL,
+        Engines.GR,
+        FROZEN,
+    )
+    assert off.with_(Reason.TURN, Engines.NONE) == FROZEN
+    assert off.with_(Reason.FREEZE, Engines.GR).engines is Engines.GR
+    assert off | Off(Reason.TURN) == Off(Reason.FREEZE | Reason.TURN)
+    assert not ON
+    assert reasons_of(1 << 20 | 3) == Reason.FREEZE | Reason.TURN
+    assert [reason.value for reason in Reason] == [1, 2, 4, 8, 16, 32], "they stand in journals and in the module's ABI"
+
+
+@pytest.mark.parametrize("engines", Engines)
+@pytest.mark.parametrize("off", [ON, FROZEN, Off(gr=Reason.TURN), Off(Reason.FREEZE, Reason.TURN)], ids=str)
+def test_noted_reasons_are_fitted_to_the_hardware(off: Off, engines: Engines) -> None:
+    """Whatever was noted when a daemon was killed, what the next one believes has the engines that are off."""
+    assert off.held_in(engines).engines is engines
+    if off.engines is engines:
+        assert off.held_in(engines) == off
+
+
+class History(RuleBasedStateMachine):
+    """Any history of reasons, of the program, and of daemons that are killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake = FakeSystem()
+        self.program = self.fake.program(5, 0, 1)
+        self.off = ON
+        self.tenant = tenant_of(self.fake, self.program)
+        self._enforce()
+
+    def _enforce(self) -> None:
+        self.tenant.applied.engines = self.off.engines
+        self.tenant.enforcement.enforce(False)
+
+    @rule(reason=st.sampled_from(REASONS), engines=st.sampled_from(TAKING))
+    def take(self, reason: Reason, engines: Engines) -> None:
+        self.off = self.off.with_(reason, engines)
+        self._enforce()
+
+    @rule(reason=st.sampled_from(REASONS))
+    def end(self, reason: Reason) -> None:
+        self.off = self.off.without(reason)
+        self._enforce()
+
+    @rule()
+    def makes_a_context(self) -> None:
+        """New TSGs come later: the next look finds them."""
+        if len(self.program.objects) < 400:
+            self.program.context(0)
+            self.tenant.enforcement.look(True)
+            self._enforce()
+
+    @rule(data=st.data())
+    def undoes(self, data: st.DataObject) -> None:
+        """The program enables what is off: the keeper asks, and it is off again."""
+        off = [h for h in self.program.channels() if self.program.objects[h].disabled]
+        if off:
+            channel: Object = self.program.objects[data.draw(st.sampled_from(off))]
+            channel.disabled = 0
+            rounds = 3 * len(self.program.channels())
+            assert any(self.tenant.questions.is_thawed() for _ in range(rounds)), "it is asked for"
+            assert self.tenant.enforcement.enforce(True) == "freeze"
+
+    @rule()
+    def killed(self) -> None:
+        """The next daemon finds what is off, and takes what it wants from there."""
+        self.tenant.enforcement._states.close()
+        self.tenant = tenant_of(self.fake, self.program, began=1 << 62)
+        self._enforce()
+
+    @invariant()
+    def the_hardware_has_the_union(self) -> None:
+        assert holds(self.program, self.off.engines)
+        assert all(self.program.running()[20:40]), "its other GPU"
+        assert not self.tenant.applied.is_behind
+
+    def teardown(self) -> None:
+        self.tenant.enforcement._states.close()
+
+
+def test_any_history() -> None:
+    """The union of the reasons is what the hardware has, after each step."""
+    few = settings(max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(History, settings=few)
+
+
+def test_a_tsg_of_which_nothing_is_known_runs_no_kernel() -> None:
+    """Nothing under its channels says yet what it runs on: without GR it is off, and on again once it is a copy TSG."""
+    fake = FakeSystem()
+    program = fake.program(5, 0)
+    tsg = program.add(0xA06C, program.device(0), timeslice=1024)
+    channel = program.add(0xC86F, tsg)
+    tenant = tenant_of(fake, program)
+    tenant.applied.engines = Engines.GR
+    tenant.enforcement.enforce(False)
+    assert program.objects[channel].disabled == 1
+    program.add(0xC8B5, channel)
+    tenant.enforcement.look(True)
+    assert tenant.applied.is_behind
+    tenant.enforcement.enforce(False)
+    assert program.objects[channel].disabled == 0
+
+
+@virtual
+async def test_a_thaw_in_a_turn_of_another(spawn: Spawn) -> None:
+    """It puts the copy engines on and leaves GR off; compute.events tells of the freeze alone."""
+    gpu = StubGpu()
+    async with running(gpu) as h:
+        who = await h.arrive(spawn().pid)
+        group, follower = Member(who, 0), h.controller._follower
+        place = Place(off=True, engines=Engines.GR)
+
+        async def turn(place: Place) -> None:
+            follower.schedule(group, place)
+            await follower.apply(group)
+
+        await turn(place)
+        assert (gpu.without_gr, gpu.detached) == ({who}, set())
+        assert "frozen 0" in await h.read(f"{who.pid}/0/compute.events")
+        await h.write(f"{who.pid}/0/compute.freeze", 1)
+        assert (gpu.without_gr, gpu.detached) == (set(), {who})
+        assert "frozen 1" in await h.read(f"{who.pid}/0/compute.events")
+        await h.write(f"{who.pid}/0/compute.freeze", 0)
+        assert (gpu.without_gr, gpu.detached) == ({who}, set())
+        assert "frozen 0" in await h.read(f"{who.pid}/0/compute.events")
+        await h.write(f"{who.pid}/0/compute.freeze", 1)
+        calls = len(gpu.calls)
+        await turn(Place())
+        assert gpu.detached == {who}, "still frozen"
+        assert len(gpu.calls) == calls, "the union is the same: no lever is pulled"
+        await h.write(f"{who.pid}/0/compute.freeze", 0)
+        assert (gpu.without_gr, gpu.detached) == (set(), set())
+        await settle()
+
+
+class Told:
+    """A host that takes whatever a software GPU says."""
+
+    async def arrive(self, process: object, gpu: int) -> None:
+        pass
+
+    async def charge(self, process: object, gpu: int, nbytes: int) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *args, **keywords: True
+
+
+@virtual
+async def test_without_gr_copies_and_moves_go_on_in_software(spawn: Spawn) -> None:
+    """Kernels stand; without every engine copies wait, too, and go on where they were."""
+    gpu = SoftGpu(0, SoftConfig(capacity=64 * MIB, page=MIB))
+    gpu._host = Told()  # type: ignore[assignment]
+    gpu._engine.start()
+    who = identify(spawn().pid)
+    tsg = await gpu.open_context(who, 1, lambda finished: None)
+    await gpu.allocate(who, 4 * MIB)
+    await gpu.launch(who, tsg, 10_000, 1000, range(0))
+
+    async def progress() -> tuple[int, int]:
+        before = gpu.activity(who).finished, gpu._tenant(who).copied
+        await trio.sleep(0.1)
+        return (gpu.activity(who).finished or 0) - (before[0] or 0), gpu._tenant(who).copied - before[1]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gpu.copy, who, 1 << 50)
+        kernels, copied = await progress()
+        assert kernels > 0
+        assert copied > 0
+        await gpu.detach(who, Engines.GR)
+        kernels, copied = await progress()
+        assert kernels == 0
+        assert copied > 0
+        assert await gpu.reclaim(who, 2 * MIB) == 2 * MIB
+        await gpu.detach(who)
+        await trio.sleep(0.1)  # what was under way
+        assert await progress() == (0, 0)
+        await gpu.detach(who, Engines.GR)
+        kernels, copied = await progress()
+        assert kernels == 0
+        assert copied > 0, "thawed in the turn of another"
+        await gpu.attach(who)
+        kernels, copied = await progress()
+        assert kernels > 0
+        assert copied > 0
+        nursery.cancel_scope.cancel()

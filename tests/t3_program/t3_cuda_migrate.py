@@ -1,0 +1,393 @@
+"""Level 3: CUDA programs with the library go from one GPU to another: what they are asked, and what the books have."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from backend.cuda.managed import DEPART_S, HOME_S, RETURN_S, Standby
+from backend.door.wire import Message, Op
+from backend.process.running import is_stopped
+from tests.support.fake_nvidia import FakeNvml
+from tests.support.harness import until
+from tests.t3_program.t3_cuda_session import (
+    CONTEXT,
+    GIB,
+    LOOKS,
+    MIB,
+    Drive,
+    Program,
+    Rig,
+    drive,
+    pieces,
+    takes,
+    until_then,
+)
+
+__all__ = ("drive", "pieces")
+
+HIGH = 3 * GIB
+
+
+async def begin(rig: Rig) -> Program:
+    """One of 4 GiB, 1 GiB and its context's worth of which is in the host."""
+    program = await rig.program(4 * GIB)
+    await trio.sleep(1)  # the driver's figure is in the books
+    await rig.h.write(program.file + "gmem.limit.high", HIGH)
+    assert program.swapped >= GIB
+    program.obey = stands_by
+    return program
+
+
+async def stands_by(request: Message) -> Message:
+    """What the library does."""
+    return request.answer()
+
+
+def moved_by(rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], program: Program, near: bool = True) -> None:
+    """The agent, as the daemon sees it."""
+
+    async def move(*words: object) -> None:
+        held, standby = program.resident + CONTEXT, words[-1]
+        places = program.process, rig.gpu.info, rig.others[0].info
+        assert words[:-1] == (*places, held, CONTEXT if near else held)
+        assert isinstance(standby, Standby)
+        try:
+            await act(program, standby)
+        finally:
+            standby.over.set()
+
+    rig.gpu.mover.move = move  # type: ignore[method-assign]
+
+
+async def again(rig: Rig, program: Program, gpu: int) -> Program:
+    """It connects once more, and says what it has."""
+    found = rig.connect(program.process)
+    found.gpu, found.context = gpu, program.context
+    return await found.manage(program.resident, program.swapped)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_the_library_has_placed_goes_along(drive: Drive, early: bool) -> None:
+    """While it stands by, nothing is asked of it and nothing granted; its books are there before it is. It may connect
+    from there before the agent has ended: then it is answered once that has."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+        before = {name: await rig.h.read(program.file + name) for name in ("gmem.current", "gmem.swap.current")}
+        asked = len(program.reclaims)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            with trio.move_on_after(1) as waits:
+                await program.alloc(2 * MIB)
+            assert waits.cancelled_caught, "it is granted by the end of the connection"
+            assert await rig.h.refused(program.file + "gmem.reclaim", GIB) == errno.EAGAIN
+            assert len(program.reclaims) == asked
+            program.gpu = 1
+            program.show()
+            if early:
+                standby.end()
+                await until_then(program.ended.is_set)
+                rig.nursery.start_soon(again, rig, program, 1)
+                await trio.sleep(1)
+                assert program.process not in rig.gpu.managed
+                assert program.process not in rig.others[0].managed
+
+        moved_by(rig, act, program)
+        await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
+        await until_then(program.ended.is_set)
+        assert {name: await rig.h.read(program.file + name) for name in before} == before
+        assert await rig.h.read(program.file + "gmem.limit.high") == f"{HIGH}\n"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.h.write, program.file + "gmem.limit.high", 2 * GIB)
+            await trio.sleep(0.5)
+            program = rig.programs[-1] if early else await again(rig, program, 1)
+        assert program.resident <= 2 * GIB, "who wrote waited for it"
+        stat = await rig.stat(program.file + "gmem.stat")
+        assert (stat["resident"], stat["swapped"]) == (program.resident + CONTEXT, program.swapped)
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_follows_is_not_counted_twice(drive: Drive, early: bool) -> None:
+    """The driver counts it where the program is from the first moment on, and once more while it is copied there. That
+    is nothing that the program has besides, unless it stays so; a stopped program copies nothing."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            program.gpu = 1
+            program.show()
+            if early:
+                standby.end()
+                await until_then(program.ended.is_set)
+                rig.nursery.start_soon(again, rig, program, 1)
+                await trio.sleep(1)
+
+        moved_by(rig, act, program)
+        await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
+        await until_then(program.ended.is_set)
+        program = rig.programs[-1] if early else await again(rig, program, 1)
+        await trio.sleep(LOOKS)
+        current = await rig.number(program.file + "gmem.current")
+        assert current == program.resident + CONTEXT
+        for _ in range(2):
+            program.lag = 2 * program.resident + CONTEXT
+            program.show()
+            await trio.sleep(LOOKS)
+            assert await rig.number(program.file + "gmem.current") == current
+            program.lag = None
+            program.show()
+            await trio.sleep(LOOKS)
+            assert await rig.number(program.file + "gmem.current") == current
+            os.kill(program.process.pid, signal.SIGSTOP)
+            await until(lambda: is_stopped(program.process.pid), "it is stopped")
+            await trio.sleep(HOME_S)
+            os.kill(program.process.pid, signal.SIGCONT)
+        assert not program.reclaims
+        program.context += 100 * MIB
+        program.show()
+        await trio.sleep(HOME_S + LOOKS)
+        assert (await rig.stat(program.file + "gmem.stat"))["implicit"] == CONTEXT + 100 * MIB
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EBUSY, errno.EIO])
+def test_one_that_is_not_moved_goes_on(drive: Drive, code: int) -> None:
+    """After it stood by: it connects again, and its books are what they were; nothing was moved to the host."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+        before = await rig.h.read(program.file + "gmem.stat")
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            raise OSError(code, "it failed")
+
+        moved_by(rig, act, program)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == code
+        await until_then(program.ended.is_set)
+        program = await again(rig, program, 0)
+        await trio.sleep(1)
+        assert await rig.h.read(program.file + "gmem.stat") == before
+        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB)
+        assert program.resident <= 2 * GIB
+
+    drive(test, count=2)
+
+
+def test_one_that_refuses_to_stand_by_is_let_be(drive: Drive) -> None:
+    """It says why; its connection stays."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def refuses(request: Message) -> Message:
+            return request.refuse(errno.EOPNOTSUPP)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+
+        program.obey = refuses
+        moved_by(rig, act, program)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EOPNOTSUPP
+        program.obey = program.move
+        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB)
+        assert program.resident <= 2 * GIB
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("code", [errno.ENODEV, errno.ESRCH, errno.ENOSYS, errno.ETIMEDOUT, 512, 600, 4095])
+def test_no_number_of_a_programs_choice_reaches_who_writes(drive: Drive, code: int) -> None:
+    """The kernel takes no answer with some, and others mean something else to us: it is only told that it failed."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def says(request: Message) -> Message:
+            return request.refuse(code)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+
+        program.obey = says
+        moved_by(rig, act, program)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EIO
+        program.obey = program.move
+        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB)
+        assert program.resident <= 2 * GIB, "its connection stays"
+
+    drive(test, count=2)
+
+
+@pytest.mark.logs("an answer to nothing")
+@pytest.mark.parametrize("op", [Op.DEPART, Op.RECLAIM])
+@pytest.mark.parametrize("status", [1, 5, 2**31 - 1, -4096, -200_000, -(2**31)])
+def test_a_status_that_is_no_errno_ends_the_connection(drive: Drive, op: Op, status: int) -> None:
+    """Who waits for it is told so at once."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def says(request: Message) -> Message:
+            return attrs.evolve(request.answer(), status=status)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+
+        program.obey = says
+        moved_by(rig, act, program)
+        async with takes(0, 0.1):
+            if op == Op.DEPART:
+                assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EBUSY
+            else:
+                assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EAGAIN
+        await until_then(program.ended.is_set)
+
+    drive(test, count=2)
+
+
+def test_one_that_hangs_up_instead_of_standing_by_is_not_waited_for(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def hangs_up(request: Message) -> None:
+            program.socket.close()
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+
+        program.obey = hangs_up
+        moved_by(rig, act, program)
+        async with takes(0, 0.1):
+            assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EBUSY
+
+    drive(test, count=2)
+
+
+def test_one_that_hangs_up_before_it_is_asked_is_not_moved(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for the move is told that it cannot be just now."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def hangs_up(*_: object) -> bool:
+            program.socket.close()
+            await until_then(lambda: program.process not in rig.gpu.managed)
+            return True
+
+        monkeypatch.setattr(rig.gpu._nvml, "are_near", hangs_up)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EBUSY
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_one_that_does_not_come_to_a_rest_is_let_go(drive: Drive, late: bool) -> None:
+    """It may stand by later: the end of its connection has it go on."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def never(request: Message) -> Message | None:
+            if late:
+                await trio.sleep(DEPART_S + 0.01)
+            return request.answer() if late else None
+
+        async def act(program: Program, standby: Standby) -> None:
+            async with takes(DEPART_S, DEPART_S + 0.1):
+                await standby.begin()
+
+        program.obey = never
+        moved_by(rig, act, program)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.ETIMEDOUT
+        await until_then(program.ended.is_set)
+
+    drive(test, count=2)
+
+
+def test_one_that_does_not_come_back_is_one_without_the_library(drive: Drive) -> None:
+    """For some seconds it is waited for."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            program.gpu = 1
+            program.show()
+
+        moved_by(rig, act, program)
+        await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
+        async with takes(RETURN_S - 0.5, RETURN_S + 0.5):
+            waits = await rig.h.refused(program.file + "gmem.limit.high", GIB)
+        assert waits in (errno.EBUSY, errno.ETIMEDOUT, errno.EOPNOTSUPP)  # what a write may take is as long
+        assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EOPNOTSUPP
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_what_the_other_gpu_could_not_use_is_carried(drive: Drive, near: bool) -> None:
+    async def test(rig: Rig) -> None:
+        program, asked = await begin(rig), list[Message]()
+        rig.nvml.p2p = 0 if near else FakeNvml.NVML_P2P_STATUS_NOT_SUPPORTED
+
+        async def hears(request: Message) -> Message:
+            asked.append(request)
+            return request.answer()
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            assert [request.args[0] for request in asked] == [near]
+            raise OSError(errno.EIO, "so far")
+
+        program.obey = hears
+        moved_by(rig, act, program, near)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EIO
+
+    drive(test, count=2)
+
+
+def test_one_that_has_just_moved_is_waited_for(drive: Drive) -> None:
+    """It does not speak yet when it is to go back."""
+
+    async def test(rig: Rig) -> None:
+        program, moves = await begin(rig), list[tuple[int, int]]()
+
+        async def move(*words: Any) -> None:
+            _, source, target, *_, standby = words
+            await standby.begin()
+            moves.append((source.index, target.index))
+            rig.programs[-1].gpu = target.index
+            rig.programs[-1].show()
+            standby.end()
+            standby.over.set()
+
+        for gpu in (rig.gpu, *rig.others):
+            gpu.mover.move = move  # type: ignore[method-assign]
+        await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
+        await until_then(program.ended.is_set)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.h.write, f"{program.process.pid}/1/compute.migrate", 0)
+            await trio.sleep(0.5)
+            assert moves == [(0, 1)]
+            back = rig.connect(program.process)
+            back.gpu, back.context, back.obey = 1, program.context, stands_by
+            await back.manage(program.resident, program.swapped)
+        assert moves == [(0, 1), (1, 0)]
+
+    drive(test, count=2)

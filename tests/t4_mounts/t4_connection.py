@@ -1,0 +1,138 @@
+"""What waits in the kernel for the daemon of a real mount."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ggroupfs.fs import connection
+from ggroupfs.mounts import mount_of
+from tests.support.mounted import Mounted, eventually
+
+FILES = 800
+
+
+def told(device: int, name: str) -> int:
+    """A number of the kernel's about the connection. Asks nothing of the mount, which may be stopped."""
+    with connection.control() as directory:
+        fd = os.open(f"{os.minor(device)}/{name}", os.O_RDONLY, dir_fd=directory)
+        with os.fdopen(fd) as file:
+            return int(file.read())
+
+
+def test_closes_do_not_lag_behind(mount: Mounted) -> None:
+    """A call after many closes is answered after they are: else more are open with each that comes."""
+    (mount / "ggroup.backend").read_text()  # the first close of all waits to hear that there is no FLUSH
+    device = mount.path.stat().st_dev
+    assert told(device, "max_background") == connection.BACKGROUND
+    files = [os.open(mount / "ggroup.backend", os.O_RDONLY) for _ in range(FILES)]
+    os.kill(mount.daemon.pid, signal.SIGSTOP)
+    try:
+        for fd in files:
+            os.close(fd)
+        assert told(device, "waiting") >= FILES
+    finally:
+        os.kill(mount.daemon.pid, signal.SIGCONT)
+    (mount / "ggroup.backend").read_text()
+    assert told(device, "waiting") < FILES // 4
+
+
+HELD = """
+import sys, trio
+from ggroupfs import cli
+from ggroupfs.fs.operations import Operations
+
+async def mkdir(*_):
+    print("asked", flush=True)
+    await trio.sleep_forever()
+
+Operations.mkdir = mkdir
+sys.exit(cli.main())
+"""
+"""A daemon that never answers a mkdir, as one does not that is told to end while the answer waits for a lever."""
+MAKES = "import os, sys; os.mkdir(sys.argv[1])"
+ENDS_S = 60.0
+"""Until a daemon that was told to end is gone: without an abort it never is."""
+
+
+def a_message_waits(pid: int) -> bool:
+    """Whether a thread of a daemon is in the kernel with a message that an entry is gone."""
+    stacks = Path(f"/proc/{pid}/task").glob("*/stack")
+    return any(b"fuse_reverse_inval_entry" in stack.read_bytes() for stack in stacks)
+
+
+class Held:
+    """A mount with a message to the kernel that waits for a lock of a program, which waits for an answer."""
+
+    def __init__(self, path: Path, daemon: subprocess.Popen[str], maker: subprocess.Popen[bytes]) -> None:
+        self.path, self.daemon, self.maker = path, daemon, maker
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Held]:
+    """A program that makes a directory has the one above locked; the message that something in there is gone waits for
+    that lock with the connection open."""
+    words = ["mount", "-f", "--gpu", "soft", "--ledger", "soft", os.fspath(tmp_path)]
+    tenant = maker = None
+    with subprocess.Popen([sys.executable, "-c", HELD, *words], stdout=-1, stderr=-1, text=True) as daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == "ready\n"
+        device = tmp_path.stat().st_dev
+        try:
+            words = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(tmp_path), "--gmem", "16M"]
+            tenant = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+            directory = tmp_path / str(tenant.pid)
+            eventually(directory.exists, "the program has a directory")
+            maker = subprocess.Popen([sys.executable, "-c", MAKES, tmp_path / "x"], stderr=subprocess.DEVNULL)
+            assert daemon.stdout.readline() == "asked\n"
+            tenant.kill()
+            eventually(lambda: a_message_waits(daemon.pid), "a message waits for it")
+            yield Held(tmp_path, daemon, maker)
+        finally:
+            with contextlib.suppress(OSError):  # it has ended
+                connection.abort(device)
+            for process in (daemon, tenant, maker):
+                if process is not None:
+                    process.kill()
+            for process in (tenant, maker):
+                if process is not None:
+                    process.wait()
+            subprocess.run(["fusermount3", "-q", "-u", "-z", tmp_path], check=False)  # where it still is
+
+
+def test_a_message_that_waits_for_a_waiting_program_keeps_neither(held: Held) -> None:
+    """The daemon ends all the same, and the program comes back."""
+    held.daemon.terminate()
+    _, said = held.daemon.communicate(timeout=ENDS_S)
+    assert held.daemon.returncode == 0
+    assert "a message to the kernel does not come to its end" in said
+    assert held.maker.wait(ENDS_S) != 0
+    assert mount_of(os.fspath(held.path)) is None
+
+
+def test_what_a_killed_daemon_left_so_is_aborted_when_asked(held: Held) -> None:
+    """Neither ends by SIGKILL. A mount and an umount say what does it, and it does."""
+    held.daemon.kill()
+    for command in ("mount", "umount"):
+        refused = ggroupfs(command, held.path)
+        assert refused.returncode == 1
+        assert "the tree does not answer within" in refused.stderr
+        assert "--force" in refused.stderr
+    assert held.maker.poll() is None
+    assert ggroupfs("umount", "--force", held.path).returncode == 0
+    assert held.daemon.wait(ENDS_S) == -signal.SIGKILL
+    assert held.maker.wait(ENDS_S) != 0
+    assert mount_of(os.fspath(held.path)) is None
+
+
+def ggroupfs(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command that ends within the time in which a daemon would."""
+    words = (sys.executable, "-m", "ggroupfs", *words)
+    return subprocess.run(words, capture_output=True, text=True, timeout=ENDS_S, check=False)

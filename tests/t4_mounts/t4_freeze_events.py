@@ -1,0 +1,134 @@
+"""compute.events against cgroup.events of the running kernel: what `frozen` says, and who is woken by what.
+
+The kernel's rules are in kernel/cgroup/freezer.c: a cgroup is frozen once that was asked for, of it or of one above it,
+and nothing in it or below it runs; whatever turns is an event, and so is a write of cgroup.freeze that turns nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import ClassVar
+
+import attrs
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from tests.support.mounted import Mounted
+from tests.support.strategies import history
+from tests.t4_mounts.t4_cgroup_differential import cgroup2
+
+PLACES = ("a", "a/b", "a/b/c", "a/e")
+"""Below the top of either tree. All are empty: of these the kernel says at once what it says in the end, while a task
+takes a moment to freeze, and two to be frozen again (t3_freeze_events.py has processes)."""
+LATE_MS = 5000
+"""The kernel tells of a file once in 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV), and of what comes in between by a timer."""
+PASSING = ("a/b/d", "a/f")
+"""Those that come and go."""
+
+
+@attrs.frozen
+class Side:
+    """One of the two trees."""
+
+    top: Path
+    freeze: str
+    events: str
+
+    def frozen(self, place: str) -> str:
+        lines = (self.top / place / self.events).read_text().splitlines()
+        return next(line for line in lines if line.startswith("frozen "))
+
+
+@pytest.fixture(scope="module")
+def sides(module_mount: Mounted) -> Iterator[tuple[Side, Side]]:
+    top = cgroup2() / f"ggroupfs-freeze-{os.getpid()}"
+    ours = module_mount / "slice" / top.name
+    with ExitStack() as stack:
+        for path in (top, ours):
+            path.mkdir()
+            stack.callback(path.rmdir)
+        yield Side(top, "cgroup.freeze", "cgroup.events"), Side(ours, "0/compute.freeze", "0/compute.events")
+    assert not module_mount.errors
+
+
+class Freezes(RuleBasedStateMachine):
+    """Each step is done in both trees; then both say the same of every directory, and woke the same pollers."""
+
+    sides: ClassVar[tuple[Side, Side]]
+
+    @initialize()
+    def begin(self) -> None:
+        self.there: set[str] = set()
+        self.stack = ExitStack()
+        self.files: dict[str, tuple[int, int]] = {}
+        for place in PLACES:  # new ones: of those before, the kernel may have something to tell still
+            self.make_or_remove(place)
+
+    def opened(self, place: str) -> tuple[int, int]:
+        """The events file of a place in each tree, read, so that it waits for the next event."""
+        fds = []
+        for side in self.sides:
+            fd = os.open(side.top / place / side.events, os.O_RDONLY)
+            self.stack.callback(os.close, fd)
+            os.read(fd, 4096)
+            fds.append(fd)
+        return fds[0], fds[1]
+
+    def agree(self) -> None:
+        kernel, ours = self.sides
+        for place in self.there:
+            assert ours.frozen(place) == kernel.frozen(place), place
+
+    @rule(place=st.sampled_from(PLACES + PASSING), value=st.sampled_from("01"))
+    def freeze(self, place: str, value: str) -> None:
+        if place in self.there:
+            for side in self.sides:
+                (side.top / place / side.freeze).write_text(value)
+
+    @rule(place=st.sampled_from(PASSING))
+    def come_or_go(self, place: str) -> None:
+        self.make_or_remove(place)
+
+    def make_or_remove(self, place: str) -> None:
+        for side in self.sides:
+            (side.top / place).rmdir() if place in self.there else (side.top / place).mkdir()
+        self.there ^= {place}
+        if place in self.there:
+            self.files[place] = self.opened(place)
+        else:
+            del self.files[place]
+
+    @invariant()
+    def both_say_the_same(self) -> None:
+        if not hasattr(self, "there"):
+            return
+        self.agree()
+        for place, (kernel, ours) in self.files.items():
+            told = self.is_woken(ours, 0)
+            assert self.is_woken(kernel, LATE_MS if told else 0) == told, f"{place}: ours was woken: {told}"
+
+    @staticmethod
+    def is_woken(fd: int, milliseconds: int) -> bool:
+        """Whether there was an event since the last look, which this is one of, or is one soon."""
+        poller = select.poll()
+        poller.register(fd, select.POLLPRI)
+        woken = bool(poller.poll(milliseconds))
+        os.pread(fd, 4096, 0)
+        return woken
+
+    def teardown(self) -> None:
+        if hasattr(self, "stack"):
+            self.stack.close()
+            for place in sorted(self.there, reverse=True):
+                for side in self.sides:
+                    (side.top / place).rmdir()
+
+
+def test_a_history_of_freezes(sides: tuple[Side, Side]) -> None:
+    Freezes.sides = sides
+    run_state_machine_as_test(Freezes, settings=history(8, 25, shrink=False))  # type: ignore[no-untyped-call]
