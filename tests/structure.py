@@ -39,11 +39,11 @@ NOISE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\bTRACE_EVENT\(\w+',
 def python_graph(tree: Path) -> Graph:
     """The modules of both packages, by path, each with those that it imports."""
     paths = [path for package in PACKAGES for path in sorted((tree / package).rglob("*.py"))]
-    known = {_dotted(path.relative_to(tree)): _key(path.relative_to(tree)) for path in paths}
+    known = {dotted(path.relative_to(tree)): _key(path.relative_to(tree)) for path in paths}
     uses = {}
     for path in paths:
         own = _key(path.relative_to(tree))
-        found = {known[name] for name in _imports(path, known)}
+        found = {known[name] for name in imports(path, known)}
         uses[own] = frozenset(found - {own})
     return uses
 
@@ -130,15 +130,7 @@ def listed(title: str, graph: Graph) -> Iterator[str]:
     yield from (f"    of {len(knot)}: {' '.join(knot)}" for knot in knots)
 
 
-def _called(text: str) -> set[str]:
-    """The words of a C file that may name a function: before a parenthesis, or given away as a pointer.
-
-    What is called like an entry point of CUDA and is given to a macro is the driver's own, and no wrapper of it."""
-    found = CALLED.findall(text)
-    return {call for call, _ in found} | {pointer for _, pointer in found if not DRIVERS.match(pointer)}
-
-
-def _imports(path: Path, known: Iterable[str]) -> Iterator[str]:
+def imports(path: Path, known: Iterable[str]) -> Iterator[str]:
     """The modules that one imports, wherever in it."""
     known = set(known)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -149,9 +141,17 @@ def _imports(path: Path, known: Iterable[str]) -> Iterator[str]:
             yield from (name if name in known else node.module for name in below if {name, node.module} & known)
 
 
-def _dotted(path: Path) -> str:
+def dotted(path: Path) -> str:
     """The name of a module; that of a package for its `__init__`."""
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def _called(text: str) -> set[str]:
+    """The words of a C file that may name a function: before a parenthesis, or given away as a pointer.
+
+    What is called like an entry point of CUDA and is given to a macro is the driver's own, and no wrapper of it."""
+    found = CALLED.findall(text)
+    return {call for call, _ in found} | {pointer for _, pointer in found if not DRIVERS.match(pointer)}
 
 
 def _key(path: Path) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from backend.process import procfs
@@ -13,9 +14,10 @@ from tests.support.mounted import eventually
 
 
 def cgroup2() -> Path:
-    """Where cgroup2 is mounted (cgroups(7)); AssertionError on a machine without it."""
+    """Where cgroup2 is mounted (cgroups(7)); AssertionError on a machine without it, or where it cannot be written."""
     mount = procfs.cgroup2()
     assert mount is not None, "this machine has no cgroup2 mount: slices cannot be tested on it"
+    assert os.access(mount.point, os.W_OK), "run these tests as root where cgroup2 is writable"
     return Path(mount.point)
 
 
@@ -25,7 +27,7 @@ OURS = f"ggrouptest{os.getpid()}.slice"
 
 @contextlib.contextmanager
 def cgroup(name: str = OURS) -> Iterator[Path]:
-    """A cgroup below our own; whoever is in it at the end is moved out."""
+    """A cgroup below our own; the processes in it at the end are moved out."""
     above = cgroup2() / cgroup_of(os.getpid()).path.lstrip("/")
     path = above / name
     path.mkdir()
@@ -48,7 +50,7 @@ def evacuate(path: Path, to: Path) -> None:
 
 @contextlib.contextmanager
 def frozen(path: Path) -> Iterator[None]:
-    """Everybody in a cgroup is stopped, as ``docker pause`` does it."""
+    """The processes of a cgroup are stopped, as ``docker pause`` does it."""
     (path / "cgroup.freeze").write_text("1")
     try:
         eventually(lambda: "frozen 1\n" in (path / "cgroup.events").read_text(), f"{path} is frozen")
@@ -65,3 +67,11 @@ def enter(pid: int, path: Path) -> None:
 def slice_path(path: Path) -> str:
     """A cgroup's path as /proc/<pid>/cgroup has it, without the first slash."""
     return os.fspath(path.relative_to(cgroup2()))
+
+
+def answer(call: Callable[[], object]) -> object:
+    """What a call returns, or the name of its errno."""
+    try:
+        return call()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]

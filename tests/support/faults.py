@@ -11,13 +11,24 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
+import trio
+from trio.testing import MockClock
 
+import backend.core.membership
+import backend.process.exits
+import backend.process.identity
 from backend.nvidia import rm
+from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.linux import System
+from backend.nvidia.nvml import Nvml
+from backend.nvidia.opening import open_gpus
+from tests.support.fake_nvidia import FakeNvml, FakeSystem, Program, patient
+from tests.support.harness import MIB, Harness, Spawn, running
 
 STATUS_AT = {
     rm.IOCTL_FREE: 12,
@@ -218,3 +229,59 @@ class FaultyNvml:
             return result
 
         return call
+
+
+@attrs.define
+class Rig:
+    """Two GPUs, and a program on both."""
+
+    h: Harness
+    fake: FakeSystem
+    nvml: FakeNvml
+    plan: Plan
+    gpus: list[NvidiaGpu]
+    program: Program
+
+    @property
+    def pid(self) -> int:
+        return self.program.pid
+
+    def frozen(self) -> list[bool]:
+        """On each GPU whether none of it runs."""
+        running = self.program.running()
+        return [not any(running[:20]), not any(running[20:])]
+
+
+def drive(
+    spawn: Spawn,
+    test: Callable[[Rig], object],
+    plan: Plan | None = None,
+    *,
+    trace: bool = True,
+    scheduler: bool = False,
+    readback: bool = True,
+) -> None:
+    """Runs a test, from the beginning by a plan."""
+    fake, nvml, plan = FakeSystem(readback=readback), FakeNvml(), plan or Plan()
+    if not trace:
+        fake.trace = None
+
+    @asynccontextmanager
+    async def rig() -> AsyncIterator[Rig]:
+        faulty = FaultyNvml(nvml, plan)
+        gpus = await open_gpus(system=FaultySystem(fake, plan), nvml=Nvml(faulty), selftest=False)  # type: ignore[arg-type]
+        process = backend.process.identity.identify(spawn().pid)
+        program = fake.program(process.pid, 0, 1, start=process.start)
+        for gpu in (0, 1):
+            nvml.compute[gpu] = [(program.pid, MIB)]
+        async with running(*gpus, scheduler=scheduler) as h:
+            yield Rig(h, fake, nvml, plan, gpus, program)
+            plan.heal()
+
+    async def main() -> None:
+        async with rig() as found:
+            await test(found)  # type: ignore[misc]
+
+    clock = MockClock(autojump_threshold=0.005)
+    with patient(clock, lambda: any(fault.stuck for fault in plan.faults)):
+        trio.run(main, clock=clock)

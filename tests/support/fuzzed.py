@@ -7,11 +7,14 @@ property to the corpus: what was found once is tried for ever.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +28,9 @@ T = TypeVar("T")
 
 NAMES: list[str] = []
 """Of the targets of the modules that are loaded."""
+
+CONNECTIONS = 4
+"""Two of each of two processes."""
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 LONG = int(os.environ.get("GGROUP_FUZZ", "0"))
@@ -99,7 +105,7 @@ class Target:
 
 
 class Seeds(tuple[bytes, ...]):
-    """A corpus, which nobody wants to see in a message."""
+    """A corpus, without its bytes in a message."""
 
     def __repr__(self) -> str:
         return f"{len(self)} seeds"
@@ -162,3 +168,13 @@ def nothing_logged() -> Iterator[None]:
     finally:
         logging.root.removeHandler(handler)
     assert not lines, lines
+
+
+@functools.cache
+def sleepers() -> Sequence[int]:
+    """Processes that connections belong to."""
+    processes = [subprocess.Popen(["sleep", "3600"]) for _ in range(CONNECTIONS // 2)]
+    for process in processes:
+        atexit.register(process.wait)
+        atexit.register(process.kill)
+    return [process.pid for process in processes]

@@ -1,7 +1,7 @@
 """Level 3: the whole program in one process and in virtual time, without a kernel: its handlers are called directly.
 
 Processes are real (their pids, start times and exits come from the kernel), time is not: it jumps as soon as
-everybody waits. So what takes a real moment, an exit, is waited for with :func:`until`, which keeps time standing.
+every task waits. So what takes a real moment, an exit, is waited for with :func:`until`, which keeps time standing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import os
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -45,6 +46,9 @@ from ggroupfs.fs.operations import Operations
 from ggroupfs.fs.tree import Tree
 
 T = TypeVar("T")
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+"""Type of the fixture `spawn`."""
 
 MIB = 1 << 20
 
@@ -134,7 +138,7 @@ class StubGpu:
         self.timeslices: dict[Process, int] = {}
         """Timeslices in force; absent for the default."""
         self.forgotten: list[Process] = []
-        """Who was reported to be gone."""
+        """Processes that were reported to be gone."""
         self.found: dict[Process, bool | None] = {}
         """Whether a process that was moved is here, where a test says it."""
         self.unsupported: set[str] = set()
@@ -299,7 +303,7 @@ class Harness:
     scope: trio.CancelScope
 
     ctx: Any = attrs.field(factory=lambda: SimpleNamespace(uid=0, gid=0, pid=os.getpid(), umask=0o022))
-    """Who asks."""
+    """The caller of the requests."""
 
     # Processes
 
@@ -367,7 +371,7 @@ class Harness:
             start = token.entries[-1][2]
 
     def kill(self) -> None:
-        """SIGKILL: everything ends at once, and nobody gives anything back."""
+        """SIGKILL: everything ends at once, and nothing is given back."""
 
         async def release() -> bool:
             return False
@@ -409,7 +413,7 @@ class Harness:
         }
 
     def check(self) -> None:
-        """What always holds: every sum is that of its parts, and nothing is detached that nobody froze."""
+        """What always holds: every sum is that of its parts, and nothing is detached that is not frozen."""
         population = self.controller.population
         for index, gpu in self.controller.gpus.items():
             for entry in population._slices.values():
@@ -446,8 +450,8 @@ async def running(
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
-    `keeper` knows owners and modes from before, `moves` who was on the way to another GPU. The Notifier's waiting part
-    runs only with a `mountpoint`, which it truncates files in.
+    `keeper` knows owners and modes from before, `moves` the processes on the way to another GPU. The Notifier's waiting
+    part runs only with a `mountpoint`, which it truncates files in.
     """
     gc.collect()
     before = descriptors()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import attrs
 
 from backend.process.identity import start_time
 from ggroupfs.client import Member, flat, members
+from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.mounts import mount_of
 from tests.support.stopwatch import Stopwatch
 
@@ -28,6 +30,8 @@ SECONDS = 120.0
 is busy with other things all is ten times as slow. What is promised in seconds is measured with a Stopwatch."""
 BUSY = ("--kernel", "2ms", "--depth", "4096", "--report", "0.1")
 """Options of a tenant that always has work for the GPU: seconds of it, however seldom it has a processor itself."""
+LEFT_BEHIND = "unmounting what is left of another daemon"
+
 LEDGER = os.environ.get("GGROUP_LEDGER")
 """Which ledger daemons are told to keep their books in; None: they are told nothing."""
 
@@ -223,3 +227,47 @@ class Tenant:
     def write(self, name: str, value: object) -> None:
         """echo VALUE > NAME."""
         (self.group / name).write_text(f"{value}\n")
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """Every readable control file, but for frozen_usec, which goes on while the rest is as it was."""
+    readable = [c.name for c in CONTROLS if c.mode & 0o444 and c.name != "usermemfd"]
+    return {name: re.sub(r"^frozen_usec .*\n", "", (directory / name).read_text(), flags=re.M) for name in readable}
+
+
+@contextlib.contextmanager
+def reborn(pid: int | None) -> Iterator[int]:
+    """A sleeping process that bears that very pid, or any."""
+    for _ in range(1000):
+        if pid is not None:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        child = subprocess.Popen(["sleep", "600"])
+        if pid in (None, child.pid):
+            break
+        child.kill()  # another process was faster
+        child.wait()
+    try:
+        assert pid in (None, child.pid), "the pid never came back"
+        yield child.pid
+    finally:
+        child.kill()
+        child.wait()
+
+
+@contextlib.contextmanager
+def daemons(place: Path, *options: str, gpu: str = "soft", also: Sequence[str] = ()) -> Iterator[Callable[[], Mounted]]:
+    """One daemon after the other, each in the place of the one before. Besides that, they may say what is in `also`."""
+    with contextlib.ExitStack() as stack:
+
+        def start() -> Mounted:
+            mount = stack.enter_context(mounted(place, *options, gpu=gpu, expect_errors=[LEFT_BEHIND, *also]))
+            assert all(any(words in line for words in (LEFT_BEHIND, *also)) for line in mount.errors)
+            mount.errors.clear()
+            return mount
+
+        yield start
+
+
+def kill(mount: Mounted) -> None:
+    mount.daemon.kill()
+    mount.daemon.wait()

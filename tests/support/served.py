@@ -17,6 +17,9 @@ from ggroupfs.policies.slo.levers import wanted
 from ggroupfs.policies.slo.samples import Interval, Statistic
 from tests.support.scheduled import Machine, Program
 
+SETTLED_S = 30.0
+"""Six windows, each with its cool-down: a rise from the least share to what the load needs."""
+
 REQUEST_US = 8_600
 PRIORITY, DEFAULT_PRIORITY = 7, 8
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import attrs
+import pytest
 import trio
 
+from backend.core.protocols import Gpu
+from backend.core.records import Books
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import Slice, SliceOn
+from ggroupfs.units import Units
 from ggroupfs.units.manager import News
+from tests.support.harness import Harness, World, running
 
 
 @attrs.define
@@ -39,11 +47,11 @@ class FakeManager:
         self.seconds = 0.0
         """How long it takes for the files of a unit, of one after the other."""
         self.turn = trio.Lock()
-        """Who has its ear."""
+        """Held by the caller that is answered."""
         self.refuses = False
-        """Nobody is taken in."""
+        """Connections are refused."""
         self.connected = 0
-        """How often somebody was."""
+        """How often one was made."""
         self._runs = 0
         self._directory = directory
         self._connection: FakeConnection | None = None
@@ -112,7 +120,7 @@ class FakeConnection:
         self.answered = 0
         """Calls for files that were answered."""
         self.tell: Callable[[News], None] | None = None
-        """Who is told."""
+        """The manager, which is told."""
         self._manager = manager
 
     async def run(self, tell: Callable[[News], None]) -> None:
@@ -162,3 +170,29 @@ class FakeConnection:
             nursery.start_soon(watch, event)
         if not event.is_set():
             raise ConnectionError("lost")
+
+
+@contextlib.asynccontextmanager
+async def policy(
+    tmp_path: Path,
+    manager: FakeManager | None,
+    *gpus: Gpu,
+    ledger: SoftLedger | None = None,
+    world: World | None = None,
+) -> AsyncIterator[Harness]:
+    """The program with its units, `tmp_path` being the slices.d."""
+    async with running(*gpus, ledger=ledger, world=world) as h, trio.open_nursery() as nursery:
+        await nursery.start(Units(h.controller, tmp_path, manager).run)
+        yield h
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> FakeManager:
+    directory = tmp_path / "system"
+    directory.mkdir()
+    return FakeManager(directory)
+
+
+def books(h: Harness, path: str, gpu: int = 0) -> Books:
+    return h.ledger.books(SliceOn(Slice(path), gpu))

@@ -7,7 +7,7 @@ import math
 import random
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -29,6 +29,7 @@ from tests.bench.page.sections import SECTIONS
 from tests.bench.report import Report
 from tests.bench.soak import Sample as Moment
 from tests.bench.soak import growth
+from tests.support.measured import Numbers, measured, noisy, of, steady
 
 # Arrivals
 
@@ -87,33 +88,6 @@ def test_of_nothing() -> None:
 
 # Records
 
-Numbers = Callable[[str, Mapping[str, object], int], float]
-
-
-def measured(numbers: Numbers, scenario: str = "latency-decode", repetitions: int = 3) -> Run:
-    """A run of three systems: p99 and batch throughput by the system, the case and the repetition."""
-    cells = []
-    for load in (0.1, 0.35):
-        for batch in (None, 1, 3):
-            case = {"load": load} if batch is None else {"load": load, "batch": batch}
-            for system in ["exclusive"] if batch is None else ["ggroupfs", "time slicing"]:
-                samples = [
-                    Sample(n, 1.0 + n, {"p99_ms": numbers(system, case, n), "requests": 100.0})
-                    for n in range(repetitions)
-                ]
-                cells.append(Cell(system, case, samples))
-    parameters = {"seed": 9, "shape": 0.5, "seconds": 2.0, "service_ms": 2.0}
-    return Run(scenario, "exclusive", {"cpus": 2, "date": "2026-01-01 00:00"}, parameters, 12.5, cells)
-
-
-def steady(system: str, case: Mapping[str, object], repetition: int) -> float:
-    """No noise."""
-    return {"exclusive": 10.0, "ggroupfs": 11.0, "time slicing": 40.0}[system]
-
-
-def of(*runs: Run) -> Record:
-    return Record({run.scenario: run for run in runs})
-
 
 def test_a_record_is_read_as_it_was_written() -> None:
     run = attrs.evolve(measured(steady), absences=[Absence("MPS", 'there is no "control"')])
@@ -151,17 +125,6 @@ def test_a_ratio_is_to_the_nearest_case_of_the_reference_in_the_same_repetition(
 
 
 # What moved
-
-
-def noisy(seed: int, spread: float, factor: float = 1.0) -> Numbers:
-    """Chance of so large a part; `factor` on what ggroupfs has beside three."""
-    chance = random.Random(seed)
-
-    def numbers(system: str, case: Mapping[str, object], repetition: int) -> float:
-        planted = factor if (system, case.get("batch")) == ("ggroupfs", 3) else 1.0
-        return steady(system, case, repetition) * planted * chance.lognormvariate(0, spread)
-
-    return numbers
 
 
 def test_a_planted_regression_is_found_and_named() -> None:

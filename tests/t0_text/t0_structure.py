@@ -14,6 +14,10 @@ ARROWS_MOST = 40
 """Arrows between the rooms of ggroupfs/; there were 138 while all of its modules lay in that folder."""
 CIRCLE_MOST = 3
 """Files in a circle, of Python modules that import each other or C files that call each other."""
+TEST = re.compile(r"t\d_\w+\.py")
+"""Name of a module of tests."""
+IN_WORDS = re.compile(r"\b(?:from|import) (tests(?:\.\w+)+)")
+"""Import of a module of the tests, in a string as well: a program that a test starts."""
 ELSEWHERE = {"asyncio.py"}
 """Files that docs/design.md names and that are others': pyfuse3's."""
 
@@ -65,6 +69,18 @@ def test_every_path_of_the_design_is_there() -> None:
         if not any((place / name).exists() for place in places) and ("/" in name or name not in known)
     }
     assert not absent
+
+
+def test_no_test_imports_another() -> None:
+    """What tests share is in tests/support, or beside them in the folder of their level."""
+    paths = [path for folder in ("tests", "docs", *structure.PACKAGES) for path in (ROOT / folder).rglob("*.py")]
+    tests = {structure.dotted(path.relative_to(ROOT)) for path in paths if TEST.fullmatch(path.name)}
+    assert len(tests) > 150
+    assert not {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in paths
+        for name in {*structure.imports(path, tests), *IN_WORDS.findall(path.read_text(encoding="utf-8"))} & tests
+    }
 
 
 # The program itself, on small trees

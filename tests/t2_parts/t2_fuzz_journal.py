@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from backend.ledgers.journal import format, state
 from backend.ledgers.journal.state import State
 from tests.support.fuzzed import Target
-from tests.t2_parts.t2_journal import BOOT, histories, quick, signed
+from tests.support.journaled import BOOT, histories, quick, signed
 
 
 def survives(data: bytes) -> None:

@@ -9,7 +9,6 @@ import os
 import stat
 import subprocess
 import tempfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -19,46 +18,35 @@ import attrs
 import pytest
 import trio
 import trio.lowlevel
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
 import backend.ledgers.journal.file
 from backend.core.protocols import Ledger
-from backend.core.reasons import FROZEN, Engines, Off, Reason
+from backend.core.reasons import FROZEN, Engines
 from backend.core.records import Books, Move, Wanted
 from backend.ledgers.journal import format, state
 from backend.ledgers.journal.file import RETRY_S, STALE_MODE, Busy, Journal, default_path
 from backend.ledgers.journal.ledger import SOON_S, JournaledLedger
 from backend.ledgers.journal.levers import JournaledGpu, Timeslices
 from backend.ledgers.journal.moves import WrittenMoves
-from backend.ledgers.journal.state import FIELDS, Entry, Lever, Moving, Owned, State
+from backend.ledgers.journal.state import FIELDS, Entry, Lever, Owned, State
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn, identify
 from ggroupfs.commands import doctor
 from tests.support.fake_nvidia import patient
-from tests.support.harness import StubGpu, refuses, settle, virtual
+from tests.support.harness import Spawn, StubGpu, refuses, settle, virtual
+from tests.support.journaled import BOOT, MEMORY, histories, let_go, quick, signed
+from tests.support.ledger_machine import CAPACITIES, LedgerMachine
 from tests.support.strategies import history
-from tests.t2_parts.t2_ledger_machine import CAPACITIES, LedgerMachine
-from tests.t3_program.t3_controller import Spawn
 
 NAMES = {index: f"GPU-{index}" for index in CAPACITIES}
-BOOT = "this-boot"
-MEMORY = "/dev/shm"
-"""A tmpfs, as /run is: every change is synced."""
-
-quick = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture
 def path() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="ggroup-journal-", dir=MEMORY) as folder:
         yield Path(folder) / "one.journal"
-
-
-def let_go(journal: Journal) -> None:
-    """The death of a daemon, as far as a journal sees it."""
-    os.close(journal._fd)
-    os.close(journal._folder)
 
 
 def kept(books: Books) -> dict[str, int]:
@@ -151,54 +139,6 @@ def test_figures_are_written_before_they_are_read_and_soon(path: Path) -> None:
 
 # Whatever becomes of the file
 
-uuids = st.sampled_from(("GPU-a", "GPU-b"))
-nodes = st.sampled_from((Slice("/a"), Slice("/a/b"), Slice("/c\udcff\n"), Process(5, 7), Process(6, 1)))
-figures = st.dictionaries(
-    st.sampled_from(("high", "priority", "frozen", "peak", "events_oom", "uid")), st.integers(0, 1)
-)
-names = st.sampled_from(("", "compute.freeze", "gmem.limit.high"))
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> list[list[state.Operation]]:
-    """Lines of operations, each of which makes sense where it comes."""
-    now, lines = State(), []
-    for _ in range(draw(st.integers(1, 12))):
-        line = []
-        for _ in range(draw(st.integers(1, 3))):
-            key = draw(uuids), draw(nodes)
-            one: state.Operation = draw(
-                st.sampled_from(
-                    (
-                        state.gpu(key[0]),
-                        state.add(key, ROOT),
-                        state.add(key, Slice("/a")),
-                        state.move(key, Slice("/a")),
-                        state.remove(key),
-                        state.put(key, draw(figures)),
-                        state.lever((key[0], Process(5, 7)), Lever(draw(st.booleans()), 10, draw(st.booleans()))),
-                        state.lever((key[0], Process(5, 7)), Lever(gr=draw(st.booleans()))),
-                        state.reasons(
-                            (key[0], Process(5, 7)), draw(st.sampled_from((Off(), FROZEN, Off(gr=Reason.TURN))))
-                        ),
-                        state.own((key[0], Process(5, 7)), draw(st.sampled_from(({}, {"c1d00019:5c000003": 777})))),
-                        state.moving(Process(5, 7), Moving("GPU-a", "GPU-b", draw(st.none() | figures))),
-                        state.moved(Process(5, 7)),
-                        state.give(draw(st.sampled_from((key, key[1], "root"))), draw(names), Owned(1, None, 0o600)),
-                        state.forget(key),
-                    )
-                )
-            )
-            attempt = copy.deepcopy(now)
-            try:
-                attempt.apply(one)
-            except state.Nonsense:
-                continue
-            now = attempt
-            line.append(one)
-        lines.append(line)
-    return lines
-
 
 def written(lines: list[list[state.Operation]]) -> tuple[bytes, list[tuple[int, State]]]:
     """A journal of those lines, and what was true when it was so long."""
@@ -255,17 +195,6 @@ def test_what_makes_a_state_makes_it_again(lines: list[list[state.Operation]]) -
     text, _ = format.begin(BOOT, truths[-1][1])
     assert text.count(b"\n") == 2
     assert format.read(text).state == truths[-1][1]
-
-
-def signed(bodies: list[bytes]) -> bytes:
-    """Lines with the right checksums, whatever they say."""
-    words = format.MAGIC + b"1 " + BOOT.encode()
-    checksum = zlib.crc32(words)
-    data = words + b" %08x\n" % checksum
-    for body in bodies:
-        checksum = zlib.crc32(body, checksum)
-        data += b"%08x %b\n" % (checksum, body)
-    return data
 
 
 # The file

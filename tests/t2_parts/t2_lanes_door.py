@@ -27,6 +27,7 @@ from ggroupfs.policies.lanes import program
 from ggroupfs.policies.lanes.door import Speaker
 from ggroupfs.policies.lanes.program import ANNOUNCE_S, Hall
 from tests.support.harness import until, virtual
+from tests.support.lanes import NoLevers
 
 NUMBERS = st.integers(0, NUMBER_MOST)
 HELLO = Announcement("x", 1, 2, 3)
@@ -92,30 +93,6 @@ def test_lines_that_are_too_long() -> None:
 
 
 # The policy's end
-
-
-class NoLevers:
-    """Levers that have nothing on them, and a list of what was pulled."""
-
-    capacity = 100
-
-    def __init__(self) -> None:
-        self.pulled: list[tuple[str, str]] = []
-        """In that order."""
-        self.stuck: set[str] = set()
-        """Jobs that are to be thawed in vain."""
-
-    def add(self, job: str, pid: int) -> None:
-        self.pulled.append(("add", job))
-
-    def discard(self, job: str) -> None:
-        self.pulled.append(("discard", job))
-
-    def thaw(self, job: str) -> None:
-        self.pulled.append(("thaw", job))
-
-    def freeze(self, job: str) -> None:
-        self.pulled.append(("freeze", job))
 
 
 @pytest.fixture

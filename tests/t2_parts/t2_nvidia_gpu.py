@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import attrs
 import pynvml
 import pytest
 import trio
@@ -18,73 +17,14 @@ from trio.testing import MockClock
 from backend.core.records import Capability
 from backend.nvidia import checkpoint, rm
 from backend.nvidia.deadline import Deadline
-from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.mover import BEGUN_S
-from backend.nvidia.notes import NoNotes
 from backend.nvidia.nvml import Nvml, sysfs_address
 from backend.nvidia.opening import open_gpus
 from backend.process.identity import Process
-from tests.support.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
-from tests.support.mounted import eventually
-
-ON_THE_GPU = {rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS, rm.FIFO_GET_CHANNEL_STATE}
-"""Calls that go there; the others ask for what the driver has in its own memory."""
+from tests.support.fake_nvidia import FakeHost, FakeNvml, FakeSystem, patient
+from tests.support.nvidia_rig import ON_THE_GPU, Rig, Written, drive, running
 
 MIB = 1 << 20
-
-OWN_FILES = 5
-"""Held for good: one for the counter, two for each of the two GPUs."""
-
-
-@attrs.define
-class Rig:
-    fake: FakeSystem
-    nvml: FakeNvml
-    gpus: list[NvidiaGpu]
-    host: FakeHost
-
-    def busy(self, pid: int, *gpus: int, nbytes: int | None = 100) -> Program:
-        """A program that NVML lists."""
-        program = self.fake.program(pid, *gpus)
-        for gpu in gpus:
-            self.nvml.compute.setdefault(gpu, []).append((pid, nbytes))
-        return program
-
-
-def drive(
-    test: Callable[[Rig], Awaitable[None]],
-    prepare: Callable[[FakeSystem, FakeNvml], object] = lambda fake, nvml: None,
-) -> None:
-    """Runs a test with two GPUs; afterwards no descriptor may be left open.
-
-    Threads that nobody waits for any more (backend.common.threads) close theirs when they are done, maybe after us.
-    """
-    fake, nvml = FakeSystem(), FakeNvml()
-    prepare(fake, nvml)
-
-    async def main() -> None:
-        gpus = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
-        try:
-            await test(Rig(fake, nvml, gpus, FakeHost()))
-        finally:
-            fake.release.set()
-            nvml.release.set()
-
-    clock = MockClock(autojump_threshold=0.005)
-    with patient(clock, lambda: bool(fake.hang) or nvml.hang):
-        trio.run(main, clock=clock)
-    if not fake.hang:
-        own = OWN_FILES if fake.readback else 1
-        eventually(lambda: len(fake.open) == own, f"{own} descriptors are open")
-
-
-@contextlib.asynccontextmanager
-async def running(rig: Rig) -> AsyncIterator[None]:
-    """The first GPU finds processes and keeps up with them; otherwise it only does as it is told."""
-    async with trio.open_nursery() as nursery:
-        await nursery.start(rig.gpus[0].run, rig.host)
-        yield
-        nursery.cancel_scope.cancel()
 
 
 def test_gpus() -> None:
@@ -550,18 +490,6 @@ def test_dead_before() -> None:
         assert rig.gpus[0].activity(program.identity).tsgs == 0
 
     drive(test)
-
-
-class Written(NoNotes):
-    """What is noted, and of whom for good."""
-
-    def __init__(self) -> None:
-        self.notes: dict[Process, Mapping[str, int]] = {}
-
-    def note(self, process: Process, timeslices: Mapping[str, int]) -> None:
-        self.notes.pop(process, None)
-        if timeslices:
-            self.notes[process] = timeslices
 
 
 def test_a_lever_that_is_late_notes_nothing_of_the_dead() -> None:

@@ -23,19 +23,9 @@ from backend.nvidia.usage import SAMPLE_S, Usage
 from backend.process.identity import Process
 from tests.support.fake_nvidia import RECORDS, FakeNvml, FakeSystem, patient
 from tests.support.mounted import eventually
+from tests.support.nvidia_rig import MS, Clock
 
-MS = 1_000_000
 A, B = 11, 22
-
-
-@attrs.define
-class Clock:
-    """The GPU's, set by hand."""
-
-    ns: int = 1_000_000 * MS
-
-    def __call__(self) -> int:
-        return self.ns
 
 
 @attrs.define

@@ -34,12 +34,10 @@ from ggroupfs.policies.slo.samples import MOST, Interval, Statistic
 from ggroupfs.policies.slo.settings import Settings
 from tests.support.page import rows, section
 from tests.support.scheduled import Program
-from tests.support.served import PRIORITY, Load, Served, service
+from tests.support.served import PRIORITY, SETTLED_S, Load, Served, service
 
 PACE = Pace(window=5, cooldown=5.0, silence=60.0)
 BOUNDS = Bounds(upper=0.05, lower=0.02)
-SETTLED_S = 30.0
-"""Six windows, each with its cool-down: a rise from the least share to what the load needs."""
 SEEDS = (1, 2)
 
 

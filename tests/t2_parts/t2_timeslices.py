@@ -14,7 +14,7 @@ import trio
 
 from backend.nvidia import rm
 from tests.support.fake_nvidia import Object, Program
-from tests.t2_parts.t2_nvidia_gpu import Rig, Written, drive, running
+from tests.support.nvidia_rig import Rig, Written, drive, running
 
 AS_MADE, BY_CUDA = 1024, 2048
 

@@ -20,7 +20,7 @@ from backend.ledgers.journal import first, format, state
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.state import Lever, State
 from backend.process.identity import ROOT, Slice
-from tests.t2_parts.t2_journal import BOOT, MEMORY, histories, let_go
+from tests.support.journaled import BOOT, MEMORY, histories, let_go
 from tests.versions import v0_1
 from tests.versions.v0_1 import format as old_format
 from tests.versions.v0_1 import state as old_state

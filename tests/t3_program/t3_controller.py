@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,18 +16,8 @@ from backend.core.records import OVERCOMMIT
 from backend.process.identity import Member, Process, Slice
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from tests.support.harness import MIB, StubGpu, Waker, answers, hang, raises, refuses, running, settle, virtual
-
-Spawn = Callable[..., subprocess.Popen[bytes]]
-
-LEVERS = (
-    ("compute.timeslice", "set_timeslice", "4", "2\n"),
-    ("compute.freeze", "detach", "1", "0\n"),
-    ("gmem.limit.high", "reclaim", "4M", "max\n"),
-)
-"""(file, lever that a write to it moves, value, content before)."""
-
-each_lever = pytest.mark.parametrize(("name", "lever", "value", "before"), LEVERS, ids=[name for name, *_ in LEVERS])
+from tests.support.harness import MIB, Spawn, StubGpu, Waker, answers, hang, raises, refuses, running, settle, virtual
+from tests.support.levers import each_lever
 
 CODES = [errno.EIO, errno.EOPNOTSUPP, errno.ETIMEDOUT, errno.EBUSY, errno.EPERM, errno.ENODEV, errno.EINVAL]
 

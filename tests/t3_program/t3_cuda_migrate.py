@@ -15,21 +15,9 @@ import trio
 from backend.cuda.managed import DEPART_S, HOME_S, RETURN_S, Standby
 from backend.door.wire import Message, Op
 from backend.process.running import is_stopped
+from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, takes, until_then
 from tests.support.fake_nvidia import FakeNvml
 from tests.support.harness import until
-from tests.t3_program.t3_cuda_session import (
-    CONTEXT,
-    GIB,
-    LOOKS,
-    MIB,
-    Drive,
-    Program,
-    Rig,
-    drive,
-    pieces,
-    takes,
-    until_then,
-)
 
 __all__ = ("drive", "pieces")
 

@@ -20,9 +20,9 @@ from backend.door import tenants
 from backend.process.identity import Member, Slice, SliceOn
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from tests.support.harness import MIB, StubGpu, answers, hang, raises, refuses, running, settle, until, virtual
+from tests.support.harness import MIB, Spawn, StubGpu, answers, hang, raises, refuses, running, settle, until, virtual
+from tests.support.levers import each_lever
 from tests.support.proc import WITHOUT_MAIN_THREAD, stat_of
-from tests.t3_program.t3_controller import Spawn, each_lever
 
 # Death
 

@@ -6,14 +6,11 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 
-import attrs
 import pytest
 import trio
-from trio.testing import MockClock
 
 import backend.core.membership
 import backend.process.exits
@@ -22,16 +19,14 @@ from backend import choose
 from backend.choose import Choice
 from backend.common.errors import fail
 from backend.nvidia import keeper, linux, opening, rm, tenant
-from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
-from backend.nvidia.opening import open_gpus
 from backend.nvidia.subdevice import TIMER_GET_TIME
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine
 from ggroupfs.fs.controls import CONTROLS
-from tests.support.fake_nvidia import FakeNvml, FakeSystem, Program, patient
-from tests.support.faults import Fault, FaultyNvml, FaultySystem, Plan
+from tests.support.fake_nvidia import FakeNvml, FakeSystem
+from tests.support.faults import Fault, FaultyNvml, FaultySystem, Plan, Rig, drive
 from tests.support.harness import MIB, Harness, StubGpu, Waker, refuses, running, settle, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
@@ -41,62 +36,6 @@ LOST = [
     Fault("nvmlDeviceGetHandleByUUID", gpu=0, status=6),
 ]
 """NVML says so: lost, to be reset, no driver, not begun; or it does not find it any more."""
-
-
-@attrs.define
-class Rig:
-    """Two GPUs, and a program on both."""
-
-    h: Harness
-    fake: FakeSystem
-    nvml: FakeNvml
-    plan: Plan
-    gpus: list[NvidiaGpu]
-    program: Program
-
-    @property
-    def pid(self) -> int:
-        return self.program.pid
-
-    def frozen(self) -> list[bool]:
-        """On each GPU whether none of it runs."""
-        running = self.program.running()
-        return [not any(running[:20]), not any(running[20:])]
-
-
-def drive(
-    spawn: Spawn,
-    test: Callable[[Rig], object],
-    plan: Plan | None = None,
-    *,
-    trace: bool = True,
-    scheduler: bool = False,
-    readback: bool = True,
-) -> None:
-    """Runs a test, from the beginning by a plan."""
-    fake, nvml, plan = FakeSystem(readback=readback), FakeNvml(), plan or Plan()
-    if not trace:
-        fake.trace = None
-
-    @asynccontextmanager
-    async def rig() -> AsyncIterator[Rig]:
-        faulty = FaultyNvml(nvml, plan)
-        gpus = await open_gpus(system=FaultySystem(fake, plan), nvml=Nvml(faulty), selftest=False)  # type: ignore[arg-type]
-        process = backend.process.identity.identify(spawn().pid)
-        program = fake.program(process.pid, 0, 1, start=process.start)
-        for gpu in (0, 1):
-            nvml.compute[gpu] = [(program.pid, MIB)]
-        async with running(*gpus, scheduler=scheduler) as h:
-            yield Rig(h, fake, nvml, plan, gpus, program)
-            plan.heal()
-
-    async def main() -> None:
-        async with rig() as found:
-            await test(found)  # type: ignore[misc]
-
-    clock = MockClock(autojump_threshold=0.005)
-    with patient(clock, lambda: any(fault.stuck for fault in plan.faults)):
-        trio.run(main, clock=clock)
 
 
 READABLE = ("gmem.current", "gmem.limit.high", "gmem.stat", "compute.freeze", "compute.timeslice", "gcgroup.stat")

@@ -13,8 +13,7 @@ from backend.process.identity import Member, Process
 from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.fs.files import EVENT, GONE, READY
 from ggroupfs.view.figures import SOURCES
-from tests.support.harness import MIB, StubGpu, Waker, answers, running, virtual
-from tests.t3_program.t3_operations import Spawn
+from tests.support.harness import MIB, Spawn, StubGpu, Waker, answers, running, virtual
 
 
 @virtual

@@ -18,9 +18,8 @@ from ggroupfs.client.protocol import BYE, GO, REFUSED, Announcement
 from ggroupfs.policies.lanes import Lanes, Order
 from ggroupfs.policies.lanes.door import Speaker
 from ggroupfs.policies.lanes.program import ANNOUNCE_S, Hall
-from tests.support.fuzzed import Target, nothing_logged
-from tests.t2_parts.t2_lanes_door import NoLevers
-from tests.t3_program.t3_fuzz_sessions import sleepers
+from tests.support.fuzzed import Target, nothing_logged, sleepers
+from tests.support.lanes import NoLevers
 
 CONNECTIONS = 4
 CAPACITY = NoLevers.capacity

@@ -6,13 +6,10 @@ Bytes are a script: who says what on which connection, what is in the files mean
 from __future__ import annotations
 
 import array
-import atexit
 import contextlib
 import errno
-import functools
 import os
 import socket
-import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,10 +33,10 @@ from backend.process.identity import Process
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine
+from tests.support.cuda_session import NvmlWithNames
 from tests.support.fake_nvidia import FakeSystem, patient
-from tests.support.fuzzed import Target, expected, nothing_logged
+from tests.support.fuzzed import CONNECTIONS, Target, expected, nothing_logged, sleepers
 from tests.support.harness import Harness, World, answers, running
-from tests.t3_program.t3_cuda_session import NvmlWithNames
 
 MIB = 1 << 20
 OPS = sorted(Op)
@@ -48,20 +45,8 @@ EDGES = (
     *((1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1, 60_000_000),
 )
 FILES = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "compute.freeze", "compute.migrate")
-CONNECTIONS = 4
-"""Two of each of two processes."""
 END_S = 20.0
 """Seconds until everything that was asked is answered."""
-
-
-@functools.cache
-def sleepers() -> Sequence[int]:
-    """Processes to whom connections belong."""
-    processes = [subprocess.Popen(["sleep", "3600"]) for _ in range(CONNECTIONS // 2)]
-    for process in processes:
-        atexit.register(process.wait)
-        atexit.register(process.kill)
-    return [process.pid for process in processes]
 
 
 class Listener:

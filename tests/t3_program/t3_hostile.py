@@ -38,12 +38,12 @@ from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
 from backend.process.identity import Process
 from backend.scheduler.use import ACTIVE_US, LEAD_US, WORD_US, Sample, Use
+from tests.support.cuda_session import CONTEXT, U64, Drive, drive, pieces
+from tests.support.cuda_session import Rig as Session
 from tests.support.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
-from tests.support.harness import REAL_S, until, virtual
-from tests.t2_parts.t2_nvidia_gpu import Rig, running
-from tests.t2_parts.t2_nvidia_gpu import drive as plain
-from tests.t3_program.t3_cuda_session import CONTEXT, U64, Drive, Spawn, drive, pieces
-from tests.t3_program.t3_cuda_session import Rig as Session
+from tests.support.harness import REAL_S, Spawn, until, virtual
+from tests.support.nvidia_rig import Rig, running
+from tests.support.nvidia_rig import drive as plain
 
 __all__ = ["drive", "pieces"]  # fixtures
 

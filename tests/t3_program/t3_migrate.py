@@ -15,28 +15,14 @@ from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine
 from tests.support.harness import MIB, Harness, StubGpu, Waker, refuses, running, settle, until, virtual
+from tests.support.levers import ASKED, stubs
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
-
-ASKED = {
-    "gmem.limit.high": f"{48 * MIB}\n",
-    "gmem.limit.low": f"{2 * MIB}\n",
-    "gmem.swap.max": f"{32 * MIB}\n",
-    "compute.timeslice": "4\n",
-    "compute.freeze": "1\n",
-    "compute.priority": "3\n",
-    "compute.weight": "250\n",
-}
-"""What can be asked for a process, and something else than what it has at first."""
 
 
 def two(capacity: int = 64 * MIB, other: int = 64 * MIB) -> tuple[SoftGpu, SoftGpu]:
     machine = Machine(2)
     return SoftGpu(0, SoftConfig(capacity=capacity), machine), SoftGpu(1, SoftConfig(capacity=other), machine)
-
-
-def stubs() -> tuple[StubGpu, StubGpu]:
-    return StubGpu(0), StubGpu(1)
 
 
 async def pids(h: Harness, gpu: int) -> Sequence[str]:

@@ -16,7 +16,7 @@ from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
 from tests.support.fake_nvidia import FakeNvml, FakeSystem, Object, Program, patient
 from tests.support.harness import running
-from tests.t2_parts.t2_nvidia_gpu import ON_THE_GPU
+from tests.support.nvidia_rig import ON_THE_GPU
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 

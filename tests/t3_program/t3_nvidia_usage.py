@@ -18,7 +18,7 @@ from backend.process.identity import Slice
 from ggroupfs.client import flat
 from tests.support.fake_nvidia import FakeNvml, FakeNvmlError, FakeSystem, patient
 from tests.support.harness import MIB, World, running
-from tests.t2_parts.t2_nvidia_trace import MS, Clock
+from tests.support.nvidia_rig import MS, Clock
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 

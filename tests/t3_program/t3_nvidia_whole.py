@@ -21,7 +21,7 @@ from backend.nvidia.opening import open_gpus
 from backend.process.identity import Process
 from tests.support.fake_nvidia import FakeNvml, FakeSystem, patient
 from tests.support.harness import MIB, Harness, StubGpu, settle
-from tests.t3_program.t3_restart import Machine
+from tests.support.restarted import Machine
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 

@@ -6,7 +6,6 @@ import errno
 import inspect
 import os
 import stat
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -25,9 +24,7 @@ from ggroupfs.fs.inodes import ROOT_INODE, SELF_INODE
 from ggroupfs.fs.messenger import Messenger
 from ggroupfs.fs.notify import NOTIFY_INTERVAL_S
 from ggroupfs.fs.operations import Operations
-from tests.support.harness import MIB, Token, answers, running, settle, until, virtual
-
-Spawn = Callable[..., subprocess.Popen[bytes]]
+from tests.support.harness import MIB, Spawn, Token, answers, running, settle, until, virtual
 
 HANDLERS = sorted(name for name, member in inspect.getmembers(Operations) if inspect.iscoroutinefunction(member))
 

@@ -35,8 +35,7 @@ from ggroupfs.policies import cooperative, dynamic
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo import program as slo
 from tests.support.harness import MIB, Harness, Waker, running, settle, virtual
-from tests.support.served import REQUEST_US, Load, service
-from tests.t2_parts.t2_slo import SETTLED_S
+from tests.support.served import REQUEST_US, SETTLED_S, Load, service
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 Run = Callable[[Tree, Table], Awaitable[None]]

@@ -24,8 +24,7 @@ from backend.ledgers.soft import SoftLedger
 from backend.process.identity import Group, Member, Process, identify
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from tests.support.harness import MIB, StubGpu, hang, raises, refuses, running, settle, virtual
-from tests.t3_program.t3_controller import Spawn
+from tests.support.harness import MIB, Spawn, StubGpu, hang, raises, refuses, running, settle, virtual
 
 WHO = Process(1_000_000_000, 7)
 

@@ -22,7 +22,7 @@ from backend.scheduler.scheduler import AGAIN_S
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from tests.support.harness import MIB, Harness, StubGpu, hang, refuses, running, settle, virtual
-from tests.t3_program.t3_restart import Machine
+from tests.support.restarted import Machine
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 

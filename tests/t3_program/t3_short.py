@@ -29,11 +29,10 @@ from ggroupfs.fs.messenger import Messenger
 from ggroupfs.units import files
 from ggroupfs.units.policy import SHORT_S
 from tests.support.fake_nvidia import patient
+from tests.support.faults import Rig, drive
 from tests.support.harness import MIB, Waker, settle, until, virtual
-from tests.support.units import FakeManager
-from tests.t3_program.t3_faults import Rig, drive
-from tests.t3_program.t3_units import books, manager
-from tests.t3_program.t3_units import policy as units
+from tests.support.units import FakeManager, books, manager
+from tests.support.units import policy as units
 
 __all__ = ["manager"]  # a fixture
 

@@ -22,8 +22,7 @@ from ggroupfs.units import Units
 from ggroupfs.units.systemd import Bus, Systemd, name_at
 from ggroupfs.units.wire import Reader, Unread
 from tests.support.fake_systemd import MANAGER, FakeSystemd, Unit, bus, open_systemd, path_of
-from tests.support.harness import MIB, Harness, running, until
-from tests.t3_program.t3_controller import Spawn
+from tests.support.harness import MIB, Harness, Spawn, running, until
 
 pytestmark = pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="there is no dbus-daemon")
 

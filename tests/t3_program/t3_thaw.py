@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
-import trio
 
 from backend.ledgers.journal import state
 from backend.ledgers.journal.file import Journal
 from backend.nvidia import checkpoint, rm
 from backend.nvidia.checkpoint.records import Action, Outcome, Request, State, Step
-from backend.nvidia.nvml import Nvml
-from backend.nvidia.opening import open_gpus
 from backend.process.identity import ROOT, Slice
 from ggroupfs.commands import thaw
 from ggroupfs.commands.finding import Finding
 from tests.support.fake_nvidia import FakeNvml, FakeSystem
-from tests.t2_parts.t2_journal import let_go
-from tests.t3_program.t3_killed import (
-    Life,
-    Machine,
-    a_machine,
-    again,
-    is_released,
-    live,
-    own_timeslices,
-    past,
-    sleepers,
-    timeslices,
-)
+from tests.support.journaled import let_go
+from tests.support.killed import Life, Machine, a_machine
+from tests.support.killed_life import again, is_released, live, own_timeslices, past, run, sleepers, timeslices
 
 FREEZES = 44
 """A point in that life at which somebody is frozen."""
@@ -44,29 +29,6 @@ FREEZES = 44
 def machine() -> Iterator[Machine]:
     with sleepers() as spawn, a_machine(spawn) as found:
         yield found
-
-
-def run(machine: Machine, paths: Sequence[Path] | None = None, places: Sequence[str] = ()) -> list[Finding]:
-    """The command, on this driver."""
-    found: list[Finding] = []
-
-    async def main() -> None:
-        found.extend(
-            await thaw._thaw_all(
-                [machine.path] if paths is None else paths,
-                lambda: open_gpus(system=machine.fake, nvml=Nvml(machine.nvml), selftest=False),  # type: ignore[arg-type]
-                places,
-            )
-        )
-        for fd in list(machine.fake.open):  # as at the end of the command
-            machine.fake.close(fd)
-
-    with tempfile.NamedTemporaryFile("w+") as boot:
-        boot.write("b\n")
-        boot.flush()
-        with mock.patch("backend.ledgers.journal.file.BOOT", Path(boot.name)):
-            trio.run(main)
-    return found
 
 
 @pytest.mark.parametrize("at", [FREEZES, 60, 75, 100, 120, 150])

@@ -2,54 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import trio
 
-from backend.core.protocols import Gpu
-from backend.core.records import MAX, Books
-from backend.ledgers.soft import SoftLedger
-from backend.process.identity import Slice, SliceOn
+from backend.core.records import MAX
+from backend.process.identity import Slice
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from ggroupfs.units import Units
 from ggroupfs.units.active import RECONNECT_S
 from ggroupfs.units.manager import News
 from ggroupfs.units.policy import SILENCE, WAIT_S
-from tests.support.harness import MIB, Harness, StubGpu, World, hang, running, settle, until, virtual
-from tests.support.units import FakeManager
-from tests.t3_program.t3_controller import Spawn
-from tests.t3_program.t3_restart import SurvivingLedger
+from tests.support.harness import MIB, Harness, Spawn, StubGpu, World, hang, settle, until, virtual
+from tests.support.restarted import SurvivingLedger
+from tests.support.units import FakeManager, books, manager, policy
 
-
-@contextlib.asynccontextmanager
-async def policy(
-    tmp_path: Path,
-    manager: FakeManager | None,
-    *gpus: Gpu,
-    ledger: SoftLedger | None = None,
-    world: World | None = None,
-) -> AsyncIterator[Harness]:
-    """The program with its units, `tmp_path` being the slices.d."""
-    async with running(*gpus, ledger=ledger, world=world) as h, trio.open_nursery() as nursery:
-        await nursery.start(Units(h.controller, tmp_path, manager).run)
-        yield h
-        nursery.cancel_scope.cancel()
-
-
-@pytest.fixture
-def manager(tmp_path: Path) -> FakeManager:
-    directory = tmp_path / "system"
-    directory.mkdir()
-    return FakeManager(directory)
-
-
-def books(h: Harness, path: str, gpu: int = 0) -> Books:
-    return h.ledger.books(SliceOn(Slice(path), gpu))
+__all__ = ["manager"]  # a fixture
 
 
 def here(h: Harness, path: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -18,7 +17,7 @@ import pytest
 from backend.soft.client import socket_of
 from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.mounts import mount_of
-from tests.support.mounted import SECONDS, Mounted, Tenant, eventually, mounted
+from tests.support.mounted import SECONDS, Mounted, Tenant, contents, eventually, mounted, reborn
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
@@ -103,12 +102,6 @@ def write(path: Path, data: bytes) -> int:
     return 0
 
 
-def contents(directory: Path) -> dict[str, str]:
-    """Every readable control file, but for frozen_usec, which goes on while the rest is as it was."""
-    readable = [c.name for c in CONTROLS if c.mode & 0o444 and c.name != "usermemfd"]
-    return {name: re.sub(r"^frozen_usec .*\n", "", (directory / name).read_text(), flags=re.M) for name in readable}
-
-
 @pytest.fixture(params=["process", "slice"])
 def group(request: pytest.FixtureRequest, mount: Mounted, spawn: Spawn) -> Iterator[Path]:
     """The directory of a process, or of a slice, that does nothing."""
@@ -167,25 +160,6 @@ def test_a_recycled_pid_inherits_nothing(mount: Mounted) -> None:
         (mount / other).mkdir()
         default = contents(mount.group(other))
     assert found == default
-
-
-@contextlib.contextmanager
-def reborn(pid: int | None) -> Iterator[int]:
-    """A sleeping process that bears that very pid, or any."""
-    for _ in range(1000):
-        if pid is not None:
-            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
-        child = subprocess.Popen(["sleep", "600"])
-        if pid in (None, child.pid):
-            break
-        child.kill()  # somebody else was faster
-        child.wait()
-    try:
-        assert pid in (None, child.pid), "the pid never came back"
-        yield child.pid
-    finally:
-        child.kill()
-        child.wait()
 
 
 class Writer(threading.Thread):

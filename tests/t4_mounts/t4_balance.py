@@ -21,9 +21,9 @@ from ggroupfs.policies.balance.picture import Bound
 from ggroupfs.policies.balance.settings import Settings
 from ggroupfs.policies.config import Table
 from tests.support.cgroups import cgroup, enter, slice_path
+from tests.support.command import complaint
 from tests.support.mounted import BUSY, SECONDS, SLOW, Mounted, Tenant, eventually, mounted
 from tests.support.policy_program import PolicyProgram
-from tests.t4_mounts.t4_command import complaint
 
 MIB = 1 << 20
 BALANCED_S = 10.0

@@ -256,7 +256,7 @@ def test_names_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_keep_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.t0_text.t0_bench import measured, noisy, of
+    from tests.support.measured import measured, noisy, of
 
     committed, fresh = tmp_path / "docs" / "benchmarks.json", tmp_path / "bench.json"
     monkeypatch.setattr(command, "COMMITTED", committed)

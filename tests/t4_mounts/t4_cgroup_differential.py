@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import mmap
 import os
@@ -27,7 +26,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from backend.process import procfs
+from tests.support.cgroups import answer, cgroup2
 from tests.support.mounted import Mounted
 from tests.support.strategies import chosen, history, pick
 
@@ -56,14 +55,6 @@ class Side:
 
     def open(self, name: str, flags: int) -> int:
         return os.open(self.files / name, flags)
-
-
-def cgroup2() -> Path:
-    """The mountpoint of cgroup2, which must be writable: without the kernel to compare with, this tests nothing."""
-    mount = procfs.cgroup2()
-    assert mount is not None, "no cgroup2 mount"
-    assert os.access(mount.point, os.W_OK), "run these tests as root where cgroup2 is writable"
-    return Path(mount.point)
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +86,6 @@ def sides(module_mount: Mounted) -> Iterator[tuple[Side, Side]]:
     finally:
         group.rmdir()
     assert not module_mount.errors
-
-
-def answer(call: Callable[[], object]) -> object:
-    """What a call returns, or the name of its errno."""
-    try:
-        return call()
-    except OSError as error:
-        return errno.errorcode[error.errno or 0]
 
 
 # Single operations

@@ -13,9 +13,9 @@ import pytest
 
 from backend.soft.client import Device
 from tests.support.cgroups import cgroup, enter, slice_path
+from tests.support.command import complaint
 from tests.support.mounted import Mounted, Tenant, eventually
 from tests.support.policy_program import PolicyProgram
-from tests.t4_mounts.t4_command import complaint
 
 MIB = 1 << 20
 BUDGET, HEADROOM = 1024, 128

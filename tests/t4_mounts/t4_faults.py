@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, eventually, mounted, mountpoint
-from tests.t4_mounts.t4_tenant_socket import Raw
+from tests.support.tenant_socket import Raw
 
 EXPECTED = ("GPU 0 is lost", "GPU 0 is back")
 

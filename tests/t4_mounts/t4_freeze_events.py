@@ -18,9 +18,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.support.cgroups import cgroup2
 from tests.support.mounted import Mounted
 from tests.support.strategies import history
-from tests.t4_mounts.t4_cgroup_differential import cgroup2
 
 PLACES = ("a", "a/b", "a/b/c", "a/e")
 """Below the top of either tree. All are empty: of these the kernel says at once what it says in the end, while a task

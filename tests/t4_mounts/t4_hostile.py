@@ -21,7 +21,7 @@ from backend.door.wire import Op
 from backend.process.identity import cgroup_of
 from tests.support.cgroups import cgroup, enter, evacuate, slice_path
 from tests.support.mounted import SECONDS, Mounted, Tenant, alive, eventually, mounted, mountpoint
-from tests.t4_mounts.t4_tenant_socket import Raw, descriptors, status
+from tests.support.tenant_socket import Raw, descriptors, status
 
 MIB = 1 << 20
 STRANGER = 1000

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from ggroupfs.client.protocol import LINE_MOST, Announcement
+from tests.support.command import complaint
 from tests.support.mounted import SECONDS, SLOW, Mounted, eventually
 from tests.support.policy_program import PolicyProgram
-from tests.t4_mounts.t4_command import complaint
 
 MIB = 1 << 20
 GMEM = 16 * MIB

@@ -28,9 +28,9 @@ from ggroupfs.text.names import slice_directory
 from ggroupfs.view import collector, figures
 from ggroupfs.view.collector import TreeCollector
 from tests.support.cgroups import cgroup, enter, slice_path
+from tests.support.command import complaint, ggroupfs, ok
 from tests.support.mounted import Mounted, Tenant, eventually, mounted, mountpoint
 from tests.support.proc import stat_of
-from tests.t4_mounts.t4_command import complaint, ggroupfs, ok
 
 MIB = 1 << 20
 

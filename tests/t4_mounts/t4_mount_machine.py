@@ -37,9 +37,9 @@ from backend.soft.client import Device
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from ggroupfs.fs.controls import PEAKS
+from tests.support.cgroups import answer, cgroup2
 from tests.support.mounted import Mounted, eventually, mounted
 from tests.support.strategies import Written, chosen, history, pick, size_writes, switch_writes, timeslice_writes
-from tests.t4_mounts.t4_cgroup_differential import answer, cgroup2
 
 MIB = 1 << 20
 PAGE = 2 * MIB

@@ -16,8 +16,8 @@ from backend.door.client import pid_namespace
 from ggroupfs.client import Tree, has_our_pids
 from ggroupfs.text.names import is_number
 from tests.support.cgroups import cgroup, enter
+from tests.support.command import MIB
 from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, mounted
-from tests.t4_mounts.t4_command import MIB
 
 G = f"{sys.executable} -m ggroupfs"
 ELSEWHERE = "this is another pid namespace than that of the tree's daemon, and pids are other processes' there"

@@ -16,10 +16,10 @@ import trio
 from ggroupfs import client
 from ggroupfs.client import Branch, Group, Member, Tree, Watch
 from tests.support.cgroups import cgroup, enter, slice_path
+from tests.support.command import complaint, ggroupfs
 from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, eventually
 from tests.support.page import section
 from tests.support.policy_program import PolicyProgram
-from tests.t4_mounts.t4_command import complaint, ggroupfs
 
 MIB = 1 << 20
 

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -26,7 +26,7 @@ from backend.soft.client import socket_of
 from ggroupfs.daemon import successor
 from ggroupfs.daemon.mount import SOCKETS
 from ggroupfs.mounts import mount_of
-from tests.support.mounted import LEDGER, SECONDS, SLOW, Mounted, Tenant, eventually, mounted, mountpoint
+from tests.support.mounted import LEDGER, SECONDS, SLOW, Mounted, Tenant, daemons, eventually, kill, mounted, mountpoint
 from tests.support.proc import stat_of
 
 SERVICE = Path(__file__).parents[2] / "systemd/ggroupfs.service"
@@ -34,7 +34,6 @@ SERVICE = Path(__file__).parents[2] / "systemd/ggroupfs.service"
 POLL = "7"
 """poll(2), on x86-64."""
 
-LEFT_BEHIND = "unmounting what is left of another daemon"
 
 FILES = {
     "gmem.limit.high": ("max", ["1073741824", "2147483648", "max"]),
@@ -206,25 +205,6 @@ def settle(mount: Path, model: Model) -> None:
 def place() -> Iterator[Path]:
     with mountpoint() as path:
         yield path
-
-
-@contextlib.contextmanager
-def daemons(place: Path, *options: str, gpu: str = "soft", also: Sequence[str] = ()) -> Iterator[Callable[[], Mounted]]:
-    """One daemon after the other, each in the place of the one before. Besides that, they may say what is in `also`."""
-    with contextlib.ExitStack() as stack:
-
-        def start() -> Mounted:
-            mount = stack.enter_context(mounted(place, *options, gpu=gpu, expect_errors=[LEFT_BEHIND, *also]))
-            assert all(any(words in line for words in (LEFT_BEHIND, *also)) for line in mount.errors)
-            mount.errors.clear()
-            return mount
-
-        yield start
-
-
-def kill(mount: Mounted) -> None:
-    mount.daemon.kill()
-    mount.daemon.wait()
 
 
 @pytest.mark.parametrize("seed", range(3))

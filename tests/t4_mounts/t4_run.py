@@ -18,8 +18,8 @@ import pytest
 from backend.soft.client import Device
 from ggroupfs.usermem import Usermem, watch
 from tests.support.cgroups import cgroup, slice_path
+from tests.support.command import MIB, complaint, ggroupfs
 from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, eventually
-from tests.t4_mounts.t4_command import MIB, complaint, ggroupfs
 
 CUDA = Path(__file__).parents[2] / "backend" / "cuda" / "library"
 

@@ -23,8 +23,8 @@ from ggroupfs import serving
 from ggroupfs.commands import thaw
 from ggroupfs.commands.umount import unmount
 from ggroupfs.mounts import device_number, mount_of, trees
+from tests.support.command import complaint
 from tests.support.mounted import SECONDS, SLOW, Mounted, mounted
-from tests.t4_mounts.t4_command import complaint
 
 DEVICE = "0:99999"
 """Of no mount."""

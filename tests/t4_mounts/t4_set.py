@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cgroups import cgroup, enter, slice_path
+from tests.support.command import complaint, ok
 from tests.support.mounted import Mounted, Tenant, eventually, mounted
-from tests.t4_mounts.t4_command import complaint, ok
 
 MIB = 1 << 20
 

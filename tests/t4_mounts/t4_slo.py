@@ -28,9 +28,9 @@ from ggroupfs.policies.slo.reports import Desk, Place
 from ggroupfs.policies.slo.samples import Interval, Statistic
 from ggroupfs.policies.slo.settings import Settings
 from tests.support.cgroups import cgroup, enter, slice_path
+from tests.support.command import complaint
 from tests.support.mounted import BUSY, Mounted, Tenant, eventually, mounted
 from tests.support.policy_program import PolicyProgram
-from tests.t4_mounts.t4_command import complaint
 
 CONFIG = """
 socket = "{socket}"

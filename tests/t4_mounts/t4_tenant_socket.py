@@ -17,65 +17,19 @@ from pathlib import Path
 
 import pytest
 
-from backend.door.wire import FORMAT, REPLY, SIZE, VERSION, Feature, Message, Op
-from backend.soft.client import socket_of
+from backend.door.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import KERNEL_MOST_US
 from backend.soft.server import CHANNELS
 from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, eventually, mounted
+from tests.support.tenant_socket import MIB, Raw, descriptors, status
 
-MIB = 1 << 20
 U64 = (1 << 64) - 1
 
 DROPPED = "not a message"
 """What the daemon says of whoever sends something that is none."""
 
 Prepare = Callable[["Raw"], tuple[int, ...]]
-
-
-class Raw:
-    """A connection that says what it likes."""
-
-    def __init__(self, mount: Mounted) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(SECONDS * SLOW)
-        self.socket.connect(os.fspath(socket_of(mount.path)))
-        self._seq = 0
-
-    def __enter__(self) -> Raw:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, op: int, *args: int, gpu: int = 0, flags: int = 0, status: int = 0) -> None:
-        """One message."""
-        self._seq += 1
-        self.socket.sendall(FORMAT.pack(op, status, self._seq, gpu, flags, *args, *[0] * (5 - len(args))))
-
-    def ask(self, op: int, *args: int, gpu: int = 0, flags: int = 0, status: int = 0) -> int | tuple[int, ...]:
-        """The errno of an answer, or what it grants. Events are passed over."""
-        self.send(op, *args, gpu=gpu, flags=flags, status=status)
-        while not (answer := Message.decode(self.socket.recv(SIZE + 1))).reply:
-            assert answer.op == Op.PROGRESS
-        assert answer.seq == self._seq
-        assert answer.flags == 0
-        return -answer.status if answer.status else answer.args
-
-    def hello(self) -> Raw:
-        """Makes it a proper connection."""
-        assert self.ask(Op.HELLO, VERSION) == (VERSION, 2 * MIB, 2048, Feature.ENGINE, 0)
-        return self
-
-    @property
-    def closed(self) -> bool:
-        """Whether the other side hangs up."""
-        try:
-            while self.socket.recv(SIZE):
-                pass
-        except ConnectionResetError:
-            pass
-        return True
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +228,8 @@ def test_a_program_that_never_reads(hostile_mount: Mounted, victim: Tenant) -> N
 def test_a_program_that_never_reads_and_dies(hostile_mount: Mounted, victim: Tenant) -> None:
     """Stuck in both directions and then gone: no line in the log, nothing held."""
     program = (
-        "import sys; from tests.t4_mounts.t4_tenant_socket import *\n"
+        "import sys, time; from pathlib import Path; from backend.door.wire import Op\n"
+        "from tests.support.tenant_socket import Raw\n"
         "class M: path = Path(sys.argv[1])\n"
         "raw = Raw(M()).hello(); tsg = raw.ask(Op.JOIN, 1)[0]; raw.socket.settimeout(0.2)\n"
         "try:\n"
@@ -292,17 +247,6 @@ def test_a_program_that_never_reads_and_dies(hostile_mount: Mounted, victim: Ten
             stuck.wait()
         watch = hostile_mount.watch()
         eventually(lambda: not (hostile_mount / stuck.pid).exists(), "its directory is gone", 0.2, watch)
-
-
-def descriptors(mount: Mounted) -> int:
-    """How many the daemon has open."""
-    return len(os.listdir(f"/proc/{mount.daemon.pid}/fd"))
-
-
-def status(mount: Mounted, key: str) -> int:
-    """A number of the daemon's /proc/<pid>/status."""
-    lines = Path(f"/proc/{mount.daemon.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
 def test_connections_that_come_and_go_leave_no_descriptor(hostile_mount: Mounted, victim: Tenant) -> None:

@@ -20,9 +20,9 @@ import pytest
 
 from backend.process.identity import cgroup_of
 from tests.support.cgroups import cgroup, enter, slice_path
+from tests.support.command import complaint, ggroupfs, ok
 from tests.support.mounted import Mounted, Tenant, eventually, mounted
 from tests.support.terminal import DOWN, END, ENTER, ESCAPE, HOME, LEFT, RIGHT, Terminal, terminal
-from tests.t4_mounts.t4_command import complaint, ggroupfs, ok
 
 MIB = 1 << 20
 

@@ -14,9 +14,8 @@ import trio
 
 from backend.ledgers import abi
 from tests.support.harness import Harness
-from tests.t3_program import t3_killed
-from tests.t3_program.t3_killed import Killed, Life, Machine, a_machine
-from tests.t3_program.t3_thaw import run
+from tests.support.killed import Killed, Life, Machine, a_machine
+from tests.support.killed_life import again, is_released, live, one_death, pid_of, run, sleepers, whole_life
 from tests.t5_module.harness import File, errno_of
 
 STEP = 4
@@ -37,11 +36,11 @@ def nothing_was_there() -> Iterator[None]:
 
 def test_killed_at_calls_of_the_kernel() -> None:
     """Before and after them in turns."""
-    points = t3_killed.whole_life(kernel=True).asked
+    points = whole_life(kernel=True).asked
     assert len(points) > 40
     for number, at in enumerate(points[::STEP]):
         forget()
-        t3_killed.one_death(at + number % 2, kernel=True)
+        one_death(at + number % 2, kernel=True)
 
 
 def levers(machine: Machine) -> dict[str, int]:
@@ -65,23 +64,23 @@ def test_everybody_runs_as_before_any_daemon_came_and_the_kernel_knows() -> None
         for name in "bc":
             machine.start(name)
         await trio.sleep(0.25)
-        await machine.write(h, f"{t3_killed.pid_of(machine, 'b')}/compute.freeze", "1")
-        await machine.write(h, f"{t3_killed.pid_of(machine, 'c')}/compute.timeslice", "4")
+        await machine.write(h, f"{pid_of(machine, 'b')}/compute.freeze", "1")
+        await machine.write(h, f"{pid_of(machine, 'c')}/compute.timeslice", "4")
         life.dead = True
         raise Killed
 
-    with t3_killed.sleepers() as spawn, a_machine(spawn, kernel=True) as machine:
-        t3_killed.live(machine, life, story)
+    with sleepers() as spawn, a_machine(spawn, kernel=True) as machine:
+        live(machine, life, story)
         assert levers(machine) == {"b": abi.BOOKS_DETACHED, "c": 4000}
         assert {one.verdict for one in run(machine)} == {"thawed"}
-        t3_killed.is_released(machine)
+        is_released(machine)
         assert levers(machine) == {"b": 0, "c": 0}
-        t3_killed.again(machine, further=True)
+        again(machine, further=True)
 
 
 def test_who_is_served_is_not_freed_behind_the_back_of_his_daemon() -> None:
     """It has the books, wherever it is mounted."""
-    with t3_killed.sleepers() as spawn, a_machine(spawn, kernel=True) as machine, File() as admin:
+    with sleepers() as spawn, a_machine(spawn, kernel=True) as machine, File() as admin:
         machine.start("a")
         admin.register("GPU-0", 1 << 40)
         with pytest.raises(RuntimeError, match="served by another mount"):

@@ -30,8 +30,8 @@ from backend.ledgers.provider import ProviderGpu
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn, group_on, identify
 from tests.support.harness import StubGpu, hang, refuses, until
+from tests.support.ledger_machine import CAPACITIES, LedgerMachine, Twins
 from tests.support.strategies import history
-from tests.t2_parts.t2_ledger_machine import CAPACITIES, LedgerMachine, Twins
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cgroups import cgroup, enter, slice_path
-from tests.support.mounted import SECONDS, Mounted, Tenant, eventually, mounted
-from tests.t4_mounts.t4_bad_luck import contents, reborn
+from tests.support.mounted import SECONDS, Mounted, Tenant, contents, eventually, mounted, reborn
 from tests.t5_module.harness import Remote, there_join
 
 Spawn = Callable[..., subprocess.Popen[bytes]]

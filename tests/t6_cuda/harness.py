@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
+import queue
 import re
 import shutil
 import socket
@@ -265,3 +267,56 @@ def daemon(tmp_path: Path) -> Iterator[GrantingDaemon]:
         yield server
     finally:
         server.close()
+
+
+MIB = 1 << 20
+
+
+class BookingDaemon(GrantingDaemon):
+    """One that asks for memory, lets it back when told to, and keeps the books of what it hears."""
+
+    resident = 0
+    swapped = 0
+    room = False
+    """Whether MOVE_IN is granted."""
+
+    def _serve(self, connection: socket.socket) -> None:
+        page = CounterPage()
+        self.pages.append(page)
+        self.answers: queue.Queue[Message] = queue.Queue()
+        with contextlib.suppress(OSError):
+            while raw := connection.recv(SIZE):
+                self._hear(connection, Message.decode(raw), page)
+
+    def _hear(self, connection: socket.socket, heard: Message, page: CounterPage) -> None:
+        if heard.reply:
+            self.resident -= heard.args[0]
+            self.swapped += heard.args[0]
+            self.answers.put(heard)
+            return
+        answer = heard.answer()
+        match heard.op:
+            case Op.HELLO:
+                answer = heard.answer(1, 2 << 20, 2000)
+            case 4:  # LOCATE
+                answer = heard.answer(heard.args[1] >> 56)
+            case 6:  # CHARGE
+                self.resident += heard.args[0]
+            case 7:  # UNCHARGE
+                self.resident -= heard.args[0]
+                self.swapped -= heard.args[1]
+            case 8 if not self.room:  # MOVE_IN
+                answer = heard.refuse(errno.EAGAIN)
+            case 8:
+                self.resident += heard.args[0]
+                self.swapped -= heard.args[0]
+            case 9:  # LIMITS
+                answer = heard.answer(64 << 20, 1 << 20, self.swapped)
+        if heard.seq:
+            fds = [page.descriptor] if heard.op == 5 else []
+            socket.send_fds(connection, [answer.encode()], fds)
+
+    def reclaim(self, nbytes: int) -> int:
+        """Asks the program to move so much out; what it says it has moved."""
+        self._connections[-1].send(Message(Op.RECLAIM, 77, 0, (0, 0, 0, nbytes)).encode())
+        return self.answers.get(timeout=SECONDS).check().args[0]

@@ -15,8 +15,7 @@ import pytest
 
 from backend.cuda.page import CounterPage, stands
 from backend.door.wire import Message, Op
-from tests.t6_cuda.harness import SECONDS, Program, eventually, running
-from tests.t6_cuda.t6_mover import MIB, BookingDaemon
+from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, eventually, running
 
 HELD = 86
 """MiB that the program has, all the time."""

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import queue
-import socket
 from pathlib import Path
 
 import pytest
 
-from backend.cuda.page import CounterPage
-from backend.door.wire import SIZE, Message, Op
-from tests.t6_cuda.harness import SECONDS, GrantingDaemon, eventually, running
+from tests.t6_cuda.harness import MIB, BookingDaemon, eventually, running
 from tests.t6_cuda.units import run_unit
-
-MIB = 1 << 20
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
@@ -39,56 +31,6 @@ def test_unit(name: str, sanitize: str) -> None:
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_chunks_of_the_host_are_made_ahead(sanitize: str) -> None:
     run_unit("ahead", sanitize, GGROUP_CUDA_POOL="32")
-
-
-class BookingDaemon(GrantingDaemon):
-    """One that asks for memory, lets it back when told to, and keeps the books of what it hears."""
-
-    resident = 0
-    swapped = 0
-    room = False
-    """Whether MOVE_IN is granted."""
-
-    def _serve(self, connection: socket.socket) -> None:
-        page = CounterPage()
-        self.pages.append(page)
-        self.answers: queue.Queue[Message] = queue.Queue()
-        with contextlib.suppress(OSError):
-            while raw := connection.recv(SIZE):
-                self._hear(connection, Message.decode(raw), page)
-
-    def _hear(self, connection: socket.socket, heard: Message, page: CounterPage) -> None:
-        if heard.reply:
-            self.resident -= heard.args[0]
-            self.swapped += heard.args[0]
-            self.answers.put(heard)
-            return
-        answer = heard.answer()
-        match heard.op:
-            case Op.HELLO:
-                answer = heard.answer(1, 2 << 20, 2000)
-            case 4:  # LOCATE
-                answer = heard.answer(heard.args[1] >> 56)
-            case 6:  # CHARGE
-                self.resident += heard.args[0]
-            case 7:  # UNCHARGE
-                self.resident -= heard.args[0]
-                self.swapped -= heard.args[1]
-            case 8 if not self.room:  # MOVE_IN
-                answer = heard.refuse(errno.EAGAIN)
-            case 8:
-                self.resident += heard.args[0]
-                self.swapped -= heard.args[0]
-            case 9:  # LIMITS
-                answer = heard.answer(64 << 20, 1 << 20, self.swapped)
-        if heard.seq:
-            fds = [page.descriptor] if heard.op == 5 else []
-            socket.send_fds(connection, [answer.encode()], fds)
-
-    def reclaim(self, nbytes: int) -> int:
-        """Asks the program to move so much out; what it says it has moved."""
-        self._connections[-1].send(Message(Op.RECLAIM, 77, 0, (0, 0, 0, nbytes)).encode())
-        return self.answers.get(timeout=SECONDS).check().args[0]
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])

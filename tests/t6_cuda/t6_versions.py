@@ -21,7 +21,7 @@ from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
 from backend.door.wire import CUDA, FIRST, SIZE, VERSION, Feature, Message, Op, met, names
 from backend.process.identity import Process, identify
-from tests.t6_cuda.t6_daemon import GIB, MIB, Daemon, serving
+from tests.t6_cuda.daemon import GIB, MIB, Daemon, serving
 from tests.versions.ends import End, compile_library, library
 from tests.versions.recorded import session
 

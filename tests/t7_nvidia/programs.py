@@ -7,6 +7,7 @@ import itertools
 import math
 import mmap
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ import pynvml
 from ggroupfs.client import Member
 from tests.support.cgroups import cgroup, slice_path
 from tests.support.mounted import Mounted
-from tests.t7_nvidia.conftest import Reporting, wait_for
+from tests.t7_nvidia.conftest import Reporting, Worker, wait_for
 
 GIB, MIB = 1 << 30, 1 << 20
 STOP, ERROR = 24, 28
@@ -157,3 +158,59 @@ def cycles(run: Program, seconds: float) -> float:
     last = first + math.ceil(max(1, run.passes - first) / CYCLE) * CYCLE
     wait_for(lambda: run.passes >= last, "a cycle ends", seconds=60)
     return (run.passes - first) / (time.monotonic() - start)
+
+
+def speed(log: str, what: str) -> float:
+    """GB a second of the moves that the library logged, without the time that it waited for kernels."""
+    moves = [(int(m[1]) * MIB, int(m[2])) for m in re.finditer(what, log)]
+    return sum(size for size, _ in moves) / sum(usec for _, usec in moves) / 1e3
+
+
+def where(pid: int) -> list[int]:
+    """The GPUs that the driver has a process on."""
+    pynvml.nvmlInit()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            index
+            for index, handle in enumerate(handles)
+            if any(one.pid == pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        ]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def group_of(mount: Mounted, worker: Worker) -> Path:
+    """The control files of a worker, once they are there and it runs."""
+    worker.started()
+    group = mount.group(worker.pid)
+    wait_for((group / "compute.freeze").exists, f"{group} appears")
+    return group
+
+
+SECONDS = 3.0
+
+
+@attrs.frozen
+class Used:
+    """What a worker did in a window."""
+
+    seconds: float
+    """On the engine, by gcgroup.stat."""
+    kernels: int
+    """That it completed, by itself."""
+
+
+def used(mount: Mounted, *workers: Worker, seconds: float = SECONDS) -> tuple[float, list[Used]]:
+    """The seconds of a window, and what each used of it."""
+
+    def look() -> tuple[float, list[tuple[int, int]]]:
+        texts = [(mount.group(worker.pid) / "gcgroup.stat").read_text() for worker in workers]
+        stats = [int(text.split("gpu_usec ")[1].split()[0]) for text in texts]
+        return time.monotonic(), list(zip(stats, [worker.finished for worker in workers], strict=True))
+
+    begin, before = look()
+    time.sleep(seconds)
+    end, after = look()
+    pairs = zip(before, after, strict=True)
+    return end - begin, [Used((b[0] - a[0]) / 1e6, b[1] - a[1]) for a, b in pairs]

@@ -12,7 +12,7 @@ import pytest
 from tests.support.mounted import Mounted
 from tests.support.policy_program import PolicyProgram
 from tests.t7_nvidia.colocations import p99, started
-from tests.t7_nvidia.t7_migrate import where
+from tests.t7_nvidia.programs import where
 
 BALANCED_S = 10.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 import time
 
@@ -11,7 +10,7 @@ import pytest
 from ggroupfs.client import Member
 from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import built, wait_for
-from tests.t7_nvidia.programs import GIB, MIB, member, nvml_used, program, run_in, write
+from tests.t7_nvidia.programs import GIB, MIB, member, nvml_used, program, run_in, speed, write
 
 
 @pytest.fixture(scope="session")
@@ -30,12 +29,6 @@ def test_counts_are_exact(gpu_mount: Mounted, counts: str) -> None:
         stat = group.flat("gcgroup.stat")
         print(f"launched {launched}: {stat}")
         assert (stat["submitted"], stat["finished"], stat["pending"]) == (launched, launched, 0)
-
-
-def speed(log: str, what: str) -> float:
-    """GB a second of the moves that the library logged, without the time that it waited for kernels."""
-    moves = [(int(m[1]) * MIB, int(m[2])) for m in re.finditer(what, log)]
-    return sum(size for size, _ in moves) / sum(usec for _, usec in moves) / 1e3
 
 
 def test_eight_gib_cut_to_four(gpu_mount: Mounted, elastic: str) -> None:

@@ -20,29 +20,14 @@ import pytest
 from backend.nvidia.checkpoint.journal import directory
 from backend.nvidia.mover import BEGUN_S
 from ggroupfs.client import Member, flat
-from tests.support.mounted import Mounted
-from tests.t4_mounts.t4_restart import daemons, kill
+from tests.support.mounted import Mounted, daemons, kill
 from tests.t7_nvidia.conftest import wait_for
-from tests.t7_nvidia.programs import GIB, MIB, Program, member, program, run_in, write
-from tests.t7_nvidia.t7_training import STEPS, outcome, torch
+from tests.t7_nvidia.programs import GIB, MIB, Program, member, program, run_in, where, write
+from tests.t7_nvidia.trained import STEPS, outcome, torch
 
 TIMES = 20
 WITH_OR_WITHOUT = pytest.mark.parametrize("library", [False, True], ids=["without", "with"])
 """... our library in the program."""
-
-
-def where(pid: int) -> list[int]:
-    """The GPUs that the driver has a process on."""
-    pynvml.nvmlInit()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            index
-            for index, handle in enumerate(handles)
-            if any(one.pid == pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        ]
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def card(gpu: int) -> pynvml.c_nvmlMemory_t:

@@ -15,19 +15,12 @@ import pytest
 
 from tests.support.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import CREATED, ERROR, RUNNING, WANT, Worker, rates, wait_for
+from tests.t7_nvidia.programs import group_of
 
 Start = Callable[..., Worker]
 
 DEFAULT_MS = 2.048
 """The driver's timeslice for a GR channel group."""
-
-
-def group_of(mount: Mounted, worker: Worker) -> Path:
-    """The control files of a worker, once they are there and it runs."""
-    worker.started()
-    group = mount.group(worker.pid)
-    wait_for((group / "compute.freeze").exists, f"{group} appears")
-    return group
 
 
 def near(value: float, asked: float, tolerance: float = 0.25) -> bool:

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from ggroupfs.client import Member, flat
-from tests.support.mounted import Mounted, mountpoint
-from tests.t4_mounts.t4_restart import daemons, kill
+from tests.support.mounted import Mounted, daemons, kill, mountpoint
 from tests.t7_nvidia.conftest import SECONDS, Worker, rates, wait_for
 from tests.t7_nvidia.programs import MIB, Program, current, member, nvml_used, program, run_in
 

@@ -17,8 +17,7 @@ from tests.support.cgroups import enter, slice_path
 from tests.support.mounted import Mounted
 from tests.t7_nvidia.colocations import SECONDS, Colocated, p99, started
 from tests.t7_nvidia.conftest import STOP, WANT, Worker, rates, wait_for
-from tests.t7_nvidia.t7_real_programs import group_of
-from tests.t7_nvidia.t7_usage import used
+from tests.t7_nvidia.programs import group_of, used
 
 Start = Callable[..., Worker]
 T = TypeVar("T")

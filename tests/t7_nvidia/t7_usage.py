@@ -5,43 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import attrs
 import pytest
 
 from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import WANT, Worker
-from tests.t7_nvidia.t7_real_programs import group_of
+from tests.t7_nvidia.programs import group_of, used
 
 Start = Callable[..., Worker]
 
-SECONDS = 3.0
 BEGUN_S = 1.0
 """What is measured begins so long after programs came, or were told otherwise: figures are 0.2 s old."""
-
-
-@attrs.frozen
-class Used:
-    """What a worker did in a window."""
-
-    seconds: float
-    """On the engine, by gcgroup.stat."""
-    kernels: int
-    """That it completed, by itself."""
-
-
-def used(mount: Mounted, *workers: Worker, seconds: float = SECONDS) -> tuple[float, list[Used]]:
-    """The seconds of a window, and what each used of it."""
-
-    def look() -> tuple[float, list[tuple[int, int]]]:
-        texts = [(mount.group(worker.pid) / "gcgroup.stat").read_text() for worker in workers]
-        stats = [int(text.split("gpu_usec ")[1].split()[0]) for text in texts]
-        return time.monotonic(), list(zip(stats, [worker.finished for worker in workers], strict=True))
-
-    begin, before = look()
-    time.sleep(seconds)
-    end, after = look()
-    pairs = zip(before, after, strict=True)
-    return end - begin, [Used((b[0] - a[0]) / 1e6, b[1] - a[1]) for a, b in pairs]
 
 
 def test_two_programs_use_all_of_the_time(gpu_mount: Mounted, worker: Start) -> None:

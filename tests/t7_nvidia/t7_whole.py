@@ -14,8 +14,7 @@ from ggroupfs.client import Member
 from tests.support.cgroups import enter, slice_path
 from tests.support.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import Worker, wait_for
-from tests.t7_nvidia.programs import GIB, MIB, current, member, nvml_used, program, write
-from tests.t7_nvidia.t7_real_programs import group_of
+from tests.t7_nvidia.programs import GIB, MIB, current, group_of, member, nvml_used, program, write
 
 Start = Callable[..., Worker]
 

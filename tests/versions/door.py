@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 from pyfuse3 import FUSEError
 
-from tests.t6_cuda.t6_daemon import serving
+from tests.t6_cuda.daemon import serving
 
 
 async def main(path: str) -> None:

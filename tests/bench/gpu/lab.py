@@ -15,11 +15,10 @@ import pynvml
 from tests.bench.core.runner import Unavailable
 from tests.bench.gpu.faces import Served, Shared
 from tests.support.mounted import mounted, mountpoint
-from tests.t7_nvidia import t7_dynamic
 from tests.t7_nvidia.conftest import ROOT, wait_for
-from tests.t7_nvidia.programs import MIB, STOP, Program, nvml_used, program, write
+from tests.t7_nvidia.pairs import SETTLED_S, Turn, pair_of, policy
+from tests.t7_nvidia.programs import MIB, STOP, Program, nvml_used, program, speed, write
 from tests.t7_nvidia.strangers import Strangers
-from tests.t7_nvidia.t7_memory import speed
 
 SOURCES = Path(__file__).parent / "programs"
 TESTS = ROOT / "tests" / "t7_nvidia"
@@ -230,13 +229,13 @@ class GpuLab:
         with contextlib.ExitStack() as stack:
             mount = stack.enter_context(mounted(stack.enter_context(mountpoint()), gpu="nvidia"))
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ggroupfs-bench-")))
-            pair = stack.enter_context(t7_dynamic.pair_of(mount, serving, batch))
+            pair = stack.enter_context(pair_of(mount, serving, batch))
             if how != "static":
                 write(pair.low, "gmem.limit.high", "max")
             pair.listen(how == "cooperative")
-            turn = t7_dynamic.Turn()
-            with contextlib.nullcontext() if how == "static" else t7_dynamic.policy(pair, how, directory):
-                time.sleep(t7_dynamic.SETTLED_S)
+            turn = Turn()
+            with contextlib.nullcontext() if how == "static" else policy(pair, how, directory):
+                time.sleep(SETTLED_S)
                 pair.turn(seed, turn)
             return Shared(turn.latencies, turn.throughput)
 

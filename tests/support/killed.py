@@ -1,0 +1,320 @@
+"""A driver, a journal and programs that outlive the daemon, which is killed at a point of its life."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import attrs
+
+import backend.process.identity
+from backend.core.protocols import Gpu
+from backend.ledgers import abi, kernel
+from backend.ledgers.journal.attributes import Attributes
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.ledger import JournaledLedger
+from backend.ledgers.journal.levers import JournaledGpu, Timeslices
+from backend.ledgers.kernel import KernelLedger
+from backend.ledgers.provider import ProviderGpu
+from backend.nvidia import rm
+from backend.nvidia.nvml import Nvml
+from backend.nvidia.opening import open_gpus
+from backend.process.identity import Group, Member
+from tests.support.fake_nvidia import FakeNvml, FakeSystem, Program
+from tests.support.harness import MIB, REAL_S, Harness, World, running
+from tests.support.journaled import MEMORY, let_go
+
+CHANGES = (rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS)
+"""Calls that leave something behind."""
+
+SECONDS = 5.0
+"""What a lever may take that goes through the kernel."""
+
+OWN_US = 777
+"""A timeslice that a program gave itself."""
+
+
+class Killed(BaseException):
+    """From here on the daemon does nothing any more."""
+
+
+@attrs.define
+class Life:
+    """One daemon's, up to a point."""
+
+    at: int | None = None
+    """The point at which it ends; None: it ends cleanly."""
+    points: int = 0
+    """Passed so far."""
+    asked: list[int] = attrs.field(factory=list)
+    """Those of them at which the kernel was asked for something."""
+    open: set[int] = attrs.field(factory=set)
+    """Descriptors by which it was."""
+    dead: bool = False
+
+    def point(self) -> bool:
+        """Here it may be killed. Whether it is now, for a caller that leaves something half done; Killed afterwards."""
+        if self.dead:
+            raise Killed
+        self.points += 1
+        self.dead = self.points == self.at
+        return self.dead
+
+    def pass_(self) -> None:
+        """Here it may be killed."""
+        if self.point():
+            raise Killed
+
+
+class Minded(FakeSystem):
+    """A driver that notes each program that runs and is not to."""
+
+    def __init__(self, readback: bool) -> None:
+        super().__init__(trace=None, readback=readback)
+        self.still: frozenset[int] = frozenset()
+        """Pids of those that are not to run, not for a moment."""
+        self.ran: list[int] = []
+
+    def mind(self) -> None:
+        """A lever has moved."""
+        self.ran += [pid for pid in self.still if pid in self.programs and any(self.programs[pid].running())]
+
+
+class Driver:
+    """The same, as one daemon has it: a dead daemon does not reach it, in none of its threads."""
+
+    def __init__(self, fake: Minded, life: Life) -> None:
+        self._fake = fake
+        self._life = life
+        self._inside = 0
+        self._left = threading.Condition()
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._fake, name)
+
+        def reached(*args: Any) -> Any:
+            with self._entered():
+                return call(*args)
+
+        return reached
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
+        with self._entered():
+            changes = request == rm.IOCTL_CONTROL and struct.unpack_from("<III", argument)[2] in CHANGES
+            if changes:
+                self._life.pass_()
+            self._fake.ioctl(fd, request, argument)
+            if changes:
+                self._fake.mind()
+                self._life.pass_()
+
+    def end(self) -> None:
+        """A call that was under way comes to its end; then the kernel closes what is open."""
+        with self._left:
+            self._left.wait_for(lambda: not self._inside, REAL_S)
+        for fd in list(self._fake.open):
+            self._fake.close(fd)
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        with self._left:
+            if self._life.dead:
+                raise Killed
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._left:
+                self._inside -= 1
+                self._left.notify_all()
+
+
+class Mortal(Journal):
+    """A journal whose daemon may be killed before, in the middle of and after each write."""
+
+    def __init__(self, path: Path, life: Life) -> None:
+        self._life = life
+        super().__init__(path, boot="b")
+
+    def _put(self, fd: int, text: bytes) -> None:  # type: ignore[override]
+        self._life.pass_()
+        if self._life.point():
+            os.write(fd, text[: len(text) // 2])
+            raise Killed
+        Journal._put(fd, text)
+        self._life.pass_()
+
+
+LOOKS = {abi.IOC_GET, abi.IOC_NEXT, abi.IOC_PLAN, abi.IOC_HELLO, abi.IOC_EVENTS}
+"""What changes nothing in the kernel."""
+
+
+@contextlib.contextmanager
+def mortal(life: Life) -> Iterator[None]:
+    """The kernel module's books as one daemon has them: it may be killed before and after each call."""
+    real = kernel._ask
+
+    def ask(descriptor: int, request: int, argument: ctypes.Structure) -> None:
+        if request in LOOKS:
+            if life.dead:
+                raise Killed
+            real(descriptor, request, argument)
+            return
+        life.open.add(descriptor)
+        life.pass_()
+        life.asked.append(life.points)
+        real(descriptor, request, argument)
+        life.pass_()
+
+    with mock.patch.object(kernel, "_ask", ask):
+        yield
+
+
+def abandon(ledger: KernelLedger, life: Life) -> None:
+    """The death of a daemon, as far as the kernel sees it."""
+    for descriptor in {*ledger._queues.values(), *ledger._streams, ledger._control, *life.open}:
+        os.close(descriptor)
+    ledger._events.close()
+
+
+@attrs.define
+class Machine:
+    """What outlives daemons, and what was asked of them."""
+
+    path: Path
+    """The journal."""
+    spawn: Callable[..., subprocess.Popen[bytes]]
+    fake: Minded
+    nvml: FakeNvml = attrs.field(factory=lambda: FakeNvml(count=1))
+    scheduler: bool = False
+    """Whether daemons have one."""
+    kernel: bool = False
+    """Whether the books are the kernel's."""
+    world: World = attrs.field(factory=World)
+    said: dict[str, str] = attrs.field(factory=dict)
+    """What was written and acknowledged, by path."""
+    owned: dict[str, int] = attrs.field(factory=dict)
+    """Owners, by path."""
+    made: set[str] = attrs.field(factory=set)
+    """Slices that were made, and processes, by path."""
+    doing: tuple[str, str] | None = None
+    """What was asked and not answered: path and value, of whatever kind."""
+    programs: dict[str, Program] = attrs.field(factory=dict)
+    """By a name of ours."""
+    on: dict[str, int] = attrs.field(factory=dict)
+    """The GPU of each."""
+    processes: dict[str, subprocess.Popen[bytes]] = attrs.field(factory=dict)
+
+    @property
+    def gpus(self) -> range:
+        """Their indices."""
+        return range(self.nvml.count)
+
+    def group(self, name: str) -> Group:
+        """Of a program, on its GPU."""
+        return Member(self.programs[name].identity, self.on[name])
+
+    def start(self, name: str, cgroup: str = "/", gpu: int = 0) -> None:
+        """A program makes a context."""
+        self.on[name] = gpu
+        self.processes[name] = self.spawn()
+        process = backend.process.identity.identify(self.processes[name].pid)
+        self.world.cgroups[process.pid] = backend.process.identity.Slice(cgroup)
+        self.programs[name] = self.fake.program(process.pid, gpu, start=process.start)
+        self.nvml.compute.setdefault(gpu, []).append((process.pid, MIB))
+
+    def end(self, name: str) -> None:
+        """A program ends."""
+        pid = self.programs.pop(name).pid
+        self.processes[name].kill()
+        self.processes[name].wait()
+        gpu = self.on.pop(name)
+        self.nvml.compute[gpu] = [(other, held) for other, held in self.nvml.compute[gpu] if other != pid]
+        self.fake.kill(pid)
+        for table in (self.said, self.owned):
+            for path in [path for path in table if path.startswith(f"{pid}/")]:
+                del table[path]
+        self.made.discard(str(pid))
+
+    @contextlib.asynccontextmanager
+    async def daemon(self, life: Life) -> AsyncIterator[Harness]:
+        """The next one."""
+        driver = Driver(self.fake, life)
+        journal = Mortal(self.path, life)
+        h: Harness | None = None
+        ledger: JournaledLedger | KernelLedger | None = None
+        try:
+            gpus = await open_gpus(system=driver, nvml=Nvml(self.nvml), selftest=False)  # type: ignore[arg-type]
+            names = {gpu.info.index: gpu.info.uuid for gpu in gpus}
+            for gpu in gpus:
+                gpu.notes = Timeslices(journal, gpu.info.uuid)
+            keeper = Attributes(journal, names)
+            behind: list[Gpu]
+            if self.kernel:
+                ledger = books = KernelLedger(names)
+                behind = [ProviderGpu(gpu, books, SECONDS) for gpu in gpus]
+            else:
+                ledger = JournaledLedger(journal, names)
+                behind = [JournaledGpu(gpu, journal) for gpu in gpus]
+            async with running(*behind, ledger=ledger, world=self.world, keeper=keeper, scheduler=self.scheduler) as h:
+                yield h
+            ledger.close(released=h.controller.released)
+            ledger = None
+            journal.close()
+        except BaseException:
+            let_go(journal)  # as the kernel closes what a dead process had open
+            if isinstance(ledger, KernelLedger):
+                abandon(ledger, life)
+            if h is not None:
+                h.controller._membership.exits.close()
+            raise
+        finally:
+            driver.end()
+
+    # What a history is made of
+
+    async def write(self, h: Harness, path: str, value: str) -> None:
+        self.doing = path, value
+        await h.write(path, value)
+        self.said[path], self.doing = value, None
+
+    async def mkdir(self, h: Harness, path: str) -> None:
+        self.doing = path, "mkdir"
+        above, _, name = path.rpartition("/")
+        await h.operations.mkdir(await h.inode(above) if above else 1, name.encode(), 0o755, h.ctx)
+        self.made.add(path)
+        self.doing = None
+
+    async def chown(self, h: Harness, path: str, uid: int) -> None:
+        self.doing = path, f"chown {uid}"
+        fields = SimpleNamespace(
+            update_atime=False, update_mtime=False, update_uid=True, update_gid=False, update_mode=False
+        )
+        entry = SimpleNamespace(st_uid=uid, st_gid=0, st_mode=0)
+        await h.operations.setattr(await h.inode(path), entry, fields, None, h.ctx)
+        self.owned[path], self.doing = uid, None
+
+
+@contextlib.contextmanager
+def a_machine(
+    spawn: Callable[..., subprocess.Popen[bytes]], readback: bool = True, *, wide: bool = False, kernel: bool = False
+) -> Iterator[Machine]:
+    """`wide`: with two GPUs, and a scheduler. `kernel`: with the module's books."""
+    fake = Minded(readback)
+    small = {"FIRST_RUN": 64, "WIDE_RUN": 32}  # handles are tried in Python here
+    with (
+        tempfile.TemporaryDirectory(prefix="ggroup-killed-", dir=MEMORY) as folder,
+        mock.patch.multiple("backend.nvidia.discover", **small),
+        mock.patch.object(backend.nvidia.checkpoint, "left", tuple),
+    ):
+        yield Machine(Path(folder) / "one.journal", spawn, fake, FakeNvml(count=1 + wide), wide, kernel)

@@ -1,0 +1,400 @@
+"""Ledgers against the naive model: histories of the calls that a ledger has, for each kind of ledger."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import attrs
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backend.core.protocols import Ledger, Target
+from backend.core.records import MAX, Channel, Peak
+from backend.core.settings import REASONS, SETTINGS
+from backend.ledgers.soft import SoftLedger
+from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn, group_on
+from tests.support.model import NaiveLedger
+from tests.support.strategies import Part, chosen, moments, odd, parts, pick, policies, reasons, sizes, small
+
+CAPACITIES = {0: 100, 1: 50}
+SLICES = tuple(Slice(path) for path in ("/a", "/a/b", "/a/b/c", "/a/d", "/e"))
+PROCESSES = tuple(Process(pid, pid % 3) for pid in range(1, 6))
+gpus = st.sampled_from((0, 0, 0, 1))
+OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
+CONFIGURABLE = {setting.field for setting in SETTINGS}
+OUT_OF_RANGE = tuple(
+    (setting.field, value)
+    for setting in SETTINGS
+    for value in (setting.least - 1, setting.most + 1, 1 << 32, 1 << 64)
+    if value not in setting.allowed
+)
+"""What nothing can be configured to."""
+
+
+def outcome(call: Callable[..., Any], *args: Any, **words: Any) -> tuple[Any, int]:
+    """What a call returns, and 0; or None, and the errno that it raises."""
+    try:
+        answer = call(*args, **words)
+    except OSError as error:
+        return None, error.errno or 0
+    return (list(answer) if isinstance(answer, (list, tuple)) else answer), 0
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Does everything to the ledger and to the naive books, and compares all there is to see after each step."""
+
+    processes: ClassVar[Sequence[Process]] = PROCESSES
+    """Processes that may be in the books: a ledger that looks needs some that live."""
+
+    def make_ledger(self) -> Ledger:
+        """The ledger under test; another machine has another one."""
+        return SoftLedger()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = self.make_ledger()
+        self.naive = NaiveLedger()
+        self.told: list[tuple[Group, Channel]] = []
+        self.expected: list[tuple[Group, Channel]] = []
+        self.strangers: list[Group] = []
+        self.ledger.listen(lambda group, channel: self.told.append((group, channel)), self.strangers.append)
+
+    # The small parts
+
+    def ask(self, code: int, call: Callable[..., object], *args: Any, **words: Any) -> Any:
+        """Does it, and demands the errno `code`, or success for 0."""
+        answer, found = outcome(call, *args, **words)
+        assert found == code, f"errno {errno.errorcode.get(found)}, not {errno.errorcode.get(code)}"
+        return answer
+
+    def count(self, group: Group, event: str) -> None:
+        """An event, here and above."""
+        for level in self.naive.path(group):
+            self.naive.counts[level][f"events_{event}"] += 1
+            self.expected.append((level, Channel.GMEM))
+
+    def any_group(self, index: int) -> Group:
+        return chosen(list(self.naive.above), index)
+
+    def any_process(self, index: int) -> Group | None:
+        there = [group for group in self.naive.above if isinstance(group.node, Process)]
+        return chosen(there, index) if there else None
+
+    def any_slice(self, index: int) -> Group:
+        return chosen([group for group in self.naive.above if isinstance(group.node, Slice)], index)
+
+    def has_process(self) -> bool:
+        return any(isinstance(group.node, Process) for group in self.naive.above)
+
+    # The tree
+
+    @initialize(
+        inhabitants=st.lists(st.tuples(pick, gpus, pick, st.booleans()), min_size=4, max_size=10),
+        rules=st.lists(st.tuples(pick, policies), min_size=2, max_size=6),
+    )
+    def begin(self, inhabitants: list[tuple[int, int, int, bool]], rules: list[tuple[int, dict[str, Any]]]) -> None:
+        for index, capacity in CAPACITIES.items():
+            self.ask(0, self.ledger.add_gpu, index, capacity)
+            self.naive.enter(SliceOn(ROOT, index), None, high=capacity)
+        self.add(0, 0, 0, False)
+        for inhabitant in inhabitants:
+            self.add(*inhabitant)
+        for policy in rules:
+            self.configure(*policy)
+
+    @rule(index=pick, gpu=gpus, below=pick, slice_=st.booleans())
+    def add(self, index: int, gpu: int, below: int, slice_: bool) -> None:
+        group = group_on(chosen(SLICES, index) if slice_ else chosen(self.processes, index), gpu)
+        slices = [group for group in self.naive.above if isinstance(group.node, Slice)]
+        # One in eight may be another GPU's.
+        above = chosen(slices if below % 8 == 0 else [slice_ for slice_ in slices if slice_.gpu == gpu], below // 8)
+        code = errno.EEXIST if group in self.naive.above else errno.EXDEV if above.gpu != gpu else 0
+        self.ask(code, self.ledger.add, group, above)
+        if not code:
+            self.naive.enter(group, above)
+
+    @rule(index=pick, below=pick)
+    def move(self, index: int, below: int) -> None:
+        group, above = self.any_group(index), self.any_slice(below)
+        if index % 8:
+            group = self.any_process(index) or group
+        impossible = self.naive.above[group] is None or above.gpu != group.gpu or group in self.naive.path(above)
+        self.ask(errno.EINVAL if impossible else 0, self.ledger.move, group, above)
+        if not impossible:
+            self.naive.above[group] = above
+
+    @rule(index=pick)
+    def remove(self, index: int) -> None:
+        group = self.any_group(index)
+        busy = self.naive.above[group] is None or bool(self.naive.children(group))
+        self.ask(errno.EBUSY if busy else 0, self.ledger.remove, group)
+        if not busy:
+            self.naive.leave(group)
+
+    def teardown(self) -> None:
+        """At the end of every history, nonsense: it changes nothing."""
+        if self.naive.above:
+            for gone in (Member(Process(99, 0), 0), SliceOn(ROOT, 7)):
+                self.ask_nonsense(gone, self.any_slice(len(self.naive.above)), len(self.naive.asked))
+            self.everybody_was_told()
+            self.books_agree()
+
+    def ask_nonsense(self, gone: Group, slice_: Group, nbytes: int) -> None:
+        """What is not there is ENODEV before anything else is wrong; only processes hold anything."""
+        ledger = self.ledger
+        for call in (ledger.charge, ledger.uncharge, ledger.uncharge_swap, ledger.swap_out, ledger.swap_in):
+            self.ask(errno.ENODEV, call, gone, nbytes)
+            self.ask(errno.EINVAL, call, slice_, nbytes)
+        self.ask(errno.ENODEV, ledger.observe, gone, nbytes)
+        self.ask(errno.EINVAL, ledger.observe, slice_, nbytes)
+        self.ask(errno.ENODEV, ledger.plan, gone, 1)
+        self.ask(errno.ENODEV, ledger.press, gone, 1)
+        for simple in (ledger.books, ledger.excess, ledger.remove, ledger.parent):
+            self.ask(errno.ENODEV, simple, gone)
+        self.ask(errno.ENODEV, ledger.reset_peak, gone, "peak")
+        self.ask(errno.ENODEV, ledger.move, gone, slice_)
+        self.ask(errno.ENODEV, ledger.move, slice_, gone)
+        self.ask(errno.ENODEV, ledger.note, gone, "high")
+        self.ask(errno.EINVAL, ledger.note, slice_, "nonsense")
+        self.ask(errno.ENODEV, ledger.configure, gone, high=1)
+        self.ask(errno.ENODEV, ledger.set_reasons, gone, 1, 0)
+        self.ask(errno.EINVAL, ledger.set_reasons, slice_, 1, 0)
+        below = [group for group, above in self.naive.above.items() if above is not None]
+        for name, value in OUT_OF_RANGE if below else ():
+            code = errno.EINVAL if name in OF_SLICES and isinstance(below[0].node, Process) else errno.ERANGE
+            self.ask(code, ledger.configure, below[0], **{name: value})
+        self.ask(errno.ENODEV, ledger.add, Member(Process(98, 0), 0), SliceOn(Slice("/nowhere"), 0))
+        self.ask(errno.EEXIST, ledger.add_gpu, 0, 10)
+
+    # Policy
+
+    @rule(index=pick, changes=policies)
+    def configure(self, index: int, changes: dict[str, Any]) -> None:
+        below = [group for group, above in self.naive.above.items() if above is not None]
+        slices = [group for group in below if isinstance(group.node, Slice)]
+        # A GPU's root now and then, a slice, where limits bind several, as often as a process.
+        pool = slices if index % 2 else below
+        group = chosen(pool, index // 2) if pool and index % 16 else self.any_group(index)
+        code = 0 if changes.keys() <= CONFIGURABLE else errno.EINVAL
+        code = code or (errno.EPERM if self.naive.above[group] is None else 0)
+        code = code or (errno.EINVAL if isinstance(group.node, Process) and changes.keys() & OF_SLICES else 0)
+        self.ask(code, self.ledger.configure, group, **changes)
+        if not code:
+            self.naive.asked[group] |= changes
+
+    @precondition(has_process)
+    @rule(index=pick, off_all=reasons, off_gr=reasons)
+    def set_reasons(self, index: int, off_all: int, off_gr: int) -> None:
+        group = self.any_process(index)
+        assert group is not None
+        impossible = not {off_all, off_gr} <= set(range(REASONS + 1)) or off_all & off_gr
+        self.ask(errno.EINVAL if impossible else 0, self.ledger.set_reasons, group, off_all, off_gr)
+        if not impossible:
+            self.naive.off[group] = off_all, off_gr
+
+    @rule(index=pick, peak=st.sampled_from(("peak", "swap_peak")))
+    def reset_peak(self, index: int, peak: Peak) -> None:
+        group = self.any_group(index)
+        self.ask(0, self.ledger.reset_peak, group, peak)
+        self.naive.reset_peak(group, peak)
+
+    @rule(index=pick, event=st.sampled_from(("low", "high", "reclaim", "fail")))
+    def note(self, index: int, event: str) -> None:
+        group = self.any_group(index)
+        self.ask(0, self.ledger.note, group, event)
+        self.count(group, event)
+
+    @rule(index=pick, nbytes=small)
+    def press(self, index: int, nbytes: int) -> None:
+        group = self.any_group(index)
+        self.ask(0, self.ledger.press, group, nbytes)
+        self.naive.pressed[group] = nbytes, self.naive.pressed.get(group, (0, 0))[1] + 1
+        self.expected.append((group, Channel.USERMEM))
+
+    # Charges
+
+    @precondition(has_process)
+    @rule(charges=st.lists(st.tuples(pick, sizes), min_size=1, max_size=4))
+    def charge(self, charges: list[tuple[int, int]]) -> None:
+        for index, nbytes in charges:
+            group = self.any_process(index)
+            assert group is not None
+            if not 0 <= nbytes <= MAX:
+                self.ask(errno.EINVAL, self.ledger.charge, group, nbytes)
+                continue
+            obstacle = self.naive.obstacle(group, nbytes)
+            self.ask(errno.ENOMEM if obstacle else 0, self.ledger.charge, group, nbytes)
+            if obstacle is None:
+                self.naive.held[group] += nbytes
+                self.naive.raise_peaks()
+            else:
+                self.count(obstacle, "max")
+                self.count(group, "oom")
+
+    @precondition(has_process)
+    @rule(index=pick, part=parts, swapped=st.booleans())
+    def uncharge(self, index: int, part: Part, swapped: bool) -> None:
+        group = self.any_process(index)
+        assert group is not None
+        table = self.naive.swapped if swapped else self.naive.held
+        nbytes = part.of(table[group])
+        call = self.ledger.uncharge_swap if swapped else self.ledger.uncharge
+        code = 0 if 0 <= nbytes <= table[group] else errno.EINVAL
+        self.ask(code, call, group, nbytes)
+        if not code:
+            table[group] -= nbytes
+
+    @precondition(has_process)
+    @rule(moves=st.lists(st.tuples(pick, parts), min_size=1, max_size=4), usec=moments)
+    def swap_out(self, moves: list[tuple[int, Part]], usec: int) -> None:
+        for index, part in moves:
+            group = self.any_process(index)
+            assert group is not None
+            nbytes = part.of(self.naive.held[group])
+            if not 0 <= nbytes <= self.naive.held[group]:
+                code = errno.EINVAL
+            else:
+                code = errno.ENOSPC if any(nbytes > self.naive.room(level) for level in self.naive.path(group)) else 0
+            self.ask(code, self.ledger.swap_out, group, nbytes, usec)
+            if not code:
+                self.moved(group, nbytes, usec)
+
+    def moved(self, group: Group, nbytes: int, usec: int) -> None:
+        """`nbytes` are in the host now."""
+        self.naive.held[group] -= nbytes
+        self.naive.swapped[group] += nbytes
+        for level in self.naive.path(group):
+            self.naive.counts[level].update(swapout_bytes=nbytes, swapouts=1, move_usec=usec)
+
+    @precondition(has_process)
+    @rule(index=pick, part=parts, usec=moments)
+    def swap_in(self, index: int, part: Part, usec: int) -> None:
+        group = self.any_process(index)
+        assert group is not None
+        nbytes = part.of(self.naive.swapped[group])
+        naive = self.naive
+        if not 0 <= nbytes <= naive.swapped[group]:
+            code = errno.EINVAL
+        else:
+            over = [level for level in naive.path(group) if naive.current(level) + nbytes > naive.asked[level]["high"]]
+            code = errno.EAGAIN if over else 0
+        self.ask(code, self.ledger.swap_in, group, nbytes, usec)
+        if not code:
+            naive.held[group] += nbytes
+            naive.swapped[group] -= nbytes
+            for level in naive.path(group):
+                naive.counts[level].update(swapin_bytes=nbytes, swapins=1, move_usec=usec)
+
+    @precondition(has_process)
+    @rule(index=pick, nbytes=st.one_of(small, st.integers(0, 200), odd))
+    def observe(self, index: int, nbytes: int) -> None:
+        group = self.any_process(index)
+        assert group is not None
+        more = nbytes - self.naive.held[group]
+        too_much = any(self.naive.current(level) + more > MAX for level in self.naive.path(group))
+        code = errno.EINVAL if nbytes < 0 or too_much else 0
+        self.ask(code, self.ledger.observe, group, nbytes)
+        if not code:
+            self.naive.held[group] = nbytes
+
+    # Reclaim
+
+    @rule(index=pick, part=parts)
+    def plan(self, index: int, part: Part) -> None:
+        top = self.any_group(index)
+        nbytes = max(0, part.of(self.naive.current(top)))
+        self.check_plan(top, nbytes, list(self.ledger.plan(top, nbytes)))
+
+    @rule(index=pick, usec=moments)
+    def settle(self, index: int, usec: int) -> None:
+        """A plan is kept: each of its parts can be moved, and together they undo what they were made for."""
+        top = self.any_group(index)
+        excess = self.ledger.excess(top)
+        plan = list(self.ledger.plan(top, excess))
+        self.check_plan(top, excess, plan)
+        for target in plan:
+            self.ask(0, self.ledger.swap_out, target.group, target.nbytes, usec)
+            self.moved(target.group, target.nbytes, usec)
+        if sum(target.nbytes for target in plan) == excess:
+            assert self.ledger.excess(top) == 0
+
+    def check_plan(self, top: Group, nbytes: int, plan: list[Target]) -> None:
+        """Everything that is promised of a plan."""
+        naive = self.naive
+        assert sum(target.nbytes for target in plan) == min(nbytes, naive.most(top))
+        leaves = naive.leaves(top)
+        assert all(target.nbytes > 0 and target.group in leaves for target in plan)
+        assert sorted(plan, key=lambda target: target.below_low) == plan, "what is protected comes last"
+        room = {group: naive.room(group) for group in naive.above}
+        spare = {leaf: naive.held[leaf] - naive.protected(leaf, top) for leaf in leaves}
+        for target in plan:
+            if target.below_low:
+                left = [g for g in leaves if spare[g] > 0 and all(room[level] > 0 for level in naive.path(g))]
+                assert not left, f"{left} had unprotected memory to give first"
+                break
+            spare[target.group] -= target.nbytes
+            assert spare[target.group] >= 0, "taken out of what is protected"
+            for level in naive.path(target.group):
+                room[level] -= target.nbytes
+        taken: Counter[Group] = Counter()
+        for target in plan:
+            taken[target.group] += target.nbytes
+        for group in naive.above:
+            gives = sum(taken[leaf] for leaf in naive.leaves(group))
+            assert not gives or gives <= min(naive.current(group), naive.room(group))
+
+    # What always holds
+
+    @invariant()
+    def everybody_was_told(self) -> None:
+        """In order, once each, and of nothing else: a refused call tells no listener."""
+        assert self.told == self.expected
+        self.told.clear()
+        self.expected.clear()
+
+    @invariant()
+    def books_agree(self) -> None:
+        """Every figure of every group; so a refused call changed none."""
+        self.naive.raise_peaks()
+        for group, above in self.naive.above.items():
+            books, naive = self.ledger.books(group), self.naive.books(group)
+            assert attrs.asdict(books) == attrs.asdict(naive), group
+            assert self.ledger.parent(group) == above
+            assert self.ledger.excess(group) == max(0, naive.current - naive.high)
+
+    @invariant()
+    def books_add_up(self) -> None:
+        """Said of the ledger alone, whatever the naive books hold."""
+        for group in self.naive.above:
+            books = self.ledger.books(group)
+            assert 0 <= books.current <= books.peak <= books.peak_ever
+            assert 0 <= books.swap <= books.swap_peak <= books.swap_peak_ever
+            if isinstance(group.node, Slice):
+                children = [self.ledger.books(child) for child in self.naive.children(group)]
+                assert books.current == sum(child.current for child in children)
+                assert books.swap == sum(child.swap for child in children)
+
+
+class Twins:
+    """Two ledgers that are asked the same and must give the same answer, value or errno."""
+
+    def __init__(self, one: Ledger, other: Ledger) -> None:
+        self._ledgers = one, other
+
+    def listen(self, listener: Callable[[Group, Channel], None], configured: Callable[[Group], None]) -> None:
+        """The events of the first; those of the second are compared through its counters."""
+        self._ledgers[0].listen(listener, configured)
+
+    def __getattr__(self, name: str) -> Any:
+        def both(*args: Any, **words: Any) -> Any:
+            answers = [outcome(getattr(ledger, name), *args, **words) for ledger in self._ledgers]
+            assert answers[0] == answers[1], f"{name}{args}{words}"
+            value, code = answers[0]
+            if code:
+                raise OSError(code, errno.errorcode[code])
+            return value
+
+        return both

@@ -1,0 +1,69 @@
+"""A connection to the socket of tenants that says what a test has it say."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from backend.door.wire import FORMAT, SIZE, VERSION, Feature, Message, Op
+from backend.soft.client import socket_of
+from tests.support.mounted import SECONDS, SLOW, Mounted
+
+MIB = 1 << 20
+
+
+class Raw:
+    """A connection that says what it likes."""
+
+    def __init__(self, mount: Mounted) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(SECONDS * SLOW)
+        self.socket.connect(os.fspath(socket_of(mount.path)))
+        self._seq = 0
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, op: int, *args: int, gpu: int = 0, flags: int = 0, status: int = 0) -> None:
+        """One message."""
+        self._seq += 1
+        self.socket.sendall(FORMAT.pack(op, status, self._seq, gpu, flags, *args, *[0] * (5 - len(args))))
+
+    def ask(self, op: int, *args: int, gpu: int = 0, flags: int = 0, status: int = 0) -> int | tuple[int, ...]:
+        """The errno of an answer, or what it grants. Events are passed over."""
+        self.send(op, *args, gpu=gpu, flags=flags, status=status)
+        while not (answer := Message.decode(self.socket.recv(SIZE + 1))).reply:
+            assert answer.op == Op.PROGRESS
+        assert answer.seq == self._seq
+        assert answer.flags == 0
+        return -answer.status if answer.status else answer.args
+
+    def hello(self) -> Raw:
+        """Makes it a proper connection."""
+        assert self.ask(Op.HELLO, VERSION) == (VERSION, 2 * MIB, 2048, Feature.ENGINE, 0)
+        return self
+
+    @property
+    def closed(self) -> bool:
+        """Whether the other side hangs up."""
+        try:
+            while self.socket.recv(SIZE):
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+
+def descriptors(mount: Mounted) -> int:
+    """How many the daemon has open."""
+    return len(os.listdir(f"/proc/{mount.daemon.pid}/fd"))
+
+
+def status(mount: Mounted, key: str) -> int:
+    """A number of the daemon's /proc/<pid>/status."""
+    lines = Path(f"/proc/{mount.daemon.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
