@@ -18,7 +18,7 @@ import pytest
 from ggroupfs.cli import COMMANDS
 from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.text.properties import PROPERTIES
-from tests.support.mounted import SLOW
+from tests.support.mounted import SECONDS, SLOW
 from tests.support.spoken import flags, mount_options, subcommands
 
 HERE = Path(__file__).resolve().parents[2] / "completions"
@@ -32,7 +32,7 @@ def offered(line: str) -> set[str]:
     """What bash would offer where `line` ends: a word, or what comes behind the last = of it."""
     script = 'source "$1"; COMP_LINE=$2 COMP_POINT=${#2}; _ggroupfs; printf "%s\\n" "${COMPREPLY[@]}"'
     words = ["bash", "--norc", "--noprofile", "-c", script, "bash", BASH, line]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert result.stderr == "", result.stderr
     return {word for word in result.stdout.splitlines() if word}
 

@@ -22,18 +22,18 @@ from ggroupfs.units import Units
 from ggroupfs.units.systemd import Bus, Systemd, name_at
 from ggroupfs.units.wire import Reader, Unread
 from tests.support.fake_systemd import MANAGER, FakeSystemd, Unit, bus, open_systemd, path_of
-from tests.support.harness import MIB, Harness, Spawn, running, until
+from tests.support.harness import MIB, REAL_S, Harness, Spawn, running, until
 
 pytestmark = pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="there is no dbus-daemon")
 
 
 def real(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs an async test, of which nothing may take 10 s."""
+    """Runs an async test, which must not hang."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         async def limited() -> None:
-            with trio.fail_after(10):
+            with trio.fail_after(REAL_S):
                 await test(*args, **kwargs)
 
         trio.run(limited)
@@ -72,7 +72,7 @@ def unit(tmp_path: Path, name: str, cgroup: str, *lines: str, active: str = "act
 
 @real
 async def test_units_of_the_bus(tmp_path: Path, spawn: Spawn) -> None:
-    """What is there at the start, what is started, stopped and loaded again, and who comes."""
+    """What is there at the start, what is started, stopped and loaded again, and a process that comes."""
     units = {
         "a.slice": unit(tmp_path, "a.slice", "/a.slice", "GMemHigh=8M"),
         "idle.service": unit(tmp_path, "idle.service", "/idle.service", "GMemHigh=8M", active="inactive"),
@@ -117,7 +117,7 @@ async def test_two_hundred_services(tmp_path: Path) -> None:
 
 @real
 async def test_signals_of_others_are_none(tmp_path: Path) -> None:
-    """Anybody on the bus may send one to us."""
+    """Any client of the bus may send one to us."""
     units = {"a.slice": unit(tmp_path, "a.slice", "/a.slice", "GMemHigh=8M")}
     with bus(tmp_path) as address:
         async with serving(address, units) as systemd, policy(tmp_path, address) as h:
@@ -170,7 +170,7 @@ def test_names_and_objects() -> None:
 @real
 @pytest.mark.logs("^the bus: no message of D-Bus")
 async def test_what_is_no_message_loses_the_connection() -> None:
-    """And nothing else: who waits for an answer is told so, as when the bus is gone."""
+    """And nothing else: a caller that waits for an answer is told so, as when the bus is gone."""
 
     class Garbled:
         """A connection on which there is an answer of no known kind."""

@@ -24,7 +24,7 @@ from ggroupfs.daemon.mount import SOCKETS
 from ggroupfs.fs.controls import LEVERS
 from ggroupfs.mounts import mount_of
 from tests.support.command import MIB, complaint, ggroupfs, ok
-from tests.support.mounted import Mounted, Tenant, alive, eventually, mounted
+from tests.support.mounted import SECONDS, Mounted, Tenant, alive, eventually, mounted
 
 
 def daemon_of(mount: Path) -> int:
@@ -56,7 +56,7 @@ def test_mount_returns_when_the_tree_answers_and_umount_when_it_is_gone(place: P
         f"{os.major(place.stat().st_dev)}:{os.minor(place.stat().st_dev)}",
         "fuse.ggroupfs",
     )
-    mount = Mounted(place, None, [])  # type: ignore[arg-type] - nobody reads its standard error
+    mount = Mounted(place, None, [])  # type: ignore[arg-type] - its standard error is not read
     with Tenant(mount, "--gmem", "16M", "--report", "0.05") as tenant:
         tenant.write("compute.freeze", 1)
         assert ok("umount", place) == ""
@@ -244,7 +244,7 @@ def test_a_place_that_is_not_there(place: Path) -> None:
 
 
 def test_a_place_that_is_taken(place: Path) -> None:
-    """Mounting twice changes nothing for who is there first."""
+    """Mounting twice changes nothing for the daemon that is there first."""
     with mounted(place) as mount:
         assert "mounted already" in complaint("mount", "--gpu", "soft", place, code=1)
         assert "mounted already" in complaint("mount", "-f", "--gpu", "soft", place, code=1)
@@ -410,14 +410,14 @@ def test_tenants_whose_daemon_ends(place: Path) -> None:
             assert tenant.stdout is not None
             assert tenant.stdout.readline()
     for tenant in tenants:
-        _, errors = tenant.communicate(timeout=20)
+        _, errors = tenant.communicate(timeout=SECONDS)
         assert tenant.returncode == 1
         assert errors.startswith("ggroupfs: ")
         assert errors.count("\n") == 1, errors
 
 
 def test_demo(place: Path) -> None:
-    """Without a terminal it ends after the tour, exit code 0, and leaves nothing mounted and nobody running."""
+    """Without a terminal it ends after the tour, exit code 0, and leaves nothing mounted and no process running."""
     text = ok("demo", "--gpu", "soft", "--mount", place)
     for words in ("gmem.limit.high", "echo 1 >", "1 ms against 4 ms", "the first one frozen", "kernels/s", "unmounted"):
         assert words in text

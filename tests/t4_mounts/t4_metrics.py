@@ -29,7 +29,7 @@ from ggroupfs.view import collector, figures
 from ggroupfs.view.collector import TreeCollector
 from tests.support.cgroups import cgroup, enter, slice_path
 from tests.support.command import complaint, ggroupfs, ok
-from tests.support.mounted import Mounted, Tenant, eventually, mounted, mountpoint
+from tests.support.mounted import SECONDS, Mounted, Tenant, eventually, mounted, mountpoint
 from tests.support.proc import stat_of
 
 MIB = 1 << 20
@@ -125,7 +125,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
 
 
 def test_who_is_kept_off_the_runlist(mount: Mounted) -> None:
-    """Of two that fill what a third leaves: how often and how long, in seconds; whoever goes first is not."""
+    """Of two that fill what a third leaves: how often and how long, in seconds; the one of the first priority is not."""
     with (
         Tenant(mount, "--gmem", "1M") as first,
         Tenant(mount, "--gmem", "1M") as second,
@@ -229,7 +229,7 @@ def served(mount: Path, address: str) -> Iterator[str]:
 
 def get(url: str) -> tuple[str, str]:
     """Content type and text of a page."""
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=SECONDS) as answer:
         return answer.headers["Content-Type"], answer.read().decode()
 
 
@@ -282,7 +282,7 @@ def place() -> Iterator[Path]:
 
 
 def test_a_textfile_is_replaced_and_never_half_there(mount: Mounted, tmp_path: Path) -> None:
-    """Who reads the old one reads all of it; nothing else is left in the directory."""
+    """A reader of the old one reads all of it; nothing else is left in the directory."""
     file = tmp_path / "ggroup.prom"
     assert ok("metrics", "--mount", mount.path, "--textfile", file) == ""
     old = file.read_bytes()
@@ -329,7 +329,7 @@ def promtool(what: str, text: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_needs_no_rights(mount: Mounted) -> None:
-    """Except to traverse the way to the program itself, which a test cannot ask for: so in this process, as nobody."""
+    """Except to reach the program itself, which a test cannot ask for: so in this process, as an unprivileged user."""
     with Tenant(mount, "--gmem", "16M") as tenant:
         child = os.fork()
         if not child:
@@ -369,7 +369,7 @@ def test_promtool_has_nothing_to_say(mount: Mounted) -> None:
 
 
 def test_the_operators_guide_names_metrics_that_there_are(mount: Mounted) -> None:
-    """... and its alert rules are rules, about metrics that there are."""
+    """The alert rules of the guide are rules, about metrics that there are."""
     guide = (Path(__file__).resolve().parents[2] / "docs" / "operators.md").read_text()
     (rules,) = re.findall(r"^```\n(groups:\n.*?)^```", guide, re.DOTALL | re.MULTILINE)
     result = promtool("rules", rules)
