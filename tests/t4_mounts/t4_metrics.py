@@ -125,7 +125,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
 
 
 def test_who_is_kept_off_the_runlist(mount: Mounted) -> None:
-    """Of two that fill what a third leaves: how often and how long, in seconds; the one of the first priority is not."""
+    """Of two that fill what a third leaves: how often and how long, in seconds; the one of first priority is not."""
     with (
         Tenant(mount, "--gmem", "1M") as first,
         Tenant(mount, "--gmem", "1M") as second,
