@@ -4,13 +4,13 @@ that undo it.
 Nothing tells that a program undid its freeze or its timeslice: it is asked for, and each question is a call of the
 driver that holds a lock of all programs' (0.2 ms for the state of one channel; there is no call that takes several). So
 there are at most QUESTIONS of them in a tick of 50 ms, 200 in a second, spread evenly: 4 % of a CPU however many
-programs there are. Whoever waits longest is asked next, for another channel each time, in an order that it cannot know.
-One of `n` frozen programs is asked something every max(0.5, n / 200) s, and for each of its channels once in a round of
-max(1, c / 200) s, where c are the channels of all of them. One that had the engine (the trace of context switches says
-so for nothing) is asked before the others.
+programs there are. The one that waits longest is asked next, for another channel each time, in an order that it cannot
+know. One of `n` frozen programs is asked something every max(0.5, n / 200) s, and for each of its channels once in a
+round of max(1, c / 200) s, where c are the channels of all of them. One that had the engine (the trace of context
+switches says so for nothing) is asked before the others.
 
-While a machine is suspended nobody undoes anything, but its driver may reset what was set. Right after it whoever has a
-policy has all of it set again, by what the GPU itself says, and is not said to have undone it.
+While a machine is suspended no program undoes anything, but its driver may reset what was set. Right after it a program
+that has a policy has all of it set again, by what the GPU itself says, and is not said to have undone it.
 
 One thread is in the driver at a time, and it rests at least half as long as it was at work.
 """
@@ -41,8 +41,8 @@ QUESTIONS = 10
 KEEP = 0.5
 """Seconds in which every program that has a policy is asked, and looked at for new TSGs, if there are not too many."""
 HELD = 0.1
-"""Seconds between two questions to those that nobody froze, but the scheduler has off the runlist for a moment: with
-its own calls that makes no more than 50 a second that nobody asked for (``scheduler.py``)."""
+"""Seconds between two questions to those that are not frozen, but the scheduler has off the runlist for a moment: with
+its own calls that makes no more than 50 a second that were not asked for (``scheduler.py``)."""
 ROUND = 1.0
 """Seconds in which a frozen program is asked for each of its channels, if there are not too many."""
 SETTLE = 0.02
@@ -55,9 +55,9 @@ LOOKS = 20
 """Programs that have their turn to be looked at, in a tick, at most."""
 LOOK_REST = 9
 """A look is followed by so many times its length without another one: a tenth of one CPU, whatever a look costs (7 ms,
-for each program and each time that somebody on the host allocates anything)."""
+for each program and each time that a process on the host allocates anything)."""
 WORK_REST = 0.5
-"""... and all work by so many times its length without any."""
+"""Pause after all work, in lengths of that work."""
 ASK_DEADLINE = 2.0
 """Seconds for a handful; the usual one takes 2 ms."""
 ASLEEP_S = 0.1
@@ -66,7 +66,8 @@ ASLEEP_S = 0.1
 
 def asleep() -> float:
     """Seconds that this machine was suspended since it was booted: CLOCK_MONOTONIC stands still meanwhile, and
-    CLOCK_BOOTTIME does not (clock_gettime(2)). Who has to wait for a processor between the two has less, never more."""
+    CLOCK_BOOTTIME does not (clock_gettime(2)). A daemon that has to wait for a processor between the two has less,
+    never more."""
     return max(time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC) for _ in range(3))
 
 
@@ -83,7 +84,7 @@ class Keeper:
         undone: Callable[[Process], None],
     ) -> None:
         """`totals` are what the host has made of clients and objects (a call of the driver), `used` is the time that a
-        process had the engine, if that is known, `asked` whether somebody froze it, and `undone` is told of each one
+        process had the engine, if that is known, `asked` whether it is frozen, and `undone` is told of each one
         that was brought back."""
         self._gpu = gpu
         self._tenants = tenants
@@ -94,7 +95,7 @@ class Keeper:
         self._asking = Deadline(f"GPU {gpu}", ASK_DEADLINE)
         self._wake = trio.Event()
         self._woken: set[Process] = set()
-        self._count = 0  # of questions and looks, to know who waits longest
+        self._count = 0  # of questions and looks, to know which waits longest
         self._next_look = 0.0
         self._next_hints = 0.0
         self._next_held = 0.0
@@ -120,7 +121,7 @@ class Keeper:
                     rest = 0.0
 
     async def _tick(self) -> bool:
-        """Asks, and brings back who undid something; looks for what is new. Whether there is anything to ask for."""
+        """Asks, and brings back what undid something; looks for what is new. Whether there is anything to ask for."""
         tenants = list(self._tenants.values())
         if self._has_slept():
             await self._begin_again(tenants)
@@ -144,17 +145,17 @@ class Keeper:
         try:
             totals = await self._asking.call(partial(handful.ask, self._totals))
         except OSError as error:
-            log.debug("GPU %d: nobody is asked: %s", self._gpu, error)
+            log.debug("GPU %d: no program is asked: %s", self._gpu, error)
         for tenant in handful.undone:
             await self._bring_back(tenant)
         await self._look(tenants, totals)
         return bool(frozen or sliced)
 
-    # Who is asked
+    # Which process is asked
 
     def _hint(self, frozen: Iterable[Tenant]) -> None:
-        """Who had the engine although somebody froze it is asked before the others. It may be what it did before the
-        freeze: the trace is late."""
+        """A process that had the engine although it was frozen is asked before the others. It may be what it did before
+        the freeze: the trace is late."""
         now = trio.current_time()
         due = now >= self._next_hints
         for tenant in frozen:
@@ -192,7 +193,7 @@ class Keeper:
         return asleep() - self._asleep > ASLEEP_S
 
     async def _begin_again(self, tenants: Iterable[Tenant]) -> None:
-        """Nobody knows what holds after a suspend: all is set again. What fails is done with the next look."""
+        """It is not known what holds after a suspend: all is set again. What fails is done with the next look."""
         self._asleep = asleep()
         for tenant in tenants:
             if tenant.has_policy:
@@ -265,17 +266,17 @@ def _share(programs: int, channels: int = 0) -> int:
 
 @attrs.define
 class Handful:
-    """What is asked in one go. Changes nothing: who seems to have undone something is asked again before it is brought
-    back, with nobody else acting on it."""
+    """What is asked in one go. Changes nothing: a process that seems to have undone something is asked again before it
+    is brought back, with no other acting on it."""
 
     frozen: Sequence[Tenant]
-    """Who is asked for a channel that is to be off the runlist, once for each time it is in there."""
+    """The process that is asked for a channel that is to be off the runlist, once for each time it is in there."""
     sliced: Sequence[Tenant]
-    """Who is asked for its timeslices."""
+    """The process that is asked for its timeslices."""
     now: float = 0.0
     """When, in seconds."""
     undone: list[Tenant] = attrs.field(factory=list)
-    """Who has undone something, it seems."""
+    """The processes that have undone something, it seems."""
 
     def ask(self, totals: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
         """In a thread; returns the totals. OSError."""

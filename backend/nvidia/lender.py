@@ -3,11 +3,11 @@
 What a program has at a number can be another file by the time that it is duplicated; and close(2) of one that the
 program serves itself waits for the program (FUSE_FLUSH), in each process that has it, to which no signal comes through,
 and which does not end either. So it is duplicated here, looked at here, and handed on only if it is a file of the
-device; else it is closed here, where nobody waits for it. This process is expendable: the daemon has no such file at
+device; else it is closed here, where none waits for it. This process is expendable: the daemon has no such file at
 any time, and ends whatever becomes of it.
 
 pidfd_getfd(2) can wait for a program, too, that executes another one and has such a file closed by that. Each request
-has a thread, and a socket for the answer: who does not come back keeps no other.
+has a thread, and a socket for the answer: a process that does not come back keeps no other.
 
     -m backend.nvidia.lender NUMBER    serves the socket that is its standard input
 """
@@ -41,7 +41,7 @@ LATE_S = 1.0
 """Seconds after which a call counts as one that does not come back."""
 STUCK = 16
 """Calls for a user's programs that do not come back, those that close a wrong file from their beginning. Of one that
-has as many no descriptor is duplicated any more until some do: nobody has that many by chance."""
+has as many no descriptor is duplicated any more until some do: no user has that many by chance."""
 SPARE = 2
 """Threads that are kept when they have nothing to do."""
 
@@ -71,7 +71,7 @@ class Lender:
         threading.Thread(target=self._begin, args=(number,), daemon=True).start()
 
     def _begin(self, number: int) -> None:
-        with self._lock, contextlib.suppress(OSError):  # whoever asks first meets what is wrong
+        with self._lock, contextlib.suppress(OSError):  # the first that asks meets what is wrong
             if self._socket is None and not self._ended:
                 self._socket = _start(number)
 
@@ -87,7 +87,7 @@ class Lender:
             self._drop()
             if last:
                 break
-        raise OSError(errno.EIO, "descriptors are not lent: who does so is killed each time")
+        raise OSError(errno.EIO, "descriptors are not lent: a process that does so is killed each time")
 
     def end(self) -> None:
         """Lets it end, now or when it can."""
@@ -126,7 +126,7 @@ def _start(number: int) -> socket.socket:
     try:
         with its:
             ours.settimeout(ANSWER_S)  # to send
-            # It leaves us at once: whoever is our parent then waits for it, whenever it ends.
+            # It leaves us at once: its new parent waits for it, whenever it ends.
             subprocess.run(
                 [sys.executable, "-m", "backend.nvidia.lender", str(number)],
                 stdin=its.fileno(),
@@ -154,7 +154,7 @@ class _Lending:
         self._number = number
         self._lock = threading.Lock()
         self._idle = 0
-        self._calls: dict[object, tuple[int, int | None, float]] = {}  # under way: of whom, and when they are late
+        self._calls: dict[object, tuple[int, int | None, float]] = {}  # under way: whose, and when they are late
 
     def run(self, stays: bool = False) -> None:
         """Answers until the daemon is gone, in this thread and as many others as it takes."""
@@ -194,7 +194,7 @@ class _Lending:
             os.close(duplicate)
         elif duplicate >= 0:
             with self._under_way(pid, owner_of(pid), 0.0), contextlib.suppress(OSError):
-                os.close(duplicate)  # not seen again where it is served by who does not answer
+                os.close(duplicate)  # not seen again where it is served by a process that does not answer
 
     def _get(self, pidfd: int, pid: int, fd: int) -> int:
         if self._calls and self._stuck(owner_of(pid)) >= STUCK:
@@ -221,7 +221,7 @@ class _Lending:
 
 
 def main() -> None:
-    """Serves, as nobody's child."""
+    """Serves, as the child of no process of ours."""
     if os.fork():
         os._exit(0)
     try:

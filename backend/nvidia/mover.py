@@ -1,4 +1,4 @@
-"""Programs of NVIDIA GPUs that go from one to another: what is looked at before, and who is looked after behind.
+"""Programs of NVIDIA GPUs that go from one to another: what is looked at before, and what is looked after behind.
 
 What is in the program moves by way of the host (cuCheckpoint, :mod:`backend.nvidia.checkpoint`), so both have to have
 room for it; but what our library has placed stays where it is meanwhile, and follows from one GPU to the other. A
@@ -39,12 +39,12 @@ class Mover:
         self.home = home
         """The index of the GPU that runs it."""
         self.watchers: list[Callable[[Process, str], None]] = []
-        """Told who was suspended on which GPU (its UUID) by a daemon before us, and runs again."""
+        """Told which program was suspended on which GPU (its UUID) by a daemon before us, and runs again."""
         self._room = room
         self._look = trio.Event()
-        self._look.set()  # at whom a daemon before us has left
+        self._look.set()  # at what a daemon before us has left
         self._suspended: set[Process] | None = None  # those that a daemon before us has, and that do not run yet
-        self._told: set[Process] = set()  # of whom it was said that they cannot run
+        self._told: set[Process] = set()  # of which it was said that they cannot run
         self._sure = math.inf  # when all agents of a daemon before us are known, by trio's clock
 
     async def move(
@@ -88,15 +88,15 @@ class Mover:
 
     async def run(self) -> None:
         """Has programs run that something was begun with, until cancelled. Those, too, that were suspended by a daemon
-        before us: who is to be frozen still is so soon after."""
+        before us: what is to be frozen still is so soon after."""
         self._sure = trio.current_time() + BEGUN_S
         while True:
             await self._look.wait()
             self._look = trio.Event()
             try:
                 left = checkpoint.left()
-            except OSError as error:  # descriptors are short, say: nobody is forgotten for that
-                log.debug("who is in the middle of a move is not known: %s", error)
+            except OSError as error:  # descriptors are short, say: none is forgotten for that
+                log.debug("which programs are in the middle of a move is not known: %s", error)
                 self._look.set()
             else:
                 there = {one.request.process for one in left}
@@ -114,7 +114,7 @@ class Mover:
             await trio.sleep(AGAIN_S)
 
     async def _recover(self, request: Request) -> bool:
-        """Has one run that nobody is at, and that was not meant to be so; returns whether it does."""
+        """Has one run that is not worked on, and that was not meant to be so; returns whether it does."""
         process = request.process
         try:
             await checkpoint.recover(process)

@@ -187,7 +187,7 @@ def _scheduled(levers: Sequence[Verdict]) -> list[Verdict]:
     """Priorities and weights are as good as what the scheduler pulls."""
     capability = Capability.weakest([verdict.capability for verdict in levers if verdict.control != GR_ALONE])
     return [
-        Verdict(name, capability, "by timeslices, and by taking off the runlist who has to wait") for name in SCHEDULED
+        Verdict(name, capability, "by timeslices, and by taking off the runlist what has to wait") for name in SCHEDULED
     ]
 
 

@@ -11,7 +11,7 @@ from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML: bounds, and who is not to be moved")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML: bounds, and programs not to be moved")
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
 
 

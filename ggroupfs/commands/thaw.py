@@ -1,7 +1,7 @@
 """``ggroupfs doctor --thaw-all``: frees what a daemon that is gone has left frozen, without another daemon.
 
 It does for every program of every NVIDIA GPU what a daemon does at its end. What was asked for stays where it is
-written down, and the next mount makes it hold again. (A software GPU is gone with its daemon: nobody is frozen there.)
+written down, and the next mount makes it hold again. (A software GPU is gone with its daemon: nothing is frozen there.)
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ANSWER_S = 2.0
 
 
 def thaw_all(journals: Iterable[Path], folder: Path = SOCKETS) -> Sequence[Finding]:
-    """Frees everybody. `journals` are besides those in `folder`. RuntimeError where a daemon lives: it would have them
-    frozen again, and is the one to ask."""
+    """Frees all of them. `journals` are besides those in `folder`. RuntimeError where a daemon lives: it would have
+    them frozen again, and is the one to ask."""
     if os.geteuid() != 0:
         raise RuntimeError("doctor: only root may: it acts on every process of the machine")
     from backend.nvidia.opening import open_gpus
@@ -68,7 +68,7 @@ async def _thaw_all(
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
-            return [*findings, Finding("NVIDIA GPU", "ok", f"none here ({error.strerror}): nobody can be frozen")]
+            return [*findings, Finding("NVIDIA GPU", "ok", f"none here ({error.strerror}): no program can be frozen")]
         books = {gpu.info.index: stack.enter_context(_kernel_books(gpu.info)) for gpu in gpus}
         findings += [finding async for finding in _recovered()]
         for gpu in gpus:

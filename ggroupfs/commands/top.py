@@ -1,4 +1,4 @@
-"""``ggroupfs top``: who uses what, live, or once."""
+"""``ggroupfs top``: what each program uses, live, or once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ggroupfs.view import columns
 from ggroupfs.view.frame import as_json, look, plain
 
 DELAY_S = 1.0
-"""Pause between two passes when nobody asks for another, seconds."""
+"""Seconds between two passes that were not asked for."""
 DELAY_LEAST_S = 0.1
-"""... and the shortest: rates over less are noise."""
+"""Seconds between two passes, at least: rates over less are noise."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

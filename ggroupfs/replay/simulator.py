@@ -3,7 +3,7 @@
 The engine is the software GPU's runlist: one kernel at a time, timeslices, and what switches cost. An iteration is one
 stretch of GPU work and then an idle part, during which its lane is still taken and its ephemeral memory still there
 (iterations are serialized within a lane, Salus section 3.3). So jobs in different lanes gain by one thing only: one
-computes while the other is idle. Nobody computes faster for being packed.
+computes while the other is idle. None computes faster for being packed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Machine:
     capacity: int = 16 << 30
     """Bytes of GPU memory: those of the GPUs in the paper."""
     timeslice_us: int = 20_000
-    """Turn of a job beside others: the scheduler's round of those who have always something to do, among three."""
+    """Turn of a job beside others: the scheduler's round of those that have always something to do, among three."""
     switch_us: int = 197
     """Engine time lost when another job's kernels take over."""
     lever_us: int = 2_000
@@ -117,7 +117,7 @@ class Simulator:
                 self._levers = 0
                 (self._arrive, self._begin, self._end)[kind](name)
             else:
-                raise RuntimeError(f"the policy lets nobody run, and {self._left()} waits")
+                raise RuntimeError(f"the policy lets no job run, and {self._left()} waits")
         outcomes = [self._outcomes[name] for name in self._traces]
         return Result(self.machine.capacity, outcomes, self._ran, self._resident, self._switches, self._peak)
 

@@ -69,7 +69,7 @@ ROWS = (
     Row("swapout_bytes", "Bytes moved to the host.", "swapout_bytes", counter=True),
     Row("exchanged_bytes", "Bytes that changed places with colder ones.", "exchanged_bytes", counter=True),
     Row("move_seconds", "Time that moves took.", "move_usec", _us, counter=True),
-    Row("implicit_bytes", "Memory that the driver counts and nobody charged.", "implicit"),
+    Row("implicit_bytes", "Memory that the driver counts and no program charged.", "implicit"),
     Row("unmovable_bytes", "Memory that stays on the GPU whatever the limits say.", "unmovable"),
     Row("disputed_bytes", "Memory that was charged and the driver does not count.", "disputed"),
     Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", "timeslice", _ms),

@@ -121,7 +121,7 @@ def test_the_columns_of_table_2() -> None:
 
 @attrs.define
 class Script:
-    """Lets everybody run at once, as it is told to, whatever memory there is."""
+    """Lets all run at once, as it is told to, whatever memory there is."""
 
     arrive: Sequence[type[Run] | type[Pause]]
 
@@ -148,7 +148,7 @@ def test_a_policy_that_overcommits() -> None:
 
 
 def test_a_policy_that_forgets_a_job() -> None:
-    with pytest.raises(RuntimeError, match="nobody run, and a waits"):
+    with pytest.raises(RuntimeError, match="no job run, and a waits"):
         Simulator([job("a")], Script([]), FREE).run()
 
 
@@ -258,7 +258,7 @@ def test_and_so_it_is_on_other_traces_of_the_same_kind() -> None:
 
 
 def test_pack_shortens_the_makespan_a_little_when_jobs_come_online(table2: dict[Order, Result]) -> None:
-    """The paper: 303.4 to 287.4 min. It cannot be less than the GPU time of all, whoever runs beside whom."""
+    """The paper: 303.4 to 287.4 min. It cannot be less than the GPU time of all, whichever runs beside which."""
     fifo, pack = table2[Order.FIFO].summary(), table2[Order.PACK].summary()
     work = sum(outcome.service for outcome in table2[Order.PACK].outcomes) / S
     assert work <= pack.makespan_s < 0.95 * fifo.makespan_s
@@ -292,7 +292,7 @@ def services(trace: Sequence[TraceJob]) -> list[tuple[int, str, int]]:
 
 
 def unevenness(trace: Sequence[TraceJob]) -> list[tuple[float, float, float]]:
-    """At every second in which nobody came or went: seconds since somebody did, the service that each has had since
+    """At every second in which no job came or went: seconds since one did, the service that each has had since
     then on the average, and how far that of any two of them is apart; in seconds."""
     seen = services(trace)
     present: dict[str, int] = {}  # and their service at the last change
@@ -356,7 +356,7 @@ def test_table_3_is_complete() -> None:
 
 
 def test_a_day_of_the_cluster() -> None:
-    """In seconds of a processor: three to five, where nobody else wants it."""
+    """In seconds of a processor: three to five, where no other wants it."""
     trace = day()
     assert len(trace) == 400
     began = time.process_time()

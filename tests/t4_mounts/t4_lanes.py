@@ -160,7 +160,7 @@ def test_shortest_remaining_time_first(place: Place) -> None:
 
 
 def test_fair(place: Place) -> None:
-    """Whoever gets a turn is the one who has had the lane for the shortest time; and no two have it together."""
+    """The job that gets a turn is the one that has had the lane for the shortest time; and no two have it together."""
     with place.policy("fair") as policy:
         jobs = [place.job("a", 10**6, 20_000, "--held", 1)]
         jobs[0].until("begin")
@@ -236,7 +236,7 @@ def test_memory_goes_to_the_host_for_a_shorter_one(place: Place) -> None:
         assert (long.frozen, long.read("gmem.swap.current")) == (False, 0)
 
 
-# Who goes, and how
+# What goes, and how
 
 
 @pytest.mark.parametrize("which", ["running", "waiting"])
@@ -296,11 +296,11 @@ def test_jobs_outlive_a_policy_that_is_killed(place: Place) -> None:
         arrived(policy, running)
 
 
-# Who does not keep to the rules
+# Jobs that do not keep to the rules
 
 
 def test_strangers(place: Place) -> None:
-    """Whoever says what means nothing is hung up on, and a job that runs meanwhile does not notice."""
+    """A job that says what means nothing is hung up on, and a job that runs meanwhile does not notice."""
     hello = Announcement("x", 1, 1, 1).line()
     with place.policy("fair") as policy:
         job = place.job("job", 3, 2_000, "--held", 3)
@@ -354,7 +354,7 @@ def test_a_directory_that_policies_share(place: Place) -> None:
     """Two on one socket there are not; what is no socket is left alone."""
     with place.policy():
         told = complaint("policy", "lanes", "--config", place.config, "--mount", place.mount.path, code=1)
-        assert told == f"{place.socket}: somebody listens there already"
+        assert told == f"{place.socket}: another program listens there already"
     place.socket.write_text("something")
     told = complaint("policy", "lanes", "--config", place.config, "--mount", place.mount.path, code=1)
     assert told == f"{place.socket}: there is something already that is no socket"

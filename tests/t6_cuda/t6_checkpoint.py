@@ -109,7 +109,7 @@ def move(machine: Machine, room: int = ROOM, target: str = ONE) -> Done | Checkp
 
 
 def whole(machine: Machine, place: str) -> None:
-    """The program runs there, with all that it had; nobody holds anything, and nothing is noted."""
+    """The program runs there, with all that it had; no process holds anything, and nothing is noted."""
     assert (machine.state, machine.place) == (State.RUNNING, place)
     assert machine.table.programs[0].bytes == BYTES
     assert machine.held() == []
@@ -421,7 +421,7 @@ def test_an_old_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_neighbour_takes_what_the_source_has_left(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """... but not what the program comes back to."""
+    """A neighbour does not take what the program comes back to."""
     faulty(monkeypatch, machine, "cuMemCreate:2:grab0", "cuCheckpointProcessRestore:1:999")
     result = move(machine)
     assert isinstance(result, CheckpointError)
@@ -437,7 +437,7 @@ def test_a_neighbour_is_faster_on_the_target(machine: Machine, monkeypatch: pyte
     assert (result.step, result.state, machine.state) == (Step.RESTORE, State.FAILED, State.FAILED)
 
 
-# Who waits
+# What waits
 
 
 async def hung(machine: Machine) -> int:
@@ -485,7 +485,7 @@ def test_an_agent_that_hangs_is_left_to_it(
             assert "restore: the driver does not come back" in str(error)
         else:
             assert not seen
-        # It is still at work: nobody else may be, and who recovers waits for its end.
+        # It is still at work: nothing else may be, and what recovers it waits for its end.
         with pytest.raises(CheckpointError) as refused:
             await checkpoint.move(process_of(machine), ZERO, ONE, ROOM, LOCK_S)
         assert refused.value.errno == errno.EBUSY
@@ -499,12 +499,12 @@ def test_an_agent_that_hangs_is_left_to_it(
     whole(machine, ONE)
 
 
-@pytest.mark.logs("suspend has come back .ready: whoever asked does not want it any more.")
+@pytest.mark.logs("suspend has come back .ready: it is not wanted any more.")
 @pytest.mark.parametrize("how", ["cancelled", "deadline"])
 def test_an_agent_that_asks_too_late_may_not(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    """Whoever asked has frozen the program again: it is not to run for an agent that nobody waits for."""
+    """The caller has frozen the program again: it is not to run for an agent that is not waited for."""
     faulty(monkeypatch, machine, "cuInit:1:hang")
     clock = trio.testing.MockClock(rate=0)
     asked: list[None] = []

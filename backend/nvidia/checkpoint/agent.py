@@ -69,7 +69,7 @@ class Agent:
         before = journal.before
         place = "" if self._request.action is Action.RESUME else self._request.source
         if self._request.action is Action.RECOVER:
-            # What the dead agent knew is better than what whoever asks believes.
+            # What the dead agent knew is better than what a caller believes.
             place = "" if before is None else before.place
             self._request = self._request if before is None else attrs.evolve(before.request, action=Action.RECOVER)
         outcome = None
@@ -77,7 +77,7 @@ class Agent:
             outcome = self._machine(pinned).run(self._request, place)
             return outcome
         finally:
-            # It is kept in mind while the program waits for somebody, and that is not somebody else who has locked it.
+            # It is kept in mind while the program waits for another process, which is not one that has locked it.
             journal.close(keep=journal.written and not (outcome is not None and _settled(outcome)))
 
     def _machine(self, pinned: Pinned) -> Machine:
@@ -96,7 +96,7 @@ class Agent:
 
 def _allowed() -> None:
     if not sys.stdin.buffer.readline(LINE):
-        raise OSError(errno.ECANCELED, "whoever asked does not want it any more")
+        raise OSError(errno.ECANCELED, "it is not wanted any more")
 
 
 def _settled(outcome: Outcome) -> bool:
@@ -105,7 +105,7 @@ def _settled(outcome: Outcome) -> bool:
 
 
 def _say(what: Progress | Outcome) -> None:
-    """Some thirty lines in all, which a pipe has room for: nobody has to read them for us to go on."""
+    """Some thirty lines in all, which a pipe has room for: it goes on though they are not read."""
     with contextlib.suppress(OSError):
         os.write(sys.stdout.fileno(), what.line())
 

@@ -1,4 +1,4 @@
-"""Where jobs come to the policy `lanes`: its socket, who is at the other end, and what they say, line by line."""
+"""Where jobs come to the policy `lanes`: its socket, which job is at the other end, and what they say, line by line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CREDENTIALS = struct.Struct("iII")
 """struct ucred: pid, uid, gid (unix(7))."""
 BACKLOG = 128
 MODE = 0o666
-"""Of the socket. Whom it is not for is kept out by the directory that it is in."""
+"""Mode of the socket. Users that it is not for are kept out by the directory that it is in."""
 
 
 @contextlib.contextmanager
@@ -49,17 +49,17 @@ def _discard_stale(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         code = probe.connect_ex(os.fspath(path))
     if code != errno.ECONNREFUSED:
-        raise OSError(errno.EADDRINUSE, "somebody listens there already", os.fspath(path))
+        raise OSError(errno.EADDRINUSE, "another program listens there already", os.fspath(path))
     path.unlink()
 
 
 async def comers(listener: socket.socket) -> AsyncIterator[socket.socket]:
-    """Everybody who connects."""
+    """Every job that connects."""
     while True:
         await trio.lowlevel.wait_readable(listener)
         try:
             connection, _ = listener.accept()
-        except BlockingIOError:  # who came has left again
+        except BlockingIOError:  # what came has left again
             continue
         connection.setblocking(False)
         yield connection
@@ -78,7 +78,7 @@ class Speaker:
     def pid(self) -> int:
         """The process that connected: its thread group, as seen from here; 0 for one that cannot be.
 
-        It is who called connect(2), whoever of its children writes. So a job is this one process.
+        It is the process that called connect(2), whichever of its children writes. So a job is this one process.
         """
         ucred = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         return int(CREDENTIALS.unpack(ucred)[0])
@@ -99,7 +99,7 @@ class Speaker:
         return self._said.popleft()
 
     def say(self, line: str) -> bool:
-        """Tells it something; whether it could be told. One that does not listen is hung up on: nobody waits for it."""
+        """Tells it something; whether it could be told. One that does not listen is hung up on: none waits for it."""
         try:
             self.connection.send(f"{line}\n".encode())
         except OSError:  # it is gone, or has let its buffer become full
@@ -108,6 +108,6 @@ class Speaker:
         return True
 
     def hang_up(self) -> None:
-        """Nothing more is said. Who hears it, hears its end."""
+        """Nothing more is said. A job that reads it reads its end."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
-"""What programs say of their latencies: datagrams, from whom the kernel says, and never what they say (unix(7)).
+"""What programs say of their latencies: datagrams, from the process that the kernel names (unix(7)).
 
-A datagram is a JSON object, ``{"latency_ms": 12.3}``: a number, or a list of them, in milliseconds. ``group`` names
-one of the configured groups, for a proxy that serves several; without it, it is the group that the sender is in. Who
-is root, or runs as the policy does, may speak for any group; everybody else for those that he is in.
+A datagram is a JSON object, ``{"latency_ms": 12.3}``: a number, or a list of them, in milliseconds. ``group`` names one
+of the configured groups, for a proxy that serves several; without it, it is the group that the sender is in. A process
+that is root, or runs as the policy does, may speak for any group; any other for those that it is in.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST_MS = 86_400_000.0
 AT_ONCE = 256
 """Datagrams read before others have their turn..."""
 BREATH_S = 0.01
-"""... which is so long at least: nobody makes the policy busy by talking to it."""
+"""Seconds before the next of them, at least: no program makes the policy busy by talking to it."""
 TOLD_S = 60.0
 """Between two log lines about reports that were dropped."""
 
@@ -47,7 +47,7 @@ class Report:
     latencies: Sequence[float]
     """Seconds."""
     group: str | None
-    """For whom; None for the sender's own group."""
+    """The group that it is for; None for the sender's own group."""
 
 
 @attrs.frozen
@@ -60,7 +60,7 @@ class Place:
     """The cgroup, for a slice."""
 
     def holds(self, pid: int) -> bool:
-        """Whether a process is in it; who is gone is nowhere."""
+        """Whether a process is in it; a process that is gone is nowhere."""
         if self.cgroup is None:
             return pid == self.pid
         try:
@@ -119,7 +119,7 @@ class Desk:
 
 @contextlib.contextmanager
 def receiving(path: Path) -> Iterator[trio.socket.SocketType]:
-    """A socket at `path` that everybody may send to, removed in the end. EADDRINUSE where somebody else receives."""
+    """A socket at `path` that any user may send to, removed in the end. EADDRINUSE where another process receives."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(os.fspath(path))
@@ -141,7 +141,7 @@ def receiving(path: Path) -> Iterator[trio.socket.SocketType]:
 
 
 async def receive(ours: trio.socket.SocketType, take: Callable[[bytes, int, int], None]) -> None:
-    """Hands over what comes, with pid and uid of who sent it, until cancelled. A ValueError is told in the log."""
+    """Hands over what comes, with pid and uid of the sender, until cancelled. A ValueError is told in the log."""
     dropped, told = 0, -TOLD_S
     while True:
         for _ in range(AT_ONCE):
@@ -161,4 +161,4 @@ def _sender(ancillary: Sequence[tuple[int, int, bytes]]) -> tuple[int, int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) >= CREDENTIALS.size:
             pid, uid, _ = CREDENTIALS.unpack(data[: CREDENTIALS.size])
             return pid, uid
-    raise ValueError("nobody knows who sent it")
+    raise ValueError("its sender is not known")
