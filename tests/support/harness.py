@@ -468,17 +468,19 @@ async def running(
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))
         operations = Operations(tree, events, notifier, poll=poll)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(controller.run)
-            if mountpoint is not None:
-                nursery.start_soon(notifier.run)
-            scope = nursery.cancel_scope
-            harness = Harness(controller, ledger, tree, events, notifier, operations, kernel, world, scope)
-            yield harness
-            if not scope.cancel_called:
-                harness.check()
-            scope.cancel()
-        messenger.end()
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(controller.run)
+                if mountpoint is not None:
+                    nursery.start_soon(notifier.run)
+                scope = nursery.cancel_scope
+                harness = Harness(controller, ledger, tree, events, notifier, operations, kernel, world, scope)
+                yield harness
+                if not scope.cancel_called:
+                    harness.check()
+                scope.cancel()
+        finally:
+            messenger.end()  # its thread, which keeps all of this
     kept = [*getattr(ledger, "_queues", ()), *getattr(ledger, "_streams", ())]  # until it is closed, of the kernel's
     assert descriptors() == before + len(kept), "descriptors were left open"
 
