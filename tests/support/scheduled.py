@@ -24,14 +24,14 @@ SWITCH = 197 * US
 TICK = 100_000 * US
 DEFAULT = 2048
 STRIDE, LOOK = 5_000 * US, 500 * US
-"""The longest step of the simulation, nanoseconds; and while a program waits for a request, which can be done earlier
-than what runs as the step begins."""
+"""The longest step of the simulation, nanoseconds; and by how much the end of a request may be seen late, of a program
+that did not run as the step began."""
 
 T = TypeVar("T")
 
 
 def in_one_go(parts: Parts[T]) -> T:
-    """What comes of it, where nobody waits."""
+    """What comes of it, where no other task waits."""
     done = Done(parts)
     for _ in done:
         pass
@@ -40,7 +40,7 @@ def in_one_go(parts: Parts[T]) -> T:
 
 @attrs.define(eq=False)
 class Program:
-    """Who uses the GPU: batch, or requests that come when they come."""
+    """A program on the GPU: batch, or requests that come when they come."""
 
     pid: int
     priority: int = 8
@@ -139,12 +139,19 @@ class Machine:
         """What programs do next, and the engine until they do more; at the most to that time, nanoseconds."""
         self._feed()
         arrivals = [p.arrivals[-1] for p in self.programs if p.arrivals]
-        waits = any(p.waiting for p in self.programs)
-        if waits and (finish := self.runlist.until_next_finish()) is not None:
-            end = min(end, self.runlist.now + finish)
-        step = min([end, self._next, *arrivals, self.runlist.now + (LOOK if waits else self.stride)])
+        answers = [self._answer(p) for p in self.programs if p.waiting]
+        step = min([end, self._next, self.runlist.now + self.stride, *arrivals, *answers])
         self.runlist.advance(max(step, self.runlist.now + 1))
         self._note()
+
+    def _answer(self, program: Program) -> int:
+        """When to look whether the oldest request of a program is done, nanoseconds: not before the engine has had
+        time for what is left of it, and so at its very end where it runs; else it may be seen LOOK too late."""
+        tsg, runlist = program.tsgs[0], self.runlist
+        kernels = program.request_us // program.kernel_us
+        left = tsg.queue[0] + (kernels - 1 - tsg.finished % kernels) * program.kernel_us * US
+        runs = runlist._running is tsg and tsg.attached
+        return runlist.now + (left + runlist._switching if runs else max(left, LOOK))
 
     def _feed(self) -> None:
         for program in self.programs:
