@@ -113,7 +113,7 @@ WORKERS ?= 4
 
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
-	$(PYTEST) -n $(WORKERS) --dist loadfile \
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/hostile
 
 # By itself, since it takes every CPU. With FUZZ=N every pair N times, each time otherwise.

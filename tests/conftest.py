@@ -19,10 +19,39 @@ settings.register_profile("unhurried", settings.get_profile(settings.get_current
 settings.load_profile("unhurried")
 
 
+LONGEST = (
+    "t6_memory",
+    "t3_killed",
+    "t3_hostile",
+    "t3_scheduler",
+    "t2_replay",
+    "t2_balance",
+    "t6_hooks",
+    "t4_restart",
+    "t2_journal",
+    "t6_departure",
+    "t2_nvidia_faults",
+    "t6_gate",
+    "t6_mover",
+    "t2_slo",
+    "t2_scheduler",
+    "t4_mount_machine",
+    "t3_nvidia_whole",
+    "t3_cuda_session",
+)
+"""Files whose tests take half a minute or more together, the longest first (`make test-unit` with --durations 0)."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "logs(*patterns): log lines that this test is about (regular expressions)")
     # A shell starts what is in its background with SIGINT ignored, which tenants, ended by it, would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: workers, each of which has a file at a time, come to their ends together."""
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 
 
 def pytest_collection_finish() -> None:
