@@ -71,17 +71,22 @@ class NaiveLedger:
         return [g for g in self.above if isinstance(g.node, Process) and top in self.path(g)]
 
     def current(self, group: Group) -> int:
-        return sum(self.held[leaf] for leaf in self.leaves(group))
+        return self.sum(self.held, group)
 
     def swap(self, group: Group) -> int:
-        return sum(self.swapped[leaf] for leaf in self.leaves(group))
+        return self.sum(self.swapped, group)
+
+    def sum(self, table: Counter[Group], group: Group) -> int:
+        """What the processes at or below a group have in a table."""
+        return sum(nbytes for leaf, nbytes in table.items() if nbytes and group in self.path(leaf))
 
     def raise_peaks(self) -> None:
         """After every step."""
         for group in self.above:
             for peak in self.peaks:
+                figure = self.figure(group, peak)
                 for highest in (self.peaks[peak], self.ever[peak]):
-                    highest[group] = max(highest[group], self.figure(group, peak))
+                    highest[group] = max(highest[group], figure)
 
     def figure(self, group: Group, peak: Peak) -> int:
         """What it is the highest value of."""
