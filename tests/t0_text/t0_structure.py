@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import structure
+from tests.conftest import LONGEST
 from tests.structure import ROOT
 
 ARROWS_MOST = 40
@@ -31,6 +32,11 @@ def test_the_view_knows_nothing_of_the_filesystem(python: structure.Graph) -> No
     used = {(one, other) for one in python if one.startswith("ggroupfs/view/") for other in python[one]}
     assert used
     assert not [pair for pair in used if pair[1].startswith(("ggroupfs/fs", "ggroupfs/daemon", "ggroupfs/commands"))]
+
+
+def test_the_longest_files_of_tests_are_there() -> None:
+    names = {path.stem for path in (ROOT / "tests").rglob("t[0-9]_*.py")}
+    assert set(LONGEST) <= names
 
 
 def test_the_top_folder_has_few_arrows(python: structure.Graph) -> None:
