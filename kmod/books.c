@@ -20,10 +20,13 @@ static void get_levers(struct ggroup *group, struct ggroup_books *books)
 		books->flags |= GGROUP_BOOKS_DETACHED;
 	if (group->levers[GGROUP_LEVER_RUNLIST].held == GGROUP_RUNLIST_OFF_GR)
 		books->flags |= GGROUP_BOOKS_DETACHED_GR;
-	if (group->levers[GGROUP_LEVER_RUNLIST].doubtful ||
-	    group->levers[GGROUP_LEVER_TIMESLICE].doubtful)
+	if (group->levers[GGROUP_LEVER_RUNLIST].doubtful)
 		books->flags |= GGROUP_BOOKS_DOUBTFUL;
-	books->lever_timeslice_us = group->levers[GGROUP_LEVER_TIMESLICE].held;
+#define GGROUP_LEVER(name, bit, field)								\
+	if (group->levers[GGROUP_LEVER_##bit].doubtful)						\
+		books->flags |= GGROUP_BOOKS_DOUBTFUL;						\
+	books->lever_##field = group->levers[GGROUP_LEVER_##bit].held;
+#include "settings.def"
 	spin_unlock(lock);
 }
 
@@ -37,7 +40,6 @@ void ggroup_books_get(struct ggroup *group, const struct ggroup_file *file,
 		.id = group->id,
 #define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	.field = group->field,
 #include "settings.def"
-#undef GGROUP_SETTING
 		.current_bytes = group->current_bytes,
 		.peak = ggroup_peak_of(file, group, GGROUP_PEAK_GMEM),
 		.swap = group->swap,
@@ -80,12 +82,10 @@ void ggroup_books_get(struct ggroup *group, const struct ggroup_file *file,
 static const u64 all_settings = GGROUP_SET_OWNER
 #include "settings.def"
 ;
-#undef GGROUP_SETTING
 #define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	| OF_##kinds(bit)
 static const u64 slice_settings = GGROUP_SET_OWNER
 #include "settings.def"
 ;
-#undef GGROUP_SETTING
 
 static bool is_within(u64 value, u64 least, u64 most)
 {
@@ -108,7 +108,6 @@ static int check_set(const struct ggroup *group, const struct ggroup_set *set, b
 	if ((mask & GGROUP_SET_##bit) && !is_within(set->field, least, most))			\
 		return -ERANGE;
 #include "settings.def"
-#undef GGROUP_SETTING
 	if (((mask & GGROUP_SET_UID) && !uid_valid(make_kuid(&init_user_ns, set->uid))) ||
 	    ((mask & GGROUP_SET_GID) && !gid_valid(make_kgid(&init_user_ns, set->gid))))
 		return -ERANGE;
@@ -127,7 +126,6 @@ int ggroup_books_set(struct ggroup *group, const struct ggroup_set *set, bool ad
 	if (set->mask & GGROUP_SET_##bit)							\
 		group->field = set->field;
 #include "settings.def"
-#undef GGROUP_SETTING
 	if (set->mask & GGROUP_SET_UID)
 		group->owner = make_kuid(&init_user_ns, set->uid);
 	if (set->mask & GGROUP_SET_GID)

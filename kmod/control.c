@@ -177,12 +177,15 @@ static int lever(struct ggroup_call *call, enum ggroup_lever_kind kind, u64 valu
 	return ggroup_lever_command(call->group, kind, value, arg->timeout_ms, &unused);
 }
 
-int ggroup_control_set_timeslice(struct ggroup_call *call)
-{
-	struct ggroup_command *arg = call->arg;
-
-	return lever(call, GGROUP_LEVER_TIMESLICE, arg->value);
+#define GGROUP_LEVER(name, bit, field)								\
+int ggroup_control_set_##name(struct ggroup_call *call)						\
+{												\
+	struct ggroup_command *arg = call->arg;							\
+												\
+	return lever(call, GGROUP_LEVER_##bit, arg->value);					\
 }
+
+#include "settings.def"
 
 int ggroup_control_attach_tsg(struct ggroup_call *call)
 {

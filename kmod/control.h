@@ -23,7 +23,8 @@ int ggroup_control_observe(struct ggroup_call *call);
 int ggroup_control_note(struct ggroup_call *call);
 int ggroup_control_press(struct ggroup_call *call);
 int ggroup_control_plan(struct ggroup_call *call);
-int ggroup_control_set_timeslice(struct ggroup_call *call);
+#define GGROUP_LEVER(name, bit, field)	int ggroup_control_set_##name(struct ggroup_call *call);
+#include "settings.def"
 int ggroup_control_attach_tsg(struct ggroup_call *call);
 int ggroup_control_detach_tsg(struct ggroup_call *call);
 int ggroup_control_reclaim(struct ggroup_call *call);

@@ -111,7 +111,6 @@ struct ggroup {
 
 #define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	type field;
 #include "settings.def"
-#undef GGROUP_SETTING
 	kuid_t owner;
 	kgid_t gid;
 

@@ -66,7 +66,8 @@ static const struct ioctl ioctls[] = {
 	IOCTL(NOTE, ADMIN_OF, ggroup_control_note),
 	IOCTL(PRESS, CONTROL, ggroup_control_press),
 	IOCTL(PLAN, CONTROL, ggroup_control_plan, 0, -ENOSPC),
-	IOCTL(SET_TIMESLICE, ADMIN_OF, ggroup_control_set_timeslice),
+#define GGROUP_LEVER(name, bit, field)	IOCTL(SET_##bit, ADMIN_OF, ggroup_control_set_##name),
+#include "settings.def"
 	IOCTL(ATTACH_TSG, ADMIN_OF, ggroup_control_attach_tsg),
 	IOCTL(DETACH_TSG, ADMIN_OF, ggroup_control_detach_tsg),
 	IOCTL(RECLAIM, CONTROL, ggroup_control_reclaim),

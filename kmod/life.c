@@ -55,7 +55,6 @@ struct ggroup *ggroup_life_new(struct ggroup_device *device, u32 kind)
 	INIT_WORK(&group->reclaim_work, ggroup_reclaim_work);
 #define GGROUP_SETTING(field, type, bit, least, most, initial, kinds)	group->field = initial;
 #include "settings.def"
-#undef GGROUP_SETTING
 	group->user = INVALID_UID;
 	group->born_ns = ktime_get_ns();
 	group->owner = INVALID_UID;

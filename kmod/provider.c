@@ -19,8 +19,8 @@
 #include "queue.h"
 #include "trace.h"
 
-/* The seq of a message: a group's id or an arrival's number, and the kind. */
-#define GGROUP_SEQ_SHIFT	2
+/* The seq of a message: a group's id or an arrival's number, and the kind: room for 15 levers. */
+#define GGROUP_SEQ_SHIFT	4
 #define GGROUP_SEQ_KIND		((1U << GGROUP_SEQ_SHIFT) - 1)
 
 static_assert(GGROUP_ARRIVAL <= GGROUP_SEQ_KIND);
@@ -113,8 +113,8 @@ static void write_message(struct ggroup_message *message, u32 op, u64 seq, u64 i
 static u32 op_of(const struct ggroup_lever *lever)
 {
 	switch (lever->order.kind) {
-	case GGROUP_LEVER_TIMESLICE:
-		return GGROUP_OP_SET_TIMESLICE;
+#define GGROUP_LEVER(name, bit, field)	case GGROUP_LEVER_##bit: return GGROUP_OP_SET_##bit;
+#include "settings.def"
 	case GGROUP_LEVER_RUNLIST:
 		return lever->sent ? GGROUP_OP_DETACH_TSG : GGROUP_OP_ATTACH_TSG;
 	default:
@@ -302,10 +302,15 @@ static int arrival_answered(struct ggroup_queue *queue, const struct ggroup_file
 static int answered(struct ggroup_queue *queue, const struct ggroup_file *file,
 		    const struct ggroup_message *message)
 {
+	unsigned int kind;
+
 	if (!(message->op & GGROUP_MESSAGE_REPLY) || message->gpu || message->flags ||
 	    message->status > 0 || message->status < -MAX_ERRNO)
 		return -EINVAL;
-	if ((message->seq & GGROUP_SEQ_KIND) == GGROUP_ARRIVAL)
+	kind = message->seq & GGROUP_SEQ_KIND;
+	if (kind > GGROUP_ARRIVAL)
+		return -EINVAL;
+	if (kind == GGROUP_ARRIVAL)
 		return arrival_answered(queue, file, message);
 	return lever_answered(queue, file, message);
 }

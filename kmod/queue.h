@@ -12,7 +12,8 @@ struct completion;
 struct ggroup_file;
 
 enum ggroup_lever_kind {
-	GGROUP_LEVER_TIMESLICE,		/* value: microseconds */
+#define GGROUP_LEVER(name, bit, field)	GGROUP_LEVER_##bit,	/* value: of the setting */
+#include "settings.def"
 	GGROUP_LEVER_RUNLIST,		/* value: GGROUP_RUNLIST_* */
 	GGROUP_LEVER_RECLAIM,		/* value: bytes; no state, one after the other */
 	GGROUP_LEVERS
