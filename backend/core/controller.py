@@ -64,7 +64,7 @@ class Controller:
         self.facts: dict[str, str] = {"ledger": ledger.name}
         """Shown in ``ggroup.backend``."""
         self.turns = Turns()
-        """Of what is to be done for many who come at once."""
+        """Of what is to be done for many that come at once."""
         self._deadlines = deadlines = Deadlines(seconds, lambda group: self.footprint(group).whole)
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, deadlines)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines)
@@ -140,7 +140,7 @@ class Controller:
         return self.ledger.books(group)
 
     def activity(self, group: Group) -> Activity:
-        """What a process has done, or everybody who ever was in a slice. ENODEV when the group is gone."""
+        """What a process has done, or every process that ever was in a slice. ENODEV when the group is gone."""
         if not self.population.holds(group):
             raise fail(errno.ENODEV)
         return self._totals.activity(group)
@@ -220,7 +220,7 @@ class Controller:
         self._membership.expel(process)
 
     def unmake_slice(self, slice_: Slice) -> None:
-        """rmdir: EBUSY while a process or a slice is below it. Who has just ended is nobody, as in cgroup.procs."""
+        """rmdir: EBUSY while a process or a slice is below it. One that has just ended is none, as in cgroup.procs."""
         for gpu in self.gpus:
             for resident in list(self.population.below(SliceOn(slice_, gpu))):
                 if self._membership.exits.lives(resident.process):
@@ -269,13 +269,13 @@ class Controller:
         return self._peaks.ever(group, peak) if mark is None else self._peaks.highest(group, mark)
 
     def reset_peak(self, group: Group, mark: Mark) -> None:
-        """gmem.peak starts again at gmem.current, or gmem.swap.peak at gmem.swap.current, for whoever has `mark`."""
+        """gmem.peak starts again at gmem.current, or gmem.swap.peak at gmem.swap.current, for the holder of `mark`."""
         if self.gpus[group.gpu].lost:
             raise fail(errno.ENODEV)
         self._peaks.reset(group, mark)
 
     def leave_peak(self, group: Group, mark: Mark) -> None:
-        """A mark is of no use to anybody any more."""
+        """A mark is of no use any more."""
         self._peaks.leave(group, mark)
 
     async def reclaim(self, group: Group, nbytes: int) -> None:
@@ -338,7 +338,7 @@ class Controller:
         return books
 
     def listens(self, group: Group, change: int) -> None:
-        """Somebody whose memory it is opened (1) or closed (-1) a usermemfd."""
+        """A program whose memory it is opened (1) or closed (-1) a usermemfd."""
         self._reclaimer.listens(group, change)
 
     # Comings and goings
@@ -379,5 +379,5 @@ class Controller:
         for listener in self.listeners:
             try:
                 listener(group, channel)
-            except Exception:  # what happened has happened; who is told of it must not undo it
+            except Exception:  # what happened has happened; a listener must not undo it
                 log.exception("a listener failed on %s of %s", channel.value, group)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
-    """What is applied to whom, and the way from there to what is wanted."""
+    """What is applied to each process, and the way from there to what is wanted."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Follower:
         self.background = Background("compute", population, self.apply, deadlines, lambda record: record.compute)
         """For what changed without a writer."""
         self.watcher: Callable[[int], None] = lambda gpu: None
-        """Who is told that somebody came to a GPU, left it or moved there, or that something is asked."""
+        """What is told that a process came to a GPU, left it or moved there, or that something is asked."""
 
     def take_over(self, inherited: Iterable[Inherited]) -> None:
         """Groups of an earlier daemon. What it applied holds, until they are followed for the first time: then each
@@ -107,7 +107,7 @@ class Follower:
             self._placed.pop(group, None)
 
     def scheduled(self, gpu: int) -> Sequence[Process]:
-        """Whom the scheduler of a GPU has a place for."""
+        """The processes that the scheduler of a GPU has a place for."""
         return [member.process for member in self._placed if member.gpu == gpu]
 
     def fall_back(self, group: Member) -> None:
@@ -202,7 +202,7 @@ class Follower:
         self._remember(group, compute, wanted)
 
     def begin_again(self, gpu: int) -> None:
-        """A GPU that was lost is back. Nobody knows what holds there: each lever is pulled, soon."""
+        """A GPU that was lost is back. What holds there is unknown: each lever is pulled, soon."""
         for resident in self._population.below(SliceOn(ROOT, gpu)):
             if gpu in resident.contexts:
                 resident.records[gpu].compute.inherited = True
@@ -317,7 +317,7 @@ class Follower:
         return round(frozen * 1e6)
 
     def born(self, group: Group) -> None:
-        """There is a new slice: it is frozen from the start if one above it is, and nobody was told anything else."""
+        """There is a new slice: it is frozen from the start if one above it is, and no listener was told otherwise."""
         if self.is_frozen(group):
             self._count(group, True)
             self._of(group).shown = True
@@ -335,7 +335,7 @@ class Follower:
                 self.background.later(level)
 
     async def release(self) -> bool:
-        """Gives every process its TSGs and default timeslices back: nobody is left to do it later. Whether all have."""
+        """Gives every process its TSGs and default timeslices back: no daemon would do it later. Whether all have."""
         kept: list[Member] = []
 
         async def one(group: Member) -> None:

@@ -1,9 +1,9 @@
 """The seams of the backend. Every ledger works with every GPU; they meet only in the Controller.
 
 - :class:`Ledger` keeps the books: limits, hierarchical charge, protection, events, the wanted compute state.
-- :class:`Gpu` is the hardware: who runs there, how much memory they hold, and the levers.
+- :class:`Gpu` is the hardware: what runs there, how much memory it holds, and the levers.
 - :class:`Host` is what a Gpu may ask of the Controller.
-- :class:`Policy` is what the Controller asks before it lets a program go on: somebody may have limits for its slice.
+- :class:`Policy` is what the Controller asks before it lets a program go on: a policy may have limits for its slice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Target:
     nbytes: int
     """Bytes to move to the host."""
     below_low: bool
-    """Whether this breaks the group's effective low: nobody else had anything left to give."""
+    """Whether this breaks the group's effective low: no other had anything left to give."""
 
 
 @attrs.frozen
@@ -36,13 +36,13 @@ class Inherited:
     """A group that was in the books before this daemon."""
 
     group: Group
-    """Who."""
+    """The process or slice, and its GPU."""
     parent: Group
     """The group above."""
     applied: Wanted
     """What the daemon before had made hold, of a process."""
     doubtful: bool
-    """Nobody knows what holds: that daemon had begun to change it, and did not come to the end."""
+    """What holds is unknown: that daemon had begun to change it, and did not come to the end."""
     joined: bool = False
     """A process that said by itself that it uses the GPU, and does not say it again."""
 
@@ -59,8 +59,8 @@ class Ledger(Protocol):
     """The peaks that it keeps; of others the figures in its books mean nothing."""
 
     def listen(self, listener: Callable[[Group, Channel], None], configured: Callable[[Group], None]) -> None:
-        """From now on calls `listener` for every event of every group, and `configured` for a group that somebody has
-        set something on who did not use this object."""
+        """From now on calls `listener` for every event of every group, and `configured` for a group on which
+        something was set without this object."""
 
     async def run(self) -> None:
         """Tells the listeners of what happens without one of these calls, until cancelled."""
@@ -94,12 +94,12 @@ class Ledger(Protocol):
         """
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
-        """Starts `peak` again at `current`, or `swap_peak` at `swap`, for whoever asks this ledger."""
+        """Starts `peak` again at `current`, or `swap_peak` at `swap`, for all that ask this ledger."""
 
     def charge(self, group: Group, nbytes: int) -> None:
         """Charges GPU memory to a process and every slice above it.
 
-        Going over a high never fails: somebody reclaims. ENOMEM only where swap.max leaves no room to bring every
+        Going over a high never fails: it is reclaimed. ENOMEM only where swap.max leaves no room to bring every
         level back under its high, or one would hold more than MAX (records `max` and `oom`).
         """
 
@@ -123,7 +123,7 @@ class Ledger(Protocol):
         """Bytes by which a group is over its high; 0 when under."""
 
     def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
-        """Whom to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible."""
+        """What to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible."""
 
     def note(self, group: Group, event: str) -> None:
         """Counts one event, here and in every group above: ``low``, ``high``, ``reclaim`` or ``fail``."""
@@ -141,7 +141,7 @@ class Ledger(Protocol):
 
 
 class Moves(Protocol):
-    """Who is on the way from one GPU to another, for the daemon after one that does not see the end of it."""
+    """The programs on the way from one GPU to another, for the daemon after one that does not see the end of it."""
 
     def left(self) -> Mapping[Process, Move]:
         """Those that were begun, and not ended, between GPUs of ours."""
@@ -198,7 +198,7 @@ class Host(Protocol):
 
 
 class Policy(Protocol):
-    """Who configures slices by himself, with the calls that writers of files end in."""
+    """What configures slices by itself, with the calls that writers of files end in."""
 
     async def prepare(self, slice_: Slice, gpu: int) -> None:
         """Returns once a slice, and every one above it, has what it is to have on a GPU; in any case soon."""
@@ -265,8 +265,8 @@ class Gpu(Protocol):
         """
 
     async def finds(self, process: Process) -> bool | None:
-        """Whether a program that was to be moved is on this GPU, asked anew; None while nobody can say, since somebody
-        may be at it still, whoever had asked for that."""
+        """Whether a program that was to be moved is on this GPU, asked anew; None while that cannot be said, since an
+        agent may be at it still, whichever daemon had asked for that."""
 
     def forget(self, process: Process) -> None:
         """The process exited: drop what was remembered for it."""

@@ -63,7 +63,7 @@ class GpuInfo:
     capacity: int
     """Bytes of GPU memory."""
     timeslice_default_us: int
-    """What a channel group gets that nobody asked for, microseconds."""
+    """What a channel group gets where no timeslice is asked for, microseconds."""
     timeslice_min_us: int = 1
     """Shortest timeslice accepted, microseconds."""
     timeslice_max_us: int = 1_000_000
@@ -134,9 +134,9 @@ class Books:
     pressure_seq: int = 0
     """usermemfd: sequence number of the latest record; 0 when there never was one."""
     kept: bool = False
-    """A slice that stays when nobody is in it."""
+    """A slice that stays when no process is in it."""
     uid: int = NOBODY
-    """Who a slice was given to: the owner of what is below it. NOBODY: whoever owns the slice above."""
+    """The user that a slice was given to: the owner of what is below it. The default: the owner of the slice above."""
     gid: int = NOBODY
     """The group (of users) that goes with it."""
     off_all: int = 0
@@ -201,7 +201,7 @@ class Footprint:
     movable: int = MAX
     """Bytes on the GPU that a reclaim could move now, at most; MAX where every byte can be."""
     implicit: int | None = None
-    """Bytes that the driver counts for the program and nobody charged: contexts, code, what it got past the library."""
+    """Bytes that the driver counts for the program and no call charged: contexts, code, what came past the library."""
     unmovable: int | None = None
     """Bytes on the GPU that stay there, whatever the limits say."""
     disputed: int | None = None
@@ -209,7 +209,7 @@ class Footprint:
     exchanged: int | None = None
     """Bytes that came back from the host in the place of as many that were colder, ever; swapins has none of them."""
     whole: int = 0
-    """Bytes of programs that go into the host, or come back from it, only as a whole: who waits for that waits long."""
+    """Bytes of programs that go into the host, or come back from it, only as a whole: a wait for that is long."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -256,7 +256,7 @@ class Wanted:
 
 @attrs.frozen
 class Place:
-    """What the scheduler has a process have, where nobody asks for anything else."""
+    """What the scheduler has a process have, where nothing else is asked for."""
 
     timeslice_us: int = 0
     """Longest run in a round, over all its TSGs, microseconds; 0 the driver's default."""
@@ -267,7 +267,7 @@ class Place:
 
 
 NOWHERE = Place()
-"""What somebody has whom the scheduler leaves alone."""
+"""What a process has that the scheduler leaves alone."""
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""A Gpu whose levers go through the kernel module: it queues what is asked, and knows what holds, whoever dies.
+"""A Gpu whose levers go through the kernel module: it queues what is asked, and knows what holds, whatever dies.
 
     Follower --pull--> ioctl --> the kernel's queue --> ProviderGpu reads the command --> the Gpu itself
        ^                                                                                    |
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 COMMANDS_AT_ONCE = 64
 
 ANSWERED_S = 600.0
-"""The kernel waits no longer for the answer to a lever. Who serves the GPU gives one sooner, and the request has
+"""The kernel waits no longer for the answer to a lever. The provider of the GPU gives one sooner, and the request has
 a deadline of its own; should the provider die, the kernel knows at once."""
 
 LETS_RUN = (Op.ATTACH_TSG, Op.SET_TIMESLICE)
@@ -48,7 +48,7 @@ class Kernel(Protocol):
         """The descriptor of a GPU's commands, not blocking."""
 
     async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
-        """Has a lever of a process moved by whoever serves its GPU; bytes moved for RECLAIM."""
+        """Has a lever of a process moved by the provider of its GPU; bytes moved for RECLAIM."""
 
 
 class ProviderGpu(ForwardingGpu):
@@ -72,7 +72,7 @@ class ProviderGpu(ForwardingGpu):
             nursery.start_soon(self._serve, host)  # at once: levers are asked for in the Gpu's first look already
             await nursery.start(self._inner.run, host)
             with trio.move_on_after(self._deadlines.seconds):
-                await self._caught_up.wait()  # nobody comes before what was held for him is held again
+                await self._caught_up.wait()  # no program comes before what was held for it is held again
             task_status.started()
 
     # The levers, asked for
@@ -90,7 +90,7 @@ class ProviderGpu(ForwardingGpu):
         return await self._pull(Op.RECLAIM, process, nbytes)
 
     async def _pull(self, lever: Op, process: Process, value: int = 0) -> int:
-        if not self._serving:  # the end of the mount: nobody would answer, and nothing is to be kept
+        if not self._serving:  # the end of the mount: no provider would answer, and nothing is to be kept
             return await self._move(lever, process, value)
         try:
             return await self._kernel.pull(lever, Member(process, self.info.index), value, ANSWERED_S)
@@ -105,7 +105,7 @@ class ProviderGpu(ForwardingGpu):
     # ... and served
 
     async def _serve(self, host: Host) -> None:
-        """Does what the kernel asks, each command in a task of its own: a slow one holds up nobody else."""
+        """Does what the kernel asks, each command in a task of its own: a slow one holds up no other."""
         queue = self._kernel.queue(self.info.index)
         try:
             async with trio.open_nursery() as nursery:
@@ -139,7 +139,7 @@ class ProviderGpu(ForwardingGpu):
         except Exception:
             log.exception("GPU %d: command %d failed", self.info.index, command.op)
             answer = command.refuse(errno.EIO)
-        with contextlib.suppress(OSError):  # nobody waits any more: the process is gone
+        with contextlib.suppress(OSError):  # no caller waits any more: the process is gone
             os.write(queue, answer.encode())
         self._behind.discard(command.seq)
         self._catch_up()

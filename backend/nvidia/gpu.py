@@ -46,7 +46,7 @@ NEWCOMER = 2.0
 LEVER_DEADLINE = 2.0
 """Seconds for a lever; the usual one takes 2 ms."""
 RELEASES, RELEASE_AGAIN = 3, 0.1
-"""Times that a program is let go in the end until it is, and seconds between them: nobody would do it later."""
+"""Times that a program is let go in the end until it is, and seconds between them: no daemon would do it later."""
 LOOK_DEADLINE = 10.0
 """Seconds for a wide look; the first one on a host that ran for months can take some."""
 BACK, BACK_MOST = 5.0, 60.0
@@ -136,7 +136,7 @@ class NvidiaGpu:
                     await self._poll(host, nursery)
         finally:
             self.swapped.ends = True
-            # Nobody is left to thaw them: a frozen program would stay so until it is killed.
+            # No daemon is left to thaw them: a frozen program would stay so until it is killed.
             if not self._handed_over:
                 with trio.CancelScope(shield=True):
                     await self._release_all()
@@ -167,7 +167,7 @@ class NvidiaGpu:
         tenant = self._tenant(process)
         try:
             if not await tenant.has_files():
-                # A client outlives who made it where somebody else has its file; the pid may be another's by now.
+                # A client outlives its maker where another process has its file; the pid may be another's by now.
                 self.forget(process)
                 return
             try:
@@ -268,11 +268,11 @@ class NvidiaGpu:
 
     async def free(self) -> Sequence[thaw.Freed]:
         """Without a daemon: every program of this GPU runs, with its own timeslices where they are known. OSError where
-        it is not known who there is."""
+        it is not known what is there."""
         listed = []
         for pid in await self._nvml.usage(self.info.index):
             try:
-                listed.append(Process(pid, self._census.system.start_time(pid)))  # nobody else waits for us
+                listed.append(Process(pid, self._census.system.start_time(pid)))  # nothing else waits for us
             except ProcessLookupError:
                 pass
             except OSError as error:
@@ -348,7 +348,7 @@ class NvidiaGpu:
         return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending)
 
     def _working(self) -> Iterator[tuple[Process, bool | None]]:
-        """Who is on this GPU, and whether kernels that it counts are pending and may run."""
+        """The processes on this GPU, and whether kernels that it counts are pending and may run."""
         for process in self._tenants:
             counts = self.managed.counts(process)
             yield process, None if counts is None else counts[0] > counts[1] and not self._is_frozen(process)
@@ -368,15 +368,15 @@ class NvidiaGpu:
             self.managed.offer(room)
 
     def _standing(self, process: Process) -> Tenant | None:
-        """Who has all its work off the GPU, since somebody asked that it stand still. (One that the scheduler has off
-        the runlist for a moment is not frozen.) One that uses another GPU, too, works there."""
+        """A process that has all its work off the GPU, since it was asked to stand still. (One that the scheduler has
+        off the runlist for a moment is not frozen.) One that uses another GPU, too, works there."""
         tenant = self._tenants.get(process)
         if tenant is None or tenant.applied.engines is not Engines.ALL or not self._asked_to_stand(process):
             return None
         return None if any(tsg.gpu_id != self._gpu_id for tsg in tenant.applied.handles.tsgs()) else tenant
 
     def _asked_to_stand(self, process: Process) -> bool:
-        """Whether somebody has frozen it, or a slice above."""
+        """Whether it, or a slice above, is frozen."""
         host = self.managed.host
         if host is None or not host.knows(process, self.info.index):
             return False
@@ -456,7 +456,7 @@ class NvidiaGpu:
         try:
             await tenant.enforce()
             takes = engines not in (None, Engines.NONE) or bool(timeslice_us)
-            if takes and not tenant.tsgs():  # who lets go of one needs none to act on
+            if takes and not tenant.tsgs():  # to let go of one needs none to act on
                 await self._find_some(tenant)
         except ProcessLookupError:
             raise
@@ -478,7 +478,7 @@ class NvidiaGpu:
 
     async def _find_some(self, tenant: Tenant) -> None:
         """EOPNOTSUPP for a program that uses the GPU, but through no TSG that we can find: one under MPS, or one that
-        draws. Whoever has just come, or is yet to come, may still make some. So may one that NVML does not list any
+        draws. One that has just come, or is yet to come, may still make some. So may one that NVML does not list any
         more: it has destroyed its contexts, as a program does some time before it ends, and nothing of it runs."""
         since = self._listed.since(tenant.process)
         if since is None or trio.current_time() - since < NEWCOMER:
@@ -486,7 +486,7 @@ class NvidiaGpu:
         await tenant.look(force=True)
         if tenant.tsgs():
             return
-        with contextlib.suppress(OSError):  # a list that does not come excuses nobody
+        with contextlib.suppress(OSError):  # a list that does not come excuses none
             if await self.finds(tenant.process) is False:
                 return
         raise OSError(errno.EOPNOTSUPP, "no channel group of this program can be found")

@@ -261,7 +261,7 @@ async def test_the_end_thaws_everybody_but_the_one_that_cannot_be(
         for _ in range(3):
             await h.arrive(spawn().pid, "/job")
         await h.write("slice/job/0/compute.freeze", 1)
-        gpu.script("attach", behave)  # whoever comes first
+        gpu.script("attach", behave)  # for the one that comes first
         began = trio.current_time()
         h.scope.cancel()
     assert trio.current_time() - began <= 2 * DEADLINE_S

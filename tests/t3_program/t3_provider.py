@@ -30,7 +30,7 @@ WHO = Process(1_000_000_000, 7)
 
 
 class Queue:
-    """The kernel's side: sends commands, and gives whoever asked the answer. It knows nothing of what holds."""
+    """The kernel's side: sends commands, and gives the caller the answer. It knows nothing of what holds."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -259,7 +259,7 @@ class Eager(StubGpu):
 
 @virtual
 async def test_levers_are_served_while_the_gpu_has_its_first_look(spawn: Spawn) -> None:
-    """Else a process that is found then, in a frozen slice, would wait for a lever that nobody moves."""
+    """Else a process that is found then, in a frozen slice, would wait for a lever that nothing moves."""
     who = identify(spawn().pid)
     inner = Eager(who)
     ledger = SoftLedger()
@@ -283,7 +283,7 @@ async def test_levers_are_served_while_the_gpu_has_its_first_look(spawn: Spawn) 
 @virtual
 async def test_who_was_being_frozen_is_not_let_run_by_what_held_before() -> None:
     """The daemon died in the middle of a freeze: the kernel has what was acknowledged before done again. The books have
-    it frozen, so that is left to whoever follows them; of others it is done."""
+    it frozen, so that is left to the Follower; of others it is done."""
     other = Process(WHO.pid, 8)
 
     class Frozen(Nobody):

@@ -1,7 +1,7 @@
 """A Gpu that notes what its levers are about to do and what holds, as the kernel does where it has the books.
 
-So the next daemon knows who was off the runlist, and of whom nobody knows. And the timeslices that TSGs had of their
-own: once they were given others, the driver does not know them any more.
+So the next daemon knows which processes were off the runlist, and of which that is unknown. And the timeslices that
+TSGs had of their own: once they were given others, the driver does not know them any more.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Lever:
     timeslice_us: int = 0
     """Its timeslice, microseconds; 0 is the driver's default."""
     moving: bool = False
-    """They were about to be taken off, or put back, and nobody knows what came of it."""
+    """They were about to be taken off, or put back, and what came of it is unknown."""
     gr: bool = False
     """Those of the GR engine alone are off the runlist."""
 
@@ -82,12 +82,12 @@ class Owned:
     permissions: int | None = None
     """Permission bits."""
     lent: int | None = None
-    """Whose it was by delegation who set this: it holds while it is his. None: it holds whosever it is."""
+    """The user that had it by delegation and set this: it holds while that user has it. None: it holds in any case."""
 
 
 @attrs.frozen
 class Moving:
-    """A program that was to go to another GPU, and nobody has seen the end of it."""
+    """A program that was to go to another GPU, and the end of it was not seen."""
 
     source: str
     """UUID of the GPU that it was on."""
@@ -163,13 +163,13 @@ def done(key: Key, figures: Mapping[str, int]) -> Operation:
 
 
 def give(subject: Subject, file: str, owned: Owned | None) -> Operation:
-    """A file in a directory, or (empty) the directory itself, is somebody's; None: as it was at first."""
+    """A file in a directory, or (empty) the directory itself, has an owner; None: as it was at first."""
     value = None if owned is None else [*attrs.astuple(owned)]
     return ["give", _raw_subject(subject), file, value]
 
 
 def forget(subject: Subject) -> Operation:
-    """The directory is gone: nothing in it is anybody's."""
+    """The directory is gone: nothing in it has an owner."""
     return ["forget", _raw_subject(subject)]
 
 
@@ -186,7 +186,7 @@ class State:
     own: dict[Key, dict[str, int]] = attrs.field(factory=dict)
     """Timeslices that are to be given back."""
     moves: dict[Process, Moving] = attrs.field(factory=dict)
-    """Who is on the way from one GPU to another."""
+    """The processes on the way from one GPU to another."""
     given: dict[Subject, dict[str, Owned]] = attrs.field(factory=dict)
     """Owners and modes, by directory and file."""
     done: dict[Key, dict[str, int]] = attrs.field(factory=dict)
@@ -388,7 +388,7 @@ def _range(name: str) -> range:
 
 
 _RANGES = {name: _range(name) for name in FIELDS}
-"""Of each field. Figures that nobody configures are counts."""
+"""Of each field. Figures that cannot be set are counts."""
 
 
 def _enter(table: dict[Any, Any], key: Any, value: Any, wanted: bool) -> None:
