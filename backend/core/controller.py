@@ -26,7 +26,7 @@ from backend.core.protocols import Gpu, Ledger, Moves
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled
 from backend.core.room import RoomNotices
-from backend.core.settings import Setting
+from backend.core.settings import Lever, Setting
 from backend.core.totals import Memory, Totals
 from backend.core.writers import Writers
 from backend.process.delegated import delegate_of
@@ -259,10 +259,17 @@ class Controller:
         return sum(max(0, one.movable - (one.unmovable or 0)) for one in each)
 
     async def set_value(self, group: Group, setting: Setting, value: int) -> None:
-        """Sets what holds as soon as it is in the books: what is in the host already stays there, and the scheduler
-        acts right after. EOPNOTSUPP where this machine cannot do what the setting is about."""
+        """Sets what holds as soon as it is in the books, or once a lever has followed: what is in the host already
+        stays there, and the scheduler acts right after. EOPNOTSUPP where this machine cannot do what the setting is
+        about; ERANGE for a value of a lever that the GPU does not take."""
         assert setting.control is not None
-        await self._writers.note(group, self.require(group, setting.control), {setting.field: value})
+        books, changes = self.require(group, setting.control), {setting.field: value}
+        if not isinstance(setting, Lever):
+            await self._writers.note(group, books, changes)
+        elif value and value not in self.gpus[group.gpu].info.takes(setting):
+            raise fail(errno.ERANGE)
+        else:
+            await self._writers.pull(group, books, changes)
 
     def peak(self, group: Group, peak: Peak, mark: Mark | None = None) -> int:
         """The most that a group held: ever, or since `mark` was reset, bytes. ENODEV when the group is gone."""
@@ -284,14 +291,6 @@ class Controller:
         with self._deadlines.deadline(group):
             if await self._reclaimer.reclaim(group, nbytes) < nbytes:
                 raise fail(errno.EAGAIN)
-
-    async def set_timeslice(self, group: Group, us: int) -> None:
-        """compute.timeslice, microseconds, 0 for the default. ERANGE outside what the GPU takes."""
-        books = self.require(group, "compute.timeslice")
-        info = self.gpus[group.gpu].info
-        if us and not info.timeslice_min_us <= us <= info.timeslice_max_us:
-            raise fail(errno.ERANGE)
-        await self._writers.pull(group, books, {"timeslice_us": us})
 
     async def set_frozen(self, group: Group, frozen: bool) -> None:
         """compute.freeze: returns once no TSG of the group is running, or all that may run again do.

@@ -1,4 +1,4 @@
-"""Makes the hardware's compute state follow the books: timeslices and freezes of every process, path by path."""
+"""Makes the hardware's compute state follow the books: freezes and the levers of every process, path by path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
+import attrs
 import trio
 
 from backend.common.errors import fail
@@ -18,6 +19,7 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Inherited, Ledger
 from backend.core.reasons import Off, Reason
 from backend.core.records import NOWHERE, Channel, Place, Wanted
+from backend.core.settings import LEVERS, TIMESLICE
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class Follower:
                 compute.inherited, compute.doubtful = True, one.doubtful
                 if applied.frozen and not self.wanted(one.group).frozen:  # that was the scheduler of that daemon
                     off = applied.off.without(Reason.FREEZE).with_(Reason.TURN)
-                    applied = Wanted(off, applied.timeslice_us)
+                    applied = attrs.evolve(applied, off=off)
                 self._remember(one.group, compute, applied)
         for gpu in self._gpus:
             self.show(SliceOn(ROOT, gpu))  # what turns from now on is told
@@ -71,26 +73,28 @@ class Follower:
         return compute.applied == UNTOUCHED and not compute.inherited
 
     def wanted(self, group: Member) -> Wanted:
-        """What the path above a process adds up to: frozen by any level, the shortest of the timeslices, or, where none
-        is asked for, the scheduler's.
+        """What the path above a process adds up to: frozen by any level, each lever as its row has it, and, where no
+        timeslice is asked for, the scheduler's.
 
         A slice's timeslice is shared by the processes below it that have a context, as a process's is by its TSGs.
         """
-        frozen, shortest = False, 0
+        frozen, held = False, dict[str, int]()
         for level in self._population.path(group):
             books = self._ledger.books(level)
             frozen = frozen or books.frozen
-            if us := books.timeslice_us:
-                if isinstance(level, SliceOn):
-                    sharers = self._population.sharers(level)
-                    us = max(self._gpus[group.gpu].info.timeslice_min_us, us // max(1, sharers))
-                shortest = min(shortest or us, us)
+            for lever in LEVERS:
+                if value := getattr(books, lever.field):
+                    if lever.shared and isinstance(level, SliceOn):
+                        sharers = self._population.sharers(level)
+                        value = max(self._gpus[group.gpu].info.takes(lever).start, value // max(1, sharers))
+                    held[lever.field] = lever.along(held.get(lever.field, value), value)
         place, off = self._of(group).place, Off()
         if frozen:
             off = off.with_(Reason.FREEZE)
         if place.off:
             off = off.with_(Reason.TURN, place.engines)
-        return Wanted(off, shortest or place.timeslice_us)
+        held.setdefault(TIMESLICE.field, place.timeslice_us)
+        return Wanted(off, **held)
 
     # What the scheduler has a say in
 
@@ -174,12 +178,13 @@ class Follower:
             applied = compute.applied
             again = compute.inherited
             if again and wanted.off:  # first of all: a Gpu that was not told so yet lets it run at another lever
-                await self._detach(group, compute, Wanted(wanted.off, applied.timeslice_us))
+                await self._detach(group, compute, attrs.evolve(applied, off=wanted.off))
                 applied = compute.applied
-            if again or wanted.timeslice_us != applied.timeslice_us:
-                await gpu.set_timeslice(process, wanted.timeslice_us)
-                applied = Wanted(applied.off, wanted.timeslice_us)
-                self._remember(group, compute, applied)
+            for lever in LEVERS:
+                if again or wanted.at(lever) != applied.at(lever):
+                    await gpu.set_lever(lever, process, wanted.at(lever))
+                    applied = applied.with_(lever, wanted.at(lever))
+                    self._remember(group, compute, applied)
             if wanted.off and (wanted.engines is not applied.engines or compute.doubtful):
                 await self._detach(group, compute, wanted)
             elif not wanted.off and (again or applied.off):
@@ -194,7 +199,7 @@ class Follower:
         """Has the engines of its reasons off, and the others on. What holds meanwhile is what held and what will."""
         applied = compute.applied
         # Before the lever moves: one that is half frozen must be thawed too.
-        self._remember(group, compute, Wanted(applied.off | wanted.off, wanted.timeslice_us))
+        self._remember(group, compute, attrs.evolve(wanted, off=applied.off | wanted.off))
         if not applied.engines.covers(wanted.engines) or compute.inherited:
             compute.doubtful = True
         await self._gpus[group.gpu].detach(group.process, wanted.engines)
@@ -331,8 +336,10 @@ class Follower:
         """A process came to, or left, this path: the others' parts of a slice's timeslice change."""
         self.watcher(group.gpu)
         for level in self._population.path(group):
-            if isinstance(level, SliceOn) and self._ledger.books(level).timeslice_us:
-                self.background.later(level)
+            if isinstance(level, SliceOn):
+                books = self._ledger.books(level)
+                if any(getattr(books, lever.field) for lever in LEVERS if lever.shared):
+                    self.background.later(level)
 
     async def release(self) -> bool:
         """Gives every process its TSGs and default timeslices back: no daemon would do it later. Whether all have."""
@@ -359,8 +366,9 @@ class Follower:
             if inherited or applied.off:
                 await gpu.attach(process)
                 self._note_reasons(group, Off())
-            if inherited or applied.timeslice_us:
-                await gpu.set_timeslice(process, 0)
+            for lever in LEVERS:
+                if inherited or applied.at(lever):
+                    await gpu.set_lever(lever, process, 0)
         except ProcessLookupError:
             pass
         except Exception as error:  # the others are to have theirs all the same

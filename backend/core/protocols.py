@@ -16,6 +16,7 @@ import trio
 
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
+from backend.core.settings import Lever
 from backend.process.identity import Group, Member, Process, Slice, SliceOn
 
 
@@ -242,8 +243,12 @@ class Gpu(Protocol):
         """There may be room on the GPU again: programs that have memory in the host may ask for it back. `room` is
         how many bytes one could get now; not all of them at once."""
 
-    async def set_timeslice(self, process: Process, us: int) -> None:
-        """Longest run of `process` in a round, microseconds, split over its GR TSGs; 0 restores the default."""
+    async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
+        """Has a lever of `process` at a value, in the unit of its setting; 0 restores what the driver gives, and holds
+        on every GPU. EOPNOTSUPP for another value of a lever that this GPU does not have.
+
+        A timeslice is the longest run in a round, split over the GR TSGs of `process`.
+        """
 
     async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
         """Has the TSGs of these engines off the runlist, none of them running on return, and the others on it. All of

@@ -12,6 +12,7 @@ from backend.core import settings
 from backend.core.reasons import ON, TURN_ENGINES, Engines, Off, Reason
 from backend.core.settings import MAX as MAX
 from backend.core.settings import NOBODY as NOBODY
+from backend.core.settings import Lever
 
 OVERCOMMIT = 16
 """Memory that a program may say it has, on the GPU or not, in capacities of it. What it says is counted before the
@@ -70,6 +71,12 @@ class GpuInfo:
     """Longest timeslice accepted, microseconds."""
     granule: int = 1
     """Bytes that move between GPU and host together: a page."""
+
+    def takes(self, lever: Lever) -> range:
+        """The values of a lever that this GPU takes, besides 0."""
+        if lever is settings.TIMESLICE:
+            return range(self.timeslice_min_us, self.timeslice_max_us + 1)
+        return lever.allowed
 
 
 Peak = Literal["peak", "swap_peak"]
@@ -236,7 +243,8 @@ class Move:
 
 @attrs.frozen
 class Wanted:
-    """The compute state that the whole path above a process adds up to, on one GPU."""
+    """The compute state that the whole path above a process adds up to, on one GPU: what is off the runlist, and each
+    lever under the name of its field."""
 
     off: Off = ON
     """Why its TSGs are to be off the runlist, and those of which engines."""
@@ -252,6 +260,14 @@ class Wanted:
     def frozen(self) -> bool:
         """Whether its TSGs are to be off the runlist since that was asked for."""
         return bool(self.off.all & Reason.FREEZE)
+
+    def at(self, lever: Lever) -> int:
+        """The value of a lever; 0 is what the driver gives."""
+        return int(getattr(self, lever.field))
+
+    def with_(self, lever: Lever, value: int) -> Wanted:
+        """The same with a lever at another value."""
+        return attrs.evolve(self, **{lever.field: value})  # type: ignore[arg-type]
 
 
 @attrs.frozen

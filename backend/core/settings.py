@@ -9,6 +9,7 @@ does is not here: docs/semantics.md promises it, and docs/controls.md says what 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 import attrs
 
@@ -40,9 +41,10 @@ class Kind(enum.Enum):
     """A uid or a gid, set by chown(2); the kernel module takes one from CAP_SYS_ADMIN alone (EPERM)."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Setting:
-    """One setting. Its place in `SETTINGS` is its bit in the mask of ``struct ggroup_set``: a new one comes last."""
+    """One setting: one row, compared by identity. Its place in `SETTINGS` is its bit in the mask of ``struct
+    ggroup_set``: a new one comes last."""
 
     field: str
     """Its name in :class:`backend.core.records.Books`, in the journal, and in the structures of the kernel module."""
@@ -81,6 +83,21 @@ class Setting:
         return self.field.removesuffix("_us").upper()
 
 
+@attrs.frozen(eq=False, kw_only=True)
+class Lever(Setting):
+    """A setting that the hardware of a process is told, as a number; 0, its default, asks for nothing.
+
+    Whatever stands between a writer and a GPU has it from its row: what holds for a process, what is pulled, noted in
+    the journal, commanded by the kernel module as ``SET_`` and its constant, and given back in the end. A GPU takes it
+    in :meth:`backend.core.protocols.Gpu.set_lever`.
+    """
+
+    along: Callable[[int, int], int]
+    """Of two that are asked for along the path of a process, the one that holds: ``min`` or ``max``. None is 0."""
+    shared: bool = False
+    """Whether the processes of a slice that have a context share what is asked for the slice."""
+
+
 HIGH = Setting(
     "high",
     Kind.SIZE,
@@ -107,13 +124,15 @@ SWAP_MAX = Setting(
     unit_key="GMemSwapMax",
     summary="limit of what is in the host",
 )
-TIMESLICE = Setting(
-    "timeslice_us",
-    Kind.SPAN,
+TIMESLICE = Lever(
+    field="timeslice_us",
+    kind=Kind.SPAN,
     most=MAX,
     control="compute.timeslice",
     unit_key="ComputeTimeSlice",
     summary="milliseconds on the GPU before others have their turn",
+    along=min,
+    shared=True,
 )
 FROZEN = Setting(
     "frozen",
@@ -171,6 +190,10 @@ BY_CONTROL = {one.control: one for one in SETTINGS if one.control is not None}
 APPLIED = tuple(sorted((one for one in SETTINGS if one.unit_key is not None), key=lambda one: one is FROZEN))
 """Those of unit files in the order in which they are applied: what protects and limits memory comes before what lets a
 program run."""
+
+LEVERS = tuple(one for one in SETTINGS if isinstance(one, Lever))
+"""Those that are levers by themselves. A freeze is none: it is one of the reasons for which a process is off the
+runlist, and that lever is pulled for all of them together (:class:`backend.core.reasons.Off`)."""
 
 OF_THE_SCHEDULER = tuple(one for one in SETTINGS if one.needs)
 """Those that the scheduler acts on."""

@@ -7,10 +7,12 @@ number of the two. Structures are native: they never leave the machine.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from ctypes import c_char, c_int32, c_uint32, c_uint64
 
 from backend.core.records import OVERCOMMIT as OVERCOMMIT
-from backend.core.settings import GID, PRIORITY, SETTINGS, WEIGHT, Setting
+from backend.core.settings import GID, PRIORITY, SETTINGS, WEIGHT, Lever, Setting
+from backend.core.settings import LEVERS as _LEVERS
 from backend.core.settings import MAX as MAX
 from backend.core.settings import NOBODY as NOBODY
 from backend.door import wire
@@ -116,6 +118,10 @@ OP_ATTACH_TSG = wire.Op.ATTACH_TSG
 OP_DETACH_TSG = wire.Op.DETACH_TSG
 OP_RECLAIM = wire.Op.RECLAIM
 
+LEVERS = {wire.Op[f"SET_{lever.constant}"]: lever for lever in _LEVERS}
+"""Those that are told as a number, by the command that tells it."""
+OPS = {lever: op for op, lever in LEVERS.items()}
+
 
 _NARROW = frozenset(("frozen", "priority", "weight", "kept", "uid", "gid"))
 """Settings that are a __u32 in the structures of the first version."""
@@ -124,6 +130,14 @@ _NARROW = frozenset(("frozen", "priority", "weight", "kept", "uid", "gid"))
 def _type(setting: Setting) -> type[c_uint32] | type[c_uint64]:
     """The C type of a setting: what came after the first version is of 64 bits, so that no structure has a hole."""
     return c_uint32 if setting.field in _NARROW else c_uint64
+
+
+def _later() -> Iterator[tuple[str, type[c_uint32] | type[c_uint64]]]:
+    """What the books of a group have since the first version: each setting, and what holds of one that is a lever."""
+    for setting in SETTINGS[SETTINGS.index(GID) + 1 :]:
+        yield setting.field, _type(setting)
+        if isinstance(setting, Lever):
+            yield f"lever_{setting.field}", c_uint64
 
 
 class Hello(ctypes.Structure):
@@ -206,7 +220,7 @@ class Books(ctypes.Structure):
         ("swap_peak_ever", c_uint64),
         ("off_all", c_uint32),
         ("off_gr", c_uint32),
-        *((setting.field, _type(setting)) for setting in SETTINGS[SETTINGS.index(GID) + 1 :]),
+        *_later(),
     )
 
 

@@ -9,6 +9,7 @@ import trio
 from backend.core.protocols import Gpu, Host
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint
+from backend.core.settings import Lever
 from backend.process.identity import Process
 
 
@@ -41,8 +42,8 @@ class ForwardingGpu:
     def offer(self, room: Callable[[Process], int]) -> None:
         self._inner.offer(room)
 
-    async def set_timeslice(self, process: Process, us: int) -> None:
-        await self._inner.set_timeslice(process, us)
+    async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
+        await self._inner.set_lever(lever, process, value)
 
     async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
         await self._inner.detach(process, engines)

@@ -25,7 +25,7 @@ from backend.common.threads import in_a_thread
 from backend.core.protocols import Inherited, Target
 from backend.core.reasons import Engines, Off, reasons_of
 from backend.core.records import PEAKS, Books, Channel, Peak, Wanted
-from backend.core.settings import REASONS
+from backend.core.settings import LEVERS, REASONS
 from backend.door.wire import Op
 from backend.ledgers import abi
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn, group_on
@@ -79,12 +79,10 @@ _PEAKS: Mapping[Peak, int] = {"peak": abi.PEAK_GMEM, "swap_peak": abi.PEAK_SWAP}
 _CHANNELS = {abi.CHANNEL_GMEM: Channel.GMEM, abi.CHANNEL_USERMEM: Channel.USERMEM}
 """Exits are not in it: :class:`backend.process.exits.ExitWatch` tells of those, with any ledger."""
 
-_PULLS = {
-    Op.SET_TIMESLICE: abi.IOC_SET_TIMESLICE,
-    Op.ATTACH_TSG: abi.IOC_ATTACH_TSG,
-    Op.DETACH_TSG: abi.IOC_DETACH_TSG,
-    Op.RECLAIM: abi.IOC_RECLAIM,
+_PULLS: Mapping[Op, int] = {
+    op: getattr(abi, f"IOC_{op.name}") for op in (*abi.LEVERS, Op.ATTACH_TSG, Op.DETACH_TSG, Op.RECLAIM)
 }
+"""The ioctl that has a lever moved, which is called as the command of the provider."""
 
 
 def _hello(device: int) -> abi.Hello:
@@ -372,7 +370,7 @@ class KernelLedger:
     async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
         """Has the kernel move a lever of a process; returns once the GPU's provider has done it, or with its errno.
 
-        The value is microseconds for SET_TIMESLICE, bytes for RECLAIM, and ENGINES_* for DETACH_TSG, which with a
+        The value is in the unit of the setting for SET_*, bytes for RECLAIM, and ENGINES_* for DETACH_TSG, which with a
         module without FEATURE_REASONS takes all engines.
 
         Bytes moved for RECLAIM. ENODEV when the group is gone or the GPU has no provider, ETIMEDOUT after `seconds`,
@@ -441,7 +439,7 @@ class KernelLedger:
         group = group_on(node, gpu)
         self._enter(group, found.id)
         books = self._get(group)
-        applied = Wanted(_off(books), books.lever_timeslice_us)
+        applied = Wanted(_off(books), **{lever.field: getattr(books, f"lever_{lever.field}") for lever in LEVERS})
         doubtful, joined = bool(books.flags & abi.BOOKS_DOUBTFUL), bool(books.flags & abi.BOOKS_JOINED)
         self._inherited.append(Inherited(group, above, applied, doubtful, joined))
 

@@ -24,6 +24,7 @@ from backend.common.lasting import lasting
 from backend.core.deadlines import Deadlines
 from backend.core.protocols import Gpu, Host
 from backend.core.reasons import Engines
+from backend.core.settings import Lever
 from backend.door.wire import SIZE, Message, Op
 from backend.ledgers import abi
 from backend.ledgers.forwarding import ForwardingGpu
@@ -37,7 +38,7 @@ ANSWERED_S = 600.0
 """The kernel waits no longer for the answer to a lever. The provider of the GPU gives one sooner, and the request has
 a deadline of its own; should the provider die, the kernel knows at once."""
 
-LETS_RUN = (Op.ATTACH_TSG, Op.SET_TIMESLICE)
+LETS_RUN = (Op.ATTACH_TSG, *abi.LEVERS)
 """After these a Gpu has a process run that it was not told to have frozen."""
 
 
@@ -77,8 +78,8 @@ class ProviderGpu(ForwardingGpu):
 
     # The levers, asked for
 
-    async def set_timeslice(self, process: Process, us: int) -> None:
-        await self._pull(Op.SET_TIMESLICE, process, us)
+    async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
+        await self._pull(abi.OPS[lever], process, value)
 
     async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
         await self._pull(Op.DETACH_TSG, process, abi.ENGINES_GR if engines is Engines.GR else abi.ENGINES_ALL)
@@ -167,8 +168,8 @@ class ProviderGpu(ForwardingGpu):
 
     async def _move(self, lever: int, process: Process, value: int) -> int:
         match lever:
-            case Op.SET_TIMESLICE:
-                await self._inner.set_timeslice(process, value)
+            case op if op in abi.LEVERS:
+                await self._inner.set_lever(abi.LEVERS[Op(op)], process, value)
             case Op.ATTACH_TSG:
                 await self._inner.attach(process)
             case Op.DETACH_TSG:

@@ -20,6 +20,7 @@ from backend.common.lasting import lasting
 from backend.core.protocols import Gpu, Host
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
+from backend.core.settings import TIMESLICE, Lever
 from backend.cuda.managed import Managed
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
@@ -390,7 +391,14 @@ class NvidiaGpu:
 
     # ---- the levers ------------------------------------------------------------------------------------------
 
+    async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
+        if lever is TIMESLICE:
+            await self.set_timeslice(process, value)
+        elif value:
+            raise fail(errno.EOPNOTSUPP)
+
     async def set_timeslice(self, process: Process, us: int) -> None:
+        """Has the longest run of a process in a round at `us` microseconds, 0 for the default of its TSGs."""
         if self.swapped.has(process):  # nothing of it runs; it has what is wanted once it does
             self._tenant(process).applied.timeslice_us = us
             return

@@ -22,7 +22,7 @@ from backend.common.lasting import lasting
 from backend.core.protocols import Gpu, Host
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
-from backend.core.settings import SETTINGS
+from backend.core.settings import SETTINGS, Lever
 from backend.process.identity import Process
 from backend.soft.config import SoftConfig
 from backend.soft.engine import Engine
@@ -141,11 +141,11 @@ class SoftGpu:
     def offer(self, room: Callable[[Process], int]) -> None:
         pass  # pages come back when a launch touches them
 
-    async def set_timeslice(self, process: Process, us: int) -> None:
+    async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
         self._require()
         self._engine.advance()
         tenant = self._tenant(process)
-        tenant.timeslice_us = us
+        tenant.set_lever(lever, value)
         tenant.split(self.config.timeslice_us)
 
     async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+
 import attrs
 import trio
 
+from backend.common.errors import fail
 from backend.core.protocols import split_timeslice
 from backend.core.reasons import Engines
 from backend.core.records import Activity
+from backend.core.settings import TIMESLICE, Lever
 from backend.soft.pages import Memory
 from backend.soft.runlist import US, Tsg
 
@@ -82,6 +86,13 @@ class Tenant:
             stays=sum(tsg.stays for tsg in tsgs),
             managed=True,
         )
+
+    def set_lever(self, lever: Lever, value: int) -> None:
+        """Takes the value of a lever. EOPNOTSUPP for one that is not here; 0 holds for each."""
+        if lever is TIMESLICE:
+            self.timeslice_us = value
+        elif value:
+            raise fail(errno.EOPNOTSUPP)
 
     def split(self, default_us: int) -> None:
         """Splits its timeslice over its TSGs, as many as they are now."""

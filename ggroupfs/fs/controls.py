@@ -155,10 +155,9 @@ def _set(setting: Setting) -> Apply:
 
 ACTS: dict[Setting, Apply] = {
     settings.HIGH: Controller.set_high,
-    settings.TIMESLICE: Controller.set_timeslice,
     settings.FROZEN: Controller.set_frozen,
 }
-"""What makes a setting hold, where it takes more than to have it in the books."""
+"""What makes a setting hold, where it takes more than to have it in the books, or a lever follow."""
 
 
 def _controls(family: str) -> tuple[Control, ...]:

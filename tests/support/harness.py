@@ -32,6 +32,7 @@ from backend.core.member import UNTOUCHED
 from backend.core.protocols import Gpu, Host, Moves
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
+from backend.core.settings import TIMESLICE, Lever
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from backend.soft.config import SoftConfig
@@ -177,7 +178,14 @@ class StubGpu:
     def offer(self, room: Callable[[Process], int]) -> None:
         self.offers.append(room)
 
+    async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
+        if lever is TIMESLICE:
+            await self.set_timeslice(process, value)
+        else:
+            await self._act(f"set_{lever.constant.lower()}", process, value)
+
     async def set_timeslice(self, process: Process, us: int) -> None:
+        """What a lever does that is a timeslice, microseconds."""
         await self._act("set_timeslice", process, us)
         self.timeslices[process] = us
         if not us:

@@ -9,8 +9,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from backend.core.records import Books
-from backend.core.settings import BY_FIELD, SETTINGS, Kind, Setting
+from backend.core.records import Books, Wanted
+from backend.core.settings import BY_FIELD, LEVERS, SETTINGS, Kind, Lever, Setting
 from backend.ledgers import abi
 from docs import tables
 from ggroupfs.fs.controls import CONTROLS
@@ -19,9 +19,10 @@ KMOD = Path(__file__).parents[2] / "kmod"
 
 
 def rows(folder: Path) -> dict[str, dict[str, str]]:
-    """What the C compiler makes of each row of settings.def, by field."""
+    """What the C compiler makes of each row of settings.def, by field; of a lever with a row of its own as well."""
     source, program = folder / "rows.c", folder / "rows"
     source.write_text(f"""
+#include <stddef.h>
 #include <stdio.h>
 #include "{KMOD}/uapi/ggroup.h"
 typedef __u64 u64;
@@ -30,6 +31,10 @@ typedef __u32 u32;
     printf("%s type=%s bit=%llu least=%llu most=%llu default=%llu kinds=%s size=%zu\\n", #field, #type, \\
            (unsigned long long)GGROUP_SET_##bit, (unsigned long long)(least), (unsigned long long)(most), \\
            (unsigned long long)(initial), #kinds, sizeof(((struct ggroup_set *)0)->field));
+#define GGROUP_LEVER(name, bit, field) \\
+    printf("%s lever=%s op=%d set=%llu number=%d holds=%zu\\n", #field, #name, GGROUP_OP_SET_##bit, \\
+           (unsigned long long)GGROUP_SET_##bit, (int)(GGROUP_IOC_SET_##bit & 0xff), \\
+           offsetof(struct ggroup_books, lever_##field));
 int main(void)
 {{
 #include "{KMOD}/settings.def"
@@ -37,9 +42,10 @@ int main(void)
 """)
     subprocess.run(["gcc", "-std=gnu99", "-Wall", "-Werror", "-o", program, source], check=True)
     said = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    return {
-        field: dict(word.split("=") for word in words) for field, *words in (line.split() for line in said.splitlines())
-    }
+    found: dict[str, dict[str, str]] = {}
+    for field, *words in (line.split() for line in said.splitlines()):
+        found.setdefault(field, {}).update(word.split("=") for word in words)
+    return found
 
 
 def test_the_module_has_the_same_rows(tmp_path: Path) -> None:
@@ -55,12 +61,29 @@ def test_the_module_has_the_same_rows(tmp_path: Path) -> None:
             "default": str(setting.default),
             "kinds": "SLICE" if setting.slices_only else "ANY",
             "size": "8" if wide else "4",
+        } | lever(setting)
+
+    def lever(setting: Setting) -> dict[str, str]:
+        if not isinstance(setting, Lever):
+            return {}
+        return {
+            "lever": setting.constant.lower(),
+            "op": str(int(abi.OPS[setting])),
+            "set": str(abi.SET[setting.field]),
+            "number": str(getattr(abi, f"IOC_SET_{setting.constant}") & 0xFF),
+            "holds": str(getattr(abi.Books, f"lever_{setting.field}").offset),
         }
 
     expected = {setting.field: row(setting) for setting in SETTINGS if setting.kind is not Kind.OWNER}
     found = rows(tmp_path)
     assert found == expected
     assert list(found) == list(expected)
+
+
+def test_what_holds_for_a_process_has_each_lever() -> None:
+    fields = {field.name: field.default for field in attrs.fields(Wanted)}
+    assert {lever.field: 0 for lever in LEVERS} == {name: fields[name] for name in fields if name != "off"}
+    assert {lever.default for lever in LEVERS} == {0}
 
 
 def test_the_books_of_a_new_group_have_each_at_its_default() -> None:

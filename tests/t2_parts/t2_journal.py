@@ -26,6 +26,7 @@ import backend.ledgers.journal.file
 from backend.core.protocols import Ledger
 from backend.core.reasons import FROZEN, Engines
 from backend.core.records import Books, Move, Wanted
+from backend.core.settings import TIMESLICE
 from backend.ledgers.journal import format, state
 from backend.ledgers.journal.file import RETRY_S, STALE_MODE, Busy, Journal, default_path
 from backend.ledgers.journal.ledger import SOON_S, JournaledLedger
@@ -683,14 +684,14 @@ async def test_a_lever_is_noted_before_it_moves_and_when_it_holds(path: Path, sp
     inner.script("detach", look)
     await gpu.detach(who)
     assert (seen, noted()) == ([Lever(False, 0, True)], Lever(True))
-    await gpu.set_timeslice(who, 500)
+    await gpu.set_lever(TIMESLICE, who, 500)
     assert noted() == Lever(True, 500)
     inner.script("attach", refuses(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
         await gpu.attach(who)
     assert noted() == Lever(True, 500, True), "nobody knows"
     await gpu.attach(who)
-    await gpu.set_timeslice(who, 0)
+    await gpu.set_lever(TIMESLICE, who, 0)
     assert noted() is None
     await settle()
     let_go(journal)
@@ -733,7 +734,7 @@ async def test_a_lever_that_returns_too_late_is_not_noted(path: Path, spawn: Spa
 
     for lever in ("set_timeslice", "detach", "attach"):
         inner.script(lever, goes)
-        await (gpu.set_timeslice(who, 500) if lever == "set_timeslice" else getattr(gpu, lever)(who))
+        await (gpu.set_lever(TIMESLICE, who, 500) if lever == "set_timeslice" else getattr(gpu, lever)(who))
         assert not journal.state.levers
         journal.commit(state.add(key, ROOT))
     journal.commit(state.remove(key))

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from backend.core import settings
 from backend.core.reasons import FROZEN, Off, Reason
 from backend.ledgers.journal import first, format, state
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.state import Lever, State
-from backend.process.identity import ROOT, Slice
+from backend.process.identity import ROOT, Process, Slice
 from tests.support.journaled import BOOT, MEMORY, histories, let_go
 from tests.versions import v0_1
 from tests.versions.v0_1 import format as old_format
@@ -28,7 +30,7 @@ from tests.versions.v0_1 import state as old_state
 OLD = Path(v0_1.__file__).with_name("journal")
 JOB = "GPU-a", Slice("/job")
 
-few = settings(max_examples=30, suppress_health_check=list(HealthCheck))
+few = hypothesis_settings(max_examples=30, suppress_health_check=list(HealthCheck))
 BEGIN: Sequence[state.Operation] = (state.gpu("GPU-a"), state.add(JOB, ROOT), state.put(JOB, {"high": 5}))
 
 
@@ -205,6 +207,49 @@ def test_reasons_of_a_later_version_are_left_out() -> None:
     assert format.read(of([*BEGIN, ["reasons", "GPU-a", [5, 7], 1 << 20, 0]])).state.reasons == {}
 
 
+# Levers that came later
+
+LATER = settings.Lever(field="later", kind=settings.Kind.NUMBER, most=10, along=max)
+"""One of a version to come."""
+WHO = "GPU-a", Process(5, 7)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal of the version that has it."""
+    monkeypatch.setattr(state, "_OTHERS", {LATER.field})
+
+
+@pytest.mark.parametrize("held", [Lever(), Lever(True, 5), Lever(gr=True), Lever(moving=True)])
+def test_a_later_lever_is_in_the_journal(known: None, held: Lever) -> None:
+    """With what else holds, of which 0.1 reads what it knows."""
+    with_later = held.with_(LATER, 3)
+    data = of([*BEGIN, state.lever(WHO, with_later)])
+    assert format.read(data).state.levers == {WHO: with_later}
+    assert with_later.at(LATER) == 3
+    plain = ["lever", "GPU-a", [5, 7], held.detached, held.timeslice_us, held.moving]
+    assert old(data) == facts(
+        [*BEGIN, plain] if (held.detached, held.timeslice_us, held.moving) != (False, 0, False) else BEGIN
+    )
+    assert with_later.with_(LATER, 0) == held
+
+
+def test_a_lever_of_a_later_version_is_passed_over() -> None:
+    """The rest of the line holds, with the engines that are off."""
+    line = ["lever", "GPU-a", [5, 7], False, 5, False, "GR", {"later": 3, "later still": [1]}, "more"]
+    found = format.read(of([*BEGIN, *first.written([line])]))
+    assert (found.state.levers, found.left_out) == ({WHO: Lever(gr=True, timeslice_us=5)}, 0)
+
+
+def test_a_value_that_no_lever_has_is_left_out(known: None) -> None:
+    line = ["lever", "GPU-a", [5, 7], False, 5, False, "NONE", {"later": -1}]
+    found = format.read(of([*BEGIN, *first.written([line])]))
+    assert (found.state.levers, found.left_out) == ({WHO: Lever(timeslice_us=5)}, 1)
+
+
+# Whatever is carried
+
+
 @given(st.text(max_size=20), st.binary(max_size=20))
 @few
 def test_nothing_that_is_carried_is_fatal(text: str, raw: bytes) -> None:
@@ -216,7 +261,7 @@ def test_nothing_that_is_carried_is_fatal(text: str, raw: bytes) -> None:
 
 
 def test_what_is_not_carried_is_obeyed_whole_or_not_at_all() -> None:
-    """As ever: only who says so may be obeyed in part."""
+    """As ever: only what says so may be obeyed in part."""
     body = b'[["put","GPU-a","/job",{"new":1}]]'
     data, checksum = format.begin(BOOT, State())
     text, _ = format.line(BEGIN, checksum)

@@ -16,6 +16,7 @@ import trio
 
 from backend.core.controller import DEADLINE_S
 from backend.core.records import MAX
+from backend.core.settings import TIMESLICE
 from backend.door import tenants
 from backend.process.identity import Member, Slice, SliceOn
 from backend.soft.config import SoftConfig
@@ -142,7 +143,7 @@ async def test_what_comes_too_late_does_not_bring_a_process_back(spawn: Spawn, l
             "free": functools.partial(gpu.free, who, pages),
             "write": functools.partial(gpu.write, who, pages.start, 1),
             "launch": functools.partial(gpu.launch, who, tsg, 1, 1, pages),
-            "set_timeslice": functools.partial(gpu.set_timeslice, who, 1000),
+            "set_timeslice": functools.partial(gpu.set_lever, TIMESLICE, who, 1000),
             "attach": functools.partial(gpu.attach, who),
         }
 

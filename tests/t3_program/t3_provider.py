@@ -18,6 +18,7 @@ from backend.core.controller import DEADLINE_S
 from backend.core.deadlines import WHOLE_BYTES
 from backend.core.protocols import Gpu, Host
 from backend.core.records import Books, Footprint
+from backend.core.settings import TIMESLICE
 from backend.door.wire import SIZE, Message, Op
 from backend.ledgers.provider import ProviderGpu
 from backend.ledgers.soft import SoftLedger
@@ -127,7 +128,7 @@ async def test_levers_go_through_the_kernel_and_back() -> None:
     """What the Controller asks for is a command, and what comes of it is what the Gpu itself says."""
     gpu = StubGpu(3)
     async with serving(gpu) as (provided, queue):
-        await provided.set_timeslice(WHO, 4000)
+        await provided.set_lever(TIMESLICE, WHO, 4000)
         await provided.detach(WHO)
         await provided.attach(WHO)
         assert await provided.reclaim(WHO, 7) == 7

@@ -30,7 +30,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from backend.core.controller import Controller
 from backend.core.records import MAX
-from backend.core.settings import LOW, SWAP_MAX, Setting
+from backend.core.settings import LOW, SWAP_MAX, TIMESLICE, Setting
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import Group, Member, Process, Slice, SliceOn, identify
 from backend.soft.client import Device
@@ -272,7 +272,7 @@ WRITES: dict[str, tuple[st.SearchStrategy[Written], Callable[[Controller], Calla
     "gmem.limit.low": (sized, lambda c: partial(set_value, c, LOW)),
     "gmem.swap.max": (sized, lambda c: partial(set_value, c, SWAP_MAX)),
     "gmem.reclaim": (counted, lambda c: c.reclaim),
-    "compute.timeslice": (timeslice_writes, lambda c: c.set_timeslice),
+    "compute.timeslice": (timeslice_writes, lambda c: partial(set_value, c, TIMESLICE)),
     "compute.freeze": (switch_writes, lambda c: c.set_frozen),
 }
 writes = st.sampled_from(sorted(WRITES)).flatmap(lambda name: st.tuples(st.just(name), WRITES[name][0]))

@@ -23,6 +23,7 @@ from hypothesis.stateful import invariant, run_state_machine_as_test
 from backend.core.protocols import Ledger
 from backend.core.reasons import FROZEN
 from backend.core.records import MAX, NOBODY, Books, Channel, Wanted
+from backend.core.settings import TIMESLICE
 from backend.door.wire import Op
 from backend.ledgers import abi, kernel
 from backend.ledgers.kernel import KernelLedger
@@ -345,7 +346,7 @@ def test_levers_reach_the_gpu_and_are_remembered(processes: Sequence[Process]) -
 
     async def before(ledger: KernelLedger) -> None:
         async with served(ledger, first) as gpu:
-            await gpu.set_timeslice(who, 4000)
+            await gpu.set_lever(TIMESLICE, who, 4000)
             await gpu.detach(who)
             await gpu.detach(who)
             assert [name for name, _, _ in first.calls] == ["set_timeslice", "detach"]

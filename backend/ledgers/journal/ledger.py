@@ -16,6 +16,7 @@ import trio
 from backend.core.protocols import Inherited
 from backend.core.reasons import Off, reasons_of
 from backend.core.records import Books, Peak, Wanted
+from backend.core.settings import LEVERS
 from backend.ledgers.account import Account
 from backend.ledgers.journal import state
 from backend.ledgers.journal.file import Journal
@@ -166,7 +167,8 @@ class JournaledLedger(SoftLedger):
     def _inherit(self, group: Group, key: Key, above: Group) -> Inherited:
         held = self._journal.state.levers.get(key, UNTOUCHED)
         off = self._journal.state.reasons.get(key, Off()).held_in(held.engines)
-        return Inherited(group, above, Wanted(off, held.timeslice_us), held.moving)
+        applied = Wanted(off, **{lever.field: held.at(lever) for lever in LEVERS})
+        return Inherited(group, above, applied, held.moving)
 
 
 def _reset_by_nobody(account: Account) -> None:

@@ -6,16 +6,18 @@ TSGs had of their own: once they were given others, the driver does not know the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
 from backend.core.protocols import Gpu
 from backend.core.reasons import Engines
+from backend.core.settings import Lever
 from backend.ledgers.forwarding import ForwardingGpu
 from backend.ledgers.journal import state
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.state import UNTOUCHED, Key
+from backend.ledgers.journal.state import Lever as Held
 from backend.process.identity import Process
 
 
@@ -26,32 +28,32 @@ class JournaledGpu(ForwardingGpu):
         super().__init__(inner)
         self._journal = journal
 
-    async def set_timeslice(self, process: Process, us: int) -> None:
-        await self._inner.set_timeslice(process, us)
-        self._note(process, timeslice_us=us)
+    async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
+        await self._inner.set_lever(lever, process, value)
+        self._note(process, lambda held: held.with_(lever, value))
 
     async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
-        self._note(process, moving=True)
+        self._note(process, _moving)
         await self._inner.detach(process, engines)
-        self._note(process, **_off(engines), moving=False)
+        self._note(process, lambda held: held.without(engines))
 
     async def attach(self, process: Process) -> None:
-        self._note(process, moving=True)
+        self._note(process, _moving)
         await self._inner.attach(process)
-        self._note(process, **_off(Engines.NONE), moving=False)
+        self._note(process, lambda held: held.without(Engines.NONE))
 
-    def _note(self, process: Process, **changes: bool | int) -> None:
+    def _note(self, process: Process, change: Callable[[Held], Held]) -> None:
         key: Key = self.info.uuid, process
         if key not in self._journal.state.groups:
             return  # it is gone, and what was known of its levers with its books: the lever returned later
         before = self._journal.state.levers.get(key, UNTOUCHED)
-        now = attrs.evolve(before, **changes)  # type: ignore[arg-type]
+        now = change(before)
         if now != before:
             self._journal.commit(state.lever(key, now))
 
 
-def _off(engines: Engines) -> dict[str, bool]:
-    return {"detached": engines is Engines.ALL, "gr": engines is Engines.GR}
+def _moving(held: Held) -> Held:
+    return attrs.evolve(held, moving=True)
 
 
 class Timeslices:

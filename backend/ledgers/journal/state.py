@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from backend.core import settings
 from backend.core.reasons import Engines, Off, reasons_of
 from backend.core.records import NOBODY, Books
 from backend.core.settings import BY_FIELD, Kind
@@ -30,6 +31,7 @@ FIELDS = tuple(field.name for field in attrs.fields(Books) if field.name not in 
 
 FLAGS = {setting.field for setting in BY_FIELD.values() if setting.kind is Kind.SWITCH}
 
+_OTHERS = {lever.field for lever in settings.LEVERS if lever is not settings.TIMESLICE}
 _LARGEST = 1 << 128
 _MASK = range(1 << 32)
 _NAME = re.compile("[0-9a-f]{1,8}:[0-9a-f]{1,8}")
@@ -64,6 +66,24 @@ class Lever:
     """They were about to be taken off, or put back, and what came of it is unknown."""
     gr: bool = False
     """Those of the GR engine alone are off the runlist."""
+    others: Mapping[str, int] = attrs.field(factory=dict)
+    """Its levers that came after 0.1, by the field of their setting; none that is at 0."""
+
+    def at(self, lever: settings.Lever) -> int:
+        """The value of a lever."""
+        return self.timeslice_us if lever is settings.TIMESLICE else self.others.get(lever.field, 0)
+
+    def with_(self, lever: settings.Lever, value: int) -> Lever:
+        """The same with a lever at another value."""
+        if lever is settings.TIMESLICE:
+            return attrs.evolve(self, timeslice_us=value)
+        others = dict(self.others)
+        _enter(others, lever.field, value, value != 0)
+        return attrs.evolve(self, others=others)
+
+    def without(self, engines: Engines) -> Lever:
+        """The same where the TSGs of these engines are off the runlist, the others on it, and that holds."""
+        return attrs.evolve(self, detached=engines is Engines.ALL, gr=engines is Engines.GR, moving=False)
 
     @property
     def engines(self) -> Engines:
@@ -131,6 +151,8 @@ def put(key: Key, fields: Mapping[str, int | str]) -> Operation:
 def lever(key: Key, state: Lever) -> Operation:
     """What holds of its levers."""
     found = ["lever", key[0], _raw(key[1]), state.detached, state.timeslice_us, state.moving]
+    if state.others:
+        return [*found, state.engines.name, dict(state.others)]
     return [*found, Engines.GR.name] if state.gr else found
 
 
@@ -214,6 +236,9 @@ class State:
                 self._put((uuid, _node(node)), fields)
             case ["lever", str(uuid), [_, _] as process, bool(detached), int(us), bool(moving)]:
                 self._lever((uuid, _node(process)), Lever(detached, us, moving))
+            case ["lever", str(uuid), [_, _] as process, bool(detached), int(us), bool(moving), name, dict(found), *_]:
+                others = {field: _within(found[field], range(1 << 63)) for field in found if field in _OTHERS}
+                self._lever((uuid, _node(process)), Lever(detached, us, moving, name == Engines.GR.name, others))
             case ["lever", str(uuid), [_, _] as process, bool(detached), int(us), bool(moving), Engines.GR.name, *_]:
                 self._lever((uuid, _node(process)), Lever(detached, us, moving, gr=True))
             case ["reasons", str(uuid), [_, _] as process, int(all_), int(gr)]:
