@@ -138,7 +138,7 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
     return Backend(JournaledLedger(journal, names), noted, soft, cuda, moves, attributes, totals=totals)
 
 
-def _kernel_features(choice: Choice) -> int | None:
+def _kernel_features(choice: Choice) -> kernel.Module | None:
     """What the kernel module can that is to keep the books; None where the daemon is to keep them."""
     if choice.ledger == "soft":
         return None

@@ -87,6 +87,11 @@ static const u64 slice_settings = GGROUP_SET_OWNER
 #include "settings.def"
 ;
 
+u64 ggroup_books_settings(void)
+{
+	return all_settings;
+}
+
 static bool is_within(u64 value, u64 least, u64 most)
 {
 	return value >= least && value <= most;

@@ -22,6 +22,13 @@ void ggroup_books_get(struct ggroup *group, const struct ggroup_file *file,
 		      struct ggroup_books *books);
 
 /**
+ * ggroup_books_settings() - say what ggroup_books_set() takes
+ *
+ * Return: GGROUP_SET_*.
+ */
+u64 ggroup_books_settings(void);
+
+/**
  * ggroup_books_set() - set what can be set on a group
  * @group: the group
  * @set: what, as the ABI has it

@@ -46,7 +46,7 @@ struct ioctl {
 	[_IOC_NR(GGROUP_IOC_##name)] = { GGROUP_IOC_##name, right, call, ##__VA_ARGS__ }
 
 static const struct ioctl ioctls[] = {
-	IOCTL(HELLO, NONE, ggroup_tenant_hello),
+	IOCTL(HELLO, NONE, ggroup_tenant_hello, offsetof(struct ggroup_hello, settings)),
 	IOCTL(JOIN, NONE, ggroup_tenant_join),
 	IOCTL(CHARGE, TENANT, ggroup_tenant_charge),
 	IOCTL(UNCHARGE, TENANT, ggroup_tenant_uncharge),

@@ -27,6 +27,7 @@ int ggroup_tenant_hello(struct ggroup_call *call)
 	*arg = (struct ggroup_hello) {
 		.version = GGROUP_ABI_VERSION,
 		.features = GGROUP_FEATURES,
+		.settings = ggroup_books_settings(),
 	};
 	return 0;
 }

@@ -82,6 +82,15 @@ ENGINES_GR = 1
 
 SET = {setting.field: 1 << bit for bit, setting in enumerate(SETTINGS)}
 """By field; in the header ``GGROUP_SET_`` with the name of the setting's constant."""
+_OF_THE_FIRST = SETTINGS[: SETTINGS.index(GID) + 1]
+
+
+def settings_of(hello: Hello) -> frozenset[Setting]:
+    """What a module takes that says this: one that does not say it takes those of the first version."""
+    if not hello.settings:
+        return frozenset(_OF_THE_FIRST)
+    return frozenset(setting for setting in SETTINGS if hello.settings & SET[setting.field])
+
 
 # struct ggroup_reset.what
 
@@ -134,14 +143,14 @@ def _type(setting: Setting) -> type[c_uint32] | type[c_uint64]:
 
 def _later() -> Iterator[tuple[str, type[c_uint32] | type[c_uint64]]]:
     """What the books of a group have since the first version: each setting, and what holds of one that is a lever."""
-    for setting in SETTINGS[SETTINGS.index(GID) + 1 :]:
+    for setting in SETTINGS[len(_OF_THE_FIRST) :]:
         yield setting.field, _type(setting)
         if isinstance(setting, Lever):
             yield f"lever_{setting.field}", c_uint64
 
 
 class Hello(ctypes.Structure):
-    _fields_ = (("version", c_uint32), ("reserved", c_uint32), ("features", c_uint64))
+    _fields_ = (("version", c_uint32), ("reserved", c_uint32), ("features", c_uint64), ("settings", c_uint64))
 
 
 class Gpu(ctypes.Structure):

@@ -25,7 +25,7 @@ from backend.common.threads import in_a_thread
 from backend.core.protocols import Inherited, Target
 from backend.core.reasons import Engines, Off, reasons_of
 from backend.core.records import PEAKS, Books, Channel, Peak, Wanted
-from backend.core.settings import LEVERS, REASONS
+from backend.core.settings import LEVERS, REASONS, SETTINGS, Setting
 from backend.door.wire import Op
 from backend.ledgers import abi
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn, group_on
@@ -85,6 +85,16 @@ _PULLS: Mapping[Op, int] = {
 """The ioctl that has a lever moved, which is called as the command of the provider."""
 
 
+@attrs.frozen
+class Module:
+    """What a kernel module can."""
+
+    features: int
+    """As bits."""
+    settings: frozenset[Setting] = frozenset(SETTINGS)
+    """Those that it keeps."""
+
+
 def _hello(device: int) -> abi.Hello:
     """What an opened device says of itself."""
     hello = abi.Hello()
@@ -92,8 +102,8 @@ def _hello(device: int) -> abi.Hello:
     return hello
 
 
-def features() -> int:
-    """What the kernel module here can, as bits. OSError, in words, where there is none that we can use."""
+def features() -> Module:
+    """What the kernel module here can. OSError, in words, where there is none that we can use."""
     try:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -111,19 +121,21 @@ def features() -> int:
         raise OSError(errno.EPROTO, text)
     if hello.features & NEEDED != NEEDED:
         raise OSError(errno.EPROTO, f"the kernel module ggroup lacks features: {hello.features:#x}")
-    return int(hello.features)
+    return Module(int(hello.features), abi.settings_of(hello))
 
 
-def lacking(found: int) -> Mapping[str, str]:
+def lacking(found: Module) -> Mapping[str, str]:
     """Of what we know, what a module lacks that can `found`: names, and what is so without. What it can besides, and we
     do not know, is not used."""
-    return {name: words for bit, (name, words) in WITHOUT.items() if not found & bit}
+    lacks = {name: words for bit, (name, words) in WITHOUT.items() if not found.features & bit}
+    without = [setting for setting in SETTINGS if setting not in found.settings]
+    return lacks | {setting.field: f"{setting.control or setting.field} is refused" for setting in without}
 
 
 def check() -> str:
     """What the kernel module here is, in words. OSError, in words too, where there is none that we can use."""
     found = features()
-    here = ",".join(name for bit, (name, _) in WITHOUT.items() if found & bit)
+    here = ",".join(name for bit, (name, _) in WITHOUT.items() if found.features & bit)
     lacks = "".join(f"; lacks {name}: {words}" for name, words in lacking(found).items())
     return f"version {abi.ABI_VERSION}, features {here}{lacks}"
 
@@ -139,7 +151,10 @@ class KernelLedger:
         self._names = dict(names)
         self._temporary = frozenset(temporary)
         self._control = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-        features = _hello(self._control).features
+        hello = _hello(self._control)
+        features = hello.features
+        self.lacks = frozenset(SETTINGS) - abi.settings_of(hello)
+        """Settings that the module does not keep: what is not their default is refused with EOPNOTSUPP."""
         self.peaks = PEAKS if features & abi.FEATURE_PEAKS else OLD_PEAKS
         self._has_reasons = bool(features & abi.FEATURE_REASONS)
         self._off: dict[Group, tuple[int, int]] = {}  # with a module that does not keep them: the reasons
@@ -270,12 +285,17 @@ class KernelLedger:
             same["peak_ever"] = max(found.peak, self._reset.get(group, 0))
         if not self._has_reasons:
             same |= zip(_OFF, self._off.get(group, (0, 0)), strict=True)
+        for setting in self.lacks:
+            same[setting.field] = setting.default
         return Books(current=found.current_bytes, frozen=bool(found.frozen), kept=bool(found.kept), **same)
 
     def configure(self, group: Group, **changes: int | bool) -> None:
         if not changes.keys() <= abi.SET.keys():
             raise fail(errno.EINVAL)
         argument = abi.Set(id=self._id(group))
+        for setting in self.lacks:
+            if changes.pop(setting.field, setting.default) != setting.default:
+                raise fail(errno.EOPNOTSUPP)
         for name, value in changes.items():
             argument.mask |= abi.SET[name]
             setattr(argument, name, _word(value, 32 if getattr(abi.Set, name).size == 4 else 64))

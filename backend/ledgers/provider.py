@@ -14,7 +14,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -24,7 +24,8 @@ from backend.common.lasting import lasting
 from backend.core.deadlines import Deadlines
 from backend.core.protocols import Gpu, Host
 from backend.core.reasons import Engines
-from backend.core.settings import Lever
+from backend.core.records import Capability
+from backend.core.settings import Lever, Setting
 from backend.door.wire import SIZE, Message, Op
 from backend.ledgers import abi
 from backend.ledgers.forwarding import ForwardingGpu
@@ -45,6 +46,10 @@ LETS_RUN = (Op.ATTACH_TSG, *abi.LEVERS)
 class Kernel(Protocol):
     """What the kernel does for a Gpu (:class:`backend.ledgers.kernel.KernelLedger`)."""
 
+    @property
+    def lacks(self) -> Collection[Setting]:
+        """Settings that it does not keep, whatever the Gpu can."""
+
     def queue(self, index: int) -> int:
         """The descriptor of a GPU's commands, not blocking."""
 
@@ -60,9 +65,19 @@ class ProviderGpu(ForwardingGpu):
         super().__init__(inner)
         self._kernel = kernel
         self._deadlines = Deadlines(seconds, self._whole)
+        self._table: tuple[Mapping[str, Capability], Mapping[str, Capability]] = {}, {}  # as the Gpu said, and ours
         self._serving = False
         self._behind: set[int] = set()  # commands from before we came that are not answered
         self._caught_up = trio.Event()
+
+    def capabilities(self) -> Mapping[str, Capability]:
+        table = self._inner.capabilities()
+        if not self._kernel.lacks:
+            return table
+        if self._table[0] is not table:
+            refused = {setting.control for setting in self._kernel.lacks}
+            self._table = table, {name: what for name, what in table.items() if name not in refused}
+        return self._table[1]
 
     # A move does not go by the kernel's queue: it commands what is to hold again, and a move is done once.
 
@@ -79,7 +94,10 @@ class ProviderGpu(ForwardingGpu):
     # The levers, asked for
 
     async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
-        await self._pull(abi.OPS[lever], process, value)
+        if lever not in self._kernel.lacks:
+            await self._pull(abi.OPS[lever], process, value)
+        elif value:
+            raise fail(errno.EOPNOTSUPP)
 
     async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
         await self._pull(Op.DETACH_TSG, process, abi.ENGINES_GR if engines is Engines.GR else abi.ENGINES_ALL)

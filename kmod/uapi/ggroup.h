@@ -108,6 +108,7 @@ struct ggroup_hello {
 	__u32 version;		/* out: GGROUP_ABI_VERSION */
 	__u32 reserved;
 	__u64 features;		/* out: GGROUP_FEATURE_* */
+	__u64 settings;		/* out: GGROUP_SET_* that SET takes; 0: those up to GID */
 };
 
 /* struct ggroup_gpu.flags */

@@ -14,7 +14,7 @@ import trio
 
 from backend import choose
 from backend.choose import Choice
-from backend.core.settings import REASONS
+from backend.core.settings import REASONS, SETTINGS
 from backend.door.wire import Op
 from backend.ledgers import abi, kernel
 from backend.process.identity import Member, Process, Slice, SliceOn
@@ -24,6 +24,8 @@ NEW, OLD = ROOT / "kmod/uapi/ggroup.h", ROOT / "tests/versions/v0_1/ggroup.h"
 IOCTLS = ROOT / "kmod/ioctl.c"
 FEATURES_OF_0_1 = 0x1F
 ALL = sum(kernel.WITHOUT)
+LATER = [setting for setting in SETTINGS if setting not in abi.settings_of(abi.Hello())]
+"""Settings that 0.1 does not have."""
 
 
 def text(header: Path) -> str:
@@ -93,10 +95,11 @@ class Module:
 
     def __init__(self, features: int, version: int = abi.ABI_VERSION) -> None:
         self._features, self._version = features, version
+        self._settings = 0 if features == FEATURES_OF_0_1 else sum(abi.SET.values())
 
     def __call__(self, descriptor: int, request: int, argument: abi.Hello) -> None:
         assert request == abi.IOC_HELLO
-        argument.version, argument.features = self._version, self._features
+        argument.version, argument.features, argument.settings = self._version, self._features, self._settings
 
 
 @pytest.fixture
@@ -118,14 +121,48 @@ def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> 
         "lacks bounds: a user can make as many groups as there is room for; "
         "lacks peaks: gmem.swap.peak is refused, and after a restart gmem.peak begins at its last reset; "
         "lacks reasons: a turn takes all engines, and after a restart no reason is known but a freeze"
+        + "".join(f"; lacks {setting.field}: {setting.control} is refused" for setting in LATER)
     )
-    assert choose._kernel_features(Choice()) == FEATURES_OF_0_1
+    found = choose._kernel_features(Choice())
+    assert found is not None
+    assert found.features == FEATURES_OF_0_1
 
 
 def test_what_a_later_module_can_besides_means_nothing(module: mock.Mock) -> None:
     module.side_effect = Module(ALL | 1 << 63)
     assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks,reasons"
-    assert kernel.lacking(ALL | 1 << 63) == {}
+    assert kernel.lacking(kernel.Module(ALL | 1 << 63)) == {}
+
+
+def test_a_setting_that_a_module_does_not_keep(module: mock.Mock) -> None:
+    """It is refused, and said to be; at its default it is as good as kept, as where a process takes all along."""
+    who, asked = Member(Process(2, 3), 0), list[tuple[int, int]]()
+
+    def answer(descriptor: int, request: int, argument: Any) -> None:
+        if request == abi.IOC_HELLO:
+            argument.version, argument.features = abi.ABI_VERSION, ALL
+            argument.settings = sum(abi.SET.values()) - abi.SET["weight"]
+        elif request == abi.IOC_SET:
+            asked.append((argument.mask, argument.weight))
+        else:
+            assert request == abi.IOC_GET
+
+    module.side_effect = answer
+    assert kernel.check().endswith("reasons; lacks weight: compute.weight is refused")
+    ledger = kernel.KernelLedger({})
+    ledger._ids |= {who: 1}
+    ledger.configure(who, high=5, weight=100)
+    with pytest.raises(OSError, match="Operation not supported"):
+        ledger.configure(who, high=6, weight=7)
+    assert asked == [(abi.SET["high"], 0)]
+    assert (ledger.books(who).weight, ledger.books(who).priority) == (100, 0)
+    ledger.close()
+
+
+def test_a_module_of_before_keeps_what_was_there_then() -> None:
+    """It says nothing of settings: these are the first ten bits."""
+    kept = abi.settings_of(abi.Hello())
+    assert sum(abi.SET[setting.field] for setting in kept) == 0x3FF
 
 
 def test_a_module_without_what_is_needed_or_of_another_version_is_none(module: mock.Mock) -> None:
@@ -139,12 +176,16 @@ def test_a_module_without_what_is_needed_or_of_another_version_is_none(module: m
 
 
 @pytest.mark.logs(
-    "is older than this daemon and lacks bounds: a user can make as many groups", "lacks peaks", "lacks reasons"
+    *("is older than this daemon and lacks bounds: a user can make as many groups", "lacks peaks", "lacks reasons"),
+    *(f"lacks {setting.field}" for setting in LATER),
 )
 def test_a_mount_goes_on_with_what_it_has_and_says_so_once(module: mock.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     module.side_effect = Module(FEATURES_OF_0_1)
     monkeypatch.setattr(kernel, "KernelLedger", mock.Mock())
-    assert choose.backend(Choice(), [], 5.0).lacks == ["bounds", "peaks", "reasons"]
+    assert choose.backend(Choice(), [], 5.0).lacks == [
+        *("bounds", "peaks", "reasons"),
+        *(setting.field for setting in LATER),
+    ]
 
 
 def test_the_reasons_where_the_module_keeps_none(module: mock.Mock) -> None:

@@ -18,7 +18,7 @@ from backend.core.controller import DEADLINE_S
 from backend.core.deadlines import WHOLE_BYTES
 from backend.core.protocols import Gpu, Host
 from backend.core.records import Books, Footprint
-from backend.core.settings import TIMESLICE
+from backend.core.settings import TIMESLICE, WEIGHT, Setting
 from backend.door.wire import SIZE, Message, Op
 from backend.ledgers.provider import ProviderGpu
 from backend.ledgers.soft import SoftLedger
@@ -39,6 +39,8 @@ class Queue:
             end.setblocking(False)
         self.asked: list[tuple[Op, Group, int]] = []
         """Every lever that was pulled through it."""
+        self.lacks: set[Setting] = set()
+        """Settings that it does not keep."""
         self._next = 0
         self._answers: dict[int, Message] = {}
 
@@ -141,6 +143,23 @@ async def test_levers_go_through_the_kernel_and_back() -> None:
         ]
         levers = [(lever, value) for lever, _, value in gpu.calls]
         assert levers == [("set_timeslice", 4000), ("detach", 0), ("attach", 0), ("reclaim", 7)]
+
+
+@virtual
+async def test_what_the_module_does_not_keep_is_not_asked_of_it() -> None:
+    """Such a setting is unsupported, whatever the Gpu can; a lever at its default holds."""
+    gpu = StubGpu(3)
+    async with serving(gpu) as (provided, queue):
+        assert provided.capabilities().keys() == gpu.capabilities().keys()
+        queue.lacks = {TIMESLICE, WEIGHT}
+        table = gpu.capabilities()
+        gpu.capabilities = lambda: table  # type: ignore[method-assign]
+        assert table.keys() - provided.capabilities().keys() == {"compute.timeslice", "compute.weight"}
+        assert provided.capabilities() is provided.capabilities(), "as long as nothing changed"
+        await provided.set_lever(TIMESLICE, WHO, 0)
+        with pytest.raises(OSError, match="Operation not supported"):
+            await provided.set_lever(TIMESLICE, WHO, 4000)
+        assert queue.asked == []
 
 
 @virtual
