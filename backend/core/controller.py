@@ -165,6 +165,11 @@ class Controller:
         """How much a process, or those that ever were in a slice, were kept off the runlist by the scheduler."""
         return self._totals.throttled(group)
 
+    def off(self, group: Group) -> Mapping[str, int]:
+        """Return how many processes at or below a group are off the runlist, by the names of the reasons; and, as `gr`,
+        how many of them with the GR engine alone."""
+        return self._follower.off(group)
+
     def is_frozen(self, group: Group) -> bool:
         """Whether the group is frozen: that was asked for, at it or above it, and nothing of it can run."""
         return self._follower.is_frozen(group)

@@ -17,7 +17,7 @@ from backend.core.entries import Resident
 from backend.core.member import UNTOUCHED, Compute
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Inherited, Ledger
-from backend.core.reasons import Off, Reason
+from backend.core.reasons import ON, Off, Reason, counted
 from backend.core.records import NOWHERE, Channel, Place, Wanted
 from backend.core.settings import LEVERS, TIMESLICE
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
@@ -120,6 +120,11 @@ class Follower:
         self.schedule(group, Place(applied.timeslice_us))
         if applied.off.reasons & Reason.TURN:  # perhaps
             self.background.later(group)
+
+    def off(self, group: Group) -> Mapping[str, int]:
+        """Return how many processes at or below a group are off the runlist for each reason, and how many with the GR
+        engine alone (:func:`backend.core.reasons.counted`)."""
+        return counted(resident.records[group.gpu].compute.noted for resident in self._population.below(group))
 
     def is_frozen(self, group: Group) -> bool:
         """Whether a group is frozen, as cgroup.events has it (kernel/cgroup/freezer.c): that was asked for, at it or
@@ -261,6 +266,7 @@ class Follower:
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
+        self._of(group).noted = off if off else ON
 
     def show(self, group: Group) -> None:
         """Tells compute.events of a group, and of every one above and below it, whose frozen state turned."""

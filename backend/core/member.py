@@ -11,6 +11,7 @@ from __future__ import annotations
 import attrs
 import trio
 
+from backend.core.reasons import ON, Off
 from backend.core.records import NOWHERE, Place, Wanted
 from backend.process.identity import Group
 
@@ -32,6 +33,8 @@ class Compute(Followed):
 
     applied: Wanted = UNTOUCHED
     """What holds for a process now."""
+    noted: Off = ON
+    """Why a process is off the runlist, as the books say; `ON` itself for one that is on it."""
     place: Place = NOWHERE
     """What the scheduler adds to what is asked for."""
     doubtful: bool = False

@@ -7,6 +7,8 @@ program that is thawed while it waits for its turn has its copy engines again, a
 from __future__ import annotations
 
 import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -108,8 +110,8 @@ class Off:
         """Return the reasons of a set that was noted for hardware in which these engines are off.
 
         What took a process off is noted before the hardware has it, and what ended after that, so a daemon that is
-        killed leaves reasons that the hardware does not have. One without reasons left none: who has all engines off is
-        taken for frozen, and who has GR off for one that waits for its turn.
+        killed leaves reasons that the hardware does not have. One without reasons left none: a process with all engines
+        off is taken for frozen, and one with GR off for one that waits for its turn.
         """
         match engines:
             case Engines.ALL:
@@ -124,6 +126,26 @@ ON = Off()
 
 FROZEN = Off(Reason.FREEZE)
 """Off the runlist with every engine since it was asked for: compute.freeze."""
+
+
+GR_ALONE = "gr"
+"""Name of the count of processes of which the GR engine alone is off, among the names of reasons."""
+
+
+def name_of(reason: Reason) -> str:
+    """Return the name of one reason, as users read it."""
+    assert reason.name is not None, "one bit"
+    return reason.name.lower()
+
+
+def counted(each: Iterable[Off]) -> Mapping[str, int]:
+    """Return how many of some processes are off the runlist for each reason, and how many with the GR engine alone."""
+    found = Counter[str]()
+    for off in each:
+        if off is not ON and off:
+            found.update(name_of(reason) for reason in off.reasons)
+            found[GR_ALONE] += off.engines is Engines.GR
+    return {name: found[name] for name in (*map(name_of, Reason), GR_ALONE)}
 
 
 def reasons_of(mask: int) -> Reason:

@@ -27,7 +27,7 @@ from ggroupfs.view.listing import Listing
 from ggroupfs.view.outline import lines
 from ggroupfs.view.snapshot import GpuUse
 
-# Told apart by everybody (Okabe and Ito), and nothing is told by its colour alone.
+# Told apart by all people (Okabe and Ito), and nothing is told by its colour alone.
 BLUE, ORANGE, GREY = Style(color="#56b4e9"), Style(color="#e69f00", bold=True), Style(color="#8a8a8a")
 
 BASE_LEAST_S = 0.5
@@ -52,7 +52,8 @@ HELP = """\
  q   quit
 
  - is what this machine does not tell. A wider terminal has
- more columns: memory moved in and out, in MB/s.
+ more columns: why it is off the runlist (OFF), and memory
+ moved in and out, in MB/s.
 
  esc closes this."""
 
@@ -135,9 +136,9 @@ class Top(App[int]):
             yield Static(KEYS, id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Begins to read. Whoever ends us gets the terminal back as it was."""
+        """Begins to read. A signal that ends us leaves the terminal as it was."""
         for number in (signal.SIGTERM, signal.SIGHUP):
-            with contextlib.suppress(ValueError):  # not the main thread: somebody else's program, a test
+            with contextlib.suppress(ValueError):  # not the main thread: a program that embeds it, a test
                 asyncio.get_running_loop().add_signal_handler(number, self.action_leave)
         self._listing.focus()
         self._missed(f"reading {self._mount} ...", False)

@@ -1,4 +1,4 @@
-"""``ggroupfs show``: who uses what, as a table or as a tree."""
+"""``ggroupfs show``: what each process uses, as a table or as a tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from ggroupfs.client.reading import say_if_strangers
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 from ggroupfs.view import columns, outline, snapshot
 
-IN_TREE = (columns.CURRENT, columns.HIGH, columns.SWAP, columns.TIMESLICE, columns.FROZEN, columns.FINISHED)
+IN_TREE = (
+    *(columns.CURRENT, columns.HIGH, columns.SWAP),
+    *(columns.TIMESLICE, columns.FROZEN, columns.OFF, columns.FINISHED),
+)
 
 HIDDEN = "/proc is mounted with hidepid, and tells this user nothing of others' (proc(5))"
 

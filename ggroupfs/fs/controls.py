@@ -123,6 +123,7 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "nr_throttled": throttled.times,
             "throttled_usec": throttled.usec,
             "frozen_usec": controller.frozen_usec(group),
+            **{f"off_{name}": processes for name, processes in controller.off(group).items()},
             "managed": int(activity.managed),
         }
     )

@@ -17,6 +17,7 @@ import attrs
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from backend.core.reasons import GR_ALONE
 from backend.core.records import MAX
 from backend.door.client import facts_of
 from backend.process.identity import cgroup_of, is_hidden
@@ -107,9 +108,10 @@ ROWS = (
     Row("frozen_seconds", "Time for which it was to be frozen.", "frozen_usec", _us, counter=True),
     Row("managed", "Whether its memory can be moved (gcgroup.stat).", "managed"),
 )
-"""In the order in which they are shown. ``gmem.events`` comes besides, a label for each event."""
+"""In the order in which they are shown. The reasons to be off the runlist come besides, a label for each, and
+``gmem.events``, a label for each event."""
 
-FILES = files_for({"events", *(row.figure for row in ROWS)})
+FILES = files_for({"events", "off", *(row.figure for row in ROWS)})
 """What is read of a group."""
 
 
@@ -127,6 +129,12 @@ class Family:
         self._events = CounterMetricFamily(
             f"ggroup_{kind}_events", "What happened to it (gmem.events).", labels=(*self._names, "event")
         )
+        self._off = GaugeMetricFamily(
+            f"ggroup_{kind}_off_runlist", "Processes off the runlist (gcgroup.stat).", labels=(*self._names, "reason")
+        )
+        self._without_gr = GaugeMetricFamily(
+            f"ggroup_{kind}_off_runlist_gr", "Those of them without the GR engine alone.", labels=self._names
+        )
 
     def _metric(self, kind: str, row: Row) -> CounterMetricFamily | GaugeMetricFamily:
         if row.counter:
@@ -142,10 +150,15 @@ class Family:
                 metric.add_metric(values, value)
         for event, count in (figures.events or {}).items():
             self._events.add_metric([*values, event], count)
+        for reason, processes in (figures.off or {}).items():
+            if reason == GR_ALONE:
+                self._without_gr.add_metric(values, processes)
+            else:
+                self._off.add_metric([*values, reason], processes)
 
     def metrics(self) -> Iterator[Metric]:
         """All of them that have something to say."""
-        for metric in (*(metric for _, metric in self._rows), self._events):
+        for metric in (*(metric for _, metric in self._rows), self._off, self._without_gr, self._events):
             if metric.samples:
                 yield metric
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from backend.core.reasons import GR_ALONE
 from backend.core.records import MAX
 from ggroupfs.view.outline import Line, Node
 from ggroupfs.view.snapshot import GpuUse, ProcessUse
@@ -44,8 +45,20 @@ def timeslice(ms: float) -> str:
 
 
 def readable(name: str) -> str:
-    """A name that somebody else chose, without what a terminal would obey."""
+    """A name that a stranger chose, without what a terminal would obey."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def off(processes: Mapping[str, int]) -> str:
+    """Return why processes are off the runlist, in words: ``turn``, ``freeze,turn``, ``turn/gr`` with the GR engine
+    alone; of a slice with how many, where several are: ``3 freeze,1 turn``.
+    """
+    reasons = {name: count for name, count in processes.items() if count and name != GR_ALONE}
+    several = any(count > 1 for count in reasons.values())
+    words = ",".join(f"{count} {name}" if several else name for name, count in reasons.items())
+    if processes.get(GR_ALONE):
+        words += f"/{processes[GR_ALONE]} gr" if several else "/gr"
+    return words or NOT_TOLD
 
 
 @attrs.frozen
@@ -104,15 +117,16 @@ HIGH = _figure("high", limit)
 SWAP = _figure("swap", human)
 TIMESLICE = _figure("timeslice", timeslice, width=9)
 FROZEN = attrs.evolve(_figure("frozen", lambda frozen: "frozen" if frozen else NOT_TOLD, width=6), number=False)
+OFF = attrs.evolve(_figure("off", off, width=16), number=False)
 FINISHED = _figure("finished", str)
 SHARE = _rate("share", "SHARE", percent, 5)
 KERNELS = _rate("kernels", "KERN/S", lambda rate: f"{rate:.0f}")
 SWAPIN = _rate("swapin", "IN MB/S", speed)
 SWAPOUT = _rate("swapout", "OUT MB/S", speed, 9)
 
-SHOWN = (PID, GPU, COMMAND, SLICE, CURRENT, HIGH, SWAP, TIMESLICE, FROZEN, FINISHED)
+SHOWN = (PID, GPU, COMMAND, SLICE, CURRENT, HIGH, SWAP, TIMESLICE, FROZEN, OFF, FINISHED)
 """What ``show`` has."""
-WATCHED = (CURRENT, HIGH, SWAP, SHARE, KERNELS, TIMESLICE, FROZEN, SWAPIN, SWAPOUT)
+WATCHED = (CURRENT, HIGH, SWAP, SHARE, KERNELS, TIMESLICE, FROZEN, OFF, SWAPIN, SWAPOUT)
 """What ``top`` has; where there is no room for all, the first of them."""
 
 LABEL_LEAST = 24

@@ -103,6 +103,8 @@ class Figures:
     """For how long, microseconds."""
     frozen_usec: int | None = None
     """How long it was to be frozen since the mount, microseconds."""
+    off: Mapping[str, int] | None = None
+    """Processes off the runlist, by the names of the reasons, and ``gr``: those without the GR engine alone."""
     managed: bool | None = None
     """Whether its memory can be moved."""
     events: Mapping[str, int] | None = None
@@ -141,6 +143,21 @@ def _keyed(keys: str) -> Source:
     return Source(frozenset(fields.values()), parse)
 
 
+OFF = "off_"
+"""What the keys of gcgroup.stat begin with that say why processes are off the runlist."""
+
+
+def _work(keys: str) -> Source:
+    """Return the source of gcgroup.stat: its keys, and those that begin with `OFF` as one figure."""
+    other = _keyed(keys)
+
+    def parse(text: str) -> Mapping[str, Any]:
+        off = {key.removeprefix(OFF): value for key, value in flat(text).items() if key.startswith(OFF)}
+        return {**other.parse(text), **({"off": off} if off else {})}
+
+    return Source(other.fields | {"off"}, parse)
+
+
 SOURCES: Mapping[str, Source] = {
     "gmem.current": _one("current"),
     "gmem.swap.current": _one("swap"),
@@ -159,7 +176,7 @@ SOURCES: Mapping[str, Source] = {
     "compute.events": _keyed("frozen populated migrated undone lost"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
-    "gcgroup.stat": _keyed(
+    "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
         " channels attached nr_throttled throttled_usec frozen_usec managed"
     ),

@@ -59,11 +59,12 @@ def test_what_an_entry_costs() -> None:
         ("compute.freeze", "1", {"freeze": True}),
         ("compute.events", "populated 1\nfrozen 0", {"populated": True, "frozen": False}),
         ("gcgroup.stat", "tsgs 2\nmanaged 0", {"tsgs": 2, "managed": False}),
+        ("gcgroup.stat", "off_freeze 0\noff_turn 2\noff_gr 1", {"off": {"freeze": 0, "turn": 2, "gr": 1}}),
         ("gcgroup.stat", "", {}),
     ],
 )
 def test_what_a_file_says(tmp_path: Path, name: str, text: str, told: dict[str, Any]) -> None:
-    """What it leaves out is not known, and what it says besides nobody asked for."""
+    """What it leaves out is not known, and what it says besides was not asked for."""
     (tmp_path / name).write_text(f"{text}\n" if text else "")
     for directory in (tmp_path, os.fspath(tmp_path)):
         assert figures_of(directory, (name,)) == Figures(**told)
@@ -75,7 +76,7 @@ def test_a_group_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_what_programs_say_of_themselves_adds_up_to_a_number() -> None:
-    """However many of them say as much as can be said: who reads a slice's files reads 64 bits."""
+    """However many of them say as much as can be said: a reader of a slice's files reads 64 bits."""
     said = Footprint(implicit=0, unmovable=0, disputed=0, exchanged=MAX)
     assert (said + said + said).exchanged == MAX
     assert (said + Footprint()).exchanged is None

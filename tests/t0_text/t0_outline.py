@@ -201,6 +201,11 @@ def test_ten_thousand() -> None:
         (columns.speed(123_400_000), "123"),
         (columns.timeslice(0), "default"),
         (columns.timeslice(2.048), "2.048 ms"),
+        (columns.off({"freeze": 0, "turn": 0, "gr": 0}), "-"),
+        (columns.off({"freeze": 1, "turn": 1, "gr": 0}), "freeze,turn"),
+        (columns.off({"freeze": 0, "turn": 1, "gr": 1}), "turn/gr"),
+        (columns.off({"freeze": 3, "turn": 1, "gr": 1}), "3 freeze,1 turn/1 gr"),
+        (columns.off({"of_tomorrow": 1}), "of_tomorrow"),
         (columns.bar(0, 4), "░░░░"),
         (columns.bar(1 / 32, 4), "▏░░░"),
         (columns.bar(0.5, 4), "██░░"),
@@ -223,12 +228,16 @@ def test_what_is_not_told_is_a_dash_and_null_never_a_number() -> None:
 
 
 def test_a_table_is_aligned() -> None:
-    every = (process(1, current=5, high=MAX), process(22_222, "/a.slice", current=3 * GIB, high=4 * GIB, frozen=True))
+    off = {"freeze": 1, "turn": 0, "gr": 0}
+    every = (
+        process(1, current=5, high=MAX),
+        process(22_222, "/a.slice", current=3 * GIB, high=4 * GIB, frozen=True, off=off),
+    )
     nodes = [line.node for line in lines(build(snapshot(*every), {}), "pid", flat=True)]
     assert columns.table(nodes).splitlines() == [
-        "  PID  GPU  COMMAND    SLICE     CURRENT  HIGH  SWAP  TIMESLICE  FROZEN  FINISHED",
-        "    1    0  name1      /               5   max     -          -  -              -",
-        "22222    0  name22222  /a.slice     3.0G  4.0G     -          -  frozen         -",
+        "  PID  GPU  COMMAND    SLICE     CURRENT  HIGH  SWAP  TIMESLICE  FROZEN  OFF     FINISHED",
+        "    1    0  name1      /               5   max     -          -  -       -              -",
+        "22222    0  name22222  /a.slice     3.0G  4.0G     -          -  frozen  freeze         -",
     ]
 
 

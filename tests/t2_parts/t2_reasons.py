@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from backend.core.reasons import FROZEN, ON, Engines, Off, Reason, reasons_of
+from backend.core.reasons import FROZEN, ON, Engines, Off, Reason, counted, reasons_of
 from backend.core.records import Place
 from backend.nvidia import discover, rm
 from backend.nvidia.deadline import Deadline, Precedence
@@ -23,7 +23,7 @@ from backend.process.identity import Member, identify
 from backend.soft.config import MIB, SoftConfig
 from backend.soft.gpu import SoftGpu
 from tests.support.fake_nvidia import GPU_IDS, FakeSystem, Object, Program
-from tests.support.harness import StubGpu, running, settle, virtual
+from tests.support.harness import Harness, StubGpu, running, settle, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 REASONS = tuple(Reason)
@@ -205,6 +205,52 @@ def test_a_tsg_of_which_nothing_is_known_runs_no_kernel() -> None:
     assert tenant.applied.is_behind
     tenant.enforcement.enforce(False)
     assert program.objects[channel].disabled == 0
+
+
+def test_counted() -> None:
+    """Each process once for each of its reasons; without the GR engine alone is one that has no other off."""
+    none = {"freeze": 0, "turn": 0, "quota": 0, "busy": 0, "gang": 0, "migration": 0, "gr": 0}
+    assert counted([]) == counted([ON, Off()]) == none
+    both, turn, gang = Off(Reason.FREEZE, Reason.TURN), Off(gr=Reason.TURN), Off(Reason.GANG)
+    found = counted([both, ON, turn, gang, turn])
+    assert found == none | {"freeze": 1, "turn": 3, "gang": 1, "gr": 2}
+    assert list(found) == list(none), "as the file has them, whatever there is"
+
+
+async def off(h: Harness, path: str) -> dict[str, int]:
+    """What gcgroup.stat says of reasons, but for those that no process has."""
+    stat = (line.split() for line in (await h.read(f"{path}/0/gcgroup.stat")).splitlines())
+    return {key: int(value) for key, value in stat if key.startswith("off_") and value != "0"}
+
+
+@virtual
+async def test_gcgroup_stat_says_why(spawn: Spawn) -> None:
+    """Of a process and of the slices above it, from the lever's move on; another daemon goes on from the books."""
+    gpu = StubGpu()
+    async with running(gpu, StubGpu(1)) as h:
+        program = spawn()
+        one, two = [await h.arrive(pid, cgroup="/job/part") for pid in (program.pid, spawn().pid)]
+        follower, where = h.controller._follower, "slice/job"
+        for place in (Place(off=True, engines=Engines.GR), Place(off=True), Place()):
+            follower.schedule(Member(one, 0), place)
+            await follower.apply(Member(one, 0))
+            said = {"off_turn": 1, "off_gr": 1} if place.off and place.engines is Engines.GR else {"off_turn": 1}
+            assert await off(h, str(one.pid)) == await off(h, where) == (said if place.off else {})
+        follower.schedule(Member(one, 0), Place(off=True, engines=Engines.GR))
+        await follower.apply(Member(one, 0))
+        await h.write("slice/job/0/compute.freeze", 1)
+        assert await off(h, str(one.pid)) == {"off_freeze": 1, "off_turn": 1}
+        assert await off(h, str(two.pid)) == {"off_freeze": 1}
+        assert await off(h, where) == {"off_freeze": 2, "off_turn": 1}
+        assert h.controller.books(Member(one, 0)).off_gr == Reason.TURN.value, "as the books say"
+        program.kill()
+        await h.gone(one)
+        assert await off(h, where) == await off(h, "slice/job/part") == {"off_freeze": 1}
+        await h.write("slice/job/0/compute.freeze", 0)
+        assert await off(h, where) == {}
+        async with follower.released(Member(two, 0), Member(two, 1)):
+            assert await off(h, where) == {"off_migration": 1}
+        assert await off(h, where) == {}
 
 
 @virtual

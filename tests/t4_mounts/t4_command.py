@@ -283,10 +283,10 @@ def test_show(mount: Mounted) -> None:
         tenant.write("compute.freeze", 1)
         lines = ok("show", "--mount", mount.path).splitlines()
         assert lines[0].split() == [
-            *("PID", "GPU", "COMMAND", "SLICE", "CURRENT", "HIGH", "SWAP", "TIMESLICE", "FROZEN", "FINISHED")
+            *("PID", "GPU", "COMMAND", "SLICE", "CURRENT", "HIGH", "SWAP", "TIMESLICE", "FROZEN", "OFF", "FINISHED")
         ]
         (row,) = [line.split() for line in lines[1:] if line.split()[0] == str(tenant.pid)]
-        assert row[4:] == ["32.0M", "32.0M", "32.0M", "4.5", "ms", "frozen", row[-1]]
+        assert row[4:] == ["32.0M", "32.0M", "32.0M", "4.5", "ms", "frozen", "freeze", row[-1]]
         (found,) = [one for one in json.loads(ok("show", "--json", "--mount", mount.path)) if one["pid"] == tenant.pid]
         assert found == {
             "pid": tenant.pid,
@@ -298,6 +298,7 @@ def test_show(mount: Mounted) -> None:
             "swap": 32 * MIB,
             "timeslice": 4.5,
             "frozen": True,
+            "off": {"freeze": 1, "turn": 0, "quota": 0, "busy": 0, "gang": 0, "migration": 0, "gr": 0},
             "finished": int(row[-1]),
         }
         tenant.write("compute.freeze", 0)

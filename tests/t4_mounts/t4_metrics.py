@@ -77,6 +77,10 @@ def standing(mount: Mounted) -> Iterator[Tenant]:
         yield tenant
 
 
+BESIDES = ("events_total", "frozen_seconds_total", "off_runlist", "off_runlist_gr")
+"""Metrics of a group that have a label more, go on while they are read, or are of several lines of a file."""
+
+
 def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
     with standing(mount) as tenant:
         found = told(mount)
@@ -113,8 +117,11 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
         events = tenant.flat("gmem.events")
         assert events["reclaim"] > 0
         assert {e: one(found, "ggroup_process_events_total", event=e, **who) for e in events} == events
+        reasons = {"freeze": 1, "turn": 0, "quota": 0, "busy": 0, "gang": 0, "migration": 0}
+        assert {r: one(found, "ggroup_process_off_runlist", reason=r, **who) for r in reasons} == reasons
+        assert one(found, "ggroup_process_off_runlist_gr", **who) == 0
         told_of_it = {name for name in found if name.startswith("ggroup_process_")}
-        assert told_of_it == {f"ggroup_process_{name}" for name in (*expected, "events_total", "frozen_seconds_total")}
+        assert told_of_it == {f"ggroup_process_{name}" for name in (*expected, *BESIDES)}
         frozen = one(found, "ggroup_process_frozen_seconds_total", **who)
         assert 0 < frozen <= work["frozen_usec"] / 1e6, (
             "it was when that was told, and was for longer when the file was read"
@@ -166,6 +173,8 @@ def test_a_slice_has_its_own_and_what_was_ever_done_in_it(mount: Mounted) -> Non
         assert "# TYPE ggroup_slice_kernels_finished_total counter" in text
         assert "# TYPE ggroup_process_kernels_finished_total counter" in text
         assert one(found, "ggroup_process_frozen", pid=tenant.pid, slice=path) == 1
+        assert one(found, "ggroup_slice_off_runlist", slice=path, reason="freeze") == 1, "the processes in it that are"
+        assert "# TYPE ggroup_slice_off_runlist gauge" in text
 
         found = told(mount, "--no-processes")
         assert not [name for name in found if name.startswith("ggroup_process_")]
@@ -379,13 +388,13 @@ def test_the_operators_guide_names_metrics_that_there_are(mount: Mounted) -> Non
         enter(tenant.pid, place)
         eventually((mount / slice_directory(slice_path(place))).exists, "its slice appears")
         found = set(told(mount))
-    there_are = {row.name + "_total" * row.counter for row in collector.ROWS} | {"events_total"}  # other GPUs tell more
+    there_are = {row.name + "_total" * row.counter for row in collector.ROWS} | {*BESIDES}  # other GPUs tell more
     named = set(re.findall(r"\bggroup_[a-z_]+[a-z]\b", guide)) - {"ggroup_process", "ggroup_slice"}
     assert "ggroup_up" in named
     assert named <= found | {f"ggroup_process_{name}" for name in there_are}
     listed = guide.partition("| `ggroup_process_*`, `ggroup_slice_*`")[2].partition("\n\n")[0]
     cells = " ".join(line.split("|")[1] for line in listed.splitlines()[1:])
-    short = set(re.findall(r"`([a-z][a-z_]+)(?:\{event\})?`", cells))
+    short = set(re.findall(r"`([a-z][a-z_]+)(?:\{(?:event|reason)\})?`", cells))
     assert short == there_are
     assert {name.removeprefix("ggroup_process_") for name in found if name.startswith("ggroup_process_")} < short
 

@@ -216,6 +216,16 @@ def without_clock(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("frozen_usec "))
 
 
+def leaves(controller: Controller, group: Group) -> list[Group]:
+    """The processes at or below a group."""
+    return [Member(resident.process, group.gpu) for resident in controller.population.below(group)]
+
+
+def is_asked_to_freeze(controller: Controller, group: Group) -> bool:
+    """Whether a freeze was asked for, of a group or above it: nothing else has a program off the runlist here."""
+    return any(controller.books(level).frozen for level in controller.population.path(group))
+
+
 def gcgroup_stat(controller: Controller, group: Group) -> str:
     a = controller.activity(group)
     return table(
@@ -231,6 +241,8 @@ def gcgroup_stat(controller: Controller, group: Group) -> str:
         attached=a.attached,
         nr_throttled=controller.throttled(group).times,
         throttled_usec=controller.throttled(group).usec,
+        off_freeze=sum(is_asked_to_freeze(controller, leaf) for leaf in leaves(controller, group)),
+        **dict.fromkeys(("off_turn", "off_quota", "off_busy", "off_gang", "off_migration", "off_gr"), 0),
         managed=int(a.managed),
     )
 

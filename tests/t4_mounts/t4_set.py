@@ -26,7 +26,7 @@ def tenant(mount: Mounted) -> Iterator[Tenant]:
 
 @pytest.fixture
 def made(mount: Mounted) -> Iterator[Path]:
-    """A slice that somebody made."""
+    """A slice that was made."""
     path = mount / "slice/settest.slice"
     path.mkdir()
     yield path
@@ -80,7 +80,7 @@ def test_a_slice_whose_name_is_that_of_a_gpu(mount: Mounted, made: Path) -> None
 
 
 def test_a_slice_whose_name_is_a_digit_of_another_script(mount: Mounted, made: Path) -> None:
-    """... is no GPU's, above it or by its directory."""
+    """A path is no GPU's, above it or by its directory."""
     (made / "²").mkdir()
     ok("set", "--mount", mount.path, "settest.slice", "GMemHigh=1G")
     ok("set", "--mount", mount.path, made / "²", "GMemHigh=512M")
@@ -181,8 +181,8 @@ def test_show_tree(mount: Mounted) -> None:
             lines = ok("show", "--tree", "--mount", mount.path).splitlines()
         eventually(lambda: remove(here / "part", here), "nobody is in it")
     cells = [line.split() for line in lines]
-    assert cells[0] == ["CURRENT", "HIGH", "SWAP", "TIMESLICE", "FROZEN", "FINISHED"]
-    assert cells[1] == ["GPU", "0", "ggroupfs", "software", "GPU,", "16.0G", "80.0M", "-", "16.0M", "-", "-", "-"]
+    assert cells[0] == ["CURRENT", "HIGH", "SWAP", "TIMESLICE", "FROZEN", "OFF", "FINISHED"]
+    assert cells[1] == ["GPU", "0", "ggroupfs", "software", "GPU,", "16.0G", "80.0M", "-", "16.0M", "-", "-", "-", "-"]
 
     def place(label: str) -> int:
         (found,) = [number for number, line in enumerate(lines) if f"─{label} " in line]
@@ -191,10 +191,10 @@ def test_show_tree(mount: Mounted) -> None:
     slice_, part, first, second = (
         place(label) for label in ("treetest.slice", "part", f"{inside.pid} python", f"{outside.pid} python")
     )
-    assert cells[slice_][-7:-1] == ["48.0M", "48.0M", "16.0M", "3", "ms", "frozen"]
-    assert cells[first][-7:-4] == ["48.0M", "max", "16.0M"]
-    assert cells[first][-2] == "frozen"
-    assert cells[second][-7:-1] == ["32.0M", "max", "0", "2.048", "ms", "-"]
+    assert cells[slice_][-8:-1] == ["48.0M", "48.0M", "16.0M", "3", "ms", "frozen", "freeze"]
+    assert cells[first][-8:-5] == ["48.0M", "max", "16.0M"]
+    assert cells[first][-3:-1] == ["frozen", "freeze"]
+    assert cells[second][-8:-1] == ["32.0M", "max", "0", "2.048", "ms", "-", "-"]
     assert slice_ < part < first
     depth = [lines[number].index("─") for number in (slice_, part, first)]
     assert depth == [depth[0], depth[0] + 2, depth[0] + 2], "what is in the slice is to the right of it"
@@ -202,7 +202,7 @@ def test_show_tree(mount: Mounted) -> None:
 
 
 def remove(*directories: Path) -> bool:
-    """rmdir, in this order; OSError while somebody is in one."""
+    """rmdir, in this order; OSError while a process is in one."""
     for directory in directories:
         if directory.exists():
             directory.rmdir()

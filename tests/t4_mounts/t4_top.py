@@ -373,11 +373,11 @@ def test_once(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
         lines = text.splitlines()
         assert lines[0] == "2 processes, 1 frozen"
         assert lines[3].split() == [
-            *("CURRENT", "HIGH", "SWAP", "SHARE", "KERN/S", "TIMESLICE", "FROZEN", "IN", "MB/S", "OUT", "MB/S")
+            *("CURRENT", "HIGH", "SWAP", "SHARE", "KERN/S", "TIMESLICE", "FROZEN", "OFF", "IN", "MB/S", "OUT", "MB/S")
         ]
         row = next(line for line in lines if f"{small.pid} " in line)
         assert re.split(" {2,}", row.strip(" │")) == [
-            f"└─{small.pid} python", "64.0M", "max", "0", "0%", "0", "2.048 ms", "frozen", "0.0", "0.0"
+            f"└─{small.pid} python", "64.0M", "max", "0", "0%", "0", "2.048 ms", "frozen", "freeze", "0.0", "0.0"
         ]  # fmt: skip
         assert re.search(r"\b\d+%", next(line for line in lines if f"{large.pid} " in line))
     once = ("top", "--once", "-d", "0.3", "--mount", mount.path)
