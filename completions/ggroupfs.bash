@@ -13,7 +13,7 @@ declare -A _ggroupfs_options=(
     [show]="--tree --json --mount"
     [top]="-d --delay --once --json --mount"
     [set]="--gpu --mount"
-    [doctor]="--json --thaw-all --journal"
+    [doctor]="--json --thaw-all --journal --mount"
     [metrics]="--mount --no-processes --listen --textfile"
     [policy]="--config --mount"
     [balance]="--config --mount"
@@ -95,12 +95,19 @@ _ggroupfs_settings_of() {
 }
 
 # What `set` is for: processes of the tree by pid, and slices by path.
-_ggroupfs_groups() {
+_ggroupfs_processes() {
     local mount=$1 whole=$2 path
     local -a words=()
     for path in "$mount"/[0-9]*/; do
         [[ -d $path ]] && path=${path%/} && words+=("${path##*/}")
     done
+    _ggroupfs_offer "$whole" "${words[@]}"
+}
+
+_ggroupfs_groups() {
+    local mount=$1 whole=$2 path
+    local -a words=()
+    _ggroupfs_processes "$mount" "$whole"
     for path in "$mount/slice/$whole"*/; do
         path=${path#"$mount/slice/"} path=${path%/}
         [[ -d $mount/slice/$path && ! $path =~ (^|/)[0-9]+$ ]] || continue
@@ -175,6 +182,8 @@ _ggroupfs() {
             elif [[ $command == set ]]; then
                 _ggroupfs_settings_of "$whole"
                 _ggroupfs_groups "$mount" "$whole"
+            elif [[ $command == doctor ]]; then
+                _ggroupfs_processes "$mount" "$whole"
             elif [[ $command == replay ]]; then
                 _ggroupfs_files -f "$whole"
             elif [[ $command == mount ]]; then

@@ -22,7 +22,7 @@ COMMANDS = {
     "show": "what each program uses",
     "top": "what each program uses, live",
     "set": "limits of a process or a slice, by name",
-    "doctor": "what this machine can enforce, and why",
+    "doctor": "what this machine can enforce, and why; or all that is known of a process",
     "metrics": "what the tree says, for Prometheus",
     "policy": "a policy at work on a tree",
     "balance": "programs go from GPUs that are overloaded to others",

@@ -1,6 +1,6 @@
 """Work that no writer waits for: done soon, one group after the other, and never the end of the mount.
 
-What fails is told once, and tried again: nobody else would have it done once the reason has gone.
+What fails is told once, and tried again: nothing else would have it done once the reason has gone.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class Background:
         """Groups that it is still to be done for."""
         return len(self._groups)
 
+    def __contains__(self, group: Group) -> bool:
+        """Whether it is still to be done for a group."""
+        return group in self._groups
+
     def later(self, group: Group) -> None:
         """Has it done for a group soon, once however often it is asked for."""
         self._groups[group] = None
@@ -55,7 +59,7 @@ class Background:
 
     def failed(self, group: Group, error: Exception) -> None:
         """It failed for a group: is told once, and done again later, until it is done."""
-        # ENODEV: the group, or its GPU, is gone. That is told of where it is seen, and who is back is followed anew.
+        # ENODEV: the group, or its GPU, is gone. That is told of where it is seen, and what is back is followed anew.
         if not self._population.holds(group) or getattr(error, "errno", None) == errno.ENODEV:
             self._of(group).put_off_s = 0.0
             return

@@ -24,7 +24,7 @@ from backend.core.peaks import Mark, Peaks
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
 from backend.core.reclaimer import Reclaimer
-from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled
+from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled, Wanted
 from backend.core.room import RoomNotices
 from backend.core.settings import Lever, Setting
 from backend.core.totals import Memory, Totals
@@ -169,6 +169,14 @@ class Controller:
         """Return how many processes at or below a group are off the runlist, by the names of the reasons; and, as `gr`,
         how many of them with the GR engine alone."""
         return self._follower.off(group)
+
+    def wanted(self, group: Member) -> Wanted:
+        """What is to hold for a process."""
+        return self._follower.wanted(group)
+
+    def pending(self, group: Group) -> Mapping[str, bool]:
+        """Whether something is still to be done for a group without a writer, by the part of its record."""
+        return {"compute": group in self._follower.background, "memory": group in self._reclaimer.background}
 
     def is_frozen(self, group: Group) -> bool:
         """Whether the group is frozen: that was asked for, at it or above it, and nothing of it can run."""

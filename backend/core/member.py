@@ -78,6 +78,10 @@ class Memory(Followed):
             self._settling = trio.Lock()
         return self._settling
 
+    def is_settling(self) -> bool:
+        """Whether it is being brought under its limit."""
+        return self._settling is not None and self._settling.locked()
+
 
 @attrs.define
 class Failure:

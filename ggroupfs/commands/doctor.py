@@ -1,4 +1,5 @@
-"""``ggroupfs doctor``: what this machine can and cannot enforce, and why, in words."""
+"""``ggroupfs doctor``: what this machine can and cannot enforce, and why, in words; or all that the daemon knows of a
+process."""
 
 from __future__ import annotations
 
@@ -19,19 +20,29 @@ from backend.ledgers import kernel
 from backend.ledgers.journal.file import stale_since
 from backend.process import procfs
 from backend.process.identity import cgroup_of
+from ggroupfs.commands import records
 from ggroupfs.commands.finding import BAD, Finding
-from ggroupfs.mounts import trees
+from ggroupfs.errors import UsageError
+from ggroupfs.mounts import DEFAULT_MOUNTPOINT, trees
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
+    parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="what the daemon knows of a process, instead")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--thaw-all", action="store_true", help="where no daemon is: have every program run again")
     parser.add_argument("--journal", type=Path, metavar="PATH", help="of a mount with that option, for --thaw-all")
+    parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT, help="the tree that PID is in")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand. Exit code 1 if a tree could not be mounted here, or if somebody could not be thawed."""
+    """The subcommand. Exit code 1 if a tree could not be mounted here, or if a program could not be thawed."""
+    if arguments.pid is not None:
+        if arguments.thaw_all:
+            raise UsageError("doctor: either a pid, or --thaw-all")
+        found = records.records(arguments.mount, arguments.pid)
+        print(json.dumps(records.as_json(found), indent=2) if arguments.json else records.as_text(found))
+        return 0
     if arguments.thaw_all:
         from ggroupfs.commands.thaw import thaw_all
 

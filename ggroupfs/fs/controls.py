@@ -19,6 +19,7 @@ from backend.core.peaks import Mark
 from backend.core.records import MAX, Books, Channel, Peak
 from backend.core.settings import Kind, Setting
 from backend.process.identity import Group, SliceOn
+from ggroupfs.fs import record
 from ggroupfs.text import values
 
 Show = Callable[[Controller, Group], str]
@@ -33,7 +34,7 @@ class Control:
     name: str
     """Its name in the directory, and in ggroup.capabilities."""
     mode: int
-    """Permission bits: 0644, 0444 or 0200."""
+    """Permission bits: 0644, 0444, 0400 or 0200."""
     show: Show | None = None
     """Its content, newline included; None for a file that cannot be read. ENODEV when the group is gone."""
     parse: Parse | None = None
@@ -193,6 +194,7 @@ CONTROLS = (
     Control("compute.migrate", 0o200, None, _device, Controller.migrate, lever=True),
     Control("compute.events", 0o444, _compute_events, channel=Channel.COMPUTE),
     Control("gcgroup.stat", 0o444, _gcgroup_stat),
+    Control("gcgroup.record", 0o400, record.show),
 )
 
 LEVERS = tuple(control.name for control in CONTROLS if control.lever)

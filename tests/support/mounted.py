@@ -230,9 +230,11 @@ class Tenant:
 
 
 def contents(directory: Path) -> dict[str, str]:
-    """Every readable control file, but for frozen_usec, which goes on while the rest is as it was."""
+    """Every readable control file, but for lines that change while the rest is as it was: frozen_usec, and the
+    process that it is."""
     readable = [c.name for c in CONTROLS if c.mode & 0o444 and c.name != "usermemfd"]
-    return {name: re.sub(r"^frozen_usec .*\n", "", (directory / name).read_text(), flags=re.M) for name in readable}
+    texts = {name: (directory / name).read_text() for name in readable}
+    return {name: re.sub(r"^(frozen_usec|process|start) .*\n", "", text, flags=re.M) for name, text in texts.items()}
 
 
 @contextlib.contextmanager

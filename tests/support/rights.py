@@ -1,4 +1,4 @@
-"""Who may do what: docs/rights.md, its tables, and the people and namespaces that they are about."""
+"""What each user may do: docs/rights.md, its tables, and the people and namespaces that they are about."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.rights_actor import DIRECTORY, FILE, LINK
 
 ACTOR = Path(__file__).parent / "rights_actor.py"
 PYTHON = ("/usr/bin/python3", "-I")
-"""Debian's, which everybody can run, and which is the same in the container."""
+"""Debian's, which all users can run, and which is the same in the container."""
 
 PROGRAM, DELEGATE, OTHER = 1000, 1001, 65534
 
@@ -65,7 +65,7 @@ ACTORS: Mapping[str, Sequence[str]] = {
     "ro": ("container", "ro"),
     "rw": ("container", "rw"),
 }
-"""Who, in the order of the columns, and what makes a program run as them."""
+"""Users, in the order of the columns, and what makes a program run as each."""
 
 
 @attrs.frozen
@@ -118,7 +118,7 @@ class Stage:
         return self.mount / "slice" / slice_path(self.cgroup)
 
     def prepare(self) -> None:
-        """Makes again what somebody has removed."""
+        """Makes again what was removed."""
         if not (self.mount / self.process.pid).exists():
             (self.mount / self.process.pid).mkdir()
         for made in (self.slice / "part", self.cgroup / "part"):
@@ -126,7 +126,7 @@ class Stage:
                 subprocess.run([*user(DELEGATE), "mkdir", made], check=True)
 
     def place(self, name: str, pid: int) -> str:
-        """A place of the page, for somebody whose process is `pid`."""
+        """A place of the page, for a user whose process is `pid`."""
         words = {"$M": self.mount.path, "$PID": pid, "$P": self.mount.group(pid), "$S": self.slice, "$CG": self.cgroup}
         words["$GPU"] = (self.mount / "gpus/0/uuid").read_text().strip()
         return re.sub(r"\$[A-Z]+", lambda match: str(words[match[0]]), name)
@@ -153,7 +153,7 @@ class Stage:
         return f"{os.path.dirname(place)}/{STAND_IN[mode]}"
 
     def ask(self, who: str, tried: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
-        """What somebody is answered who does operations to places. A program has a directory of its own."""
+        """What a user is answered that does operations to places. A program has a directory of its own."""
         # What is removed comes last; the process's directory after the slice, which is busy while there is one.
         tried = sorted(
             tried, key=lambda one: (one[0] == "rmdir", one[1][:2] != "$S", -self.place(one[1], 0).count("/"))
@@ -176,7 +176,7 @@ class Stage:
         return dict(zip(tried, json.loads(said), strict=True))
 
     def become(self, who: str, program: Path = ACTOR, *arguments: str | Path) -> Sequence[str]:
-        """The words that a program of Python, somebody's, is started with."""
+        """The words that a program of Python, a user's, is started with."""
         words = ACTORS[who]
         if words[:1] != ("container",):
             return (*words, *PYTHON, os.fspath(program), *map(os.fspath, arguments))
@@ -212,12 +212,10 @@ def stage(mount: Mounted) -> Iterator[Stage]:
                     made.rmdir()
 
 
-STAND_IN = {0o644: "gmem.limit.high", 0o444: "gmem.current", 0o200: "gmem.reclaim"}
+STAND_IN = {0o644: "gmem.limit.high", 0o444: "gmem.current", 0o400: "gcgroup.record", 0o200: "gmem.reclaim"}
 """Control files that stand for all with their mode."""
 FILES = (
-    *(f"$P/{name}" for name in ("gmem.limit.high", "gmem.current", "gmem.reclaim", "usermemfd")),
-    *(f"$S/0/{name}" for name in ("gmem.limit.high", "gmem.current", "gmem.reclaim", "usermemfd")),
-    *(f"$S/part/0/{name}" for name in ("gmem.limit.high", "gmem.current", "gmem.reclaim", "usermemfd")),
+    *(f"{place}/{name}" for place in ("$P", "$S/0", "$S/part/0") for name in (*STAND_IN.values(), "usermemfd")),
     *("$M/ggroup.backend", "$M/gpus/0/gmem.current"),
 )
 DIRECTORIES = ("$M", "$M/gpus", "$M/gpus/0", "$M/$PID", "$P", "$M/slice", "$S", "$S/0", "$S/part", "$S/part/0")

@@ -126,6 +126,7 @@ def test_pids_slices_and_gpus_of_the_tree(tree: Path) -> None:
     assert offered(start + "--gpu ") == {"0", "1"}
     assert offered(f"ggroupfs set --mount={tree} 47") == {"4711"}
     assert offered("ggroupfs set --mount /nowhere 4") == set()
+    assert offered(f"ggroupfs doctor --mount {tree} ") == {"42", "4711"}
 
 
 # A Tab, typed
@@ -183,6 +184,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
         ("run -p compute.fr\t1", "run -p compute.freeze=1"),
         ("run -p ComputeW\t9 -p gmem.limit.l\t8G", "run -p ComputeWeight=9 -p gmem.limit.low=8G"),
         ("set --mount TREE 47\tgmem.rec\t1M", "set --mount TREE 4711 gmem.reclaim=1M"),
+        ("doctor --mount TREE 47\t", "doctor --mount TREE 4711"),
         ("set --mount TREE batch.slice/a\tGMemH\t1G", "set --mount TREE batch.slice/a.service GMemHigh=1G"),
     ],
 )

@@ -26,6 +26,7 @@ DESIGN = {
     "compute.migrate": 0o200,
     "compute.events": 0o444,
     "gcgroup.stat": 0o444,
+    "gcgroup.record": 0o400,
 }
 
 

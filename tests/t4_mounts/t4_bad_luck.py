@@ -1,4 +1,4 @@
-"""Bad input and bad luck on a real mount: every malformed write, recycled pids, and death of everybody involved."""
+"""Bad input and bad luck on a real mount: every malformed write, recycled pids, and death of all processes involved."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ REFUSED = {
     "compute.weight": {**INTEGERS, b"0": RANGE, b"10001": RANGE},
     "compute.migrate": {b"-1": RANGE, b"0": NOTSUP, b"GPU-x": NOTSUP, b"gpu-0": INVAL},
 }
-"""... and what each of them does not take besides."""
+"""What each of them does not take besides."""
 
 ACCEPTED = {
     "gmem.limit.high": [b" 8G ", b"8g\n", b"0x10", b"010", b"max", b"8\0garbage", b"+8", b"%d" % ((1 << 64) - 1)],
@@ -199,7 +199,7 @@ def test_a_tenant_killed_while_its_memory_moves(mount: Mounted) -> None:
 
 
 def test_a_writer_killed_while_memory_moves(mount: Mounted) -> None:
-    """Whoever asked is gone; what was asked for comes true, or is taken back, and the tree lives on."""
+    """The process that asked is gone; what was asked for comes true, or is taken back, and the tree lives on."""
     with Tenant(mount, "--gmem", "14G", "--report", "0.05") as tenant:
         words = ["sh", "-c", 'echo 2M > "$0"', os.fspath(tenant.group / "gmem.limit.high")]
         with subprocess.Popen(words) as writer:
@@ -282,7 +282,7 @@ def test_umount_ends_the_daemon(tmp_path: Path) -> None:
 
 
 def test_a_busy_tree_ends_all_the_same(tmp_path: Path) -> None:
-    """Somebody stands in it and has files open: they get errors, the daemon ends."""
+    """A process stands in it and has files open: they get errors, the daemon ends."""
     with mounted(tmp_path) as mount, open(mount / "ggroup.backend") as file:
         with subprocess.Popen(["sleep", "600"], cwd=mount / "slice") as visitor:
             try:

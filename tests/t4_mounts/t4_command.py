@@ -8,6 +8,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -355,6 +356,29 @@ def test_doctor() -> None:
     subjects = {finding["subject"]: finding["verdict"] for finding in findings}
     assert (subjects["root"], subjects["/dev/fuse"]) == ("ok", "ok")
     assert all(finding["why"] for finding in findings)
+
+
+def test_doctor_of_a_process(mount: Mounted) -> None:
+    """What the daemon knows of it on each GPU, as text and as JSON, as its file says."""
+    with Tenant(mount, "--gmem", "64M") as tenant:
+        tenant.write("gmem.limit.high", "32M")
+        tenant.write("compute.freeze", 1)
+        os.kill(tenant.pid, signal.SIGSTOP)
+        file = (tenant.group / "gcgroup.record").read_text()
+        (found,) = json.loads(ok("doctor", "--json", tenant.pid, "--mount", mount.path))
+        assert "".join(f"{name} {value}\n" for name, value in found.items()).strip() == file.strip()
+        assert found["process"] == str(tenant.pid)
+        assert (found["asked.gmem.limit.high"], found["current"]) == (str(32 * MIB), str(32 * MIB))
+        assert found["off"] == found["compute.wanted.off"] == found["compute.applied.off"] == "freeze"
+        text = ok("doctor", tenant.pid, "--mount", mount.path).splitlines()
+        assert [line.split(maxsplit=1) for line in text] == [[*pair] for pair in found.items()]
+        assert len({len(re.findall(r"^\S+ +", line)[0]) for line in text}) == 1, "aligned"
+        refused = ggroupfs("doctor", tenant.pid, "--mount", mount.path, user=65534)
+        assert (refused.returncode, "Permission denied" in refused.stderr) == (1, True)
+        complaint("doctor", "--thaw-all", tenant.pid, code=2)
+        os.kill(tenant.pid, signal.SIGCONT)
+    complaint("doctor", tenant.pid, "--mount", mount.path, code=1)
+    complaint("doctor", os.getpid(), "--mount", "/nowhere", code=1)
 
 
 def test_doctor_without_rights() -> None:

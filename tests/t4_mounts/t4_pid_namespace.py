@@ -46,7 +46,7 @@ def test_run_limits_itself_and_no_process_of_that_number(mount: Mounted) -> None
 
 
 def test_tables_name_no_process_that_they_do_not_know(mount: Mounted) -> None:
-    """... though one of that number is there; the figures are those of the tree."""
+    """One of that number is there; the figures are those of the tree."""
     with Tenant(mount, "--gmem", "16M") as tenant:
         shown = inside(bearing(tenant.pid, f"{G} show --mount {mount.path} --json"))
         assert shown.stderr == f"ggroupfs: {ELSEWHERE}: names and slices of processes are not known\n"
@@ -82,6 +82,8 @@ def test_a_pid_on_the_command_line_is_refused_and_a_directory_is_not(mount: Moun
         assert (tenant.group / "gmem.limit.high").read_text() == "max\n"
         assert inside(f"{G} set {mount.path}/{tenant.pid} {setting}").returncode == 0
         assert tenant.number("gmem.limit.high") == 32 * MIB
+        told = inside(bearing(tenant.pid, f"{G} doctor {tenant.pid} --mount {mount.path}; echo $?"))
+        assert (told.stdout, told.stderr) == ("1\n", f"ggroupfs: doctor: {ELSEWHERE}\n")
 
 
 def test_policies_do_not_begin_there(mount: Mounted, tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""The content of gcgroup.record: what the daemon knows of a process or slice on one GPU, for people.
+
+A line a value, with the part of the daemon that keeps it in front, as the fields of :mod:`backend.core.member` have it.
+Programs go by the other files: a name here is there as long as the part keeps it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import trio
+
+from backend.core.controller import Controller
+from backend.core.member import Compute, Followed, Memory, Record, Scheduled, Taken
+from backend.core.reasons import Off, name_of
+from backend.core.records import Books, Place, Wanted
+from backend.core.settings import BY_CONTROL, Kind
+from backend.process.identity import Group, Member, Slice
+from ggroupfs.text import values
+
+Lines = Iterator[tuple[str, object]]
+"""Names, and what is known by each."""
+
+PATH_MOST = 200
+"""Characters of a slice's path that are shown: with all else the file stays under a page, as the others do."""
+
+NONE = "none"
+"""What is shown where there is no reason, failure or place."""
+
+
+def show(controller: Controller, group: Group) -> str:
+    """Return what is known of a group. ENODEV when it is gone."""
+    books, record = controller.books(group), controller.population.record(group)
+    lines = [*_group(controller, group), *_asked(books), *_noted(books, record)]
+    for name, pending in controller.pending(group).items():
+        lines += _background(name, getattr(record, name), pending)
+    if isinstance(group, Member):
+        lines += [*_compute(record.compute, controller.wanted(group)), *_scheduled(record.scheduled)]
+    lines += [*_memory(record.memory), *_taken(record.taken)]
+    return "".join(f"{name} {value}\n" for name, value in lines)
+
+
+def off(reasons: Off) -> str:
+    """Return a set of reasons in words: ``freeze,turn/gr``, where the turn takes the GR engine alone; or ``none``."""
+    words = [name_of(one) + ("/gr" if one & reasons.gr else "") for one in reasons.reasons]
+    return ",".join(words) or NONE
+
+
+def _group(controller: Controller, group: Group) -> Lines:
+    """Return what the group is, and where."""
+    if isinstance(group, Member):
+        resident = controller.population.resident(group.process)
+        yield "process", group.process.pid
+        yield "start", group.process.start
+        if resident is not None:
+            yield "slice", _path(resident.slice)
+            yield "cgroup", _path(resident.cgroup)
+    else:
+        yield "slice", _path(group.slice)
+    yield "gpu", group.gpu
+    yield "contexts", controller.population.sharers(group)
+
+
+def _path(slice_: Slice) -> str:
+    """Return a path that holds any bytes on one line, quoted."""
+    return f"{slice_.path[:PATH_MOST]!a:.{2 * PATH_MOST}}"
+
+
+def _switch(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _asked(books: Books) -> Lines:
+    """Return what is asked for, by the names of the control files."""
+    for name, setting in BY_CONTROL.items():
+        value = getattr(books, setting.field)
+        yield f"asked.{name}", values.show_size(value) if setting.kind is Kind.SIZE else int(value)
+
+
+def _noted(books: Books, record: Record) -> Lines:
+    """Return what else the books and the record have."""
+    yield "current", books.current
+    yield "swap", books.swap
+    yield "pressure.bytes", books.pressure_bytes
+    yield "pressure.seq", books.pressure_seq
+    yield "off", off(record.compute.noted)
+    yield "written", _switch(record.is_written())
+    yield "undone", record.undone
+    yield "losses", record.losses
+    yield "arrivals", record.arrivals
+
+
+def _background(name: str, work: Followed, pending: bool) -> Lines:
+    """Return what is still to be done for the group without a writer, of one kind of work."""
+    yield f"{name}.pending", _switch(pending)
+    yield f"{name}.put_off_s", f"{work.put_off_s:g}"
+
+
+def _compute(compute: Compute, wanted: Wanted) -> Lines:
+    """Return what holds on the runlist, and what is to hold."""
+    for name, state in (("wanted", wanted), ("applied", compute.applied)):
+        yield f"compute.{name}.off", off(state.off)
+        yield f"compute.{name}.timeslice_us", state.timeslice_us
+    yield "compute.place", _place(compute.place)
+    yield "compute.lever", "pulled" if compute.is_busy() else "idle"
+    yield "compute.doubtful", _switch(compute.doubtful)
+    yield "compute.held", _switch(compute.held)
+    yield "compute.inherited", _switch(compute.inherited)
+    yield "compute.shown", _switch(compute.shown)
+
+
+def _place(place: Place) -> str:
+    """Return what the scheduler has a process have: its timeslice, and the engines that it is without."""
+    words = [f"timeslice_us={place.timeslice_us}"] if place.timeslice_us else []
+    return ",".join([*words, *([f"off={place.engines.name.lower()}"] if place.off else [])]) or NONE
+
+
+def _memory(memory: Memory) -> Lines:
+    """Return which reclaims wait for the group, and whether a program that listens is waited for."""
+    yield "memory.waiting", 0 if memory.waiting is None else len(memory.waiting)
+    yield "memory.ignored_s", _left(memory.ignored_until)
+    yield "memory.settling", _switch(memory.is_settling())
+
+
+def _scheduled(scheduled: Scheduled) -> Lines:
+    """Return what the scheduler counts of a process, and whether its levers move."""
+    if (throttle := scheduled.throttle) is not None:
+        yield "scheduled.throttle.times", throttle.times
+        yield "scheduled.throttle.usec", throttle.usec
+        yield "scheduled.throttle.now", _switch(throttle.since is not None)
+    failure = scheduled.failure
+    yield "scheduled.failure", NONE if failure is None else f"again_s={_left(failure.again)},wait_s={failure.wait:g}"
+    yield "scheduled.ending", _switch(scheduled.ending)
+
+
+def _taken(taken: Taken) -> Lines:
+    """Return what was taken down of what the group did, ever, and what the GPU told of a process then."""
+    for name, figures in (("total", taken.total), ("said", taken.said)):
+        yield from ((f"taken.{name}.{figure}", value) for figure, value in figures.items())
+
+
+def _left(until: float) -> str:
+    """Return the seconds until a time of trio's clock, 0 for one that has passed."""
+    return f"{max(0.0, until - trio.current_time()):.3f}" if until else "0"
