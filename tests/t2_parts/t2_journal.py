@@ -69,6 +69,9 @@ class Machine(LedgerMachine):
 
     @invariant()
     def the_journal_agrees(self) -> None:
+        if self.journal._later:  # why a process is off the runlist, which comes with the next write
+            assert {one[0] for one in self.journal._later} <= {"reasons", "put"}
+            self.journal.commit()
         found = format.read(self.path.read_bytes())
         assert found.state == self.journal.state
         there = {(NAMES[group.gpu], group.node): above for group, above in self.naive.above.items()}
@@ -818,6 +821,7 @@ def test_what_a_ledger_inherits(path: Path) -> None:
     assert (process.group, process.parent) == (Member(who, 3), slice_.group)
     assert (process.applied, process.doubtful) == (Wanted(FROZEN, 500), True)
     assert ledger.books(SliceOn(ROOT, 3)).high == 100
+    again.commit()  # why it is off comes with the next write
     let_go(again)
     after = JournaledLedger(third := Journal(path, boot=BOOT), {3: "GPU-a"})
     after.add_gpu(3, 100)

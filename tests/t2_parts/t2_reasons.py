@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -14,16 +17,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from backend.core.reasons import FROZEN, ON, Engines, Off, Reason, counted, reasons_of
 from backend.core.records import Place
+from backend.ledgers.journal import format, state
+from backend.ledgers.journal.file import RETRY_S, Journal
+from backend.ledgers.journal.ledger import JournaledLedger
+from backend.ledgers.journal.levers import JournaledGpu
 from backend.nvidia import discover, rm
 from backend.nvidia.deadline import Deadline, Precedence
 from backend.nvidia.discover import ClientCounter, Handles
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.tenant import Tenant
-from backend.process.identity import Member, identify
+from backend.process.identity import ROOT, Member, identify
 from backend.soft.config import MIB, SoftConfig
 from backend.soft.gpu import SoftGpu
 from tests.support.fake_nvidia import GPU_IDS, FakeSystem, Object, Program
 from tests.support.harness import Harness, StubGpu, running, settle, virtual
+from tests.support.journaled import let_go
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 REASONS = tuple(Reason)
@@ -251,6 +259,90 @@ async def test_gcgroup_stat_says_why(spawn: Spawn) -> None:
         async with follower.released(Member(two, 0), Member(two, 1)):
             assert await off(h, where) == {"off_migration": 1}
         assert await off(h, where) == {}
+
+
+@contextlib.contextmanager
+def journal_at(path: Path) -> Iterator[Journal]:
+    """A journal of a daemon that is killed at the end."""
+    journal = Journal(path, boot="b")
+    try:
+        yield journal
+    finally:
+        let_go(journal)
+
+
+@virtual
+async def test_a_lever_of_a_turn_is_two_writes(spawn: Spawn, tmp_path: Path) -> None:
+    """Why a program is off is in the write that says what its lever is about to do, and that it is on in the next."""
+    gpu, path = StubGpu(), tmp_path / "one.journal"
+    with journal_at(path) as journal:
+        seen: list[Off] = []
+
+        async def look() -> None:
+            found = format.read(path.read_bytes()).state
+            seen.extend(off for key, off in found.reasons.items() if found.levers[key].moving)
+
+        async with running(JournaledGpu(gpu, journal), ledger=JournaledLedger(journal, {0: gpu.info.uuid})) as h:
+            one, two = [Member(await h.arrive(spawn().pid), 0) for _ in range(2)]
+            follower = h.controller._follower
+
+            async def writes(group: Member, place: Place) -> int:
+                """How many there are for another place of a program."""
+                journal.commit()
+                before = path.read_bytes().count(b"\n")
+                follower.schedule(group, place)
+                await follower.apply(group)
+                return path.read_bytes().count(b"\n") - before
+
+            off = Place(off=True, engines=Engines.GR)
+            gpu.script("detach", look)
+            assert await writes(one, off) == 2, "what is about to be, and what is"
+            assert seen == [Off(gr=Reason.TURN)], "before the lever moves"
+            assert await writes(one, Place()) == 2
+            assert format.read(path.read_bytes()).state.reasons, "not known yet, and not needed: the hardware has less"
+            for place in (off, Place(), off):
+                follower.schedule(two, place)
+                await follower.apply(two)
+            found = format.read(path.read_bytes()).state
+            assert {key[1]: why for key, why in found.reasons.items()} == {two.process: Off(gr=Reason.TURN)}
+            assert found.reasons == journal.state.reasons
+
+
+@virtual
+async def test_what_is_written_later_is_written_soon(tmp_path: Path) -> None:
+    """With the next commit, in one line and before it; a second later by itself; and at the end, but not at a death."""
+    path, key = tmp_path / "one.journal", ("GPU-a", identify(os.getpid()))
+    off = state.reasons(key, FROZEN)
+
+    def known() -> bool:
+        found = format.read(path.read_bytes()).state
+        assert found.reasons.keys() <= found.groups.keys()
+        return key in found.reasons
+
+    with journal_at(path) as journal:
+        journal.commit(state.gpu("GPU-a"), state.add(key, ROOT))
+        journal.later(off)
+        assert key in journal.state.reasons
+        assert not known()
+    again = Journal(path, boot="b")
+    assert key not in again.state.reasons, "that daemon was killed"
+    again.later(off)
+    lines = path.read_bytes().count(b"\n")
+    again.commit(state.remove(key))
+    assert path.read_bytes().count(b"\n") == lines + 1
+    assert not known(), "its group has left after that"
+    again.commit(state.add(key, ROOT))
+    again.later(off)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again.run)
+        await trio.sleep(RETRY_S / 2)
+        assert not known()
+        await trio.sleep(RETRY_S)
+        assert known()
+        nursery.cancel_scope.cancel()
+    again.later(state.reasons(key, ON))
+    again.close()
+    assert not known()
 
 
 @virtual

@@ -2,11 +2,11 @@
 
 **Added to.** A change is one write(2) at the end, which has happened when the call that it is of returns: what is in
 the page cache outlives any daemon, and what a power cut takes along is of a boot that is over. fdatasync(2) follows
-within a second, in a thread, so that a disk that cannot write is known soon. Nobody waits for it: /run is not a tmpfs
-everywhere, and a disk takes as long for it as ten writes to a control file do, or a thousand.
+within a second, in a thread, so that a disk that cannot write is known soon. No writer waits for it: /run is not a
+tmpfs everywhere, and a disk takes as long for it as ten writes to a control file do, or a thousand.
 
 **Written anew** by a file beside it that takes its name (rename(2)), so that there is a whole journal at every moment.
-The lock (flock(2)) is on the file, and the new one is locked before it has the name: who waits for the old one finds
+The lock (flock(2)) is on the file, and the new one is locked before it has the name: one that waits for the old finds
 that it is not there any more, and begins again.
 
 **It says when it is out of date.** Where a change could not be written, what was written whole before stays, and is
@@ -50,7 +50,7 @@ BOOT = Path(procfs.BOOT)
 GROWN = 1 << 21
 """Bytes by which it may grow, besides as much as it began with, before it is written anew."""
 AT_ONCE = 2000
-"""Groups that are written anew in one go, some 10 ms in which nobody is answered. With more it is done in pieces."""
+"""Groups that are written anew in one go, some 10 ms in which no caller is answered. With more it is done in pieces."""
 RETRY_S = 1.0
 """Seconds from a write that failed to the next try."""
 
@@ -78,6 +78,7 @@ class Journal:
         self._size = self._began = self._checksum = 0
         self._synced = True
         self._runs = False
+        self._later: list[Operation] = []  # what happened, and is written with what happens next
         self._tail: list[Collection[Operation]] | None = None  # what happened since it began to be written anew
         self.stale_since: float | None = None
         """When the daemon before us could not write any more what it read here now (Unix time); None where it could."""
@@ -111,8 +112,18 @@ class Journal:
                 self.state.apply(operation)
             if self._broken:
                 self._try_again()
-            elif operations:
-                self._append(operations)
+            elif operations or self._later:
+                self._append((*self._later, *operations))
+
+    def later(self, *operations: Operation) -> None:
+        """Has something happen, and be known after our death with the next :meth:`commit`, or RETRY_S later: one
+        write(2) is enough for both. For what the next daemon does without, as long as nothing else has happened.
+        """
+        with self._lock:
+            for operation in operations:
+                self.state.apply(operation)
+            if not self._broken:
+                self._later += operations
 
     async def run(self) -> None:
         """Has what was written be on the disk, and tries again what could not be written, until cancelled."""
@@ -128,6 +139,8 @@ class Journal:
             if self._broken:
                 self.commit()
                 continue
+            if self._later:
+                self.commit()
             if self._is_grown(0):
                 await self._compact()
             if not self._synced:
@@ -158,6 +171,8 @@ class Journal:
         """Lets go of it. What was asked for stays, for the next daemon, but for GPUs that have `ended` with this one;
         where nothing is left, the file goes, too."""
         with self._lock:
+            if self._later:
+                self.commit()
             ends = self.temporary if ended else ()
             for uuid in ends:
                 self.state.forget_gpu(uuid)
@@ -232,7 +247,7 @@ class Journal:
             words = "what was set after that is forgotten"
             log.warning("the journal %s is out of date since %s: %s", self.path, clock_time(self.stale_since), words)
             for key, lever in list(found.levers.items()):
-                found.levers[key] = attrs.evolve(lever, moving=True)  # nobody knows what holds now
+                found.levers[key] = attrs.evolve(lever, moving=True)  # it is not known what holds now
         keys = {*found.groups, *found.levers, *found.own, *found.done}
         whose = {subject: subject[1] if isinstance(subject, tuple) else subject for subject in found.given}
         dead = gone(one for one in (*(key[1] for key in keys), *whose.values()) if isinstance(one, Process))
@@ -246,6 +261,7 @@ class Journal:
 
     def _append(self, operations: Collection[Operation]) -> None:
         text, checksum = format.line(operations, self._checksum)
+        self._later = []
         try:
             small = len(self.state.groups) <= AT_ONCE or not self._runs
             if small and self._is_grown(len(text)) and self._is_compacted():
@@ -276,7 +292,7 @@ class Journal:
         return True
 
     async def _compact(self) -> None:
-        """As :meth:`_write_anew`, in pieces between which everybody is answered. What happens meanwhile is added to the
+        """As :meth:`_write_anew`, in pieces between which callers are answered. What happens meanwhile is added to the
         journal as it is, and at last to the new one. Where it fails there is another try."""
         with self._lock:
             state, self._tail = self.state.copy(), []
@@ -334,7 +350,7 @@ class Journal:
         os.close(self._fd)
         size = os.fstat(fd).st_size
         self._fd, self._checksum, self._size, self._began, self._tail = fd, checksum, size, size, None
-        with contextlib.suppress(OSError):  # it is there; whether it is after a power cut nobody will ask
+        with contextlib.suppress(OSError):  # it is there; after a power cut it is not asked for
             os.fsync(self._folder)
 
     @staticmethod

@@ -3,6 +3,10 @@
 What is asked for, and the tree, are written with the call that changes them. Figures that the hardware changes all the
 time (peaks, counts of what moved) are collected, and written before they are read, or soon: they are as many as pages
 that move.
+
+Why a process is off the runlist is written with what its lever is about to do (:mod:`backend.ledgers.journal.levers`):
+before the hardware has more of it, and one write for both. Where it has less of it, or no lever moves, that comes with
+the next write: the next daemon fits reasons to the hardware (:meth:`backend.core.reasons.Off.held_in`).
 """
 
 from __future__ import annotations
@@ -107,12 +111,12 @@ class JournaledLedger(SoftLedger):
             self._write()
 
     def set_reasons(self, group: Group, off_all: int, off_gr: int) -> None:
+        if self._changed:
+            self._write()
         super().set_reasons(group, off_all, off_gr)
         key, off = self._key(group), Off(reasons_of(off_all), reasons_of(off_gr))
         if off != self._journal.state.reasons.get(key, Off()):
-            self._write(state.reasons(key, off))
-        elif self._changed:
-            self._write()
+            self._journal.later(state.reasons(key, off), *self._collected())
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
         super().reset_peak(group, peak)
@@ -132,7 +136,13 @@ class JournaledLedger(SoftLedger):
 
     def _write(self, *operations: Operation) -> None:
         """Everything that changed since the last time is in the journal, whole or not at all."""
-        told = list(operations)
+        told = [*operations, *self._collected()]
+        if told:
+            self._journal.commit(*told)
+
+    def _collected(self) -> Sequence[Operation]:
+        """What changed since the last time."""
+        told = []
         for account in self._changed:
             assert isinstance(account, Watched)
             now, before = account.figures, account.written
@@ -143,8 +153,7 @@ class JournaledLedger(SoftLedger):
                 fields = {name: int(new) for name, new, old in each if new != old}  # flags are numbers there
                 told.append(state.put(self._key(account.group), fields))
         self._changed.clear()
-        if told:
-            self._journal.commit(*told)
+        return told
 
     def _take_over(self, index: int, uuid: str) -> None:
         """The books are as the daemon before us left them, but for what is held: that is said again."""
