@@ -43,7 +43,10 @@ WITHOUT: Mapping[int, tuple[str, str]] = {
     abi.FEATURE_USERMEM: ("usermem", "no program can listen there to what it is to give back"),
     abi.FEATURE_COUNTERS: ("counters", "no program can count its kernels there"),
     abi.FEATURE_BOUNDS: ("bounds", "a user can make as many groups as there is room for"),
-    abi.FEATURE_PEAKS: ("peaks", "gmem.swap.peak is refused, and after a restart gmem.peak begins at its last reset"),
+    abi.FEATURE_PEAKS: (
+        "peaks",
+        "gmem.swap.peak is EOPNOTSUPP; after a restart gmem.peak begins at its last reset",
+    ),
     abi.FEATURE_REASONS: ("reasons", "a turn takes all engines, and after a restart no reason is known but a freeze"),
 }
 """The features that we know: what each is called, and what is so where the module that is loaded lacks it."""

@@ -90,6 +90,20 @@ def test_every_feature_has_its_words() -> None:
     assert len({name for name, _ in kernel.WITHOUT.values()}) == len(bits)
 
 
+def test_the_page_has_a_row_for_every_feature_and_names_tests_that_there_are() -> None:
+    page = (ROOT / "docs/upgrades.md").read_text()
+    rows = re.findall(r"^\| (\d) \| `(\w+)` \|", page.partition("## The kernel module")[2], re.MULTILINE)
+    assert [(1 << int(bit), name) for bit, name in rows] == [(bit, name) for bit, (name, _) in kernel.WITHOUT.items()]
+    there = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) >= 15
+    assert named <= there, named - there
+
+
 class Module:
     """/dev/ggroup that says this."""
 
@@ -119,7 +133,7 @@ def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> 
     assert kernel.check() == (
         "version 1, features books,provider,tenant,usermem,counters; "
         "lacks bounds: a user can make as many groups as there is room for; "
-        "lacks peaks: gmem.swap.peak is refused, and after a restart gmem.peak begins at its last reset; "
+        "lacks peaks: gmem.swap.peak is EOPNOTSUPP; after a restart gmem.peak begins at its last reset; "
         "lacks reasons: a turn takes all engines, and after a restart no reason is known but a freeze"
         + "".join(f"; lacks {setting.field}: {setting.control} is refused" for setting in LATER)
     )
