@@ -27,7 +27,8 @@ from backend.core.reclaimer import Reclaimer
 from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled, Wanted
 from backend.core.room import RoomNotices
 from backend.core.settings import Lever, Setting
-from backend.core.totals import Memory, Totals
+from backend.core.tally import LOST, UNDONE, Memory
+from backend.core.totals import Totals
 from backend.core.writers import Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
@@ -67,23 +68,30 @@ class Controller:
         """Of what is to be done for many that come at once."""
         self._deadlines = deadlines = Deadlines(seconds, lambda group: self.footprint(group).whole)
         self._reclaimer = Reclaimer(ledger, self.gpus, self.population, self.turns, deadlines)
-        self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines)
-        self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
-        self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
-        self._peaks = Peaks(ledger)
         self._totals = Totals(
             self.gpus,
             self.population,
             lambda member: self._schedulers.throttled(member.gpu, self.population.below(member)),
             memory,
         )
+        self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
+        self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
+        self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
+        self._peaks = Peaks(ledger)
         self.population.dropped.append(self._left)
         self._notices = RoomNotices(ledger, self.gpus, self.population)
         self._membership = Membership(
             ledger, self.gpus, self.population, self._follower, self._reclaimer, self._notices, self._totals, self._tell
         )
         self._migrator = Migrator(
-            ledger, self.gpus, self.population, self._follower, self._membership.admit, self._tell, moves
+            ledger,
+            self.gpus,
+            self.population,
+            self._follower,
+            self._membership.admit,
+            self._tell,
+            self._totals.tally,
+            moves,
         )
         self.host = BooksHost(
             *(ledger, self.gpus, self.population, self._membership, self._follower, self._reclaimer),
@@ -95,7 +103,6 @@ class Controller:
         self.handed_over = False
         """Whether they are to be left what they have."""
         self._membership.take_over()
-        self._totals.take_over()
         ledger.listen(self._tell, self._membership.configured)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -130,6 +137,7 @@ class Controller:
     def hand_over(self) -> None:
         """The end is near, and another daemon goes on from the books: what holds then is not given back."""
         self.handed_over = True
+        self._totals.tally.hand_over()
         for gpu in self.gpus.values():
             gpu.hand_over()
 
@@ -183,8 +191,9 @@ class Controller:
         return self._follower.is_frozen(group)
 
     def frozen_usec(self, group: Group) -> int:
-        """How long the group was to be frozen since the mount, microseconds. ENODEV when it is gone."""
-        return self._follower.frozen_usec(group)
+        """How long the group was to be frozen, by itself or by one above it, microseconds. Whether it was by then does
+        not count, as in cgroup.stat.local."""
+        return self._totals.tally.frozen_usec(group)
 
     def moved(self, group: Group) -> int:
         """How often a process was moved to another GPU, or how often one came to this GPU in a slice."""
@@ -192,11 +201,11 @@ class Controller:
 
     def undone_count(self, group: Group) -> int:
         """How often the process, or one of the slice, undid by itself what was set, and it was set again."""
-        return self.population.record(group).undone
+        return self._totals.tally.counted(group, UNDONE)
 
     def losses(self, group: Group) -> int:
-        """How often the GPU was lost since a group is in the tree, or, of a GPU's root, since the mount."""
-        return self.population.record(group).losses
+        """How often the GPU was lost since a group is in the tree; of a process, the GPUs that it was on."""
+        return self._totals.tally.counted(group, LOST)
 
     def is_populated(self, group: Group) -> bool:
         """Whether a process of the group has a context on the GPU."""

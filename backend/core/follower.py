@@ -20,6 +20,7 @@ from backend.core.protocols import Gpu, Inherited, Ledger
 from backend.core.reasons import ON, Off, Reason, counted
 from backend.core.records import NOWHERE, Channel, Place, Wanted
 from backend.core.settings import LEVERS, TIMESLICE
+from backend.core.tally import Tally
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
 log = logging.getLogger(__name__)
@@ -35,11 +36,13 @@ class Follower:
         population: Population,
         tell: Callable[[Group, Channel], None],
         deadlines: Deadlines,
+        tally: Tally,
     ) -> None:
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
         self._tell = tell
+        self._tally = tally
         self._placed: dict[Member, None] = {}  # those whose record has a place: of thousands these are asked for
         self.background = Background("compute", population, self.apply, deadlines, lambda record: record.compute)
         """For what changed without a writer."""
@@ -280,7 +283,7 @@ class Follower:
         if isinstance(group, SliceOn):
             self._show_below(group, asked)
         else:
-            self._count(group, asked)
+            self._tally.ask(group, asked)
             self._turn(group, asked and _stands(self._of(group)))
         for level, asked in reversed(above):
             self._turn(level, asked and self._all_stand(level))
@@ -297,10 +300,10 @@ class Follower:
                 member = Member(process, group.gpu)
                 stands, frozen = _stands(self._of(member)), asked or self._ledger.books(member).frozen
                 still = still and stands
-                self._count(member, frozen)
+                self._tally.ask(member, frozen)
                 self._turn(member, stands and frozen)
             stand[slice_] = still
-            self._count(SliceOn(slice_, group.gpu), asked)
+            self._tally.ask(SliceOn(slice_, group.gpu), asked)
             self._turn(SliceOn(slice_, group.gpu), asked and still)
 
     def _turn(self, level: Group, frozen: bool) -> None:
@@ -309,28 +312,10 @@ class Follower:
             compute.shown = frozen
             self._tell(level, Channel.COMPUTE)
 
-    def _count(self, level: Group, asked: bool) -> None:
-        """It is to be frozen from now on, or not any more."""
-        compute = self._of(level)
-        if asked and compute.since is None:
-            compute.since = trio.current_time()
-        elif not asked and compute.since is not None:
-            compute.frozen_s += trio.current_time() - compute.since
-            compute.since = None
-
-    def frozen_usec(self, group: Group) -> int:
-        """How long the group was to be frozen, by itself or one above it, microseconds, since the mount. Whether it was
-        by then does not count, as in cgroup.stat.local."""
-        compute = self._of(group)
-        frozen = compute.frozen_s
-        if compute.since is not None:
-            frozen += trio.current_time() - compute.since
-        return round(frozen * 1e6)
-
     def born(self, group: Group) -> None:
         """There is a new slice: it is frozen from the start if one above it is, and no listener was told otherwise."""
         if self.is_frozen(group):
-            self._count(group, True)
+            self._tally.ask(group, True)
             self._of(group).shown = True
 
     def left(self, group: Group) -> None:

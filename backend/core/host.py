@@ -95,8 +95,9 @@ class BooksHost:
             self._fell(group)
 
     def undone(self, process: Process, gpu: int) -> None:
-        for level in self._population.path(Member(process, gpu)):
-            self._population.record(level).undone += 1
+        path = self._population.path(Member(process, gpu))
+        self._totals.tally.undone(path)
+        for level in path:
             self._tell(level, Channel.COMPUTE)
 
     def take_down(self, process: Process, gpu: int) -> None:
@@ -164,8 +165,9 @@ class BooksHost:
         everybody: list[Group] = [SliceOn(slice_, gpu) for slice_ in self._population.slices()]
         everybody += [Member(resident.process, gpu) for resident in self._population.below(root)]
         if is_lost:
-            for group in everybody:
-                self._population.record(group).losses += 1
+            self._totals.tally.lost(gpu, everybody)
+        else:
+            self._totals.tally.back(gpu)
         self._tell(root, Channel.GPU)
         for group in everybody:
             self._tell(group, Channel.COMPUTE)

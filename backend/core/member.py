@@ -8,12 +8,24 @@ of it is handed on to that as the record is dropped.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+
 import attrs
 import trio
 
 from backend.core.reasons import ON, Off
 from backend.core.records import NOWHERE, Place, Wanted
 from backend.process.identity import Group
+
+OF_PROGRAMS = ("submitted", "finished")
+"""Figures that the program counts by itself: they go on where a daemon begins anew."""
+FROZEN_USEC = "frozen_usec"
+"""Name of the time for which a group was to be frozen, among the figures that are kept of it."""
+SAID = "said_"
+"""Start of the names that are kept beside the figures of a group, and are none."""
+SAID_SINCE, SAID_LOST = f"{SAID}frozen_since", f"{SAID}lost"
+"""Names for `since_usec` and `absent` of :class:`Taken`."""
 
 UNTOUCHED = Wanted()
 """State of a process before anything is asked for it."""
@@ -45,10 +57,6 @@ class Compute(Followed):
     """As another daemon left it, in the books: no lever was pulled here yet."""
     shown: bool = False
     """Whether it is frozen, as compute.events last said."""
-    since: float | None = None
-    """When it began to be asked to freeze, by trio's clock; None where it is not asked to."""
-    frozen_s: float = 0.0
-    """Seconds of the times before."""
     _lever: trio.Lock | None = None
 
     def lever(self) -> trio.Lock:
@@ -121,16 +129,71 @@ class Scheduled:
 
 @attrs.define
 class Taken:
-    """The slot of :class:`backend.core.totals.Totals`: what was taken down of one group."""
+    """The slot of :class:`backend.core.totals.Totals` and :class:`backend.core.tally.Tally`: what was taken down of one
+    group, and is kept for the next daemon."""
 
     total: dict[str, int] = attrs.field(factory=dict)
     """What it did, ever, by the names of figures."""
     said: dict[str, int] = attrs.field(factory=dict)
     """Of a process: what the GPU told then."""
+    since: float | None = None
+    """Start of the time for which it is to be frozen, in seconds of trio's clock; None where it is not to be."""
+    since_usec: int = 0
+    """The same by the clock of this boot, which the next daemon knows; 0 for none. Without `since`: it is left by the
+    daemon before."""
+    absent: bool = False
+    """Of a GPU's root: whether the GPU is lost, and that was counted."""
 
     def __bool__(self) -> bool:
         """Whether anything was taken down."""
-        return bool(self.total or self.said)
+        return bool(self.total or self.said or self.since_usec or self.absent)
+
+    @classmethod
+    def of(cls, kept: Mapping[str, int]) -> Taken:
+        """Return what the daemon before us kept."""
+        total = {name: value for name, value in kept.items() if not name.startswith(SAID)}
+        said = {name: kept[SAID + name] for name in OF_PROGRAMS if SAID + name in kept}
+        return cls(total, said, None, kept.get(SAID_SINCE, 0), bool(kept.get(SAID_LOST)))
+
+    def kept(self) -> Mapping[str, int]:
+        """Return what is kept for the next daemon. A name with SAID is of no figure."""
+        found = {**self.total, **{SAID + name: self.said[name] for name in OF_PROGRAMS if name in self.said}}
+        if self.since_usec:
+            found[SAID_SINCE] = self.since_usec
+        if self.absent:
+            found[SAID_LOST] = 1
+        return found
+
+    def begin(self) -> bool:
+        """Note that the group is to be frozen from now on, or still is, as the daemon before us left it. Return whether
+        it was not to be."""
+        if self.since is not None:
+            return False
+        now, now_usec = trio.current_time(), boot_usec()
+        if not 0 < self.since_usec <= now_usec:
+            self.since_usec = now_usec
+        self.since = now - (now_usec - self.since_usec) / 1e6
+        return True
+
+    def end(self) -> bool:
+        """Note that it is not to be frozen any more. Return whether it was to be."""
+        if self.since_usec and self.since is None:
+            self.begin()  # it was thawed while there was no daemon: by now at the latest
+        if self.since is None:
+            return False
+        self.total[FROZEN_USEC] = self.frozen_usec()
+        self.since, self.since_usec = None, 0
+        return True
+
+    def frozen_usec(self) -> int:
+        """Return how long the group was to be frozen, in microseconds."""
+        frozen = self.total.get(FROZEN_USEC, 0)
+        return frozen if self.since is None else frozen + round((trio.current_time() - self.since) * 1e6)
+
+
+def boot_usec() -> int:
+    """Return the time since this machine booted, in microseconds, but for the time in which it was suspended."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
 
 
 @attrs.define(eq=False)
@@ -146,13 +209,7 @@ class Record:
     scheduled: Scheduled = attrs.field(factory=Scheduled)
     """Of the Scheduler."""
     taken: Taken = attrs.field(factory=Taken)
-    """Of the Totals."""
-    undone: int = 0
-    """Times that the process, or one of the slice, undid by itself what was set."""
-    losses: int = 0
-    """Times that the GPU was lost while the group was there."""
-    arrivals: int = 0
-    """Processes that were moved to this GPU, in a slice."""
+    """Of the Totals and the Tally."""
     _writing: trio.Lock | None = None
 
     def writing(self) -> trio.Lock:

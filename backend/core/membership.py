@@ -73,6 +73,7 @@ class Membership:
                     continue
             inherited.append(one)
         self._population.take_over(inherited, cgroups)
+        self._totals.take_over()
         self._follower.take_over(inherited)
 
     async def welcome(self, process: Process, gpus: Iterable[int]) -> Resident:

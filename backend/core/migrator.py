@@ -1,11 +1,11 @@
 """Moves running programs to another GPU: the Gpu moves them, and the books, the levers and the directory follow.
 
-The room is booked on the target first, so that nobody else is given it; then the program is let run freely, since it
+The room is booked on the target first, so that no other process is given it. Then the program is let run freely, as it
 has to come to a rest by itself (a frozen one never would); then it is moved; then what was asked for it holds where it
 is. On any failure it goes on where it was, and the books say so.
 
-Whoever is at it may outlive us, and nobody sees the end of it then: so it is noted before, and a daemon that finds such
-a note asks both GPUs, until one of them has the program and nobody is at it any more. The other one's group goes.
+The mover may outlive us, and the end of it is not seen then: so it is noted before, and a daemon that finds such
+a note asks both GPUs, until one of them has the program and no mover is at it any more. The other one's group goes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
 from backend.core.records import Books, Channel, Move
 from backend.core.settings import SETTINGS
+from backend.core.tally import MIGRATED, Tally
 from backend.process.identity import Group, Member, Process, SliceOn
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ FOLLOWS = tuple(setting.field for setting in SETTINGS if setting.follows_migrati
 """What is asked for a process, and goes with it."""
 
 AGAIN_S = 1.0
-"""Seconds between two looks where somebody is who was moved while nobody waited for it."""
+"""Seconds between two looks where a process is that was moved while no caller waited for it."""
 
 
 class Unwritten(dict[Process, Move]):
@@ -59,6 +60,7 @@ class Migrator:
         follower: Follower,
         admit: Callable[[Process, Iterable[int]], Resident],
         tell: Callable[[Group, Channel], None],
+        tally: Tally,
         moves: Moves | None = None,
     ) -> None:
         """`admit` gives a process a directory for some GPUs. `moves` knows of those that were begun before us."""
@@ -68,6 +70,7 @@ class Migrator:
         self._follower = follower
         self._admit = admit
         self._tell = tell
+        self._tally = tally
         self._moves = Unwritten() if moves is None else moves
         self._look = trio.Event()
         self._look.set()
@@ -81,9 +84,9 @@ class Migrator:
         raise fail(errno.ENODEV)
 
     def moved(self, group: Group) -> int:
-        """How often a process was moved; or, of a slice, how often one came to this GPU by that. Since the mount."""
+        """How often a process was moved; or, of a slice, how often one came to this GPU by that."""
         if isinstance(group, SliceOn):
-            return self._population.record(group).arrivals
+            return self._tally.counted(group, MIGRATED)
         resident = self._population.resident(group.process)
         return resident.moves if resident is not None else 0
 
@@ -92,7 +95,7 @@ class Migrator:
         self._moves.end(process)
 
     async def run(self) -> None:
-        """Has the books say where those are whose move nobody has seen the end of, until cancelled."""
+        """Has the books say where those are whose move has an end that was not seen, until cancelled."""
         while True:
             await self._look.wait()
             self._look = trio.Event()
@@ -132,7 +135,7 @@ class Migrator:
                 await self._follower.apply(there)
 
     def _arrived(self, here: Member, there: Member) -> None:
-        """It runs there: without a pause in which anybody could see it on both, or on none."""
+        """It runs there: without a pause in which a reader could see it on both, or on none."""
         if not self._population.holds(there):
             raise fail(errno.ESRCH)  # it died there at once
         before = self._population.path(here)
@@ -141,8 +144,9 @@ class Migrator:
         self._population.migrated(here, there)
         self._moves.end(there.process)
         resident.moves += 1
-        for level in self._population.path(there):
-            self._population.record(level).arrivals += 1
+        path = self._population.path(there)
+        self._tally.migrated(path, resident.moves)
+        for level in path:
             self._tell(level, Channel.COMPUTE)
         for level in before[1:]:
             self._tell(level, Channel.COMPUTE)
@@ -165,7 +169,7 @@ class Migrator:
         except BaseException:
             self._undo(here, there, before)
             if begun:
-                self._look.set()  # whoever was at it may be so still, and come to the end of it
+                self._look.set()  # the mover may be at it still, and come to the end of it
             else:
                 self._moves.end(process)
             raise
@@ -179,10 +183,10 @@ class Migrator:
         else:
             self._unbook(there, before)
 
-    # Those that nobody has seen the end of
+    # Those whose end was not seen
 
     async def _conclude(self, process: Process) -> None:
-        """Has the books say where a process is now; it is asked again later where nobody can say."""
+        """Has the books say where a process is now; it is asked again later where no GPU can say."""
         move = self._moves.left().get(process)
         if move is None:
             return
@@ -222,7 +226,7 @@ class Migrator:
         self._follower.background.later(there)
 
     def _book(self, there: Member, held: Books) -> None:
-        """ENOSPC where some level above has no room: nobody else on that GPU is to give way."""
+        """ENOSPC where some level above has no room: no other process on that GPU is to give way."""
         self._ledger.configure(there, **{name: getattr(held, name) for name in FOLLOWS})
         for level in self._population.path(there)[1:]:
             books = self._ledger.books(level)

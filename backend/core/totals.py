@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import trio
 
-from backend.core.member import Record, Taken
+from backend.core.member import OF_PROGRAMS, Record, Taken
 from backend.core.population import Population
 from backend.core.protocols import Gpu
 from backend.core.records import MAX, Activity, Footprint, Throttled
+from backend.core.tally import COUNTS, MIGRATED, Memory, Tally
 from backend.process.identity import Group, Member, Node, Slice, SliceOn, group_on
 
 TAKE_S = 5.0
@@ -37,26 +38,14 @@ LATE_S = 5.0
 
 OF_WORK = ("submitted", "finished", "gpu_usec", "gpu_usec_estimate", "busy_usec", "busy_sampled_usec")
 """Figures of :class:`Activity` that only grow, and are added up."""
-OF_PROGRAMS = ("submitted", "finished")
-"""Figures that the program counts by itself: they go on where a daemon begins anew."""
 OF_NOTHING = {"submitted": 0, "finished": 0, "gpu_usec": 0}
 """Figures of a slice in which nothing was ever done."""
 
 Figures = Mapping[str, int | None]
 
 
-class Memory(Protocol):
-    """What a daemon leaves for the one after it."""
-
-    def kept(self) -> Mapping[tuple[int, Node], Mapping[str, int]]:
-        """Figures by GPU and node, as the daemon before us left them."""
-
-    def keep(self, figures: Mapping[Group, Mapping[str, int]]) -> None:
-        """From now on these are the figures of these groups; none, of one that is gone."""
-
-
 class Forgetful:
-    """See :class:`Memory`: nothing outlives this daemon."""
+    """See :class:`backend.core.tally.Memory`: nothing outlives this daemon."""
 
     def kept(self) -> Mapping[tuple[int, Node], Mapping[str, int]]:
         return {}
@@ -80,6 +69,8 @@ class Totals:
         self._population = population
         self._throttled = throttled
         self._memory = Forgetful() if memory is None else memory
+        self.tally = Tally(gpus, population, self._memory)
+        """What is kept in the same place, and told by no GPU."""
         self._late: dict[Member, tuple[Slice, float]] = {}  # processes that ended: where, and when
         self._clock: Callable[[], float] = trio.current_time
 
@@ -91,14 +82,15 @@ class Totals:
             if not self._population.holds(group):
                 gone[group] = {}
                 continue
-            total = {name: value for name, value in kept.items() if not name.startswith("said_")}
-            said = {}
+            taken = self._population.record(group).taken = Taken.of(kept)
             if isinstance(group, Member):
                 now = self._work(group)
                 for name in OF_PROGRAMS:
                     told = now[name]
-                    said[name] = kept.get(f"said_{name}", 0) if told is None else told
-            self._population.record(group).taken = Taken(total, said)
+                    taken.said[name] = taken.said.get(name, 0) if told is None else told
+                resident = self._population.resident(group.process)
+                assert resident is not None, "the tree holds it"
+                resident.moves = max(resident.moves, taken.total.get(MIGRATED, 0))
         if gone:
             self._memory.keep(gone)
 
@@ -108,6 +100,7 @@ class Totals:
         while True:
             await trio.sleep(max(TAKE_S, spent / TAKE_PART))
             self._expire()
+            self.tally.write()
             spent = 0.0
             members = deque(self._everything())
             while members:
@@ -168,7 +161,7 @@ class Totals:
             grown = self._take_down(member)
             if grown is None:
                 continue
-            changed[member] = self._as_kept(member)
+            changed[member] = self._of(member).kept()
             if any(grown.values()):
                 for level in self._population.path(member)[1:]:
                     changed[level] = self._add(level, grown)
@@ -178,6 +171,7 @@ class Totals:
     def take_all_down(self) -> None:
         """The end is near: everything is taken down."""
         self.take_down(self._everything())
+        self.tally.close()
 
     def ended(self, member: Member) -> None:
         """A process is about to be gone: last of all its work is taken down. What its GPU learns later comes late."""
@@ -199,19 +193,28 @@ class Totals:
         slices there have what it does there. It was taken down before."""
         changed: dict[Group, Mapping[str, int]] = {record.group: {}} if record.taken else {}
         if heir is not None and isinstance(record.group, Member) and isinstance(heir.group, Member):
-            heir.taken = self._handed_on(record.taken, heir.group)
-            changed[heir.group] = self._as_kept(heir.group)
+            heir.taken = self._handed_on(record.taken, heir.taken, heir.group)
+            changed[heir.group] = heir.taken.kept()
             resident = self._population.resident(heir.group.process)
             if resident is not None:
                 self._late[record.group] = resident.slice, self._clock()
         if changed:
             self._memory.keep(changed)
 
-    def _handed_on(self, known: Taken, there: Member) -> Taken:
+    def _handed_on(self, known: Taken, before: Taken, there: Member) -> Taken:
+        """What is known of a process, in its place on another GPU; `before` is what was counted there without it."""
+        is_frozen = any([one.end() for one in (known, before)])
+        total = dict(known.total)
+        for name in COUNTS:
+            if name in before.total:
+                total[name] = max(total.get(name, 0), before.total[name])
         said = {name: value for name, value in self._told(there).items() if value is not None}
         for name in OF_PROGRAMS:  # the program counts on, and perhaps has not told there yet
             said[name] = max(said.get(name, 0), known.said.get(name, 0))
-        return Taken(dict(known.total), said)
+        taken = Taken(total, said)
+        if is_frozen:
+            taken.begin()
+        return taken
 
     # The small parts
 
@@ -250,14 +253,10 @@ class Totals:
         return None if taken.total == before else grown
 
     def _add(self, level: Group, grown: Mapping[str, int]) -> Mapping[str, int]:
-        total = self._of(level).total
+        taken = self._of(level)
         for name, more in grown.items():
-            total[name] = min(MAX, total.get(name, 0) + more)
-        return dict(total)
-
-    def _as_kept(self, member: Member) -> Mapping[str, int]:
-        taken = self._of(member)
-        return {**taken.total, **{f"said_{name}": taken.said[name] for name in OF_PROGRAMS if name in taken.said}}
+            taken.total[name] = min(MAX, taken.total.get(name, 0) + more)
+        return taken.kept()
 
     def _told(self, member: Member) -> Figures:
         """Everything that is told of a process now."""

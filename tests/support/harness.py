@@ -33,6 +33,7 @@ from backend.core.protocols import Gpu, Host, Moves
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
+from backend.core.tally import Memory
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from backend.soft.config import SoftConfig
@@ -455,11 +456,12 @@ async def running(
     scheduler: bool = False,
     keeper: Keeper | None = None,
     moves: Moves | None = None,
+    memory: Memory | None = None,
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
-    `keeper` knows owners and modes from before, `moves` the processes on the way to another GPU. The Notifier's waiting
-    part runs only with a `mountpoint`, which it truncates files in.
+    `keeper` knows owners and modes from before, `moves` the processes that were on the way to another GPU, and `memory`
+    what happened in groups. The Notifier's waiting part runs only with a `mountpoint`, which it truncates files in.
     """
     gc.collect()
     before = descriptors()
@@ -471,7 +473,7 @@ async def running(
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
         gpus = gpus or (SoftGpu(0, SoftConfig(capacity=64 * MIB)),)
-        controller = Controller(ledger, gpus, scheduler=scheduler, moves=moves)
+        controller = Controller(ledger, gpus, scheduler=scheduler, moves=moves, memory=memory)
         tree, events = Tree(controller, keeper), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))

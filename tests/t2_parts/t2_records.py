@@ -94,8 +94,8 @@ class Records(RuleBasedStateMachine):
     def is_asked_for_when_it_is_not_there(self, pid: int, gpu: int) -> None:
         """What is written into a record of a group that is not there is seen by none."""
         stranger = Member(Process(pid, 99), gpu)
-        self.population.record(stranger).undone += 1
-        assert self.population.record(stranger).undone == 0
+        self.population.record(stranger).taken.total[WORK] = 1
+        assert not self.population.record(stranger).taken
 
     @staticmethod
     def in_trio(work: Callable[[], None]) -> None:

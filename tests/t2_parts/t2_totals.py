@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from backend.core.population import Population
 from backend.core.protocols import Gpu
 from backend.core.records import Activity, Footprint, Throttled
+from backend.core.tally import LOST, MIGRATED, UNDONE
 from backend.core.totals import OF_WORK, Totals
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Group, Member, Node, Process, Slice, SliceOn
@@ -30,6 +31,8 @@ class Counting:
     """A GPU that tells what each process has done there."""
 
     told: dict[Process, Counter[str]] = attrs.field(factory=dict)
+    lost: bool = False
+    """Whether it is not there."""
 
     def activity(self, process: Process) -> Activity:
         """None of it, of one that it knows nothing of."""
@@ -61,7 +64,8 @@ class Left:
                 del self.figures[group.gpu, group.node]
 
 
-NAMES = (*OF_WORK, "exchanged", "nr_throttled", "throttled_usec")
+WORK = (*OF_WORK, "exchanged", "nr_throttled", "throttled_usec")
+NAMES = (*WORK, MIGRATED, UNDONE, LOST)
 
 
 class Machine(RuleBasedStateMachine):
@@ -121,7 +125,7 @@ class Machine(RuleBasedStateMachine):
         self.population.admit(process, slice_, {gpu})
 
     @precondition(lambda self: self.where)
-    @rule(data=st.data(), name=st.sampled_from(NAMES), amount=st.integers(1, 1000))
+    @rule(data=st.data(), name=st.sampled_from(WORK), amount=st.integers(1, 1000))
     def work(self, data: st.DataObject, name: str, amount: int) -> None:
         """It does something."""
         process = self.somebody(data)
@@ -166,6 +170,35 @@ class Machine(RuleBasedStateMachine):
         self.population.admit(process, self.where[process], {there.gpu})
         self.population.migrated(here, there)
         self.on[process] = there.gpu
+        resident = self.population.resident(process)
+        assert resident is not None
+        resident.moves += 1
+        self.totals.tally.migrated(self.population.path(there), resident.moves)
+        self.add(process, MIGRATED, 1, there.gpu, self.where[process])
+
+    @precondition(lambda self: self.where)
+    @rule(data=st.data())
+    def undo(self, data: st.DataObject) -> None:
+        """It undoes what was set for it."""
+        process = self.somebody(data)
+        self.totals.tally.undone(self.population.path(Member(process, self.on[process])))
+        self.add(process, UNDONE, 1, self.on[process], self.where[process])
+
+    @rule(gpu=st.sampled_from(GPUS), killed=st.booleans())
+    def lose(self, gpu: int, killed: bool) -> None:
+        """A GPU is lost, and comes back; perhaps to another daemon, which finds it lost, too."""
+        processes = [process for process in self.on if self.on[process] == gpu]
+        groups = [*(SliceOn(slice_, gpu) for slice_ in SLICES), *(Member(process, gpu) for process in processes)]
+        self.totals.tally.lost(gpu, groups)
+        if killed:
+            self.totals.take_down(self.totals._everything())
+            self.begin_anew()
+            self.totals.tally.lost(gpu, groups)
+        self.totals.tally.back(gpu)
+        for slice_ in SLICES:
+            self.did[gpu, slice_, LOST] += 1
+        for process in processes:
+            self.own[process, LOST] += 1
 
     @rule()
     def upgrade(self) -> None:
@@ -174,7 +207,7 @@ class Machine(RuleBasedStateMachine):
         self.begin_anew()
 
     @precondition(lambda self: self.where)
-    @rule(data=st.data(), name=st.sampled_from(NAMES[2:]), amount=st.integers(1, 1000))
+    @rule(data=st.data(), name=st.sampled_from(WORK[2:]), amount=st.integers(1, 1000))
     def kill(self, data: st.DataObject, name: str, amount: int) -> None:
         """It is killed: what was done since everything was taken down is lost, and nothing else."""
         self.totals.take_all_down()
@@ -198,6 +231,7 @@ class Machine(RuleBasedStateMachine):
                 group = SliceOn(slice_, gpu)
                 activity, throttled = self.totals.activity(group), self.totals.throttled(group)
                 found = {name: getattr(activity, name) for name in OF_WORK}
+                found |= {name: self.totals.tally.counted(group, name) for name in (MIGRATED, UNDONE, LOST)}
                 found |= {"exchanged": self.totals.footprint(group).exchanged}
                 found |= {"nr_throttled": throttled.times, "throttled_usec": throttled.usec}
                 assert {name: value or 0 for name, value in found.items()} == {
@@ -206,6 +240,8 @@ class Machine(RuleBasedStateMachine):
         for process, gpu in self.on.items():
             activity = self.totals.activity(Member(process, gpu))
             assert all(getattr(activity, name) == self.own[process, name] for name in OF_WORK)
+            for name in (MIGRATED, UNDONE, LOST):
+                assert self.totals.tally.counted(Member(process, gpu), name) == self.own[process, name]
 
 
 TestTotals = Machine.TestCase

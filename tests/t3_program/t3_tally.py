@@ -1,0 +1,270 @@
+"""What is counted of groups, over another daemon and over a move to another GPU: compute.events and `frozen_usec`.
+
+With the daemon's books, and with those of a kernel module: its double (tests/support/module_double.py) counts none of
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import trio
+
+from backend.core import member
+from backend.core.controller import DEADLINE_S
+from backend.ledgers import kernel
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.ledger import JournaledLedger
+from backend.ledgers.journal.levers import JournaledGpu
+from backend.ledgers.journal.totals import WrittenTotals
+from backend.ledgers.kernel import KernelLedger
+from backend.ledgers.provider import ProviderGpu
+from backend.process.identity import ROOT, Member, Slice, SliceOn
+from tests.support import harness
+from tests.support.harness import Harness, Spawn, StubGpu, World, running, until
+from tests.support.journaled import BOOT, MEMORY, let_go
+from tests.support.module_double import Module
+
+NAMES = {0: "GPU-0", 1: "GPU-1"}
+MODULE = sum(kernel.WITHOUT)
+
+
+class Machine:
+    """Two GPUs, and what outlives a daemon of them: the journal, the module if there is one, and the processes."""
+
+    def __init__(self, path: Path, module: Module | None) -> None:
+        self.world = World()
+        self.gpus = [StubGpu(index) for index in NAMES]
+        self._path = path
+        self._module = module
+
+    @contextlib.asynccontextmanager
+    async def daemon(self, ended: str) -> AsyncIterator[Harness]:
+        """The next daemon, that is in the end `killed`, or `upgraded`."""
+        journal = Journal(self._path, boot=BOOT)
+        count = harness.descriptors
+        try:
+            if self._module is None:
+                ledger: Any = JournaledLedger(journal, NAMES)
+                gpus: list[Any] = [JournaledGpu(gpu, journal) for gpu in self.gpus]
+            else:
+                ledger = KernelLedger(NAMES)
+                gpus = [ProviderGpu(gpu, ledger, DEADLINE_S) for gpu in self.gpus]
+
+            def descriptors() -> int:
+                """Return those of the daemon, without the double's."""
+                return count() - (self._module.descriptors() if self._module is not None else 0)
+
+            memory = WrittenTotals(journal, NAMES)
+            with mock.patch.object(harness, "descriptors", descriptors):
+                async with running(*gpus, ledger=ledger, world=self.world, memory=memory) as h:
+                    yield h
+                    if ended == "upgraded":
+                        h.controller.hand_over()
+                    else:
+                        memory.keep = lambda figures: None  # type: ignore[method-assign]
+                        h.kill()
+            ledger.close(handed_over=ended == "upgraded")
+            if self._module is not None:
+                self._module.bereave()
+        finally:
+            let_go(journal)
+
+
+@pytest.fixture(params=["soft", "kernel"])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """See the class, with the books of the parameter."""
+    with tempfile.TemporaryDirectory(prefix="ggroup-journal-", dir=MEMORY) as folder:
+        path = Path(folder) / "one.journal"
+        if request.param == "soft":
+            yield Machine(path, None)
+        else:
+            with Module(MODULE).loaded() as module:
+                yield Machine(path, module)
+
+
+async def flat(h: Harness, file: str) -> dict[str, int]:
+    """Return what a flat keyed file says."""
+    return {name: int(value) for name, value in (line.split() for line in (await h.read(file)).splitlines())}
+
+
+async def counted(h: Harness, group: str) -> dict[str, int]:
+    """Return all that is counted of a group, on a GPU."""
+    events = await flat(h, f"{group}/compute.events")
+    return {name: events[name] for name in ("migrated", "undone", "lost")}
+
+
+async def frozen_usec(h: Harness, group: str) -> int:
+    return (await flat(h, f"{group}/gcgroup.stat"))["frozen_usec"]
+
+
+def lose(h: Harness, gpu: StubGpu) -> None:
+    """Have a GPU be lost, as it tells of it itself."""
+    gpu.lost = True
+    h.controller.host.presence(gpu.info.index)
+
+
+def bring_back(h: Harness, gpu: StubGpu) -> None:
+    """Have it be there again."""
+    gpu.lost = False
+    h.controller.host.presence(gpu.info.index)
+
+
+@pytest.mark.parametrize("ended", ["upgraded", "killed"])
+def test_what_was_counted_goes_on_with_the_next_daemon(machine: Machine, spawn: Spawn, ended: str) -> None:
+    """Of a process, of its slices and of the GPUs, whatever the daemon ended by; and a loss that the next one finds is
+    the same loss."""
+    pid = spawn().pid
+    gpu = machine.gpus[1]
+    seen: dict[str, dict[str, int]] = {}
+
+    async def look(h: Harness) -> dict[str, dict[str, int]]:
+        groups = (f"{pid}/1", "slice/job/1", "slice/job/0")
+        found = {group: await counted(h, group) for group in groups}
+        return {**found, "gpu": {"lost": (await flat(h, "gpus/1/gpu.events"))["lost"]}}
+
+    async def first() -> None:
+        async with machine.daemon(ended) as h:
+            who = await h.arrive(pid, cgroup="/job")
+            h.controller.host.undone(who, 0)
+            await h.write(f"{pid}/0/compute.migrate", "1")
+            h.controller.host.undone(who, 1)
+            lose(h, gpu)
+            bring_back(h, gpu)
+            lose(h, gpu)
+            seen.update(await look(h))
+            assert seen == {
+                f"{pid}/1": {"migrated": 1, "undone": 2, "lost": 2},
+                "slice/job/1": {"migrated": 1, "undone": 1, "lost": 2},
+                "slice/job/0": {"migrated": 0, "undone": 1, "lost": 0},
+                "gpu": {"lost": 2},
+            }
+
+    async def second() -> None:
+        async with machine.daemon(ended) as h:
+            assert await look(h) == seen
+            h.controller.host.presence(1)
+            assert await look(h) == seen, "it was lost before, and is so still"
+            bring_back(h, gpu)
+            h.controller.population.join(h.controller.population.by_pid(pid), 1)  # type: ignore[arg-type]
+            await h.write(f"{pid}/1/compute.migrate", "0")
+            assert await counted(h, f"{pid}/0") == {"migrated": 2, "undone": 2, "lost": 2}
+            lose(h, gpu)
+            bring_back(h, gpu)
+            assert (await flat(h, "gpus/1/gpu.events"))["lost"] == 3
+            assert (await counted(h, "slice/job/1"))["lost"] == 3
+
+    trio.run(first)
+    trio.run(second)
+
+
+def test_a_gpu_that_is_back_before_the_next_daemon_is_lost_anew(
+    machine: Machine, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No Gpu tells that it is there, where it is so from the start: that is seen within TAKE_S."""
+    gpu = machine.gpus[0]
+
+    async def first() -> None:
+        async with machine.daemon("upgraded") as h:
+            lose(h, gpu)
+        gpu.lost = False
+
+    async def second() -> None:
+        async with machine.daemon("killed") as h:
+            await until(lambda: not h.controller.population.record(SliceOn(ROOT, 0)).taken.absent, "it is seen")
+            lose(h, gpu)
+            bring_back(h, gpu)
+            assert (await flat(h, "gpus/0/gpu.events"))["lost"] == 2
+
+    monkeypatch.setattr("backend.core.totals.TAKE_S", 0.01)
+    trio.run(first)
+    trio.run(second)
+
+
+@pytest.mark.parametrize("ended", ["upgraded", "killed"])
+def test_the_time_that_a_group_was_to_be_frozen_goes_on(
+    machine: Machine, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    """What is frozen stays so while there is no daemon: that counts, too."""
+    pid, gap, clock = spawn().pid, [0], member.boot_usec
+    groups = (f"{pid}/0", "slice/job/0", "slice/other/0")
+    before: list[int] = []
+    monkeypatch.setattr(member, "boot_usec", lambda: clock() + gap[0])
+    monkeypatch.setattr("backend.core.totals.TAKE_S", 0.01)
+
+    async def first() -> None:
+        async with machine.daemon(ended) as h:
+            await h.arrive(pid, cgroup="/job")
+            for name in ("slice/job/other", "slice/other"):
+                h.controller.population.make(Slice(name.removeprefix("slice")))
+            await h.write("slice/other/0/compute.freeze", "1")
+            await trio.sleep(0.02)
+            await h.write("slice/other/0/compute.freeze", "0")
+            await h.write("slice/job/0/compute.freeze", "1")
+            await trio.sleep(0.05)
+            before.extend([await frozen_usec(h, group) for group in groups])
+            assert min(before) >= 20_000
+
+    async def second() -> None:
+        async with machine.daemon(ended) as h:
+            now = [await frozen_usec(h, group) for group in groups]
+            assert now[2] == before[2], "it was thawed before"
+            assert all(found >= known + 3_000_000 for found, known in zip(now[:2], before[:2], strict=True))
+            await h.write("slice/job/0/compute.freeze", "0")
+            now = [await frozen_usec(h, group) for group in groups]
+            await trio.sleep(0.02)
+            assert [await frozen_usec(h, group) for group in groups] == now
+
+    trio.run(first)
+    gap[0] = 3_000_000
+    trio.run(second)
+
+
+def test_a_journal_from_before_and_one_of_later(machine: Machine, spawn: Spawn) -> None:
+    """A daemon that counted none of it left figures of work alone; one that counts more leaves more, which is kept."""
+    pid = spawn().pid
+
+    async def first() -> None:
+        async with machine.daemon("killed") as h:
+            who = await h.arrive(pid, cgroup="/job")
+            memory = h.controller._totals._memory
+            memory.keep({SliceOn(Slice("/job"), 0): {"gpu_usec": 7}, Member(who, 0): {"gpu_usec": 7, "spilt": 5}})
+
+    async def second() -> None:
+        async with machine.daemon("killed") as h:
+            assert await counted(h, f"{pid}/0") == {"migrated": 0, "undone": 0, "lost": 0}
+            assert await frozen_usec(h, "slice/job/0") == 0
+            [who] = [one.process for one in h.controller.population.residents()]
+            h.controller.host.undone(who, 0)
+            kept = h.controller._totals._memory.kept()
+            own = {name: value for name, value in kept[0, who].items() if not name.startswith(member.SAID)}
+            assert own == {"gpu_usec": 7, "spilt": 5, "undone": 1}
+            assert kept[0, Slice("/job")] == {"gpu_usec": 7, "undone": 1}
+
+    trio.run(first)
+    trio.run(second)
+
+
+@harness.virtual
+async def test_the_time_goes_with_a_process_to_another_gpu(spawn: Spawn) -> None:
+    """It is its own, and counts once where both GPUs have a directory of it; of the slice it was nothing."""
+    async with running(StubGpu(0), StubGpu(1)) as h:
+        one, both = [await h.arrive(spawn().pid, cgroup="/job") for _ in range(2)]
+        h.controller._membership.admit(both, {1})
+        await h.write(f"{both.pid}/1/compute.freeze", "1")
+        await trio.sleep(1)
+        for who, known in ((one, 0), (both, 6_000_000)):
+            await h.write(f"{who.pid}/0/compute.freeze", "1")
+            await trio.sleep(2)
+            assert await frozen_usec(h, f"{who.pid}/0") == 2_000_000
+            await h.write(f"{who.pid}/0/compute.migrate", "1")
+            assert await frozen_usec(h, f"{who.pid}/1") == max(2_000_000, known)
+            await trio.sleep(1)
+            assert await frozen_usec(h, f"{who.pid}/1") == max(2_000_000, known) + 1_000_000, "it stands there"
+        assert await frozen_usec(h, "slice/job/1") == 0
