@@ -102,7 +102,7 @@ class Figures:
     throttled_usec: int | None = None
     """For how long, microseconds."""
     frozen_usec: int | None = None
-    """How long it was to be frozen since the mount, microseconds."""
+    """How long it was to be frozen, microseconds."""
     off: Mapping[str, int] | None = None
     """Processes off the runlist, by the names of the reasons, and ``gr``: those without the GR engine alone."""
     managed: bool | None = None

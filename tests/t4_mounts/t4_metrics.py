@@ -290,6 +290,50 @@ def place() -> Iterator[Path]:
         yield path
 
 
+def counters(found: Samples) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return every counter, by its name and labels."""
+    return {
+        (name, frozenset(labels.items())): value
+        for name, several in found.items()
+        if name.endswith("_total")
+        for labels, value in several
+    }
+
+
+def test_no_counter_goes_back_over_an_upgrade(place: Path, tmp_path: Path) -> None:
+    """Of GPUs, slices and processes, after kernels, moves of memory and of a program, a freeze and a lost GPU."""
+    with (
+        mounted(place, "soft.gpus=2", f"soft.faults={tmp_path}", expect_errors=["GPU 0 is lost"]) as mount,
+        subprocess.Popen(["sleep", "600"]) as still,
+        contextlib.ExitStack() as stack,
+        cgroup("ggroupcounters.slice") as group,
+    ):
+        stack.callback(still.kill)
+        here = mount / slice_directory(slice_path(group))
+        here.mkdir(parents=True)
+        (place / str(still.pid)).mkdir()
+        (place / f"{still.pid}/0/compute.freeze").write_text("1")
+        with Tenant(mount, "--gmem", "64M", "--kernel", "1ms", "--report", "0.05") as tenant:
+            enter(tenant.pid, group)
+            eventually(lambda: int((here / "0/gmem.current").read_text()), "it is in the slice")
+            tenant.write("gmem.limit.high", "32M")
+            done = tenant.flat("gcgroup.stat")["finished"]
+            eventually(lambda: tenant.flat("gcgroup.stat")["finished"] > done, "it has done something there")
+            tenant.write("compute.migrate", 1)
+        (tmp_path / "0").touch()
+        eventually(lambda: "present 0" in (place / "gpus/0/gpu.events").read_text(), "it is lost")
+        eventually(lambda: not [member for member in mount.members() if member.pid == tenant.pid], "it has ended")
+        before = counters(told(mount))
+        grown = {name for (name, _), value in before.items() if value}
+        assert grown >= {f"ggroup_slice_{name}_total" for name in ("migrations", "gpu_losses", "kernels_finished")}
+        assert grown >= {"ggroup_gpu_losses_total", "ggroup_process_gpu_losses_total"}
+        assert grown >= {"ggroup_process_frozen_seconds_total", "ggroup_slice_events_total"}
+        ok("upgrade", place)
+        after = counters(told(mount))
+        assert before.keys() <= after.keys()
+        assert {key: (value, after[key]) for key, value in before.items() if after[key] < value} == {}
+
+
 def test_a_textfile_is_replaced_and_never_half_there(mount: Mounted, tmp_path: Path) -> None:
     """A reader of the old one reads all of it; nothing else is left in the directory."""
     file = tmp_path / "ggroup.prom"
