@@ -149,7 +149,7 @@ def test_who_is_kept_off_the_runlist(mount: Mounted) -> None:
         found = told(mount)
         after = throttled()
         seconds = [one(found, "ggroup_process_throttled_seconds_total", pid=tenant.pid) for tenant in both]
-        assert all(low <= 1e6 * value <= high for low, value, high in zip(before, seconds, after, strict=True))
+        assert all(low <= round(1e6 * value) <= high for low, value, high in zip(before, seconds, after, strict=True))
         assert all(one(found, "ggroup_process_throttles_total", pid=tenant.pid) >= 1 for tenant in both)
         assert one(found, "ggroup_process_throttles_total", pid=first.pid) == 0
 
