@@ -13,7 +13,10 @@ from pathlib import Path
 import trio
 from pyfuse3 import FUSEError
 
-from tests.t6_cuda.daemon import serving
+try:
+    from tests.t6_cuda.daemon import serving
+except ModuleNotFoundError:  # where it was in 0.1
+    from tests.t6_cuda.t6_daemon import serving
 
 
 async def main(path: str) -> None:

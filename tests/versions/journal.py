@@ -13,16 +13,16 @@ import os
 import sys
 from pathlib import Path
 
-try:
-    from backend.ledgers.journal import format, state
-    from backend.ledgers.journal.file import Journal
-    from backend.ledgers.journal.state import FIELDS, Lever, Moving, Owned
-    from backend.process.identity import ROOT, Process, Slice, identify
-except ModuleNotFoundError:  # where they were in 0.1
+try:  # where they were in 0.1: first, as an editable install has the modules of this tree where that has none
     from backend.identity import ROOT, Process, Slice, identify
     from backend.journal import format, state
     from backend.journal.file import Journal
     from backend.journal.state import FIELDS, Lever, Moving, Owned
+except ModuleNotFoundError:
+    from backend.ledgers.journal import format, state
+    from backend.ledgers.journal.file import Journal
+    from backend.ledgers.journal.state import FIELDS, Lever, Moving, Owned
+    from backend.process.identity import ROOT, Process, Slice, identify
 
 BOOT = "5ca1ab1e-0000-4000-8000-000000000001"
 GPUS = ("GPU-50f79900-0000-4000-8000-000000000000", "GPU-50f79900-0000-4000-8000-000000000001")
