@@ -85,9 +85,6 @@ def _noted(books: Books, record: Record) -> Lines:
     yield "pressure.seq", books.pressure_seq
     yield "off", off(record.compute.noted)
     yield "written", _switch(record.is_written())
-    yield "undone", record.undone
-    yield "losses", record.losses
-    yield "arrivals", record.arrivals
 
 
 def _background(name: str, work: Followed, pending: bool) -> Lines:
