@@ -50,7 +50,7 @@ CAPACITY = 1000
 
 def named(features: int) -> str:
     """Return what a set of features lacks, as the id of a test."""
-    return "lacks " + ",".join(kernel.lacking(features)) if kernel.lacking(features) else "lacks nothing"
+    return f"lacks {','.join(kernel.lacking(kernel.Module(features))) or 'nothing'}"
 
 
 each_set = pytest.mark.parametrize("features", SETS, ids=named)
