@@ -134,6 +134,8 @@ def _taken(taken: Taken) -> Lines:
     """Return what was taken down of what the group did, ever, and what the GPU told of a process then."""
     for name, figures in (("total", taken.total), ("said", taken.said)):
         yield from ((f"taken.{name}.{figure}", value) for figure, value in figures.items())
+    yield "taken.since_usec", taken.since_usec
+    yield "taken.absent", _switch(taken.absent)
 
 
 def _left(until: float) -> str:

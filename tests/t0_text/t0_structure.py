@@ -78,17 +78,13 @@ def test_every_path_of_the_design_is_there() -> None:
 
 
 def test_no_test_imports_another() -> None:
-    """What tests share is in tests/support, or beside them in the folder of their level.
-
-    But for tests/versions/door.py: it runs in the tree of 0.1 as well, where it is in a test.
-    """
+    """What tests share is in tests/support, or beside them in the folder of their level."""
     paths = [path for folder in ("tests", "docs", *structure.PACKAGES) for path in (ROOT / folder).rglob("*.py")]
     tests = {structure.dotted(path.relative_to(ROOT)) for path in paths if TEST.fullmatch(path.name)}
     assert len(tests) > 150
     assert not {
         f"{path.relative_to(ROOT)} imports {name}"
         for path in paths
-        if path != ROOT / "tests" / "versions" / "door.py"
         for name in {*structure.imports(path, tests), *IN_WORDS.findall(path.read_text(encoding="utf-8"))} & tests
     }
 

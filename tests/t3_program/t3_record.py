@@ -22,8 +22,8 @@ from tests.support.harness import Harness, StubGpu, answers, hang, refuses, runn
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
-SHOWN_ELSEWHERE = {"since", "frozen_s"}
-"""Fields of slots that gcgroup.stat has, as frozen_usec, which goes on."""
+SHOWN_ELSEWHERE = {"since"}
+"""Fields of slots that another one has by another clock."""
 
 
 async def known(h: Harness, path: str) -> dict[str, str]:
