@@ -14,9 +14,9 @@ import trio
 from backend.common.errors import fail
 from backend.common.lasting import lasting
 from backend.common.turns import Turns
+from backend.core.bookkeeper import Bookkeeper
 from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
-from backend.core.host import BooksHost
 from backend.core.member import Record
 from backend.core.membership import Membership
 from backend.core.migrator import Migrator
@@ -93,7 +93,7 @@ class Controller:
             self._totals.tally,
             moves,
         )
-        self.host = BooksHost(
+        self.bookkeeper = Bookkeeper(
             *(ledger, self.gpus, self.population, self._membership, self._follower, self._reclaimer),
             *(self._notices, self._schedulers, self._totals, self.turns, self._tell, seconds),
         )
@@ -119,7 +119,7 @@ class Controller:
                 nursery.start_soon(lasting, "the ledger", self.ledger.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
-                    await nursery.start(gpu.run, self.host)
+                    await nursery.start(gpu.run, self.bookkeeper)
                 for resident in inherited:
                     self._membership.follow(resident)
                 nursery.start_soon(lasting, "the look for moves", self._migrator.run)

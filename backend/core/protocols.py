@@ -2,7 +2,7 @@
 
 - :class:`Ledger` keeps the books: limits, hierarchical charge, protection, events, the wanted compute state.
 - :class:`Gpu` is the hardware: what runs there, how much memory it holds, and the levers.
-- :class:`Host` is what a Gpu may ask of the Controller.
+- :class:`Bookkeeping` is what a Gpu may ask of the Controller.
 - :class:`Policy` is what the Controller asks before it lets a program go on: a policy may have limits for its slice.
 """
 
@@ -154,7 +154,7 @@ class Moves(Protocol):
         """The books say where it is; nothing where nothing was begun."""
 
 
-class Host(Protocol):
+class Bookkeeping(Protocol):
     """What a Gpu may ask for."""
 
     async def arrive(self, process: Process, gpu: int) -> None:
@@ -227,8 +227,10 @@ class Gpu(Protocol):
         """What each control (by file name) does on this GPU; a control that is not named is unsupported. The same table
         as long as nothing changed, as every write asks, and another one then."""
 
-    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Finds processes and reports them to `host` until cancelled; started once the first look is done."""
+    async def run(
+        self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Finds processes and reports them to `bookkeeper` until cancelled; started once the first look is done."""
 
     def activity(self, process: Process) -> Activity:
         """What is known about the work of `process`; an empty Activity for one that has no context."""

@@ -15,7 +15,7 @@ import contextlib
 import errno
 
 from backend.common.errors import fail
-from backend.core.protocols import Host
+from backend.core.protocols import Bookkeeping
 from backend.core.records import MAX, OVERCOMMIT, Footprint
 from backend.process.identity import Process
 
@@ -33,7 +33,9 @@ USEC_MOST = 60_000_000
 class Holding:
     """See the module. Every call is synchronous but :meth:`charge`, and raises OSError for what cannot be."""
 
-    def __init__(self, host: Host, process: Process, gpu: int, capacity: int, resident: int, swapped: int) -> None:
+    def __init__(
+        self, bookkeeper: Bookkeeping, process: Process, gpu: int, capacity: int, resident: int, swapped: int
+    ) -> None:
         """Takes the books over, at what the program says that it has. EINVAL where no program can have that."""
         if resident > capacity or resident + swapped > OVERCOMMIT * capacity:
             raise fail(errno.EINVAL)
@@ -59,18 +61,18 @@ class Holding:
         """Bytes that left the GPU, freed or moved, since it speaks."""
         self.closed = False
         """Whether somebody else speaks for the program now, or nobody."""
-        self._host = host
+        self._bookkeeper = bookkeeper
         self._capacity = capacity
-        books = host.levels(process, gpu)[0]
+        books = bookkeeper.levels(process, gpu)[0]
         self._correction = max(0, books.current - resident)  # more than 0: implicit; less: disputed
         self._least = self._most = resident  # of `charged`, since the last look
         self._look: tuple[int, int, int] | None = None  # least and most before the last look, and what it showed
         missing = max(0, swapped - books.swap)  # the books are younger than the program
-        host.observe(process, gpu, resident + self._correction + missing)
+        bookkeeper.observe(process, gpu, resident + self._correction + missing)
         if missing:
-            host.moved_out(process, gpu, missing, 0, already=True)
+            bookkeeper.moved_out(process, gpu, missing, 0, already=True)
         elif books.swap > swapped:
-            host.uncharge(process, gpu, books.swap - swapped, swapped=True)
+            bookkeeper.uncharge(process, gpu, books.swap - swapped, swapped=True)
 
     @property
     def footprint(self) -> Footprint:
@@ -92,7 +94,7 @@ class Holding:
         self._charged(nbytes)
         self.promised += nbytes
         try:
-            await self._host.charge(self.process, self.gpu, nbytes)
+            await self._bookkeeper.charge(self.process, self.gpu, nbytes)
         except OSError:
             self._charged(-nbytes)  # refused at once: nobody has looked meanwhile
             raise
@@ -108,17 +110,17 @@ class Holding:
             self._charged(-resident)
             self.given += resident
             self._correction = max(self._correction, -self.charged)
-            less = self._host.levels(self.process, self.gpu)[0].current - (self.charged + self._correction)
-            self._host.uncharge(self.process, self.gpu, max(0, less), swapped=False)
+            less = self._bookkeeper.levels(self.process, self.gpu)[0].current - (self.charged + self._correction)
+            self._bookkeeper.uncharge(self.process, self.gpu, max(0, less), swapped=False)
         if swapped:
             self.swapped -= swapped
-            self._host.uncharge(self.process, self.gpu, swapped, swapped=True)
+            self._bookkeeper.uncharge(self.process, self.gpu, swapped, swapped=True)
 
     def move_in(self, nbytes: int, usec: int) -> None:
         """It wants memory back on the GPU: booked there, or EAGAIN."""
         if not 0 < nbytes <= self.swapped:
             raise fail(errno.EINVAL)
-        if not self._host.move_in(self.process, self.gpu, nbytes, min(usec, USEC_MOST)):
+        if not self._bookkeeper.move_in(self.process, self.gpu, nbytes, min(usec, USEC_MOST)):
             raise fail(errno.EAGAIN)
         self._charged(nbytes)
         self.swapped -= nbytes
@@ -129,11 +131,11 @@ class Holding:
             raise fail(errno.EINVAL)
         if not nbytes:
             return
-        short = nbytes - self._host.levels(self.process, self.gpu)[0].current
+        short = nbytes - self._bookkeeper.levels(self.process, self.gpu)[0].current
         if short > 0:  # the driver was believed, and by that it cannot have had that much
             self._correction += short
-            self._host.observe(self.process, self.gpu, self.charged + self._correction)
-        self._host.moved_out(self.process, self.gpu, nbytes, min(usec, USEC_MOST), already=True)
+            self._bookkeeper.observe(self.process, self.gpu, self.charged + self._correction)
+        self._bookkeeper.moved_out(self.process, self.gpu, nbytes, min(usec, USEC_MOST), already=True)
         self._charged(-nbytes)
         self.given += nbytes
         self.swapped += nbytes
@@ -170,7 +172,7 @@ class Holding:
                 correction = 0
             if correction != self._correction:
                 self._correction = max(correction, -self.charged)
-                self._host.observe(self.process, self.gpu, self.charged + self._correction)
+                self._bookkeeper.observe(self.process, self.gpu, self.charged + self._correction)
         self._least = self._most = self.charged
         self._mark()  # what is promised, asked for or away may not be there, and what comes may be there twice
 
@@ -181,8 +183,8 @@ class Holding:
         self.closed = True
         with contextlib.suppress(OSError):  # the process is gone from the books
             if self._look is None:  # nobody knows better than it did; else the next look goes on from here
-                self._host.observe(self.process, self.gpu, max(0, self._correction))
-            self._host.uncharge(self.process, self.gpu, self.swapped, swapped=True)
+                self._bookkeeper.observe(self.process, self.gpu, max(0, self._correction))
+            self._bookkeeper.uncharge(self.process, self.gpu, self.swapped, swapped=True)
 
     def _charged(self, change: int) -> None:
         self.charged += change

@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from backend.common.errors import fail
-from backend.core.protocols import Host
+from backend.core.protocols import Bookkeeping
 from backend.core.records import Footprint, GpuInfo
 from backend.cuda.holding import Holding
 from backend.process.identity import Process
@@ -129,7 +129,7 @@ class Managed:
         granted. What became of it they hear from the driver, in its words."""
         self.info = info
         self.lost = lost
-        self.host: Host | None = None
+        self.bookkeeper: Bookkeeping | None = None
         self._programs: dict[Process, Program] = {}
         self._expected: dict[Process, Expected] = {}
         self._moving: dict[Process, trio.Event] = {}  # until when nothing is begun with it
@@ -139,11 +139,11 @@ class Managed:
         return process in self._programs
 
     @property
-    def booked(self) -> Host:
-        """The host. ENODEV while there is none."""
-        if self.host is None:
+    def booked(self) -> Bookkeeping:
+        """What keeps the books. ENODEV while there is none."""
+        if self.bookkeeper is None:
             raise fail(errno.ENODEV)
-        return self.host
+        return self.bookkeeper
 
     # Comings and goings
 

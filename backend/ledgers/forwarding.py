@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import trio
 
-from backend.core.protocols import Gpu, Host
+from backend.core.protocols import Bookkeeping, Gpu
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint
 from backend.core.settings import Lever
@@ -27,8 +27,10 @@ class ForwardingGpu:
     def capabilities(self) -> Mapping[str, Capability]:
         return self._inner.capabilities()
 
-    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        await self._inner.run(host, task_status=task_status)
+    async def run(
+        self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        await self._inner.run(bookkeeper, task_status=task_status)
 
     def activity(self, process: Process) -> Activity:
         return self._inner.activity(process)

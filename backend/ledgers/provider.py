@@ -22,7 +22,7 @@ import trio
 from backend.common.errors import errno_of, fail
 from backend.common.lasting import lasting
 from backend.core.deadlines import Deadlines
-from backend.core.protocols import Gpu, Host
+from backend.core.protocols import Bookkeeping, Gpu
 from backend.core.reasons import Engines
 from backend.core.records import Capability
 from backend.core.settings import Lever, Setting
@@ -81,12 +81,14 @@ class ProviderGpu(ForwardingGpu):
 
     # A move does not go by the kernel's queue: it commands what is to hold again, and a move is done once.
 
-    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         self._serving = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lasting, "deadlines", self._deadlines.run)
-            nursery.start_soon(self._serve, host)  # at once: levers are asked for in the Gpu's first look already
-            await nursery.start(self._inner.run, host)
+            nursery.start_soon(self._serve, bookkeeper)  # at once: levers are asked for in the Gpu's first look already
+            await nursery.start(self._inner.run, bookkeeper)
             with trio.move_on_after(self._deadlines.seconds):
                 await self._caught_up.wait()  # no program comes before what was held for it is held again
             task_status.started()
@@ -123,7 +125,7 @@ class ProviderGpu(ForwardingGpu):
 
     # ... and served
 
-    async def _serve(self, host: Host) -> None:
+    async def _serve(self, bookkeeper: Bookkeeping) -> None:
         """Does what the kernel asks, each command in a task of its own: a slow one holds up no other."""
         queue = self._kernel.queue(self.info.index)
         try:
@@ -134,7 +136,7 @@ class ProviderGpu(ForwardingGpu):
                 self._catch_up()
                 while True:
                     for command in commands:
-                        nursery.start_soon(self._obey, host, queue, command)
+                        nursery.start_soon(self._obey, bookkeeper, queue, command)
                     await trio.lowlevel.wait_readable(queue)
                     commands = self._read(queue)
         finally:
@@ -148,11 +150,11 @@ class ProviderGpu(ForwardingGpu):
                 commands += [Message.decode(raw[start : start + SIZE]) for start in range(0, len(raw), SIZE)]
         return commands
 
-    async def _obey(self, host: Host, queue: int, command: Message) -> None:
+    async def _obey(self, bookkeeper: Bookkeeping, queue: int, command: Message) -> None:
         try:
             # A lever that hangs shall not keep the next command to it waiting for ever.
             with self._deadlines.deadline(Member(Process(command.args[1], command.args[2]), self.info.index)):
-                answer = command.answer(await self._do(host, command))
+                answer = command.answer(await self._do(bookkeeper, command))
         except OSError as error:
             answer = command.refuse(errno_of(error))
         except Exception:
@@ -167,21 +169,21 @@ class ProviderGpu(ForwardingGpu):
         if not self._behind:
             self._caught_up.set()
 
-    async def _do(self, host: Host, command: Message) -> int:
+    async def _do(self, bookkeeper: Bookkeeping, command: Message) -> int:
         process = Process(command.args[1], command.args[2])
         if command.op == Op.ARRIVE:
-            await host.arrive(process, self.info.index)
+            await bookkeeper.arrive(process, self.info.index)
             return 0
-        if command.seq in self._behind and command.op in LETS_RUN and self._is_frozen(host, process):
+        if command.seq in self._behind and command.op in LETS_RUN and self._is_frozen(bookkeeper, process):
             # Its freeze was under way when the daemon before us died: the Follower detaches it first of all. To do what
             # held before that would let it run for a moment.
             raise fail(errno.EAGAIN)
         return await self._move(command.op, process, command.args[3])
 
-    def _is_frozen(self, host: Host, process: Process) -> bool:
+    def _is_frozen(self, bookkeeper: Bookkeeping, process: Process) -> bool:
         """Whether the books have a process, or a slice above it, frozen."""
-        return host.knows(process, self.info.index) and any(
-            books.frozen for books in host.levels(process, self.info.index)
+        return bookkeeper.knows(process, self.info.index) and any(
+            books.frozen for books in bookkeeper.levels(process, self.info.index)
         )
 
     async def _move(self, lever: int, process: Process, value: int) -> int:

@@ -17,7 +17,7 @@ import trio
 
 from backend.common.errors import fail
 from backend.common.lasting import lasting
-from backend.core.protocols import Gpu, Host
+from backend.core.protocols import Bookkeeping, Gpu
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
@@ -101,7 +101,7 @@ class NvidiaGpu:
         self._keeper = Keeper(
             info.index, self._tenants, census.counter.totals, usage.exact, self._asked_to_stand, self._undone
         )
-        self._host: Host | None = None
+        self._bookkeeper: Bookkeeping | None = None
         self._probe = Deadline("the driver", LEVER_DEADLINE)
         self._handed_over = False
         self._began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICK)
@@ -116,13 +116,15 @@ class NvidiaGpu:
 
     # ---- finding processes -----------------------------------------------------------------------------------
 
-    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self._host = self.managed.host = self.swapped.host = host
+    async def run(
+        self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        self._bookkeeper = self.managed.bookkeeper = self.swapped.bookkeeper = bookkeeper
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._usage.run)
                 async with trio.open_nursery() as first:
-                    await self._poll(host, first)
+                    await self._poll(bookkeeper, first)
                 task_status.started()
                 if self.mover.home == self.info.index:
                     nursery.start_soon(lasting, "the look for moves", self.mover.run)
@@ -131,10 +133,10 @@ class NvidiaGpu:
                         keeping.start_soon(lasting, f"keeping on GPU {self.info.index}", self._keeper.run)
                         while not self.lost:
                             await trio.sleep(POLL)
-                            await self._poll(host, nursery)
+                            await self._poll(bookkeeper, nursery)
                         keeping.cancel_scope.cancel()
                     await self._until_back()
-                    await self._poll(host, nursery)
+                    await self._poll(bookkeeper, nursery)
         finally:
             self.swapped.ends = True
             # No daemon is left to thaw them: a frozen program would stay so until it is killed.
@@ -142,20 +144,20 @@ class NvidiaGpu:
                 with trio.CancelScope(shield=True):
                     await self._release_all()
 
-    async def _poll(self, host: Host, nursery: trio.Nursery) -> None:
+    async def _poll(self, bookkeeper: Bookkeeping, nursery: trio.Nursery) -> None:
         self._looked = trio.current_time()
         try:
             for process in await self._listed.look():
                 if process in self.managed:  # it is in the books by its own word
                     self._listed.tell(process, self.managed.look)
-                nursery.start_soon(self._welcome, host, process)
+                nursery.start_soon(self._welcome, bookkeeper, process)
         except OSError as error:  # ENODEV
             self._lose(error)
         except Exception:
             log.exception("GPU %d: a look at its programs failed", self.info.index)
 
     def _knows(self, process: Process) -> bool:
-        return self._host is not None and self._host.knows(process, self.info.index)
+        return self._bookkeeper is not None and self._bookkeeper.knows(process, self.info.index)
 
     def _see(self, process: Process, nbytes: int) -> None:
         """The driver's figure, which the books follow; but of one that goes or comes they are told when it has."""
@@ -164,7 +166,7 @@ class NvidiaGpu:
             if nbytes:
                 self.swapped.seen(process)
 
-    async def _welcome(self, host: Host, process: Process) -> None:
+    async def _welcome(self, bookkeeper: Bookkeeping, process: Process) -> None:
         tenant = self._tenant(process)
         try:
             if not await tenant.has_files():
@@ -178,7 +180,7 @@ class NvidiaGpu:
             except OSError as error:  # it is there, whether or not the levers will reach it
                 if not self._is_loss(error):
                     log.warning("pid %d on GPU %d: its TSGs are unknown: %s", process.pid, self.info.index, error)
-            await host.arrive(process, self.info.index)
+            await bookkeeper.arrive(process, self.info.index)
         except ProcessLookupError:
             self.forget(process)
             return
@@ -208,8 +210,8 @@ class NvidiaGpu:
         self.lost = True
         log.error("GPU %d is lost: %s", self.info.index, error)
         self._usage.gone()
-        if self._host is not None:
-            self._host.presence(self.info.index)
+        if self._bookkeeper is not None:
+            self._bookkeeper.presence(self.info.index)
 
     async def _until_back(self) -> None:
         """Returns once the GPU is there again. Its programs are new ones, or have to be found anew."""
@@ -230,8 +232,8 @@ class NvidiaGpu:
         self.lost = False
         self._usage.back()
         log.warning("GPU %d is back", self.info.index)
-        if self._host is not None:
-            self._host.presence(self.info.index)
+        if self._bookkeeper is not None:
+            self._bookkeeper.presence(self.info.index)
 
     async def _in_a_thread(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
@@ -263,9 +265,9 @@ class NvidiaGpu:
 
     def _undone(self, process: Process) -> None:
         """A tenant had undone what was set for it, and it holds again."""
-        host = self.managed.host
-        if host is not None and host.knows(process, self.info.index):
-            host.undone(process, self.info.index)
+        bookkeeper = self.managed.bookkeeper
+        if bookkeeper is not None and bookkeeper.knows(process, self.info.index):
+            bookkeeper.undone(process, self.info.index)
 
     async def free(self) -> Sequence[thaw.Freed]:
         """Without a daemon: every program of this GPU runs, with its own timeslices where they are known. OSError where
@@ -355,8 +357,8 @@ class NvidiaGpu:
             yield process, None if counts is None else counts[0] > counts[1] and not self._is_frozen(process)
 
     def _late(self, process: Process, figures: Mapping[str, int]) -> None:
-        if self._host is not None:
-            self._host.late(process, self.info.index, figures)
+        if self._bookkeeper is not None:
+            self._bookkeeper.late(process, self.info.index, figures)
 
     def manages(self, process: Process) -> bool:
         return self.memory.manages(process)
@@ -378,10 +380,10 @@ class NvidiaGpu:
 
     def _asked_to_stand(self, process: Process) -> bool:
         """Whether it, or a slice above, is frozen."""
-        host = self.managed.host
-        if host is None or not host.knows(process, self.info.index):
+        bookkeeper = self.managed.bookkeeper
+        if bookkeeper is None or not bookkeeper.knows(process, self.info.index):
             return False
-        return any(books.frozen for books in host.levels(process, self.info.index))
+        return any(books.frozen for books in bookkeeper.levels(process, self.info.index))
 
     def _is_frozen(self, process: Process) -> bool:
         """Whether its kernels are off the GPU, done or not. The copies that move memory may be, too, and would wait for
@@ -441,8 +443,8 @@ class NvidiaGpu:
             raise OSError(errno.EXDEV, "there is no way to that GPU")
         target._require()
         await self.memory.migrate(process, target.memory)
-        if self._host is not None:
-            self._host.take_down(process, self.info.index)
+        if self._bookkeeper is not None:
+            self._bookkeeper.take_down(process, self.info.index)
         self.forget(process)
 
     async def finds(self, process: Process) -> bool | None:

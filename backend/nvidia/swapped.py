@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 import outcome
 import trio
 
-from backend.core.protocols import Host
+from backend.core.protocols import Bookkeeping
 from backend.core.records import GpuInfo
 from backend.nvidia import checkpoint
 from backend.process.identity import Process
@@ -39,7 +39,7 @@ class SwappedPrograms:
     ) -> None:
         """`freeze` is the lever. `anew` is told that a process has come back: nothing that the driver had for it is as
         before. `room` is how many bytes a process may have in the host besides what it has."""
-        self.host: Host | None = None
+        self.bookkeeper: Bookkeeping | None = None
         """Who keeps the books, once the GPU runs."""
         self.ends = False
         """Whether nobody is left to thaw what is frozen from now on."""
@@ -80,12 +80,12 @@ class SwappedPrograms:
         no room kept for it. Then it is on the GPU as before."""
 
         async def go() -> int:
-            host, nbytes = self.host, await held()
-            if host is None or not nbytes:
+            bookkeeper, nbytes = self.bookkeeper, await held()
+            if bookkeeper is None or not nbytes:
                 return 0
             if await has_library(process.pid):  # it does not speak to us; what it has in the host would not be restored
                 raise OSError(errno.EBUSY, "the library in this program does not speak to us")
-            host.observe(process, self._info.index, nbytes)
+            bookkeeper.observe(process, self._info.index, nbytes)
             began = time.monotonic()
             # It has to come to a rest by itself, which it does not while it is off the runlist. So it runs between the
             # agent's question and the lock: for as long as what it had submitted takes.
@@ -106,7 +106,7 @@ class SwappedPrograms:
             finally:
                 del self._leaving[process]
             self._away[process] = nbytes
-            host.moved_out(process, self._info.index, nbytes, _usec(began), already=True)
+            bookkeeper.moved_out(process, self._info.index, nbytes, _usec(began), already=True)
             return nbytes
 
         return await self._finish(process, go)
@@ -116,19 +116,19 @@ class SwappedPrograms:
         has no room for it: it stays in the host."""
 
         async def come() -> int:
-            host = self.host
-            if host is None or process not in self._away:
+            bookkeeper = self.bookkeeper
+            if bookkeeper is None or process not in self._away:
                 return 0
             nbytes = self._away[process]
-            if any(books.current + nbytes > books.high for books in host.levels(process, self._info.index)):
+            if any(books.current + nbytes > books.high for books in bookkeeper.levels(process, self._info.index)):
                 raise OSError(errno.ENOSPC, f"there is no room for the {nbytes} bytes that are in the host")
             began = time.monotonic()
             await checkpoint.resume(process, self._info.uuid, nbytes)
             self._anew(process)
             self._away.pop(process, None)  # it may have ended right then
-            if not host.move_in(process, self._info.index, nbytes, _usec(began)):
+            if not bookkeeper.move_in(process, self._info.index, nbytes, _usec(began)):
                 # Somebody was given that room meanwhile: it is there all the same, and the books follow the driver.
-                host.uncharge(process, self._info.index, nbytes, swapped=True)
+                bookkeeper.uncharge(process, self._info.index, nbytes, swapped=True)
             return nbytes
 
         if self.has(process):
@@ -142,12 +142,16 @@ class SwappedPrograms:
     def seen(self, process: Process) -> None:
         """The driver has it on the GPU: so has it, by then, what the books say that is in the host, as they said to the
         daemon before us. Without the library it has nothing else there."""
-        if self.host is None or process not in self._returned or not self.host.knows(process, self._info.index):
+        if (
+            self.bookkeeper is None
+            or process not in self._returned
+            or not self.bookkeeper.knows(process, self._info.index)
+        ):
             return
         self._returned.discard(process)
-        swapped = self.host.levels(process, self._info.index)[0].swap
+        swapped = self.bookkeeper.levels(process, self._info.index)[0].swap
         if swapped and not self.has(process):
-            self.host.uncharge(process, self._info.index, swapped, swapped=True)
+            self.bookkeeper.uncharge(process, self._info.index, swapped, swapped=True)
 
     def forget(self, process: Process) -> None:
         """The process is gone."""

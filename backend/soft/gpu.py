@@ -19,7 +19,7 @@ import trio
 
 from backend.common.errors import fail
 from backend.common.lasting import lasting
-from backend.core.protocols import Gpu, Host
+from backend.core.protocols import Bookkeeping, Gpu
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import SETTINGS, Lever
@@ -68,14 +68,16 @@ class SoftGpu:
         self._frames, self._slots = Store(), Store()
         self._engine = Engine(self.config.switch_us * US)
         self._tenants: dict[Process, Tenant] = {}
-        self._host: Host | None = None
+        self._bookkeeper: Bookkeeping | None = None
         self.lost = False
 
     def capabilities(self) -> Mapping[str, Capability]:
         return _AMONG_OTHERS if self.machine.gpus > 1 else _ALONE
 
-    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self._host = host
+    async def run(
+        self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        self._bookkeeper = bookkeeper
         self._engine.start()
         task_status.started()
         async with trio.open_nursery() as nursery:
@@ -182,13 +184,13 @@ class SoftGpu:
         tenant = self._tenants.get(process)
         if tenant is None or tenant.leaving:
             return 0
-        host, page = self._booked(), self.config.page
+        bookkeeper, page = self._booked(), self.config.page
         moved = 0
         while moved < nbytes and tenant.memory.resident:
             pages = min(self.config.batch // page, -(-(nbytes - moved) // page), tenant.memory.resident)
             batch = pages * page
             try:
-                host.moved_out(process, self.info.index, batch, self._transfer_us(batch))
+                bookkeeper.moved_out(process, self.info.index, batch, self._transfer_us(batch))
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -287,7 +289,7 @@ class SoftGpu:
 
     async def allocate(self, process: Process, nbytes: int) -> range:
         """The pages that hold `nbytes` for a process. ENOMEM where the limits refuse them, and then none of them."""
-        tenant, host, page = self._living(process), self._booked(), self.config.page
+        tenant, bookkeeper, page = self._living(process), self._booked(), self.config.page
         count = -(-nbytes // page)
         if count <= 0:
             raise fail(errno.EINVAL)
@@ -299,7 +301,7 @@ class SoftGpu:
                 if (number - pages.start) % PAGES_AT_ONCE == PAGES_AT_ONCE - 1:
                     await trio.lowlevel.checkpoint()
                 tenant.memory.place(number)
-                await host.charge(process, self.info.index, page)
+                await bookkeeper.charge(process, self.info.index, page)
         except OSError:
             if self._tenants.get(process) is tenant:
                 tenant.memory.free(number)  # placed, but not charged
@@ -311,7 +313,7 @@ class SoftGpu:
 
     def free(self, process: Process, pages: Iterable[int]) -> None:
         """Frees pages. EFAULT for one that is not there; those before it are freed."""
-        tenant, host = self._tenant(process), self._booked()
+        tenant, bookkeeper = self._tenant(process), self._booked()
         freed = Counter[bool]()
         try:
             for number in pages:
@@ -319,7 +321,7 @@ class SoftGpu:
         finally:
             if self._tenants.get(process) is tenant:
                 for resident, count in freed.items():
-                    host.uncharge(process, self.info.index, count * self.config.page, swapped=not resident)
+                    bookkeeper.uncharge(process, self.info.index, count * self.config.page, swapped=not resident)
                 tenant.revive()
 
     def write(self, process: Process, page: int, stamp: int) -> None:
@@ -375,10 +377,10 @@ class SoftGpu:
             tenant = self._tenants[process] = Tenant(Memory(self._frames, self._slots))
         return tenant
 
-    def _booked(self) -> Host:
-        if self._host is None:
+    def _booked(self) -> Bookkeeping:
+        if self._bookkeeper is None:
             raise fail(errno.ENODEV)
-        return self._host
+        return self._bookkeeper
 
     def _transfer_us(self, nbytes: int) -> int:
         return nbytes * 1_000_000 // self.config.pcie

@@ -110,7 +110,7 @@ class Units:
         async with trio.open_nursery() as self._nursery:
             self._load = self._directory_load()
             self._population.watchers.append(self)
-            self._controller.host.policy = self
+            self._controller.bookkeeper.policy = self
             try:
                 self._nursery.start_soon(self._begin)
                 with trio.move_on_after(self._silence):
@@ -121,7 +121,7 @@ class Units:
                 task_status.started()
                 await trio.sleep_forever()
             finally:
-                self._controller.host.policy = None
+                self._controller.bookkeeper.policy = None
                 self._population.watchers.remove(self)
 
     # What the Controller asks

@@ -610,7 +610,7 @@ class FakeNvml:
 
 
 @attrs.define(eq=False)
-class FakeHost:
+class FakeBookkeeper:
     """Stands in for the Controller."""
 
     arrived: list[tuple[Process, int]] = attrs.field(factory=list)

@@ -29,7 +29,7 @@ import backend.process.looks
 from backend.common.errors import fail
 from backend.core.controller import Controller
 from backend.core.member import UNTOUCHED
-from backend.core.protocols import Gpu, Host, Moves
+from backend.core.protocols import Bookkeeping, Gpu, Moves
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
@@ -151,7 +151,7 @@ class StubGpu:
         """What is said of a process's memory, where a test says it."""
         self.offers: list[Callable[[Process], int]] = []
         """Every time that there was room again."""
-        self.host: Host | None = None
+        self.bookkeeper: Bookkeeping | None = None
         self.lost = False
         self._scripts: dict[tuple[str, int | None], list[Callable[[], Awaitable[None]] | None]] = {}
 
@@ -162,8 +162,10 @@ class StubGpu:
     def capabilities(self) -> Mapping[str, Capability]:
         return {name: Capability.ENFORCED for name in LEVERS if name not in self.unsupported}
 
-    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self.host = host
+    async def run(
+        self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        self.bookkeeper = bookkeeper
         task_status.started()
         await trio.sleep_forever()
 
@@ -204,8 +206,8 @@ class StubGpu:
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         await self._act("reclaim", process, nbytes)
-        assert self.host is not None
-        self.host.moved_out(process, self.info.index, nbytes, 1)
+        assert self.bookkeeper is not None
+        self.bookkeeper.moved_out(process, self.info.index, nbytes, 1)
         return nbytes
 
     async def migrate(self, process: Process, target: Gpu) -> None:
@@ -321,9 +323,9 @@ class Harness:
         if cgroup != "/":
             self.world.cgroups[pid] = Slice(cgroup)
         process = backend.process.identity.identify(pid)
-        await self.controller.host.arrive(process, gpu)
+        await self.controller.bookkeeper.arrive(process, gpu)
         if gmem:
-            await self.controller.host.charge(process, gpu, gmem)
+            await self.controller.bookkeeper.charge(process, gpu, gmem)
         return process
 
     async def gone(self, process: Process) -> None:

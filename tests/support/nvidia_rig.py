@@ -15,7 +15,7 @@ from backend.nvidia.notes import NoNotes
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
 from backend.process.identity import Process
-from tests.support.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
+from tests.support.fake_nvidia import FakeBookkeeper, FakeNvml, FakeSystem, Program, patient
 from tests.support.mounted import eventually
 
 ON_THE_GPU = {rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS, rm.FIFO_GET_CHANNEL_STATE}
@@ -30,7 +30,7 @@ class Rig:
     fake: FakeSystem
     nvml: FakeNvml
     gpus: list[NvidiaGpu]
-    host: FakeHost
+    bookkeeper: FakeBookkeeper
 
     def busy(self, pid: int, *gpus: int, nbytes: int | None = 100) -> Program:
         """A program that NVML lists."""
@@ -54,7 +54,7 @@ def drive(
     async def main() -> None:
         gpus = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
         try:
-            await test(Rig(fake, nvml, gpus, FakeHost()))
+            await test(Rig(fake, nvml, gpus, FakeBookkeeper()))
         finally:
             fake.release.set()
             nvml.release.set()
@@ -71,7 +71,7 @@ def drive(
 async def running(rig: Rig) -> AsyncIterator[None]:
     """The first GPU finds processes and keeps up with them; otherwise it only does as it is told."""
     async with trio.open_nursery() as nursery:
-        await nursery.start(rig.gpus[0].run, rig.host)
+        await nursery.start(rig.gpus[0].run, rig.bookkeeper)
         yield
         nursery.cancel_scope.cancel()
 

@@ -21,7 +21,7 @@ from backend.nvidia.mover import BEGUN_S
 from backend.nvidia.nvml import Nvml, sysfs_address
 from backend.nvidia.opening import open_gpus
 from backend.process.identity import Process
-from tests.support.fake_nvidia import FakeHost, FakeNvml, FakeSystem, patient
+from tests.support.fake_nvidia import FakeBookkeeper, FakeNvml, FakeSystem, patient
 from tests.support.nvidia_rig import ON_THE_GPU, Rig, Written, drive, running
 
 MIB = 1 << 20
@@ -304,7 +304,7 @@ def test_one_that_ends_as_it_is_met_leaves_nothing_behind() -> None:
         async with running(rig):
             other = rig.busy(6, 0)
             await trio.sleep(1)
-            assert rig.host.arrived == [(other.identity, 0)]
+            assert rig.bookkeeper.arrived == [(other.identity, 0)]
             assert ending.identity not in rig.gpus[0]._tenants
             rig.fake.kill(5)
             rig.nvml.compute[0] = [(6, 100)]
@@ -586,27 +586,27 @@ def test_arrivals_and_memory() -> None:
         first = rig.busy(5, 0, nbytes=700)
         async with running(rig):
             # The first look is done when run() says that it started.
-            assert rig.host.arrived == [(first.identity, 0)]
-            assert rig.host.seen == {(first.identity, 0): 700}
+            assert rig.bookkeeper.arrived == [(first.identity, 0)]
+            assert rig.bookkeeper.seen == {(first.identity, 0): 700}
             start = trio.current_time()
             second = rig.busy(6, 0, nbytes=None)
-            while (second.identity, 0) not in rig.host.arrived:  # noqa: ASYNC110 - found by polling
+            while (second.identity, 0) not in rig.bookkeeper.arrived:  # noqa: ASYNC110 - found by polling
                 await trio.sleep(0.01)
             assert trio.current_time() - start < 0.5
             assert rig.gpus[0].activity(second.identity).tsgs == 4
-            assert (second.identity, 0) not in rig.host.seen  # the driver does not say
+            assert (second.identity, 0) not in rig.bookkeeper.seen  # the driver does not say
             rig.nvml.compute[0] = [(5, 900), (6, 50), (5, 900)]  # listed twice
             rig.nvml.graphics[0] = [(5, 900)]
             await trio.sleep(0.5)
-            assert rig.host.seen == {(first.identity, 0): 900, (second.identity, 0): 50}
+            assert rig.bookkeeper.seen == {(first.identity, 0): 900, (second.identity, 0): 50}
             rig.nvml.compute[0] = [(6, 50)]
             rig.nvml.graphics[0] = []
             await trio.sleep(0.5)
-            assert rig.host.seen[first.identity, 0] == 0
+            assert rig.bookkeeper.seen[first.identity, 0] == 0
             rig.fake.kill(6)
             rig.gpus[0].forget(second.identity)
             await trio.sleep(0.5)
-            assert rig.host.arrived == [(first.identity, 0), (second.identity, 0)]
+            assert rig.bookkeeper.arrived == [(first.identity, 0), (second.identity, 0)]
 
     drive(test)
 
@@ -619,14 +619,14 @@ def test_a_recycled_pid_arrives_anew() -> None:
             rig.gpus[0].forget(old.identity)
             new = rig.fake.program(5, 0, start=old.start + 7)
             await trio.sleep(1)
-            assert [process for process, _ in rig.host.arrived] == [old.identity, new.identity]
+            assert [process for process, _ in rig.bookkeeper.arrived] == [old.identity, new.identity]
 
     drive(test)
 
 
 def test_arrival_may_freeze() -> None:
     async def test(rig: Rig) -> None:
-        rig.host.on_arrive = {5: rig.gpus[0].detach}
+        rig.bookkeeper.on_arrive = {5: rig.gpus[0].detach}
         program = rig.busy(5, 0)
         async with running(rig):
             assert not any(program.running())
@@ -695,7 +695,7 @@ def test_nvml_that_fails_and_comes_back() -> None:
             rig.nvml.error = 0
             program = rig.busy(5, 0)
             await trio.sleep(1)
-            assert rig.host.arrived == [(program.identity, 0)]
+            assert rig.bookkeeper.arrived == [(program.identity, 0)]
 
     drive(test)
 
@@ -716,7 +716,7 @@ def test_nvml_that_hangs_costs_one_thread_and_no_lever() -> None:
             rig.nvml.release.set()
             later = rig.busy(6, 0)
             await trio.sleep(1)
-            assert (later.identity, 0) in rig.host.arrived
+            assert (later.identity, 0) in rig.bookkeeper.arrived
 
     drive(test)
 
@@ -751,7 +751,7 @@ def test_a_program_that_we_may_not_look_into_arrives_all_the_same() -> None:
         rig.fake.pidfd_getfd = refuse  # type: ignore[method-assign]
         program = rig.busy(5, 0)
         async with running(rig):
-            assert rig.host.arrived == [(program.identity, 0)]
+            assert rig.bookkeeper.arrived == [(program.identity, 0)]
             with pytest.raises(PermissionError):
                 await rig.gpus[0].detach(program.identity)
 
@@ -766,8 +766,8 @@ def test_what_was_seen_of_one_before_it_was_met_is_old(monkeypatch: pytest.Monke
         gpu, mover = rig.gpus[0], SimpleNamespace(end=lambda: None, counts=lambda gpu: None)
         seen: list[int] = []
         books = SimpleNamespace(current=0, swap=0, frozen=False)
-        monkeypatch.setattr(FakeHost, "observe", lambda host, process, gpu, nbytes: seen.append(nbytes))
-        monkeypatch.setattr(FakeHost, "levels", lambda host, process, gpu: [books])
+        monkeypatch.setattr(FakeBookkeeper, "observe", lambda bookkeeper, process, gpu, nbytes: seen.append(nbytes))
+        monkeypatch.setattr(FakeBookkeeper, "levels", lambda bookkeeper, process, gpu: [books])
 
         async def arrive(process: Process) -> None:
             rig.nvml.compute[0] = [(5, 2000 * MIB)]
@@ -775,7 +775,7 @@ def test_what_was_seen_of_one_before_it_was_met_is_old(monkeypatch: pytest.Monke
                 gpu.managed.begin(process, mover, 1500 * MIB, 0)  # type: ignore[arg-type]
             await trio.sleep(1)
 
-        rig.host.on_arrive = {5: arrive}
+        rig.bookkeeper.on_arrive = {5: arrive}
         async with running(rig):
             program = rig.busy(5, 0, nbytes=600 * MIB)
             await trio.sleep(2)

@@ -71,7 +71,7 @@ def test_what_its_maker_sets_meanwhile_is_its_own(late: float) -> None:
             give(gr, BY_CUDA)
             await trio.sleep(1)
             assert has(gr) == {600}
-            assert rig.host.brought_back[program.identity] == 0
+            assert rig.bookkeeper.brought_back[program.identity] == 0
             assert set(written.notes[program.identity].values()) == {BY_CUDA}
             await rig.gpus[0].set_timeslice(program.identity, 0)
             assert has(gr) == {BY_CUDA}
@@ -109,7 +109,7 @@ def test_a_longer_one_is_nobodys_own() -> None:
             give(gr, 100_000)
             await trio.sleep(1)
             assert has(gr) == {600}
-            assert rig.host.brought_back[program.identity] == 1
+            assert rig.bookkeeper.brought_back[program.identity] == 1
             give(gr, 100_000)
             await rig.gpus[0].set_timeslice(program.identity, 0)
             assert has(gr) == {AS_MADE}
@@ -130,7 +130,7 @@ def test_who_is_given_what_it_has_is_held_to_it() -> None:
             give(gr, 100_000)
             await trio.sleep(1)
             assert has(gr) == {BY_CUDA}
-            assert rig.host.brought_back[program.identity] == 1
+            assert rig.bookkeeper.brought_back[program.identity] == 1
 
     drive(test)
 

@@ -206,9 +206,9 @@ async def test_a_recycled_pid_inherits_nothing(spawn: Spawn) -> None:
         assert (attributes.uid, attributes.gid, attributes.mode & 0o777) == (0, 0, 0o644)
         assert h.tree.attributes(await h.inode(str(pid))).uid == 0
         # Late calls in the name of the old one change nothing of the new one's.
-        h.controller.host.observe(old, 0, 99)
+        h.controller.bookkeeper.observe(old, 0, 99)
         with pytest.raises(OSError, match="No such device"):
-            await h.controller.host.charge(old, 0, MIB)
+            await h.controller.bookkeeper.charge(old, 0, MIB)
         assert h.ledger.books(Member(new, 0)) == books
         del h.world.later[pid]
         await h.arrive(pid)

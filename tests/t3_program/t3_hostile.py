@@ -40,7 +40,7 @@ from backend.process.identity import Process
 from backend.scheduler.use import ACTIVE_US, LEAD_US, WORD_US, Sample, Use
 from tests.support.cuda_session import CONTEXT, U64, Drive, drive, pieces
 from tests.support.cuda_session import Rig as Session
-from tests.support.fake_nvidia import FakeHost, FakeNvml, FakeSystem, Program, patient
+from tests.support.fake_nvidia import FakeBookkeeper, FakeNvml, FakeSystem, Program, patient
 from tests.support.harness import REAL_S, Spawn, until, virtual
 from tests.support.nvidia_rig import Rig, running
 from tests.support.nvidia_rig import drive as plain
@@ -95,7 +95,7 @@ def costly(test: Callable[[Costly], Awaitable[None]], trace: bool = True) -> Non
 
     async def main() -> None:
         gpus = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
-        rig = Costly(fake, nvml, gpus, FakeHost(), clock)
+        rig = Costly(fake, nvml, gpus, FakeBookkeeper(), clock)
 
         def cost(cmd: int) -> None:
             seconds = COSTS.get(cmd, LOOK_UP)
@@ -112,7 +112,7 @@ def costly(test: Callable[[Costly], Awaitable[None]], trace: bool = True) -> Non
         trio.run(main, clock=clock)
 
 
-class KnowsAll(FakeHost):
+class KnowsAll(FakeBookkeeper):
     def knows(self, process: Process, gpu: int) -> bool:
         return True
 
@@ -138,7 +138,7 @@ def test_all_who_undo_their_freeze_at_once_are_frozen_again_within_a_second(many
             await trio.sleep(3)
             counts = {program.objects[channel].disabled for program in programs for channel in program.channels()}
             assert counts == {1}
-            assert all(rig.host.brought_back[program.identity] == 1 for program in programs), "counted once"
+            assert all(rig.bookkeeper.brought_back[program.identity] == 1 for program in programs), "counted once"
 
     costly(test, trace=False)
 
@@ -159,7 +159,7 @@ def test_one_channel_that_runs_kernels_is_enough(many: int) -> None:
             rig.undo(programs[-1], [channel])
             law = max(1.0, many * 20 / 200)
             await rig.until_all(lambda: frozen(programs), 2 * law)  # at worst at the end of the second round
-            await rig.until_all(lambda: rig.host.brought_back[programs[-1].identity] == 1, SECOND)
+            await rig.until_all(lambda: rig.bookkeeper.brought_back[programs[-1].identity] == 1, SECOND)
             counts = {program.objects[channel].disabled for program in programs for channel in program.channels()}
             assert counts == {1}, "what was off is off as often as before"
 
@@ -183,7 +183,7 @@ def test_who_had_the_engine_is_asked_before_the_others() -> None:
             rig.undo(culprit, [culprit.channels()[24]])  # of its second context's kernels
             used[culprit.pid] += 5000
             await rig.until_all(lambda: frozen(programs), SECOND)
-            await rig.until_all(lambda: rig.host.brought_back[culprit.identity] == 1, SECOND)
+            await rig.until_all(lambda: rig.bookkeeper.brought_back[culprit.identity] == 1, SECOND)
 
     costly(test)
 
@@ -204,7 +204,7 @@ def test_all_who_take_longer_timeslices_lose_them_within_a_second(many: int, con
                 tsg.timeslice = 1_000_000
             await rig.until_all(lambda: {tsg.timeslice for tsg in gr} == share, SECOND)
             await trio.sleep(2)
-            assert all(rig.host.brought_back[program.identity] == 1 for program in programs)
+            assert all(rig.bookkeeper.brought_back[program.identity] == 1 for program in programs)
 
     costly(test, trace=False)
 
@@ -226,14 +226,14 @@ def test_who_sets_the_timeslice_of_a_new_context_has_undone_nothing(late: float)
                 tsg.timeslice = 2048
             await rig.until_all(lambda: {tsg.timeslice for tsg in gr} == {600}, SECOND)
             await trio.sleep(2)
-            assert rig.host.brought_back[program.identity] == 0
+            assert rig.bookkeeper.brought_back[program.identity] == 0
             again = [1] if late > 1 else [0, 1]  # in the first second nothing was excused for good
             for count in again:
                 for tsg in gr:
                     tsg.timeslice = 2048
                 await rig.until_all(lambda: {tsg.timeslice for tsg in gr} == {600}, SECOND)
                 await trio.sleep(2)
-                assert rig.host.brought_back[program.identity] == count
+                assert rig.bookkeeper.brought_back[program.identity] == count
 
     costly(test, trace=False)
 
@@ -255,7 +255,7 @@ def test_what_keeping_costs_does_not_grow_with_the_programs(many: int, monkeypat
             for identity in identities:
                 nursery.start_soon(gpu.detach, identity)
         rig.fake.before = cost
-        gpu.managed.host = KnowsAll()  # type: ignore[assignment]
+        gpu.managed.bookkeeper = KnowsAll()  # type: ignore[assignment]
         law = max(0.5, many / 200)
         real = gpu._states.enabled
 
@@ -308,7 +308,7 @@ def test_one_who_never_stops_costs_a_bounded_share_and_hides_nobody() -> None:
                 elapsed = trio.current_time() - began
                 assert rig.spent - before < 2 / 3 * elapsed + 0.05  # that has its rest after the end
                 nursery.cancel_scope.cancel()
-            assert min(rig.host.brought_back[program.identity] for program in loop) > 5
+            assert min(rig.bookkeeper.brought_back[program.identity] for program in loop) > 5
 
     costly(test, trace=False)
 
@@ -361,12 +361,12 @@ def test_a_client_that_outlived_its_maker_is_not_put_down_to_who_has_the_pid_now
         rig.nvml.compute[0] = [(7, 80 << 30)]
         async with running(rig):
             await trio.sleep(2)
-            assert rig.host.arrived == []
-            assert rig.host.seen == {}
+            assert rig.bookkeeper.arrived == []
+            assert rig.bookkeeper.seen == {}
             stranger.files = files  # it uses the GPU itself
             stranger.context()
             await trio.sleep(1)
-            assert rig.host.arrived == [(stranger.identity, 0)]
+            assert rig.bookkeeper.arrived == [(stranger.identity, 0)]
 
     plain(test)
 

@@ -213,7 +213,7 @@ async def test_who_is_in_the_tree_is_never_looked_at_again(spawn: Spawn) -> None
 async def everything(h: Harness, process: Process) -> None:
     """All that is done with a program from its coming to its end."""
     pid = process.pid
-    await h.controller.host.arrive(process, 0)
+    await h.controller.bookkeeper.arrive(process, 0)
     await h.write(f"{pid}/0/gmem.limit.high", 1 << 20)
     for frozen in (1, 0):
         await h.write(f"{pid}/0/compute.freeze", frozen)
@@ -221,7 +221,7 @@ async def everything(h: Harness, process: Process) -> None:
     await trio.sleep(1)
     assert "elsewhere" in await h.listdir("slice")
     assert await answers(h.operations.rmdir(1, str(pid).encode(), h.ctx)) in (0, errno.EBUSY)
-    await h.controller.host.arrive(process, 0) if h.controller.population.resident(process) else None
+    await h.controller.bookkeeper.arrive(process, 0) if h.controller.population.resident(process) else None
 
 
 # Where such files are read at all

@@ -171,7 +171,7 @@ async def test_no_room_is_refused_and_nobody_gives_way(spawn: Spawn) -> None:
         file = f"{process.pid}/0/compute.migrate"
         assert await h.refused(file, 1) == errno.ENOSPC
         assert await h.read(f"{there.pid}/1/gmem.current") == f"{56 * MIB}\n"
-        h.controller.host.uncharge(there, 1, 48 * MIB, swapped=False)
+        h.controller.bookkeeper.uncharge(there, 1, 48 * MIB, swapped=False)
         await h.write("slice/jobs/1/gmem.limit.high", 8 * MIB)
         assert await h.refused(file, 1) == errno.ENOSPC
         await h.write("slice/jobs/1/gmem.limit.high", "max")
@@ -201,7 +201,7 @@ async def test_nobody_pulls_a_lever_of_one_on_the_way(spawn: Spawn) -> None:
             await moving.wait()
             assert process not in one.timeslices
             calls = len(one.calls), len(other.calls)
-            await h.controller.host.arrive(process, 1)
+            await h.controller.bookkeeper.arrive(process, 1)
             assert await h.refused("slice/jobs/0/compute.freeze", 1) == errno.ETIMEDOUT
             await trio.sleep(1)
             late = [call for call in one.calls[calls[0] :] + other.calls[calls[1] :] if call[1] == process.pid]

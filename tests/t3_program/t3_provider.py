@@ -16,7 +16,7 @@ import trio
 
 from backend.core.controller import DEADLINE_S
 from backend.core.deadlines import WHOLE_BYTES
-from backend.core.protocols import Gpu, Host
+from backend.core.protocols import Bookkeeping, Gpu
 from backend.core.records import Books, Footprint
 from backend.core.settings import TIMESLICE, WEIGHT, Setting
 from backend.door.wire import SIZE, Message, Op
@@ -103,12 +103,14 @@ class Nobody:
 
 
 @contextlib.asynccontextmanager
-async def serving(gpu: Gpu, host: Any = None, queue: Queue | None = None) -> AsyncIterator[tuple[ProviderGpu, Queue]]:
+async def serving(
+    gpu: Gpu, bookkeeper: Any = None, queue: Queue | None = None
+) -> AsyncIterator[tuple[ProviderGpu, Queue]]:
     """A Gpu that is served."""
     with queue or Queue() as queue:
         provided = ProviderGpu(gpu, queue, DEADLINE_S)
         async with trio.open_nursery() as nursery:
-            await nursery.start(provided.run, host or Nobody())
+            await nursery.start(provided.run, bookkeeper or Nobody())
             yield provided, queue
             nursery.cancel_scope.cancel()
 
@@ -233,10 +235,10 @@ async def test_many_commands_at_once() -> None:
 @virtual
 async def test_arrivals() -> None:
     """A process that joins by the kernel is made known to the host, and refused as the host says."""
-    host = Nobody()
-    async with serving(StubGpu(), host) as (_, queue):
+    bookkeeper = Nobody()
+    async with serving(StubGpu(), bookkeeper) as (_, queue):
         (await queue.command(Op.ARRIVE)).check()
-        assert host.arrived == [WHO]
+        assert bookkeeper.arrived == [WHO]
         assert (await queue.command(Op.ARRIVE, Process(1, 1))).status == -errno.ESRCH
 
 
@@ -270,9 +272,11 @@ class Eager(StubGpu):
         super().__init__()
         self._process = process
 
-    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self.host = host
-        await host.arrive(self._process, self.info.index)
+    async def run(
+        self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        self.bookkeeper = bookkeeper
+        await bookkeeper.arrive(self._process, self.info.index)
         task_status.started()
         await trio.sleep_forever()
 

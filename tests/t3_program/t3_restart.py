@@ -456,14 +456,14 @@ async def test_killed_at_any_moment_of_a_move(spawn: Spawn, made: bool) -> None:
                 gpus = stubs()
                 gpus[0].found[process] = gpus[1].found[process] = None
                 async with journaled(journal, world, gpus) as h:
-                    await h.controller.host.arrive(process, 0 if on_the_way else outcome)
+                    await h.controller.bookkeeper.arrive(process, 0 if on_the_way else outcome)
                     await trio.sleep(7)
                     if on_the_way:
                         assert h.leftovers()["moves"] == 1, "somebody is at it still"
                         assert await h.refused(f"{pid}/0/compute.migrate", 1) == errno.EBUSY
                     for gpu in gpus:
                         gpu.found[process] = gpu.info.index == outcome
-                    await h.controller.host.arrive(process, outcome)
+                    await h.controller.bookkeeper.arrive(process, outcome)
                     await trio.sleep(2)
                     await is_on(h, gpus, process, outcome, made=made and outcome == 0)
                     h.kill()
@@ -504,7 +504,7 @@ async def test_killed_on_the_way_with_the_kernel_s_books(spawn: Spawn, outcome: 
             assert await h.read("slice/jobs/1/gmem.current") == f"{MIB}\n", "it is booked"
             for gpu in gpus:
                 gpu.found[process] = gpu.info.index == outcome
-            await h.controller.host.arrive(process, outcome)
+            await h.controller.bookkeeper.arrive(process, outcome)
             await trio.sleep(2)
             assert await h.listdir(str(process.pid)) == [str(outcome)]
             assert await h.read(f"slice/jobs/{outcome}/gmem.current") == f"{MIB}\n"
@@ -537,7 +537,7 @@ async def test_a_daemon_that_ends_while_an_agent_is_at_it(spawn: Spawn, upgraded
         for gpu in gpus:
             gpu.found[process] = gpu.info.index == outcome
         async with journaled(journal, world, gpus) as h:
-            await h.controller.host.arrive(process, outcome)
+            await h.controller.bookkeeper.arrive(process, outcome)
             await trio.sleep(2)
             await is_on(h, gpus, process, outcome)
         let_go(journal)
@@ -560,8 +560,8 @@ async def test_an_agent_that_comes_back_after_nobody_waited(spawn: Spawn) -> Non
         await not_waited_for(h, gpus, process)
         await trio.sleep(5)
         assert await h.listdir(str(process.pid)) == ["0"]
-        h.controller.host.uncharge(process, 0, MIB, swapped=False)  # as the driver has it
-        await h.controller.host.arrive(process, 1)
+        h.controller.bookkeeper.uncharge(process, 0, MIB, swapped=False)  # as the driver has it
+        await h.controller.bookkeeper.arrive(process, 1)
         gpus[0].found[process], gpus[1].found[process] = False, True
         await trio.sleep(2)
         await is_on(h, gpus, process, 1)
@@ -577,8 +577,8 @@ async def test_books_that_fail_when_they_are_to_follow_it_are_asked_again(
     process = backend.process.identity.identify(spawn().pid)
     async with running(*gpus, scheduler=True) as h:
         await not_waited_for(h, gpus, process)
-        h.controller.host.uncharge(process, 0, MIB, swapped=False)
-        await h.controller.host.arrive(process, 1)
+        h.controller.bookkeeper.uncharge(process, 0, MIB, swapped=False)
+        await h.controller.bookkeeper.arrive(process, 1)
         configure = type(h.ledger).configure
         calls: list[Group] = []
 

@@ -107,13 +107,13 @@ async def frozen_usec(h: Harness, group: str) -> int:
 def lose(h: Harness, gpu: StubGpu) -> None:
     """Have a GPU be lost, as it tells of it itself."""
     gpu.lost = True
-    h.controller.host.presence(gpu.info.index)
+    h.controller.bookkeeper.presence(gpu.info.index)
 
 
 def bring_back(h: Harness, gpu: StubGpu) -> None:
     """Have it be there again."""
     gpu.lost = False
-    h.controller.host.presence(gpu.info.index)
+    h.controller.bookkeeper.presence(gpu.info.index)
 
 
 @pytest.mark.parametrize("ended", ["upgraded", "killed"])
@@ -132,9 +132,9 @@ def test_what_was_counted_goes_on_with_the_next_daemon(machine: Machine, spawn: 
     async def first() -> None:
         async with machine.daemon(ended) as h:
             who = await h.arrive(pid, cgroup="/job")
-            h.controller.host.undone(who, 0)
+            h.controller.bookkeeper.undone(who, 0)
             await h.write(f"{pid}/0/compute.migrate", "1")
-            h.controller.host.undone(who, 1)
+            h.controller.bookkeeper.undone(who, 1)
             lose(h, gpu)
             bring_back(h, gpu)
             lose(h, gpu)
@@ -149,7 +149,7 @@ def test_what_was_counted_goes_on_with_the_next_daemon(machine: Machine, spawn: 
     async def second() -> None:
         async with machine.daemon(ended) as h:
             assert await look(h) == seen
-            h.controller.host.presence(1)
+            h.controller.bookkeeper.presence(1)
             assert await look(h) == seen, "it was lost before, and is so still"
             bring_back(h, gpu)
             h.controller.population.join(h.controller.population.by_pid(pid), 1)  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_a_journal_from_before_and_one_of_later(machine: Machine, spawn: Spawn) 
             assert await counted(h, f"{pid}/0") == {"migrated": 0, "undone": 0, "lost": 0}
             assert await frozen_usec(h, "slice/job/0") == 0
             [who] = [one.process for one in h.controller.population.residents()]
-            h.controller.host.undone(who, 0)
+            h.controller.bookkeeper.undone(who, 0)
             kept = h.controller._totals._memory.kept()
             own = {name: value for name, value in kept[0, who].items() if not name.startswith(member.SAID)}
             assert own == {"gpu_usec": 7, "spilt": 5, "undone": 1}

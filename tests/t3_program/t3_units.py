@@ -113,7 +113,7 @@ async def test_a_manager_that_does_not_answer_holds_nobody_for_ever(
         began = trio.current_time()
         who = await h.arrive(spawn().pid, "/a.slice")
         assert trio.current_time() - began == pytest.approx(SILENCE * WAIT_S, abs=0.01)
-        await h.controller.host.charge(who, 0, 4 * MIB)
+        await h.controller.bookkeeper.charge(who, 0, 4 * MIB)
         await h.arrive(spawn().pid, "/a.slice")
         assert len(caplog.records) == 1
         assert books(h, "/a.slice").high == MAX

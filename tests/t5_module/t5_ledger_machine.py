@@ -315,13 +315,13 @@ async def served(ledger: KernelLedger, gpu: StubGpu, seconds: float = SECONDS) -
     provided = ProviderGpu(gpu, ledger, seconds)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(SECONDS):
-            await nursery.start(partial(provided.run, Host(ledger)))
+            await nursery.start(partial(provided.run, Bookkeeping(ledger)))
             yield provided
         nursery.cancel_scope.cancel()
 
 
 @attrs.define
-class Host:
+class Bookkeeping:
     """As much of a Controller as a StubGpu asks for."""
 
     ledger: KernelLedger

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import trio
 
-from backend.core.protocols import Host
+from backend.core.protocols import Bookkeeping
 from backend.core.records import Activity, Footprint
 from backend.cuda import server
 from backend.cuda.managed import Managed
@@ -33,9 +33,11 @@ class CudaStub(StubGpu):
         self.info = attrs.evolve(self.info, uuid="GPU-50f79900-0000-4000-8000-000000000000", granule=2 * MIB)
         self.managed = Managed(self.info)
 
-    async def run(self, host: Host, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self.managed.host = host
-        await super().run(host, task_status=task_status)
+    async def run(
+        self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        self.managed.bookkeeper = bookkeeper
+        await super().run(bookkeeper, task_status=task_status)
 
     def activity(self, process: Process) -> Activity:
         submitted, finished = self.managed.counts(process) or (None, None)

@@ -24,8 +24,8 @@ from backend.scheduler.schedulers import Schedulers
 log = logging.getLogger(__name__)
 
 
-class BooksHost:
-    """See :class:`backend.core.protocols.Host`."""
+class Bookkeeper:
+    """See :class:`backend.core.protocols.Bookkeeping`."""
 
     def __init__(
         self,
