@@ -196,6 +196,7 @@ class Follower:
             if wanted.off and (wanted.engines is not applied.engines or compute.doubtful):
                 await self._detach(group, compute, wanted)
             elif not wanted.off and (again or applied.off):
+                compute.doubtful = True  # it may run by the time that a failure is told
                 await gpu.attach(process)
                 compute.doubtful = False
                 self._remember(group, compute, wanted)
@@ -233,14 +234,18 @@ class Follower:
             for group in (here, there):
                 self.schedule(group, NOWHERE)
                 self.watcher(group.gpu)
+            is_released = False
             try:
-                if not await self._release_one(here):
+                is_released = await self._release_one(here)
+                if not is_released:
                     raise fail(errno.EIO)
                 source.applied, source.doubtful, source.inherited = UNTOUCHED, False, False
                 self._note_reasons(here, Off(Reason.MIGRATION))
                 yield
             finally:
-                self._note_reasons(here, Off())
+                if not is_released:  # some of its levers may have moved: each is pulled again
+                    source.inherited = True
+                self._note_reasons(here, source.applied.off)
                 source.held = target.held = False
                 for group in (here, there):
                     self.watcher(group.gpu)

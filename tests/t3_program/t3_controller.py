@@ -10,6 +10,7 @@ import pyfuse3
 import pytest
 import trio
 
+from backend.common.errors import fail
 from backend.core.controller import DEADLINE_S
 from backend.core.membership import CGROUP_SWEEP_S
 from backend.core.records import OVERCOMMIT
@@ -37,7 +38,7 @@ async def elapsed(awaitable: Awaitable[Any]) -> float:
 async def test_a_lever_that_hangs_is_one_etimedout(
     spawn: Spawn, name: str, lever: str, value: str, before: str
 ) -> None:
-    """The writer gets ETIMEDOUT at the deadline; until then and after it everything else works, for everybody."""
+    """The writer gets ETIMEDOUT at the deadline; until then and after it everything else works, for all others."""
     gpu = StubGpu()
     async with running(gpu) as h:
         pid, neighbour = spawn().pid, spawn().pid
@@ -115,6 +116,25 @@ async def test_a_lever_that_fails_changes_nothing(
         assert gpu.timeslices == {}
         await h.write(file, value)
         assert await h.read(file) != before
+
+
+@virtual
+async def test_a_thaw_that_acts_and_fails_is_taken_back(spawn: Spawn) -> None:
+    """Its writer was told that it is frozen as before: so it is, and runs only until the lever has moved again."""
+    gpu = StubGpu()
+    async with running(gpu) as h:
+        who = await h.arrive(spawn().pid)
+        await h.write(f"{who.pid}/0/compute.freeze", "1")
+
+        async def late() -> None:
+            gpu.detached.discard(who)
+            raise fail(errno.ETIMEDOUT)
+
+        gpu.script("attach", late)
+        assert await h.refused(f"{who.pid}/0/compute.freeze", "0") == errno.ETIMEDOUT
+        await trio.sleep(1)
+        assert await h.read(f"{who.pid}/0/compute.freeze") == "1\n"
+        assert gpu.detached == {who}
 
 
 @pytest.mark.logs("^write failed$")
@@ -475,7 +495,7 @@ async def test_a_process_has_a_bounded_number_of_pages(spawn: Spawn) -> None:
 
 
 def test_harness_scripts_one_process() -> None:
-    """The stub does as it is told, once, and for whom it is told."""
+    """The stub does as it is told, once, and for the process that it is told."""
     gpu = StubGpu()
     one, other = Process(1, 1), Process(2, 1)
     gpu.script("detach", refuses(errno.EIO), pid=1)

@@ -74,7 +74,7 @@ async def test_whoever_was_given_the_files_has_them_there(spawn: Spawn) -> None:
 
 @virtual
 async def test_pollers_hear_of_it(spawn: Spawn) -> None:
-    """Of the slice, on both GPUs; and who watches the process where it was hears that it is gone."""
+    """Of the slice, on both GPUs; and a watcher of the process where it was hears that it is gone."""
     async with running(*stubs()) as h:
         process = await h.arrive(spawn().pid, "/jobs")
         wakers = {}
@@ -110,7 +110,7 @@ async def test_one_that_cannot_be_moved_is_as_it_was(spawn: Spawn, code: int) ->
 @pytest.mark.parametrize("lever", ["set_timeslice", "detach"])
 @virtual
 async def test_a_lever_that_does_not_act_at_once_is_pulled_again(spawn: Spawn, lever: str) -> None:
-    """It has moved all the same, and that is what whoever wrote is told."""
+    """It has moved all the same, and that is what the writer is told."""
     one, other = stubs()
     async with running(one, other, scheduler=True) as h:
         process = await h.arrive(spawn().pid, "/jobs", gmem=16 * MIB)
@@ -120,6 +120,24 @@ async def test_a_lever_that_does_not_act_at_once_is_pulled_again(spawn: Spawn, l
         await h.write(f"{process.pid}/0/compute.migrate", 1)
         await until(lambda: other.timeslices == {process: 4000} and other.detached == {process}, "they hold")
         assert {name: await h.read(f"{process.pid}/1/{name}") for name in ASKED} == ASKED
+
+
+@pytest.mark.logs("could not give process")
+@pytest.mark.parametrize("lever", ["attach", "set_timeslice"])
+@virtual
+async def test_one_that_cannot_be_let_run_for_its_move_stands_still_again(spawn: Spawn, lever: str) -> None:
+    """Some of its levers have moved by then: none is taken to hold, and the files say what does."""
+    one, other = stubs()
+    async with running(one, other, scheduler=True) as h:
+        process = await h.arrive(spawn().pid, "/jobs", gmem=16 * MIB)
+        for name, value in ASKED.items():
+            await h.write(f"{process.pid}/0/{name}", value.strip())
+        one.script(lever, refuses(errno.EIO))
+        assert await h.refused(f"{process.pid}/0/compute.migrate", 1) == errno.EIO
+        await trio.sleep(1)
+        assert one.detached == {process}
+        assert one.timeslices == {process: 4000}
+        assert "off_freeze 1\n" in await h.read(f"{process.pid}/0/gcgroup.stat")
 
 
 @virtual
@@ -163,7 +181,7 @@ async def test_what_is_refused_at_once(spawn: Spawn) -> None:
 
 @virtual
 async def test_no_room_is_refused_and_nobody_gives_way(spawn: Spawn) -> None:
-    """The GPU is full, or a slice's limit there leaves no room: those who are there keep what they have."""
+    """The GPU is full, or a slice's limit there leaves no room: those that are there keep what they have."""
     one, other = StubGpu(0), StubGpu(1, capacity=64 * MIB)
     async with running(one, other) as h:
         process = await h.arrive(spawn().pid, "/jobs", gmem=16 * MIB)
