@@ -115,6 +115,7 @@ class Controller:
                 nursery.start_soon(lasting, "the watch for moves", self._membership.follow_cgroups)
                 nursery.start_soon(lasting, "telling of room", self._notices.run)
                 nursery.start_soon(lasting, "figures", self._totals.run)
+                nursery.start_soon(lasting, "the tally", self._totals.tally.run)
                 nursery.start_soon(self._schedulers.run)
                 nursery.start_soon(lasting, "the ledger", self.ledger.run)
                 inherited = list(self.population.residents())

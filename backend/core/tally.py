@@ -3,13 +3,16 @@ GPU, and the time for which a group was to be frozen.
 
 It is written down with the totals (:mod:`backend.core.totals`), under names of its own, so it goes on over another
 daemon, and with a process that goes to another GPU. What happens rarely is written at once; that a group is to be
-frozen, and no longer, within TAKE_S, as a slice may have thousands of members.
+frozen, and no longer, right after, some at a time, as a slice may have thousands of members.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Protocol
+
+import trio
 
 from backend.core.member import FROZEN_USEC, Taken
 from backend.core.population import Population
@@ -20,6 +23,10 @@ from backend.process.identity import ROOT, Group, Node, SliceOn
 MIGRATED, UNDONE, LOST = "migrated", "undone", "lost"
 COUNTS = (MIGRATED, UNDONE, LOST, FROZEN_USEC)
 """Figures that are counted here. Of a process they go with it to another GPU."""
+
+
+AT_ONCE = 64
+"""Groups that are written down in one go: 2 ms, in which nothing else is done."""
 
 
 class Memory(Protocol):
@@ -40,6 +47,7 @@ class Tally:
         self._population = population
         self._memory = memory
         self._changed: dict[Group, None] = {}
+        self._asked = trio.Event()
         self._handed_over = False
 
     def counted(self, group: Group, name: str) -> int:
@@ -80,6 +88,19 @@ class Tally:
         taken = self._of(group)
         if taken.begin() if frozen else taken.end():
             self._changed[group] = None
+            self._asked.set()
+
+    async def run(self) -> None:
+        """Write down which groups are to be frozen from now on, or not any more, until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked = trio.Event()
+            while self._changed:
+                some = list(itertools.islice(self._changed, AT_ONCE))
+                for group in some:
+                    del self._changed[group]
+                self._keep(some)
+                await trio.lowlevel.checkpoint()
 
     def write(self) -> None:
         """Write down what changed since the last time, and which GPUs are there after all."""

@@ -22,7 +22,7 @@ from backend.core.member import OF_PROGRAMS, Record, Taken
 from backend.core.population import Population
 from backend.core.protocols import Gpu
 from backend.core.records import MAX, Activity, Footprint, Throttled
-from backend.core.tally import COUNTS, MIGRATED, Memory, Tally
+from backend.core.tally import COUNTS, LOST, MIGRATED, UNDONE, Memory, Tally
 from backend.process.identity import Group, Member, Node, Slice, SliceOn, group_on
 
 TAKE_S = 5.0
@@ -207,7 +207,8 @@ class Totals:
         total = dict(known.total)
         for name in COUNTS:
             if name in before.total:
-                total[name] = max(total.get(name, 0), before.total[name])
+                counted, there_too = total.get(name, 0), before.total[name]
+                total[name] = min(MAX, counted + there_too) if name in (UNDONE, LOST) else max(counted, there_too)
         said = {name: value for name, value in self._told(there).items() if value is not None}
         for name in OF_PROGRAMS:  # the program counts on, and perhaps has not told there yet
             said[name] = max(said.get(name, 0), known.said.get(name, 0))

@@ -196,7 +196,6 @@ def test_the_time_that_a_group_was_to_be_frozen_goes_on(
     groups = (f"{pid}/0", "slice/job/0", "slice/other/0")
     before: list[int] = []
     monkeypatch.setattr(member, "boot_usec", lambda: clock() + gap[0])
-    monkeypatch.setattr("backend.core.totals.TAKE_S", 0.01)
 
     async def first() -> None:
         async with machine.daemon(ended) as h:
