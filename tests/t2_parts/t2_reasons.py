@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import trio
@@ -345,6 +347,25 @@ async def test_what_is_written_later_is_written_soon(tmp_path: Path) -> None:
     assert not known()
 
 
+@pytest.mark.logs("forgets", "is kept again")
+def test_what_is_to_be_written_is_not_written_behind_a_state_that_has_it(tmp_path: Path) -> None:
+    """The disk failed meanwhile: what was to come with the next commit is in what is written anew, or is over."""
+    path, key, now = tmp_path / "one.journal", ("GPU-a", identify(os.getpid())), [0.0]
+    with journal_at(path) as journal:
+        journal._clock = lambda: now[0]
+        journal.commit(state.gpu("GPU-a"), state.add(key, ROOT))
+        journal.later(state.reasons(key, FROZEN))
+        with mock.patch("backend.ledgers.journal.file.os.fdatasync", side_effect=OSError(errno.EIO, "EIO")):
+            journal.sync()
+        journal.commit(state.remove(key))
+        now[0] += RETRY_S
+        journal.commit()
+        journal.commit(state.gpu("GPU-b"))
+        found = format.read(path.read_bytes()).state
+        assert found == journal.state
+        assert (found.groups.keys(), found.reasons) == ({("GPU-a", ROOT), ("GPU-b", ROOT)}, {})
+
+
 @virtual
 async def test_a_thaw_in_a_turn_of_another(spawn: Spawn) -> None:
     """It puts the copy engines on and leaves GR off; compute.events tells of the freeze alone."""
@@ -394,7 +415,7 @@ class Told:
 async def test_without_gr_copies_and_moves_go_on_in_software(spawn: Spawn) -> None:
     """Kernels stand; without every engine copies wait, too, and go on where they were."""
     gpu = SoftGpu(0, SoftConfig(capacity=64 * MIB, page=MIB))
-    gpu._host = Told()  # type: ignore[assignment]
+    gpu._bookkeeper = Told()  # type: ignore[assignment]
     gpu._engine.start()
     who = identify(spawn().pid)
     tsg = await gpu.open_context(who, 1, lambda finished: None)

@@ -375,6 +375,7 @@ class Journal:
     def _fail(self, error: OSError) -> None:
         """What is there is not true any more, but for what was written whole: that stays, marked."""
         self._broken, self._tried, self._tail = True, self._clock(), None
+        self._later = []  # the state has them, and what is written next is the state
         words = "a daemon that is killed now forgets what is set from now on"
         log.error("the journal %s: %s: %s", self.path, error.strerror, words)
         try:
