@@ -85,8 +85,9 @@ def require_trusted(mount: Path) -> None:
 
 
 def asked(mountpoint: str, read: Callable[[str], T]) -> T:
-    """What `read` returns for a tree: in a thread, which is left behind where the tree does not answer, and which a
-    signal ends with the process. OSError of the read; Silent after TREE_S."""
+    """What `read` returns for a tree: in a thread, which is left behind where the tree does not answer. A request that
+    the daemon has begun with waits on, and keeps this process from its end. OSError of the read; Silent after
+    TREE_S."""
     answer: Future[T] = Future()
 
     def work() -> None:

@@ -2,7 +2,8 @@
 
 A tree may never answer: its daemon is stopped, or was killed while a message of its to the kernel waited for a lock
 of a program that waits for the daemon. With ``--force`` the connection is aborted, as umount(8) does it: whatever
-waits comes back with ECONNABORTED, and a daemon that lives ends as it would otherwise, and thaws.
+waits comes back with ECONNABORTED, and a daemon that lives ends as it would otherwise, and thaws: that is not waited
+for.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def unmount(mountpoint: Path, *, force: bool = False) -> None:
     except serving.Unknown as error:
         raise RuntimeError(f"umount: {path}: {error}: no process is told to end; umount(8) unmounts it") from None
     if mount_of(path) == found:
-        subprocess.run(["fusermount3", "-u", "-z", path], check=True)
+        subprocess.run(["fusermount3", "-u", "-z", path])
+        if mount_of(path) == found:
+            raise RuntimeError(f"umount: {path} is still mounted")
 
 
 def _end(daemon: serving.Daemon) -> None:

@@ -341,7 +341,9 @@ def _discard_stale(mountpoint: str) -> None:
     try:
         serving.asked(mountpoint, os.statvfs)  # not stat(): the kernel may answer for a dead daemon from its cache
     except serving.Silent as error:
-        raise MountError(f"{mountpoint}: {error}; `ggroupfs umount --force` aborts one that never does") from None
+        found = mount_of(mountpoint)
+        hint = "; `ggroupfs umount --force` aborts it" if found is not None and found[1] == serving.TYPE else ""
+        raise MountError(f"{mountpoint}: {error}{hint}") from None
     except FileNotFoundError:
         raise MountError(f"{mountpoint} does not exist") from None
     except OSError as error:
