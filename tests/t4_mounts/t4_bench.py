@@ -114,7 +114,8 @@ test -d "$CUDA_MPS_LOG_DIRECTORY" || exit 3
 if [ "$1" = -f ]; then
     {first}
     mkfifo "$pipe/quit"
-    echo $$ > "$pipe/control"
+    echo $$ > "$pipe/control.new"
+    mv "$pipe/control.new" "$pipe/control"
     read -r _ < "$pipe/quit"
     exit 0
 fi
@@ -245,7 +246,7 @@ def test_what_is_measured_goes_into_a_file_with_what_it_was_measured_on(tmp_path
     on = found.runs["flyt"].on
     assert on["command"] == shlex.join([Path(sys.executable).name, "-m", "tests.bench", *words])
     assert {"cpu", "cpus", "kernel", "python", "date"} <= set(on)
-    # Of sources that came without their history nobody knows it.
+    # Of sources that came without their history it is not known.
     assert ("commit" in on) == ((real.ROOT / ".git").exists() and shutil.which("git") is not None)
     assert str(on["date"])[:4] >= str(time.gmtime().tm_year)
 
