@@ -30,7 +30,7 @@ STEP_S = 0.02
 """About what a step of the training takes."""
 WINDOW_S = 12.0
 SETTLED_S = 6.0
-"""Of the window, at its end: by then, who took long to load has been waited for."""
+"""Part of the window, at its end: by then, a program that took long to load has been waited for."""
 
 
 class Iteration(NamedTuple):
@@ -99,7 +99,7 @@ class Training:
 def trainings(mount: Mounted, directory: Path, *jobs: tuple[str, int, int]) -> Iterator[list[Training]]:
     """Programs by name, iterations and steps of each. They are there, and no jobs yet."""
     started: list[Training] = []
-    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.fspath(ROOT), *sys.path])}
     try:
         for name, iterations, steps in jobs:
             words = [sys.executable, ROOT / "tests" / "t7_nvidia" / "lanes.py", directory / "lanes.sock", name]

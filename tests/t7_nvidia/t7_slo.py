@@ -108,7 +108,7 @@ def program() -> Iterator[Callable[..., Program]]:
 
     def start(*words: object) -> Program:
         command = [sys.executable, str(Path(__file__).with_name("matmul.py")), DATA, *map(str, words)]
-        environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.fspath(ROOT), *sys.path])}
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         programs.append(Program(process))
         return programs[-1]
