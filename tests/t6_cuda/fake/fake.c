@@ -50,14 +50,16 @@ static void add_rules(const char *text)
 	char *copy = text ? strdup(text) : NULL, *save = NULL;
 
 	for (char *item = copy ? strtok_r(copy, ",", &save) : NULL; item; item = strtok_r(NULL, ",", &save)) {
-		struct rule *rule = &rules[rule_count++];
+		struct rule *rule = &rules[rule_count];
 		unsigned long long nth = 1;
 		int code = CUDA_ERROR_OUT_OF_MEMORY;
 
-		if (rule_count > 32 || sscanf(item, "%63[^:]:%llu:%d", rule->name, &nth, &code) < 1)
+		if (rule_count == 32 || sscanf(item, "%63[^:]:%llu:%d", rule->name, &nth, &code) < 1)
 			fake_die("FAKE_FAIL: %s", item);
 		rule->nth = nth;
 		rule->code = (CUresult)code;
+		/* Other threads are within calls: a strcmp() that meets a name half written may call it equal. */
+		__atomic_store_n(&rule_count, rule_count + 1, __ATOMIC_RELEASE);
 	}
 	free(copy);
 }
@@ -88,7 +90,7 @@ CUresult fake_fault(const char *name)
 	pthread_once(&once, read_environment);
 	if (log_file >= 0)
 		dprintf(log_file, "%s %d\n", name, (int)gettid());
-	for (int i = 0; i < rule_count && !result; i++) {
+	for (int i = 0; i < __atomic_load_n(&rule_count, __ATOMIC_ACQUIRE) && !result; i++) {
 		struct rule *rule = &rules[i];
 
 		if (strcmp(rule->name, name))
