@@ -324,7 +324,7 @@ OPERATIONS: dict[str, Operation] = {
     "getxattr of an ACL": at(lambda path: os.getxattr(path, "system.posix_acl_access")),
     "setxattr": at(lambda path: os.setxattr(path, "user.none", b"")),
     "statfs": lambda side: os.statvfs(side.files)[:8] + os.statvfs(side.files)[9:10],
-    "f_type": lambda side: subprocess.run(["stat", "-f", "-c", "%T", side.files], stdout=-1, text=True).stdout,
+    "f_type": lambda side: subprocess.run(["stat", "-f", "-c", "%t", side.files], stdout=-1, text=True).stdout,
     # An open file
     "fsync": on(RW, os.fsync),
     "fdatasync": on(RW, os.fdatasync),
@@ -413,7 +413,7 @@ DIFFERENCES: dict[str, tuple[object, object, str]] = {
     "st_size": (0, 4096, "with 0, FUSE's splice path gives sendfile(2), and so shutil.copyfile(), nothing"),
     "seek for data": ("ENXIO", 0, "as st_size: there are 4096 bytes of data to seek in"),
     "seek after appending": ((1, 1), (1, 4097), "as st_size: it is where the file ends"),
-    "f_type": ("cgroup2fs\n", "fuseblk\n", "the kernel says FUSE_SUPER_MAGIC for every FUSE filesystem"),
+    "f_type": ("63677270\n", "65735546\n", "the kernel says FUSE_SUPER_MAGIC for every FUSE filesystem"),
     "mmap private": ("ENODEV", True, "FUSE allows it on a direct_io file; the server is not asked"),
     "getxattr": ("ENODATA", "ENOTSUP", "no xattrs: a handler would cost a request at each open to write"),
     "setxattr": (None, "ENOTSUP", "as getxattr"),
@@ -430,7 +430,7 @@ DIFFERENCES: dict[str, tuple[object, object, str]] = {
 """``operation -> (the kernel's answer, ours, why)``."""
 
 LINUX = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
-if LINUX >= (6, 2):  # before, an ACL is an xattr as any other, which FUSE says that nobody has
+if LINUX >= (6, 2):  # before, an ACL is an xattr as any other, and FUSE says that there is none
     DIFFERENCES["getxattr of an ACL"] = "ENOTSUP", "ENODATA", "as getxattr: where nobody answers, a file has none"
 
 
@@ -602,7 +602,7 @@ def test_a_snapshot_is_never_mixed(sides: tuple[Side, Side]) -> None:
 
 
 def test_what_is_gone(module_mount: Mounted) -> None:
-    """The files of a group that is gone give ENODEV to whoever has them open, and its name is free again."""
+    """The files of a group that is gone give ENODEV to a process that has them open, and its name is free again."""
     group = cgroup2() / f"ggroupfs-gone-{os.getpid()}"
     group.mkdir()
     ours = module_mount / "slice" / "gone"
