@@ -261,7 +261,8 @@ class Controller:
         before = self._writers.ask(group, self.require(group, "gmem.limit.high"), changes)
         if before is not None and not self.ledger.excess(group):
             self._writers.holds(group, changes)
-            self._notices.freed(group.gpu)
+            if nbytes > before.high:
+                self._notices.freed(group.gpu)
             return
         async with self._writers.asked(group, changes, before):
             if excess := self.ledger.excess(group):

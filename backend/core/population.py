@@ -1,7 +1,7 @@
-"""Who is in the tree: the processes on each GPU, the slices above them, and the ledger's groups for both.
+"""What is in the tree: the processes on each GPU, the slices above them, and the ledger's groups for both.
 
 Sync and free of hardware: arrivals, exits and moves are told to it, and it keeps the ledger's hierarchy in step.
-A slice is there while a process below it is, and beyond that if somebody made it or set something on it.
+A slice is there while a process below it is, and beyond that if a caller made it or set something on it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Population:
     """The processes and slices of one tree."""
 
     def __init__(self, ledger: Ledger, gpus: Iterable[int], delegate_of: Callable[[Slice], int] = lambda _: 0) -> None:
-        """`delegate_of` says who may make cgroups below a cgroup."""
+        """`delegate_of` says which user may make cgroups below a cgroup."""
         self._ledger = ledger
         self._gpus = tuple(gpus)
         self._delegate_of = delegate_of
         self._bounds = Bounds()
-        self._told: set[int] = set()  # users of whom it was told that they have too many slices, or too deep ones
+        self._told: set[int] = set()  # users that were told of as having too many slices, or too deep ones
         self._residents: dict[int, Resident] = {}
         self._slices: dict[Slice, SliceEntry] = {ROOT: SliceEntry(ROOT, None, kept=True)}
         self._records: dict[Group, Record] = {}
@@ -94,9 +94,9 @@ class Population:
             listener(record, heir)
 
     def below(self, group: Group) -> Iterator[Resident]:
-        """The processes at or below a group that have a directory on its GPU. For one look: who waits meanwhile, or
-        lets somebody in or out, makes a list of them first. It takes as long as there are such processes, and no longer
-        for slices in which nobody is."""
+        """The processes at or below a group that have a directory on its GPU. For one look: a caller that waits
+        meanwhile, or lets a process in or out, makes a list of them first. It takes as long as there are such
+        processes, and no longer for slices in which none is."""
         if isinstance(group, Member):
             resident = self.resident(group.process)
             if resident is not None and group.gpu in resident.gpus:
@@ -112,7 +112,7 @@ class Population:
             pending.extend(entry.occupied)
 
     def sharers(self, group: Group) -> int:
-        """How many processes at or below a group have a context on its GPU. Known, and not counted: everybody whose
+        """How many processes at or below a group have a context on its GPU. Known, and not counted: every caller whose
         slice has a timeslice asks."""
         if isinstance(group, Member):
             resident = self.resident(group.process)
@@ -338,12 +338,12 @@ class Population:
             self._prune(slice_)
 
     def owner(self, slice_: Slice) -> tuple[int, int]:
-        """Uid and gid that a slice was given to, NOBODY for none."""
+        """Uid and gid that a slice was given to; the number for none, where it was not."""
         books = self._ledger.books(SliceOn(slice_, self._gpus[0]))
         return books.uid, books.gid
 
     def give(self, slice_: Slice, **owner: int) -> None:
-        """Somebody else owns what is below a slice: `uid`, `gid`, or both. The root's owner is not in the books."""
+        """Another user owns what is below a slice: `uid`, `gid`, or both. The root's owner is not in the books."""
         if slice_ != ROOT:
             for gpu in self._gpus:
                 self._ledger.configure(SliceOn(slice_, gpu), **owner)
@@ -407,10 +407,10 @@ class Population:
         missing = [gpu for gpu in self._gpus if SliceOn(slice_, gpu) not in there]
         if len(missing) == len(self._gpus):
             self._bounds.require(user, above.depth + 1)
-        added: list[int] = []
+        groups, added = {gpu: SliceOn(slice_, gpu) for gpu in self._gpus}, list[int]()
         try:
             for gpu in missing:
-                self._ledger.add(SliceOn(slice_, gpu), SliceOn(above.slice, gpu))
+                self._ledger.add(groups[gpu], SliceOn(above.slice, gpu))
                 added.append(gpu)
         except OSError:
             for gpu in added:
@@ -419,16 +419,16 @@ class Population:
         self._bounds.take(user)
         entry = self._slices[slice_] = SliceEntry(slice_, above, above.depth + 1, user)
         above.children.add(slice_)
-        for gpu in self._gpus:
-            self._keep_record(SliceOn(slice_, gpu))
+        for group in groups.values():
+            self._keep_record(group)
         self.version += 1
         for watcher in self.watchers:
             watcher.slice_made(slice_)
         return entry
 
     def _user(self, above: SliceEntry | None, *, followed: bool) -> int:
-        """The user whose slices those below one are: whoever it, or the nearest above it, was given to. One that is
-        there for a program in it, whoever may make such cgroups."""
+        """The user whose slices those below one are: the one that it, or the nearest above it, was given to. Of one
+        that is there for a program in it, the one that may make such cgroups."""
         entry = above
         while entry is not None and entry.given is None:
             entry = entry.above

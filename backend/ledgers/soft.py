@@ -15,12 +15,13 @@ import trio
 from backend.common.errors import fail
 from backend.core.protocols import Inherited, Target
 from backend.core.records import MAX, PEAKS, Books, Channel, Peak
-from backend.core.settings import BY_FIELD, REASONS, SETTINGS
+from backend.core.settings import REASONS, SETTINGS
 from backend.ledgers import reclaim
 from backend.ledgers.account import Account
 from backend.process.identity import ROOT, Group, SliceOn
 
 _OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
+_BOUNDS = {setting.field: (setting.least, setting.most) for setting in SETTINGS}
 """Settings of slices alone, by field."""
 
 _NOTED = {"low", "high", "reclaim", "fail"}
@@ -98,7 +99,7 @@ class SoftLedger:
         return self._account(group).figures
 
     def configure(self, group: Group, **changes: int | bool) -> None:
-        if not changes.keys() <= BY_FIELD.keys():
+        if not changes.keys() <= _BOUNDS.keys():
             raise fail(errno.EINVAL)
         account = self._account(group)
         if account.parent is None:  # cgroup-v2.rst: the root has no limits
@@ -107,7 +108,8 @@ class SoftLedger:
             raise fail(errno.EINVAL)
         figures, others = account.figures, False
         for name, value in changes.items():
-            if value not in BY_FIELD[name].allowed:
+            least, most = _BOUNDS[name]
+            if not least <= value <= most:
                 raise fail(errno.ERANGE)
             others = others or getattr(figures, name) != value
         if others:

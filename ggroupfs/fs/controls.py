@@ -8,6 +8,7 @@ What they promise is docs/semantics.md, which a test executes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ from ggroupfs.text import values
 Show = Callable[[Controller, Group], str]
 Parse = Callable[[str], Any]
 Apply = Callable[[Controller, Group, Any], Awaitable[None]]
+
+PARSED = 64
+"""Texts of each setting whose values are kept: a write has 4095 bytes at most."""
 
 
 @attrs.frozen
@@ -151,6 +155,11 @@ def _value(setting: Setting) -> Show:
     return _books(lambda books: int(getattr(books, setting.field)))
 
 
+def _parser(setting: Setting) -> Parse:
+    """What reads a value; the same few are written again and again."""
+    return functools.lru_cache(PARSED)(values.parser(setting))
+
+
 def _set(setting: Setting) -> Apply:
     return lambda controller, group, value: controller.set_value(group, setting, value)
 
@@ -165,7 +174,7 @@ ACTS: dict[Setting, Apply] = {
 def _controls(family: str) -> tuple[Control, ...]:
     """The control files of the settings of a family, ``gmem`` or ``compute``."""
     return tuple(
-        Control(name, 0o644, _value(setting), values.parser(setting), ACTS.get(setting) or _set(setting), lever=True)
+        Control(name, 0o644, _value(setting), _parser(setting), ACTS.get(setting) or _set(setting), lever=True)
         for name, setting in settings.BY_CONTROL.items()
         if name.startswith(f"{family}.")
     )

@@ -11,6 +11,7 @@ import os
 import select
 import struct
 from collections import Counter
+from collections.abc import Awaitable
 from typing import Any, Protocol
 
 from backend.common.errors import fail
@@ -41,7 +42,7 @@ class Waker(Protocol):
 
 
 class Events:
-    """Counts the events of every group, and knows who waits for which."""
+    """Counts the events of every group, and knows what waits for which."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[Group, Channel]] = Counter()
@@ -52,12 +53,12 @@ class Events:
         return self._counts[group, channel]
 
     def happened(self, group: Group, channel: Channel) -> None:
-        """One more: wakes everybody who waits for it."""
+        """One more: wakes all that wait for it."""
         self._counts[group, channel] += 1
         self.wake(group, channel)
 
     def wake(self, group: Group, channel: Channel) -> None:
-        """Has everybody who waits look again."""
+        """Has all that wait look again."""
         for file in self._waiting.pop((group, channel), ()):
             file.wake()
 
@@ -81,7 +82,7 @@ class Events:
 
 
 class OpenFile:
-    """A control file that somebody opened."""
+    """A control file that is open."""
 
     __slots__ = ("_controller", "_data", "_events", "_seen", "_waker", "control", "group")
 
@@ -118,9 +119,9 @@ class OpenFile:
     def _show(self, show: Show) -> str:
         return show(self._controller, self.group)
 
-    async def _apply(self, value: Any) -> None:
+    def _apply(self, value: Any) -> Awaitable[None]:
         assert self.control.apply is not None, "one that is parsed"
-        await self.control.apply(self._controller, self.group, value)
+        return self.control.apply(self._controller, self.group, value)
 
     def poll(self, waker: Waker | None) -> int:
         """The poll(2) events that are there now; keeps `waker` for the next change."""
@@ -141,7 +142,7 @@ class OpenFile:
             waker.notify()
 
     def close(self) -> None:
-        """Nobody polls any more."""
+        """No poll comes any more."""
         self._waker = None
         if self.control.channel is not None:
             self._events.leave(self, self.group, self.control.channel)
@@ -179,7 +180,7 @@ class PeakFile(OpenFile):
 
 
 class UsermemFile(OpenFile):
-    """A usermemfd: records of memory pressure, the latest one only, for whoever has it open.
+    """A usermemfd: records of memory pressure, the latest one only, for each that has it open.
 
     Never blocks, neither the reader (EAGAIN) nor the reclaim that made the record (Ghost, section 4.2).
     """
@@ -192,7 +193,7 @@ class UsermemFile(OpenFile):
         super().__init__(controller, events, control, group)
         controller.require(group, control.name)
         self._seen = controller.books(group).pressure_seq
-        # A reclaim waits a moment for who listens. That is not for strangers to bring about.
+        # A reclaim waits a moment for a listener. That is not for strangers to bring about.
         self._listens = isinstance(group, Member) and uid is not None and uid in (0, owner_of(group.process.pid))
         if self._listens:
             controller.listens(group, 1)
@@ -218,7 +219,7 @@ class UsermemFile(OpenFile):
 
 
 def open_file(controller: Controller, events: Events, control: Control, group: Group, uid: int) -> OpenFile:
-    """Opens a control file for a user. EOPNOTSUPP for a usermemfd that nobody would ever write to, ENODEV for a dead
+    """Opens a control file for a user. EOPNOTSUPP for a usermemfd that would never be written to, ENODEV for a dead
     group."""
     if control.channel is Channel.USERMEM:
         return UsermemFile(controller, events, control, group, uid)

@@ -34,13 +34,15 @@ class Opened(dict[int, T]):
     def add(self, fh: int, thing: T, uid: int) -> None:
         """One more."""
         self[fh] = thing
-        self._users[fh] = uid
-        self._counts[uid] += 1
+        if uid:
+            self._users[fh] = uid
+            self._counts[uid] += 1
 
     def close(self, fh: int) -> T:
         """One less."""
-        uid = self._users.pop(fh)
-        self._counts[uid] -= 1
-        if not self._counts[uid]:
-            del self._counts[uid]
-        return self.pop(fh)
+        thing = self.pop(fh)
+        if uid := self._users.pop(fh, 0):
+            self._counts[uid] -= 1
+            if not self._counts[uid]:
+                del self._counts[uid]
+        return thing

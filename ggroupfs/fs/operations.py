@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import pyfuse3
 from pyfuse3 import FUSEError
 
-from backend.common.errors import ERRNOS, errno_of
+from backend.common.errors import ERRNOS, errno_of, fail
 from ggroupfs.fs.directories import Directories, Listing
 from ggroupfs.fs.files import Events, OpenFile, open_file
 from ggroupfs.fs.inodes import Attributes
@@ -187,15 +187,17 @@ class Operations(pyfuse3.Operations):
 
     # Files
 
-    @_handler
-    def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        if flags & os.O_DIRECT:
-            raise FUSEError(errno.EINVAL)
-        self._files.require(ctx.uid)
-        control, group = self._tree.file(inode)
-        file = open_file(self._tree.controller, self._events, control, group, ctx.uid)
-        fh = self._open(self._files, file, ctx.uid)
-        return pyfuse3.FileInfo(fh=fh, direct_io=True, keep_cache=False)
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        try:
+            if flags & os.O_DIRECT:
+                raise fail(errno.EINVAL)
+            uid = ctx.uid
+            self._files.require(uid)
+            control, group = self._tree.file(inode)
+            fh = self._open(self._files, open_file(self._tree.controller, self._events, control, group, uid), uid)
+            return pyfuse3.FileInfo(fh=fh, direct_io=True, keep_cache=False)
+        except Exception as error:
+            raise _answer("open", error) from None
 
     async def read(self, fh: int, offset: int, size: int) -> bytes:
         try:
@@ -217,9 +219,11 @@ class Operations(pyfuse3.Operations):
         except Exception as error:
             raise _answer("poll", error) from None
 
-    @_handler
-    def release(self, fh: int) -> None:
-        self._files.close(fh).close()
+    async def release(self, fh: int) -> None:
+        try:
+            self._files.close(fh).close()
+        except Exception as error:
+            raise _answer("release", error) from None
 
     @_handler
     def fsync(self, fh: int, datasync: bool) -> None:

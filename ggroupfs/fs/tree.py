@@ -1,4 +1,4 @@
-"""The tree: which directories and files there are, by name and by inode, and who owns them. Sync, no FUSE."""
+"""The tree: which directories and files there are, by name and by inode, and their owners. Sync, no FUSE."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tree:
         self._directories: dict[int, Directory] = {}
         self._by_subject: dict[Subject, Directory] = {}
         self._ownership: dict[int, Owned] = {}
-        self._times: dict[int, Times] = {}  # of those that somebody set or changed; a mount's
+        self._times: dict[int, Times] = {}  # of those that were set or changed; a mount's
         self._next = 0
         self._changes = 0  # of owners and modes
         self.root = self._directory("root", ROOT_INODE, "", ROOT_FACTS)
@@ -118,7 +118,7 @@ class Tree:
         return self._attributes(directory, inode, self._inherited(directory, itself=inode == directory.inode))
 
     def _attributes(self, directory: Directory, inode: int, owner: tuple[int, int]) -> Attributes:
-        """`owner` is whose it is if nobody chowned it."""
+        """`owner` is whose it is if it was never chowned."""
         slot = inode & (1 << SLOT_BITS) - 1
         size = FILE_SIZE
         if slot == DIRECTORY_SLOT:
@@ -149,7 +149,7 @@ class Tree:
         return str((inode & (1 << SLOT_BITS) - 1) - FIRST_FILE_SLOT)
 
     def known(self, subject: Group | Process | Slice) -> Directory | None:
-        """The directory of a subject, if anybody ever looked at it."""
+        """The directory of a subject, if it was ever looked at."""
         return self._by_subject.get(subject)
 
     def path(self, directory: Directory) -> str:
@@ -197,13 +197,13 @@ class Tree:
     ) -> Sequence[int]:
         """chown(2) and chmod(2) by a user, None for what stays. Returns the inodes whose attributes changed with it.
 
-        What a delegate sets ends with the delegation: nobody keeps a door open to what is no longer his.
+        What a delegate sets ends with the delegation: no user keeps a door open to what it has no more.
         """
         directory, before = self.directory(inode), self.attributes(inode)
         if by and uid not in (None, before.uid):
-            raise fail(errno.EPERM)  # root of a user namespace: who could have others own what it makes has no bounds
+            raise fail(errno.EPERM)  # root of a user namespace: one that has others own what it makes has no bounds
         if by and uid == before.uid:
-            uid = None  # it is his already: he does not give himself for good what he was lent
+            uid = None  # it has that already: a user does not give itself for good what it was lent
         subject = directory.subject
         slice_ = subject if isinstance(subject, Slice) and inode == directory.inode else None
         owner = {name: new for name, new in (("uid", uid), ("gid", gid)) if new is not None}
@@ -248,7 +248,7 @@ class Tree:
         return [directory.inode, *(directory.number << SLOT_BITS | slot for slot in files)]
 
     def seen(self, subject: Group | Process | Slice) -> list[Directory]:
-        """The directories of a process or slice, or its one on a GPU, that anybody looked at, the deepest first."""
+        """The directories of a process or slice, or its one on a GPU, that were looked at, the deepest first."""
         groups = [] if isinstance(subject, Group) else [group_on(subject, index) for index in self.controller.gpus]
         found = (self._by_subject.get(key) for key in (*groups, subject))
         return [directory for directory in found if directory is not None]
@@ -285,19 +285,21 @@ class Tree:
     def _directory(self, subject: Subject, parent: int, name: str, files: tuple[Control, ...] = ()) -> Directory:
         directory = self._by_subject.get(subject)
         if directory is None:
+            if isinstance(subject, Group):  # the very one of the books, which they find without a comparison
+                subject = self._population.record(subject).group
             directory = Directory(self._next, parent, name, subject, files)
             self._directories[self._next] = self._by_subject[subject] = directory
             self._next += 1
         return directory
 
     def _restore(self, slice_: Slice) -> None:
-        """A slice that is here from the start belongs to whom the books say that it was given to."""
+        """A slice that is here from the start belongs to the user that the books say it was given to."""
         uid, gid = (None if one == NOBODY else one for one in self._population.owner(slice_))
         if (uid, gid) != (None, None):
             self._ownership[self._slice(slice_).inode] = Owned(uid, gid)
 
     def _restore_one(self, subject: Subject, file: str, owned: Owned) -> None:
-        """A file belongs to whom it was given, if it is there still. Of a slice's directory the books say it."""
+        """A file belongs to the user that it was given to, if it is there still. The books say it of a slice."""
         directory = self._place(subject)
         names = {control.name: inode for control, inode in self._files(directory)} if directory is not None else {}
         if directory is None:
@@ -328,7 +330,7 @@ class Tree:
         return self._child(self.gpus if node == ROOT else above, str(subject.gpu))
 
     def _own(self, directory: Directory, inode: int, owned: Owned) -> None:
-        """A directory, or a file in it, is somebody's. Links are nobody's business after us."""
+        """A directory, or a file in it, is a user's. Links are no business after us."""
         self._ownership[inode] = owned
         self._changes += 1
         names = {directory.inode: "", **{at: control.name for control, at in self._files(directory)}}
@@ -406,9 +408,10 @@ class Tree:
         return None
 
     def _inherited(self, directory: Directory, *, itself: bool) -> tuple[int, int]:
-        """Who owns what nobody chowned: whoever the nearest slice above was given to (cgroup-v2.rst, "Delegation").
+        """The owner of what was never chowned: the one that the nearest slice above was given to ("Delegation" in
+        cgroup-v2.rst).
 
-        A delegated slice's own control files stay with the level above: nobody raises its own ceiling.
+        A delegated slice's own control files stay with the level above: none raises its own ceiling.
         """
         subject = directory.subject.node if isinstance(directory.subject, Group) else directory.subject
         slice_: Slice | None = None
