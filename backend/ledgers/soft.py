@@ -21,8 +21,10 @@ from backend.ledgers.account import Account
 from backend.process.identity import ROOT, Group, SliceOn
 
 _OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
-_BOUNDS = {setting.field: (setting.least, setting.most) for setting in SETTINGS}
 """Settings of slices alone, by field."""
+
+_BOUNDS = {setting.field: (setting.least, setting.most) for setting in SETTINGS}
+"""Least and greatest value of each setting, by field."""
 
 _NOTED = {"low", "high", "reclaim", "fail"}
 """Events that the ledger does not see happen by itself."""

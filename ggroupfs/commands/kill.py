@@ -22,6 +22,9 @@ from ggroupfs.view.snapshot import NOT_KNOWN, ProcessUse
 
 QUESTION = "end it? yes (TERM), or a signal: KILL, INT"
 """What is asked."""
+COMMAND_MOST = 40
+"""Characters of a command that a question shows."""
+
 YES = frozenset(("y", "yes"))
 """Answers that mean SIGTERM."""
 
@@ -37,7 +40,10 @@ class Victim:
 
     def __str__(self) -> str:
         user = f" of {self.use.user}" if self.use.user else ""
-        return readable(f"{self.use.pid} {self.use.command}{user}")
+        command = self.use.command  # with -c as long as the process likes: the question is behind it
+        if len(command) > COMMAND_MOST:
+            command = f"{command[: COMMAND_MOST - 1]}…"
+        return readable(f"{self.use.pid} {command}{user}")
 
     def close(self) -> None:
         """Closes the pidfd."""

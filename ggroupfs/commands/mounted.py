@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ STRAYS_MOST = 16
 """Stray slices of a tree that are named, at most; of the others it is said how many they are."""
 STRAY = "a slice without a cgroup: made ahead, or left by one that is gone; rmdir takes it and its settings away"
 """What is said of one."""
+
+WALK_S = 10.0
+"""Seconds in which the slices of a tree are looked at."""
 
 
 @attrs.frozen
@@ -56,12 +60,24 @@ async def mounted() -> list[Finding]:
         return [Finding("tree", "ok", "none is mounted in this mount namespace: `ggroupfs mount`")]
     findings: list[Finding] = []
     for place in found:
+        looked_into = False
         with trio.move_on_after(ANSWER_S) as scope:
-            findings += await trio.to_thread.run_sync(_of_tree, place, abandon_on_cancel=True)
+            finding, looked_into = await trio.to_thread.run_sync(_of_tree, place, abandon_on_cancel=True)
+            findings.append(finding)
         if scope.cancelled_caught:
             why = f"does not answer within {ANSWER_S:g} s: `ggroupfs umount -f {place.point}` aborts its connection"
             findings.append(_finding(place, "advisory", why))
+        if looked_into:
+            findings += await _strays_in_time(place)
     return findings
+
+
+async def _strays_in_time(place: Place) -> Sequence[Finding]:
+    """The stray slices of a tree that answers: it may have thousands of slices, and then they are not all looked at."""
+    with trio.move_on_after(WALK_S), contextlib.suppress(OSError):  # it ends just now
+        return await trio.to_thread.run_sync(lambda: list(strays(Path(place.point))), abandon_on_cancel=True)
+    why = f"whether each of its slices has a cgroup could not be looked at within {WALK_S:g} s"
+    return [_finding(place, "advisory", why)]
 
 
 def _finding(place: Place, verdict: str, words: str) -> Finding:
@@ -69,30 +85,30 @@ def _finding(place: Place, verdict: str, words: str) -> Finding:
     return Finding(readable(place.point), verdict, readable(words + also))
 
 
-def _of_tree(place: Place) -> Sequence[Finding]:
+def _of_tree(place: Place) -> tuple[Finding, bool]:
+    """What serves a tree, and whether its slices are of the cgroups that are seen from here."""
     now = mount_of(place.point)
     if now is None or now[0] != place.device:
-        return [_finding(place, "advisory", "a tree under another mount, which no program reaches there")]
+        return _finding(place, "advisory", "a tree under another mount, which no program reaches there"), False
     if not is_trusted(place.device):
         why = f"user {mounted_by(place.device)} mounted it, and may have it say anything"
-        return [_finding(place, "advisory", why)]
+        return _finding(place, "advisory", why), False
     try:
         with daemon_of(place.point, place.device) as daemon:
             if daemon is None:
                 why = f"its daemon is dead: `ggroupfs mount {place.point}` goes on from the journal"
-                return [_finding(place, "advisory", why)]
+                return _finding(place, "advisory", why), False
             facts = facts_of(place.point)
             words = f"{facts.get('gpu')} GPUs, books of {facts.get('ledger')}, served by process {daemon.pid}"
             words += f" at socket {facts.get('socket')}"
             here = _our_cgroups(daemon.pid) and not daemon.has_ended
         if not here:
             words += "; whether its slices have a cgroup is not known: they are of another cgroup namespace"
-            return [_finding(place, "ok", words)]
-        return [_finding(place, "ok", words), *strays(Path(place.point))]
+        return _finding(place, "ok", words), here
     except Unknown as error:
-        return [_finding(place, "advisory", f"which process serves it is not known: {error}")]
+        return _finding(place, "advisory", f"which process serves it is not known: {error}"), False
     except OSError as error:  # gone since, or it ends just now
-        return [_finding(place, "advisory", f"cannot be read: {error.strerror}")]
+        return _finding(place, "advisory", f"cannot be read: {error.strerror}"), False
 
 
 def _our_cgroups(pid: int) -> bool:

@@ -35,6 +35,9 @@ UID without dashes."""
 _CONTAINER = re.compile(r"(?:(?:docker|libpod|cri-containerd|crio|nerdctl)-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
 """The cgroup of a container: a scope of systemd, or a directory of the runtime's own."""
 
+_RUNTIMES = frozenset(("docker.service", "containerd.service", "crio.service"))
+"""Services of root that make the cgroups of containers below their own."""
+
 _UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+\.(?:slice|service|scope|socket|mount|swap)")
 """A unit of systemd that has a cgroup (systemd.unit(5))."""
 _MANAGER = re.compile(r"user@[0-9]+\.service")
@@ -51,10 +54,11 @@ def origin(path: str) -> Mapping[str, str]:
         found |= {word: value for word, value in job.groupdict().items() if value is not None}
     if pod := _POD.match(path):
         found["pod"] = pod["cgroupfs"] or pod["systemd"].replace("_", "-")
-    container = _container(parts)
-    if container is not None:
+    unit, container = _unit(parts), _container(parts)
+    # What is below a unit is named by whatever it was delegated to, which may give it the ID of another's container.
+    by_root = unit is None or unit.endswith(".slice") or unit in _RUNTIMES or _CONTAINER.fullmatch(unit) is not None
+    if container is not None and ("pod" in found or by_root):
         found["container"] = container
-    unit = _unit(parts)
     if unit is not None and "pod" not in found and not _CONTAINER.fullmatch(unit):
         found["unit"] = unit if len(unit) <= UNIT_MOST else unit[: UNIT_MOST - len(CUT)] + CUT
     if user := _USER.match(path):

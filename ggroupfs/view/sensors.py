@@ -7,7 +7,9 @@ thread, and nothing is told until it comes back. A software GPU has no sensors.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +23,8 @@ from prometheus_client.registry import Collector
 
 from backend.door.client import facts_of
 from ggroupfs.client import content, numbers
+
+log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 """Seconds that the driver has to answer a scrape; the first call after it was loaded takes one."""
@@ -78,8 +82,9 @@ class SensorCollector(Collector):
         def work() -> None:
             try:
                 answer.set_result(self._read())
-            except BaseException as error:
-                answer.set_exception(error)
+            except Exception:
+                log.exception("the sensors of GPUs: not read")
+                answer.set_result(())
             finally:
                 self._turn.release()
 
@@ -102,7 +107,14 @@ class SensorCollector(Collector):
                 celsius = self._asked(self._nvml.nvmlDeviceGetTemperature, device, TEMPERATURE_GPU)
                 milliwatts = self._asked(self._nvml.nvmlDeviceGetPowerUsage, device)
                 found.append(Reading(gpu, uuid, celsius, None if milliwatts is None else milliwatts / 1000))
+        if uuids and all(one.celsius is None and one.watts is None for one in found):
+            self._close()  # the driver may have been loaded anew, which a library that is open does not notice
         return found
+
+    def _close(self) -> None:
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+        self._nvml = None
 
     def _opened(self) -> bool:
         """Whether NVML is open: it is tried now and then."""

@@ -58,6 +58,7 @@ MANAGER = f"{USER}/user@1000.service"
         ("/batch.slice", {"unit": "batch.slice"}),
         ("/batch.slice/batch-gpu.slice", {"unit": "batch-gpu.slice"}),
         ("/system.slice/a.service/b.service", {"unit": "a.service"}),
+        (f"/system.slice/a.service/{ID}", {"unit": "a.service"}),  # another's container, if its user says so
         # users
         (USER, {"unit": "user-1000.slice", "user": "1000"}),
         (f"{USER}/session-3.scope", {"unit": "session-3.scope", "user": "1000"}),

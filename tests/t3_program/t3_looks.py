@@ -243,6 +243,8 @@ WHERE = {
     "backend/nvidia/gpu.py": "the System's, for a command",
     "backend/nvidia/selftest.py": "of its own child",
     "backend/nvidia/checkpoint/pinned.py": "in an agent, which is left to itself",
+    "ggroupfs/commands/kill.py": "for `top`, in a thread, before a signal that its user asked for",
+    "ggroupfs/commands/mounted.py": "of a daemon, for `doctor`, in a thread that is left after 2 s",
 }
 """Files of the daemon, and of the commands, that read what a program can have them wait for, and why they may."""
 
