@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from backend.soft.client import Device
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 from ggroupfs.serving import require_trusted
 from ggroupfs.text import values
+
+LOOK_S = 0.1
+"""Seconds for which it waits for progress at most, before it looks whether it is interrupted."""
 
 CHECKED = 64
 """Pages checked and written anew each time it reports."""
@@ -48,19 +53,30 @@ def run(arguments: argparse.Namespace) -> int:
     """The subcommand. Exit code 1 if it ever read something else than it wrote."""
     require_trusted(arguments.mount)
     with Device(arguments.mount, arguments.gpu) as device:
-        worker = Worker(device, arguments)
+        worker, interrupted = Worker(device, arguments), _interrupted()
         began = time.monotonic()
         deadline = began + arguments.seconds if arguments.seconds is not None else float("inf")
-        try:
-            while (now := time.monotonic()) < deadline:
-                worker.work(min(now + arguments.report, deadline))
+        while (now := time.monotonic()) < deadline and not interrupted.is_set():
+            worker.work(min(now + arguments.report, deadline), interrupted)
+            if not interrupted.is_set():
                 worker.check(CHECKED)
                 worker.report(time.monotonic() - began)
-        except KeyboardInterrupt:
-            pass
         worker.check(len(worker.pages))
         worker.report(time.monotonic() - began)
         return 1 if worker.corrupt else 0
+
+
+def _interrupted() -> threading.Event:
+    """Whether SIGINT came, which as an exception may come between a page and the note of what is in it: the page then
+    counts as corrupt. A second one ends the program, which may be frozen."""
+    came = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        came.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, handle)
+    return came
 
 
 class Worker:
@@ -82,22 +98,22 @@ class Worker:
         self.checked = 0
         """Pages read back, ever."""
         self.corrupt = 0
-        """... that held something else than was written."""
+        """Pages read back that held something else than was written."""
 
     @property
     def finished(self) -> int:
         """Kernels finished, in all contexts."""
         return sum(self._device.finished.values())
 
-    def work(self, until: float) -> None:
-        """Keeps the GPU busy until a time.monotonic()."""
-        while (now := time.monotonic()) < until:
+    def work(self, until: float, interrupted: threading.Event) -> None:
+        """Keeps the GPU busy until a time.monotonic(), or until it is interrupted."""
+        while (now := time.monotonic()) < until and not interrupted.is_set():
             for tsg in self._tsgs:
                 short = self._depth - (self._launched[tsg] - self._device.finished[tsg])
                 if short > 0:
                     self._device.launch(tsg, short, self._kernel, self._touched)
                     self._launched[tsg] += short
-            self._device.take_progress(until - now)
+            self._device.take_progress(min(until - now, LOOK_S))
 
     def check(self, count: int) -> None:
         """Reads some pages back, the next ones each time, and writes them anew."""

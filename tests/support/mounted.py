@@ -211,7 +211,9 @@ class Tenant:
         self._process.send_signal(2)
         assert self._process.stdout is not None
         lines = self._process.stdout.readlines()
-        assert self._process.wait(SECONDS * SLOW) == 0
+        code = self._process.wait(SECONDS * SLOW)
+        assert self._process.stderr is not None
+        assert code == 0, (lines[-1:], self._process.stderr.read())
         last: dict[str, Any] = json.loads(lines[-1])
         assert last["corrupt"] == 0, last
         return last
