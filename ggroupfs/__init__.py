@@ -4,3 +4,6 @@ From the kernel inwards: `fs.operations` (thin, async) -> `fs.tree` (what there 
 control files) -> `text.values` (text to number and back). `daemon` is the life of one mount, `cli` the command.
 `view` reads a mounted tree from outside, for `commands`; docs/design.md has a table of all folders.
 """
+
+VERSION = "0.1.0"
+"""Version of what is installed, as pyproject.toml has it: an installed tree has no metadata."""

@@ -12,6 +12,7 @@ from backend.door.wire import names
 from backend.ledgers import kernel
 from backend.process import procfs
 from backend.process.identity import cgroup_of, owner_of
+from ggroupfs import VERSION
 from ggroupfs.commands.finding import Finding
 from ggroupfs.text.names import is_number
 from ggroupfs.view.columns import readable
@@ -68,12 +69,9 @@ def _named(command: str) -> Iterator[int]:
 
 def versions() -> Iterator[Finding]:
     """The versions of the command, the library, the kernel module and the driver, and whether they fit."""
-    from importlib.metadata import version  # 30 ms
-
-    own = version("ggroupfs")
-    yield Finding("ggroupfs", "ok", f"version {own}")
+    yield Finding("ggroupfs", "ok", f"version {VERSION}")
     yield _library()
-    yield _module(own)
+    yield _module(VERSION)
     driver = _loaded("nvidia")
     if driver is None:
         yield Finding("NVIDIA driver", "unsupported", "not loaded")

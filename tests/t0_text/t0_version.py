@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 PLACES = {
     "pyproject.toml": r'^version = "(.+)"$',
+    "ggroupfs/__init__.py": r'^VERSION = "(.+)"$',
     "kmod/dkms.conf": r'^PACKAGE_VERSION="(.+)"$',
     "kmod/main.c": r'^MODULE_VERSION\("(.+)"\);$',
 }
@@ -40,7 +41,7 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_other_command_line_looks_it_up() -> None:
-    """To do so takes as long as all else that a short command does."""
+    """To look at packages takes as long as all else that a short command does."""
     words = [sys.executable, "-X", "importtime", "-m", "ggroupfs", "show", "--help"]
     done = subprocess.run(words, text=True, capture_output=True, check=True)
     assert "ggroupfs.cli" in done.stderr
