@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -74,8 +73,11 @@ async def mounted() -> list[Finding]:
 
 async def _strays_in_time(place: Place) -> Sequence[Finding]:
     """The stray slices of a tree that answers: it may have thousands of slices, and then they are not all looked at."""
-    with trio.move_on_after(WALK_S), contextlib.suppress(OSError):  # it ends just now
-        return await trio.to_thread.run_sync(lambda: list(strays(Path(place.point))), abandon_on_cancel=True)
+    with trio.move_on_after(WALK_S):
+        try:
+            return await trio.to_thread.run_sync(lambda: list(strays(Path(place.point))), abandon_on_cancel=True)
+        except OSError as error:  # it ends just now
+            return [_finding(place, "advisory", f"its slices cannot be read: {error.strerror}")]
     why = f"whether each of its slices has a cgroup could not be looked at within {WALK_S:g} s"
     return [_finding(place, "advisory", why)]
 
