@@ -333,7 +333,7 @@ async def _reload(signals: AsyncIterator[int], units: Units) -> None:
     """Files with limits count as they are at each signal. systemd reads its own again by itself, and says so."""
     async for _ in signals:
         log.info("limits are read again")
-        units.load_again()
+        units.reload()
 
 
 def _discard_stale(mountpoint: str) -> None:

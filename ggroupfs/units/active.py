@@ -1,4 +1,4 @@
-"""Which units are active: these are in the tree with their limits, whether or not somebody is in them."""
+"""Which units are active: these are in the tree with their limits, whether or not a process is in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECONNECT_S, RECONNECT_MOST_S = 0.1, 30.0
 
 
 class Reader(Protocol):
-    """Who reads the files of units and configures their slices."""
+    """The part that reads the files of units and configures their slices."""
 
     def load_again(self) -> None:
         """Everything may say something else now."""
@@ -35,7 +35,7 @@ class Reader(Protocol):
         """Whether a unit is known to ask for nothing."""
 
     async def unit(self, unit: str) -> Settings | None:
-        """What the files of a unit ask for, None where they cannot be read now."""
+        """What is asked for a unit by its name, None where its files cannot be read now."""
 
     def configure(self, slice_: Slice) -> None:
         """Has a slice configured soon."""
@@ -93,6 +93,10 @@ class Active:
         """Calls that the manager has answered, of this connection."""
         return self._connection.answered if self._connection is not None else 0
 
+    def reload(self) -> None:
+        """Has everything read again soon, and every active unit looked at."""
+        self._nursery.start_soon(self._load_again)
+
     async def files(self, unit: str) -> Sequence[Path]:
         """The files of a unit, in the order in which they count. ConnectionError."""
         return await self._connected().files(unit)
@@ -143,7 +147,7 @@ class Active:
     def _told(self, news: News) -> None:
         """The manager says that something happened."""
         if news.unit is None:
-            self._nursery.start_soon(self._load_again)
+            self.reload()
         else:
             self._told_of.add(news.unit)
             if news.loaded:

@@ -1,10 +1,8 @@
-"""The files themselves: those of a unit, and ``slices.d`` for cgroups that are no units."""
+"""The files themselves: those of a unit, and ``slices.d`` for cgroups by their paths and for units by their names."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,14 +10,13 @@ import attrs
 
 from backend.common.errors import SHORT
 from backend.common.regular import read_regular
-from backend.process.identity import ROOT, Slice, slice_at
+from backend.process.identity import Slice
+from ggroupfs.units.naming import ByName, ByPath, doubt_of_path, section, told
 from ggroupfs.units.settings import Mistake, Settings, merge
 from ggroupfs.units.unitfile import Assignment, Place, assignments
 
 SECTION = "X-GGroup"
 """Of unit files: systemd ignores what begins with X-."""
-
-PATTERN = re.compile(r"[*?[]")
 
 SLICES_D = Path("/etc/ggroupfs/slices.d")
 
@@ -28,15 +25,20 @@ SLICES_D = Path("/etc/ggroupfs/slices.d")
 class Table:
     """What a ``slices.d`` says."""
 
-    assignments: Sequence[tuple[tuple[str, ...], Assignment]] = ()
-    """The components of a path, which may be patterns, and what is said of the cgroups that they match; in order."""
+    assignments: Sequence[tuple[ByPath | ByName, Assignment]] = ()
+    """Sections, each with one thing that is said of the cgroups that it is for; in order."""
     mistakes: Sequence[Mistake] = ()
     """What does not act."""
 
     def of(self, slice_: Slice) -> Settings:
         """What is asked for a cgroup."""
-        parts = slice_.path.split("/")[1:]
-        settings, _ = merge(one for pattern, one in self.assignments if _matches(pattern, parts))
+        settings, _ = merge(one for cgroups, one in self.assignments if cgroups.matches(slice_))
+        return settings
+
+    def of_name(self, unit: str) -> Settings:
+        """What sections that are names ask for the unit of that name, wherever it is."""
+        named = (one for cgroups, one in self.assignments if isinstance(cgroups, ByName) and cgroups.has(unit))
+        settings, _ = merge(named)
         return settings
 
 
@@ -58,7 +60,7 @@ def of_directory(directory: Path, former: Table = NOTHING) -> Table:
     """What ``*.conf`` in a directory say, in the order of their names; nothing where there is no directory.
 
     Where it, or one of them for want of descriptors or memory, cannot be read, what the `former` table says counts on:
-    a limit is not to go because nobody could look whether it is still asked for.
+    a limit is not to go because the file that may still ask for it could not be read.
     """
     try:
         return _of_files(_listed(directory))
@@ -76,50 +78,23 @@ def _listed(directory: Path) -> Sequence[Path]:
 
 
 def _of_files(paths: Iterable[Path]) -> Table:
-    found: list[tuple[tuple[str, ...], Assignment]] = []
+    found: list[tuple[ByPath | ByName, Assignment]] = []
     mistakes: list[Mistake] = []
     for path in paths:
-        told: set[str] = set()
+        in_doubt: set[str] = set()
         for one in _read(path, mistakes):
-            slice_ = slice_at(one.section) if one.section.startswith("/") else None
-            if slice_ is None or slice_ == ROOT:
-                where = f"[{one.section}] is not the path of a cgroup" if one.section else "before the first section"
-                mistakes.append(Mistake(one.place, one.key, where))
-            else:
-                pattern = tuple(slice_.path.split("/")[1:])
-                found.append((pattern, one))
-                if (meant := _meant(pattern)) and one.section not in told:
-                    told.add(one.section)
-                    mistakes.append(Mistake(one.place, "", f"[{one.section}] is likely to match nothing: {meant}"))
+            try:
+                cgroups = section(one.section)
+            except ValueError as error:
+                mistakes.append(Mistake(one.place, one.key, str(error)))
+                continue
+            found.append((cgroups, one))
+            doubt = doubt_of_path(cgroups.pattern) if isinstance(cgroups, ByPath) else None
+            if doubt is not None and one.section not in in_doubt:
+                in_doubt.add(one.section)
+                mistakes.append(Mistake(one.place, "", told(f"[{one.section}]", doubt, brackets=True)))
     _, more = merge(one for _, one in found)
     return Table(found, [*mistakes, *more])
-
-
-HIERARCHY = ("sys", "fs", "cgroup")
-"""Where cgroups are mounted, usually: no part of their paths."""
-
-
-def _meant(pattern: Sequence[str]) -> str:
-    """Of a section that matches no cgroup of systemd's, what its author is likely to have meant; empty for another."""
-    if tuple(pattern[: len(HIERARCHY)]) == HIERARCHY:
-        return f"a path of a cgroup begins at the root of the hierarchy: [/{'/'.join(pattern[len(HIERARCHY) :])}]?"
-    for depth, name in enumerate(pattern):
-        parts = name.removesuffix(".slice").split("-")
-        if not name.endswith(".slice") or PATTERN.search(name) or len(parts) == 1 or not all(parts):
-            continue
-        above = ["-".join(parts[:count]) + ".slice" for count in range(1, len(parts))]  # systemd.slice(5)
-        if depth and fnmatch.fnmatchcase(above[-1], pattern[depth - 1]):
-            continue
-        top = depth  # what is above that, and no slice
-        while top and pattern[top - 1].endswith(".slice"):
-            top -= 1
-        place = "/".join(("", *pattern[:top], *above, *pattern[depth:]))
-        return f"systemd has {name} in {above[-1]}: [{place}]?"
-    return ""
-
-
-def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
-    return len(pattern) == len(parts) and all(map(fnmatch.fnmatchcase, parts, pattern))
 
 
 def _read(path: Path, mistakes: list[Mistake]) -> Iterator[Assignment]:

@@ -20,6 +20,7 @@ from ggroupfs.text.properties import PROPERTIES
 from ggroupfs.units import files, writer
 from ggroupfs.units.active import Active
 from ggroupfs.units.manager import Manager, unit_of
+from ggroupfs.units.naming import path_of
 from ggroupfs.units.settings import Mistake, Settings
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ at once the last waits for what is asked for them all. The library in a CUDA pro
 backend/cuda/library/daemon/session.h)."""
 
 SILENCE = 0.5
-"""The part of that for which it waits without a word about anything: who does not answer holds nobody for ever."""
+"""The part of that for which it waits without a word about anything: a manager that does not answer holds no
+program for ever."""
 
 SHORT_S = 1.0
 """Seconds until files are read again for which there was no descriptor."""
@@ -38,7 +40,7 @@ SHORT_S = 1.0
 
 @attrs.define(eq=False)
 class Reading:
-    """The files of a unit, which somebody may still be reading."""
+    """The files of a unit, which a task may still be reading."""
 
     done: trio.Event = attrs.field(factory=trio.Event)
     """They were read, or cannot be."""
@@ -57,7 +59,7 @@ class Load:
     logged: set[Mistake] = attrs.field(factory=set)
     """Mistakes that were told of: once is enough."""
     slow: bool = False
-    """Somebody went on without what it asks for: this is told once, too."""
+    """A program went on without what it asks for: this is told once, too."""
     over: trio.Event = attrs.field(factory=trio.Event)
     """There is a newer one."""
 
@@ -80,7 +82,7 @@ class Configured:
     named: set[str] = attrs.field(factory=set)
     """Properties that it wrote."""
     turn: trio.Lock = attrs.field(factory=trio.Lock)
-    """Of who configures it."""
+    """Of the task that configures it."""
 
 
 class Units:
@@ -102,7 +104,7 @@ class Units:
         self._jobs: dict[SliceOn, trio.Event] = {}
         self._begun = trio.Event()  # everything was read once
         self._configurations = 0  # of groups, until now
-        self._turns = Turns()  # not the Controller's: who waits for limits waits behind nobody who has them
+        self._turns = Turns()  # not the Controller's: a program that waits for limits is behind none that has them
         self._nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -127,7 +129,7 @@ class Units:
     # What the Controller asks
 
     async def prepare(self, slice_: Slice, gpu: int) -> None:
-        if all(self._is_configured(SliceOn(level, gpu)) for level in _levels(slice_)):
+        if all(self._is_configured(SliceOn(level, gpu)) for level in path_of(slice_)):
             return
         load, began = self._load, trio.current_time()
         job, before = self._later(SliceOn(slice_, gpu)), (-1, -1)
@@ -197,8 +199,15 @@ class Units:
             self.load_again()
             self._begun.set()
 
+    def reload(self) -> None:
+        """Has all files count as they are now, for units that are active and have no slice yet, too."""
+        if self._active is not None and self._begun.is_set():
+            self._active.reload()
+        else:
+            self.load_again()
+
     def load_again(self) -> None:
-        """From now on what is in the files now counts, for everybody who is there."""
+        """From now on what is in the files now counts, for every slice that is there."""
         former, self._load = self._load, self._directory_load()
         former.over.set()
         for slice_ in self._population.slices():
@@ -206,8 +215,8 @@ class Units:
                 self.configure(slice_)
 
     def _asks_nothing(self, slice_: Slice) -> bool:
-        """Whether no file has a word about a slice, nor had: of ten thousand that somebody made, as good as all. Who
-        comes into one settles that, and what is asked of those above."""
+        """Whether no file has a word about a slice, nor had: of ten thousand that a user made, as good as all. A
+        process that comes into one settles that, and what is asked of those above."""
         if self._active is not None and unit_of(slice_) is not None:
             return False
         known = any(SliceOn(slice_, gpu) in self._groups for gpu in self._controller.gpus)
@@ -221,7 +230,7 @@ class Units:
         """A load of which only ``slices.d`` is read."""
         load = Load(files.of_directory(self._directory, self._load.slices))
         if not self._begun.is_set():
-            load.logged = self._load.logged  # all of that is one load, to who reads the log
+            load.logged = self._load.logged  # all of that is one load, to readers of the log
         load.tell(load.slices.mistakes)
         return load
 
@@ -264,7 +273,7 @@ class Units:
 
     async def _configure_levels(self, load: Load, group: SliceOn) -> bool:
         """Whether it was done, by the load that counts now."""
-        levels = _levels(group.slice)
+        levels = path_of(group.slice)
         await self._turns.turn()
         for level in levels:
             self._reading(load, unit_of(level))  # all at once
@@ -283,13 +292,15 @@ class Units:
     def is_plain(self, unit: str) -> bool:
         """Whether a unit is known to ask for nothing."""
         reading = self._load.units.get(unit)
-        return reading is not None and reading.settings is not None and not reading.settings
+        plain = reading is not None and reading.settings is not None and not reading.settings
+        return plain and not self._load.slices.of_name(unit)
 
     async def unit(self, unit: str) -> Settings | None:
-        """What the files of a unit ask for, None where they cannot be read now."""
-        reading = self._reading(self._load, unit)
+        """What the files of a unit ask for, else ``slices.d`` by its name; None where its files cannot be read now."""
+        load = self._load
+        reading = self._reading(load, unit)
         await reading.done.wait()
-        return reading.settings
+        return None if reading.settings is None else reading.settings or load.slices.of_name(unit)
 
     def _reading(self, load: Load, unit: str | None) -> Reading:
         """The files of a unit, read once a load."""
@@ -357,7 +368,7 @@ class Units:
                     return  # the slice is gone
                 finally:
                     if not kept and not self._is_held(slice_):
-                        self._population.let_go(slice_)  # to write on it has it stay, and nobody asked for that
+                        self._population.let_go(slice_)  # to write on it has it stay, which no file asked for
                 load.tell(mistakes)
                 state.named = written | state.named & wanted.keys()
                 self._count(slice_, named=any(self._is_named(SliceOn(slice_, gpu)) for gpu in self._controller.gpus))
@@ -375,16 +386,6 @@ class Units:
         """How many slices have something from files."""
         (self._named.add if named else self._named.discard)(slice_)
         self._controller.facts["units.configured"] = str(len(self._named))
-
-
-def _levels(slice_: Slice) -> list[Slice]:
-    """A slice and those above it, but for the root, which comes first."""
-    levels: list[Slice] = []
-    level: Slice | None = slice_
-    while level is not None and level != ROOT:
-        levels.append(level)
-        level = level.parent
-    return levels[::-1]
 
 
 def _read_already() -> Reading:

@@ -17,6 +17,7 @@ from jeepney.bus_messages import message_bus
 from jeepney.io.trio import DBusConnection, open_dbus_connection
 
 from ggroupfs.units.manager import KINDS, News
+from ggroupfs.units.naming import escaped, place_of
 from ggroupfs.units.wire import Malformed, Reader, Unread
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ ENDINGS = tuple(f"_2e{kind[1:]}" for kind in KINDS)
 """Of the objects of units that have a cgroup."""
 
 LOST = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
-"""What the connection says when there is nobody any more."""
+"""What the connection says when the other end is gone."""
 
 
 class Refused(Exception):
@@ -84,7 +85,7 @@ class Systemd:
     """Shown in ``ggroup.backend``."""
 
     async def connect(self) -> Bus:
-        """OSError where there is no bus, or nobody on it who is systemd."""
+        """OSError where there is no bus, or no systemd on it."""
         try:
             with trio.fail_after(CONNECT_S):
                 connection = await open_dbus_connection(self.address)
@@ -140,7 +141,7 @@ class Bus:
                 await self._connection.aclose()
 
     def _give_up(self) -> None:
-        """The connection is lost: nobody is answered any more."""
+        """The connection is lost: no call is answered any more."""
         self._lost = True
         for call in self._calls.values():
             call.answered.set()
@@ -157,7 +158,7 @@ class Bus:
                 except LOST as error:
                     log.debug("the bus: %r", error)
                     self._give_up()
-                    return  # who receives finds so, too
+                    return  # the receiver finds so, too
 
     def _take(self, message: Unread, tell: Callable[[News], None]) -> None:
         call = self._calls.pop(message.header.fields.get(HeaderFields.reply_serial, 0), None)
@@ -178,7 +179,7 @@ class Bus:
             if name == NAME and owner != self._owner:
                 self._give_up()  # it was executed again, or is another: begin anew
         elif sender != self._owner:
-            pass  # anybody may send one to us
+            pass  # any program on the bus may send one to us
         elif member == "PropertiesChanged":
             if fields.get(HeaderFields.path, "").endswith(ENDINGS):
                 self._changed(fields[HeaderFields.path], message, tell)
@@ -250,11 +251,28 @@ class Bus:
             return ""
         return str(path)
 
-    async def _place(self, unit: str) -> str:
-        """The object of a unit, which is to be loaded."""
+    async def home(self, unit: str) -> str:
+        """The path of the cgroup where a unit is, or will be once it is started; empty for one that systemd cannot
+        start. It is loaded for that where it is not. ConnectionError."""
+        try:
+            place = await self._place(unit, "LoadUnit")
+            name, state = await self._get(place, UNIT, "Id", "LoadState")
+            kind = f"{NAME}.{name.rpartition('.')[2].capitalize()}"
+            path, slice_ = await self._get(place, kind, "ControlGroup", "Slice")
+            if path or state != "loaded" or not slice_:
+                return str(path)
+            return f"{place_of(slice_).rstrip('/')}/{escaped(name)}"
+        except Refused as error:
+            _note(unit, error)
+            return ""
+        except ValueError as error:
+            raise ConnectionError(str(error)) from None
+
+    async def _place(self, unit: str, method: str = "GetUnit") -> str:
+        """The object of a unit, which is to be loaded, or is loaded by the method."""
         async with self._room:
             call = self._call(
-                new_method_call(MANAGER, "GetUnit", "s", (unit,)),
+                new_method_call(MANAGER, method, "s", (unit,)),
                 lambda reply: self._places.update({unit: reply.body[0]}),
             )
             return str((await self._reply(call))[0])
@@ -292,7 +310,7 @@ class Bus:
 
 
 def _note(unit: str, error: Refused) -> None:
-    """A unit that is not loaded asks for nothing; anything else somebody should know of."""
+    """A unit that is not loaded asks for nothing; operators should know of anything else."""
     log.log(logging.DEBUG if error.name in GONE else logging.WARNING, "%s: %s", unit, error)
 
 

@@ -1,4 +1,4 @@
-"""A bus of its own, and somebody on it who answers as systemd does (org.freedesktop.systemd1(5))."""
+"""A bus of its own, and a program on it that answers as systemd does (org.freedesktop.systemd1(5))."""
 
 from __future__ import annotations
 
@@ -53,6 +53,10 @@ class Unit:
     """ActiveState."""
     run: int = 1
     """How often it was started: its InvocationID."""
+    slice: str = "system.slice"
+    """The slice that it is, or will be, in."""
+    load: str = "loaded"
+    """LoadState."""
 
 
 @attrs.define(eq=False)
@@ -62,6 +66,10 @@ class FakeSystemd:
     connection: DBusConnection
     units: dict[str, Unit] = attrs.field(factory=dict)
     """By name."""
+    installed: dict[str, Unit] = attrs.field(factory=dict)
+    """Those that are not loaded, and can be."""
+    aliases: dict[str, str] = attrs.field(factory=dict)
+    """Other names of units."""
     calls: list[tuple[str, Any]] = attrs.field(factory=list)
     """Methods of the manager that were called, and with what."""
     gets: list[tuple[str, str]] = attrs.field(factory=list)
@@ -86,7 +94,7 @@ class FakeSystemd:
         await self.connection.send(message_bus.RequestName(NAME))
 
     async def reload(self) -> None:
-        """daemon-reload, as everybody is told of it."""
+        """daemon-reload, as all subscribers are told of it."""
         for begins in (True, False):
             await self._signal(MANAGER, "Reloading", "b", (begins,))
 
@@ -103,7 +111,7 @@ class FakeSystemd:
         await self.change(name)
 
     async def change(self, name: str) -> None:
-        """Something about a unit has changed, as everybody is told of it: with a lot besides."""
+        """Something about a unit has changed, as all subscribers are told of it: with a lot besides."""
         unit = self.units[name]
         emitter = DBusAddress(path_of(name), NAME, "org.freedesktop.DBus.Properties")
         changed = {
@@ -139,6 +147,11 @@ class FakeSystemd:
                 reply = new_method_return(message, "a(ssssssouso)", (rows,))
             case "GetUnit" if message.body[0] in self.units:
                 reply = new_method_return(message, "o", (path_of(message.body[0]),))
+            case "LoadUnit":
+                name = self.aliases.get(message.body[0], message.body[0])
+                if name not in self.units:
+                    self.units[name] = self.installed.get(name, Unit([], "", "inactive", load="not-found"))
+                reply = new_method_return(message, "o", (path_of(name),))
             case "GetUnit":
                 reply = new_error(message, f"{NAME}.NoSuchUnit", "s", (f"Unit {message.body[0]} not loaded.",))
             case "StartTransientUnit":
@@ -153,16 +166,19 @@ class FakeSystemd:
         await self.connection.send(reply)
 
     async def _get(self, message: Message, place: str, interface: str, name: str) -> None:
-        unit = next(unit for one, unit in self.units.items() if path_of(one) == place)
+        known, unit = next((one, unit) for one, unit in self.units.items() if path_of(one) == place)
         files = [os.fspath(path) for path in unit.files]
         value = {
             "FragmentPath": ("s", files[0] if files else ""),
             "DropInPaths": ("as", files[1:]),
             "ActiveState": ("s", unit.active),
             "ControlGroup": ("s", unit.cgroup if unit.active == "active" else ""),
+            "Id": ("s", known),
+            "LoadState": ("s", unit.load),
+            "Slice": ("s", unit.slice if unit.load == "loaded" else ""),
         }[name]
         kind = place.rpartition("_2e")[2].capitalize()
-        assert interface == (f"{NAME}.{kind}" if name == "ControlGroup" else f"{NAME}.Unit")
+        assert interface == (f"{NAME}.{kind}" if name in ("ControlGroup", "Slice") else f"{NAME}.Unit")
         await self.connection.send(new_method_return(message, "v", (value,)))
 
 

@@ -177,7 +177,7 @@ def test_slices_d(tmp_path: Path) -> None:
     where = tmp_path / "10.conf"
     assert [str(one) for one in table.mistakes] == [
         f"{where}:1: GMemLow=: before the first section",
-        f"{where}:3: GMemLow=: [batch] is not the path of a cgroup",
+        f"{where}:3: GMemLow=: [batch] is not the path of a cgroup: [/batch]?",
         f"{where}:5: GMemLow=: [/] is not the path of a cgroup",
         f"{where}:7: GMemLow=: [/../x] is not the path of a cgroup",
         f"{where}:13: GMemHiho=: there is no such property",
@@ -219,6 +219,15 @@ def test_what_is_no_regular_file_is_a_mistake_and_keeps_nobody_waiting(tmp_path:
             "systemd has app-x.slice in app.slice: [/user.slice/*/user@*.service/app.slice/app-x.slice]?",
         ),
         ("/sys/fs/cgroup/batch.slice", "a path of a cgroup begins at the root of the hierarchy: [/batch.slice]?"),
+        ("/sys/fs/cgroup/unified/a/b", "a path of a cgroup begins at the root of the hierarchy: [/a/b]?"),
+        ("/sys/fs/cgroup", "a path of a cgroup begins at the root of the hierarchy"),
+        ("/trainer.service", "systemd has a service in a slice: [trainer.service]?"),
+        ("/system.slice/nightly.timer", "systemd makes no cgroup for a timer: [nightly.service]?"),
+        ("/multi-user.target", "systemd makes no cgroup for a target"),
+        ("/init.scope", ""),
+        ("/system.slice/trainer.service", ""),
+        ("/job/nightly.timer", ""),
+        ("/*.service", ""),
         ("/batch.slice/batch-gpu.slice", ""),
         ("/*/batch-gpu.slice", ""),
         ("/batch-*.slice", ""),
@@ -229,7 +238,7 @@ def test_what_is_no_regular_file_is_a_mistake_and_keeps_nobody_waiting(tmp_path:
     ],
 )
 def test_a_section_that_matches_no_cgroup_of_systemd(tmp_path: Path, section: str, meant: str) -> None:
-    """It is said once, with what is likely to be meant; and counts, since somebody may make a cgroup just there."""
+    """It is said once, with what is likely to be meant; and counts, since a user may make a cgroup just there."""
     (tmp_path / "10.conf").write_text(f"[{section}]\nGMemHigh=1G\nGMemLow=1M\n")
     table = files.of_directory(tmp_path)
     told = [f"{tmp_path / '10.conf'}:2: [{section}] is likely to match nothing: {meant}"] if meant else []

@@ -100,6 +100,35 @@ async def test_units_of_the_bus(tmp_path: Path, spawn: Spawn) -> None:
 
 
 @real
+async def test_where_a_unit_is_or_will_be(tmp_path: Path) -> None:
+    """One that runs, one that systemd has to load, one by another name, and what it cannot start."""
+    installed = {
+        "later.service": Unit([], "", "inactive", slice="a-b.slice"),
+        "cpu.service": Unit([], "", "inactive", slice="-.slice"),
+        "hidden.service": Unit([], "", "inactive", load="masked"),
+        "odd.service": Unit([], "", "inactive", slice="a--b.slice"),
+    }
+    places = {
+        "c.service": "/a.slice/c.service",
+        "later.service": "/a.slice/a-b.slice/later.service",
+        "cpu.service": "/_cpu.service",
+        "other.service": "/a.slice/c.service",
+        "hidden.service": "",
+        "never.service": "",
+    }
+    with bus(tmp_path) as address:
+        units = {"c.service": unit(tmp_path, "c.service", "/a.slice/c.service")}
+        async with serving(address, units) as systemd, trio.open_nursery() as nursery:
+            systemd.installed, systemd.aliases = installed, {"other.service": "c.service"}
+            connection = await Systemd(address).connect()
+            nursery.start_soon(connection.run, lambda news: None)
+            assert {name: await connection.home(name) for name in places} == places
+            with pytest.raises(ConnectionError, match=r"a--b\.slice is no name of a slice"):
+                await connection.home("odd.service")
+            nursery.cancel_scope.cancel()
+
+
+@real
 async def test_two_hundred_services(tmp_path: Path) -> None:
     """Their calls are under way together: none waits for the answers to another's."""
     names = [f"s{number}.service" for number in range(1, 201)]
