@@ -12,7 +12,7 @@ declare -A _ggroupfs_options=(
     [run]="--mount -p --slice --gpu"
     [show]="--tree --json --mount"
     [top]="-d --delay --once --json --mount"
-    [set]="--gpu --mount"
+    [set]="--reset --gpu --mount"
     [doctor]="--json --thaw-all --journal --mount"
     [metrics]="--mount --no-processes --listen --textfile"
     [policy]="--config --mount"
@@ -94,6 +94,13 @@ _ggroupfs_settings_of() {
     _ggroupfs_offer "$1" "${words[@]}"
 }
 
+# What `set --reset` takes: settings, which have a default.
+_ggroupfs_resettable() {
+    local -a words=()
+    read -ra words -d '' <<<"$_ggroupfs_settings"
+    _ggroupfs_offer "$1" "${words[@]%=}"
+}
+
 # What `set` is for: processes of the tree by pid, and slices by path.
 _ggroupfs_processes() {
     local mount=$1 whole=$2 path
@@ -128,13 +135,14 @@ _ggroupfs() {
     local -a words=()
     read -ra words <<<"$line"
     [[ $line == *[[:space:]] ]] && words+=("")
-    local last=$((${#words[@]} - 1)) command="" mount=/run/ggroup index
+    local last=$((${#words[@]} - 1)) command="" mount=/run/ggroup reset="" index
     local whole=${words[last]} previous=${words[last - 1]}
 
     for ((index = 1; index < last; index++)); do
         case ${words[index]} in
             --mount) mount=${words[index + 1]} ;;
             --mount=*) mount=${words[index]#--mount=} ;;
+            --reset) reset=yes ;;
             --)
                 if [[ $command == run ]]; then
                     if ((index == last - 1)); then _ggroupfs_files -c "$whole"; else _ggroupfs_files -f "$whole"; fi
@@ -180,7 +188,7 @@ _ggroupfs() {
                 _ggroupfs_offer "$whole" ${_ggroupfs_options[$command]} -h --help
                 [[ $command == run ]] && _ggroupfs_offer "$whole" --
             elif [[ $command == set ]]; then
-                _ggroupfs_settings_of "$whole"
+                if [[ -n $reset ]]; then _ggroupfs_resettable "$whole"; else _ggroupfs_settings_of "$whole"; fi
                 _ggroupfs_groups "$mount" "$whole"
             elif [[ $command == doctor ]]; then
                 _ggroupfs_processes "$mount" "$whole"

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import attrs
 
+from backend.core.settings import APPLIED, BY_CONTROL, Setting
 from ggroupfs.client import content, numbers, require_tree
 from ggroupfs.client.reading import require_our_pids
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 from ggroupfs.text.names import is_number, slice_directory
-from ggroupfs.text.properties import text_of
+from ggroupfs.text.properties import BY_NAME, text_of
 from ggroupfs.text.refusals import meaning
+from ggroupfs.text.values import show_default
+
+USAGE = """%(prog)s [-h] [--gpu N] [--mount MOUNT] PATH KEY=VALUE ...
+       %(prog)s [-h] [--gpu N] [--mount MOUNT] --reset PATH [KEY ...]"""
+
+RESETTABLE = (*APPLIED, *(one for one in BY_CONTROL.values() if one not in APPLIED))
+"""The settings that have a control file, in the order in which they are reset: that in which files apply them."""
 
 
 @attrs.frozen
@@ -32,24 +41,70 @@ class Write:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
+    parser.usage = USAGE
     parser.add_argument("path", metavar="PATH", help="a pid, a cgroup (batch.slice), or a directory of the tree")
-    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="gmem.limit.high=8G, or GMemHigh=50%%")
+    words = parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="gmem.limit.high=8G, or GMemHigh=50%%")
+    words.required = False  # where --reset is; with nargs="*" none could stand behind an option that follows PATH
+    parser.add_argument("--reset", action="store_true", help="back to the defaults: all settings, or those of the KEYs")
     parser.add_argument("--gpu", type=int, default=None, metavar="N", help="the only GPU; else all that it is on")
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand: all is understood before anything is written, in the order in which it was said."""
-    mount = Path(os.path.abspath(arguments.mount))
+    mount, words = Path(os.path.abspath(arguments.mount)), arguments.settings or []
     require_tree(mount)
     try:
-        settings = [split(word) for word in arguments.settings]
-        groups = groups_of(mount, arguments.path, arguments.gpu)
-        for write in [understood(mount, group, *setting) for setting in settings for group in groups]:
-            apply(mount, write)
+        if arguments.reset:
+            reset(mount, arguments.path, arguments.gpu, words)
+        else:
+            write(mount, arguments.path, arguments.gpu, words)
     except (RuntimeError, UsageError) as error:
         raise type(error)(f"set: {error}") from None
     return 0
+
+
+def write(mount: Path, word: str, gpu: int | None, words: Sequence[str]) -> None:
+    """Writes what the words ask for. RuntimeError, UsageError."""
+    if not words:
+        raise UsageError("KEY=VALUE is missing")
+    settings = [split(one) for one in words]
+    groups = groups_of(mount, word, gpu)
+    for one in [understood(mount, group, *setting) for setting in settings for group in groups]:
+        apply(mount, one)
+
+
+def reset(mount: Path, word: str, gpu: int | None, keys: Sequence[str]) -> None:
+    """Writes the defaults of some settings, or of all, where they are not what is there. RuntimeError, UsageError.
+
+    Of all settings those are left out that this machine cannot enforce, and that an older daemon does not have.
+    """
+    settings = [resettable(key) for key in keys]
+    groups = groups_of(mount, word, gpu)
+    writes = []
+    for setting in settings or RESETTABLE:
+        assert setting.control is not None
+        for group in groups:
+            try:
+                is_default = content(group / setting.control) == show_default(setting)
+            except FileNotFoundError:
+                if settings:
+                    raise UsageError(f"{setting.control}: there is no such control") from None
+                continue
+            if not is_default:
+                writes.append(Write(group, setting.control, show_default(setting)))
+    for one in writes:
+        apply(mount, one, () if settings else (errno.EOPNOTSUPP,))
+
+
+def resettable(key: str) -> Setting:
+    """The setting of a key, by its control file or its property. UsageError for what has no default."""
+    one = BY_CONTROL.get(BY_NAME[key].control if key in BY_NAME else key)
+    if one is None:
+        raise UsageError(
+            f"{key}: " + ("--reset takes the KEY alone" if "=" in key else "no setting that has a default")
+        )
+    return one
 
 
 def split(word: str) -> tuple[str, str]:
@@ -116,10 +171,12 @@ def understood(mount: Path, group: Path, key: str, value: str) -> Write:
     return Write(group, control, text)
 
 
-def apply(mount: Path, write: Write) -> None:
-    """Returns once it holds. RuntimeError says whose it is, and why it does not."""
+def apply(mount: Path, write: Write, ignored: Sequence[int] = ()) -> None:
+    """Returns once it holds. RuntimeError says whose it is, and why it does not, but for errnos that are ignored."""
     try:
         (write.group / write.control).write_text(f"{write.text}\n")
     except OSError as error:
+        if error.errno in ignored:
+            return
         where = f"{write.group.parent.relative_to(mount)} on GPU {write.group.name}"
         raise RuntimeError(f"{where}: {write.control}={write.text}: {meaning(error)}") from None

@@ -129,6 +129,12 @@ def test_pids_slices_and_gpus_of_the_tree(tree: Path) -> None:
     assert offered(f"ggroupfs doctor --mount {tree} ") == {"42", "4711"}
 
 
+def test_what_can_be_reset() -> None:
+    """Settings by both of their names, without a value; no action and no peak."""
+    found = offered("ggroupfs set --mount /nowhere --reset 42 ")
+    assert found == {*(one.name for one in PROPERTIES), *(one.control for one in PROPERTIES)}
+
+
 # A Tab, typed
 
 
@@ -186,6 +192,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
         ("set --mount TREE 47\tgmem.rec\t1M", "set --mount TREE 4711 gmem.reclaim=1M"),
         ("doctor --mount TREE 47\t", "doctor --mount TREE 4711"),
         ("set --mount TREE batch.slice/a\tGMemH\t1G", "set --mount TREE batch.slice/a.service GMemHigh=1G"),
+        ("set --mount TREE --res\t47\tGMemH\t gmem.swap.m\t", "set --mount TREE --reset 4711 GMemHigh gmem.swap.max"),
     ],
 )
 def test_a_tab(shell: Shell, tree: Path, keys: str, words: str) -> None:

@@ -62,8 +62,9 @@ def test_every_mount_option() -> None:
         ("policy", ".It Cm balance"),
         ("balance", ".It Cm replay"),
         ("replay", ".Sh MOUNT OPTIONS"),
+        ("set", ".It Cm doctor"),
     ],
-    ids=["metrics", "policy", "balance", "replay"],
+    ids=["metrics", "policy", "balance", "replay", "set"],
 )
 def test_every_option(command: str, behind: str) -> None:
     text = (MAN / "ggroupfs.8").read_text().replace("\\-", "-")
