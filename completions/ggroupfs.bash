@@ -3,6 +3,8 @@
 #
 # What is offered for each command is a table, which tests/t0_text/t0_completions.py holds against the command itself.
 
+_ggroupfs_mounts=/proc/self/mounts
+
 _ggroupfs_commands="mount umount upgrade run show top set doctor metrics policy balance replay tenant demo"
 
 declare -A _ggroupfs_options=(
@@ -101,7 +103,7 @@ _ggroupfs_resettable() {
     _ggroupfs_offer "$1" "${words[@]%=}"
 }
 
-# What `set` is for: processes of the tree by pid, and slices by path.
+# What `set` is for: processes of the tree by pid, slices by path, and cgroups that have no slice yet.
 _ggroupfs_processes() {
     local mount=$1 whole=$2 path
     local -a words=()
@@ -112,15 +114,22 @@ _ggroupfs_processes() {
 }
 
 _ggroupfs_groups() {
-    local mount=$1 whole=$2 path
-    local -a words=()
+    local mount=$1 whole=$2 path top kind
+    local -a words=() tops=("$mount/slice")
+    local -A seen=()
     _ggroupfs_processes "$mount" "$whole"
-    for path in "$mount/slice/$whole"*/; do
-        path=${path#"$mount/slice/"} path=${path%/}
-        [[ -d $mount/slice/$path && ! $path =~ (^|/)[0-9]+$ ]] || continue
-        words+=("$path")
-        compgen -G "$mount/slice/$path/*[!0-9]*/" >/dev/null && words+=("$path/") # there are slices in it
+    while read -r _ top kind _; do
+        [[ $kind == cgroup2 ]] && tops+=("$top")
+    done <"$_ggroupfs_mounts"
+    for top in "${tops[@]}"; do
+        for path in "$top/$whole"*/; do
+            path=${path#"$top/"} path=${path%/}
+            [[ -d $top/$path && ! $path =~ (^|/)[0-9]+$ ]] || continue
+            seen[$path]=1
+            compgen -G "$top/$path/*[!0-9]*/" >/dev/null && seen[$path/]=1 # there are slices in it
+        done
     done
+    words=("${!seen[@]}")
     _ggroupfs_offer "$whole" "${words[@]}"
 }
 
@@ -201,7 +210,7 @@ _ggroupfs() {
                 local place kind
                 while read -r _ place kind _; do
                     [[ $kind == fuse.ggroupfs ]] && places+=("$place")
-                done </proc/self/mounts
+                done <"$_ggroupfs_mounts"
                 _ggroupfs_offer "$whole" "${places[@]}"
             fi
             ;;

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,15 +15,20 @@ import attrs
 from backend.core.settings import APPLIED, BY_CONTROL, Setting
 from ggroupfs.client import content, numbers, require_tree
 from ggroupfs.client.reading import require_our_pids
+from ggroupfs.commands.places import has_cgroup, hierarchies, path_meant
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
-from ggroupfs.text.names import is_number, slice_directory
+from ggroupfs.text.names import is_number, slice_directory, unescape
 from ggroupfs.text.properties import BY_NAME, text_of
-from ggroupfs.text.refusals import meaning
+from ggroupfs.text.refusals import OF_MKDIR, meaning
 from ggroupfs.text.values import show_default
+
+log = logging.getLogger(__name__)
 
 USAGE = """%(prog)s [-h] [--gpu N] [--mount MOUNT] PATH KEY=VALUE ...
        %(prog)s [-h] [--gpu N] [--mount MOUNT] --reset PATH [KEY ...]"""
+
+PATH_HELP = "a pid, a cgroup (/batch/gpu), a unit (batch-gpu.slice, trainer.service), or a directory of the tree"
 
 RESETTABLE = (*APPLIED, *(one for one in BY_CONTROL.values() if one not in APPLIED))
 """The settings that have a control file, in the order in which they are reset: that in which files apply them."""
@@ -42,7 +49,7 @@ class Write:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
     parser.usage = USAGE
-    parser.add_argument("path", metavar="PATH", help="a pid, a cgroup (batch.slice), or a directory of the tree")
+    parser.add_argument("path", metavar="PATH", help=PATH_HELP)
     words = parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="gmem.limit.high=8G, or GMemHigh=50%%")
     words.required = False  # where --reset is; with nargs="*" none could stand behind an option that follows PATH
     parser.add_argument("--reset", action="store_true", help="back to the defaults: all settings, or those of the KEYs")
@@ -65,13 +72,56 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write(mount: Path, word: str, gpu: int | None, words: Sequence[str]) -> None:
-    """Writes what the words ask for. RuntimeError, UsageError."""
+    """Writes what the words ask for. What is not there is made, and goes again if nothing could be written.
+    RuntimeError, UsageError."""
     if not words:
         raise UsageError("KEY=VALUE is missing")
     settings = [split(one) for one in words]
-    groups = groups_of(mount, word, gpu)
-    for one in [understood(mount, group, *setting) for setting in settings for group in groups]:
-        apply(mount, one)
+    directory, named = directory_of(mount, word)
+    made = make(directory, word)
+    written = False
+    try:
+        groups = groups_of(directory, word, gpu, named)
+        for one in [understood(mount, group, *setting) for setting in settings for group in groups]:
+            apply(mount, one)
+            written = True
+    finally:
+        if not written:
+            remove(made)
+    if made and directory.is_relative_to(mount / "slice"):
+        _say_if_ahead("/" + "/".join(unescape(part) for part in directory.relative_to(mount / "slice").parts))
+
+
+def make(directory: Path, word: str) -> Sequence[Path]:
+    """Makes the directory of a process or slice, and those above it, where there are none, and returns what was made.
+    RuntimeError."""
+    made: list[Path] = []
+    missing: list[Path] = []
+    try:
+        while not directory.is_dir():
+            missing.append(directory)
+            directory = directory.parent
+        for place in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # a program came just now
+                place.mkdir()
+                made.append(place)
+    except OSError as error:
+        remove(made)
+        raise RuntimeError(f"{word}: {meaning(error, OF_MKDIR)}") from None
+    return made
+
+
+def remove(made: Sequence[Path]) -> None:
+    """Removes directories that were made, but for those that something is in by now."""
+    for place in reversed(made):
+        with contextlib.suppress(OSError):
+            place.rmdir()
+
+
+def _say_if_ahead(path: str) -> None:
+    """Says that a slice was made for a cgroup which is to come: its name may be misspelt."""
+    if hierarchies() and not has_cgroup(path):
+        log.warning("set: %s: made ahead: there is no such cgroup yet", path)
 
 
 def reset(mount: Path, word: str, gpu: int | None, keys: Sequence[str]) -> None:
@@ -80,7 +130,8 @@ def reset(mount: Path, word: str, gpu: int | None, keys: Sequence[str]) -> None:
     Of all settings those are left out that this machine cannot enforce, and that an older daemon does not have.
     """
     settings = [resettable(key) for key in keys]
-    groups = groups_of(mount, word, gpu)
+    directory, named = directory_of(mount, word)
+    groups = groups_of(directory, word, gpu, named)
     writes = []
     for setting in settings or RESETTABLE:
         assert setting.control is not None
@@ -115,9 +166,8 @@ def split(word: str) -> tuple[str, str]:
     return key, value.strip()
 
 
-def groups_of(mount: Path, word: str, gpu: int | None) -> Sequence[Path]:
-    """The directories of control files that `word` means, on one GPU or on all. RuntimeError, UsageError."""
-    directory, named = directory_of(mount, word)
+def groups_of(directory: Path, word: str, gpu: int | None, named: int | None) -> Sequence[Path]:
+    """The directories of control files of what `word` means, on one GPU or on all. RuntimeError, UsageError."""
     if gpu is None:
         gpu = named
     elif named not in (None, gpu):
@@ -133,7 +183,8 @@ def groups_of(mount: Path, word: str, gpu: int | None) -> Sequence[Path]:
 
 
 def directory_of(mount: Path, word: str) -> tuple[Path, int | None]:
-    """The directory of a process or slice, and the GPU where `word` names one. UsageError for what cannot be either."""
+    """The directory of a process or slice, and the GPU where `word` names one. UsageError for what cannot be either, or
+    for a cgroup that systemd never has; RuntimeError for a unit that cannot be found."""
     if is_number(word):
         require_our_pids(mount, f"{word}: name the directory in {mount}")
         return mount / word, None
@@ -143,12 +194,14 @@ def directory_of(mount: Path, word: str) -> tuple[Path, int | None]:
         process_or_slice, last = is_number(inside.parts[0]) or inside.parts[0] == "slice", inside.parts[-1]
         if not process_or_slice:
             raise UsageError(f"{word} is no process and no slice")
-        if len(inside.parts) > 1 and is_number(last):
-            return mount / inside.parent, int(last)
-        return mount / inside, None
+        gpu = int(last) if len(inside.parts) > 1 and is_number(last) else None
+        inside = inside if gpu is None else inside.parent
+        if len(inside.parts) > 1:
+            path_meant(mount, "".join(f"/{unescape(part)}" for part in inside.parts[1:]))
+        return mount / inside, gpu
     if not parts or any(part in (".", "..") for part in parts):
         raise UsageError(f"{word!r} is no pid, no cgroup and no directory of {mount}")
-    return mount / slice_directory(word), None
+    return mount / slice_directory(path_meant(mount, word)), None
 
 
 def _inside(mount: Path, word: str) -> Path | None:

@@ -21,14 +21,24 @@ MEANINGS: Mapping[int, str] = {
     errno.ETIMEDOUT: "the GPU did not answer in time",
     errno.ENOTCONN: "the daemon of the tree is dead",
 }
-"""In the words of the one who wrote."""
+"""In the words of a writer."""
+
+OF_MKDIR: Mapping[int, str] = {
+    errno.EACCES: "no right to make it",
+    errno.EAGAIN: "one slice too many of this user, or too deep",
+    errno.EINVAL: "no name of a process or slice",
+    errno.ENOENT: "no such process",
+    errno.ENAMETOOLONG: "no name of a cgroup",
+}
+"""Meanings of what mkdir of a process or slice answers, where they are others."""
 
 NAMES = {**errno.errorcode, errno.EOPNOTSUPP: "EOPNOTSUPP", errno.EAGAIN: "EAGAIN"}
 """Two numbers have two names: those are the documented ones."""
 
 
-def meaning(error: OSError) -> str:
-    """An errno, what it is called, and what it means here."""
+def meaning(error: OSError, others: Mapping[int, str] = MEANINGS) -> str:
+    """An errno, what it is called, and what it means here: of a write, or of something else that has other meanings."""
     number = error.errno or 0
     name, text = NAMES.get(number, "?"), error.strerror or os.strerror(number)
-    return f"{text} ({name})" + (f": {MEANINGS[number]}" if number in MEANINGS else "")
+    words = others.get(number) or MEANINGS.get(number)
+    return f"{text} ({name})" + (f": {words}" if words else "")

@@ -28,10 +28,12 @@ KNOWN = {*COMMANDS, "top", "set"}
 SETTINGS = {control.name for control in CONTROLS if control.mode & 0o200} | {one.name for one in PROPERTIES}
 
 
-def offered(line: str) -> set[str]:
+def offered(line: str, mounts: Path = Path("/proc/self/mounts")) -> set[str]:
     """What bash would offer where `line` ends: a word, or what comes behind the last = of it."""
-    script = 'source "$1"; COMP_LINE=$2 COMP_POINT=${#2}; _ggroupfs; printf "%s\\n" "${COMPREPLY[@]}"'
-    words = ["bash", "--norc", "--noprofile", "-c", script, "bash", BASH, line]
+    script = (
+        'source "$1"; _ggroupfs_mounts=$3 COMP_LINE=$2 COMP_POINT=${#2}; _ggroupfs; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    words = ["bash", "--norc", "--noprofile", "-c", script, "bash", BASH, line, mounts]
     result = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert result.stderr == "", result.stderr
     return {word for word in result.stdout.splitlines() if word}
@@ -129,9 +131,26 @@ def test_pids_slices_and_gpus_of_the_tree(tree: Path) -> None:
     assert offered(f"ggroupfs doctor --mount {tree} ") == {"42", "4711"}
 
 
+def test_cgroups_that_have_no_slice_yet(tree: Path) -> None:
+    """At any depth, each once, and those of no other hierarchy."""
+    top, other, mounts = tree / "cgroup", tree / "cpu", tree / "mounts"
+    for path in ("batch.slice/b.service", "batch.slice/batch-gpu.slice/c.service", "user.slice", "7"):
+        (top / path).mkdir(parents=True)
+    (other / "v1.slice").mkdir(parents=True)
+    mounts.write_text(f"cgroup {other} cgroup rw,cpu 0 0\ncgroup2 {top} cgroup2 rw 0 0\n")
+    start = f"ggroupfs set --mount {tree} "
+    assert offered(start + "bat", mounts) == {"batch.slice", "batch.slice/"}
+    assert offered(start + "/bat", mounts) == {"/batch.slice", "/batch.slice/"}
+    names = {"batch.slice/a.service", "batch.slice/b.service", "batch.slice/batch-gpu.slice"}
+    assert offered(start + "batch.slice/", mounts) == {*names, "batch.slice/batch-gpu.slice/"}
+    assert offered(start + "u", mounts) == {"user.slice"}
+    assert offered(start + "v", mounts) == set()
+    assert offered(start + "7", mounts) == set()
+
+
 def test_what_can_be_reset() -> None:
     """Settings by both of their names, without a value; no action and no peak."""
-    found = offered("ggroupfs set --mount /nowhere --reset 42 ")
+    found = offered("ggroupfs set --mount /nowhere --reset 42 ", Path(os.devnull))
     assert found == {*(one.name for one in PROPERTIES), *(one.control for one in PROPERTIES)}
 
 

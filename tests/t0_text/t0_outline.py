@@ -11,7 +11,7 @@ import pytest
 
 from backend.core.records import MAX
 from ggroupfs.text.names import slice_directory
-from ggroupfs.text.refusals import MEANINGS, meaning
+from ggroupfs.text.refusals import MEANINGS, OF_MKDIR, meaning
 from ggroupfs.view import columns
 from ggroupfs.view.figures import Figures
 from ggroupfs.view.frame import FIELDS, Frame, as_json, gauges, plain, summary
@@ -282,3 +282,9 @@ def test_every_errno_of_a_write_has_its_meaning() -> None:
         error = OSError(getattr(errno, number), "so it is called")
         assert meaning(error) == f"so it is called ({number}): {MEANINGS[error.errno]}"
     assert meaning(OSError(errno.EIO, "Input/output error")) == "Input/output error (EIO)"
+
+
+def test_an_errno_of_mkdir_has_a_meaning_of_its_own() -> None:
+    """And else that of a write."""
+    assert meaning(OSError(errno.EAGAIN, "later"), OF_MKDIR) == f"later (EAGAIN): {OF_MKDIR[errno.EAGAIN]}"
+    assert meaning(OSError(errno.EROFS, "no"), OF_MKDIR) == f"no (EROFS): {MEANINGS[errno.EROFS]}"
