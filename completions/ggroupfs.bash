@@ -16,7 +16,7 @@ declare -A _ggroupfs_options=(
     [top]="-d --delay --once --json --mount"
     [set]="--reset --gpu --mount"
     [doctor]="--json --thaw-all --journal --mount"
-    [metrics]="--mount --no-processes --listen --textfile"
+    [metrics]="--mount --no-processes --labels --listen --textfile"
     [policy]="--config --mount"
     [balance]="--config --mount"
     [replay]="--policy --order --lanes --set --capacity --json --plot --generate --seed --jobs"
@@ -189,6 +189,7 @@ _ggroupfs() {
         replay,--generate) _ggroupfs_offer "$whole" salus day superres_128 resnet50_50 ;;
         replay,--lanes | replay,--set | replay,--capacity | replay,--seed | replay,--jobs) ;;
         metrics,--listen) _ggroupfs_offer "$whole" 127.0.0.1:9740 '[::1]:9740' ;;
+        metrics,--labels) _ggroupfs_offer "$whole" job step pod container unit user none ;;
         run,--slice) ;;
         tenant,-* | top,-d | top,--delay) ;;
         *)

@@ -21,20 +21,39 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
+from ggroupfs.text.origins import WORDS
 from ggroupfs.view.collector import TreeCollector
 
 PATH = "/metrics"
+NO_LABEL = "none"
+"""What is given for no label at all."""
 IDLE_S = 30.0
 """How long a client may take to ask, or to take its answer: each costs a thread."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument("--no-processes", action="store_true", help="slices and GPUs only")
+    parser.add_argument(
+        "--labels",
+        type=_labels,
+        default=WORDS,
+        metavar="WORD,...",
+        help=f"labels from the path of a cgroup: some of {','.join(WORDS)} (all by default), or none",
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--listen", type=_address, metavar="ADDRESS:PORT", help="serve by HTTP: 127.0.0.1:9817, [::1]:0")
     where.add_argument("--textfile", type=Path, metavar="FILE", help="write once, whole, for node_exporter")
+
+
+def _labels(text: str) -> Sequence[str]:
+    """Return some of WORDS. argparse.ArgumentTypeError for what is not one of them."""
+    words = [] if text == NO_LABEL else text.split(",")
+    for word in words:
+        if word not in WORDS:
+            raise argparse.ArgumentTypeError(f"{word!r} is not a label: {', '.join(WORDS)}, or {NO_LABEL} alone")
+    return words
 
 
 def _address(word: str) -> tuple[str, int]:
@@ -77,7 +96,7 @@ class Handler(WSGIRequestHandler):
 
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand. Where it tells once and no tree answers, it tells that, and the exit code is 1."""
-    collector = TreeCollector(arguments.mount, processes=not arguments.no_processes)
+    collector = TreeCollector(arguments.mount, processes=not arguments.no_processes, labels=arguments.labels)
     if arguments.listen is not None:
         _serve(collector, *arguments.listen)
     told = Told(list(collector.collect()))
@@ -110,7 +129,7 @@ def _serve(collector: TreeCollector, host: str, port: int) -> NoReturn:
         address_family = family
 
         def handle_error(self, request: object, client_address: object) -> None:
-            if not isinstance(sys.exc_info()[1], OSError):  # who hangs up, or says nothing, is no news
+            if not isinstance(sys.exc_info()[1], OSError):  # a client that hangs up, or says nothing, is no news
                 super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     with make_server(str(address[0]), port, application, Server, Handler) as server:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from backend.core.records import MAX
 from backend.door.client import facts_of
 from backend.process.identity import cgroup_of, is_hidden
 from ggroupfs.client import GONE, Branch, Member, branches, content, flat, has_our_pids, members, numbers
+from ggroupfs.text.origins import WORDS, origin
 from ggroupfs.view.figures import Figures, figures_of, files_for
 
 PATIENCE_S = 10.0
@@ -123,38 +124,39 @@ def label(text: str) -> str:
 class Family:
     """The metrics of one kind of group: those of ROWS, and its events."""
 
-    def __init__(self, kind: str, labels: Iterable[str]) -> None:
-        self._names = tuple(labels)
+    def __init__(self, kind: str, told: Collection[str] = WORDS) -> None:
+        """`told` has those of the words of :mod:`ggroupfs.text.origins` that are labels, where a cgroup tells them."""
+        self._told = frozenset(told)
         self._rows = [(row, self._metric(kind, row)) for row in ROWS]
-        self._events = CounterMetricFamily(
-            f"ggroup_{kind}_events", "What happened to it (gmem.events).", labels=(*self._names, "event")
-        )
+        self._events = CounterMetricFamily(f"ggroup_{kind}_events", "What happened to it (gmem.events).", labels=())
         self._off = GaugeMetricFamily(
-            f"ggroup_{kind}_off_runlist", "Processes off the runlist (gcgroup.stat).", labels=(*self._names, "reason")
+            f"ggroup_{kind}_off_runlist", "Processes off the runlist (gcgroup.stat).", labels=()
         )
         self._without_gr = GaugeMetricFamily(
-            f"ggroup_{kind}_off_runlist_gr", "Those of them without the GR engine alone.", labels=self._names
+            f"ggroup_{kind}_off_runlist_gr", "Those of them without the GR engine alone.", labels=()
         )
 
     def _metric(self, kind: str, row: Row) -> CounterMetricFamily | GaugeMetricFamily:
         if row.counter:
-            return CounterMetricFamily(f"ggroup_{kind}_{row.name}", row.words, labels=self._names)
-        return GaugeMetricFamily(f"ggroup_{kind}_{row.name}", row.words, labels=self._names)
+            return CounterMetricFamily(f"ggroup_{kind}_{row.name}", row.words, labels=())
+        return GaugeMetricFamily(f"ggroup_{kind}_{row.name}", row.words, labels=())
 
-    def add(self, labels: Iterable[str], figures: Figures) -> None:
-        """One more group."""
-        values = [label(text) for text in labels]
+    def add(self, names: Mapping[str, str], cgroup: str, figures: Figures) -> None:
+        """One more group, which is in a cgroup: its path, or nothing where that is not known."""
+        # One record for all samples. A word that is not told is left out: to Prometheus that is an empty label.
+        labels = {name: label(text) for name, text in names.items()}
+        labels |= {word: text for word, text in origin(cgroup).items() if word in self._told}
         for row, metric in self._rows:
             figure = getattr(figures, row.figure)
             if figure is not None and (value := row.value(figure)) is not None:
-                metric.add_metric(values, value)
+                metric.add_sample(metric.name + "_total" * row.counter, labels, value)
         for event, count in (figures.events or {}).items():
-            self._events.add_metric([*values, event], count)
+            self._events.add_sample(f"{self._events.name}_total", {**labels, "event": event}, count)
         for reason, processes in (figures.off or {}).items():
             if reason == GR_ALONE:
-                self._without_gr.add_metric(values, processes)
+                self._without_gr.add_sample(self._without_gr.name, labels, processes)
             else:
-                self._off.add_metric([*values, reason], processes)
+                self._off.add_sample(self._off.name, {**labels, "reason": reason}, processes)
 
     def metrics(self) -> Iterator[Metric]:
         """All of them that have something to say."""
@@ -166,8 +168,9 @@ class Family:
 class TreeCollector(Collector):
     """Reads the tree anew for each scrape; one at a time, so that impatient scrapers do not add up on the daemon."""
 
-    def __init__(self, mount: Path, *, processes: bool = True) -> None:
-        self._mount, self._processes = mount, processes
+    def __init__(self, mount: Path, *, processes: bool = True, labels: Collection[str] = WORDS) -> None:
+        """`labels` has the words of :mod:`ggroupfs.text.origins` that are told."""
+        self._mount, self._processes, self._labels = mount, processes, labels
         self._turn = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
@@ -197,11 +200,11 @@ class TreeCollector(Collector):
         metrics.extend(self._gpus(uuids))
         errors = 0
         if self._processes:
-            processes = Family("process", ("gpu", "uuid", "pid", "slice", "comm"))
+            processes = Family("process", self._labels)
             add = _process if has_our_pids(self._mount) else _stranger
             errors += sum(_failed(add, processes, member, uuids) for member in members(self._mount))
             metrics.extend(processes.metrics())
-        slices = Family("slice", ("gpu", "uuid", "slice"))
+        slices = Family("slice", self._labels)
         errors += sum(_failed(_slice, slices, branch, uuids) for branch in branches(self._mount))
         metrics.extend(slices.metrics())
         return errors
@@ -241,21 +244,27 @@ class TreeCollector(Collector):
 def _process(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
     # Its name first: when its files can still be read after that, the pid was its own all the time.
     try:
-        words = (str(member.pid), cgroup_of(member.pid).path, member.command())
+        cgroup, command = cgroup_of(member.pid).path, member.command()
     except OSError:
         if not is_hidden(member.pid):
             raise
         return _stranger(family, member, uuids)
-    family.add((str(member.gpu), uuids.get(member.gpu, ""), *words), figures_of(member.path, FILES))
+    family.add(_names(member, uuids, cgroup, command), cgroup, figures_of(member.path, FILES))
 
 
 def _stranger(family: Family, member: Member, uuids: Mapping[int, str]) -> None:
     """A process of which nothing is known but its pid in the tree."""
-    family.add((str(member.gpu), uuids.get(member.gpu, ""), str(member.pid), "", ""), figures_of(member.path, FILES))
+    family.add(_names(member, uuids), "", figures_of(member.path, FILES))
+
+
+def _names(member: Member, uuids: Mapping[int, str], cgroup: str = "", command: str = "") -> Mapping[str, str]:
+    names = {"gpu": str(member.gpu), "uuid": uuids.get(member.gpu, ""), "pid": str(member.pid)}
+    return {**names, "slice": cgroup, "comm": command}
 
 
 def _slice(family: Family, branch: Branch, uuids: Mapping[int, str]) -> None:
-    family.add((str(branch.gpu), uuids.get(branch.gpu, ""), branch.slice), figures_of(branch.path, FILES))
+    names = {"gpu": str(branch.gpu), "uuid": uuids.get(branch.gpu, ""), "slice": branch.slice}
+    family.add(names, branch.slice, figures_of(branch.path, FILES))
 
 
 def _failed(

@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ggroupfs.client import Branch
 from ggroupfs.text.names import slice_directory
+from ggroupfs.text.origins import WORDS, origin
 from ggroupfs.view import collector, figures
 from ggroupfs.view.collector import TreeCollector
 from tests.support.cgroups import cgroup, enter, slice_path
@@ -128,7 +129,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
         )
         (labels,) = [has for has, _ in found["ggroup_process_frozen"] if has["pid"] == str(tenant.pid)]
         assert labels["comm"] == Path(f"/proc/{tenant.pid}/comm").read_text().strip()
-        assert set(labels) == {"gpu", "uuid", "pid", "slice", "comm"}
+        assert set(labels) - {*WORDS} == {"gpu", "uuid", "pid", "slice", "comm"}
 
 
 def test_who_is_kept_off_the_runlist(mount: Mounted) -> None:
@@ -184,6 +185,48 @@ def test_a_slice_has_its_own_and_what_was_ever_done_in_it(mount: Mounted) -> Non
         found = told(mount)
         assert one(found, "ggroup_slice_kernels_finished_total", slice=path) == finished, "of one that is gone"
     eventually(lambda: _removed(here.parent), "the slice can be removed")
+
+
+CONTAINER = "0f6ad2a1c5c4d2f9" * 4
+ORIGINS = (
+    "/system.slice/slurmstepd.scope/job_123/step_0",
+    f"/kubepods.slice/kubepods-pod6d1f0c7e_98f4_4a3c_8c43_0a3a0b9c1d2e.slice/cri-containerd-{CONTAINER}.scope",
+    f"/system.slice/docker-{CONTAINER}.scope",
+    f"/machine.slice/libpod-{CONTAINER}.scope",
+    "/system.slice/trainer.service",
+    "/user.slice/user-1000.slice/user@1000.service/app.slice/notebook.service",
+)
+"""A path of each kind that tells something."""
+
+
+@contextlib.contextmanager
+def made(mount: Mounted, paths: Iterable[str]) -> Iterator[None]:
+    """Slices for cgroups that there are none of, and those above them."""
+    levels = {level for path in paths for level in (Path(path), *Path(path).parents[:-1])}
+    directories = sorted(mount / slice_directory(str(level)) for level in levels)
+    for directory in directories:
+        directory.mkdir()
+    yield
+    for directory in reversed(directories):
+        directory.rmdir()
+
+
+def test_where_a_slice_comes_from(mount: Mounted) -> None:
+    """As its path tells, with all words, with some, and with none."""
+    with made(mount, ORIGINS):
+        text = ok("metrics", "--mount", mount.path)
+        assert promtool("metrics", text).stdout == ""
+        for words, found in (
+            (WORDS, parsed(text)),
+            (("job", "user"), told(mount, "--labels", "job,user")),
+            ((), told(mount, "--labels", "none", "--no-processes")),
+        ):
+            for path in ORIGINS:
+                (labels,) = [has for has, _ in found["ggroup_slice_populated"] if has["slice"] == path]
+                expected = {word: value for word, value in origin(path).items() if word in words}
+                assert {name: value for name, value in labels.items() if name in WORDS} == expected
+                assert one(found, "ggroup_slice_events_total", event="oom", slice=path, **expected) == 0
+    assert "'nonsense' is not a label" in ggroupfs("metrics", "--labels", "job,nonsense").stderr
 
 
 def _removed(path: Path) -> bool:
