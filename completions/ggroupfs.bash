@@ -5,7 +5,7 @@
 
 _ggroupfs_mounts=/proc/self/mounts
 
-_ggroupfs_commands="mount umount upgrade run show top set doctor metrics policy balance replay tenant demo"
+_ggroupfs_commands="mount umount upgrade run show top set doctor account metrics policy balance replay tenant demo"
 
 declare -A _ggroupfs_options=(
     [mount]="-f --foreground --gpu --ledger -o"
@@ -16,6 +16,7 @@ declare -A _ggroupfs_options=(
     [top]="-d --delay --once --json --mount"
     [set]="--reset --gpu --mount"
     [doctor]="--json --thaw-all --journal --mount"
+    [account]="--format --sort --gpu --mount"
     [metrics]="--mount --no-processes --labels --listen --textfile"
     [policy]="--config --mount"
     [balance]="--config --mount"
@@ -133,6 +134,18 @@ _ggroupfs_groups() {
     _ggroupfs_offer "$whole" "${words[@]}"
 }
 
+_ggroupfs_slices() {
+    local mount=$1 whole=$2 path
+    local -a words=()
+    for path in "$mount/slice/$whole"*/; do
+        path=${path#"$mount/slice/"} path=${path%/}
+        [[ -d $mount/slice/$path && ! $path =~ (^|/)[0-9]+$ ]] || continue
+        words+=("$path")
+        compgen -G "$mount/slice/$path/*[!0-9]*/" >/dev/null && words+=("$path/") # there are slices in it
+    done
+    _ggroupfs_offer "$whole" "${words[@]}"
+}
+
 _ggroupfs_files() {
     compopt -o filenames 2>/dev/null
     mapfile -t COMPREPLY < <(compgen "$1" -- "$2")
@@ -189,6 +202,8 @@ _ggroupfs() {
         replay,--generate) _ggroupfs_offer "$whole" salus day superres_128 resnet50_50 ;;
         replay,--lanes | replay,--set | replay,--capacity | replay,--seed | replay,--jobs) ;;
         metrics,--listen) _ggroupfs_offer "$whole" 127.0.0.1:9740 '[::1]:9740' ;;
+        account,--format) _ggroupfs_offer "$whole" text csv json ;;
+        account,--sort) _ggroupfs_offer "$whole" busy gpu peak name ;;
         metrics,--labels) _ggroupfs_offer "$whole" job step pod container unit user none ;;
         run,--slice) ;;
         tenant,-* | top,-d | top,--delay) ;;
@@ -200,6 +215,8 @@ _ggroupfs() {
             elif [[ $command == set ]]; then
                 if [[ -n $reset ]]; then _ggroupfs_resettable "$whole"; else _ggroupfs_settings_of "$whole"; fi
                 _ggroupfs_groups "$mount" "$whole"
+            elif [[ $command == account ]]; then
+                _ggroupfs_slices "$mount" "$whole"
             elif [[ $command == doctor ]]; then
                 _ggroupfs_processes "$mount" "$whole"
             elif [[ $command == replay ]]; then

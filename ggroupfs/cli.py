@@ -23,6 +23,7 @@ COMMANDS = {
     "top": "what each program uses, live",
     "set": "limits of a process or a slice, by name",
     "doctor": "what this machine can enforce, and why; or all that is known of a process",
+    "account": "what each slice has used, and since when",
     "metrics": "what the tree says, for Prometheus",
     "policy": "a policy at work on a tree",
     "balance": "programs go from GPUs that are overloaded to others",

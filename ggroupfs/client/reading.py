@@ -14,7 +14,7 @@ import attrs
 from backend.door.client import facts_of, pid_namespace
 from backend.process import procfs
 from backend.process.identity import ROOT_PATH
-from ggroupfs.text.names import is_number, unescape
+from ggroupfs.text.names import is_number, slice_directory, unescape
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def require_our_pids(mount: Path, what: str) -> None:
 
 
 def say_if_strangers(mount: Path) -> None:
-    """A line for who reads a table of processes without names. FileNotFoundError where there is no tree."""
+    """A line for the reader of a table of processes without names. FileNotFoundError where there is no tree."""
     require_tree(mount)
     if not has_our_pids(mount):
         log.warning("%s: names and slices of processes are not known", ELSEWHERE)
@@ -128,9 +128,9 @@ def members(mount: Path) -> Iterator[Member]:
                 yield Member(pid, gpu, mount / str(pid) / str(gpu))
 
 
-def branches(mount: Path) -> Iterator[Branch]:
-    """Every slice of a tree but the root, on each GPU, those above before those below."""
-    waiting = [(ROOT_PATH, mount / "slice")]  # a stack, since a cgroup can be deeper than Python recurses
+def branches(mount: Path, top: str = ROOT_PATH) -> Iterator[Branch]:
+    """Every slice of a tree but the root, on each GPU, those above before those below; or `top` and those in it."""
+    waiting = [(top, mount / slice_directory(top))]  # a stack, since a cgroup can be deeper than Python recurses
     while waiting:
         name, directory = waiting.pop()
         with contextlib.suppress(OSError):  # gone since

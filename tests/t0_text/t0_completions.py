@@ -17,7 +17,9 @@ import pytest
 
 from ggroupfs.cli import COMMANDS
 from ggroupfs.fs.controls import CONTROLS
+from ggroupfs.text.origins import WORDS
 from ggroupfs.text.properties import PROPERTIES
+from ggroupfs.view.accounts import ORDERS
 from tests.support.mounted import SECONDS, SLOW
 from tests.support.spoken import flags, mount_options, subcommands
 
@@ -105,6 +107,9 @@ def test_every_mount_option_and_setting() -> None:
             {"balance", "cooperative", "dynamic", "lanes", "slo", "--config", "--mount", "-h", "--help"},
         ),
         ("ggroupfs tenant --gmem ", set()),
+        ("ggroupfs account --format ", {"text", "csv", "json"}),
+        ("ggroupfs account --sort ", {*ORDERS}),
+        ("ggroupfs metrics --labels ", {*WORDS, "none"}),
         ("ggroupfs nonsense -", {"-h", "--help"}),
     ],
 )
@@ -124,6 +129,7 @@ def test_pids_slices_and_gpus_of_the_tree(tree: Path) -> None:
     start = f"ggroupfs set --mount {tree} "
     assert offered(start + "4") == {"42", "4711"}
     assert offered(start + "bat") == {"batch.slice", "batch.slice/"}
+    assert offered(f"ggroupfs account --mount {tree} ") == {"batch.slice", "batch.slice/"}
     assert offered(start + "batch.slice/") == {"batch.slice/a.service"}
     assert offered(start + "--gpu ") == {"0", "1"}
     assert offered(f"ggroupfs set --mount={tree} 47") == {"4711"}

@@ -58,13 +58,14 @@ def test_every_mount_option() -> None:
 @pytest.mark.parametrize(
     ("command", "behind"),
     [
+        ("account", ".It Cm metrics"),
         ("metrics", ".It Cm tenant"),
         ("policy", ".It Cm balance"),
         ("balance", ".It Cm replay"),
         ("replay", ".Sh MOUNT OPTIONS"),
         ("set", ".It Cm doctor"),
     ],
-    ids=["metrics", "policy", "balance", "replay", "set"],
+    ids=["account", "metrics", "policy", "balance", "replay", "set"],
 )
 def test_every_option(command: str, behind: str) -> None:
     text = (MAN / "ggroupfs.8").read_text().replace("\\-", "-")

@@ -1,0 +1,141 @@
+"""`ggroupfs account` on a mounted tree: it agrees with what ran, over kill -9 and an upgrade, and in all formats."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggroupfs.client import members
+from ggroupfs.text.names import slice_directory
+from tests.support.cgroups import cgroup, enter, slice_path
+from tests.support.command import complaint, ok
+from tests.support.mounted import Mounted, Tenant, daemons, eventually, kill, mountpoint
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A mountpoint with nothing on it."""
+    with mountpoint() as path:
+        yield path
+
+
+def accounts(place: Path, *words: object) -> dict[str, Any]:
+    """What the command says in JSON, by slice, of GPU 0; and of the totals."""
+    found = json.loads(ok("account", "--mount", place, "--format", "json", *words))
+    return {one["slice"]: one for one in found["slices"] if one["gpu"] == 0} | {"total": found["total"]}
+
+
+def made(mount: Mounted, place: Path) -> str:
+    """A cgroup and its slice, which stays when it is empty. Its path."""
+    place.mkdir(exist_ok=True)
+    (mount / slice_directory(slice_path(place))).mkdir(parents=True)
+    return f"/{slice_path(place)}"
+
+
+@contextlib.contextmanager
+def slices(mount: Mounted, above: Path, *names: str) -> Iterator[tuple[str, ...]]:
+    """A cgroup's slice, and those of some in it, while it is needed. Their paths."""
+    yield (made(mount, above), *(made(mount, above / name) for name in names))
+    for place in (*(above / name for name in names), above):
+        (mount / slice_directory(slice_path(place))).rmdir()
+
+
+def worked(mount: Mounted, place: Path, *options: str) -> int:
+    """A tenant works in a cgroup until it has done something there, and ends. The microseconds of that."""
+    path = mount / slice_directory(slice_path(place)) / "0"
+    with Tenant(mount, *options, "--kernel", "1ms", "--depth", "8", "--report", "0.05") as tenant:
+        stand(tenant)
+        before = tenant.flat("gcgroup.stat")
+        enter(tenant.pid, place)
+        eventually(lambda: int((path / "gmem.current").read_text()), "it is in the slice")
+        tenant.write("compute.freeze", 0)
+        eventually(lambda: tenant.flat("gcgroup.stat")["finished"] > before["finished"] + 20, "it has done something")
+        stand(tenant)
+        return tenant.flat("gcgroup.stat")["busy_usec"] - before["busy_usec"]
+
+
+def stand(tenant: Tenant) -> None:
+    """From here on it does nothing."""
+    tenant.write("compute.freeze", 1)
+    eventually(lambda: "frozen 1" in (tenant.group / "compute.events").read_text(), "it is frozen")
+
+
+def test_it_agrees_with_what_ran_over_a_kill_and_an_upgrade(place: Path) -> None:
+    """Of the slice and of those above it, the ended in it as well; a total has it once."""
+    with cgroup("ggroupaccount.slice") as above, daemons(place) as start:
+        busy = 0.0
+        mount = start()
+        outer, inner = made(mount, above), made(mount, above / "in.service")
+        for ending in ("killed", "upgraded", "left"):
+            usec = worked(mount, above / "in.service", "--gmem", "8M")
+            eventually(lambda: not list(members(place)), "its end is known")
+            found = accounts(place)
+            now = found[inner]["busy_seconds"]
+            assert now - busy == pytest.approx(usec / 1e6, abs=1e-5), ending
+            assert found[outer]["busy_seconds"] == now
+            assert found["total"]["busy_seconds"] == now
+            assert found[inner]["peak_bytes"] == found[outer]["peak_bytes"] == 8 * MIB
+            busy = now
+            if ending == "killed":
+                kill(mount)
+                mount = start()
+            elif ending == "upgraded":
+                ok("upgrade", place)
+            assert accounts(place)[inner]["busy_seconds"] == now, ending
+
+
+def test_names_formats_and_totals(mount: Mounted) -> None:
+    with cgroup("ggroupaccount.slice") as above, slices(mount, above, "a", "b") as paths:
+        for name in ("a", "b"):
+            worked(mount, above / name, "--gmem", "4M")
+        eventually(lambda: not mount.members(), "their end is known")
+        top = slice_path(above)
+        found = accounts(mount.path, top, "--sort", "name")
+        assert list(found) == [*paths, "total"]
+        whole, one, other = (found[path]["busy_seconds"] for path in paths)
+        assert whole == pytest.approx(one + other, abs=1e-5)
+        assert found["total"]["busy_seconds"] == whole, "those in it are counted once"
+        assert accounts(mount.path, f"{top}/b", f"{top}/a")["total"]["busy_seconds"] == pytest.approx(whole, abs=1e-5)
+        assert list(accounts(mount.path, mount / "slice" / top / "a")) == [f"/{top}/a", "total"]
+        assert accounts(mount.path, top, f"{top}/a") == accounts(mount.path, top)
+
+        rows = list(csv.DictReader(io.StringIO(ok("account", "--mount", mount.path, "--format", "csv", top))))
+        assert {row["slice"]: row["busy_seconds"] for row in rows} == {
+            path: str(one["busy_seconds"]) for path, one in found.items()
+        }
+        table = ok("account", "--mount", mount.path, "--sort", "name", top).splitlines()
+        assert [line.split()[0] for line in table] == ["SLICE", *paths, "total"]
+        assert table[1].split()[2] == f"{whole:.1f}"
+        assert accounts(mount.path, top, "--gpu", 7) == {"total": dict.fromkeys(found["total"])}
+
+
+def test_a_slice_that_has_used_nothing_is_told_where_it_is_named(mount: Mounted) -> None:
+    (mount / "slice/idle.slice").mkdir()
+    assert "/idle.slice" not in accounts(mount.path)
+    assert accounts(mount.path, "idle.slice")["/idle.slice"]["gpu_seconds"] == 0
+    (mount / "slice/idle.slice").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "code"),
+    [
+        (("nothing.slice",), "nothing.slice: there is no such slice", 1),
+        (("..",), "'..' is no pid, no cgroup", 2),
+        (("1",), "accounts are of slices", 2),
+    ],
+)
+def test_what_is_no_slice(mount: Mounted, words: tuple[str, ...], says: str, code: int) -> None:
+    assert says in complaint("account", "--mount", mount.path, *words, code=code)
+
+
+def test_no_tree(place: Path) -> None:
+    assert "no ggroup tree is mounted" in complaint("account", "--mount", place, code=1)
