@@ -525,7 +525,8 @@ def test_what_the_journal_does_not_know_is_not_forgotten_unasked(place: Path, tm
         with daemons(place, f"journal={disk}/one.journal", also=also) as start:
             mount = start()
             (place / "slice/a").mkdir()
-            high = place / "slice/a/0/gmem.limit.high"
+            high, record = place / "slice/a/0/gmem.limit.high", place / "slice/a/0/gcgroup.record"
+            eventually(lambda: "taken.stale no" in record.read_text(), "nothing more comes to the journal by itself")
             with open(disk / "else", "wb", buffering=0) as other:
                 with contextlib.suppress(OSError):
                     while True:
