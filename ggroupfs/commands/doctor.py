@@ -16,18 +16,19 @@ import trio
 
 from backend.door.client import facts_of
 from backend.door.wire import CUDA, Feature, names
-from backend.ledgers import kernel
 from backend.ledgers.journal.file import stale_since
-from backend.process import procfs
-from backend.process.identity import cgroup_of
-from ggroupfs.commands import records
+from ggroupfs.commands import host, records
 from ggroupfs.commands.finding import BAD, Finding
+from ggroupfs.commands.mounted import mounted
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, trees
 
+SUBJECT_MOST = 40
+"""Characters of the column of subjects, at most: the path of a pod's slice is longer than a line."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Options and arguments of the command."""
     parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="what the daemon knows of a process, instead")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--thaw-all", action="store_true", help="where no daemon is: have every program run again")
@@ -48,36 +49,27 @@ def run(arguments: argparse.Namespace) -> int:
 
         findings = thaw_all([arguments.journal] if arguments.journal else [])
     else:
-        findings = [*_machine(), *journals(), *trio.run(versions), *trio.run(_gpus)]
+        findings = [*_machine(), *trio.run(mounted), *journals(), *trio.run(versions), *trio.run(_gpus)]
     if arguments.json:
         print(json.dumps([attrs.asdict(finding) for finding in findings], indent=2))
     else:
-        width = max(len(finding.subject) for finding in findings)
+        width = min(max(len(finding.subject) for finding in findings), SUBJECT_MOST)
         for finding in findings:
             print(f"{finding.subject:<{width}}  {finding.verdict:<11}  {finding.why}")
     return int(any(finding.verdict in BAD for finding in findings))
 
 
 def _machine() -> Iterator[Finding]:
-    """What every mount needs."""
+    """What every mount needs, and what it works together with."""
     root = os.geteuid() == 0
     yield Finding(
         "root", "ok" if root else "missing", "the levers act on other users' processes" if root else "run as root"
     )
     fuse = os.path.exists("/dev/fuse")
     yield Finding("/dev/fuse", "ok" if fuse else "missing", f"Linux {platform.release()}" if fuse else "modprobe fuse")
-    own = cgroup_of(os.getpid()).path
-    unified = procfs.cgroup2() is not None
-    yield Finding(
-        "cgroups",
-        "ok" if unified else "advisory",
-        f"slices follow /proc/<pid>/cgroup; this process is in {own}" if unified else "no cgroup2: slices stay empty",
-    )
-    try:
-        verdict = "advisory" if kernel.lacking(kernel.features()) else "ok"
-        yield Finding(kernel.DEVICE, verdict, f"the kernel module ggroup keeps the books: {kernel.check()}")
-    except OSError as error:
-        yield Finding(kernel.DEVICE, "advisory", f"{error.strerror}; the daemon keeps the books, and a journal of them")
+    yield host.cgroups()
+    yield host.mps()
+    yield from host.versions()
 
 
 def journals(folder: Path | None = None) -> Iterator[Finding]:

@@ -1,0 +1,122 @@
+"""What ``ggroupfs doctor`` says of the host: its cgroups, MPS, and the versions of what works together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from backend.cuda.about import about
+from backend.door.wire import names
+from backend.ledgers import kernel
+from backend.process import procfs
+from backend.process.identity import cgroup_of, owner_of
+from ggroupfs.commands.finding import Finding
+from ggroupfs.text.names import is_number
+from ggroupfs.view.columns import readable
+
+MPS_COMMAND = "nvidia-cuda-mps-control"[:15]
+"""Name of the control daemon and of the server of MPS, as far as the kernel keeps it (TASK_COMM_LEN, linux/sched.h)."""
+DRIVERS = ("580", "595")
+"""Branches of the NVIDIA driver of which the ioctls were read (docs/nvidia.md)."""
+MODULES = Path("/sys/module")
+"""Where the kernel says which modules are loaded, with their versions."""
+
+
+def cgroups(mounts: Sequence[procfs.Mount] | None = None) -> Finding:
+    """Which hierarchy slices follow: cgroup2, and on a hybrid host systemd's own beside it."""
+    found = procfs.mounts() if mounts is None else mounts
+    unified = next((mount.point for mount in found if mount.type == "cgroup2"), None)
+    others = [mount for mount in found if mount.type == "cgroup"]
+    systemd = next((mount.point for mount in others if "name=systemd" in mount.options), None)
+    if unified is None:
+        if systemd is None:
+            return Finding("cgroups", "advisory", "no cgroup2: slices stay empty")
+        why = f"no cgroup2: slices follow systemd's own v1 hierarchy at {systemd}"
+        return Finding("cgroups", "advisory", why)
+    if systemd is not None:
+        why = (
+            f"hybrid: slices follow cgroup2 at {unified} and, for a process in its root, systemd's own v1 hierarchy at"
+            f" {systemd}. With systemd.unified_cgroup_hierarchy=1 on the kernel's command line there is cgroup2 alone"
+        )
+        return Finding("cgroups", "advisory", why)
+    own = readable(cgroup_of(os.getpid()).path)
+    more = f"; v1 hierarchies beside it are not followed: {len(others)}" if others else ""
+    return Finding("cgroups", "ok", f"slices follow /proc/<pid>/cgroup; this process is in {own}{more}")
+
+
+def mps() -> Finding:
+    """Whether MPS runs, and what that means. Any program can have that name: the user is said, too."""
+    running = [f"{pid} of user {owner_of(pid)}" for pid in sorted(_named(MPS_COMMAND))]
+    if not running:
+        return Finding("MPS", "ok", "neither its control daemon nor a server runs in this pid namespace")
+    why = (
+        f"runs as process {', '.join(running)}: its clients share the TSGs of the server and cannot be told apart."
+        " Freeze and timeslice of a client are refused, and what is set on the server acts on all its clients"
+    )
+    return Finding("MPS", "advisory", why)
+
+
+def _named(command: str) -> Iterator[int]:
+    for name in os.listdir(procfs.PROC):
+        if is_number(name):
+            with contextlib.suppress(OSError):  # it has ended
+                if procfs.command(int(name)) == command:
+                    yield int(name)
+
+
+def versions() -> Iterator[Finding]:
+    """The versions of the command, the library, the kernel module and the driver, and whether they fit."""
+    from importlib.metadata import version  # 30 ms
+
+    own = version("ggroupfs")
+    yield Finding("ggroupfs", "ok", f"version {own}")
+    yield _library()
+    yield _module(own)
+    driver = _loaded("nvidia")
+    if driver is None:
+        yield Finding("NVIDIA driver", "unsupported", "not loaded")
+    elif driver.partition(".")[0] in DRIVERS:
+        yield Finding("NVIDIA driver", "ok", f"version {driver}")
+    else:
+        why = f"version {driver}: {' and '.join(DRIVERS)} are known; the proofs below say what works with this one"
+        yield Finding("NVIDIA driver", "advisory", why)
+
+
+def _library() -> Finding:
+    from ggroupfs.commands.run import library
+
+    try:
+        path = library()
+    except RuntimeError as error:
+        return Finding("library", "advisory", f"{str(error).removeprefix('run: ')}: limits of memory need it")
+    try:
+        found = about(path)
+    except OSError as error:
+        return Finding("library", "advisory", f"{path}: {error.strerror}: make it anew, or install it")
+    words = f"{path}: protocol {found.version}, features {names(found.features)}"
+    misfit = found.misfit
+    return Finding("library", "advisory" if misfit else "ok", f"{words}; it {misfit}" if misfit else words)
+
+
+def _module(own: str) -> Finding:
+    """The kernel module, of which the version has no meaning for what it can: that, it says itself."""
+    try:
+        lacks = kernel.lacking(kernel.features())
+        words = f"the kernel module ggroup keeps the books: {kernel.check()}"
+    except OSError as error:
+        why = f"{error.strerror}; the daemon keeps the books, and a journal of them"
+        return Finding(kernel.DEVICE, "advisory", why)
+    loaded = _loaded("ggroup")
+    if loaded not in (None, own):
+        words += f"; it is of ggroupfs {loaded}: load it anew"
+    return Finding(kernel.DEVICE, "advisory" if lacks or loaded not in (None, own) else "ok", words)
+
+
+def _loaded(module: str) -> str | None:
+    """The version of a module that is loaded; None where it is not, or says none."""
+    try:
+        return procfs.text(MODULES / module / "version")
+    except OSError:
+        return None

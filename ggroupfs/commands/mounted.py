@@ -1,0 +1,123 @@
+"""What ``ggroupfs doctor`` says of the trees that are mounted: where, by which process, and which slices are strays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import trio
+
+from backend.door.client import facts_of
+from backend.process import procfs
+from backend.process.delegated import HIERARCHIES
+from backend.process.identity import ROOT_PATH
+from ggroupfs.client import branches
+from ggroupfs.commands.finding import Finding
+from ggroupfs.mounts import mount_of
+from ggroupfs.serving import TYPE, Unknown, daemon_of, is_trusted, mounted_by
+from ggroupfs.text.names import slice_directory
+from ggroupfs.view.columns import readable
+
+ANSWER_S = 2.0
+"""Seconds that a tree has to answer, before it is said that it does not."""
+STRAYS_MOST = 16
+"""Stray slices of a tree that are named, at most; of the others it is said how many they are."""
+STRAY = "a slice without a cgroup: made ahead, or left by one that is gone; rmdir takes it and its settings away"
+"""What is said of one."""
+
+
+@attrs.frozen
+class Place:
+    """A tree that is mounted."""
+
+    point: str
+    """Where, first of all."""
+    device: str
+    """Its device number, as mountinfo has it."""
+    also: Sequence[str] = ()
+    """Where it is besides: by ``-o also=``, or a bind mount."""
+
+
+def places(mounts: Iterable[procfs.Mount] | None = None) -> Sequence[Place]:
+    """The whole trees in this mount namespace, one for each daemon. A container may have a part of one besides."""
+    found: dict[str, list[str]] = {}
+    for mount in procfs.mounts() if mounts is None else mounts:
+        if mount.type == TYPE and mount.root == "/":
+            found.setdefault(mount.device, []).append(mount.point)
+    return [Place(first, device, others) for device, (first, *others) in found.items()]
+
+
+async def mounted() -> list[Finding]:
+    """What there is to say of every tree. One that hangs is given ANSWER_S."""
+    found = places()
+    if not found:
+        return [Finding("tree", "ok", "none is mounted in this mount namespace: `ggroupfs mount`")]
+    findings: list[Finding] = []
+    for place in found:
+        with trio.move_on_after(ANSWER_S) as scope:
+            findings += await trio.to_thread.run_sync(_of_tree, place, abandon_on_cancel=True)
+        if scope.cancelled_caught:
+            why = f"does not answer within {ANSWER_S:g} s: `ggroupfs umount -f {place.point}` aborts its connection"
+            findings.append(_finding(place, "advisory", why))
+    return findings
+
+
+def _finding(place: Place, verdict: str, words: str) -> Finding:
+    also = f", also at {', '.join(place.also)}" if place.also else ""
+    return Finding(readable(place.point), verdict, readable(words + also))
+
+
+def _of_tree(place: Place) -> Sequence[Finding]:
+    now = mount_of(place.point)
+    if now is None or now[0] != place.device:
+        return [_finding(place, "advisory", "a tree under another mount, which no program reaches there")]
+    if not is_trusted(place.device):
+        why = f"user {mounted_by(place.device)} mounted it, and may have it say anything"
+        return [_finding(place, "advisory", why)]
+    try:
+        with daemon_of(place.point, place.device) as daemon:
+            if daemon is None:
+                why = f"its daemon is dead: `ggroupfs mount {place.point}` goes on from the journal"
+                return [_finding(place, "advisory", why)]
+            facts = facts_of(place.point)
+            words = f"{facts.get('gpu')} GPUs, books of {facts.get('ledger')}, served by process {daemon.pid}"
+            words += f" at socket {facts.get('socket')}"
+            here = _our_cgroups(daemon.pid) and not daemon.has_ended
+        if not here:
+            words += "; whether its slices have a cgroup is not known: they are of another cgroup namespace"
+            return [_finding(place, "ok", words)]
+        return [_finding(place, "ok", words), *strays(Path(place.point))]
+    except Unknown as error:
+        return [_finding(place, "advisory", f"which process serves it is not known: {error}")]
+    except OSError as error:  # gone since, or it ends just now
+        return [_finding(place, "advisory", f"cannot be read: {error.strerror}")]
+
+
+def _our_cgroups(pid: int) -> bool:
+    """Whether a path of a cgroup means the same to a process and here (cgroup_namespaces(7)). Only root is told, and
+    the user that the process is of.
+    """
+    try:
+        return os.stat(f"/proc/{pid}/ns/cgroup").st_ino == os.stat("/proc/self/ns/cgroup").st_ino
+    except OSError:
+        return False
+
+
+def strays(mount: Path) -> Iterator[Finding]:
+    """The slices that no cgroup is of: made ahead, or left by a cgroup that came and went. OSError."""
+    paths = dict.fromkeys(branch.slice for branch in branches(mount) if branch.slice != ROOT_PATH)
+    found = [path for path in paths if not has_cgroup(path)]
+    for path in found[:STRAYS_MOST]:
+        place = mount / slice_directory(path)
+        yield Finding(readable(os.fspath(place)), "advisory", STRAY)
+    if len(found) > STRAYS_MOST:
+        yield Finding(f"{mount}/slice", "advisory", f"slices without a cgroup besides: {len(found) - STRAYS_MOST}")
+
+
+def has_cgroup(path: str) -> bool:
+    """Whether a cgroup of that path is there, or can be, in a part of the hierarchy that is mounted nowhere here."""
+    trees = [tree for tree in map(procfs.trees.of, HIERARCHIES) if tree is not None]
+    directories = [next(procfs.levels(tree, path), None) for tree in trees]
+    return any(directory is None or os.path.isdir(directory) for directory in directories)

@@ -1,0 +1,172 @@
+"""Level 3: what `ggroupfs doctor` says of a host and of trees, of mounts and files as other hosts have them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from backend.cuda.about import MAGIC, MARK
+from backend.door.wire import CUDA, VERSION
+from backend.process import procfs
+from backend.process.procfs import Mount
+from ggroupfs.commands import host, mounted
+from ggroupfs.commands.mounted import Place, places
+from tests.support.mounted import eventually
+
+UNIFIED = Mount("0:26", "/", "/sys/fs/cgroup", "cgroup2", ("rw",))
+BESIDE = Mount("0:27", "/", "/sys/fs/cgroup/unified", "cgroup2", ("rw",))
+SYSTEMD = Mount("0:28", "/", "/sys/fs/cgroup/systemd", "cgroup", ("rw", "name=systemd"))
+MEMORY = Mount("0:29", "/", "/sys/fs/cgroup/memory", "cgroup", ("rw", "memory"))
+
+
+@pytest.mark.parametrize(
+    ("mounts", "verdict", "words"),
+    [
+        ([UNIFIED], "ok", "slices follow /proc/<pid>/cgroup; this process is in /"),
+        ([UNIFIED, MEMORY], "ok", "; v1 hierarchies beside it are not followed: 1"),
+        ([MEMORY, SYSTEMD, BESIDE], "advisory", "hybrid: slices follow cgroup2 at /sys/fs/cgroup/unified and, for"),
+        ([MEMORY, SYSTEMD], "advisory", "no cgroup2: slices follow systemd's own v1 hierarchy at /sys/fs/cgroup/sys"),
+        ([MEMORY], "advisory", "no cgroup2: slices stay empty"),
+    ],
+    ids=["unified", "v1 besides", "hybrid", "v1", "nothing"],
+)
+def test_cgroups(mounts: list[Mount], verdict: str, words: str) -> None:
+    found = host.cgroups(mounts)
+    assert (found.subject, found.verdict) == ("cgroups", verdict)
+    assert words in found.why
+
+
+def test_mps(tmp_path: Path) -> None:
+    """A program that is called as the control daemon is."""
+    double = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy(shutil.which("sleep") or "", double)
+    assert host.mps().verdict == "ok"
+    with subprocess.Popen([double, "600"]) as process:
+        try:
+            eventually(lambda: host.mps().verdict == "advisory", "it has the name, which comes late in execve(2)")
+            found = host.mps()
+            assert f"process {process.pid} of user 0:" in found.why
+        finally:
+            process.kill()
+    assert host.mps().verdict == "ok"
+
+
+def versions(monkeypatch: pytest.MonkeyPatch, folder: Path, **loaded: str) -> dict[str, tuple[str, str]]:
+    """Verdict and words by subject, where the kernel has modules of those versions."""
+    for name, version in loaded.items():
+        (folder / name).mkdir()
+        (folder / name / "version").write_text(f"{version}\n")
+    monkeypatch.setattr(host, "MODULES", folder)
+    return {one.subject: (one.verdict, one.why) for one in host.versions()}
+
+
+@pytest.mark.parametrize(
+    ("driver", "verdict", "words"),
+    [
+        ("580.95.05", "ok", "version 580.95.05"),
+        ("595.10", "ok", "version 595.10"),
+        ("570.1.2", "advisory", "version 570.1.2: 580 and 595 are known"),
+        ("5800.1", "advisory", "version 5800.1: "),
+    ],
+)
+def test_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, verdict: str, words: str) -> None:
+    found = versions(monkeypatch, tmp_path, nvidia=driver)["NVIDIA driver"]
+    assert found[0] == verdict
+    assert found[1].startswith(words)
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert versions(monkeypatch, tmp_path)["NVIDIA driver"] == ("unsupported", "not loaded")
+
+
+@pytest.mark.parametrize(
+    ("content", "verdict", "words"),
+    [
+        (MARK.pack(MAGIC, VERSION, CUDA), "ok", "protocol 1, features memory,counters,report,depart"),
+        (MARK.pack(MAGIC, VERSION, 1), "advisory", "features memory; it lacks counters,report,depart"),
+        (b"\x7fELF", "advisory", "it does not say what it speaks"),
+        (None, "advisory", "there is no "),
+    ],
+    ids=["of this version", "older", "older than that", "none"],
+)
+def test_the_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, verdict: str, words: str
+) -> None:
+    place = tmp_path / "libggroup-cuda.so"
+    if content is not None:
+        place.write_bytes(content)
+    monkeypatch.setenv("GGROUP_CUDA_LIBRARY", str(place))
+    found = versions(monkeypatch, tmp_path)["library"]
+    assert found[0] == verdict
+    assert words in found[1]
+    assert str(place) in found[1]
+
+
+@pytest.mark.parametrize(("loaded", "verdict"), [("0.0.9", "advisory"), (None, "ok")])
+def test_a_module_of_another_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loaded: str | None, verdict: str
+) -> None:
+    """One that was loaded before an upgrade, and the one that is installed."""
+    from importlib.metadata import version
+
+    monkeypatch.setattr(host.kernel, "features", lambda: None)
+    monkeypatch.setattr(host.kernel, "lacking", lambda _: {})
+    monkeypatch.setattr(host.kernel, "check", lambda: "version 1, features all")
+    found = versions(monkeypatch, tmp_path, ggroup=loaded or version("ggroupfs"))[host.kernel.DEVICE]
+    assert found[0] == verdict
+    assert ("it is of ggroupfs 0.0.9: load it anew" in found[1]) == (loaded is not None)
+
+
+def test_one_place_a_daemon() -> None:
+    """Bind mounts are of the same device; a part of a tree, as a container may have, is no place of its own."""
+    found = places(
+        [
+            UNIFIED,
+            Mount("0:40", "/", "/run/ggroup", "fuse.ggroupfs", ()),
+            Mount("0:41", "/", "/mnt/other", "fuse.ggroupfs", ()),
+            Mount("0:40", "/slice/a", "/mnt/part", "fuse.ggroupfs", ()),
+            Mount("0:40", "/", "/srv/ggroup", "fuse.ggroupfs", ()),
+        ]
+    )
+    assert found == [Place("/run/ggroup", "0:40", ["/srv/ggroup"]), Place("/mnt/other", "0:41", [])]
+
+
+@pytest.fixture
+def cgroup2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A directory in the place of the cgroup2 tree, the only hierarchy."""
+    trees = procfs.Trees()
+    here = {"cgroup2": Mount("0:26", "/", str(tmp_path / "cgroup"), "cgroup2", ())}
+    monkeypatch.setattr(trees, "of", here.get)
+    monkeypatch.setattr(procfs, "trees", trees)
+    return tmp_path / "cgroup"
+
+
+def test_strays(cgroup2: Path, tmp_path: Path) -> None:
+    """Slices without a cgroup, and no others: of many some are named."""
+    tree = tmp_path / "tree"
+    (cgroup2 / "batch.slice" / "7").mkdir(parents=True)
+    for path in ("0", "batch.slice/0", "batch.slice/_7/0", "batch.slice/_8/0", "gone.scope/0"):
+        (tree / "slice" / path).mkdir(parents=True)
+    found = list(mounted.strays(tree))
+    assert [one.subject for one in found] == [f"{tree}/slice/batch.slice/_8", f"{tree}/slice/gone.scope"]
+    assert {one.verdict for one in found} == {"advisory"}
+    for number in range(100):
+        (tree / "slice" / f"pod{number}.scope" / "0").mkdir(parents=True)
+    *named, last = mounted.strays(tree)
+    assert len(named) == mounted.STRAYS_MOST
+    assert last.why == f"slices without a cgroup besides: {102 - mounted.STRAYS_MOST}"
+
+
+def test_a_part_of_the_hierarchy_that_is_not_mounted_has_no_strays(
+    cgroup2: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where a container has its own part alone, nothing is known of the rest."""
+    part = {"cgroup2": Mount("0:26", "/kubepods", str(cgroup2), "cgroup2", ())}
+    monkeypatch.setattr(procfs.trees, "of", part.get)
+    cgroup2.mkdir()
+    for path in ("batch.slice/0", "kubepods/0", "kubepods/pod/0"):
+        (tmp_path / "tree" / "slice" / path).mkdir(parents=True)
+    assert [one.subject for one in mounted.strays(tmp_path / "tree")] == [f"{tmp_path}/tree/slice/kubepods/pod"]
