@@ -26,7 +26,7 @@ from tests.support.cgroups import cgroup, enter  # noqa: E402
 from tests.support.mounted import mounted  # noqa: E402
 
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--mount-proc")
-SIZE = (100, 19)
+SIZE = (112, 19)
 SECONDS = 30.0
 """How long it may take until the screen is as it should be."""
 
@@ -99,9 +99,10 @@ def main() -> None:
         stack.enter_context(tenant(4377, "notebook", lab, "--gmem", "700M", "--gpu", "1", "--depth", "1"))
         (tree / "4242/0/gmem.limit.high").write_text("8G\n")
         (tree / "4310/0/compute.timeslice").write_text("4\n")
+        (tree / "4310/0/compute.weight").write_text("300\n")
         svg = asyncio.run(picture())
     svg = re.sub("terminal-[0-9]+", "terminal", svg)
-    # Whoever looks at it is not to load a font from somewhere: any that is monospaced will do.
+    # A reader of it is not to load a font from somewhere: any that is monospaced will do.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     (HERE / "top.svg").write_text(svg)
 

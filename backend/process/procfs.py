@@ -188,6 +188,23 @@ def command(pid: int) -> str:
     return os.fsdecode(of_process(pid, "comm").removesuffix(b"\n"))
 
 
+COMMAND_LINE_MOST = 4096
+"""Bytes of a command line that are read, at most: a screen shows no more."""
+
+
+def command_line(pid: int) -> str:
+    """The words that a program was started with, or has put in their place: it may hold any bytes, and is empty for one
+    without memory. It is read from that memory, which can have its readers wait. OSError when it is gone."""
+    try:
+        file = os.open(f"{PROC}/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise fail(errno.ESRCH) from None
+    try:
+        return os.fsdecode(os.read(file, COMMAND_LINE_MOST).rstrip(b"\0").replace(b"\0", b" "))
+    finally:
+        os.close(file)
+
+
 @attrs.frozen
 class Membership:
     """A line of proc_pid_cgroup(5): where a thread is in one hierarchy."""

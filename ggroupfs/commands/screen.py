@@ -8,6 +8,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,15 +18,18 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ggroupfs.commands.actions import ASKED, Action, freeze
+from ggroupfs.commands.keys import KEYS, Help
+from ggroupfs.commands.kill import QUESTION, Victim, seize, send
 from ggroupfs.errors import UsageError
-from ggroupfs.view.frame import Frame, gauges, look, summary
+from ggroupfs.view.columns import FULL_LEAST, LABEL_LEAST, SORTED
+from ggroupfs.view.commandlines import CommandLines
+from ggroupfs.view.frame import Frame, Wishes, gauges, look, summary
 from ggroupfs.view.listing import Listing
 from ggroupfs.view.outline import lines
-from ggroupfs.view.snapshot import GpuUse
+from ggroupfs.view.snapshot import GpuUse, ProcessUse
 
 # Told apart by all people (Okabe and Ito), and nothing is told by its colour alone.
 BLUE, ORANGE, GREY = Style(color="#56b4e9"), Style(color="#e69f00", bold=True), Style(color="#8a8a8a")
@@ -35,40 +39,6 @@ BASE_LEAST_S = 0.5
 
 NOTICED_S = 1.0
 """A look that takes longer, and longer than it is to, is said to."""
-
-KEYS = "f freeze  l limit  t timeslice  / filter  v flat  m s p k w sort  ? help  q quit"
-
-HELP = """\
- up down pgup pgdn home end   choose a line
- enter, left, right           fold what is in it, and unfold
-
- f   freeze, or thaw
- l   limit of memory on the GPU: 8G, 50%, max
- t   timeslice: 2ms, 500us, default
-
- m s p k w   sort by memory, share, pid, kernels, swap
- v   processes alone, or in their slices
- /   only names with some text in them; esc: all again
- q   quit
-
- - is what this machine does not tell. A wider terminal has
- more columns: why it is off the runlist (OFF), and memory
- moved in and out, in MB/s.
-
- esc closes this."""
-
-
-class Help(ModalScreen[None]):
-    """What the keys do."""
-
-    CSS = """
-    Help { align: center middle; }
-    Help > Static { width: 66; height: auto; border: round #56b4e9; background: $background; }
-    """
-
-    def compose(self) -> ComposeResult:
-        """One box."""
-        yield Static(HELP, markup=False)
 
 
 class Top(App[int]):
@@ -110,14 +80,22 @@ class Top(App[int]):
             "p": "sort('pid')",
             "k": "sort('kernels')",
             "w": "sort('swap')",
+            "W": "sort('weight')",
+            "P": "sort('priority')",
+            "U": "sort('user')",
+            "x": "kill",
+            "c": "commands",
+            "a": "unused",
             "v": "flat",
             "question_mark,h": "help",
             "escape": "cancel",
         }.items()
     ]
 
-    def __init__(self, mount: Path, delay: float) -> None:
+    def __init__(self, mount: Path, delay: float, wishes: Wishes | None = None) -> None:
         super().__init__()
+        self._wishes = wishes or Wishes()
+        self._victim: Victim | None = None  # while it is asked whether to kill it
         self._mount, self._delay = mount, delay
         self._frame: Frame | None = None
         self._order, self._pattern, self._flat = "memory", "", False
@@ -148,10 +126,10 @@ class Top(App[int]):
 
     def _read(self) -> None:
         """Never more than half of the time: a large tree is read less often rather than its daemon kept busy."""
-        base, passed = None, self._delay
+        base, passed, previous = None, self._delay, None
         while not self._ended:
             try:
-                frame = look(self._mount, base)
+                frame = previous = look(self._mount, base, self._wishes, previous)
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self._tell(self._missed, f"{reason}: {self._mount}")
@@ -200,6 +178,8 @@ class Top(App[int]):
         frame = self._frame
         if frame is None:
             return
+        self._listing.wanted = SORTED.get(self._order)
+        self._listing.least = LABEL_LEAST if self._wishes.commands is None else FULL_LEAST
         self._listing.show(lines(frame.gpus, self._order, self._listing.folded, self._pattern, flat=self._flat))
         words = f"ggroupfs top: {summary(frame)}, by {self._order}"
         if self._pattern:
@@ -259,6 +239,8 @@ class Top(App[int]):
             self._pattern = self._typed
             self._redraw()
             words = "text in the name of a process or slice"
+        elif self._victim is not None:
+            words = f"{self._victim}: {QUESTION}"
         else:
             words = f"{self._target}: {ASKED[self._asking][0]}"
         line.update(Text.assemble((words, GREY), f" > {self._typed}", ("_", Style(blink=True))))
@@ -300,6 +282,31 @@ class Top(App[int]):
         self._flat = not self._flat
         self._redraw()
 
+    def action_commands(self) -> None:
+        """Full command lines, or the names of programs."""
+        self._wishes.commands = CommandLines() if self._wishes.commands is None else None
+        self._wake.set()
+
+    def action_unused(self) -> None:
+        """Processes on every GPU, or on those that they use."""
+        self._wishes.unused = not self._wishes.unused
+        self._wake.set()
+
+    def action_kill(self) -> None:
+        """Asks whether to end the process that is chosen, and holds it by a pidfd meanwhile."""
+        line = self._listing.chosen
+        if line is None or not isinstance(line.node.use, ProcessUse):
+            self._say("only a process can be killed: choose one", True)
+            return
+        try:
+            self._victim = seize(line.node.use)
+        except RuntimeError as error:
+            self._say(str(error), True)
+            return
+        self._asking, self._target, self._typed = "kill", line.node.key, ""
+        self._say("")
+        self._prompt()
+
     def action_help(self) -> None:
         """What the keys do."""
         self.push_screen(Help())
@@ -325,7 +332,10 @@ class Top(App[int]):
 
     def _submit(self) -> None:
         """Does what was asked for."""
-        what, value = self._asking, self._typed.strip()
+        what, value, victim = self._asking, self._typed.strip(), self._victim
+        if victim is not None and value:
+            self._victim = None  # it is closed there
+            self._do(partial(send, victim), self._target, value)
         self._close()
         if what in ASKED and value:
             self._do(ASKED[what][1], self._target, value)
@@ -342,6 +352,9 @@ class Top(App[int]):
         self._redraw()
 
     def _close(self) -> None:
+        if self._victim is not None:
+            self._victim.close()
+            self._victim = None
         self._asking = ""
         self._prompt()
 

@@ -13,7 +13,8 @@ from ggroupfs.client import require_tree
 from ggroupfs.client.reading import say_if_strangers
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 from ggroupfs.view import columns
-from ggroupfs.view.frame import as_json, look, plain
+from ggroupfs.view.commandlines import CommandLines
+from ggroupfs.view.frame import Wishes, as_json, look, plain
 
 DELAY_S = 1.0
 """Seconds between two passes that were not asked for."""
@@ -24,6 +25,8 @@ DELAY_LEAST_S = 0.1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
     parser.add_argument("-d", "--delay", type=_delay, default=DELAY_S, metavar="SECONDS", help="between two frames; 1")
+    parser.add_argument("-c", "--command", dest="full", action="store_true", help="full command lines")
+    parser.add_argument("-a", "--all", action="store_true", help="processes on GPUs, too, that they do not use")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--once", action="store_true", help="print one frame as text; also where there is no terminal")
     form.add_argument("--json", action="store_true", help="print one frame as a JSON object")
@@ -43,15 +46,16 @@ def _delay(word: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand. Rates need two passes, so that a frame by itself takes as long as the delay."""
     mount = Path(os.path.abspath(arguments.mount))
+    wishes = Wishes(CommandLines() if arguments.full else None, arguments.all)
     if not (arguments.once or arguments.json) and sys.stdin.isatty() and sys.stdout.isatty():
         require_tree(mount)
         from ggroupfs.commands.screen import Top  # here: textual is half a second that nothing else need pay
 
-        return Top(mount, arguments.delay).run() or 0
+        return Top(mount, arguments.delay, wishes).run() or 0
     say_if_strangers(mount)
     first = look(mount)
     time.sleep(arguments.delay)
-    frame = look(mount, first.snapshot)
+    frame = look(mount, first.snapshot, wishes)
     text = json.dumps(as_json(frame), indent=2) if arguments.json else plain(frame)
     print(columns.printable(text, sys.stdout.encoding))
     return 0

@@ -9,8 +9,9 @@ import attrs
 
 from backend.core.reasons import GR_ALONE
 from backend.core.records import MAX
+from ggroupfs.text.origins import origin
 from ggroupfs.view.outline import Line, Node
-from ggroupfs.view.snapshot import GpuUse, ProcessUse
+from ggroupfs.view.snapshot import GpuUse, ProcessUse, SliceUse
 
 NOT_TOLD = "-"
 
@@ -61,6 +62,54 @@ def off(processes: Mapping[str, int]) -> str:
     return words or NOT_TOLD
 
 
+ORIGIN_MOST = 25
+"""Characters of an origin, at most: those of a container in a pod."""
+ID_SHORT, UID_SHORT = 12, 8
+"""Characters of the ID of a container and of the UID of a pod that people go by, as `podman ps` shows them."""
+
+
+def cut(text: str, most: int) -> str:
+    """A text of so many characters at most."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def origin_words(path: str) -> str | None:
+    """Return what a cgroup is of, by its path: ``pod 6d1f0c7e/0f6ad2a1c5c4``, ``job 123.0``, else the unit; None where
+    the path does not tell.
+    """
+    told = origin(path)
+    container = told.get("container", "")[:ID_SHORT]
+    if "pod" in told:
+        return f"pod {told['pod'][:UID_SHORT]}" + (f"/{container}" if container else "")
+    if "job" in told:
+        return f"job {told['job']}" + (f".{told['step']}" if "step" in told else "")
+    return f"container {container}" if container else told.get("unit")
+
+
+def _origin(node: Node) -> str | None:
+    if isinstance(node.use, ProcessUse):
+        return origin_words(node.use.slice)
+    return origin_words(node.use.path) if isinstance(node.use, SliceUse) else None
+
+
+def _container(path: str) -> str | None:
+    """The short name of a slice that is the one of a container or pod; None for any other."""
+    here, above = origin(path), origin(path.rpartition("/")[0])
+    if "container" in here and "container" not in above:
+        return f"container {here['container'][:ID_SHORT]}"
+    return f"pod {here['pod'][:UID_SHORT]}" if "pod" in here and "pod" not in above else None
+
+
+LEVELS = "▁▂▃▄▅▆▇█"
+"""Characters of a sparkline, from nothing to all."""
+
+
+def sparkline(shares: Sequence[float | None]) -> str:
+    """Shares of 0 to 1 as a line of bars; a blank for one that is not known."""
+    last = len(LEVELS) - 1
+    return "".join(" " if share is None else LEVELS[round(min(max(share, 0.0), 1.0) * last)] for share in shares)
+
+
 @attrs.frozen
 class Column:
     """A column of a table, and what it needs to be read."""
@@ -103,7 +152,8 @@ def _rate(name: str, heading: str, text: Callable[[Any], str], width: int = 7) -
 
 def _of_process(name: str, *, number: bool) -> Column:
     def value(node: Node) -> Any:
-        return getattr(node.use, name) if isinstance(node.use, ProcessUse) else None
+        found = getattr(node.use, name) if isinstance(node.use, ProcessUse) else None
+        return None if found == "" else found
 
     return Column(name, name.upper(), value, lambda value: readable(str(value)), number=number)
 
@@ -124,13 +174,36 @@ KERNELS = _rate("kernels", "KERN/S", lambda rate: f"{rate:.0f}")
 SWAPIN = _rate("swapin", "IN MB/S", speed)
 SWAPOUT = _rate("swapout", "OUT MB/S", speed, 9)
 
+USER = attrs.evolve(_of_process("user", number=False), width=8)
+WEIGHT = _figure("weight", str, width=6)
+PRIORITY = _figure("priority", str, heading="PRIO", width=4)
+ORIGIN = Column("origin", "ORIGIN", _origin, lambda text: cut(readable(text), ORIGIN_MOST), number=False, width=25)
+HISTORY = Column("history", "HISTORY", lambda node: node.history or None, sparkline, number=False, width=8)
+
 SHOWN = (PID, GPU, COMMAND, SLICE, CURRENT, HIGH, SWAP, TIMESLICE, FROZEN, OFF, FINISHED)
 """What ``show`` has."""
-WATCHED = (CURRENT, HIGH, SWAP, SHARE, KERNELS, TIMESLICE, FROZEN, OFF, SWAPIN, SWAPOUT)
-"""What ``top`` has; where there is no room for all, the first of them."""
+WATCHED = (
+    *(CURRENT, HIGH, SWAP, SHARE, KERNELS, TIMESLICE, FROZEN),
+    *(USER, WEIGHT, PRIORITY, OFF, SWAPIN, SWAPOUT, ORIGIN),
+)
+"""What ``top`` tells of one moment."""
+LIVE = (*WATCHED[: WATCHED.index(OFF)], HISTORY, *WATCHED[WATCHED.index(OFF) :])
+"""What its screen has; where there is no room for all, the first of them."""
+SORTED = {
+    "memory": CURRENT,
+    "swap": SWAP,
+    "share": SHARE,
+    "kernels": KERNELS,
+    "weight": WEIGHT,
+    "priority": PRIORITY,
+    "user": USER,
+}
+"""The column of each order, which is shown wherever there is room for one; a pid stands in the name."""
 
 LABEL_LEAST = 24
 """Characters that the names in a tree get before there are columns beside them."""
+FULL_LEAST = 48
+"""The same, for names that are full command lines."""
 SIDE_BY_SIDE = 2
 """Blanks between two columns."""
 
@@ -140,12 +213,23 @@ def fields(columns: Iterable[Column]) -> frozenset[str]:
     return frozenset(column.field for column in columns if column.field is not None)
 
 
-def fitting(width: int, columns: Sequence[Column] = WATCHED) -> Sequence[Column]:
-    """As many columns, from the first, as fit beside the names."""
-    left = width - LABEL_LEAST
+def fitting(
+    width: int, columns: Sequence[Column] = WATCHED, wanted: Column | None = None, least: int = LABEL_LEAST
+) -> Sequence[Column]:
+    """As many columns, from the first, as fit beside names of `least` characters; `wanted` among them, in the place of
+    the last ones if it has to be.
+    """
+    room = width - least
+    kept = _first(room, columns)
+    if wanted is None or wanted in kept or wanted not in columns or wanted.width + 1 > room:
+        return kept
+    return (*_first(room - wanted.width - 1, columns), wanted)
+
+
+def _first(room: int, columns: Sequence[Column]) -> Sequence[Column]:
     for count, column in enumerate(columns):
-        left -= column.width + 1
-        if left < 0:
+        room -= column.width + 1
+        if room < 0:
             return columns[:count]
     return columns
 
@@ -174,6 +258,8 @@ def label(line: Line) -> str:
     use, text = line.node.use, line.prefix + readable(line.node.label)
     if isinstance(use, GpuUse):
         text += f", {human(use.capacity)}"
+    elif isinstance(use, SliceUse) and (name := _container(use.path)):
+        text = line.prefix + name
     return f"{text} [+{len(line.node.children)}]" if line.folded else text
 
 
@@ -194,7 +280,9 @@ def bar(part: float, width: int) -> str:
     return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width, "░")
 
 
-ASCII = str.maketrans({"├": "|", "└": "`", "│": "|", "─": "-", "█": "#", "░": ".", **dict.fromkeys("▏▎▍▌▋▊▉", "#")})
+ASCII = str.maketrans(
+    {"├": "|", "└": "`", "│": "|", "─": "-", "█": "#", "░": ".", **dict.fromkeys("▏▎▍▌▋▊▉", "#"), "…": "~"}
+)
 
 
 def printable(text: str, encoding: str | None) -> str:

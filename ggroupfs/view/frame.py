@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 
 from ggroupfs.view import columns, outline, rates, snapshot
+from ggroupfs.view.commandlines import CommandLines
 
-FIELDS = columns.fields(columns.WATCHED) | {*rates.COUNTERS, "undone"}
+FIELDS = columns.fields(columns.WATCHED) | {*rates.COUNTERS, "undone", "populated"}
 """The figures that a frame is made of."""
 
 
@@ -26,11 +27,30 @@ class Frame:
     """With everything that is on them, unsorted."""
 
 
-def look(mount: Path, before: snapshot.Snapshot | None = None) -> Frame:
-    """Reads the tree once more. OSError where there is none any more."""
-    after = snapshot.take(mount, FIELDS)
+@attrs.define
+class Wishes:
+    """What of a frame is shown on demand."""
+
+    commands: CommandLines | None = None
+    """What reads full command lines; None: the names of programs."""
+    unused: bool = False
+    """Whether a process is on GPUs, too, that it does not use."""
+
+
+def look(
+    mount: Path,
+    before: snapshot.Snapshot | None = None,
+    wishes: Wishes | None = None,
+    previous: Frame | None = None,
+) -> Frame:
+    """One more reading of the tree. Its rates are since `before`, its histories go on from the `previous` frame.
+    OSError where there is none any more."""
+    wishes = wishes or Wishes()
+    after = snapshot.take(mount, FIELDS, users=True, commands=wishes.commands)
     seconds = after.at - before.at if before is not None else None
-    return Frame(after, seconds, outline.build(after, rates.between(before, after)))
+    past = outline.histories(previous.gpus) if previous is not None else outline.NO_PAST
+    nodes = outline.build(after, rates.between(before, after), unused=wishes.unused, past=past)
+    return Frame(after, seconds, nodes)
 
 
 def summary(frame: Frame) -> str:
@@ -93,6 +113,6 @@ def as_json(frame: Frame) -> Mapping[str, Any]:
         elif isinstance(use, snapshot.SliceUse):
             found["slices"].append({"slice": use.path, "gpu": use.gpu, **values})
         else:
-            who = {"pid": use.pid, "gpu": use.gpu, "command": use.command, "slice": use.slice}
-            found["processes"].append(who | dict(values))
+            process = {"pid": use.pid, "gpu": use.gpu, "command": use.command, "slice": use.slice}
+            found["processes"].append(process | dict(values))
     return found

@@ -34,6 +34,10 @@ class Listing(ScrollView, can_focus=True):
         """Which of them is chosen."""
         self.folded: set[str] = set()
         """Keys of the nodes whose inside is not shown."""
+        self.wanted: columns.Column | None = None
+        """The column that is shown in any case: what the lines are sorted by."""
+        self.least = columns.LABEL_LEAST
+        """Characters that names get before there are columns."""
 
     @property
     def chosen(self) -> Line | None:
@@ -43,7 +47,8 @@ class Listing(ScrollView, can_focus=True):
     @property
     def columns(self) -> Sequence[columns.Column]:
         """Those that there is room for."""
-        return columns.fitting(self.scrollable_content_region.width)
+        width = self.scrollable_content_region.width
+        return columns.fitting(width, columns.LIVE, self.wanted, self.least)
 
     def show(self, found: Sequence[Line]) -> None:
         """Other lines; what was chosen stays so, wherever it is now."""

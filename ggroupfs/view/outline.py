@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,6 +14,13 @@ from ggroupfs.view.rates import UNKNOWN, Rates, total
 from ggroupfs.view.snapshot import GpuUse, ProcessUse, SliceUse, Snapshot
 
 Use = GpuUse | SliceUse | ProcessUse
+
+
+Identity = tuple[str, int]
+"""Directory of a node, and of a process the inode of that."""
+
+HISTORY_MOST = 8
+"""Passes that a history is of, at most."""
 
 
 @attrs.frozen
@@ -30,11 +37,18 @@ class Node:
     """Its own, or the sum over the processes in it."""
     children: tuple[Node, ...] = ()
     """What is in it."""
+    history: tuple[float | None, ...] = ()
+    """Its share of the GPU in the last passes, the latest one last."""
 
     @property
     def key(self) -> str:
         """Its directory, which no other node has."""
         return self.use.directory
+
+    @property
+    def identity(self) -> Identity:
+        """What it is told by between two passes: a process of a pid that was recycled is another one."""
+        return self.key, self.use.inode if isinstance(self.use, ProcessUse) else 0
 
 
 @attrs.frozen
@@ -65,27 +79,81 @@ def _by_name(node: Node) -> tuple[Any, ...]:
     return (1, use.pid, use.gpu) if isinstance(use, ProcessUse) else (0, node.key)
 
 
+def _by_priority(node: Node) -> tuple[Any, ...]:
+    """The first to be served first: 0."""
+    priority = node.figures.priority
+    return (priority is None, priority or 0, *_by_name(node))
+
+
+def _by_user(node: Node) -> tuple[Any, ...]:
+    """By the name of the user; what is no process last."""
+    user = node.use.user if isinstance(node.use, ProcessUse) else ""
+    return (not user, user, *_by_name(node))
+
+
+NO_PAST: Mapping[Identity, Sequence[float | None]] = {}
+"""What is known before the first pass."""
+
 ORDERS: Mapping[str, Callable[[Node], tuple[Any, ...]]] = {
     "pid": _by_name,
     "memory": _descending("current"),
     "swap": _descending("swap"),
     "share": _descending("share"),
     "kernels": _descending("kernels"),
+    "weight": _descending("weight"),
+    "priority": _by_priority,
+    "user": _by_user,
 }
 """What siblings can be sorted by."""
 
 
-def build(snapshot: Snapshot, rates: Mapping[str, Rates]) -> tuple[Node, ...]:
-    """A node for each GPU, unsorted, with everything that is on it."""
+def build(
+    snapshot: Snapshot,
+    rates: Mapping[str, Rates],
+    *,
+    unused: bool = True,
+    past: Mapping[Identity, Sequence[float | None]] = NO_PAST,
+) -> tuple[Node, ...]:
+    """A node for each GPU, unsorted, with everything that is on it. Without `unused`, a process is left out on GPUs
+    that it does not use, where it uses another one. `past` has the shares before this pass."""
     slices: dict[int, dict[str, SliceUse]] = defaultdict(dict)
     for slice_ in snapshot.slices:
         slices[slice_.gpu][slice_.path] = slice_
     processes: dict[int, dict[str, list[Node]]] = defaultdict(lambda: defaultdict(list))
-    for process in snapshot.processes:
+    for process in snapshot.processes if unused else _using(snapshot.processes):
         node = Node(process, f"{process.pid} {process.command}", process.figures, rates.get(process.directory, UNKNOWN))
         processes[process.gpu][process.slice].append(node)
     used = {above for process in snapshot.processes for above in _upwards(process.slice)}
-    return tuple(_gpu(gpu, slices[gpu.index], processes[gpu.index], used) for gpu in snapshot.gpus)
+    found = tuple(_gpu(gpu, slices[gpu.index], processes[gpu.index], used) for gpu in snapshot.gpus)
+    return tuple(_with_history(node, past) for node in found)
+
+
+def _using(processes: Iterable[ProcessUse]) -> Iterator[ProcessUse]:
+    """Those on GPUs that they use: `ggroupfs run` makes a directory for every GPU, and most programs use one."""
+    every = list(processes)
+    somewhere = {(one.pid, one.inode) for one in every if _uses(one)}
+    yield from (one for one in every if _uses(one) or (one.pid, one.inode) not in somewhere)
+
+
+def _uses(process: ProcessUse) -> bool:
+    """Whether it has a context or memory there. What is not told counts as one."""
+    figures = process.figures
+    return figures.populated is not False or bool(figures.current or figures.swap)
+
+
+def _with_history(top: Node, past: Mapping[Identity, Sequence[float | None]]) -> Node:
+    """The node and all below, each with its shares up to now. A cgroup can be deeper than Python recurses."""
+    ready: dict[str, Node] = {}
+    for node in reversed([*_walk([top])]):  # what is in it before it
+        shares = (*past.get(node.identity, ()), node.rates.share)[-HISTORY_MOST:]
+        children = tuple(ready.pop(child.key) for child in node.children)
+        ready[node.key] = attrs.evolve(node, history=shares, children=children)
+    return ready[top.key]
+
+
+def histories(nodes: Iterable[Node]) -> Mapping[Identity, Sequence[float | None]]:
+    """Return the history of every node, for the next pass."""
+    return {node.identity: node.history for node in _walk(nodes)}
 
 
 def _gpu(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import pwd
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
 
-from backend.process.identity import cgroup_of, is_hidden
+from backend.process.identity import cgroup_of, is_hidden, owner_of
 from ggroupfs.client import Member, branches, content, flat, has_our_pids, members, numbers, require_tree
 from ggroupfs.text.names import slice_directory
+from ggroupfs.view.commandlines import CommandLines
 from ggroupfs.view.figures import EVERYTHING, Figures, figures_of, files_for
 
 NOT_KNOWN = "?"
@@ -75,6 +78,8 @@ class ProcessUse:
     """What its control files say."""
     at: float = 0.0
     """time.monotonic() when they were read: a pass takes its time."""
+    user: str = ""
+    """Name of the user that it runs as, or its number where it has none; empty where that is not known."""
 
     @property
     def directory(self) -> str:
@@ -100,8 +105,16 @@ class Snapshot:
     """Processes besides, of which /proc tells this user nothing."""
 
 
-def take(mount: Path, fields: Iterable[str] = EVERYTHING, *, slices: bool = True) -> Snapshot:
-    """Reads the tree once. Who exits meanwhile is left out. FileNotFoundError where there is no tree."""
+def take(
+    mount: Path,
+    fields: Iterable[str] = EVERYTHING,
+    *,
+    slices: bool = True,
+    users: bool = False,
+    commands: CommandLines | None = None,
+) -> Snapshot:
+    """One reading of the tree, with the users of processes and their full command lines where those are asked for. A
+    process that exits meanwhile is left out. FileNotFoundError where there is no tree."""
     require_tree(mount)
     files = files_for(fields)
     began = time.monotonic()
@@ -109,6 +122,15 @@ def take(mount: Path, fields: Iterable[str] = EVERYTHING, *, slices: bool = True
     found_slices = tuple(_slices(mount, files)) if slices else ()
     hidden: set[int] = set()
     processes = tuple(_processes(mount, files, hidden))
+    if users:
+        processes = tuple(attrs.evolve(process, user=_user(process)) for process in processes)
+    if commands is not None:
+        known = [process for process in processes if process.command != NOT_KNOWN]
+        full = commands.read(dict.fromkeys((process.pid, process.inode) for process in known))
+        processes = tuple(
+            attrs.evolve(process, command=full.get((process.pid, process.inode), process.command))
+            for process in processes
+        )
     took = time.monotonic() - began
     return Snapshot(began + took / 2, took, gpus, found_slices, processes, len(hidden))
 
@@ -150,6 +172,20 @@ def _identity(member: Member) -> tuple[int, str, str]:
     """Directory, command and slice of a process. Nothing is read that it could have us wait for
     (:mod:`backend.process.looks`)."""
     return member.path.parent.stat().st_ino, member.command(), cgroup_of(member.pid).path
+
+
+def _user(process: ProcessUse) -> str:
+    """The user of a process that is known here; root for one that may not be looked into (proc_pid(5))."""
+    uid = owner_of(process.pid) if process.slice != NOT_KNOWN else None
+    return "" if uid is None else _user_name(uid)
+
+
+@functools.cache
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _stranger(member: Member) -> tuple[int, str, str]:

@@ -15,7 +15,7 @@ from ggroupfs.text.refusals import MEANINGS, OF_MKDIR, meaning
 from ggroupfs.view import columns
 from ggroupfs.view.figures import Figures
 from ggroupfs.view.frame import FIELDS, Frame, as_json, gauges, plain, summary
-from ggroupfs.view.outline import ORDERS, Node, build, lines
+from ggroupfs.view.outline import HISTORY_MOST, ORDERS, Node, build, histories, lines
 from ggroupfs.view.rates import COUNTERS, UNKNOWN, Rates, between, total
 from ggroupfs.view.snapshot import GpuUse, ProcessUse, SliceUse, Snapshot
 
@@ -121,6 +121,46 @@ def test_a_slice_is_on_the_gpus_where_it_matters() -> None:
     assert drawn(build(elsewhere, {})[:1], "pid") == ["GPU 0 a GPU"]
 
 
+def test_a_process_is_on_the_gpus_that_it_uses() -> None:
+    """One that has a directory for each is where it has a context or memory; one that uses none is on all."""
+    every = (
+        process(1, populated=False, current=0, swap=0),
+        process(1, gpu=1, populated=True, current=0),
+        process(1, gpu=2, populated=False, current=0, swap=5),
+        process(2, populated=False),
+        process(2, gpu=1, populated=False),
+        process(3),
+        process(3, gpu=1),
+    )
+    taken = snapshot(*every, gpus=3)
+
+    def shown(*, unused: bool) -> list[list[str]]:
+        return [drawn((node,), "pid")[1:] for node in build(taken, {}, unused=unused)]
+
+    assert shown(unused=False) == [
+        ["├─2 name2", "└─3 name3"],
+        ["├─1 name1", "├─2 name2", "└─3 name3"],
+        ["└─1 name1"],
+    ]
+    assert shown(unused=True)[0] == ["├─1 name1", "├─2 name2", "└─3 name3"]
+
+
+def test_histories_go_on_from_the_pass_before() -> None:
+    """Each of the last shares, of processes and the sums of slices; a process that comes by a pid has its own."""
+    past: Mapping[Any, Any] = {}
+    for number in range(HISTORY_MOST + 2):
+        start = 1 if number < HISTORY_MOST else 2
+        taken = snapshot(process(1, "/a"), process(2, "/a", start=start), slices=slices("/a"))
+        nodes = build(taken, {"1/0": Rates(share=number / 100), "2/0": Rates(share=0.5)}, past=past)
+        past = histories(nodes)
+    found = {line.node.key: line.node.history for line in lines(nodes, "pid")}
+    last = range(2, HISTORY_MOST + 2)
+    assert found["1/0"] == tuple(number / 100 for number in last)
+    assert found["2/0"] == (0.5, 0.5)
+    assert found["gpus/0"] == found["slice/a/0"] == pytest.approx([0.5 + number / 100 for number in last])
+    assert build(snapshot(process(9)), {}, past=past)[0].children[0].history == (None,)
+
+
 def test_a_process_whose_slice_was_not_seen_yet_is_in_the_one_above() -> None:
     taken = snapshot(process(1, "/a/new/er"), process(2, "/gone"), slices=slices("/a"))
     assert drawn(build(taken, {}), "pid") == ["GPU 0 a GPU", "├─a", "│ └─1 name1", "└─2 name2"]
@@ -153,6 +193,45 @@ def test_orders(order: str, pids: list[int]) -> None:
     found = build(taken, {"4/0": Rates(share=0.5), "1/0": Rates(share=0.25)})
     assert [line.node.use.pid for line in lines(found, order)[1:]] == pids  # type: ignore[union-attr]
     assert [line.node.use.pid for line in lines(found, order, flat=True)] == pids  # type: ignore[union-attr]
+
+
+def test_orders_of_what_is_set() -> None:
+    """The greatest weight first, and the priority that is served first; users by name."""
+    one, other, third = process(1, weight=50, priority=0), process(2, weight=200, priority=8), process(3)
+    one, other = attrs.evolve(one, user="zoe"), attrs.evolve(other, user="ann")
+    found = build(snapshot(one, other, third), {})
+    for order, pids in (("weight", [2, 1, 3]), ("priority", [1, 2, 3]), ("user", [2, 1, 3])):
+        assert [line.node.use.pid for line in lines(found, order)[1:]] == pids  # type: ignore[union-attr]
+
+
+CONTAINER = "0f6ad2a1c5c4d2f9" * 4
+POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6d1f0c7e_98f4_4a3c_8c43_0a3a0b9c1d2e.slice"
+
+
+@pytest.mark.parametrize(
+    ("path", "words", "name"),
+    [
+        ("/", None, None),
+        ("/batch.slice", "batch.slice", None),
+        ("/system.slice/trainer.service", "trainer.service", None),
+        (f"/machine.slice/libpod-{CONTAINER}.scope", "container 0f6ad2a1c5c4", "container 0f6ad2a1c5c4"),
+        (f"/docker/{CONTAINER}", "container 0f6ad2a1c5c4", "container 0f6ad2a1c5c4"),
+        (f"/machine.slice/libpod-{CONTAINER}.scope/init", "container 0f6ad2a1c5c4", None),
+        (POD, "pod 6d1f0c7e", "pod 6d1f0c7e"),
+        (f"{POD}/cri-containerd-{CONTAINER}.scope", "pod 6d1f0c7e/0f6ad2a1c5c4", "container 0f6ad2a1c5c4"),
+        ("/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", "job 123.0", None),
+        ("/home/whatever", None, None),
+    ],
+)
+def test_containers_pods_and_jobs(path: str, words: str | None, name: str | None) -> None:
+    """By the path of the cgroup; a slice that is one of them is called so instead of by its cgroup."""
+    assert columns.origin_words(path) == words
+    taken = snapshot(process(7, path), slices=slices(path) if path != "/" else ())
+    for line in lines(build(taken, {}), "pid")[1:]:
+        assert line.node.use.gpu == 0  # type: ignore[union-attr]
+        assert columns.ORIGIN.cell(line.node) == (words or columns.NOT_TOLD)
+        if isinstance(line.node.use, SliceUse):
+            assert columns.label(line) == line.prefix + (name or path.rpartition("/")[2])
 
 
 def test_what_is_folded_is_not_shown() -> None:
@@ -206,6 +285,10 @@ def test_ten_thousand() -> None:
         (columns.off({"freeze": 0, "turn": 1, "gr": 1}), "turn/gr"),
         (columns.off({"freeze": 3, "turn": 1, "gr": 1}), "3 freeze,1 turn/1 gr"),
         (columns.off({"of_tomorrow": 1}), "of_tomorrow"),
+        (columns.sparkline([]), ""),
+        (columns.sparkline([None, 0, 0.5, 1, 1.04]), " ▁▅██"),
+        (columns.cut("abcdef", 6), "abcdef"),
+        (columns.cut("abcdefg", 6), "abcde…"),
         (columns.bar(0, 4), "░░░░"),
         (columns.bar(1 / 32, 4), "▏░░░"),
         (columns.bar(0.5, 4), "██░░"),
@@ -239,6 +322,21 @@ def test_a_table_is_aligned() -> None:
         "    1    0  name1      /               5   max     -          -  -       -              -",
         "22222    0  name22222  /a.slice     3.0G  4.0G     -          -  frozen  freeze         -",
     ]
+
+
+@pytest.mark.parametrize("width", range(10, 200, 7))
+@pytest.mark.parametrize("wanted", [columns.CURRENT, columns.PRIORITY, columns.USER], ids=lambda column: column.name)
+def test_the_column_that_is_sorted_by_is_there(width: int, wanted: columns.Column) -> None:
+    """In the place of the last ones where there is no room, and in its own where there is."""
+    found = columns.fitting(width, columns.LIVE, wanted)
+    assert sum(column.width + 1 for column in found) + columns.LABEL_LEAST <= max(width, columns.LABEL_LEAST)
+    assert (wanted in found) == (columns.LABEL_LEAST + wanted.width + 1 <= width)
+    assert len(set(found)) == len(found)
+    plain = columns.fitting(width, columns.LIVE)
+    if wanted in plain:
+        assert list(found) == list(plain)
+    others = [column for column in found if column is not wanted]
+    assert others == [column for column in columns.LIVE if column is not wanted][: len(others)]
 
 
 @pytest.mark.parametrize("width", range(10, 200, 7))

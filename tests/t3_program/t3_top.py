@@ -1,9 +1,11 @@
-"""Level 3: the screen of `top` in process, with frames that nobody read; and one pass over a tree of plain files."""
+"""Level 3: the screen of `top` in process, with frames made by hand; and one pass over a tree of plain files."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import pwd
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +14,14 @@ import pytest
 from textual.pilot import Pilot
 
 from backend.core.records import MAX
+from backend.process import procfs
 from backend.process.identity import cgroup_of
 from ggroupfs import client
 from ggroupfs.commands import screen
 from ggroupfs.commands.screen import Top
-from ggroupfs.view import columns, figures, snapshot
+from ggroupfs.view import columns, commandlines, figures, snapshot
 from ggroupfs.view.columns import label
+from ggroupfs.view.commandlines import CommandLines
 from ggroupfs.view.figures import Figures
 from ggroupfs.view.frame import Frame
 from ggroupfs.view.listing import Listing
@@ -221,6 +225,37 @@ def test_a_pass_opens_only_what_is_asked_for(tree: Path, monkeypatch: pytest.Mon
         "name",
         "uuid",
     ]
+
+
+def test_users_and_full_command_lines_are_read_where_asked_for(tree: Path) -> None:
+    (alone,) = take(tree, users=True, commands=CommandLines()).processes
+    assert alone.user == pwd.getpwuid(os.geteuid()).pw_name
+    assert alone.command == " ".join(sys.orig_argv)[: procfs.COMMAND_LINE_MOST]
+
+
+def test_a_process_that_has_its_readers_wait_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are read all the same, and it is never asked again; of another one with its pid nothing is known."""
+    forever, asked = threading.Event(), []
+
+    def read(pid: int) -> str:
+        asked.append(pid)
+        if pid in (2, 4):
+            forever.wait(SECONDS)
+        if pid == 3:
+            raise ProcessLookupError
+        return f"program {pid}"
+
+    monkeypatch.setattr(procfs, "command_line", read)
+    monkeypatch.setattr(commandlines, "PATIENCE_S", 0.2)
+    lines = CommandLines()
+    told = {(1, 1): "program 1", (5, 5): "program 5"}
+    assert lines.read([(pid, pid) for pid in range(1, 6)]) == told
+    assert asked == [1, 2, 3, 4, 5]
+    assert lines.read([(pid, pid) for pid in range(1, 6)]) == told
+    assert asked == [1, 2, 3, 4, 5, 1, 3, 5]
+    monkeypatch.setattr(commandlines, "STUCK_MOST", 2)
+    assert lines.read([(1, 1)]) == {}, "two threads wait already"
+    forever.set()
 
 
 def test_who_exits_meanwhile_is_left_out(tree: Path) -> None:

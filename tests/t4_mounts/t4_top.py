@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from backend.process.identity import cgroup_of
+from ggroupfs.view import columns
 from tests.support.cgroups import cgroup, enter, slice_path
 from tests.support.command import complaint, ggroupfs, ok
 from tests.support.mounted import Mounted, Tenant, eventually, mounted
@@ -108,7 +109,7 @@ def test_the_screen(screen: Terminal, mount: Mounted, tenants: tuple[Tenant, Ten
         "GPU 0 ggroupfs software… 192.0M - 0 SHARE RATE - -",
         "TWO python 128.0M max 0 SHARE RATE 2.048 ms -",
         "ONE python 64.0M max 0 SHARE RATE 2.048 ms -",
-        "f freeze l limit t timeslice / filter v flat m s p k w sort ? help q quit",
+        "f freeze l limit t timeslice x kill c command / filter ? help q quit",
     ]
     heading = screen.line("CURRENT")
     row = screen.line(f"{tenants[1].pid} ")
@@ -127,14 +128,14 @@ def test_who_comes_and_goes(screen: Terminal, mount: Mounted, tenants: tuple[Ten
 
 def test_another_size_has_other_columns(screen: Terminal) -> None:
     assert "OUT MB/S" not in screen.text
-    screen.resize(120, 20)
+    screen.resize(150, 20)
     screen.shows("OUT MB/S")
     screen.resize(60, 15)
     screen.until(lambda: "CURRENT" in screen.text and "TIMESLICE" not in screen.text, "fewer columns")
 
 
 def test_memory_that_moves_is_seen_moving(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
-    with top(mount.path, columns=120) as screen:
+    with top(mount.path, columns=150) as screen:
         screen.until(lambda: "0.0" in screen.line(f"{tenants[1].pid} "), "it has rates")
         tenants[1].write("gmem.limit.high", "32M")
         screen.until(lambda: any(float(word) > 0 for word in screen.line(f"{tenants[1].pid} ").split()[-1:]), "MB/s")
@@ -161,6 +162,39 @@ def test_sorting(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
     screen.press("k")
     screen.until(below(screen, large, small), "by kernels")
     screen.shows("by kernels")
+
+
+def test_what_it_is_sorted_by_is_seen(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
+    """Weights, the greatest first, and priorities, the best first, also where there is no room for all columns."""
+    small, large = tenants
+    assert "WEIGHT" not in screen.text
+    large.write("compute.weight", 50)
+    screen.press("W")
+    screen.until(below(screen, small, large), "by weight")
+    screen.shows("WEIGHT")
+    screen.until(lambda: screen.line(f"{large.pid} ").split()[-1] == "50", "its weight")
+    large.write("compute.priority", 3)
+    screen.press("P")
+    screen.until(below(screen, large, small), "by priority")
+    screen.until(lambda: screen.line(f"{large.pid} ").split()[-1] == "3", "its priority")
+    assert "WEIGHT" not in screen.text
+    screen.press("U")
+    screen.until(lambda: screen.line(f"{large.pid} ").endswith(" root"), "its user")
+    screen.shows("by user")
+
+
+def test_full_command_lines(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
+    screen.press("c")
+    screen.until(lambda: f"{tenants[0].pid} {sys.executable} -m" in screen.line(f"{tenants[0].pid} "), "its words")
+    screen.press("c")
+    screen.until(lambda: f"{tenants[0].pid} python " in screen.line(f"{tenants[0].pid} "), "its name")
+
+
+def test_a_history_of_shares(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
+    with top(mount.path, columns=120) as screen:
+        screen.until(lambda: re.search("[▂▃▄▅▆▇█]{6}", screen.line(f"{tenants[0].pid} ")), "its shares of late")
+        tenants[0].write("compute.freeze", 1)
+        screen.until(lambda: "▁▁▁▁▁▁▁▁" in screen.line(f"{tenants[0].pid} "), "it has none any more")
 
 
 def test_filter(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
@@ -304,6 +338,49 @@ def test_a_gpu_has_nothing_to_set(screen: Terminal) -> None:
     screen.shows("! a GPU has no control files: choose a process or a slice")
 
 
+# Killing
+
+
+def ended_by(tenant: Tenant) -> int:
+    """The signal, once it has ended."""
+    ended = os.waitid(os.P_PID, tenant.pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    assert ended.si_code == os.CLD_KILLED
+    return ended.si_status
+
+
+def test_a_process_is_killed_after_a_question(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
+    """The key alone sends nothing, nor do escape, an empty line and another word; yes sends TERM, and KILL its name."""
+    small, large = tenants
+    question = f"{small.pid} python of root: end it? yes (TERM), or a signal: KILL, INT >"
+    choose(screen, small)
+    for answer, words in (
+        (ESCAPE, ""),
+        (ENTER, ""),
+        (f"no{ENTER}", "! no: neither yes nor a signal: nothing was sent"),
+        (f"CONT{ENTER}", f"{small.pid} python of root: SIGCONT was sent"),
+    ):
+        screen.press("x")
+        screen.shows(question)
+        screen.press(answer)
+        screen.until(lambda: question not in screen.text, "it is answered")
+        screen.shows(words)
+    assert os.waitid(os.P_PID, small.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    screen.press(f"xkill{ENTER}")
+    screen.shows("SIGKILL was sent")
+    assert ended_by(small) == signal.SIGKILL
+    screen.until(lambda: f"─{small.pid} python" not in screen.text, "its line is gone")
+    choose(screen, large)
+    screen.press(f"xyes{ENTER}")
+    screen.shows("SIGTERM was sent")
+    assert ended_by(large) == signal.SIGTERM
+
+
+def test_what_cannot_be_killed(screen: Terminal) -> None:
+    screen.press(HOME + "x")
+    screen.shows("! only a process can be killed: choose one")
+
+
 # Ends
 
 
@@ -373,15 +450,42 @@ def test_once(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
         lines = text.splitlines()
         assert lines[0] == "2 processes, 1 frozen"
         assert lines[3].split() == [
-            *("CURRENT", "HIGH", "SWAP", "SHARE", "KERN/S", "TIMESLICE", "FROZEN", "OFF", "IN", "MB/S", "OUT", "MB/S")
+            *("CURRENT", "HIGH", "SWAP", "SHARE", "KERN/S", "TIMESLICE", "FROZEN", "USER", "WEIGHT", "PRIO"),
+            *("OFF", "IN", "MB/S", "OUT", "MB/S", "ORIGIN"),
         ]
         row = next(line for line in lines if f"{small.pid} " in line)
         assert re.split(" {2,}", row.strip(" │")) == [
-            f"└─{small.pid} python", "64.0M", "max", "0", "0%", "0", "2.048 ms", "frozen", "freeze", "0.0", "0.0"
-        ]  # fmt: skip
+            *(f"└─{small.pid} python", "64.0M", "max", "0", "0%", "0", "2.048 ms", "frozen"),
+            *("root", "100", "8", "freeze", "0.0", "0.0"),
+            columns.origin_words(cgroup_of(small.pid).path) or columns.NOT_TOLD,
+        ]
         assert re.search(r"\b\d+%", next(line for line in lines if f"{large.pid} " in line))
     once = ("top", "--once", "-d", "0.3", "--mount", mount.path)
     eventually(lambda: re.search(rf"─{large.pid} .* [1-9]\d*% ", ok(*once)), "the one that is not frozen has its share")
+
+
+def test_once_with_full_command_lines(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
+    text = ok("top", "--once", "-c", "-d", "0.1", "--mount", mount.path)
+    words = Path(f"/proc/{tenants[0].pid}/cmdline").read_bytes().decode().rstrip("\0").replace("\0", " ")
+    assert f"─{tenants[0].pid} {words} " in text
+
+
+def test_a_program_of_one_gpu_is_on_that_one(tmp_path: Path) -> None:
+    """Though it has a directory for each, as `ggroupfs run -p` makes them."""
+    with mounted(tmp_path, "soft.gpus=3") as mount:
+        run = [sys.executable, "-m", "ggroupfs", "run", "--mount", os.fspath(mount.path), "-p", "compute.weight=50"]
+        tenant = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(mount.path), "--gpu", "1"]
+        words = [*run, "--", *tenant, "--gmem", "16M", "--report", "0.1"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline()
+                assert sorted(os.listdir(mount / str(process.pid))) == ["0", "1", "2"]
+                once = ("top", "--json", "-d", "0.1", "--mount", mount.path)
+                assert [one["gpu"] for one in json.loads(ok(*once))["processes"]] == [1]
+                assert [one["gpu"] for one in json.loads(ok(*once, "--all"))["processes"]] == [0, 1, 2]
+            finally:
+                process.kill()
 
 
 def test_once_without_unicode(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
@@ -440,6 +544,7 @@ def test_json(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
     assert first.keys() == second.keys()
     assert (first["current"], first["high"], first["swap"]) == (32 * MIB, 32 * MIB, 32 * MIB)
     assert (first["slice"], first["command"], first["frozen"]) == (cgroup_of(small.pid).path, "python", False)
+    assert (first["user"], first["weight"], first["priority"]) == ("root", 100, 8)
     assert first["share"] > 0.5
     assert first["kernels"] > 10
     assert (second["high"], second["share"], second["kernels"], second["frozen"]) == (None, 0, 0, True)
