@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 from ggroupfs.text.origins import WORDS
 from ggroupfs.view.collector import TreeCollector
+from ggroupfs.view.sensors import SensorCollector
 
 PATH = "/metrics"
 NO_LABEL = "none"
@@ -98,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     """The subcommand. Where it tells once and no tree answers, it tells that, and the exit code is 1."""
     collector = TreeCollector(arguments.mount, processes=not arguments.no_processes, labels=arguments.labels)
     if arguments.listen is not None:
-        _serve(collector, *arguments.listen)
+        _serve(collector, SensorCollector(arguments.mount), *arguments.listen)
     told = Told(list(collector.collect()))
     if arguments.textfile is not None:
         write_to_textfile(str(arguments.textfile), told)
@@ -109,10 +110,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(collector: TreeCollector, host: str, port: int) -> NoReturn:
+def _serve(collector: TreeCollector, sensors: SensorCollector, host: str, port: int) -> NoReturn:
     """Answers until it is interrupted. A line says where, once it does."""
     registry = CollectorRegistry()
     registry.register(collector)
+    registry.register(sensors)
     pages = make_wsgi_app(registry)
 
     def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:

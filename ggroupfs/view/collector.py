@@ -81,6 +81,8 @@ ROWS = (
     Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),
     Row("undone", "Times that a process undid its freeze or timeslice (compute.events).", "undone", counter=True),
     Row("gpu_losses", "Times that its GPU was lost while it was there (compute.events).", "lost", counter=True),
+    Row("weight", "Weight among groups of its priority (compute.weight).", "weight"),
+    Row("priority", "Priority, 0 is served first (compute.priority).", "priority"),
     Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True),
     Row("kernels_finished", "Kernels finished.", "finished", counter=True),
     Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True),

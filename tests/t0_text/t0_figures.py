@@ -45,7 +45,7 @@ def test_every_figure_is_in_a_file() -> None:
 def test_what_an_entry_costs() -> None:
     """Opens: of a frame of top, and of a scrape."""
     assert len(files_for(FIELDS)) == 7
-    assert len(collector.FILES) == 10
+    assert len(collector.FILES) == 12
 
 
 @pytest.mark.parametrize(

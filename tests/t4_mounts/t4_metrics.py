@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ggroupfs.client import Branch
 from ggroupfs.text.names import slice_directory
 from ggroupfs.text.origins import WORDS, origin
-from ggroupfs.view import collector, figures
+from ggroupfs.view import collector, figures, sensors
 from ggroupfs.view.collector import TreeCollector
 from tests.support.cgroups import cgroup, enter, slice_path
 from tests.support.command import complaint, ggroupfs, ok
@@ -72,6 +72,8 @@ def standing(mount: Mounted) -> Iterator[Tenant]:
         tenant.write("gmem.limit.low", "1M")
         tenant.write("gmem.reclaim", "4M")
         tenant.write("compute.timeslice", "4.5")
+        tenant.write("compute.weight", 70)
+        tenant.write("compute.priority", 3)
         tenant.write("compute.freeze", 1)
         os.kill(tenant.pid, signal.SIGSTOP)
         eventually(lambda: stat_of(tenant.pid)[0] == "T", "it stands")
@@ -110,6 +112,8 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "kernels_submitted_total": work["submitted"],
             "kernels_finished_total": work["finished"],
             "gpu_losses_total": 0,
+            "weight": 70,
+            "priority": 3,
             "gpu_seconds_total": work["gpu_usec"] / 1e6,
             "busy_seconds_total": work["busy_usec"] / 1e6,
             "busy_sampled_seconds_total": 0,
@@ -299,6 +303,7 @@ def test_over_http(mount: Mounted, address: str, start: str) -> None:
         kind, text = get(url)
         assert kind.startswith("text/plain; version=")
         assert one(parsed(text), "ggroup_process_limit_high_bytes", pid=tenant.pid) == math.inf
+        assert not re.search("temperature|power", text), "a software GPU has no sensors"
         tenant.write("gmem.limit.high", "8M")
         assert one(parsed(get(url)[1]), "ggroup_process_limit_high_bytes", pid=tenant.pid) == 8 * MIB
         with pytest.raises(urllib.error.HTTPError, match="404") as missing:
@@ -479,6 +484,7 @@ def test_the_operators_guide_names_metrics_that_there_are(mount: Mounted) -> Non
         eventually((mount / slice_directory(slice_path(place))).exists, "its slice appears")
         found = set(told(mount))
     there_are = {row.name + "_total" * row.counter for row in collector.ROWS} | {*BESIDES}  # other GPUs tell more
+    found |= {sensors.TEMPERATURE, sensors.POWER}  # so do NVIDIA GPUs, over HTTP
     named = set(re.findall(r"\bggroup_[a-z_]+[a-z]\b", guide)) - {"ggroup_process", "ggroup_slice"}
     assert "ggroup_up" in named
     assert named <= found | {f"ggroup_process_{name}" for name in there_are}
