@@ -70,7 +70,9 @@ def test_a_slice_for_a_cgroup_that_is_there_is_made(mount: Mounted) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", [f"{OURS}.slice", f"/{OURS}.slice", f"MOUNT/slice/{OURS}.slice", f"MOUNT/slice/{OURS}.slice/0"]
+    "word",
+    [f"{OURS}.slice", f"/{OURS}.slice", f"MOUNT/slice/{OURS}.slice", f"MOUNT/slice/{OURS}.slice/0"],
+    ids=["name", "cgroup", "directory", "GPU"],  # not by our pid: workers are to collect the same
 )
 def test_a_slice_for_a_cgroup_that_is_to_come_is_made_and_told(mount: Mounted, word: str) -> None:
     """The name may be misspelt. A second time there is nothing to tell."""
@@ -102,6 +104,7 @@ def test_a_process_that_is_on_no_gpu_yet(mount: Mounted) -> None:
         ("GMemMiddle=1G", 2, "set: GMemMiddle: there is no such control"),
         ("compute.weight=0", 1, f"set: slice/{OURS}.slice/job on GPU 0: compute.weight=0: "),
     ],
+    ids=["value", "key", "refused"],
 )
 def test_what_was_made_for_nothing_goes_again(mount: Mounted, setting: str, code: int, line: str) -> None:
     """All that was made, where nothing could be written."""
