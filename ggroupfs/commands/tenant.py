@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
+from backend.door.environment import families
 from backend.soft.client import Device
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 from ggroupfs.serving import require_trusted
@@ -47,6 +49,8 @@ def _time(word: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand. Exit code 1 if it ever read something else than it wrote."""
     require_trusted(arguments.mount)
+    for complaint in families(os.environ)[1]:
+        print(f"ggroupfs: {complaint}: ignored", file=sys.stderr)
     with Device(arguments.mount, arguments.gpu) as device:
         worker = Worker(device, arguments)
         began = time.monotonic()
@@ -82,7 +86,7 @@ class Worker:
         self.checked = 0
         """Pages read back, ever."""
         self.corrupt = 0
-        """... that held something else than was written."""
+        """Pages that held something else than was written."""
 
     @property
     def finished(self) -> int:
