@@ -17,7 +17,7 @@ import subprocess
 from pathlib import Path
 
 from ggroupfs import serving
-from ggroupfs.fs import connection
+from ggroupfs.fs.connection import Connection
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, device_number, mount_of
 
 SECONDS = 15.0
@@ -42,20 +42,37 @@ def unmount(mountpoint: Path, *, force: bool = False) -> None:
     found = mount_of(path)
     if found is None or found[1] != serving.TYPE:
         raise RuntimeError(f"umount: {path} is not a ggroup tree")
-    try:
-        with serving.daemon_of(path, found[0]) as daemon:
-            if daemon is not None:
-                _end(daemon)
-    except serving.Silent as error:
-        if not force:
-            raise RuntimeError(f"umount: {path}: {error}; with --force it is aborted") from None
-        connection.abort(device_number(found[0]))
-    except serving.Unknown as error:
-        raise RuntimeError(f"umount: {path}: {error}: no process is told to end; umount(8) unmounts it") from None
+    with contextlib.ExitStack() as stack:
+        connection = _connection(stack, device_number(found[0]))
+        if mount_of(path) != found:  # else the connection may be another tree's
+            raise RuntimeError(f"umount: {path} is not a ggroup tree any more")
+        try:
+            with serving.daemon_of(path, found[0]) as daemon:
+                if daemon is not None:
+                    _end(daemon)
+        except serving.Silent as error:
+            if not force:
+                raise RuntimeError(f"umount: {path}: {error}; with --force it is aborted") from None
+            if connection is None:
+                raise RuntimeError(f"umount: {path}: {error}, and the kernel has no control of it here") from None
+            connection.abort()
+        except serving.Unknown as error:
+            words = f"umount: {path}: {error}: no process is told to end; umount(8) unmounts it"
+            raise RuntimeError(words) from None
     if mount_of(path) == found:
         subprocess.run(["fusermount3", "-u", "-z", path])
         if mount_of(path) == found:
             raise RuntimeError(f"umount: {path} is still mounted")
+
+
+def _connection(stack: contextlib.ExitStack, device: int) -> Connection | None:
+    """The connection of a tree, looked up while it is mounted; None where there is no control of it."""
+    try:
+        found = Connection(device)
+    except OSError:
+        return None
+    stack.callback(found.close)
+    return found
 
 
 def _end(daemon: serving.Daemon) -> None:

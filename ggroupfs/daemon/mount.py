@@ -30,7 +30,8 @@ from backend.soft import server as soft_server
 from ggroupfs import serving
 from ggroupfs.daemon import successor, watchdog
 from ggroupfs.daemon.options import MountOptions
-from ggroupfs.fs import connection, receiving
+from ggroupfs.fs import receiving
+from ggroupfs.fs.connection import Connection, allow_background
 from ggroupfs.fs.files import Events
 from ggroupfs.fs.messenger import Messenger
 from ggroupfs.fs.notify import Notifier
@@ -123,7 +124,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         except RuntimeError as error:
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
-        stack.callback(_hang_up, messenger, mountpoint, _device(mountpoint))
+        stack.callback(_hang_up, messenger, mountpoint, _connection(stack, _device(mountpoint)))
         if options.also is not None:
             try:
                 await in_a_thread(os.fspath(options.also), partial(bind, mountpoint, options.also))
@@ -264,7 +265,7 @@ def _tell_of_journal(facts: dict[str, str], kept: bool) -> None:
 
 def _let_closes_wait(mountpoint: str) -> None:
     try:
-        connection.allow_background(mountpoint)
+        allow_background(mountpoint)
     except OSError as error:
         log.info("%s: closes of files may lag behind: %s", mountpoint, error.strerror)
 
@@ -312,20 +313,31 @@ async def _say_no_more(messenger: Messenger) -> None:
         messenger.end()
 
 
-def _hang_up(messenger: Messenger, mountpoint: str, device: int) -> None:
+def _connection(stack: contextlib.AsyncExitStack, device: int) -> Connection | None:
+    """The connection of the mount, to abort it with; None where there is no control of it."""
+    try:
+        found = Connection(device)
+    except OSError as error:
+        log.info("the connection cannot be aborted: %s", error)
+        return None
+    stack.callback(found.close)
+    return found
+
+
+def _hang_up(messenger: Messenger, mountpoint: str, connection: Connection | None) -> None:
     """Ends the messenger, when nothing is answered any more. A message may wait for a directory that is locked by a
     program which waits for an answer of ours: it would keep the connection open, and with it this process and that
     program, for good, even after SIGKILL. Then the connection is aborted."""
     if messenger.end():
         return
     log.warning("a message to the kernel does not come to its end: whatever waits for the tree ends with ECONNABORTED")
-    try:
-        connection.abort(device)
-    except OSError as error:
-        log.warning("the connection cannot be aborted: %s", error)
+    if connection is None:
+        log.warning("the connection cannot be aborted: the kernel has no control of it here")
         return
+    device = _device(mountpoint)
+    connection.abort()
     messenger.end()
-    if _device(mountpoint) == device:  # libfuse takes one that was aborted to be unmounted
+    if device and _device(mountpoint) == device:  # libfuse takes one that was aborted to be unmounted
         unbind(Path(mountpoint))
 
 

@@ -47,20 +47,34 @@ def control() -> Iterator[int]:
         os.close(directory)
 
 
-def abort(device: int) -> None:
-    """Ends the connection of a mount, by the number of its device: every request comes back with ECONNABORTED, now and
-    from now on. OSError."""
-    _tell(device, "abort", 1)
+class Connection:
+    """The kernel's side of a mount: that very one's, while the number of its device is given to the next mount once
+    it is unmounted (fs/fuse/control.c: the inode of a connection that ended leads nowhere)."""
+
+    def __init__(self, device: int) -> None:
+        """OSError where there is no connection of that number, or no directory of them."""
+        self._abort = os.fdopen(_open(device, "abort"), "wb", buffering=0)
+
+    def abort(self) -> None:
+        """Ends it: every request comes back with ECONNABORTED, now and from now on. One that has ended stays so.
+        OSError."""
+        self._abort.write(b"1\n")
+
+    def close(self) -> None:
+        """Lets go of it, and changes nothing."""
+        self._abort.close()
 
 
 def allow_background(mountpoint: str, count: int = BACKGROUND) -> None:
     """Has so many of them be under way. OSError."""
-    _tell(os.stat(mountpoint).st_dev, "max_background", count)
+    fd = _open(os.stat(mountpoint).st_dev, "max_background")
+    try:
+        os.write(fd, b"%d\n" % count)
+    finally:
+        os.close(fd)
 
 
-def _tell(device: int, name: str, value: int) -> None:
-    """Writes a number to a file of a mount's connection."""
+def _open(device: int, name: str) -> int:
+    """A file of the connection of a mount, to be written."""
     with control() as directory:
-        fd = os.open(f"{os.minor(device)}/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
-        with os.fdopen(fd, "w") as file:
-            file.write(f"{value}\n")
+        return os.open(f"{os.minor(device)}/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)

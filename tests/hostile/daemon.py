@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ggroupfs.fs import connection
+from ggroupfs.fs.connection import Connection
 from ggroupfs.mounts import mount_of
 from tests.hostile.page import Page
 from tests.support.proc import stat_of
@@ -66,7 +66,7 @@ class Daemon:
             self.process.kill()
             self._collector.join()
             raise AssertionError(f"the daemon did not begin: {line!r} {self.lines}")
-        self._device = os.minor(os.stat(mount).st_dev)
+        self._connection = Connection(os.stat(mount).st_dev)
         facts = (mount / "ggroup.backend").read_text().splitlines()
         self.door = dict(line.split(" ", 1) for line in facts)["socket"]
 
@@ -101,11 +101,8 @@ class Daemon:
 
     def abort(self) -> None:
         """Every request to it ends, now and from now on: what waits for it comes back."""
-        found = mount_of(os.fspath(self.mount))
-        if found is None or found[0] != f"0:{self._device}":  # another's may have that number by now
-            return
-        with contextlib.suppress(OSError):
-            connection.abort(os.makedev(0, self._device))
+        with contextlib.suppress(ValueError):  # it was cleaned up meanwhile
+            self._connection.abort()
 
     def tell_to_end(self) -> None:
         """As an operator does."""
@@ -124,6 +121,7 @@ class Daemon:
             self.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(EXIT_S)
+        self._connection.close()
         self._collector.join(EXIT_S)
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:

@@ -128,7 +128,9 @@ def mounted(path: Path, *options: str, gpu: str = "soft", expect_errors: Sequenc
     collector.start()
     try:
         line = daemon.stdout.readline()
-        assert line == "ready\n", (line, errors)
+        if line != "ready\n":
+            collector.join(SECONDS * SLOW)
+            raise AssertionError(f"not mounted: {line!r}, exit {daemon.wait(SECONDS * SLOW)}: {errors}")
         yield Mounted(path, daemon, errors, expect_errors)
     finally:
         daemon.terminate()

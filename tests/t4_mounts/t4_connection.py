@@ -14,9 +14,11 @@ import pytest
 
 from ggroupfs.fs import connection
 from ggroupfs.mounts import mount_of
-from tests.support.mounted import Mounted, eventually
+from tests.support.mounted import Mounted, eventually, mounted
 
 FILES = 800
+AGAIN = 8
+"""Trees that are mounted until one has the number of the one before."""
 
 
 def told(device: int, name: str) -> int:
@@ -42,6 +44,26 @@ def test_closes_do_not_lag_behind(mount: Mounted) -> None:
         os.kill(mount.daemon.pid, signal.SIGCONT)
     (mount / "ggroup.backend").read_text()
     assert told(device, "waiting") < FILES // 4
+
+
+def test_a_connection_is_no_other_tree_of_its_number(tmp_path: Path) -> None:
+    """The kernel gives the number of a tree that ended to the next one, which is not aborted for it."""
+    with mounted(tmp_path):
+        first, device = connection.Connection(tmp_path.stat().st_dev), tmp_path.stat().st_dev
+    try:
+        with contextlib.ExitStack() as stack:
+            for number in range(AGAIN):  # trees of other tests take numbers, too
+                place = tmp_path / str(number)
+                place.mkdir()
+                stack.enter_context(mounted(place))
+                if place.stat().st_dev == device:
+                    break
+            else:
+                pytest.skip("the number was taken by something else")
+            first.abort()
+            assert (place / "ggroup.backend").read_text()
+    finally:
+        first.close()
 
 
 HELD = """
@@ -84,7 +106,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
     with subprocess.Popen([sys.executable, "-c", HELD, *words], stdout=-1, stderr=-1, text=True) as daemon:
         assert daemon.stdout is not None
         assert daemon.stdout.readline() == "ready\n"
-        device = tmp_path.stat().st_dev
+        of_it = connection.Connection(tmp_path.stat().st_dev)
         try:
             words = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(tmp_path), "--gmem", "16M"]
             tenant = subprocess.Popen(words, stdout=subprocess.DEVNULL)
@@ -96,8 +118,8 @@ def held(tmp_path: Path) -> Iterator[Held]:
             eventually(lambda: a_message_waits(daemon.pid), "a message waits for it")
             yield Held(tmp_path, daemon, maker)
         finally:
-            with contextlib.suppress(OSError):  # it has ended
-                connection.abort(device)
+            of_it.abort()  # by its number it may be another test's tree by now
+            of_it.close()
             for process in (daemon, tenant, maker):
                 if process is not None:
                     process.kill()
