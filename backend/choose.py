@@ -17,6 +17,7 @@ from backend.ledgers.journal.attributes import Attributes
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.ledger import JournaledLedger
 from backend.ledgers.journal.levers import JournaledGpu, Timeslices
+from backend.ledgers.journal.lives import WrittenLives
 from backend.ledgers.journal.moves import WrittenMoves
 from backend.ledgers.journal.totals import WrittenTotals
 from backend.ledgers.provider import ProviderGpu
@@ -87,6 +88,8 @@ class Backend:
     """Whether the books, and what holds, are known to another daemon afterwards."""
     totals: WrittenTotals | None = None
     """What was done in each group, where that is to outlive the daemon."""
+    lives: WrittenLives | None = None
+    """How long slices stay that were made, where that is to outlive the daemon."""
 
 
 async def gpus(choice: Choice) -> Sequence[Gpu]:
@@ -119,6 +122,7 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
     attributes = Attributes(journal, names) if journal is not None else None
     moves = WrittenMoves(journal, names) if journal is not None else None
     totals = WrittenTotals(journal, names) if journal is not None else None
+    lives = WrittenLives(journal) if journal is not None else None
     # A software GPU is gone with its mount, and so are its books; those of a real one are there for the next mount.
     if journal is not None:
         journal.temporary = {gpu.info.uuid for gpu in soft.values()}
@@ -131,11 +135,11 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
             log.warning("the kernel module ggroup is older than this daemon and lacks %s: %s", name, words)
         ledger = kernel.KernelLedger(names, temporary=soft.keys())
         provided = [ProviderGpu(gpu, ledger, seconds) for gpu in found]
-        return Backend(ledger, provided, soft, cuda, moves, attributes, list(lacks), totals=totals)
+        return Backend(ledger, provided, soft, cuda, moves, attributes, list(lacks), totals=totals, lives=lives)
     if journal is None:
         return Backend(SoftLedger(), found, soft, cuda, lasting=False)
     noted = [JournaledGpu(gpu, journal) for gpu in found]
-    return Backend(JournaledLedger(journal, names), noted, soft, cuda, moves, attributes, totals=totals)
+    return Backend(JournaledLedger(journal, names), noted, soft, cuda, moves, attributes, totals=totals, lives=lives)
 
 
 def _kernel_features(choice: Choice) -> kernel.Module | None:

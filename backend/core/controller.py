@@ -17,6 +17,7 @@ from backend.common.turns import Turns
 from backend.core.bookkeeper import Bookkeeper
 from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
+from backend.core.lives import Memory as LivesMemory
 from backend.core.member import Record
 from backend.core.membership import Membership
 from backend.core.migrator import Migrator
@@ -53,8 +54,9 @@ class Controller:
         scheduler: bool = True,
         moves: Moves | None = None,
         memory: Memory | None = None,
+        lives: LivesMemory | None = None,
     ) -> None:
-        """`moves` and `memory` have what the daemon before us left, and leave it for the next."""
+        """`moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next."""
         self.ledger = ledger
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
         for gpu in self.gpus.values():
@@ -81,8 +83,11 @@ class Controller:
         self.population.dropped.append(self._left)
         self._notices = RoomNotices(ledger, self.gpus, self.population)
         self._membership = Membership(
-            ledger, self.gpus, self.population, self._follower, self._reclaimer, self._notices, self._totals, self._tell
+            *(ledger, self.gpus, self.population, self._follower, self._reclaimer, self._notices, self._totals),
+            *(self._tell, lives),
         )
+        self.lives = self._membership.lives
+        """How long slices stay that were made. It is to be run once units are held."""
         self._migrator = Migrator(
             ledger,
             self.gpus,

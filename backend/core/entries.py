@@ -1,4 +1,4 @@
-"""Who is in the tree, one by one: a process, a slice, and whoever wants to know of their comings and goings."""
+"""What is in the tree, one by one: a process, a slice, and the watchers of their comings and goings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,27 @@ from typing import Protocol
 import attrs
 
 from backend.core.member import Record
+from backend.core.settings import MAX
 from backend.process.identity import Member, Process, Slice
+
+NEVER, CAME = 0, 1
+"""Identities that no cgroup of a slice has: for one that never came, and for one that came and was not looked at then.
+The root of cgroup2 has inode 1, and is no slice's."""
+
+FOREVER = MAX
+"""Milliseconds that have no end."""
+
+
+@attrs.frozen
+class Life:
+    """How long a slice stays that was made, or on which something was set (:mod:`backend.core.lives`)."""
+
+    since_ms: int
+    """When that was, milliseconds since the machine was started."""
+    cgroup: int = NEVER
+    """The cgroup that it is of, by :func:`backend.process.cgroups.ids`; NEVER, or CAME."""
+    timeout_ms: int | None = None
+    """Milliseconds that the cgroup has to come; None where its maker did not say, FOREVER for no end."""
 
 
 @attrs.define(eq=False)
@@ -17,7 +37,7 @@ class Resident:
     """One process of the tree."""
 
     process: Process
-    """Who it is."""
+    """Which."""
     slice: Slice
     """In which it is counted: that of its cgroup, or the nearest above that there is."""
     cgroup: Slice
@@ -48,11 +68,13 @@ class SliceEntry:
     depth: int = 0
     """How many are above it."""
     user: int = 0
-    """For whom it is counted (:mod:`backend.core.bounds`), from when it is made until it is gone."""
+    """The user for which it is counted (:mod:`backend.core.bounds`), from when it is made until it is gone."""
     given: int | None = None
     """The user that it was given to, with what is below it."""
     kept: bool = False
-    """Stays when nobody is below it: made by mkdir, or something was set on it."""
+    """Stays when nothing is below it: made by mkdir, or something was set on it."""
+    unit: bool = False
+    """Stays as long as a unit is active, whatever becomes of its cgroup."""
     children: set[Slice] = attrs.field(factory=set)
     """Slices directly below."""
     members: dict[Process, Resident] = attrs.field(factory=dict)
@@ -90,7 +112,7 @@ class SliceEntry:
 
 
 class Watcher(Protocol):
-    """Who wants to know of comings and goings: the filesystem, to keep the kernel's dentries true."""
+    """A watcher of comings and goings: the filesystem, to keep the kernel's dentries true."""
 
     def process_came(self, process: Process) -> None:
         """There is a directory for one more process, or one more GPU's in it."""

@@ -11,6 +11,8 @@ import trio
 from backend.common.errors import fail
 from backend.core.entries import Resident
 from backend.core.follower import Follower
+from backend.core.lives import Lives
+from backend.core.lives import Memory as LivesMemory
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.reclaimer import Reclaimer
@@ -42,6 +44,7 @@ class Membership:
         notices: RoomNotices,
         totals: Totals,
         tell: Callable[[Group, Channel], None],
+        memory: LivesMemory | None = None,
     ) -> None:
         self._ledger = ledger
         self._gpus = gpus
@@ -53,6 +56,8 @@ class Membership:
         self._tell = tell
         self.exits = ExitWatch(self._exited)
         """Sees them go."""
+        self.lives = Lives(population, self._expel_ended, memory)
+        """Has slices go with their cgroups."""
 
     def take_over(self) -> None:
         """Goes on with what the books hold from before us. A process that ended meanwhile is dropped."""
@@ -73,6 +78,7 @@ class Membership:
                     continue
             inherited.append(one)
         self._population.take_over(inherited, cgroups)
+        self.lives.take_over()
         self._totals.take_over()
         self._follower.take_over(inherited)
 
@@ -93,7 +99,9 @@ class Membership:
         if stale is not None and stale is not resident:  # the pid was recycled before its exit was noticed
             self.expel(stale.process)
         try:
-            resident = self._population.admit(process, cgroup_of(process.pid), gpus)
+            cgroup = cgroup_of(process.pid)
+            self.lives.enters(cgroup)
+            resident = self._population.admit(process, cgroup, gpus)
             for gpu in gpus:  # one that runs has come to a slice that was frozen, perhaps
                 self._follower.show(Member(process, gpu))
             return resident
@@ -106,6 +114,13 @@ class Membership:
         """A process is not in the population any more, whether or not it lives."""
         self.exits.unwatch(process)
         self._exited(process)
+
+    def _expel_ended(self, slice_: Slice) -> None:
+        """Those below a slice that have ended are not in the population any more."""
+        for gpu in self._gpus:
+            for resident in list(self._population.below(SliceOn(slice_, gpu))):
+                if not self.exits.lives(resident.process):
+                    self.expel(resident.process)
 
     def _exited(self, process: Process) -> None:
         resident = self._population.resident(process)
@@ -156,6 +171,7 @@ class Membership:
     def _relocate(self, resident: Resident, cgroup: Slice) -> None:
         """Moves a process in the books; limits and policy of where it is now apply soon after."""
         former = resident.slice
+        self.lives.enters(cgroup)
         self._totals.take_down([Member(resident.process, gpu) for gpu in resident.gpus])  # that is of where it was
         if not self._population.relocate(resident, cgroup):
             return

@@ -39,6 +39,8 @@ class Population:
         self.watchers: list[Watcher] = []
         self.dropped: list[Callable[[Record, Record | None], None]] = []
         """Told of the record of each group that has left, and of the one in which its process goes on elsewhere."""
+        self.kept: list[Callable[[Slice, bool], None]] = []
+        """Told of a slice that stays from now on, or does not."""
         self.version = 0
         """Another number whenever anything else is in the tree, or is elsewhere in it."""
 
@@ -316,17 +318,27 @@ class Population:
         self.keep(slice_)
 
     def keep(self, slice_: Slice) -> None:
-        """Something was set on a slice: it stays until rmdir."""
+        """Something was set on a slice: it stays until rmdir, or :meth:`let_go`."""
         entry = self._slices[slice_]
         if not entry.kept:
             for gpu in self._gpus:
                 self._ledger.configure(SliceOn(slice_, gpu), kept=True)
             entry.kept = True
+            self._tell_kept(slice_, True)
 
-    def hold(self, slice_: Slice) -> None:
+    def _tell_kept(self, slice_: Slice, kept: bool) -> None:
+        for listener in self.kept:
+            listener(slice_, kept)
+
+    def make_ahead(self, slice_: Slice) -> None:
         """A slice is there, with those above it, until :meth:`let_go` or rmdir. EAGAIN for one that is too deep."""
         self._enter(slice_)
         self.keep(slice_)
+
+    def hold(self, slice_: Slice) -> None:
+        """As :meth:`make_ahead`, for a unit that is active."""
+        self.make_ahead(slice_)
+        self._slices[slice_].unit = True
 
     def let_go(self, slice_: Slice) -> None:
         """A slice stays only as long as something is below it."""
@@ -334,7 +346,8 @@ class Population:
         if entry is not None and entry.kept and slice_ != ROOT:
             for gpu in self._gpus:
                 self._ledger.configure(SliceOn(slice_, gpu), kept=False)
-            entry.kept = False
+            entry.kept = entry.unit = False
+            self._tell_kept(slice_, False)
             self._prune(slice_)
 
     def owner(self, slice_: Slice) -> tuple[int, int]:
@@ -450,6 +463,7 @@ class Population:
             for gpu in self._gpus:
                 self._drop_record(SliceOn(entry.slice, gpu))
             self.version += 1
+            self._tell_kept(entry.slice, False)
             for watcher in self.watchers:
                 watcher.slice_gone(entry.slice)
             entry = above

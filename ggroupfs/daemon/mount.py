@@ -117,6 +117,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         await _free(path, options.deadline)
         tree, events = Tree(controller, backend.attributes), Events()
         messenger = Messenger()
+        controller.lives.heard = partial(messenger.deliver, lambda: None)
         notifier = Notifier(tree, events, pyfuse3, messenger, mountpoint)
         operations = Operations(tree, events, notifier, poll=options.poll)
         try:
@@ -164,6 +165,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             nursery.start_soon(lasting, "reload", partial(_reload, reloads, units))
         else:
             controller.facts["units"] = "no"
+        nursery.start_soon(lasting, "the watch for cgroups", controller.lives.run)  # units hold theirs by now
         if backend.soft:
             nursery.start_soon(soft_server.serve, listener, backend.soft, tree_number)
         else:
@@ -236,6 +238,7 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
             scheduler=options.scheduler,
             moves=backend.moves,
             memory=backend.totals,
+            lives=backend.lives,
         )
         return controller, backend
     except OSError as error:

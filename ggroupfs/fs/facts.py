@@ -8,6 +8,7 @@ from backend.core.controller import Controller
 from backend.core.records import Capability, Channel, GpuInfo
 from backend.process.identity import ROOT, Group, SliceOn
 from ggroupfs.fs.controls import LEVERS, Control
+from ggroupfs.fs.made import SLICES
 from ggroupfs.text import values
 
 
@@ -27,6 +28,7 @@ def _gpu(name: str, render: Callable[[GpuInfo], object]) -> Control:
 ROOT_FACTS = (
     Control("ggroup.backend", 0o444, _backend),
     Control("ggroup.capabilities", 0o444, _capabilities),
+    SLICES,
 )
 
 

@@ -174,7 +174,7 @@ class Tree:
             # The name of a GPU; or one that would make /proc/<pid>/cgroup unreadable, as cgroup_mkdir() has it.
             if "\n" in name or (DIGITS.fullmatch(name) and unescape(name) == name):
                 raise fail(errno.EINVAL)
-            self._population.make(_below(directory.subject, name))
+            self.controller.lives.make(_below(directory.subject, name))
         else:
             raise fail(errno.EPERM)
         return self.lookup(parent, name)

@@ -52,7 +52,7 @@ def of_unit(paths: Iterable[Path]) -> tuple[Settings, Sequence[Mistake]]:
     mistakes: list[Mistake] = []
     for path in paths:
         found += [one for one in _read(path, mistakes) if one.section == SECTION]
-    settings, more = merge(found)
+    settings, more = merge(found, of_unit=True)
     return settings, [*mistakes, *more]
 
 

@@ -113,6 +113,7 @@ class Units:
             self._load = self._directory_load()
             self._population.watchers.append(self)
             self._controller.bookkeeper.policy = self
+            self._controller.lives.timeout_of = self._timeout_of
             try:
                 self._nursery.start_soon(self._begin)
                 with trio.move_on_after(self._silence):
@@ -124,6 +125,7 @@ class Units:
                 await trio.sleep_forever()
             finally:
                 self._controller.bookkeeper.policy = None
+                self._controller.lives.timeout_of = lambda _: None
                 self._population.watchers.remove(self)
 
     # What the Controller asks
@@ -213,6 +215,10 @@ class Units:
         for slice_ in self._population.slices():
             if not self._asks_nothing(slice_):
                 self.configure(slice_)
+
+    def _timeout_of(self, slice_: Slice) -> int | None:
+        """How long a slice that was made ahead waits for its cgroup, as ``slices.d`` says now, milliseconds."""
+        return self._load.slices.of(slice_).timeout_ms
 
     def _asks_nothing(self, slice_: Slice) -> bool:
         """Whether no file has a word about a slice, nor had: of ten thousand that a user made, as good as all. A

@@ -8,11 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from backend.core.records import MAX, GpuInfo
+from ggroupfs.text import spans
 from ggroupfs.text.properties import BY_NAME, PROPERTIES, text_of
 from ggroupfs.units.unitfile import Assignment, Place
 
 GPUS = "GPUs"
 """The key that says which GPUs the others are for."""
+
+TIMEOUT = "TimeoutStartSec"
+"""The key, as services have it, that says how long a slice that was made ahead waits for its cgroup."""
 
 ALL = "all"
 GPU = re.compile(r"\d+|GPU-[0-9A-Za-z-]+", re.ASCII)
@@ -60,6 +64,8 @@ class Settings:
     """Indices and UUIDs of the GPUs that they are for; empty for all."""
     chosen: Setting | None = None
     """Where those GPUs are named."""
+    timeout_ms: int | None = None
+    """How long a slice that was made ahead waits for its cgroup, milliseconds; None where that is not said."""
 
     def __bool__(self) -> bool:
         return bool(self.values)
@@ -76,8 +82,9 @@ class Settings:
         return [self.chosen.mistake(f"there is no GPU {name}") for name in sorted(self.gpus - there)]
 
 
-def merge(assignments: Iterable[Assignment]) -> tuple[Settings, Sequence[Mistake]]:
-    """What assignments of one or more sections come to: the last one of a key that has sense counts.
+def merge(assignments: Iterable[Assignment], *, of_unit: bool = False) -> tuple[Settings, Sequence[Mistake]]:
+    """What assignments of one or more sections come to: the last one of a key that has sense counts. Those `of_unit`
+    have no time to wait.
 
     As systemd does it, one that has none is as if it were not there.
     """
@@ -85,6 +92,7 @@ def merge(assignments: Iterable[Assignment]) -> tuple[Settings, Sequence[Mistake
     mistakes: list[Mistake] = []
     gpus: frozenset[str] = frozenset()
     chosen: Setting | None = None
+    timeout: int | None = None
     for one in assignments:
         setting = Setting(one.key, one.value or "", one.place)
         try:
@@ -92,6 +100,10 @@ def merge(assignments: Iterable[Assignment]) -> tuple[Settings, Sequence[Mistake
                 raise ValueError("not KEY=VALUE")
             if one.key == GPUS:
                 gpus, chosen = _gpus(one.value), setting
+            elif one.key == TIMEOUT:
+                if of_unit:
+                    raise ValueError("for slices.d alone: the slice of a unit is there as long as the unit is active")
+                timeout = spans.milliseconds(one.value) if one.value else None
             elif one.key in BY_NAME:
                 text_of(one.key, one.value, MAX)
                 found[one.key] = setting
@@ -100,7 +112,7 @@ def merge(assignments: Iterable[Assignment]) -> tuple[Settings, Sequence[Mistake
         except ValueError as error:
             mistakes.append(setting.mistake(str(error)))
     values = {each.name: found[each.name] for each in PROPERTIES if each.name in found}
-    return Settings(values, gpus, chosen), mistakes
+    return Settings(values, gpus, chosen, timeout), mistakes
 
 
 def _gpus(value: str) -> frozenset[str]:

@@ -23,11 +23,13 @@ import pyfuse3
 import trio
 import trio.testing
 
+import backend.core.lives
 import backend.core.membership
 import backend.process.identity
 import backend.process.looks
 from backend.common.errors import fail
 from backend.core.controller import Controller
+from backend.core.lives import Memory as LivesMemory
 from backend.core.member import UNTOUCHED
 from backend.core.protocols import Bookkeeping, Gpu, Moves
 from backend.core.reasons import Engines
@@ -245,6 +247,8 @@ class World:
         """Cgroup of a pid; the root for others."""
         self.later: dict[int, int] = {}
         """Clock ticks by which a pid was started later than it was: a recycled pid."""
+        self.ids: dict[str, int] | None = None
+        """Identity of the cgroup at each path where there is one; None where it cannot be told of any."""
         self._start_time = backend.process.identity.start_time
 
     def start_time(self, pid: int) -> int:
@@ -254,6 +258,12 @@ class World:
     def cgroup_of(self, pid: int) -> Slice:
         """As :func:`backend.process.identity.cgroup_of`."""
         return self.cgroups.get(pid, ROOT)
+
+    def ids_of(self, slice_: Slice) -> tuple[int, ...] | None:
+        """As :func:`backend.process.cgroups.ids`."""
+        if self.ids is None:
+            return None
+        return (self.ids[slice_.path],) if slice_.path in self.ids else ()
 
 
 class FakeKernel:
@@ -416,6 +426,7 @@ class Harness:
             "directories": len([d for d in self.tree._directories.values() if d.subject not in ("root", "gpus", ROOT)]),
             "owners": len(self.tree._ownership),
             "times": len(self.tree._times),
+            "lives": len(self.controller.lives),
             "peaks of the dead": len([g for g in self.controller._peaks._marks if not population.holds(g)]),
             "events of the dead": len([g for g, _ in self.events._counts if not population.holds(g)]),
             "pollers": len(self.events._waiting),
@@ -459,11 +470,13 @@ async def running(
     keeper: Keeper | None = None,
     moves: Moves | None = None,
     memory: Memory | None = None,
+    lives: LivesMemory | None = None,
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
-    `keeper` knows owners and modes from before, `moves` the processes that were on the way to another GPU, and `memory`
-    what happened in groups. The Notifier's waiting part runs only with a `mountpoint`, which it truncates files in.
+    `keeper` knows owners and modes from before, `moves` the processes that were on the way to another GPU, `memory`
+    what happened in groups, and `lives` how long slices stay. The Notifier's waiting part runs only with a
+    `mountpoint`, which it truncates files in.
     """
     gc.collect()
     before = descriptors()
@@ -472,10 +485,11 @@ async def running(
         looks_at_once(),
         mock.patch.object(backend.process.identity, "start_time", world.start_time),
         mock.patch.object(backend.core.membership, "cgroup_of", world.cgroup_of),
+        mock.patch.object(backend.core.lives, "ids", world.ids_of),
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
         gpus = gpus or (SoftGpu(0, SoftConfig(capacity=64 * MIB)),)
-        controller = Controller(ledger, gpus, scheduler=scheduler, moves=moves, memory=memory)
+        controller = Controller(ledger, gpus, scheduler=scheduler, moves=moves, memory=memory, lives=lives)
         tree, events = Tree(controller, keeper), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))
@@ -483,6 +497,7 @@ async def running(
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(controller.run)
+                nursery.start_soon(controller.lives.run)
                 if mountpoint is not None:
                     nursery.start_soon(notifier.run)
                 scope = nursery.cancel_scope

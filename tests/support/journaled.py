@@ -9,6 +9,7 @@ import zlib
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from backend.core.entries import Life
 from backend.core.reasons import FROZEN, Off, Reason
 from backend.ledgers.journal import format, state
 from backend.ledgers.journal.file import Journal
@@ -35,6 +36,8 @@ figures = st.dictionaries(
     st.sampled_from(("high", "priority", "frozen", "peak", "events_oom", "uid")), st.integers(0, 1)
 )
 
+lives = st.none() | st.builds(Life, st.integers(0, 9), st.integers(0, 3), st.none() | st.integers(1, 9))
+
 names = st.sampled_from(("", "compute.freeze", "gmem.limit.high"))
 
 
@@ -56,6 +59,7 @@ def histories(draw: st.DrawFn) -> list[list[state.Operation]]:
                         state.remove(key),
                         state.put(key, draw(figures)),
                         state.lever((key[0], Process(5, 7)), Lever(draw(st.booleans()), 10, draw(st.booleans()))),
+                        state.live(Slice("/a/b"), draw(lives)),
                         state.lever((key[0], Process(5, 7)), Lever(gr=draw(st.booleans()))),
                         state.reasons(
                             (key[0], Process(5, 7)), draw(st.sampled_from((Off(), FROZEN, Off(gr=Reason.TURN))))

@@ -147,7 +147,7 @@ class Stage:
     def _stand_in(self, place: str, mode: int) -> str:
         if place.startswith("$M/slice/"):  # around it: root's, as itself
             place = "$S/0/"
-        if place.startswith("$M/"):
+        if place.startswith("$M/") and place != "$M/ggroup.slices":
             assert mode == 0o444, place
             return "$M/ggroup.backend"
         return f"{os.path.dirname(place)}/{STAND_IN[mode]}"
@@ -216,7 +216,7 @@ STAND_IN = {0o644: "gmem.limit.high", 0o444: "gmem.current", 0o400: "gcgroup.rec
 """Control files that stand for all with their mode."""
 FILES = (
     *(f"{place}/{name}" for place in ("$P", "$S/0", "$S/part/0") for name in (*STAND_IN.values(), "usermemfd")),
-    *("$M/ggroup.backend", "$M/gpus/0/gmem.current"),
+    *("$M/ggroup.backend", "$M/ggroup.slices", "$M/gpus/0/gmem.current"),
 )
 DIRECTORIES = ("$M", "$M/gpus", "$M/gpus/0", "$M/$PID", "$P", "$M/slice", "$S", "$S/0", "$S/part", "$S/part/0")
 LINKS = ("$M/self", "$M/gpus/$GPU")

@@ -1,4 +1,4 @@
-"""Tries everything on some files and directories, as whoever runs it: one JSON object, what each operation answers.
+"""Tries everything on some files and directories, as its user: one JSON object, what each operation answers.
 
 A program of its own, of Python's library alone: it is run in namespaces in which there is nothing else.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 GIVEN = 4242
-"""A user to whom things are given."""
+"""A user that things are given to."""
 VALUES = {
     "compute.freeze": b"0",
     "compute.migrate": b"0",
@@ -25,6 +25,7 @@ VALUES = {
     "compute.timeslice": b"default",
     "compute.weight": b"100",
     "gmem.limit.low": b"0",
+    "ggroup.slices": b"infinity /gone.slice/",
     "gmem.reclaim": b"0",
 }
 """What is written to a file, so that it stays as it is; to those that are not here, ``max``."""
@@ -49,6 +50,8 @@ def read(path: Path) -> None:
 def write(path: Path) -> None:
     with opened(path, os.O_WRONLY) as fd:
         os.write(fd, VALUES.get(path.name, b"max"))
+    if path.name == "ggroup.slices":
+        (path.parent / "slice/gone.slice").rmdir()
 
 
 def read_and_write(path: Path) -> None:
@@ -70,7 +73,7 @@ def chown(path: Path) -> None:
 
 
 def chgrp(path: Path) -> None:
-    """To a group that whoever runs this is in."""
+    """To a group that the user that runs this is in."""
     before = path.lstat()
     os.lchown(path, -1, os.getgid())
     os.lchown(path, -1, before.st_gid)

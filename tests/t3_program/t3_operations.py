@@ -126,7 +126,7 @@ async def test_an_os_error_without_a_number_is_a_bug_too(spawn: Spawn) -> None:
 @pytest.mark.parametrize("code", [-600, -1, 512, 600, 4095, 2**31])
 @virtual
 async def test_a_number_that_the_kernel_does_not_take_stays_here(spawn: Spawn, code: int) -> None:
-    """It refuses the answer, and who waits for that does so for ever."""
+    """It refuses the answer, and a caller that waits for that does so for ever."""
     async with running() as h:
         await h.arrive(spawn().pid)
         fh = await h.open("gpus/0/uuid")
@@ -263,7 +263,7 @@ async def test_readdir_pages(spawn: Spawn) -> None:
         processes = [spawn() for _ in range(5)]
         everybody = [await h.arrive(process.pid) for process in processes]
         whole = await h.listdir("/")
-        assert set(whole) == {"ggroup.backend", "ggroup.capabilities", "self", "gpus", "slice"} | {
+        assert set(whole) == {"ggroup.backend", "ggroup.capabilities", "ggroup.slices", "self", "gpus", "slice"} | {
             str(process.pid) for process in processes
         }
         for room in (1, 2, 3, 7):
@@ -377,7 +377,7 @@ async def test_a_process_goes_from_the_leaves_up(spawn: Spawn) -> None:
 
 @virtual
 async def test_events_of_groups_that_nobody_looked_at_leave_nothing(spawn: Spawn) -> None:
-    """Processes that come and go while nobody lists the tree cost no memory."""
+    """Processes that come and go while the tree is not listed cost no memory."""
     async with running() as h:
         start = h.leftovers()
         for _ in range(3):

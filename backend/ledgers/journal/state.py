@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from backend.core import settings
+from backend.core.entries import Life
 from backend.core.reasons import Engines, Off, reasons_of
 from backend.core.records import NOBODY, Books
 from backend.core.settings import BY_FIELD, Kind
@@ -195,6 +196,11 @@ def forget(subject: Subject) -> Operation:
     return ["forget", _raw_subject(subject)]
 
 
+def live(slice_: Slice, life: Life | None) -> Operation:
+    """How long a slice stays that was made; None: it is gone, or was not made."""
+    return ["live", slice_.path, None] if life is None else ["live", slice_.path, *attrs.astuple(life)]
+
+
 @attrs.define
 class State:
     """See the module."""
@@ -213,12 +219,14 @@ class State:
     """Owners and modes, by directory and file."""
     done: dict[Key, dict[str, int]] = attrs.field(factory=dict)
     """What was done in a group, by figure; also where another ledger has the books."""
+    lives: dict[Slice, Life] = attrs.field(factory=dict)
+    """How long slices stay that were made; also where another ledger has the books."""
     _below: dict[Key, int] = attrs.field(factory=dict, init=False, eq=False)
     """How many groups are directly in one, where any are."""
 
     def copy(self) -> State:
         """What it says now. Quick, however much that is: what is in the tables is replaced, never changed."""
-        tables = self.groups, self.levers, self.reasons, self.own, self.moves, self.given, self.done
+        tables = self.groups, self.levers, self.reasons, self.own, self.moves, self.given, self.done, self.lives
         return State(*(dict(table) for table in tables))  # type: ignore[arg-type]
 
     def apply(self, operation: Operation) -> None:
@@ -266,6 +274,12 @@ class State:
                 known = _subject(subject)
                 files = {name: owned for name, owned in self.given.get(known, {}).items() if name != file}
                 _enter(self.given, known, files, bool(files))
+            case ["live", str(path), int(since), int(cgroup), int() | None as timeout, *_]:
+                times = _within(since, range(1 << 63)), _within(cgroup, range(1 << 64)), _or_none(timeout, 1 << 63)
+                _expect(_slice(path) != ROOT)
+                self.lives[_slice(path)] = Life(*times)
+            case ["live", str(path), None]:
+                self.lives.pop(_slice(path), None)
             case ["forget", subject]:
                 self.given.pop(_subject(subject), None)
             case _:
@@ -281,7 +295,7 @@ class State:
     def is_empty(self) -> bool:
         """Whether the next daemon would find nothing in it."""
         books = any(entry.fields or entry.later or entry.above for entry in self.groups.values())
-        tables = self.levers, self.reasons, self.own, self.moves, self.given, self.done
+        tables = self.levers, self.reasons, self.own, self.moves, self.given, self.done, self.lives
         return not (books or any(tables))
 
     def operations(self) -> Iterator[Operation]:
@@ -305,6 +319,8 @@ class State:
             yield moving(process, move)
         for key, figures in self.done.items():
             yield done(key, figures)
+        for slice_, life in self.lives.items():
+            yield live(slice_, life)
         for subject, files in self.given.items():
             for file, owned in files.items():
                 yield give(subject, file, owned)
@@ -346,6 +362,7 @@ class State:
         for process in [process for process, move in self.moves.items() if uuid in (move.source, move.target)]:
             del self.moves[process]
         nodes = {node for _, node in self.groups}
+        self.lives = {slice_: life for slice_, life in self.lives.items() if slice_ in nodes}
         for subject in list(self.given):
             if not nodes or (isinstance(subject, (Process, Slice)) and subject not in nodes):
                 del self.given[subject]

@@ -1,0 +1,46 @@
+"""``ggroup.slices``: the slices that were made, what becomes of their cgroups, and how one is made for a while."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from backend.common.errors import fail
+from backend.core.controller import Controller
+from backend.process.identity import ROOT, Group, Slice, slice_at
+from ggroupfs.fs.controls import Control
+from ggroupfs.text import spans
+
+NAME_MOST = 255
+"""Bytes of the name of a cgroup, or of a directory (NAME_MAX of linux/limits.h)."""
+
+
+def _show(controller: Controller, _: Group) -> str:
+    """A line for each: state, seconds since it was made, seconds that are left or ``-``, and the path, which is last as
+    blanks may be in it."""
+    return "".join(
+        f"{told.state} {told.age_s} {'-' if told.left_s is None else told.left_s} {told.slice.path}\n"
+        for told in controller.lives.told()
+    )
+
+
+def _parse(word: str) -> tuple[Slice, int]:
+    """A span and a path, which begins with its first slash. EINVAL; ENAMETOOLONG."""
+    span, slash, rest = word.partition("/")
+    slice_ = slice_at(os.fsdecode(f"{slash}{rest}".encode("latin-1")))
+    if slice_ is None or slice_ == ROOT or "\n" in rest:
+        raise fail(errno.EINVAL)
+    if any(len(os.fsencode(part)) > NAME_MOST for part in slice_.path.split("/")):
+        raise fail(errno.ENAMETOOLONG)
+    try:
+        return slice_, spans.milliseconds(span)
+    except ValueError:
+        raise fail(errno.EINVAL) from None
+
+
+async def _apply(controller: Controller, _: Group, value: tuple[Slice, int]) -> None:
+    controller.lives.make_ahead(*value)
+    await controller.lives.heard()
+
+
+SLICES = Control("ggroup.slices", 0o644, _show, _parse, _apply)

@@ -1,0 +1,581 @@
+"""Slices that were made go with their cgroups: what is looked at, what outlives a daemon, and that nothing is left."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import trio
+
+import backend.core.lives
+from backend.core.entries import FOREVER, Life
+from backend.core.lives import SWEEP_MOST, SWEEP_S
+from backend.core.records import Activity
+from backend.ledgers.journal.file import Journal
+from backend.ledgers.journal.ledger import JournaledLedger
+from backend.ledgers.journal.lives import WrittenLives
+from backend.ledgers.journal.totals import WrittenTotals
+from backend.process import cgroups, procfs
+from backend.process.delegated import HIERARCHIES
+from backend.process.identity import Process, Slice
+from ggroupfs.text.spans import milliseconds
+from ggroupfs.units import Units
+from tests.support.harness import MIB, Harness, Spawn, StubGpu, World, answers, running, settle, virtual
+from tests.support.journaled import BOOT, let_go
+from tests.support.units import FakeManager, manager, policy
+
+__all__ = ["manager"]
+
+SOON_S = 2 * SWEEP_S
+"""Seconds in which a few cgroups have been looked at."""
+
+
+@pytest.fixture
+def world() -> World:
+    """A machine without a cgroup but the root."""
+    world = World()
+    world.ids = {}
+    return world
+
+
+def there(world: World) -> dict[str, int]:
+    """The cgroups of a machine, by path."""
+    assert world.ids is not None
+    return world.ids
+
+
+async def make(h: Harness, *paths: str) -> None:
+    """Has slices be made by mkdir."""
+    for path in paths:
+        above, _, name = f"slice{path}".rpartition("/")
+        await h.operations.mkdir(await h.inode(above), name.encode(), 0o755, h.ctx)
+
+
+async def slices(h: Harness) -> set[str]:
+    """Return the paths of all slices but the root."""
+    return {slice_.path for slice_ in h.controller.population.slices()} - {"/"}
+
+
+async def told(h: Harness) -> dict[str, tuple[str, int, str]]:
+    """Return what ggroup.slices says: state, age and what is left, by path."""
+    rows = [line.split(" ", 3) for line in (await h.read("ggroup.slices")).splitlines()]
+    return {path: (state, int(age), left) for state, age, left, path in rows}
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[None]:
+    """The time since boot is the tests' virtual time; the machine was started an hour before."""
+    boot = 3600 * 10**9
+    now = lambda _: int(trio.current_time() * 10**9) + boot  # noqa: E731
+    with mock.patch.object(backend.core.lives.time, "clock_gettime_ns", now):
+        yield
+
+
+@virtual
+async def test_a_slice_made_ahead_goes_with_its_cgroup(world: World) -> None:
+    async with running(StubGpu(), world=world) as h:
+        before = h.leftovers()
+        await make(h, "/job")
+        await h.write("slice/job/0/gmem.limit.high", "8M")
+        await trio.sleep(60)
+        assert (await told(h))["/job"] == ("awaited", 60, "-"), "nobody said that it ends"
+        there(world)["/job"] = 77
+        await trio.sleep(SOON_S)
+        assert (await told(h))["/job"] == ("there", 60, "-")
+        await trio.sleep(3600)
+        assert await slices(h) == {"/job"}, "it is there, if nobody is in it"
+        del there(world)["/job"]
+        await trio.sleep(SOON_S)
+        assert await slices(h) == set()
+        assert await told(h) == {}
+        assert h.leftovers() == before
+
+
+@virtual
+async def test_a_process_proves_its_cgroup(world: World, spawn: Spawn) -> None:
+    """A cgroup that comes and goes between two looks is known by the process that was in it."""
+    async with running(StubGpu(), world=world) as h:
+        await make(h, "/a", "/a/job")
+        process = spawn()
+        who = await h.arrive(process.pid, "/a/job")
+        assert {path: state for path, (state, _, _) in (await told(h)).items()} == {"/a": "there", "/a/job": "there"}
+        process.kill()
+        process.wait()
+        await h.gone(who)
+        await trio.sleep(SOON_S)
+        assert await slices(h) == set()
+
+
+@virtual
+async def test_a_cgroup_that_is_made_again_at_once_has_a_slice_of_its_own(world: World, spawn: Spawn) -> None:
+    """Whether or not there was a look meanwhile; also with a process of the former whose end was not noticed yet."""
+    async with running(StubGpu(), world=world) as h:
+        there(world)["/job"] = 77
+        await make(h, "/job")
+        await h.write("slice/job/0/gmem.limit.high", "8M")
+        former = spawn()
+        await h.arrive(former.pid, "/job")
+        former.kill()
+        former.wait()
+        there(world)["/job"] = 78
+        await h.arrive(spawn().pid, "/job")
+        assert await h.read("slice/job/0/gmem.limit.high") == "max\n", "what was set is the former's"
+        assert await told(h) == {}, "it came by itself"
+        await h.write("slice/job/0/gmem.limit.high", "4M")
+        await trio.sleep(SOON_S)
+        assert await h.read("slice/job/0/gmem.limit.high") == f"{4 * MIB}\n"
+
+
+@virtual
+async def test_one_on_which_something_is_set_has_a_cgroup(world: World, spawn: Spawn) -> None:
+    """It came with its process, whether or not there was a look before both went."""
+    async with running(StubGpu(), world=world) as h:
+        for identities in ({}, {"/job": 5}):
+            there(world).update(identities)
+            process = spawn()
+            who = await h.arrive(process.pid, "/job")
+            await h.write("slice/job/0/gmem.limit.high", "8M")
+            process.kill()
+            process.wait()
+            await h.gone(who)
+            there(world).clear()
+            await trio.sleep(SOON_S)
+            assert await slices(h) == set()
+
+
+@virtual
+async def test_one_made_ahead_again_is_for_the_next_cgroup(world: World) -> None:
+    """mkdir finds that the cgroup has gone of the slice that is there."""
+    async with running(StubGpu(), world=world) as h:
+        there(world)["/job"] = 77
+        await make(h, "/job")
+        await trio.sleep(SOON_S)
+        assert await answers(make(h, "/job")) == errno.EEXIST
+        del there(world)["/job"]
+        await make(h, "/job")
+        await trio.sleep(SOON_S)
+        assert (await told(h))["/job"][0] == "awaited"
+
+
+@virtual
+async def test_what_is_below_holds_it(world: World, spawn: Spawn) -> None:
+    """What was made ahead below a cgroup that goes is not lost, nor are the limits above it until then; what was below
+    that cgroup goes with it."""
+    async with running(StubGpu(), world=world) as h:
+        there(world).update({"/a": 5, "/a/was": 6, "/a/was/in": 7})
+        await make(h, "/a", "/a/was", "/a/was/in", "/a/later")
+        await h.write("slice/a/0/gmem.limit.high", "8M")
+        await trio.sleep(SOON_S)
+        there(world).clear()
+        await trio.sleep(SOON_S)
+        assert await slices(h) == {"/a", "/a/later"}
+        assert await h.read("slice/a/0/gmem.limit.high") == f"{8 * MIB}\n"
+        there(world).update({"/a": 8, "/a/later": 9})
+        await trio.sleep(SOON_S)
+        there(world).clear()
+        await trio.sleep(SOON_S)
+        assert await slices(h) == set()
+
+
+@virtual
+async def test_a_process_that_lives_holds_it(world: World, spawn: Spawn) -> None:
+    """It was moved away, and the tree follows later."""
+    async with running(StubGpu(), world=world) as h:
+        there(world)["/job"] = 5
+        await make(h, "/job")
+        pid = spawn().pid
+        await h.arrive(pid, "/job")
+        with mock.patch.object(h.controller._membership, "_follow_cgroup", return_value=None):
+            there(world).clear()
+            await trio.sleep(SOON_S)
+            assert await slices(h) == {"/job"}
+            assert await told(h) == {}, "it stays no longer than that process"
+        world.cgroups.clear()
+        await trio.sleep(SOON_S)
+        assert await slices(h) == set()
+
+
+@virtual
+async def test_one_that_is_awaited_ages_out_where_its_maker_said_so(world: World, spawn: Spawn) -> None:
+    async with running(StubGpu(), world=world) as h:
+        await h.write("ggroup.slices", "1min /a/job")
+        await h.write("ggroup.slices", "1min /a/kept")
+        await h.write("ggroup.slices", "infinity /b")
+        await h.write("slice/a/job/0/gmem.limit.high", "8M")
+        there(world)["/a/kept"] = 5
+        await trio.sleep(30)
+        assert (await told(h)) == {
+            "/a/job": ("awaited", 30, "30"), "/a/kept": ("there", 30, "-"), "/b": ("awaited", 30, "-")
+        }  # fmt: skip
+        await trio.sleep(29)
+        assert await slices(h) == {"/a", "/a/job", "/a/kept", "/b"}
+        await trio.sleep(1 + SOON_S)
+        assert await slices(h) == {"/a", "/a/kept", "/b"}
+        await trio.sleep(3600)
+        assert await slices(h) == {"/a", "/a/kept", "/b"}, "one that is there has no age"
+
+
+@virtual
+async def test_one_with_something_in_it_does_not_age_out(world: World) -> None:
+    async with running(StubGpu(), world=world) as h:
+        await h.write("ggroup.slices", "10 /a")
+        await make(h, "/a/b")
+        await trio.sleep(60)
+        assert await slices(h) == {"/a", "/a/b"}
+        await h.operations.rmdir(await h.inode("slice/a"), b"b", h.ctx)
+        await trio.sleep(SOON_S)
+        assert await slices(h) == set()
+
+
+@virtual
+async def test_what_ggroup_slices_refuses(world: World) -> None:
+    async with running(StubGpu(), world=world) as h:
+        for word in ("", "10", "/a", "10 a", "10 /", "x /a", "10 /a/../b", "-1 /a", "0 /a", "10 /a\n/b"):
+            assert await h.refused("ggroup.slices", word) == errno.EINVAL, word
+        assert await h.refused("ggroup.slices", f"10 /{'n' * 256}") == errno.ENAMETOOLONG
+        assert await h.refused("ggroup.slices", f"10 {'/d' * 129}") == errno.EAGAIN
+        assert await slices(h) == set()
+        assert await told(h) == {}
+        name = "\N{LATIN SMALL LETTER A WITH GRAVE}"  # its last byte is a blank in Latin-1
+        fh = await h.open("ggroup.slices")
+        await h.operations.write(fh, 0, f"10 /{name}/".encode())
+        await h.operations.release(fh)
+        assert await slices(h) == {f"/{name}"}
+
+
+@virtual
+async def test_slices_d_says_how_long(tmp_path: Path, manager: FakeManager, world: World) -> None:
+    """For those of which the maker said nothing. In the section of a unit the key is a mistake."""
+    (tmp_path / "a.conf").write_text("[/pods/*]\nTimeoutStartSec=1h\n[/pods/p]\nTimeoutStartSec=\n")
+    async with policy(tmp_path, manager, world=world) as h:
+        await make(h, "/pods", "/pods/a", "/pods/p", "/jobs")
+        await h.write("ggroup.slices", "infinity /pods/b")
+        await trio.sleep(3590)
+        assert (await told(h))["/pods/a"] == ("awaited", 3590, "10")
+        await trio.sleep(11)
+        assert await slices(h) == {"/pods", "/pods/b", "/pods/p", "/jobs"}
+        (tmp_path / "a.conf").write_text("[/jobs]\nTimeoutStartSec=1h\n")
+        manager.reload()
+        await trio.sleep(SOON_S)
+        assert await slices(h) == {"/pods", "/pods/b", "/pods/p"}
+
+
+@virtual
+async def test_the_slice_of_a_unit_is_the_units(tmp_path: Path, manager: FakeManager, world: World) -> None:
+    """It is there while the unit is active, if that has a cgroup or not, and has what the file says with each start."""
+    manager.unit("/x.service", "GMemHigh=8M")
+    async with policy(tmp_path, manager, world=world) as h:
+        assert (await told(h))["/x.service"][0] == "unit"
+        for identity in (4, None, 5):
+            there(world).clear()
+            there(world).update({} if identity is None else {"/x.service": identity})
+            await trio.sleep(SOON_S)
+            assert await h.read("slice/x.service/0/gmem.limit.high") == f"{8 * MIB}\n"
+        manager.stop("x.service")
+        await settle()
+        assert await slices(h) == set()
+        assert await told(h) == {}
+
+
+@virtual
+async def test_the_slice_of_a_unit_that_ended_meanwhile(
+    tmp_path: Path, manager: FakeManager, world: World, spawn: Spawn
+) -> None:
+    """While no daemon ran: it goes, whether or not the unit ever had a cgroup; that of one that is active stays."""
+    names = ("ended.service", "without.service", "active.service")
+    for name in names:
+        manager.unit(f"/{name}", "GMemHigh=8M")
+    there(world)["/ended.service"] = 5
+    kept = Kept(tmp_path / "journal", world)
+    async with kept.daemon() as (h, _), trio.open_nursery() as nursery:
+        await nursery.start(Units(h.controller, tmp_path, manager).run)
+        await trio.sleep(SOON_S)
+        assert await slices(h) == {f"/{name}" for name in names}
+        nursery.cancel_scope.cancel()
+    there(world).clear()
+    for name in names[:2]:
+        del manager.units[name]
+    async with kept.daemon() as (h, _), trio.open_nursery() as nursery:
+        await nursery.start(Units(h.controller, tmp_path, manager).run)
+        await trio.sleep(SOON_S)
+        assert await slices(h) == {"/active.service"}
+        assert (await told(h))["/active.service"][0] == "unit"
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_a_time_for_one_that_is_there_is_of_no_use(world: World, spawn: Spawn) -> None:
+    """What came by itself, and is told that it may wait, is its cgroup's all the same."""
+    async with running(StubGpu(), world=world) as h:
+        process = spawn()
+        who = await h.arrive(process.pid, "/job")
+        await h.write("ggroup.slices", "infinity /job")
+        process.kill()
+        process.wait()
+        await h.gone(who)
+        await trio.sleep(SOON_S)
+        assert await slices(h) == set()
+
+
+@virtual
+async def test_slices_d_is_for_every_start(tmp_path: Path, manager: FakeManager, world: World, spawn: Spawn) -> None:
+    """An operator's limits for a cgroup that comes and goes are there again with each process, from the file; what was
+    written by hand goes."""
+    (tmp_path / "a.conf").write_text("[/job]\nGMemHigh=8M\n")
+    async with policy(tmp_path, manager, world=world) as h:
+        for identity in range(5, 8):
+            there(world)["/job"] = identity
+            process = spawn()
+            who = await h.arrive(process.pid, "/job")
+            assert await h.read("slice/job/0/gmem.limit.high") == f"{8 * MIB}\n"
+            assert await h.read("slice/job/0/gmem.limit.low") == "0\n"
+            await h.write("slice/job/0/gmem.limit.low", "1M")
+            await trio.sleep(SOON_S)
+            process.kill()
+            process.wait()
+            await h.gone(who)
+            assert await slices(h) == {"/job"}, "something was set on it, and its cgroup is there"
+            there(world).clear()
+            await trio.sleep(SOON_S)
+            assert await slices(h) == set()
+
+
+@virtual
+async def test_nothing_goes_where_nobody_can_tell(world: World) -> None:
+    async with running(StubGpu(), world=world) as h:
+        there(world)["/job"] = 5
+        await make(h, "/job")
+        await h.write("ggroup.slices", "1 /other")
+        await trio.sleep(SWEEP_S)
+        world.ids = None
+        await trio.sleep(3600)
+        assert await slices(h) == {"/job", "/other"}
+
+
+class Busy(StubGpu):
+    """A GPU whose processes have done something."""
+
+    def activity(self, process: Process) -> Activity:
+        return Activity(submitted=5, finished=4, gpu_usec=1000, tsgs=1, managed=True)
+
+
+@virtual
+async def test_what_it_had_used_goes_on_above_it(world: World, spawn: Spawn) -> None:
+    async with running(Busy(), world=world) as h:
+        there(world).update({"/a": 5, "/a/job": 6})
+        await make(h, "/a", "/a/job")
+        process = spawn()
+        who = await h.arrive(process.pid, "/a/job", gmem=4 * MIB)
+        await h.write("slice/a/job/0/gmem.limit.high", "2M")
+        process.kill()
+        process.wait()
+        await h.gone(who)
+        names = ("gcgroup.stat", "gmem.events", "gmem.peak", "gmem.swap.peak", "gmem.stat")
+        before = {name: await h.read(f"slice/a/0/{name}") for name in names}
+        assert "gpu_usec 1000\n" in before["gcgroup.stat"]
+        assert "reclaim 1\n" in before["gmem.events"]
+        del there(world)["/a/job"]
+        await trio.sleep(SOON_S)
+        assert await slices(h) == {"/a"}
+        assert {name: await h.read(f"slice/a/0/{name}") for name in before} == before
+
+
+@virtual
+async def test_a_thousand_leave_nothing(tmp_path: Path, world: World, spawn: Spawn) -> None:
+    """Cgroups that come and go, each with a slice that was made ahead: every other one has a process in it."""
+    journal = Journal(tmp_path / "journal", boot=BOOT)
+    ledger = JournaledLedger(journal, {0: "GPU-0"})
+    process = spawn()
+    there(world)["/pods"] = 5
+    async with running(StubGpu(), world=world, ledger=ledger, lives=WrittenLives(journal)) as h:
+        await make(h, "/pods")
+        await trio.sleep(SOON_S)
+        before, size = h.leftovers(), len(journal.state.groups)
+        for number in range(0, 1000, 20):
+            paths = [f"/pods/p{one}" for one in range(number, number + 20)]
+            await make(h, *paths)
+            for path in paths:
+                await h.write(f"slice{path}/0/gmem.limit.high", "8M")
+                there(world)[path] = 1000 + number
+            await h.arrive(process.pid, paths[0])
+            await trio.sleep(SOON_S)
+            assert len(await slices(h)) == 21
+            world.cgroups.clear()
+            for path in paths:
+                del there(world)[path]
+            await trio.sleep(2 * SOON_S)
+            assert await slices(h) == {"/pods"}
+        h.controller._membership.expel(await h.arrive(process.pid))
+        assert h.leftovers() == before
+        assert len(h.controller.lives._queue) <= SWEEP_MOST
+        assert (len(journal.state.groups), set(journal.state.lives)) == (size, {Slice("/pods")})
+    let_go(journal)
+
+
+# What outlives a daemon
+
+
+class Kept:
+    """A journal that one daemon after the other keeps."""
+
+    def __init__(self, path: Path, world: World) -> None:
+        self.path = path
+        self.world = world
+        self.gpus = (StubGpu(0), StubGpu(1))
+
+    @asynccontextmanager
+    async def daemon(self) -> AsyncIterator[tuple[Harness, Journal]]:
+        """One daemon, which is killed in the end."""
+        journal = Journal(self.path, boot=BOOT)
+        names = {0: "GPU-0", 1: "GPU-1"}
+        ledger = JournaledLedger(journal, names)
+        lives, totals = WrittenLives(journal), WrittenTotals(journal, names)
+        async with running(*self.gpus, world=self.world, ledger=ledger, lives=lives, memory=totals) as h:
+            yield h, journal
+            h.kill()
+        let_go(journal)
+
+
+@pytest.mark.parametrize("after", [{}, {"/job": 5}, {"/job": 6}], ids=["away", "same", "another"])
+@pytest.mark.parametrize("state", ["awaited", "came", "process", "gone"])
+@virtual
+async def test_a_kill_in_each_state(
+    tmp_path: Path, world: World, spawn: Spawn, state: str, after: Mapping[str, int]
+) -> None:
+    """A removed one does not come back; one made ahead is not lost; one whose cgroup went meanwhile goes."""
+    kept = Kept(tmp_path / "journal", world)
+    async with kept.daemon() as (h, _):
+        await make(h, "/job")
+        await h.write("slice/job/1/gmem.limit.high", "8M")
+        if state != "awaited":
+            there(world)["/job"] = 5
+        if state == "process":
+            process = spawn()
+            await h.arrive(process.pid, "/job")
+            process.kill()
+            process.wait()
+        else:
+            await trio.sleep(SOON_S)
+        if state == "gone":
+            there(world).clear()
+            await trio.sleep(SOON_S)
+    there(world).clear()
+    there(world).update(after)
+    async with kept.daemon() as (h, journal):
+        await trio.sleep(SOON_S)
+        stays = {"awaited": True, "gone": False}.get(state, after.get("/job") == 5)
+        assert await slices(h) == ({"/job"} if stays else set())
+        if stays:
+            assert await h.read("slice/job/1/gmem.limit.high") == f"{8 * MIB}\n"
+            assert (await told(h))["/job"][0] == ("there" if after else "awaited")
+        assert set(journal.state.lives) == ({Slice("/job")} if stays else set())
+
+
+@virtual
+async def test_an_age_goes_on_with_the_next_daemon(tmp_path: Path, world: World) -> None:
+    kept = Kept(tmp_path / "journal", world)
+    async with kept.daemon() as (h, journal):
+        await h.write("ggroup.slices", "1min /job")
+        await make(h, "/other")
+        await trio.sleep(40)
+        journal.commit()  # as Journal.run() does within a second
+    async with kept.daemon() as (h, _):
+        assert await told(h) == {"/job": ("awaited", 40, "20"), "/other": ("awaited", 40, "-")}
+        await trio.sleep(21)
+        assert await slices(h) == {"/other"}
+
+
+@pytest.mark.parametrize("steps", range(12))
+@virtual
+async def test_a_kill_amid_a_removal(tmp_path: Path, world: World, steps: int) -> None:
+    """However far it came, the next daemon ends it; and one that was being made is not there for ever."""
+    kept = Kept(tmp_path / "journal", world)
+    text = b""
+    async with kept.daemon() as (h, _):
+        await h.write("ggroup.slices", "1min /job")
+        there(world)["/job"] = 5
+        await trio.sleep(SOON_S)
+        there(world).clear()
+        await trio.sleep(SOON_S)
+        assert await slices(h) == set()
+        text = kept.path.read_bytes()
+    kept.path.write_bytes(b"".join(text.splitlines(keepends=True)[: 1 + steps]))
+    async with kept.daemon() as (h, journal):
+        await trio.sleep(61 + SOON_S)
+        assert await slices(h) == set()
+        assert not journal.state.lives
+
+
+@virtual
+async def test_a_slice_that_an_older_daemon_kept_is_awaited(tmp_path: Path, world: World, spawn: Spawn) -> None:
+    """Nothing was written of it: where its cgroup is there, or a process in it, it goes with that."""
+    kept = Kept(tmp_path / "journal", world)
+    pid = spawn().pid
+    async with kept.daemon() as (h, journal):
+        await make(h, "/away", "/there", "/inside")
+        await h.arrive(pid, "/inside")
+        journal.commit(*[["live", f"/{name}", None] for name in ("away", "there", "inside")])
+    there(world)["/there"] = 5
+    async with kept.daemon() as (h, _):
+        await settle()
+        await trio.sleep(SOON_S)
+        assert await slices(h) == {"/away", "/there", "/inside"}
+        there(world).clear()
+        world.cgroups.clear()
+        await trio.sleep(SOON_S)
+        assert await slices(h) == {"/away"}
+
+
+def test_0_1_passes_over_it(tmp_path: Path) -> None:
+    """What is written of a life is carried by what 0.1 knows."""
+    journal = Journal(tmp_path / "journal", boot=BOOT)
+    journal.commit(["live", "/job", 10, 0, FOREVER])
+    let_go(journal)
+    assert b'[["forget","/\\u0000' in (tmp_path / "journal").read_bytes()
+    journal = Journal(tmp_path / "journal", boot=BOOT)
+    assert journal.state.lives == {Slice("/job"): Life(10, 0, FOREVER)}
+    let_go(journal)
+
+
+# What the kernel says
+
+
+def test_a_hybrid_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cgroup is there that is there in one of the hierarchies; where one is not to be seen, nothing is said."""
+    found = {}
+    for name in HIERARCHIES:
+        place = tmp_path / name
+        place.mkdir()
+        (place / cgroups.WITNESS).touch()
+        found[name] = procfs.Mount("0:1", "/", str(place), "cgroup2", frozenset())
+    monkeypatch.setattr(procfs.trees, "of", found.get)
+    assert cgroups.ids(Slice("/job")) == ()
+    (tmp_path / "name=systemd" / "job").mkdir()
+    one = (tmp_path / "name=systemd" / "job").stat().st_ino
+    assert cgroups.ids(Slice("/job")) == (one,)
+    (tmp_path / "cgroup2" / "job").mkdir()
+    assert cgroups.ids(Slice("/job")) == ((tmp_path / "cgroup2" / "job").stat().st_ino, one)
+    (tmp_path / "cgroup2" / "job").rmdir()
+    (tmp_path / "cgroup2" / cgroups.WITNESS).unlink()
+    assert cgroups.ids(Slice("/job")) is None, "it is unmounted"
+    monkeypatch.setattr(procfs.trees, "of", {}.get)
+    assert cgroups.ids(Slice("/job")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("5", 5000),
+        ("1h 30min", 5_400_000),
+        ("2d", 172_800_000),
+        ("0.5s", 500),
+        ("infinity", FOREVER),
+        ("1w1ms", 604_800_001),
+    ],
+)
+def test_spans(text: str, ms: int) -> None:
+    assert milliseconds(text) == ms
