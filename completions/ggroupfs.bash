@@ -14,7 +14,7 @@ declare -A _ggroupfs_options=(
     [run]="--mount -p --slice --gpu"
     [show]="--tree --json --mount"
     [top]="-a --all -c --command -d --delay --once --json --mount"
-    [set]="--reset --gpu --mount"
+    [set]="--reset --gpu --timeout --mount"
     [doctor]="--json --thaw-all --journal --mount"
     [account]="--format --sort --gpu --mount"
     [metrics]="--mount --no-processes --labels --listen --textfile"
@@ -206,6 +206,7 @@ _ggroupfs() {
         account,--sort) _ggroupfs_offer "$whole" busy gpu peak name ;;
         metrics,--labels) _ggroupfs_offer "$whole" job step pod container unit user none ;;
         run,--slice) ;;
+        set,--timeout) _ggroupfs_offer "$whole" 10min 1h infinity ;;
         tenant,-* | top,-d | top,--delay) ;;
         *)
             if [[ $whole == -* ]]; then

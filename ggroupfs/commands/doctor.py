@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -17,11 +17,16 @@ import trio
 from backend.door.client import facts_of
 from backend.door.wire import CUDA, Feature, names
 from backend.ledgers.journal.file import stale_since
+from ggroupfs.client.slices import AWAITED, Made, made
 from ggroupfs.commands import host, records
 from ggroupfs.commands.finding import BAD, Finding
 from ggroupfs.commands.mounted import mounted
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, trees
+from ggroupfs.text import spans
+
+NAMED = 3
+"""Slices that a finding names, the oldest first."""
 
 SUBJECT_MOST = 40
 """Characters of the column of subjects, at most: the path of a pod's slice is longer than a line."""
@@ -49,7 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
 
         findings = thaw_all([arguments.journal] if arguments.journal else [])
     else:
-        findings = [*_machine(), *trio.run(mounted), *journals(), *trio.run(versions), *trio.run(_gpus)]
+        findings = [
+            *_machine(),
+            *trio.run(mounted),
+            *trio.run(strays),
+            *journals(),
+            *trio.run(versions),
+            *trio.run(_gpus),
+        ]
     if arguments.json:
         print(json.dumps([attrs.asdict(finding) for finding in findings], indent=2))
     else:
@@ -110,6 +122,30 @@ def _older(place: str, facts: Mapping[str, str]) -> str:
         older, lack = facts["programs.older"], facts.get("programs.lack")
         return f"programs there with an older library: {older}, which lack {lack} until they start anew"
     return ""
+
+
+async def strays(places: Iterable[str] | None = None) -> Sequence[Finding]:
+    """Return what is to be said of slices whose cgroups never came, in each tree that root mounted."""
+    from ggroupfs.commands.thaw import ANSWER_S, roots
+
+    findings = []
+    for place in roots(trees()) if places is None else places:
+        found: Sequence[Made] = ()
+        with trio.move_on_after(ANSWER_S), contextlib.suppress(OSError):  # its daemon is dead, or hangs
+            found = await trio.to_thread.run_sync(made, Path(place), abandon_on_cancel=True)
+        if waiting := [one for one in found if one.state == AWAITED]:
+            findings.append(Finding(place, "advisory", _stray(waiting)))
+    return findings
+
+
+def _stray(waiting: Sequence[Made]) -> str:
+    ages = sorted(waiting, key=lambda one: -one.age_s)
+    names = ", ".join(f"{one.path} ({spans.shown(one.age_s)})" for one in ages[:NAMED])
+    more = f" and {len(ages) - NAMED} more" if len(ages) > NAMED else ""
+    ending = sum(one.left_s is not None for one in ages)
+    advice = "rmdir removes one, and TimeoutStartSec= in slices.d has them go by themselves"
+    count = f"{len(ages)} slice" + ("" if len(ages) == 1 else "s")
+    return f"{count} made for cgroups that never came, {ending} of which go in time: {names}{more}: {advice}"
 
 
 async def _gpus() -> list[Finding]:

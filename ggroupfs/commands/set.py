@@ -15,9 +15,11 @@ import attrs
 from backend.core.settings import APPLIED, BY_CONTROL, Setting
 from ggroupfs.client import content, numbers, require_tree
 from ggroupfs.client.reading import require_our_pids
+from ggroupfs.client.slices import make_ahead
 from ggroupfs.commands.places import has_cgroup, hierarchies, path_meant
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
+from ggroupfs.text import spans
 from ggroupfs.text.names import is_number, slice_directory, unescape
 from ggroupfs.text.properties import BY_NAME, text_of
 from ggroupfs.text.refusals import OF_MKDIR, meaning
@@ -25,7 +27,7 @@ from ggroupfs.text.values import show_default
 
 log = logging.getLogger(__name__)
 
-USAGE = """%(prog)s [-h] [--gpu N] [--mount MOUNT] PATH KEY=VALUE ...
+USAGE = """%(prog)s [-h] [--gpu N] [--timeout SPAN] [--mount MOUNT] PATH KEY=VALUE ...
        %(prog)s [-h] [--gpu N] [--mount MOUNT] --reset PATH [KEY ...]"""
 
 PATH_HELP = "a pid, a cgroup (/batch/gpu), a unit (batch-gpu.slice, trainer.service), or a directory of the tree"
@@ -54,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words.required = False  # where --reset is; with nargs="*" none could stand behind an option that follows PATH
     parser.add_argument("--reset", action="store_true", help="back to the defaults: all settings, or those of the KEYs")
     parser.add_argument("--gpu", type=int, default=None, metavar="N", help="the only GPU; else all that it is on")
+    span = "make the slice, which goes unless its cgroup comes within that time: 10min, infinity"
+    parser.add_argument("--timeout", default=None, metavar="SPAN", help=span)
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
 
 
@@ -62,9 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     mount, words = Path(os.path.abspath(arguments.mount)), arguments.settings or []
     require_tree(mount)
     try:
+        if arguments.timeout is not None:
+            if arguments.reset:
+                raise UsageError("--timeout makes a slice, and --reset makes none")
+            make_awaited(mount, arguments.path, arguments.timeout)
         if arguments.reset:
             reset(mount, arguments.path, arguments.gpu, words)
-        else:
+        elif words or arguments.timeout is None:
             write(mount, arguments.path, arguments.gpu, words)
     except (RuntimeError, UsageError) as error:
         raise type(error)(f"set: {error}") from None
@@ -164,6 +172,25 @@ def split(word: str) -> tuple[str, str]:
     if not (key and equals) or "/" in key:
         raise UsageError(f"{word}: not KEY=VALUE")
     return key, value.strip()
+
+
+def make_awaited(mount: Path, word: str, timeout: str) -> None:
+    """Have the slice be there that `word` means, for as long as its cgroup may take to come. RuntimeError,
+    UsageError."""
+    directory, _ = directory_of(mount, word)
+    top, *parts = directory.relative_to(mount).parts
+    if top != "slice" or not parts:
+        raise UsageError(f"--timeout: {word} is no slice")
+    try:
+        ms = spans.milliseconds(timeout)
+    except ValueError as error:
+        raise UsageError(f"--timeout {timeout}: {error}") from None
+    try:
+        make_ahead(mount, "/" + "/".join(map(unescape, parts)), ms)
+    except FileNotFoundError:
+        raise RuntimeError(f"--timeout: the daemon of {mount} is older than that") from None
+    except OSError as error:
+        raise RuntimeError(f"{word}: {meaning(error)}") from None
 
 
 def groups_of(directory: Path, word: str, gpu: int | None, named: int | None) -> Sequence[Path]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import attrs
+
 from ggroupfs.client.reading import say_if_strangers
+from ggroupfs.client.slices import AWAITED, Made, made
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
+from ggroupfs.text import spans
 from ggroupfs.view import columns, outline, snapshot
 
 IN_TREE = (
@@ -36,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([columns.as_json(node, columns.SHOWN) for node in processes(taken)], indent=2))
     else:
-        text = tree(taken) if arguments.tree else table(taken)
+        text = tree(taken, awaited(arguments.mount)) if arguments.tree else table(taken)
         print(columns.printable(text, sys.stdout.encoding))
     if taken.hidden:
         missing = "1 process is" if taken.hidden == 1 else f"{taken.hidden} processes are"
@@ -55,6 +60,23 @@ def table(taken: snapshot.Snapshot) -> str:
     return columns.table(processes(taken))
 
 
-def tree(taken: snapshot.Snapshot) -> str:
-    """A line a GPU, slice and process."""
-    return columns.tree(outline.lines(outline.build(taken, {}), "pid"), IN_TREE)
+def tree(taken: snapshot.Snapshot, waiting: Mapping[str, Made]) -> str:
+    """A line a GPU, slice and process; of a slice in `waiting`, by path, it says so."""
+    return columns.tree([_noted(line, waiting) for line in outline.lines(outline.build(taken, {}), "pid")], IN_TREE)
+
+
+def awaited(mount: Path) -> Mapping[str, Made]:
+    """Return the slices whose cgroups never came, by path."""
+    with contextlib.suppress(OSError):  # the daemon ended meanwhile
+        return {one.path: one for one in made(mount) if one.state == AWAITED}
+    return {}
+
+
+def _noted(line: outline.Line, waiting: Mapping[str, Made]) -> outline.Line:
+    use = line.node.use
+    one = waiting.get(use.path) if isinstance(use, snapshot.SliceUse) else None
+    if one is None:
+        return line
+    end = "" if one.left_s is None else f", {spans.shown(one.left_s)} left"
+    note = f"{line.node.label} (no cgroup yet, made {spans.shown(one.age_s)} ago{end})"
+    return attrs.evolve(line, node=attrs.evolve(line.node, label=note))
