@@ -24,7 +24,7 @@ ANSWER_S = 2.0
 """Seconds that a tree has to answer, before it is said that it does not."""
 STRAYS_MOST = 16
 """Stray slices of a tree that are named, at most; of the others it is said how many they are."""
-STRAY = "a slice without a cgroup: made ahead, or left by one that is gone; rmdir takes it and its settings away"
+STRAY = "a slice without a cgroup, made ahead of it, or not empty yet; rmdir takes it and its settings away"
 """What is said of one."""
 
 WALK_S = 10.0
@@ -124,7 +124,7 @@ def _our_cgroups(pid: int) -> bool:
 
 
 def strays(mount: Path) -> Iterator[Finding]:
-    """The slices that no cgroup is of: made ahead, or left by a cgroup that came and went. OSError."""
+    """The slices that no cgroup is of: made ahead, or with a program in them still. OSError."""
     paths = dict.fromkeys(branch.slice for branch in branches(mount) if branch.slice != ROOT_PATH)
     found = [path for path in paths if not has_cgroup(path)]
     for path in found[:STRAYS_MOST]:

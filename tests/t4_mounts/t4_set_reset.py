@@ -127,5 +127,5 @@ def test_what_a_machine_or_an_older_daemon_lacks_is_left_out(tmp_path: Path, mon
 
 def test_help_says_both_forms() -> None:
     text = ok("set", "--help")
-    assert "ggroupfs set [-h] [--gpu N] [--mount MOUNT] PATH KEY=VALUE ..." in text
+    assert "ggroupfs set [-h] [--gpu N] [--timeout SPAN] [--mount MOUNT] PATH KEY=VALUE ..." in text
     assert "ggroupfs set [-h] [--gpu N] [--mount MOUNT] --reset PATH [KEY ...]" in text
