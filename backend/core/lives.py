@@ -11,9 +11,9 @@ time, and the ones above a process whenever one comes in.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -86,7 +86,7 @@ class Lives:
         self._expel_ended = expel_ended
         self._memory: Memory = memory or Forgetful()
         self._lives: dict[Slice, Life] = {}
-        self._queue: deque[Slice] = deque()
+        self._queue: dict[Slice, None] = {}  # of whose cgroups the next is the first
         self.clock_ms: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
         """Milliseconds since the machine was started, those among them in which it slept."""
         self.timeout_of: Callable[[Slice], int | None] = lambda _: None
@@ -106,7 +106,7 @@ class Lives:
             entry = self._population.slice_entry(slice_)
             if entry is not None and entry.kept and slice_ != ROOT:
                 self._lives[slice_] = before.get(slice_) or Life(self.clock_ms())
-                self._queue.append(slice_)
+                self._queue[slice_] = None
         gone = before.keys() - self._lives.keys()
         if gone:
             self._memory.forget(gone)
@@ -120,14 +120,14 @@ class Lives:
         """Looks at cgroups, some at a time, until cancelled."""
         while True:
             await trio.sleep(SWEEP_S)
-            for _ in range(min(SWEEP_MOST, len(self._queue))):
-                slice_ = self._queue.popleft()
-                if slice_ not in self._lives:
+            for slice_ in list(itertools.islice(self._queue, SWEEP_MOST)):
+                if slice_ not in self._queue:  # it went with another
                     continue
-                self._queue.append(slice_)
+                del self._queue[slice_]
+                self._queue[slice_] = None
                 try:
                     self.look(slice_)
-                except OSError:
+                except Exception:
                     log.exception("slice %.200r: not looked after", slice_.path)
 
     # What happens
@@ -142,7 +142,8 @@ class Lives:
         """A slice is there, with those above it, and its cgroup has so many milliseconds to come, or FOREVER. EAGAIN
         for one that is too deep."""
         self.look(slice_)
-        life = attrs.evolve(self._lives.get(slice_) or Life(self.clock_ms()), timeout_ms=timeout_ms)
+        now = self.clock_ms()  # asked for again, it has that long again
+        life = attrs.evolve(self._lives.get(slice_) or Life(now), since_ms=now, timeout_ms=timeout_ms)
         self._memory.keep(slice_, life, now=True)  # first: one that is killed now leaves none that nothing ends
         try:
             self._population.make_ahead(slice_)
@@ -210,12 +211,26 @@ class Lives:
         for below in list(self._population.children(slice_)):
             self._end_below(below)
         self._expel_ended(slice_)
+        entry = self._population.slice_entry(slice_)
+        if entry is not None and entry.given:  # what its user had made ahead in it would keep it that user's
+            self._let_go_awaited(slice_, entry.given)
         self._population.let_go(slice_)
 
     def _end_below(self, slice_: Slice) -> None:
+        known = slice_ in self._lives
+        self.look(slice_)
+        if known and slice_ not in self._lives:
+            return  # what is below has been looked at with it
         for below in list(self._population.children(slice_)):
             self._end_below(below)
-        self.look(slice_)
+
+    def _let_go_awaited(self, slice_: Slice, user: int) -> None:
+        """The slices below one that a user made, for cgroups that never came, stay no longer."""
+        for below in list(self._population.children(slice_)):
+            self._let_go_awaited(below, user)
+            life, entry = self._lives.get(below), self._population.slice_entry(below)
+            if life is not None and life.cgroup == NEVER and entry is not None and entry.user == user:
+                self._population.let_go(below)
 
     def _note(self, slice_: Slice, life: Life, *, now: bool = True) -> None:
         self._lives[slice_] = life
@@ -226,11 +241,12 @@ class Lives:
         entry = self._population.slice_entry(slice_)
         if kept and slice_ not in self._lives:
             self._lives[slice_] = Life(self.clock_ms())
-            self._queue.appendleft(slice_)
+            self._queue[slice_] = None
             if entry is not None and (entry.members or entry.occupied):  # its cgroup may be gone by the next look
                 found = ids(slice_)
                 self._note(slice_, attrs.evolve(self._lives[slice_], cgroup=found[0] if found else CAME), now=False)
         elif not kept and self._lives.pop(slice_, None) is not None:
+            self._queue.pop(slice_, None)
             self._memory.forget([slice_])
 
 

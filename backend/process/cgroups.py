@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from backend.process import procfs
 from backend.process.delegated import HIERARCHIES
@@ -10,6 +12,10 @@ from backend.process.identity import Slice
 
 WITNESS = "cgroup.procs"
 """File of every cgroup, the root of a hierarchy among them: where it can be looked at, so can what is below."""
+
+
+MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Errors that say that there is no such cgroup, nor can be."""
 
 
 def ids(slice_: Slice) -> tuple[int, ...] | None:
@@ -27,12 +33,12 @@ def ids(slice_: Slice) -> tuple[int, ...] | None:
         if tree is None or place is None:
             continue
         try:
-            found.append(os.stat(place, follow_symlinks=False).st_ino)
-        except (FileNotFoundError, NotADirectoryError):
-            if not _is_shown(tree):
+            status = os.stat(place, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):  # and no control file, which has a name, too
+                found.append(status.st_ino)
+        except OSError as error:
+            if error.errno not in MISSING or not _is_shown(tree):
                 return None
-        except OSError:
-            return None
         shown = True
     return tuple(found) if shown else None
 

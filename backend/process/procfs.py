@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -298,17 +299,26 @@ def levels(tree: Mount, path: str) -> Iterator[str]:
         below = below.rpartition("/")[0]
 
 
+MISSED_S = 10.0
+"""Seconds until a hierarchy is looked for again that was not there: most machines have no v1 hierarchy, ever."""
+
+
 class Trees:
     """Where cgroups are, looked for once: there may be thousands of mounts."""
 
     def __init__(self) -> None:
         self._found: dict[str, Mount] = {}
+        self._missed: dict[str, float] = {}  # when, by time.monotonic()
 
     def of(self, hierarchy: str) -> Mount | None:
         """``cgroup2``, or the controller of a v1 hierarchy. None where it is not mounted."""
         if hierarchy not in self._found:
+            now = time.monotonic()
+            if now - self._missed.get(hierarchy, -MISSED_S) < MISSED_S:
+                return None
             mount = cgroup2() if hierarchy == "cgroup2" else cgroup1(hierarchy)
             if mount is None:
+                self._missed[hierarchy] = now
                 return None
             self._found[hierarchy] = mount
         return self._found[hierarchy]
