@@ -353,6 +353,8 @@ class Controller:
 
         What is set for a program before it has a context waits for it to come.
         """
+        if isinstance(group, SliceOn):
+            self.lives.look(group.slice)  # what is written now is for the cgroup that is there now
         books = self.ledger.books(group)
         gpu = self.gpus[group.gpu]
         if gpu.lost:

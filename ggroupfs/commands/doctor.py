@@ -24,6 +24,7 @@ from ggroupfs.commands.mounted import mounted
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, trees
 from ggroupfs.text import spans
+from ggroupfs.view.columns import readable
 
 NAMED = 3
 """Slices that a finding names, the oldest first."""
@@ -140,7 +141,7 @@ async def strays(places: Iterable[str] | None = None) -> Sequence[Finding]:
 
 def _stray(waiting: Sequence[Made]) -> str:
     ages = sorted(waiting, key=lambda one: -one.age_s)
-    names = ", ".join(f"{one.path} ({spans.shown(one.age_s)})" for one in ages[:NAMED])
+    names = ", ".join(f"{readable(one.path)} ({spans.shown(one.age_s)})" for one in ages[:NAMED])
     more = f" and {len(ages) - NAMED} more" if len(ages) > NAMED else ""
     ending = sum(one.left_s is not None for one in ages)
     advice = "rmdir removes one, and TimeoutStartSec= in slices.d has them go by themselves"

@@ -36,6 +36,10 @@ RESETTABLE = (*APPLIED, *(one for one in BY_CONTROL.values() if one not in APPLI
 """The settings that have a control file, in the order in which they are reset: that in which files apply them."""
 
 
+class Gone(RuntimeError):
+    """A slice has gone with its cgroup."""
+
+
 @attrs.frozen
 class Write:
     """What goes into one control file."""
@@ -69,6 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.timeout is not None:
             if arguments.reset:
                 raise UsageError("--timeout makes a slice, and --reset makes none")
+            for key, _ in map(split, words):
+                if key not in BY_NAME and key not in BY_CONTROL:
+                    raise UsageError(f"{key}: there is no such control")
             make_awaited(mount, arguments.path, arguments.timeout)
         if arguments.reset:
             reset(mount, arguments.path, arguments.gpu, words)
@@ -84,6 +91,13 @@ def write(mount: Path, word: str, gpu: int | None, words: Sequence[str]) -> None
     RuntimeError, UsageError."""
     if not words:
         raise UsageError("KEY=VALUE is missing")
+    try:
+        _write(mount, word, gpu, words)
+    except Gone:  # it was of a cgroup that has gone, which a write finds out
+        _write(mount, word, gpu, words)
+
+
+def _write(mount: Path, word: str, gpu: int | None, words: Sequence[str]) -> None:
     settings = [split(one) for one in words]
     directory, named = directory_of(mount, word)
     made = make(directory, word)
@@ -259,4 +273,6 @@ def apply(mount: Path, write: Write, ignored: Sequence[int] = ()) -> None:
         if error.errno in ignored:
             return
         where = f"{write.group.parent.relative_to(mount)} on GPU {write.group.name}"
-        raise RuntimeError(f"{where}: {write.control}={write.text}: {meaning(error)}") from None
+        gone = error.errno in (errno.ENODEV, errno.ENOENT)
+        kind = Gone if gone and not is_number(write.group.parent.name) else RuntimeError
+        raise kind(f"{where}: {write.control}={write.text}: {meaning(error)}") from None

@@ -27,6 +27,8 @@ def _show(controller: Controller, _: Group) -> str:
 def _parse(word: str) -> tuple[Slice, int]:
     """A span and a path, which begins with its first slash. EINVAL; ENAMETOOLONG."""
     span, slash, rest = word.partition("/")
+    if not rest.endswith("/"):
+        _require_whole(rest)
     slice_ = slice_at(os.fsdecode(f"{slash}{rest}".encode("latin-1")))
     if slice_ is None or slice_ == ROOT or "\n" in rest:
         raise fail(errno.EINVAL)
@@ -35,6 +37,14 @@ def _parse(word: str) -> tuple[Slice, int]:
     try:
         return slice_, spans.milliseconds(span)
     except ValueError:
+        raise fail(errno.EINVAL) from None
+
+
+def _require_whole(rest: str) -> None:
+    """EINVAL for a path that is no UTF-8, unless a slash ends it: a last byte may have been taken for a blank."""
+    try:
+        rest.encode("latin-1").decode()
+    except UnicodeDecodeError:
         raise fail(errno.EINVAL) from None
 
 

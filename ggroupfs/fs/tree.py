@@ -208,6 +208,9 @@ class Tree:
         slice_ = subject if isinstance(subject, Slice) and inode == directory.inode else None
         owner = {name: new for name, new in (("uid", uid), ("gid", gid)) if new is not None}
         if slice_ is not None and owner:
+            self.controller.lives.look(slice_)  # what is given now is of the cgroup that is there now
+            if self._population.slice_entry(slice_) is None:
+                raise fail(errno.ENOENT)
             self._population.give(slice_, **owner)
         inherited, _ = self._inherited(directory, itself=inode == directory.inode)
         own = self._ownership.get(inode, Owned())

@@ -6,8 +6,9 @@ what is written by hand lasts until the next.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -33,6 +34,9 @@ backend/cuda/library/daemon/session.h)."""
 SILENCE = 0.5
 """The part of that for which it waits without a word about anything: a manager that does not answer holds no
 program for ever."""
+
+TIMEOUTS = 8192
+"""Slices whose timeouts are kept: more than one user may have."""
 
 SHORT_S = 1.0
 """Seconds until files are read again for which there was no descriptor."""
@@ -62,6 +66,11 @@ class Load:
     """A program went on without what it asks for: this is told once, too."""
     over: trio.Event = attrs.field(factory=trio.Event)
     """There is a newer one."""
+    timeout_of: Callable[[Slice], int | None] = attrs.field(init=False)
+    """How long a slice that was made ahead waits for its cgroup, milliseconds: each pattern is tried once for it."""
+
+    def __attrs_post_init__(self) -> None:
+        self.timeout_of = functools.lru_cache(TIMEOUTS)(lambda slice_: self.slices.of(slice_).timeout_ms)
 
     def tell(self, mistakes: Iterable[Mistake]) -> None:
         """Logs what was not logged yet."""
@@ -218,7 +227,7 @@ class Units:
 
     def _timeout_of(self, slice_: Slice) -> int | None:
         """How long a slice that was made ahead waits for its cgroup, as ``slices.d`` says now, milliseconds."""
-        return self._load.slices.of(slice_).timeout_ms
+        return self._load.timeout_of(slice_)
 
     def _asks_nothing(self, slice_: Slice) -> bool:
         """Whether no file has a word about a slice, nor had: of ten thousand that a user made, as good as all. A
