@@ -28,7 +28,11 @@ def ids(slice_: Slice) -> tuple[int, ...] | None:
     """
     found: list[int] = []
     shown = False
-    for tree in map(procfs.trees.of, HIERARCHIES):
+    try:
+        trees = [procfs.trees.of(hierarchy) for hierarchy in HIERARCHIES]
+    except OSError:  # no descriptor is left to read where they are
+        return None
+    for tree in trees:
         place = next(procfs.levels(tree, slice_.path), None) if tree is not None else None
         if tree is None or place is None:
             continue

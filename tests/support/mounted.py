@@ -96,8 +96,12 @@ class Mounted:
     def _frozen_by_path(self, member: Member) -> bool:
         if member.read("compute.freeze") == "1":
             return True
-        frozen = (p for p in (self.path / "slice").rglob("compute.freeze") if p.parent.name == str(member.gpu))
-        return any(path.read_text() == "1\n" for path in frozen)
+        for place, _, files in os.walk(self.path / "slice"):  # slices go meanwhile
+            if os.path.basename(place) == str(member.gpu) and "compute.freeze" in files:
+                with contextlib.suppress(FileNotFoundError):
+                    if Path(place, "compute.freeze").read_text() == "1\n":
+                        return True
+        return False
 
 
 @contextlib.contextmanager
