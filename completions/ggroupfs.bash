@@ -203,7 +203,7 @@ _ggroupfs() {
         replay,--lanes | replay,--set | replay,--capacity | replay,--seed | replay,--jobs) ;;
         metrics,--listen) _ggroupfs_offer "$whole" 127.0.0.1:9740 '[::1]:9740' ;;
         account,--format) _ggroupfs_offer "$whole" text csv json ;;
-        account,--sort) _ggroupfs_offer "$whole" busy gpu peak name ;;
+        account,--sort) _ggroupfs_offer "$whole" busy gpu memory peak name ;;
         metrics,--labels) _ggroupfs_offer "$whole" job step pod container unit user none ;;
         run,--slice) ;;
         set,--timeout) _ggroupfs_offer "$whole" 10min 1h infinity ;;

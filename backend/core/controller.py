@@ -74,6 +74,7 @@ class Controller:
             self.gpus,
             self.population,
             lambda member: self._schedulers.throttled(member.gpu, self.population.below(member)),
+            ledger.held,
             memory,
         )
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
@@ -200,6 +201,14 @@ class Controller:
         """How long the group was to be frozen, by itself or by one above it, microseconds. Whether it was by then does
         not count, as in cgroup.stat.local."""
         return self._totals.tally.frozen_usec(group)
+
+    def byte_seconds(self, group: Group) -> int:
+        """Return the memory on the GPU times how long it was there, of what a group ever held, in byte-seconds."""
+        return self._totals.byte_seconds(group)
+
+    def began(self, group: Group) -> int | None:
+        """Return since when a group is counted, in seconds of the Unix epoch; None where that is not known."""
+        return self._totals.began(group)
 
     def moved(self, group: Group) -> int:
         """How often a process was moved to another GPU, or how often one came to this GPU in a slice."""

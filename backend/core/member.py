@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import attrs
 import trio
 
+from backend.common import clock
+from backend.core.held import Held
 from backend.core.reasons import ON, Off
 from backend.core.records import NOWHERE, Place, Wanted
 from backend.process.identity import Group
@@ -26,6 +28,10 @@ SAID = "said_"
 """Start of the names that are kept beside the figures of a group, and are none."""
 SAID_SINCE, SAID_LOST = f"{SAID}frozen_since", f"{SAID}lost"
 """Names for `since_usec` and `absent` of :class:`Taken`."""
+SAID_BEGAN = f"{SAID}began"
+"""Name for `began` of :class:`Taken`."""
+BYTE_USEC, SAID_HELD, SAID_HELD_AT = "byte_usec", f"{SAID}held", f"{SAID}held_at"
+"""Names for what `held` of :class:`Taken` has."""
 
 UNTOUCHED = Wanted()
 """State of a process before anything is asked for it."""
@@ -141,19 +147,29 @@ class Taken:
     since_usec: int = 0
     """The same by the clock of this boot, which the next daemon knows; 0 for none. Without `since`: it is left by the
     daemon before."""
+    began: int | None = attrs.field(factory=lambda: int(time.time()))
+    """Time at which counting began, in seconds of the Unix epoch; None where a daemon began that did not note it."""
+    held: Held = attrs.field(factory=Held)
+    """Its memory over time, as it was when that was taken down last."""
+    booked: int = 0
+    """What the books told of that then, in byte-microseconds."""
+    stale: bool = True
+    """Whether the next daemon has other words of `held`."""
     absent: bool = False
     """Of a GPU's root: whether the GPU is lost, and that was counted."""
 
     def __bool__(self) -> bool:
         """Whether anything was taken down."""
-        return bool(self.total or self.said or self.since_usec or self.absent)
+        return bool(self.total or self.said or self.since_usec or self.absent or self.held.at_usec)
 
     @classmethod
     def of(cls, kept: Mapping[str, int]) -> Taken:
         """Return what the daemon before us kept."""
         total = {name: value for name, value in kept.items() if not name.startswith(SAID)}
         said = {name: kept[SAID + name] for name in OF_PROGRAMS if SAID + name in kept}
-        return cls(total, said, None, kept.get(SAID_SINCE, 0), bool(kept.get(SAID_LOST)))
+        held = Held(total.pop(BYTE_USEC, 0), kept.get(SAID_HELD, 0), kept.get(SAID_HELD_AT, 0))
+        since, began, absent = kept.get(SAID_SINCE, 0), kept.get(SAID_BEGAN), bool(kept.get(SAID_LOST))
+        return cls(total, said, None, since, began, held, absent=absent)
 
     def kept(self) -> Mapping[str, int]:
         """Return what is kept for the next daemon. A name with SAID is of no figure."""
@@ -162,14 +178,38 @@ class Taken:
             found[SAID_SINCE] = self.since_usec
         if self.absent:
             found[SAID_LOST] = 1
+        if self.began is not None:
+            found[SAID_BEGAN] = self.began
+        if self.held.byte_usec:
+            found[BYTE_USEC] = self.held.byte_usec
+        if self.held.nbytes:
+            found |= {SAID_HELD: self.held.nbytes, SAID_HELD_AT: self.held.at_usec}
         return found
+
+    def hold(self, held: Held) -> bool:
+        """Take down its memory over time, as the books have it. Return whether the next daemon could not reckon that
+        from what was kept: what did not change is held on."""
+        is_news = self.stale or held.at_usec >= self.held.at_usec
+        now = clock.boot_usec()
+        self.held, self.booked = Held(self.byte_usec(held, now), held.nbytes, now), held.until(now)
+        self.stale = False
+        return is_news
+
+    def hold_on(self, held: Held) -> None:
+        """Go on from what the daemon before us kept: what was held then was held until now."""
+        now = clock.boot_usec()
+        self.held, self.booked, self.stale = Held(self.held.until(now), held.nbytes, now), held.until(now), True
+
+    def byte_usec(self, held: Held, now_usec: int) -> int:
+        """Return its memory over time, in byte-microseconds up to now, as the books have it."""
+        return self.held.byte_usec + held.until(now_usec) - self.booked
 
     def begin(self) -> bool:
         """Note that the group is to be frozen from now on, or still is, as the daemon before us left it. Return whether
         it was not to be."""
         if self.since is not None:
             return False
-        now, now_usec = trio.current_time(), boot_usec()
+        now, now_usec = trio.current_time(), clock.boot_usec()
         if not 0 < self.since_usec <= now_usec:
             self.since_usec = now_usec
         self.since = now - (now_usec - self.since_usec) / 1e6
@@ -189,11 +229,6 @@ class Taken:
         """Return how long the group was to be frozen, in microseconds."""
         frozen = self.total.get(FROZEN_USEC, 0)
         return frozen if self.since is None else frozen + round((trio.current_time() - self.since) * 1e6)
-
-
-def boot_usec() -> int:
-    """Return the time since this machine booted, in microseconds, but for the time in which it was suspended."""
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
 
 
 @attrs.define(eq=False)

@@ -14,6 +14,7 @@ from typing import Protocol
 import attrs
 import trio
 
+from backend.core.held import Held
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
 from backend.core.settings import Lever
@@ -87,6 +88,10 @@ class Ledger(Protocol):
 
     def books(self, group: Group) -> Books:
         """What is known about a group now."""
+
+    def held(self, group: Group) -> Held:
+        """Return the memory on the GPU over time, since the group is in these books, or since they were opened: exact
+        at each call here that changes it, else as it was seen. ENODEV when the group is gone."""
 
     def configure(self, group: Group, **changes: int | bool) -> None:
         """Sets any of high, low, swap_max (bytes), timeslice_us, frozen, priority, weight; kept, uid, gid of a slice.

@@ -18,6 +18,8 @@ from typing import Any
 import attrs
 import trio
 
+from backend.common import clock
+from backend.core.held import Held
 from backend.core.member import OF_PROGRAMS, Record, Taken
 from backend.core.population import Population
 from backend.core.protocols import Gpu
@@ -62,12 +64,15 @@ class Totals:
         gpus: Mapping[int, Gpu],
         population: Population,
         throttled: Callable[[Member], Throttled],
+        held: Callable[[Group], Held],
         memory: Memory | None = None,
     ) -> None:
-        """`throttled` tells of one process what the scheduler kept it off the runlist."""
+        """`throttled` tells of one process what the scheduler kept it off the runlist, `held` has the books of memory
+        over time: OSError for a group that is not in them."""
         self._gpus = gpus
         self._population = population
         self._throttled = throttled
+        self._held = held
         self._memory = Forgetful() if memory is None else memory
         self.tally = Tally(gpus, population, self._memory)
         """What is kept in the same place, and told by no GPU."""
@@ -83,6 +88,7 @@ class Totals:
                 gone[group] = {}
                 continue
             taken = self._population.record(group).taken = Taken.of(kept)
+            taken.hold_on(self._held(group))
             if isinstance(group, Member):
                 now = self._work(group)
                 for name in OF_PROGRAMS:
@@ -102,10 +108,10 @@ class Totals:
             self._expire()
             self.tally.write()
             spent = 0.0
-            members = deque(self._everything())
-            while members:
+            groups = deque(self._everything())
+            while groups:
                 began = self._clock()
-                self.take_down(self._turn(members, began + TURN_S))
+                self.take_down(self._turn(groups, began + TURN_S))
                 took = self._clock() - began
                 spent += took
                 await trio.sleep(REST * took)
@@ -137,6 +143,14 @@ class Totals:
         told: list[tuple[Member, Figures]] = [(member, {"exchanged": one.exchanged}) for member, one in each]
         return attrs.evolve(now, exchanged=self._figures(group, ("exchanged",), told)["exchanged"])
 
+    def byte_seconds(self, group: Group) -> int:
+        """Return the memory that a process, or all in a slice, had on the GPU, times the time for which it had it."""
+        return self._of(group).byte_usec(self._held(group), clock.boot_usec()) // 1_000_000
+
+    def began(self, group: Group) -> int | None:
+        """Return since when a group is counted, in seconds of the Unix epoch; None where that is not known."""
+        return self._of(group).began
+
     def _figures(self, group: Group, names: Iterable[str], members: Iterable[tuple[Member, Figures]]) -> Figures:
         """What was taken down, and what grew since. None: a member never told; a process does not tell now."""
         total = self._of(group).total
@@ -154,16 +168,18 @@ class Totals:
 
     # Taking down
 
-    def take_down(self, members: Iterable[Member]) -> None:
-        """Has what processes did so far be known of them and of where they are, whatever happens to them next."""
+    def take_down(self, groups: Iterable[Group]) -> None:
+        """Have what processes did so far be known of them and of where they are, whatever happens to them next; and
+        what processes and slices held."""
         changed: dict[Group, Mapping[str, int]] = {}
-        for member in members:
-            grown = self._take_down(member)
-            if grown is None:
+        for group in groups:
+            is_news = self._hold(group)
+            grown = self._take_down(group) if isinstance(group, Member) else None
+            if grown is None and not is_news:
                 continue
-            changed[member] = self._of(member).kept()
-            if any(grown.values()):
-                for level in self._population.path(member)[1:]:
+            changed[group] = self._of(group).kept()
+            if grown is not None and any(grown.values()):
+                for level in self._population.path(group)[1:]:
                     changed[level] = self._add(level, grown)
         if changed:
             self._memory.keep(changed)
@@ -192,6 +208,10 @@ class Totals:
         """A group has left the tree. A process that goes on elsewhere, in `heir`, takes what is known of it along; the
         slices there have what it does there. It was taken down before."""
         changed: dict[Group, Mapping[str, int]] = {record.group: {}} if record.taken else {}
+        if isinstance(record.group, Member) and record.group in self._late:  # from now on its slices hold less
+            path = self._population.path(SliceOn(self._late[record.group][0], record.group.gpu))
+            levels = [level for level in path if self._population.holds(level)]
+            changed |= {level: self._of(level).kept() for level in levels if self._hold(level)}
         if heir is not None and isinstance(record.group, Member) and isinstance(heir.group, Member):
             heir.taken = self._handed_on(record.taken, heir.taken, heir.group)
             changed[heir.group] = heir.taken.kept()
@@ -212,25 +232,33 @@ class Totals:
         said = {name: value for name, value in self._told(there).items() if value is not None}
         for name in OF_PROGRAMS:  # the program counts on, and perhaps has not told there yet
             said[name] = max(said.get(name, 0), known.said.get(name, 0))
-        taken = Taken(total, said)
+        held = before.held._replace(byte_usec=known.held.byte_usec + before.held.byte_usec)
+        taken = Taken(total, said, began=known.began, held=held, booked=before.booked)
         if is_frozen:
             taken.begin()
         return taken
 
     # The small parts
 
-    def _turn(self, members: deque[Member], end: float) -> Iterator[Member]:
-        """Takes from the members those of one turn."""
-        while members:
-            member = members.popleft()
-            if self._population.holds(member):
-                yield member
+    def _turn(self, groups: deque[Group], end: float) -> Iterator[Group]:
+        """Take from the groups those of one turn."""
+        while groups:
+            group = groups.popleft()
+            if self._population.holds(group):
+                yield group
             if self._clock() >= end:
                 return
 
-    def _everything(self) -> list[Member]:
-        """All processes of the tree, on each of their GPUs."""
-        return [Member(one.process, gpu) for one in self._population.residents() for gpu in one.gpus]
+    def _everything(self) -> list[Group]:
+        """Return all processes and slices of the tree, on each of their GPUs."""
+        return [record.group for record in self._population.records()]
+
+    def _hold(self, group: Group) -> bool:
+        """Take down what a group held. Return whether that is to be kept."""
+        try:
+            return self._of(group).hold(self._held(group))
+        except OSError:  # it is gone from the books, which another program may do
+            return False
 
     def _members(self, group: Group) -> Iterable[Member]:
         return (Member(resident.process, group.gpu) for resident in self._population.below(group))

@@ -20,8 +20,10 @@ from functools import partial
 import attrs
 import trio
 
+from backend.common import clock
 from backend.common.errors import fail
 from backend.common.threads import in_a_thread
+from backend.core.held import Held
 from backend.core.protocols import Inherited, Target
 from backend.core.reasons import Engines, Off, reasons_of
 from backend.core.records import PEAKS, Books, Channel, Peak, Wanted
@@ -162,6 +164,7 @@ class KernelLedger:
         self._has_reasons = bool(features & abi.FEATURE_REASONS)
         self._off: dict[Group, tuple[int, int]] = {}  # with a module that does not keep them: the reasons
         self._reset: dict[Group, int] = {}  # with a module that forgets it: the peak before the last reset
+        self._held: dict[Group, Held] = {}  # as seen here: the module keeps nothing over time
         self._queues: dict[int, int] = {}
         self._streams: list[int] = []
         self._events = select.epoll()  # one descriptor to wait on, for all of them
@@ -275,6 +278,7 @@ class KernelLedger:
         del self._ids[group], self._groups[id_]
         self._reset.pop(group, None)
         self._off.pop(group, None)
+        self._held.pop(group, None)
 
     def parent(self, group: Group) -> Group | None:
         return self._groups.get(self._get(group).parent)
@@ -283,6 +287,7 @@ class KernelLedger:
 
     def books(self, group: Group) -> Books:
         found = self._get(group)
+        self._seen(group, found.current_bytes)
         same = {name: getattr(found, name) for name in _SAME}
         if self.peaks is OLD_PEAKS:
             same["peak_ever"] = max(found.peak, self._reset.get(group, 0))
@@ -313,6 +318,9 @@ class KernelLedger:
         if isinstance(group, SliceOn) or (off_all | off_gr) & ~REASONS or off_all & off_gr:
             raise fail(errno.EINVAL)
         self._off[group] = off_all, off_gr
+
+    def held(self, group: Group) -> Held:
+        return self._seen(group, self._get(group).current_bytes)
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
         # Of our file alone: GET with any other knows of it nothing.
@@ -423,6 +431,12 @@ class KernelLedger:
         found = abi.Books(id=self._id(group))
         _ask(self._control, abi.IOC_GET, found)
         return found
+
+    def _seen(self, group: Group, nbytes: int) -> Held:
+        """Note what a group holds now. Between two looks it is taken to have held what it did at the first."""
+        now = clock.boot_usec()
+        held = self._held[group] = self._held.get(group, Held(at_usec=now)).changed(nbytes, now)
+        return held
 
     def _amount(self, request: int, group: Group, nbytes: int, usec: int = 0) -> None:
         _ask(self._control, request, abi.Amount(id=self._id(group), nbytes=_word(nbytes), usec=_word(usec)))

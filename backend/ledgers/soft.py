@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from backend.common.errors import fail
+from backend.core.held import Held
 from backend.core.protocols import Inherited, Target
 from backend.core.records import MAX, PEAKS, Books, Channel, Peak
 from backend.core.settings import REASONS, SETTINGS
@@ -123,6 +124,9 @@ class SoftLedger:
             raise fail(errno.EINVAL)
         if (off_all, off_gr) != (account.figures.off_all, account.figures.off_gr):
             account.update(off_all=off_all, off_gr=off_gr)
+
+    def held(self, group: Group) -> Held:
+        return self._account(group).held
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
         account = self._account(group)

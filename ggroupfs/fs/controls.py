@@ -93,6 +93,7 @@ def _gmem_stat(controller: Controller, group: Group) -> str:
             "unmovable": footprint.unmovable,
             "disputed": footprint.disputed,
             "exchanged_bytes": footprint.exchanged,
+            "byte_seconds": controller.byte_seconds(group),
         }
     )
 
@@ -130,6 +131,7 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "frozen_usec": controller.frozen_usec(group),
             **{f"off_{name}": processes for name, processes in controller.off(group).items()},
             "managed": int(activity.managed),
+            "since": controller.began(group),
         }
     )
 

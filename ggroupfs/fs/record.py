@@ -135,6 +135,11 @@ def _taken(taken: Taken) -> Lines:
     for name, figures in (("total", taken.total), ("said", taken.said)):
         yield from ((f"taken.{name}.{figure}", value) for figure, value in figures.items())
     yield "taken.since_usec", taken.since_usec
+    yield "taken.began", NONE if taken.began is None else taken.began
+    for figure, value in taken.held._asdict().items():
+        yield f"taken.held.{figure}", value
+    yield "taken.booked", taken.booked
+    yield "taken.stale", _switch(taken.stale)
     yield "taken.absent", _switch(taken.absent)
 
 

@@ -6,6 +6,7 @@ A slice's figures have those of the slices in it, so a total adds up the outermo
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,16 +78,17 @@ _US = 1e-6
 BUSY = Figure("busy_seconds", "BUSY s", ("busy_usec",), _seconds, _US)
 RESIDENT = Figure("gpu_seconds", "GPU s", ("gpu_usec",), _seconds, _US)
 ESTIMATED = Figure("gpu_estimated_seconds", "EST. s", ("gpu_usec_estimate",), _seconds, _US)
+HELD = Figure("resident_byte_seconds", "BYTE-s", ("byte_seconds",), human)
 PEAK = Figure("peak_bytes", "PEAK", ("peak",), human, adds_up=False)
 SWAP_PEAK = Figure("swap_peak_bytes", "SWAP PEAK", ("swap_peak",), human, adds_up=False)
 
-FIGURES = (BUSY, RESIDENT, ESTIMATED, PEAK, SWAP_PEAK)
+FIGURES = (BUSY, RESIDENT, ESTIMATED, HELD, PEAK, SWAP_PEAK)
 """Columns of figures, in their order."""
 
-FIELDS = frozenset(field for figure in FIGURES for field in figure.fields)
+FIELDS = frozenset(("since", *(field for figure in FIGURES for field in figure.fields)))
 """Fields of :class:`Figures` that are needed."""
 
-ORDERS: Mapping[str, Figure | None] = {"busy": BUSY, "gpu": RESIDENT, "peak": PEAK, "name": None}
+ORDERS: Mapping[str, Figure | None] = {"busy": BUSY, "gpu": RESIDENT, "memory": HELD, "peak": PEAK, "name": None}
 """What accounts can be sorted by: a figure, the largest first, or the path."""
 
 
@@ -104,11 +106,11 @@ def arranged(accounts: Iterable[Account], order: str) -> Sequence[Account]:
 def as_text(accounts: Sequence[Account]) -> str:
     """Return a table for people. A column of which nothing is known is left out."""
     figures = [one for one in FIGURES if any(one.of(account.figures) is not None for account in accounts)]
-    rows = [["SLICE", "GPU", *(figure.heading for figure in figures)]]
+    rows = [["SLICE", "GPU", "SINCE", *(figure.heading for figure in figures)]]
     for account in accounts:
         cells = [_cell(figure, figure.of(account.figures)) for figure in figures]
-        rows.append([readable(account.slice), str(account.gpu), *cells])
-    rows.append([TOTAL, "", *(_cell(figure, figure.total(accounts)) for figure in figures)])
+        rows.append([readable(account.slice), str(account.gpu), _local(account.figures.since), *cells])
+    rows.append([TOTAL, "", "", *(_cell(figure, figure.total(accounts)) for figure in figures)])
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     lines = []
     for name, *cells in rows:
@@ -117,13 +119,23 @@ def as_text(accounts: Sequence[Account]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _local(since: int | None) -> str:
+    """Return a time for people, to the minute, by the clock on the wall."""
+    return NOT_TOLD if since is None else f"{datetime.datetime.fromtimestamp(since):%Y-%m-%d %H:%M}"
+
+
+def _utc(since: int | None) -> str | None:
+    """Return a time for programs (RFC 3339)."""
+    return None if since is None else f"{datetime.datetime.fromtimestamp(since, datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
 def _cell(figure: Figure, value: float | None) -> str:
     return NOT_TOLD if value is None else figure.text(value)
 
 
 def as_csv(accounts: Sequence[Account]) -> str:
     """Return CSV with a line of headings and, last, the totals (RFC 4180). What is not known is empty."""
-    names = ("slice", "gpu", "outermost", *WORDS, *(figure.name for figure in FIGURES))
+    names = ("slice", "gpu", "outermost", *WORDS, "since", *(figure.name for figure in FIGURES))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="")
     writer.writeheader()
@@ -147,7 +159,7 @@ def _record(account: Account) -> Mapping[str, Any]:
     """Return all that is told of a slice, for programs."""
     path = account.slice.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     found: dict[str, Any] = {"slice": path, "gpu": account.gpu, "outermost": account.outermost}
-    found |= origin(account.slice)
+    found |= {**origin(account.slice), "since": _utc(account.figures.since)}
     return {**found, **{figure.name: _rounded(figure.of(account.figures)) for figure in FIGURES}}
 
 

@@ -74,6 +74,7 @@ ROWS = (
     Row("implicit_bytes", "Memory that the driver counts and no program charged.", "implicit"),
     Row("unmovable_bytes", "Memory that stays on the GPU whatever the limits say.", "unmovable"),
     Row("disputed_bytes", "Memory that was charged and the driver does not count.", "disputed"),
+    Row("resident_byte_seconds", "Memory on the GPU times how long it was there.", "byte_seconds", counter=True),
     Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", "timeslice", _ms),
     Row("frozen", "Whether it is frozen, and nothing of it runs (compute.events).", "frozen"),
     Row("populated", "Whether it has a context on the GPU (compute.events).", "populated"),
@@ -109,6 +110,7 @@ ROWS = (
         counter=True,
     ),
     Row("frozen_seconds", "Time for which it was to be frozen.", "frozen_usec", _us, counter=True),
+    Row("since_seconds", "Time since which its counters count, of the Unix epoch.", "since"),
     Row("managed", "Whether its memory can be moved (gcgroup.stat).", "managed"),
 )
 """In the order in which they are shown. The reasons to be off the runlist come besides, a label for each, and

@@ -57,6 +57,8 @@ class Figures:
     """Memory that was charged and the driver does not count."""
     exchanged_bytes: int | None = None
     """Bytes that changed places with colder ones, ever."""
+    byte_seconds: int | None = None
+    """Memory on the GPU times how long it was there, ever, byte-seconds."""
     timeslice: float | None = None
     """compute.timeslice, milliseconds; 0: ``default``."""
     freeze: bool | None = None
@@ -103,6 +105,8 @@ class Figures:
     """For how long, microseconds."""
     frozen_usec: int | None = None
     """How long it was to be frozen, microseconds."""
+    since: int | None = None
+    """Time since which all that grows is counted, seconds of the Unix epoch."""
     off: Mapping[str, int] | None = None
     """Processes off the runlist, by the names of the reasons, and ``gr``: those without the GR engine alone."""
     managed: bool | None = None
@@ -163,7 +167,7 @@ SOURCES: Mapping[str, Source] = {
     "gmem.swap.current": _one("swap"),
     "gmem.stat": _keyed(
         "resident swapped swapin swapin_bytes swapout swapout_bytes move_usec"
-        " implicit unmovable disputed exchanged_bytes"
+        " implicit unmovable disputed exchanged_bytes byte_seconds"
     ),
     "gmem.peak": _one("peak"),
     "gmem.swap.peak": _one("swap_peak"),
@@ -178,7 +182,7 @@ SOURCES: Mapping[str, Source] = {
     "compute.weight": _one("weight"),
     "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
-        " channels attached nr_throttled throttled_usec frozen_usec managed"
+        " channels attached nr_throttled throttled_usec frozen_usec managed since"
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import json
 from typing import Any
@@ -21,8 +22,9 @@ def account(path: str, gpu: int = 0, *, outermost: bool = False, **figures: Any)
     return Account(path, gpu, Figures(**figures), outermost)
 
 
+HELD = {"byte_seconds": 6 * MIB, "since": 1_800_000_000}
 SOME = (
-    account("/batch.slice", outermost=True, busy_usec=3_500_000, gpu_usec=5_000_000, peak=3 * MIB, swap_peak=0),
+    account("/batch.slice", outermost=True, busy_usec=3_500_000, gpu_usec=5_000_000, peak=3 * MIB, swap_peak=0, **HELD),
     account("/batch.slice/a.service", busy_usec=3_000_000, gpu_usec=4_000_000, peak=2 * MIB, swap_peak=0),
     account("/batch.slice/b.service", busy_usec=500_000, gpu_usec=1_000_000, peak=2 * MIB, swap_peak=0),
     account(JOB, 1, outermost=True, busy_usec=1_000_000, peak=MIB, swap_peak=5 * MIB),
@@ -31,19 +33,26 @@ SOME = (
 
 
 def test_a_table() -> None:
+    """The time is of the place."""
+    since = f"{datetime.datetime.fromtimestamp(1_800_000_000):%Y-%m-%d %H:%M}"
     assert as_text(SOME) == (
-        "SLICE                                 GPU  BUSY s  GPU s  PEAK  SWAP PEAK\n"
-        "/batch.slice                            0     3.5    5.0  3.0M          0\n"
-        "/batch.slice/a.service                  0     3.0    4.0  2.0M          0\n"
-        "/batch.slice/b.service                  0     0.5    1.0  2.0M          0\n"
-        "/system.slice/slurmstepd.scope/job_7    1     1.0      -  1.0M       5.0M\n"
-        "total                                         4.5    5.0     -          -\n"
+        "SLICE                                 GPU             SINCE  BUSY s  GPU s  BYTE-s  PEAK  SWAP PEAK\n"
+        f"/batch.slice                            0  {since}     3.5    5.0    6.0M  3.0M          0\n"
+        "/batch.slice/a.service                  0                 -     3.0    4.0       -  2.0M          0\n"
+        "/batch.slice/b.service                  0                 -     0.5    1.0       -  2.0M          0\n"
+        "/system.slice/slurmstepd.scope/job_7    1                 -     1.0      -       -  1.0M       5.0M\n"
+        "total                                                           4.5    5.0    6.0M     -          -\n"
     )
 
 
 def test_json() -> None:
     found = json.loads(as_json(SOME))
-    assert found["total"] == {"busy_seconds": 4.5, "gpu_seconds": 5.0, "gpu_estimated_seconds": None}
+    assert found["total"] == {
+        "busy_seconds": 4.5,
+        "gpu_seconds": 5.0,
+        "gpu_estimated_seconds": None,
+        "resident_byte_seconds": 6 * MIB,
+    }
     assert found["slices"][3] == {
         "slice": JOB,
         "gpu": 1,
@@ -53,9 +62,12 @@ def test_json() -> None:
         "busy_seconds": 1.0,
         "gpu_seconds": None,
         "gpu_estimated_seconds": None,
+        "resident_byte_seconds": None,
+        "since": None,
         "peak_bytes": MIB,
         "swap_peak_bytes": 5 * MIB,
     }
+    assert found["slices"][0]["since"] == "2027-01-15T08:00:00Z"
     counted = [one["busy_seconds"] for one in found["slices"] if one["outermost"]]
     assert sum(counted) == found["total"]["busy_seconds"]
 
@@ -70,7 +82,7 @@ def test_csv() -> None:
 
 
 def test_of_no_slice() -> None:
-    assert as_text([]) == "SLICE  GPU\ntotal\n"
+    assert as_text([]) == "SLICE  GPU  SINCE\ntotal\n"
     assert json.loads(as_json([]))["slices"] == []
     assert len(as_csv([]).splitlines()) == 2
 

@@ -94,7 +94,7 @@ class Machine(RuleBasedStateMachine):
         for process, slice_ in self.where.items():
             self.population.admit(process, slice_, {self.on[process]})
         gpus = {gpu: cast(Gpu, counting) for gpu, counting in self.counting.items()}
-        self.totals = Totals(gpus, self.population, self.throttled, self.left)
+        self.totals = Totals(gpus, self.population, self.throttled, ledger.held, self.left)
         self.totals._clock = lambda: 0.0
         self.totals.take_over()
         self.population.dropped.append(self.totals.left)

@@ -16,8 +16,9 @@ from unittest import mock
 import pytest
 import trio
 
-from backend.core import member
+from backend.common import clock
 from backend.core.controller import DEADLINE_S
+from backend.core.member import SAID
 from backend.ledgers import kernel
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.ledger import JournaledLedger
@@ -27,7 +28,7 @@ from backend.ledgers.kernel import KernelLedger
 from backend.ledgers.provider import ProviderGpu
 from backend.process.identity import ROOT, Member, Slice, SliceOn
 from tests.support import harness
-from tests.support.harness import Harness, Spawn, StubGpu, World, running, until
+from tests.support.harness import MIB, Harness, Spawn, StubGpu, World, running, until
 from tests.support.journaled import BOOT, MEMORY, let_go
 from tests.support.module_double import Module
 
@@ -192,10 +193,10 @@ def test_the_time_that_a_group_was_to_be_frozen_goes_on(
     machine: Machine, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     """What is frozen stays so while there is no daemon: that counts, too."""
-    pid, gap, clock = spawn().pid, [0], member.boot_usec
+    pid, gap, boot_usec = spawn().pid, [0], clock.boot_usec
     groups = (f"{pid}/0", "slice/job/0", "slice/other/0")
     before: list[int] = []
-    monkeypatch.setattr(member, "boot_usec", lambda: clock() + gap[0])
+    monkeypatch.setattr(clock, "boot_usec", lambda: boot_usec() + gap[0])
 
     async def first() -> None:
         async with machine.daemon(ended) as h:
@@ -225,6 +226,57 @@ def test_the_time_that_a_group_was_to_be_frozen_goes_on(
     trio.run(second)
 
 
+@pytest.mark.parametrize("ended", ["upgraded", "killed"])
+def test_the_memory_that_was_held_goes_on(
+    machine: Machine, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    """What was held stays so while there is no daemon: that counts, too. Since when it counts is kept."""
+    pid, gap, boot_usec = spawn().pid, [0], clock.boot_usec
+    group, above, idle = f"{pid}/0", "slice/job/0", "slice/idle/0"
+    monkeypatch.setattr(clock, "boot_usec", lambda: boot_usec() + gap[0])
+    monkeypatch.setattr("backend.core.totals.TAKE_S", 0.01)
+    monkeypatch.setattr("time.time", lambda: 1000.0 + gap[0])
+
+    async def held(h: Harness, group: str) -> int:
+        return (await flat(h, f"{group}/gmem.stat"))["byte_seconds"]
+
+    async def since(h: Harness, group: str) -> int:
+        return (await flat(h, f"{group}/gcgroup.stat"))["since"]
+
+    async def first() -> None:
+        async with machine.daemon(ended) as h:
+            who = await h.arrive(pid, cgroup="/job")
+            h.controller.population.make(Slice("/idle"))
+            assert await held(h, above) == 0
+            await h.controller.bookkeeper.charge(who, 0, 100 * MIB)
+            record = h.controller.population.record
+            kept = [Member(who, 0), SliceOn(Slice("/job"), 0)]
+            await until(lambda: all(record(one).taken.held.nbytes for one in kept), "it is taken down")
+            await until(lambda: not record(SliceOn(Slice("/idle"), 0)).taken.stale, "that is, too")
+            gap[0] += 10_000_000
+            for one in (group, above):
+                assert 1000 * MIB <= await held(h, one) <= 1200 * MIB
+
+    async def second() -> None:
+        async with machine.daemon(ended) as h:
+            for one in (group, above):
+                assert 2000 * MIB <= await held(h, one) <= 2400 * MIB
+            assert await held(h, idle) == 0
+            assert [await since(h, one) for one in (group, above, idle)] == [1000] * 3
+            resident = h.controller.population.by_pid(pid)
+            assert resident is not None
+            h.controller.bookkeeper.observe(resident.process, 0, 50 * MIB)  # as the GPU says again
+            before = await held(h, above)
+            gap[0] += 10_000_000
+            assert 500 * MIB <= await held(h, above) - before <= 600 * MIB
+            h.controller.population.make(Slice("/new"))
+            assert await since(h, "slice/new/0") == 1000 + gap[0]
+
+    trio.run(first)
+    gap[0] += 10_000_000
+    trio.run(second)
+
+
 def test_a_journal_from_before_and_one_of_later(machine: Machine, spawn: Spawn) -> None:
     """A daemon that counted none of it left figures of work alone; one that counts more leaves more, which is kept."""
     pid = spawn().pid
@@ -242,7 +294,7 @@ def test_a_journal_from_before_and_one_of_later(machine: Machine, spawn: Spawn) 
             [who] = [one.process for one in h.controller.population.residents()]
             h.controller.bookkeeper.undone(who, 0)
             kept = h.controller._totals._memory.kept()
-            own = {name: value for name, value in kept[0, who].items() if not name.startswith(member.SAID)}
+            own = {name: value for name, value in kept[0, who].items() if not name.startswith(SAID)}
             assert own == {"gpu_usec": 7, "spilt": 5, "undone": 1}
             assert kept[0, Slice("/job")] == {"gpu_usec": 7, "undone": 1}
 

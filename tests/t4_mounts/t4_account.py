@@ -6,13 +6,13 @@ import contextlib
 import csv
 import io
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ggroupfs.client import members
 from ggroupfs.text.names import slice_directory
 from tests.support.cgroups import cgroup, enter, slice_path
 from tests.support.command import complaint, ok
@@ -49,18 +49,24 @@ def slices(mount: Mounted, above: Path, *names: str) -> Iterator[tuple[str, ...]
         (mount / slice_directory(slice_path(place))).rmdir()
 
 
-def worked(mount: Mounted, place: Path, *options: str) -> int:
-    """A tenant works in a cgroup until it has done something there, and ends. The microseconds of that."""
+def worked(mount: Mounted, place: Path, *options: str) -> tuple[int, float, float]:
+    """A tenant works in a cgroup until it has done something there, and ends. The microseconds of that, and the seconds
+    for which it was there at least and at most."""
     path = mount / slice_directory(slice_path(place)) / "0"
     with Tenant(mount, *options, "--kernel", "1ms", "--depth", "8", "--report", "0.05") as tenant:
         stand(tenant)
         before = tenant.flat("gcgroup.stat")
+        began = time.monotonic()
         enter(tenant.pid, place)
         eventually(lambda: int((path / "gmem.current").read_text()), "it is in the slice")
+        came = time.monotonic()
         tenant.write("compute.freeze", 0)
         eventually(lambda: tenant.flat("gcgroup.stat")["finished"] > before["finished"] + 20, "it has done something")
         stand(tenant)
-        return tenant.flat("gcgroup.stat")["busy_usec"] - before["busy_usec"]
+        usec = tenant.flat("gcgroup.stat")["busy_usec"] - before["busy_usec"]
+        least = time.monotonic() - came
+    eventually(lambda: not tenant.group.exists(), "its end is known")
+    return usec, least, time.monotonic() - began
 
 
 def stand(tenant: Tenant) -> None:
@@ -72,32 +78,36 @@ def stand(tenant: Tenant) -> None:
 def test_it_agrees_with_what_ran_over_a_kill_and_an_upgrade(place: Path) -> None:
     """Of the slice and of those above it, the ended in it as well; a total has it once."""
     with cgroup("ggroupaccount.slice") as above, daemons(place) as start:
-        busy = 0.0
+        busy, before_held = 0.0, 0
         mount = start()
         outer, inner = made(mount, above), made(mount, above / "in.service")
+        since = accounts(place, inner)[inner]["since"]
         for ending in ("killed", "upgraded", "left"):
-            usec = worked(mount, above / "in.service", "--gmem", "8M")
-            eventually(lambda: not list(members(place)), "its end is known")
+            usec, least, most = worked(mount, above / "in.service", "--gmem", "8M")
             found = accounts(place)
             now = found[inner]["busy_seconds"]
             assert now - busy == pytest.approx(usec / 1e6, abs=1e-5), ending
             assert found[outer]["busy_seconds"] == now
             assert found["total"]["busy_seconds"] == now
             assert found[inner]["peak_bytes"] == found[outer]["peak_bytes"] == 8 * MIB
-            busy = now
+            held = int(found[inner]["resident_byte_seconds"])
+            assert 8 * MIB * least - 1 <= held - before_held <= 8 * MIB * most + 1, ending
+            assert found[outer]["resident_byte_seconds"] == pytest.approx(held, abs=MIB)
+            assert found[inner]["since"] == since, ending
+            busy, before_held = now, held
             if ending == "killed":
                 kill(mount)
                 mount = start()
             elif ending == "upgraded":
                 ok("upgrade", place)
-            assert accounts(place)[inner]["busy_seconds"] == now, ending
+            again = accounts(place)[inner]
+            assert (again["busy_seconds"], again["resident_byte_seconds"]) == (now, held), ending
 
 
 def test_names_formats_and_totals(mount: Mounted) -> None:
     with cgroup("ggroupaccount.slice") as above, slices(mount, above, "a", "b") as paths:
         for name in ("a", "b"):
             worked(mount, above / name, "--gmem", "4M")
-        eventually(lambda: not mount.members(), "their end is known")
         top = slice_path(above)
         found = accounts(mount.path, top, "--sort", "name")
         assert list(found) == [*paths, "total"]
@@ -114,7 +124,7 @@ def test_names_formats_and_totals(mount: Mounted) -> None:
         }
         table = ok("account", "--mount", mount.path, "--sort", "name", top).splitlines()
         assert [line.split()[0] for line in table] == ["SLICE", *paths, "total"]
-        assert table[1].split()[2] == f"{whole:.1f}"
+        assert table[1].split()[4] == f"{whole:.1f}"
         assert accounts(mount.path, top, "--gpu", 7) == {"total": dict.fromkeys(found["total"])}
 
 

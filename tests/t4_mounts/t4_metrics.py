@@ -80,7 +80,10 @@ def standing(mount: Mounted) -> Iterator[Tenant]:
         yield tenant
 
 
-BESIDES = ("events_total", "frozen_seconds_total", "off_runlist", "off_runlist_gr")
+BESIDES = (
+    *("events_total", "frozen_seconds_total", "resident_byte_seconds_total", "since_seconds"),
+    *("off_runlist", "off_runlist_gr"),
+)
 """Metrics of a group that have a label more, go on while they are read, or are of several lines of a file."""
 
 

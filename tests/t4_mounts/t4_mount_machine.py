@@ -212,8 +212,9 @@ def shown(path: Path) -> object:
 
 
 def without_clock(text: str) -> str:
-    """A text without its line of frozen_usec: that is of the clock, which goes on between two looks."""
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("frozen_usec "))
+    """A text without its lines of the clock, which goes on between two looks."""
+    clocks = ("frozen_usec ", "byte_seconds ", "since ")
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(clocks))
 
 
 def leaves(controller: Controller, group: Group) -> list[Group]:
