@@ -33,6 +33,10 @@ SAID_BEGAN = f"{SAID}began"
 BYTE_USEC, SAID_HELD, SAID_HELD_AT = "byte_usec", f"{SAID}held", f"{SAID}held_at"
 """Names for what `held` of :class:`Taken` has."""
 
+NOTE_USEC = 600_000_000
+"""Microseconds after which memory that is held is kept again for the next daemon, though it is what it was: how much is
+too much at most where a process ends while there is no daemon."""
+
 UNTOUCHED = Wanted()
 """State of a process before anything is asked for it."""
 
@@ -155,6 +159,8 @@ class Taken:
     """What the books told of that then, in byte-microseconds."""
     stale: bool = True
     """Whether the next daemon has other words of `held`."""
+    noted_usec: int = 0
+    """When `held` was last kept for the next daemon though it need not be, by the clock of this boot."""
     absent: bool = False
     """Of a GPU's root: whether the GPU is lost, and that was counted."""
 
@@ -187,18 +193,30 @@ class Taken:
         return found
 
     def hold(self, held: Held) -> bool:
-        """Take down its memory over time, as the books have it. Return whether the next daemon could not reckon that
-        from what was kept: what did not change is held on."""
-        is_news = self.stale or held.at_usec >= self.held.at_usec
+        """Take down its memory over time, as the books have it. Return whether that is to be kept: the next daemon
+        could not reckon it from what was kept, as what did not change is held on; or NOTE_USEC have passed."""
         now = clock.boot_usec()
+        is_news = self.stale or held.at_usec >= self.held.at_usec
+        if held.nbytes and now - self.noted_usec >= NOTE_USEC:
+            is_news = True
+        if is_news:
+            self.noted_usec = now
         self.held, self.booked = Held(self.byte_usec(held, now), held.nbytes, now), held.until(now)
         self.stale = False
         return is_news
 
-    def hold_on(self, held: Held) -> None:
-        """Go on from what the daemon before us kept: what was held then was held until now."""
+    def hold_on(self, held: Held, living: int) -> None:
+        """Go on from what the daemon before us kept. It lived on for NOTE_USEC at most without another word, and for
+        so long all of it was held; from then on `living` bytes, of processes that are still there."""
         now = clock.boot_usec()
-        self.held, self.booked, self.stale = Held(self.held.until(now), held.nbytes, now), held.until(now), True
+        known = min(now, self.held.at_usec + NOTE_USEC)
+        byte_usec = self.held.until(known) + min(self.held.nbytes, living) * (now - known)
+        self.held, self.booked, self.stale = Held(byte_usec, held.nbytes, now), held.until(now), True
+
+    def is_behind(self, held: Held) -> bool:
+        """Return whether the next daemon would reckon less than :meth:`byte_usec` tells now, which never falls."""
+        now = clock.boot_usec()
+        return self.byte_usec(held, now) > self.held.until(now)
 
     def byte_usec(self, held: Held, now_usec: int) -> int:
         """Return its memory over time, in byte-microseconds up to now, as the books have it."""

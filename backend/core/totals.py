@@ -11,7 +11,7 @@ What is taken down is kept for the next daemon at once: a daemon that is killed 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,7 +20,7 @@ import trio
 
 from backend.common import clock
 from backend.core.held import Held
-from backend.core.member import OF_PROGRAMS, Record, Taken
+from backend.core.member import OF_PROGRAMS, SAID_HELD, Record, Taken
 from backend.core.population import Population
 from backend.core.protocols import Gpu
 from backend.core.records import MAX, Activity, Footprint, Throttled
@@ -82,13 +82,18 @@ class Totals:
     def take_over(self) -> None:
         """Goes on from what the daemon before us left, of those that are in the tree."""
         gone: dict[Group, Mapping[str, int]] = {}
-        for (gpu, node), kept in self._memory.kept().items():
-            group = group_on(node, gpu)
+        known = {group_on(node, gpu): kept for (gpu, node), kept in self._memory.kept().items()}
+        living: Counter[Group] = Counter()  # bytes of processes that are still there
+        for group, kept in known.items():
+            if isinstance(group, Member) and self._population.holds(group):
+                for level in self._population.path(group):
+                    living[level] += kept.get(SAID_HELD, 0)
+        for group, kept in known.items():
             if not self._population.holds(group):
                 gone[group] = {}
                 continue
             taken = self._population.record(group).taken = Taken.of(kept)
-            taken.hold_on(self._held(group))
+            taken.hold_on(self._held(group), living[group])
             if isinstance(group, Member):
                 now = self._work(group)
                 for name in OF_PROGRAMS:
@@ -144,7 +149,10 @@ class Totals:
         return attrs.evolve(now, exchanged=self._figures(group, ("exchanged",), told)["exchanged"])
 
     def byte_seconds(self, group: Group) -> int:
-        """Return the memory that a process, or all in a slice, had on the GPU, times the time for which it had it."""
+        """Return the memory that a process, or all in a slice, had on the GPU, times the time for which it had it. The
+        next daemon never says less: what it would not know is kept for it first."""
+        if self._of(group).is_behind(self._held(group)):
+            self.take_down([group])
         return self._of(group).byte_usec(self._held(group), clock.boot_usec()) // 1_000_000
 
     def began(self, group: Group) -> int | None:

@@ -140,6 +140,7 @@ def _taken(taken: Taken) -> Lines:
         yield f"taken.held.{figure}", value
     yield "taken.booked", taken.booked
     yield "taken.stale", _switch(taken.stale)
+    yield "taken.noted_usec", taken.noted_usec
     yield "taken.absent", _switch(taken.absent)
 
 

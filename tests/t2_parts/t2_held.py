@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from backend.common import clock
 from backend.core.held import Held
-from backend.core.member import Taken
+from backend.core.member import NOTE_USEC, Taken
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
@@ -78,8 +78,53 @@ def test_it_goes_on_over_daemons(steps: list[tuple[int, int, bool]]) -> None:
             if dies:
                 books = Held(0, nbytes, now)  # as it is said again to the next daemon, which counts from then on
                 taken = Taken.of(kept)
-                taken.hold_on(books)
+                taken.hold_on(books, nbytes)
             assert taken.byte_usec(books, now) == expected
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1 << 30), st.integers(1, 3 * NOTE_USEC), st.sampled_from(("read", "dies", "ends"))),
+        max_size=20,
+    )
+)
+def test_no_daemon_says_less_than_the_one_before(steps: list[tuple[int, int, str]]) -> None:
+    """Wherever a daemon is killed, and whatever ends before the next one: what was read once was not too much."""
+    now, told = 1000, 0
+    with mock.patch.object(clock, "boot_usec", side_effect=lambda: now):
+        books, taken = Held(at_usec=now), Taken()
+        kept = taken.kept()
+        for nbytes, passes, what in steps:
+            books = books.changed(nbytes, now)
+            for _ in range(4):  # a daemon takes down more often than that
+                now += passes // 4
+                if taken.hold(books):
+                    kept = taken.kept()
+            books = books.changed(nbytes // 2, now)  # which is not taken down
+            if what != "read":
+                now += passes
+                left = 0 if what == "ends" else nbytes // 2
+                books = Held(0, left, now)
+                taken = Taken.of(kept)
+                taken.hold_on(books, left)
+            if taken.is_behind(books):
+                taken.hold(books)
+                kept = taken.kept()
+            assert taken.byte_usec(books, now) >= told
+            told = taken.byte_usec(books, now)
+
+
+def test_what_ended_without_a_daemon_is_not_counted_for_long() -> None:
+    """A daemon that was killed had said what was held NOTE_USEC before, or later."""
+    now = 1000
+    with mock.patch.object(clock, "boot_usec", side_effect=lambda: now):
+        taken = Taken()
+        taken.hold(Held().changed(7, now))
+        kept = taken.kept()
+        now += 1000 * NOTE_USEC
+        taken = Taken.of(kept)
+        taken.hold_on(Held(0, 0, now), 0)
+        assert taken.byte_usec(Held(0, 0, now), now) == 7 * NOTE_USEC
 
 
 def test_what_does_not_change_is_not_written_again() -> None:

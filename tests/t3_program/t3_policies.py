@@ -34,7 +34,7 @@ from ggroupfs.fs.files import RECORD
 from ggroupfs.policies import cooperative, dynamic
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo import program as slo
-from tests.support.harness import MIB, Harness, Waker, running, settle, virtual
+from tests.support.harness import MIB, Harness, Waker, but_time, running, settle, virtual
 from tests.support.served import REQUEST_US, SETTLED_S, Load, service
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
@@ -265,7 +265,7 @@ class Shared:
     taken_back: list[str]
     """What the files that a policy writes say in the end."""
     moved: dict[str, int]
-    """gmem.stat of the second one."""
+    """gmem.stat of the second one, in virtual time: without what grows with that of the clock."""
 
 
 async def shared(spawn: Spawn, run: Run | None, *, gives: bool = False) -> Shared:
@@ -285,7 +285,7 @@ async def shared(spawn: Spawn, run: Run | None, *, gives: bool = False) -> Share
         async with at_work(h, run, config) if run is not None else contextlib.nullcontext():
             await memory.bursts()
         files = f"{second}/gmem.limit.high", f"{first}/gmem.limit.low"
-        stat = flat(await h.read(f"{second}/gmem.stat"))
+        stat = flat(but_time(await h.read(f"{second}/gmem.stat")))
         said = [await h.read(file) for file in files]
         assert await h.read(f"{first}/gmem.swap.current") == "0\n"
         nursery.cancel_scope.cancel()

@@ -18,7 +18,7 @@ import trio
 
 from backend.common import clock
 from backend.core.controller import DEADLINE_S
-from backend.core.member import SAID
+from backend.core.member import NOTE_USEC, SAID
 from backend.ledgers import kernel
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.ledger import JournaledLedger
@@ -274,6 +274,32 @@ def test_the_memory_that_was_held_goes_on(
 
     trio.run(first)
     gap[0] += 10_000_000
+    trio.run(second)
+
+
+def test_memory_of_what_ended_without_a_daemon(machine: Machine, spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slice is not billed for the whole time until the next daemon."""
+    process, gap, boot_usec = spawn(), [0], clock.boot_usec
+    monkeypatch.setattr(clock, "boot_usec", lambda: boot_usec() + gap[0])
+    monkeypatch.setattr("backend.core.totals.TAKE_S", 0.01)
+
+    async def first() -> None:
+        async with machine.daemon("killed") as h:
+            who = await h.arrive(process.pid, cgroup="/job")
+            h.controller.population.keep(Slice("/job"))
+            await h.controller.bookkeeper.charge(who, 0, MIB)
+            job = SliceOn(Slice("/job"), 0)
+            await until(lambda: h.controller.population.record(job).taken.held.nbytes, "it is taken down")
+
+    async def second() -> None:
+        async with machine.daemon("killed") as h:
+            held = (await flat(h, "slice/job/0/gmem.stat"))["byte_seconds"]
+            assert NOTE_USEC / 1e6 * MIB <= held <= (NOTE_USEC / 1e6 + 60) * MIB
+
+    trio.run(first)
+    process.kill()
+    process.wait()
+    gap[0] += 100 * NOTE_USEC
     trio.run(second)
 
 
