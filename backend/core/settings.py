@@ -60,7 +60,7 @@ class Setting:
     unit_key: str | None = None
     """Its key in unit files, and for `ggroupfs run -p`; None where it is none."""
     environment: str | None = None
-    """The variable by which a program may ask for it itself; None where it cannot."""
+    """Variable by which a program may ask for it itself, for its family; None where it cannot."""
     summary: str = ""
     """What it is, in the few words that completions have room for."""
     needs: tuple[str, ...] = ()
@@ -105,6 +105,7 @@ HIGH = Setting(
     default=MAX,
     control="gmem.limit.high",
     unit_key="GMemHigh",
+    environment="GGROUP_GMEM_HIGH",
     summary="memory over it is moved to the host",
 )
 LOW = Setting(
@@ -113,6 +114,7 @@ LOW = Setting(
     most=MAX,
     control="gmem.limit.low",
     unit_key="GMemLow",
+    environment="GGROUP_GMEM_LOW",
     summary="memory that is protected",
 )
 SWAP_MAX = Setting(
@@ -122,6 +124,7 @@ SWAP_MAX = Setting(
     default=MAX,
     control="gmem.swap.max",
     unit_key="GMemSwapMax",
+    environment="GGROUP_GMEM_SWAP_MAX",
     summary="limit of what is in the host",
 )
 TIMESLICE = Lever(
@@ -149,6 +152,7 @@ PRIORITY = Setting(  # GVM's levels, and its default
     default=8,
     control="compute.priority",
     unit_key="ComputePriority",
+    environment="GGROUP_PRIORITY",
     summary="0 to 15, 0 goes first",
     needs=("compute.timeslice", "compute.freeze"),
 )
@@ -160,6 +164,7 @@ WEIGHT = Setting(  # cgroup-v2.rst, "Weights": 1 to 10000, default 100
     default=100,
     control="compute.weight",
     unit_key="ComputeWeight",
+    environment="GGROUP_WEIGHT",
     summary="1 to 10000, the share among equal priorities",
     needs=("compute.timeslice", "compute.freeze"),
 )
@@ -190,6 +195,9 @@ BY_CONTROL = {one.control: one for one in SETTINGS if one.control is not None}
 APPLIED = tuple(sorted((one for one in SETTINGS if one.unit_key is not None), key=lambda one: one is FROZEN))
 """Those of unit files in the order in which they are applied: what protects and limits memory comes before what lets a
 program run."""
+
+BY_ENVIRONMENT = {one.environment: one for one in SETTINGS if one.environment is not None}
+"""Settings that a program may ask for itself, by their variable."""
 
 LEVERS = tuple(one for one in SETTINGS if isinstance(one, Lever))
 """Those that are levers by themselves. A freeze is none: it is one of the reasons for which a process is off the
