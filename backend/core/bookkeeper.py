@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from backend.common.errors import fail
 from backend.common.turns import Turns
 from backend.core.deadlines import deadline
+from backend.core.families import Families
 from backend.core.follower import Follower
 from backend.core.membership import Membership
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Policy
 from backend.core.reclaimer import Reclaimer
-from backend.core.records import Books, Channel
+from backend.core.records import Books, Capability, Channel
 from backend.core.room import RoomNotices
+from backend.core.settings import BY_FIELD
 from backend.core.totals import Totals
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn
 from backend.scheduler.schedulers import Schedulers
@@ -79,6 +81,21 @@ class Bookkeeper:
             raise
         except OSError as error:
             self._follower.background.failed(group, error)
+
+    async def ask(self, process: Process, families: Families, *, everywhere: bool = False) -> None:
+        capabilities = [self._schedulers.capabilities(gpu) for gpu in self._gpus.values()]
+        for control in {BY_FIELD[name].control for family in families for name in family.asked}:
+            if all(each.get(str(control), Capability.UNSUPPORTED) is Capability.UNSUPPORTED for each in capabilities):
+                raise fail(errno.EOPNOTSUPP)
+        resident = await self._membership.ask(process, families)
+        if everywhere:
+            resident = await self._membership.welcome(process, self._gpus)
+            for group in [Member(process, gpu) for gpu in self._gpus]:
+                if not self._follower.follows(group):
+                    self._follower.background.later(group)
+        if resident is not None:
+            for gpu in resident.gpus:
+                self._schedulers.poke(gpu)
 
     def knows(self, process: Process, gpu: int) -> bool:
         return self._population.holds(Member(process, gpu))

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import attrs
 
+from backend.core.families import Families, below
 from backend.core.member import Record
 from backend.core.settings import MAX
 from backend.process.identity import Member, Process, Slice
@@ -37,11 +38,13 @@ class Resident:
     """One process of the tree."""
 
     process: Process
-    """Which."""
+    """The process."""
     slice: Slice
     """In which it is counted: that of its cgroup, or the nearest above that there is."""
     cgroup: Slice
     """Its cgroup when last looked at."""
+    families: Families = ()
+    """Families that it is in, each in the one before."""
     records: dict[int, Record] = attrs.field(factory=dict)
     """What is known of it on each GPU that it has a directory for."""
     contexts: set[int] = attrs.field(factory=set)
@@ -55,6 +58,11 @@ class Resident:
     def gpus(self) -> KeysView[int]:
         """The GPUs that it has a directory for."""
         return self.records.keys()
+
+    @property
+    def place(self) -> Slice:
+        """The slice of its families below that of its cgroup: where it is, if that is not refused."""
+        return below(self.cgroup, self.families) if self.families else self.cgroup
 
 
 @attrs.define(eq=False)
@@ -75,6 +83,8 @@ class SliceEntry:
     """Stays when nothing is below it: made by mkdir, or something was set on it."""
     unit: bool = False
     """Stays as long as a unit is active, whatever becomes of its cgroup."""
+    family: bool = False
+    """Whether it is the slice of a family, which goes with its last process whatever was set on it."""
     children: set[Slice] = attrs.field(factory=set)
     """Slices directly below."""
     members: dict[Process, Resident] = attrs.field(factory=dict)

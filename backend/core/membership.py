@@ -6,10 +6,13 @@ import errno
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+import attrs
 import trio
 
 from backend.common.errors import fail
+from backend.core.descent import families_above
 from backend.core.entries import Resident
+from backend.core.families import Families, joined
 from backend.core.follower import Follower
 from backend.core.lives import Lives
 from backend.core.lives import Memory as LivesMemory
@@ -29,6 +32,16 @@ CGROUP_SWEEP_S = 0.25
 
 CGROUP_SWEEP_MOST = 16
 """Processes looked at each time, so that ten thousand of them cost less than 1 % of a CPU."""
+
+
+@attrs.frozen
+class Asked:
+    """What a process has said of its families."""
+
+    process: Process
+    """The process, which is watched."""
+    families: Families
+    """Families that it is in when it comes to a GPU, each in the one before."""
 
 
 class Membership:
@@ -54,6 +67,7 @@ class Membership:
         self._notices = notices
         self._totals = totals
         self._tell = tell
+        self._asked: dict[int, Asked] = {}  # by the pid of the process that said it
         self.exits = ExitWatch(self._exited)
         """Sees them go."""
         self.lives = Lives(population, self._expel_ended, memory)
@@ -99,16 +113,57 @@ class Membership:
         if stale is not None and stale is not resident:  # the pid was recycled before its exit was noticed
             self.expel(stale.process)
         try:
+            families = self._families(process) if resident is None else ()
             cgroup = cgroup_of(process.pid)
             self.lives.enters(cgroup)
-            resident = self._population.admit(process, cgroup, gpus)
+            resident = self._population.admit(process, cgroup, gpus, families)
             for gpu in gpus:  # one that runs has come to a slice that was frozen, perhaps
                 self._follower.show(Member(process, gpu))
             return resident
         except OSError:  # it is gone, or we are short of something
-            if resident is None:
+            if resident is None and not self._families_asked(process):
                 self.exits.unwatch(process)
             raise
+
+    # Families
+
+    async def ask(self, process: Process, families: Families) -> Resident | None:
+        """Has a process be in the families that it names, each in the one before, below those that it is in already:
+        at once where it is in the tree, else from when it comes. Return what it has in the tree, if it is there.
+
+        ProcessLookupError for one that is gone; EBUSY where it does not let itself be looked at; EAGAIN for families of
+        a user that are too many or too deep.
+        """
+        await self.exits.watch(process)
+        if not self.exits.watches(process):  # it has ended meanwhile
+            raise fail(errno.ESRCH)
+        resident = self._population.resident(process)
+        cgroup = cgroup_of(process.pid)
+        whole = joined(self._families(process) if resident is None else resident.families, families)
+        self._population.require(cgroup, whole)
+        self._asked[process.pid] = Asked(process, whole)
+        if resident is not None and whole != resident.families:
+            self._relocate(resident, cgroup, whole)
+        return resident
+
+    def _families(self, process: Process) -> Families:
+        """The families of a process that comes: those of its parents, and below them those that it named."""
+        if not self._asked and not self._population.families:
+            return ()
+        return joined(families_above(process.pid, self._families_of), self._families_asked(process))
+
+    def _families_asked(self, process: Process) -> Families:
+        asked = self._asked.get(process.pid)
+        return asked.families if asked is not None and asked.process == process else ()
+
+    def _families_of(self, pid: int) -> Families:
+        """The families of the process that bears a number, if that lives and is in any."""
+        for known in (self._population.by_pid(pid), self._asked.get(pid)):
+            if known is not None and known.families and self.exits.lives(known.process):
+                return known.families
+        return ()
+
+    # Processes that go
 
     def expel(self, process: Process) -> None:
         """A process is not in the population any more, whether or not it lives."""
@@ -123,6 +178,8 @@ class Membership:
                     self.expel(resident.process)
 
     def _exited(self, process: Process) -> None:
+        if self._families_asked(process):
+            del self._asked[process.pid]
         resident = self._population.resident(process)
         if resident is None:
             return
@@ -159,7 +216,9 @@ class Membership:
         process = resident.process
         try:
             cgroup = cgroup_of(process.pid)
-            if self._population.resident(process) is resident and not cgroup == resident.cgroup == resident.slice:
+            if self._population.resident(process) is resident and (
+                cgroup != resident.cgroup or resident.slice != resident.place
+            ):
                 self._relocate(resident, cgroup)
         except OSError:
             pass  # it is gone; or descriptors are short: it is looked at again
@@ -168,12 +227,13 @@ class Membership:
                 resident.unfollowed = True
                 log.exception("process %d: its cgroup is not followed", process.pid)
 
-    def _relocate(self, resident: Resident, cgroup: Slice) -> None:
-        """Moves a process in the books; limits and policy of where it is now apply soon after."""
+    def _relocate(self, resident: Resident, cgroup: Slice, families: Families | None = None) -> None:
+        """Moves a process in the books, and into other families where some are given; limits and policy of where it is
+        now apply soon after."""
         former = resident.slice
         self.lives.enters(cgroup)
         self._totals.take_down([Member(resident.process, gpu) for gpu in resident.gpus])  # that is of where it was
-        if not self._population.relocate(resident, cgroup):
+        if not self._population.relocate(resident, cgroup, families):
             return
         for gpu in resident.gpus:
             group = Member(resident.process, gpu)

@@ -10,9 +10,12 @@ import errno
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+import attrs
+
 from backend.common.errors import fail
 from backend.core.bounds import REFUSALS, Bounds
 from backend.core.entries import Resident, SliceEntry, Watcher
+from backend.core.families import NAME, Families, below, parsed, said_by
 from backend.core.member import Record
 from backend.core.protocols import Inherited, Ledger
 from backend.core.records import NOBODY
@@ -43,6 +46,8 @@ class Population:
         """Told of a slice that stays from now on, or does not."""
         self.version = 0
         """Another number whenever anything else is in the tree, or is elsewhere in it."""
+        self.families = 0
+        """Families that there are."""
 
     # Looking
 
@@ -166,7 +171,10 @@ class Population:
             if isinstance(group, SliceOn):
                 self._enter(group.slice, above.keys())
             else:
-                resident = self._reside(group.process, cgroups[group.process], above.keys())
+                parent = above[group]
+                at = parent.slice if isinstance(parent, SliceOn) else ROOT
+                families = self._families_in(at, cgroups[group.process], group.gpu)
+                resident = self._reside(group.process, cgroups[group.process], above.keys(), families)
                 resident.records[group.gpu] = self._keep_record(group)
                 self.version += 1
         for one in inherited:
@@ -203,15 +211,17 @@ class Population:
         self._bounds = Bounds()
         for slice_, entry in self._slices.items():
             if slice_ != ROOT:
-                entry.user = self._user(entry.above, followed=not entry.kept)
+                match = NAME.fullmatch(slice_.path.rpartition("/")[2]) if entry.family else None
+                entry.user = int(match["uid"]) if match else self._user(entry.above, followed=not entry.kept)
                 self._bounds.take(entry.user)
 
     # Processes
 
-    def admit(self, process: Process, cgroup: Slice, gpus: Iterable[int]) -> Resident:
+    def admit(self, process: Process, cgroup: Slice, gpus: Iterable[int], families: Families = ()) -> Resident:
         """Gives a process a directory, with these GPUs in it; what it has already it keeps. It is in the slice of its
-        cgroup or, where that is refused (:mod:`backend.core.bounds`), in the nearest above that there is."""
-        resident = self._reside(process, cgroup)
+        families below that of its cgroup or, where that is refused (:mod:`backend.core.bounds`), in the nearest above
+        that there is."""
+        resident = self._reside(process, cgroup, families=families)
         for gpu in sorted(set(gpus) - resident.gpus):
             member = Member(process, gpu)
             self._ledger.add(member, SliceOn(resident.slice, gpu))
@@ -221,12 +231,14 @@ class Population:
                 watcher.process_came(process)
         return resident
 
-    def _reside(self, process: Process, cgroup: Slice, there: Collection[Group] = ()) -> Resident:
-        """The entry of a process, made in the slice of `cgroup` where it has none."""
+    def _reside(
+        self, process: Process, cgroup: Slice, there: Collection[Group] = (), families: Families = ()
+    ) -> Resident:
+        """The entry of a process, made in the slice of its families below that of `cgroup` where it has none."""
         resident = self.resident(process)
         if resident is None:
-            entry = self._enter_for(process, cgroup, there)
-            resident = self._residents[process.pid] = Resident(process, entry.slice, cgroup)
+            entry = self._enter_for(process, cgroup, there, families)
+            resident = self._residents[process.pid] = Resident(process, entry.slice, cgroup, families)
             entry.admit(resident)
             self.version += 1
         return resident
@@ -247,12 +259,14 @@ class Population:
             watcher.process_gone(process)
         self._prune(resident.slice)
 
-    def relocate(self, resident: Resident, cgroup: Slice) -> bool:
-        """The process was moved to another cgroup: its charges follow it. Whether it is in another slice now."""
+    def relocate(self, resident: Resident, cgroup: Slice, families: Families | None = None) -> bool:
+        """The process was moved to another cgroup, or is in other families: its charges follow it. Whether it is in
+        another slice now."""
         former, process = self._slices[resident.slice], resident.process
-        entry = self._enter_for(process, cgroup)
+        families = resident.families if families is None else families
+        entry = self._enter_for(process, cgroup, families=families)
         if entry is former:
-            resident.cgroup = cgroup
+            resident.cgroup, resident.families = cgroup, families
             return False
         moved: list[int] = []
         try:
@@ -266,7 +280,7 @@ class Population:
             raise
         entry.admit(resident)
         former.dismiss(process)
-        resident.slice, resident.cgroup = entry.slice, cgroup
+        resident.slice, resident.cgroup, resident.families = entry.slice, cgroup, families
         self.version += 1
         for watcher in self.watchers:
             watcher.process_moved(process)
@@ -318,9 +332,10 @@ class Population:
         self.keep(slice_)
 
     def keep(self, slice_: Slice) -> None:
-        """Something was set on a slice: it stays until rmdir, or :meth:`let_go`."""
+        """Something was set on a slice: it stays until rmdir, or :meth:`let_go`; one of a family, as long as a process
+        is in it."""
         entry = self._slices[slice_]
-        if not entry.kept:
+        if not entry.kept and not entry.family:
             for gpu in self._gpus:
                 self._ledger.configure(SliceOn(slice_, gpu), kept=True)
             entry.kept = True
@@ -372,17 +387,67 @@ class Population:
         entry.kept = False
         self._prune(slice_)
 
-    def _enter_for(self, process: Process, cgroup: Slice, there: Collection[Group] = ()) -> SliceEntry:
-        """The entry of the slice of a process's cgroup, or of the nearest above that is not refused."""
+    # Families
+
+    def require(self, cgroup: Slice, families: Families) -> None:
+        """Refuse the families of a process of a cgroup with EAGAIN: their slices are too deep, or too many for a
+        user."""
+        depth = 0 if cgroup == ROOT else cgroup.path.count("/")
+        level = cgroup
+        for at, family in enumerate(families, depth + 1):
+            level = below(level, (family,))
+            if level not in self._slices:
+                self._bounds.require(family.uid, at)
+
+    def _families_in(self, slice_: Slice, cgroup: Slice, gpu: int) -> Families:
+        """The families of a process that was in `slice_` as the daemon before us ended, and is in `cgroup` now."""
+        found = parsed(slice_, cgroup)
+        return tuple(attrs.evolve(one, asked=said_by(self._ledger.books(SliceOn(at, gpu)))) for at, one in found)
+
+    def _reach_families(
+        self, entry: SliceEntry, families: Families, there: Collection[Group]
+    ) -> tuple[SliceEntry, OSError | None]:
+        """The entry of the slice of the last of some families below one, or of the lowest that could be made, and why
+        those below it could not. One that is made is given what was asked for it; one that is `there` has it."""
+        for family in families:
+            slice_ = below(entry.slice, (family,))
+            found = self._slices.get(slice_)
+            if found is None:
+                try:
+                    found = self._make(slice_, entry, there, followed=True, user=family.uid)
+                except OSError as error:
+                    if error.errno not in REFUSALS:
+                        self._prune(entry.slice)
+                        raise
+                    return entry, error
+                for gpu in self._gpus:
+                    if SliceOn(slice_, gpu) not in there:
+                        books = self._ledger.books(SliceOn(entry.slice, gpu))
+                        self._ledger.configure(SliceOn(slice_, gpu), **family.allowed(entry.slice, books))
+            if not found.family and not found.kept:
+                found.family = True
+                self.families += 1
+            entry = found
+        return entry, None
+
+    def _enter_for(
+        self, process: Process, cgroup: Slice, there: Collection[Group] = (), families: Families = ()
+    ) -> SliceEntry:
+        """The entry of the slice of a process's families below that of its cgroup, or of the nearest above that is not
+        refused."""
         entry, refused = self._reach(cgroup, there, followed=True)
-        if refused is not None:
-            user = self._user(entry, followed=True)
-            if user not in self._told:
-                self._told.add(user)
-                log.warning(
-                    "process %d is counted in %.200r: slices below, of user %d, are too many or too deep (%s)",
-                    *(process.pid, entry.slice.path, user, refused.strerror),
-                )
+        user = None if refused is None else self._user(entry, followed=True)
+        if families and refused is None:
+            entry, refused = self._reach_families(entry, families, there)
+            user = families[-1].uid
+        elif families:
+            entry, _ = self._reach_families(entry, families, there)
+        if refused is not None and user is not None and user not in self._told:
+            self._told.add(user)
+            log.warning(
+                "process %d is counted in %.200r: slices below, of user %d, are too many or too deep (%s)",
+                *(process.pid, entry.slice.path, user, refused.strerror),
+            )
         return entry
 
     def _enter(self, slice_: Slice, there: Collection[Group] = ()) -> SliceEntry:
@@ -404,9 +469,9 @@ class Population:
             missing.append(level)
             level = level.parent
         entry = self._slices[level]
-        for below in reversed(missing):
+        for next_below in reversed(missing):
             try:
-                entry = self._make(below, entry, there, followed=followed)
+                entry = self._make(next_below, entry, there, followed=followed)
             except OSError as error:
                 if error.errno not in REFUSALS:
                     self._prune(entry.slice)
@@ -414,9 +479,11 @@ class Population:
                 return entry, error
         return entry, None
 
-    def _make(self, slice_: Slice, above: SliceEntry, there: Collection[Group], *, followed: bool) -> SliceEntry:
+    def _make(
+        self, slice_: Slice, above: SliceEntry, there: Collection[Group], *, followed: bool, user: int | None = None
+    ) -> SliceEntry:
         """A new slice below one that there is. Not bounded is what is `there`: it is in the books already."""
-        user = self._user(above, followed=followed)
+        user = self._user(above, followed=followed) if user is None else user
         missing = [gpu for gpu in self._gpus if SliceOn(slice_, gpu) not in there]
         if len(missing) == len(self._gpus):
             self._bounds.require(user, above.depth + 1)
@@ -460,6 +527,7 @@ class Population:
             del self._slices[entry.slice]
             above.children.remove(entry.slice)
             self._bounds.give(entry.user)
+            self.families -= entry.family
             for gpu in self._gpus:
                 self._drop_record(SliceOn(entry.slice, gpu))
             self.version += 1

@@ -14,6 +14,7 @@ from typing import Protocol
 import attrs
 import trio
 
+from backend.core.families import Families
 from backend.core.held import Held
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
@@ -164,6 +165,11 @@ class Bookkeeping(Protocol):
 
     async def arrive(self, process: Process, gpu: int) -> None:
         """A process has a context on `gpu`. On return it is in the books and its slices' policy holds."""
+
+    async def ask(self, process: Process, families: Families, *, everywhere: bool = False) -> None:
+        """A process is in families, each in the one before, with what they ask for; it has a directory on every GPU
+        where it is to be in the tree `everywhere`. EOPNOTSUPP where no GPU acts on what is asked for, EAGAIN for too
+        many families; ProcessLookupError, and EBUSY where it does not let itself be looked at."""
 
     def knows(self, process: Process, gpu: int) -> bool:
         """Whether the process is in the books of `gpu`: what is asked for one that is not comes too late."""

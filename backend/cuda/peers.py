@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, MutableMapping
+from functools import reduce
+from operator import or_
 
 from backend.door.wire import Feature, names
 
@@ -19,7 +21,11 @@ WITHOUT: Mapping[Feature, str] = {
     Feature.REPORT: "what of its memory cannot be moved is not known",
     Feature.DEPART: "it cannot be moved to another GPU",
 }
-"""What does not work on a program whose library lacks a feature."""
+"""What does not work on a program whose library lacks a feature. That it cannot limit itself is not told: the program
+would have to ask for that."""
+
+TOLD = reduce(or_, WITHOUT)
+"""Features whose lack is told."""
 
 
 class Peers:
@@ -34,6 +40,7 @@ class Peers:
 
     def come(self, pid: int, lacks: Feature) -> None:
         """A program has greeted. Each :meth:`come` is followed by a :meth:`go`."""
+        lacks &= TOLD
         self._lacks[lacks] += 1
         self._say()
         if lacks & ~self._told:
@@ -44,7 +51,7 @@ class Peers:
 
     def go(self, lacks: Feature) -> None:
         """Its connection is closed."""
-        self._lacks[lacks] -= 1
+        self._lacks[lacks & TOLD] -= 1
         self._say()
 
     def _say(self) -> None:

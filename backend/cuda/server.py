@@ -22,6 +22,7 @@ from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
 from backend.door import tenants
+from backend.door.asking import Asking
 from backend.door.wire import CUDA, STATUSES, VERSION, Feature, Message, Op, met
 from backend.process.identity import Process
 
@@ -40,14 +41,16 @@ NEEDS = {
     Op.MOVE_IN: Feature.MEMORY,
     Op.LIMITS: Feature.MEMORY,
     Op.REPORT: Feature.REPORT,
+    Op.WANT: Feature.FAMILY,
+    Op.FAMILY: Feature.FAMILY,
 }
-"""What both sides have to have said that they can. Otherwise it is as with what nobody knows: ENOSYS."""
+"""What both sides have to have said that they can. Otherwise it is as with what is unknown: ENOSYS."""
 
 LEAVES = Feature.COUNTERS | Feature.DEPART
 """What a program needs to be moved to another GPU: that it stands by is on the page of counters."""
 
 WAITING_MOST = 1024
-"""... of which one connection may have so many under way; a program has one a thread."""
+"""Requests that wait of one connection, at most; a program has one a thread."""
 
 STAYS = (errno.EBUSY, errno.EOPNOTSUPP, errno.EMFILE, errno.ENOMEM)
 """What a program may say to a DEPART that it does not follow (departure.c)."""
@@ -64,7 +67,7 @@ class Asked:
     done: trio.Event = attrs.field(factory=trio.Event)
     """It was, or will not be."""
     late: bool = False
-    """Nobody waits any more."""
+    """Whether no caller waits any more."""
 
 
 @attrs.define(eq=False)
@@ -101,7 +104,7 @@ class Session:
         self, process: Process, gpus: Mapping[int, Managed], line: tenants.Line, peers: Peers | None = None
     ) -> None:
         self.process = process
-        """Who is at the other end."""
+        """The process at the other end."""
         self._line = line
         self._gpus = gpus
         self._page = CounterPage()
@@ -114,6 +117,7 @@ class Session:
         self._waiting = 0
         self._peers = peers if peers is not None else Peers()
         self._features: Feature | None = None  # what both sides can, once it has greeted
+        self._asking = Asking(process, line.uid)
         self._scope: trio.CancelScope | None = None
 
     async def run(self) -> None:
@@ -137,7 +141,7 @@ class Session:
             nursery.cancel_scope.cancel()
 
     def close(self) -> None:
-        """Nobody speaks for the program any more. What it holds is as the driver says, or gone with it."""
+        """End: no connection speaks for the program any more. What it holds is as the driver says, or gone with it."""
         waited = [asked.done for asked in self._asked.values()] + [one.done for one in self._departing.values()]
         for done in waited:
             done.set()
@@ -213,6 +217,8 @@ class Session:
                 return self._gpus[request.gpu].limits(self.process)
             case Op.REPORT:
                 self._holding(request.gpu).report(*args[:3])
+            case Op.WANT | Op.FAMILY:
+                await self._asking.take(request, next(iter(self._gpus.values())).booked)
             case _:
                 raise fail(errno.ENOSYS)
         return ()
@@ -311,7 +317,7 @@ class Session:
         if departing.status is None:
             raise OSError(errno.ETIMEDOUT, "the program does not come to a rest")
         if departing.status:
-            # Whoever writes is told what a program may say, and no number of its choice: ENODEV or ESRCH, say, would
+            # A writer is told what a program may say, and no number of its choice: ENODEV or ESRCH, say, would
             # be taken for the GPU's loss, or its own end.
             code = -departing.status if -departing.status in STAYS else errno.EIO
             raise OSError(code, f"the program cannot stand by: {os.strerror(-departing.status)}")

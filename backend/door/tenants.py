@@ -1,4 +1,4 @@
-"""The door of a tree: programs come in over a unix socket. Who they are is what the kernel says, never what they say.
+"""The door of a tree: programs come in over a unix socket. Which they are says the kernel, never they.
 
 What they say after that is the business of a :class:`Session`: of the software GPU (:mod:`backend.soft.server`), or of
 the library in CUDA programs (:mod:`backend.cuda.server`).
@@ -40,7 +40,7 @@ RESERVE = 4
 """Descriptors that a newcomer takes: to be known by, and what is given to it. It comes in once they are there."""
 
 CONNECTIONS = 4096
-"""Connections that one user may have: nobody can use up the daemon's descriptors for all others."""
+"""Connections that one user may have: no user can use up the daemon's descriptors for all others."""
 
 PATH_MOST = 107
 """Bytes in the path of a unix socket (unix(7): sun_path has 108, with the zero at its end)."""
@@ -55,7 +55,7 @@ class Session(Protocol):
     """One connection, and what it opened."""
 
     process: Process
-    """Who is at the other end."""
+    """The process at the other end."""
 
     async def run(self) -> None:
         """Serves it until the other end is closed, or says what is no message."""
@@ -84,9 +84,9 @@ class Complaints:
 
 @contextlib.contextmanager
 def listening(path: Path) -> Iterator[Connection]:
-    """A SEQPACKET socket at `path`, for everybody on the machine, removed at the end.
+    """A SEQPACKET socket at `path`, for every user of the machine, removed at the end.
 
-    A socket that lies there already is a leftover where nobody listens, and another daemon's where one does
+    A socket that lies there already is a leftover where no process listens, and another daemon's where one does
     (EADDRINUSE). Once we listen no more the path may be another's, and what then lies there is left to it. OSError
     where it is anything else (EEXIST), where others could put something else in its place (EPERM), or where programs
     could not connect (ENAMETOOLONG).
@@ -129,7 +129,7 @@ def default_path(folder: Path, mountpoint: str) -> Path:
 
 
 def trusted(path: Path) -> None:
-    """EPERM where somebody but root, or us, could put something else at `path`: one of the directories that lead there,
+    """EPERM where a user but root, or us, could put something else at `path`: one of the directories that lead there,
     or a link among them, is another's, or may be written by others (and is not sticky; the last one in any case)."""
     whole = Path(os.path.abspath(path))
     real = Path(os.path.realpath(whole.parent))
@@ -143,7 +143,7 @@ def trusted(path: Path) -> None:
 
 
 def _remove(path: Path, ours: os.stat_result) -> None:
-    """What is there now is left to whose it is: somebody may have mounted something over ours."""
+    """What is there now is left to whose it is: something may be mounted over ours."""
     try:
         if os.path.samestat(os.lstat(path), ours):
             path.unlink()
@@ -164,8 +164,8 @@ class Door:
         self.connections: Counter[int] = Counter()
         """How many a user has."""
         self.turns: dict[int, Turns] = defaultdict(Turns)
-        """Of each user: however many connections he has, one message of his is taken each time that the event loop goes
-        round."""
+        """Of each user: however many connections it has, one message of them is taken each time that the event loop
+        goes round."""
 
 
 async def serve(listener: Connection, open_session: Callable[[Process, Line], Session], tree: int = 0) -> None:
@@ -213,7 +213,8 @@ async def _serve_one(
                 task_status.started()  # it has what descriptors it needs, and may take its time to be looked at
             process = await caller.identify()
             caller.close()
-            session = open_session(process, Line(connection, process, door.turns[uid], door.complaints, door.tree))
+            line = Line(connection, process, door.turns[uid], door.complaints, door.tree, uid)
+            session = open_session(process, line)
         except ProcessLookupError:  # it connected and died, or is in a pid namespace that is not below ours
             pass
         except OSError as error:
@@ -256,8 +257,11 @@ class Line:
         turns: Turns | None = None,
         complaints: Complaints | None = None,
         tree: int = 0,
+        uid: int = 0,
     ) -> None:
-        """`turns` are those of its user, and `tree` is the device number of the mount."""
+        """`turns` are those of its user `uid`, and `tree` is the device number of the mount."""
+        self.uid = uid
+        """User at the other end, as the kernel says."""
         self._connection = connection
         self._process = process
         self._turns = turns if turns is not None else Turns()

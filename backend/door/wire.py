@@ -1,6 +1,6 @@
 """The messages between a program and the books: fixed-size, versioned, the same on every transport.
 
-They travel one a datagram over a unix SEQPACKET socket, and by read() and write() between the kernel module and who
+They travel one a datagram over a unix SEQPACKET socket, and by read() and write() between the kernel module and what
 serves a GPU; the library in CUDA programs speaks them too (backend/cuda/library/daemon). Little endian, no pointers, no
 padding but what is named. On the socket either side may ask. docs/upgrades.md says how versions meet.
 
@@ -12,7 +12,7 @@ padding but what is named. On the socket either side may ask. docs/upgrades.md s
         20     4  flags   0
         24    40  args    five 64-bit words, their meaning by op
 
-Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of whoever moves the hardware:
+Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of what moves the hardware:
 by the kernel module of its provider, and RECLAIM and DEPART by the daemon of a CUDA program; 32 to 63 are about the
 software GPU's memory and engine; 64 and up are events, which the books send unasked.
 """
@@ -36,8 +36,8 @@ SIZE = FORMAT.size
 REPLY = 1 << 31
 
 STATUSES = range(-4095, 1)
-"""What an answer may have as its status: 0, or a negated errno (MAX_ERRNO of include/linux/err.h). Who answers anything
-else is not listened to any more."""
+"""What an answer may have as its status: 0, or a negated errno (MAX_ERRNO of include/linux/err.h). A peer that answers
+anything else is not listened to any more."""
 
 ARGS = 5
 """Words in `args`."""
@@ -59,17 +59,23 @@ class Feature(enum.IntFlag):
     """DEPART: the program can stand by, to be moved to another GPU."""
     ENGINE = 1 << 4
     """JOIN, LEAVE, ALLOC, FREE, WRITE, READ, LAUNCH, PROGRESS: the software GPU."""
+    FAMILY = 1 << 5
+    """WANT, FAMILY: a program limits itself, and its children."""
 
 
 FIRST = Feature(0b11111)
 """What ggroupfs 0.1 could. It said nothing of that: its HELLO has 0 in the place of the bits, and it looks at none."""
 
-CUDA = Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART
+CUDA = Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY
 """What is spoken at the door of CUDA programs."""
 
 
+SOFT = Feature.ENGINE | Feature.FAMILY
+"""What is spoken at the door of the software GPU."""
+
+
 def met(ours: Feature, said: int) -> Feature:
-    """What both sides can, of whom the other one said `said`."""
+    """Return what both sides can, where the other one said `said`."""
     return ours & Feature(said or FIRST)
 
 
@@ -110,6 +116,15 @@ class Op(enum.IntEnum):
     TREE = 11
     """() -> (device number of the mount): whose socket this is; 0 where that is not known. It may come before the
     greeting; a daemon that does not know it refuses that with EPROTO."""
+    WANT = 12
+    """(setting, value) -> (): the family that is named next is to have that, if it is made for it. A setting is its
+    place in :data:`backend.core.settings.SETTINGS`. EINVAL for one that no program may ask for, ERANGE for a value that
+    it does not take."""
+    FAMILY = 13
+    """(number, everywhere) -> (): the sender is in that family, below those that it named before on this connection,
+    and in those that it is in anyhow. `everywhere` is 1 where it is to be in the tree from now on, on every GPU.
+    EINVAL for 0; E2BIG for more families than a process may be in, EAGAIN for more than its user may have, EOPNOTSUPP
+    for what no GPU acts on."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17
@@ -120,7 +135,7 @@ class Op(enum.IntEnum):
     """(group, pid, start time) -> (): answered when none of its TSGs is running."""
     RECLAIM = 20
     """(group, pid, start time, bytes) -> (bytes moved). Of a CUDA program (0, 0, 0, bytes) -> (bytes moved,
-    microseconds): memory of its own on `gpu` is to go to the host. Booked when the answer comes, whoever waits."""
+    microseconds): memory of its own on `gpu` is to go to the host. Booked when the answer comes, whatever waits."""
     DEPART = 21
     """(what) -> (): asked of a CUDA program: it is about to be moved to another GPU. Answered once nothing of it
     runs, all of its memory that the library has placed in the host and, if `what` is 1, on every GPU, is held by

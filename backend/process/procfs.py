@@ -171,6 +171,22 @@ def read_stat(fd: int) -> Stat:
     return parse_stat(os.pread(fd, 4096, 0))
 
 
+@attrs.frozen
+class Descent:
+    """Of proc_pid_status(5), whose child a process is."""
+
+    parent: int
+    """Process that started it, or the one that it was left to; 0 for none that is to be seen from here."""
+    uid: int
+    """Effective user."""
+
+
+def descent(pid: int) -> Descent:
+    """The parent and the user of a process. ProcessLookupError when it is gone. Waits for no process."""
+    found = {key: values for key, *values in map(words, lines(of_process(pid, "status"))[1:])}
+    return Descent(parent=int(found[b"PPid:"][0]), uid=int(found[b"Uid:"][1]))
+
+
 def threads(pid: int) -> Sequence[int]:
     """The threads of a process, none when it is gone."""
     try:

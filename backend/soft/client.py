@@ -7,10 +7,11 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backend.common.errors import fail
+from backend.door import environment
 from backend.door.client import facts_of
 from backend.door.wire import ARGS, SIZE, STATUSES, VERSION, Feature, Message, Op, met
 
@@ -29,6 +30,8 @@ class Device:
     """A connection to the software GPU. Every method raises the OSError that the GPU answers with."""
 
     def __init__(self, mount: str | os.PathLike[str], gpu: int = 0) -> None:
+        """As the environment asks, the process is in a family from then on. :class:`backend.door.environment.Refused`
+        where that asks for what cannot be, unless it is to be lenient."""
         self._gpu = gpu
         self._seq = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -36,12 +39,24 @@ class Device:
             self._socket.connect(os.fspath(socket_of(mount)))
             self.finished: collections.Counter[int] = collections.Counter()
             """Kernels finished so far, by TSG, as far as was reported."""
-            _, self.page, self.timeslice_us, said = self._ask(Op.HELLO, VERSION, Feature.ENGINE)[:4]
+            levels, _ = environment.families(os.environ)
+            _, self.page, self.timeslice_us, said = self._ask(Op.HELLO, VERSION, Feature.ENGINE | Feature.FAMILY)[:4]
             if not met(Feature.ENGINE, said):
                 raise OSError(errno.EOPNOTSUPP, "the daemon does not speak as this program does of the software GPU")
+            if Feature.FAMILY in met(Feature.FAMILY, said):
+                self._limit(levels)
         except BaseException:
             self._socket.close()
             raise
+
+    def _limit(self, levels: Sequence[environment.Level]) -> None:
+        """Has this process be in families. Refused, unless it is to be lenient."""
+        try:
+            for op, args in environment.messages(levels):
+                self._ask(op, *args)
+        except OSError as error:
+            if not environment.is_lenient(os.environ):
+                raise environment.Refused(environment.refusal(levels, error)) from None
 
     def __enter__(self) -> Device:
         return self

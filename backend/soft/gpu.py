@@ -105,13 +105,13 @@ class SoftGpu:
             for tsg in tenant.tsgs.values():
                 tsg.drop()
         log.error("GPU %d is lost", self.info.index)
-        self._booked().presence(self.info.index)
+        self.booked.presence(self.info.index)
 
     def restore(self) -> None:
         """It works again, for contexts that are made from now on."""
         self.lost = False
         log.warning("GPU %d is back", self.info.index)
-        self._booked().presence(self.info.index)
+        self.booked.presence(self.info.index)
 
     def _require(self) -> None:
         if self.lost:
@@ -184,7 +184,7 @@ class SoftGpu:
         tenant = self._tenants.get(process)
         if tenant is None or tenant.leaving:
             return 0
-        bookkeeper, page = self._booked(), self.config.page
+        bookkeeper, page = self.booked, self.config.page
         moved = 0
         while moved < nbytes and tenant.memory.resident:
             pages = min(self.config.batch // page, -(-(nbytes - moved) // page), tenant.memory.resident)
@@ -237,7 +237,7 @@ class SoftGpu:
         """The tenant is the other's from now on, attached and with its timeslices; nothing of it is left here."""
         self._engine.advance()
         target._engine.advance()
-        self._booked().take_down(process, self.info.index)
+        self.booked.take_down(process, self.info.index)
         tenant = self._tenants.pop(process)
         tenant.memory.transfer(target._frames, target._slots)
         for tsg in tenant.tsgs.values():
@@ -265,7 +265,7 @@ class SoftGpu:
     async def open_context(self, process: Process, channels: int, progress: Callable[[int], None]) -> int:
         """A context for a process; returns the number of its TSG. `progress` is told the kernels finished so far."""
         self._require()
-        await self._booked().arrive(process, self.info.index)
+        await self.booked.arrive(process, self.info.index)
         tenant = self._living(process)
         tsg = Tsg(self.config.timeslice_us * US, channels, tenant.attached)
         number = next(self.machine.tsgs)
@@ -289,7 +289,7 @@ class SoftGpu:
 
     async def allocate(self, process: Process, nbytes: int) -> range:
         """The pages that hold `nbytes` for a process. ENOMEM where the limits refuse them, and then none of them."""
-        tenant, bookkeeper, page = self._living(process), self._booked(), self.config.page
+        tenant, bookkeeper, page = self._living(process), self.booked, self.config.page
         count = -(-nbytes // page)
         if count <= 0:
             raise fail(errno.EINVAL)
@@ -313,7 +313,7 @@ class SoftGpu:
 
     def free(self, process: Process, pages: Iterable[int]) -> None:
         """Frees pages. EFAULT for one that is not there; those before it are freed."""
-        tenant, bookkeeper = self._tenant(process), self._booked()
+        tenant, bookkeeper = self._tenant(process), self.booked
         freed = Counter[bool]()
         try:
             for number in pages:
@@ -353,7 +353,7 @@ class SoftGpu:
             _mapped(tenant.memory.read, page)
             if tenant.memory.is_resident(page):
                 continue
-            if self._booked().move_in(process, self.info.index, self.config.page, transfer):
+            if self.booked.move_in(process, self.info.index, self.config.page, transfer):
                 tenant.memory.fetch(page)
                 once += transfer
             else:
@@ -372,12 +372,14 @@ class SoftGpu:
         """What is kept for a process; ProcessLookupError for one that is gone, or never was."""
         tenant = self._tenants.get(process)
         if tenant is None:
-            if not self._booked().knows(process, self.info.index):
+            if not self.booked.knows(process, self.info.index):
                 raise fail(errno.ESRCH)
             tenant = self._tenants[process] = Tenant(Memory(self._frames, self._slots))
         return tenant
 
-    def _booked(self) -> Bookkeeping:
+    @property
+    def booked(self) -> Bookkeeping:
+        """The books, which it asks for what programs do."""
         if self._bookkeeper is None:
             raise fail(errno.ENODEV)
         return self._bookkeeper

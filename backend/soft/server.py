@@ -1,6 +1,6 @@
 """The door of the software GPU: real processes come in over a unix socket and get contexts, memory and an engine.
 
-Who they are is what the kernel says (SO_PEERCRED), never what they say; what they can name is only their own.
+Which they are says the kernel (SO_PEERCRED), never they; what they can name is only their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import trio
 
 from backend.common.errors import errno_of, fail
 from backend.door import tenants
-from backend.door.wire import ARGS, VERSION, WORD, Feature, Message, Op, met
+from backend.door.asking import ABOUT_FAMILIES, Asking
+from backend.door.wire import ARGS, SOFT, VERSION, WORD, Feature, Message, Op, met
 from backend.process.identity import Process
 from backend.soft.gpu import PAGES_AT_ONCE, SoftGpu
 
@@ -21,9 +22,6 @@ CONTEXTS = 64
 """Contexts that one connection may have open."""
 CHANNELS = 128
 """Channels that one context may have."""
-
-SPOKEN = Feature.ENGINE
-"""What is spoken at the door of the software GPU."""
 
 
 async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu], tree: int = 0) -> None:
@@ -36,7 +34,7 @@ class Session:
 
     def __init__(self, process: Process, gpus: Mapping[int, SoftGpu], line: tenants.Line) -> None:
         self.process = process
-        """Who is at the other end."""
+        """The process at the other end."""
         self._line = line
         self._gpus = gpus
         # GPUs are named as the program does: it does not know that it was moved.
@@ -45,6 +43,7 @@ class Session:
         self._finished: dict[tuple[int, int], int] = {}  # (gpu, tsg) -> kernels, not yet told
         self._news = trio.Event()
         self._features: Feature | None = None  # what both sides can, once it has greeted
+        self._asking = Asking(process, line.uid)
 
     async def run(self) -> None:
         """Answers requests and sends progress until the other end is closed."""
@@ -88,8 +87,12 @@ class Session:
 
     async def _do(self, request: Message) -> tuple[int, ...]:
         tenants.check(request, self._features is not None)
-        if request.op != Op.HELLO and Feature.ENGINE not in (self._features or Feature(0)):
+        needs = Feature.FAMILY if request.op in ABOUT_FAMILIES else Feature.ENGINE
+        if request.op != Op.HELLO and needs not in (self._features or Feature(0)):
             raise fail(errno.ENOSYS)
+        if request.op in ABOUT_FAMILIES:
+            await self._asking.take(request, self._meant(request.gpu).booked)
+            return ()
         async with self._meant(request.gpu).machine.gate(self.process).passed():
             return await self._call(request, request.gpu, self._meant(request.gpu))
 
@@ -99,8 +102,8 @@ class Session:
             case Op.HELLO:
                 if args[0] != VERSION:
                     raise fail(errno.EPROTO)
-                self._features = met(SPOKEN, args[1])
-                return VERSION, gpu.config.page, gpu.config.timeslice_us, SPOKEN
+                self._features = met(SOFT, args[1])
+                return VERSION, gpu.config.page, gpu.config.timeslice_us, SOFT
             case Op.JOIN:
                 return (await self._join(named, gpu, args[0]),)
             case Op.LEAVE:

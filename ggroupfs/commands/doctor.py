@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from backend.door.client import facts_of
-from backend.door.wire import CUDA, Feature, names
+from backend.door.wire import CUDA, SOFT, names
 from backend.ledgers.journal.file import stale_since
 from ggroupfs.client.slices import AWAITED, Made, made
 from ggroupfs.commands import host, records
@@ -114,7 +114,7 @@ async def versions(places: Iterable[str] | None = None) -> list[Finding]:
 
 
 def _older(place: str, facts: Mapping[str, str]) -> str:
-    known = names(Feature.ENGINE if facts.get("gpu") == "soft" else CUDA)
+    known = names(SOFT if facts.get("gpu") == "soft" else CUDA)
     if "protocol" not in facts:
         return f"its daemon is of ggroupfs 0.1: `ggroupfs upgrade {place}` has it be what is installed"
     if lacks := set(known.split(",")) - set(facts.get("features", "").split(",")):

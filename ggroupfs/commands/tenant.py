@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 
+from backend.door.environment import families
 from backend.soft.client import Device
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 from ggroupfs.serving import require_trusted
@@ -52,6 +54,8 @@ def _time(word: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand. Exit code 1 if it ever read something else than it wrote."""
     require_trusted(arguments.mount)
+    for complaint in families(os.environ)[1]:
+        print(f"ggroupfs: {complaint}: ignored", file=sys.stderr)
     with Device(arguments.mount, arguments.gpu) as device:
         worker, interrupted = Worker(device, arguments), _interrupted()
         began = time.monotonic()

@@ -24,7 +24,7 @@ from backend.cuda import server as cuda_server
 from backend.cuda.peers import Peers
 from backend.door import tenants
 from backend.door.client import pid_namespace
-from backend.door.wire import CUDA, VERSION, names
+from backend.door.wire import CUDA, SOFT, VERSION, names
 from backend.ledgers.journal.file import Busy, Journal, default_path
 from backend.soft import server as soft_server
 from ggroupfs import serving
@@ -145,7 +145,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             raise MountError(f"no socket at {path}: {error.strerror}{where}") from None
         controller.facts["socket"] = os.fspath(path)
         controller.facts["protocol"] = str(VERSION)
-        controller.facts["features"] = names(soft_server.SPOKEN if backend.soft else CUDA)
+        controller.facts["features"] = names(SOFT if backend.soft else CUDA)
         if journal is not None:
             controller.facts["journal"] = os.fspath(journal.path)
             journal.listener = partial(_tell_of_journal, controller.facts)

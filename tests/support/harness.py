@@ -428,6 +428,8 @@ class Harness:
             "listeners of the dead": len([g for g in reclaimer._listeners if not population.holds(g)]),
             "pidfds": len(exits._pidfds),
             "watched": len(exits._processes),
+            "families asked for": len(self.controller._membership._asked),
+            "families": population.families,
             "directories": len([d for d in self.tree._directories.values() if d.subject not in ("root", "gpus", ROOT)]),
             "owners": len(self.tree._ownership),
             "times": len(self.tree._times),

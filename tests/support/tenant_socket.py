@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from backend.door.wire import FORMAT, SIZE, VERSION, Feature, Message, Op
+from backend.door.wire import FORMAT, SIZE, SOFT, VERSION, Message, Op
 from backend.soft.client import socket_of
 from tests.support.mounted import SECONDS, SLOW, Mounted
 
@@ -44,7 +44,7 @@ class Raw:
 
     def hello(self) -> Raw:
         """Makes it a proper connection."""
-        assert self.ask(Op.HELLO, VERSION) == (VERSION, 2 * MIB, 2048, Feature.ENGINE, 0)
+        assert self.ask(Op.HELLO, VERSION) == (VERSION, 2 * MIB, 2048, SOFT, 0)
         return self
 
     @property

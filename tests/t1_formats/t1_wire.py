@@ -97,6 +97,8 @@ def test_the_numbers_are_for_good() -> None:
         "LIMITS": 9,
         "REPORT": 10,
         "TREE": 11,
+        "WANT": 12,
+        "FAMILY": 13,
         "ARRIVE": 16,
         "SET_TIMESLICE": 17,
         "ATTACH_TSG": 18,

@@ -25,7 +25,7 @@ NOW = f"ledger soft\nledger.lacks none\ngpu nvidia\nprotocol 1\nfeatures {names(
         (NOW + "programs.older 3\nprograms.lack depart\n", "older library: 3, which lack depart until they start anew"),
         (NOW.replace(",depart", ""), "its daemon is of another version and lacks depart"),
         (NOW.replace(",depart", ",depart,later"), ""),
-        ("gpu soft\nprotocol 1\nfeatures engine\n", ""),
+        ("gpu soft\nprotocol 1\nfeatures engine,family\n", ""),
     ],
 )
 def test_what_doctor_says_of_a_tree(tmp_path: Path, text: str, why: str) -> None:

@@ -27,7 +27,7 @@ from tests.versions.recorded import session
 
 ROOT = Path(__file__).parents[2]
 UNKNOWN = 1 << 63
-"""A bit that nobody has given a meaning yet."""
+"""A bit that nothing has given a meaning yet."""
 
 
 def real(test: Callable[[], Awaitable[None]]) -> None:
@@ -112,7 +112,7 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
     assert met(CUDA, 0) == CUDA & FIRST
     assert met(CUDA, UNKNOWN | Feature.MEMORY) == Feature.MEMORY
     assert met(CUDA, UNKNOWN) == Feature(0)
-    assert names(CUDA) == "memory,counters,report,depart"
+    assert names(CUDA) == "memory,counters,report,depart,family"
 
 
 # What a program's library lacks
@@ -253,7 +253,7 @@ def test_this_library_speaks_to_a_daemon_of_0_1(served: Served) -> None:
         assert program.ask("limits") == "0 0 0"
     said = [line.message for line in session() if line.by == ">"]
     hello = double.heard[0]
-    assert hello.args[:2] == (VERSION, CUDA)
+    assert hello.args[:2] == (VERSION, CUDA & ~Feature.FAMILY)
     assert attrs.evolve(hello, args=(VERSION, 0, 0, 0, 0)) == said[0]
     first = [message for message in double.heard if message.op not in (Op.MOVE_IN, Op.LIMITS)]
     assert first[1:] == [message for message in said[1:] if message.op not in (Op.MOVE_IN, Op.LIMITS)]

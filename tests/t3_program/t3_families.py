@@ -1,0 +1,271 @@
+"""Level 3: programs that limit themselves: in which families they are, and what becomes of those."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+import trio
+
+from backend.core import bounds
+from backend.core.descent import families_above
+from backend.core.families import Families, Family, joined
+from backend.core.records import Books
+from backend.process import procfs
+from backend.process.identity import ROOT, Process, Slice, SliceOn, identify
+from tests.support.harness import MIB, Harness, Spawn, StubGpu, running, settle, until, virtual
+from tests.support.restarted import Machine
+
+USER = os.geteuid()
+ONE = Family(0x1234, USER, {"high": 8 * MIB})
+NAME = f"family-{USER}-0000000000001234"
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen(["sleep", "600"])
+print(child.pid, flush=True)
+sys.stdin.read()
+child.kill()
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[tuple[int, int]]:
+    """The pids of a process and of its child."""
+    words = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.pid, int(process.stdout.readline())
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+async def ask(h: Harness, pid: int, *families: Family, everywhere: bool = False) -> Process:
+    """A process names its families."""
+    process = identify(pid)
+    await h.controller.bookkeeper.ask(process, families, everywhere=everywhere)
+    return process
+
+
+def where(h: Harness, process: Process) -> str:
+    """The path of the slice of a process."""
+    resident = h.controller.population.resident(process)
+    assert resident is not None
+    return resident.slice.path
+
+
+@virtual
+async def test_a_family_holds_for_its_processes_together_and_goes_with_the_last(spawn: Spawn) -> None:
+    async with running(StubGpu()) as h:
+        before = h.leftovers()
+        one, other = spawn(), spawn()
+        for process in (one, other):
+            await ask(h, process.pid, ONE)
+            await h.arrive(process.pid, "/job", gmem=6 * MIB)
+        path = f"slice/job/{NAME}/0"
+        assert await h.read(f"{path}/gmem.limit.high") == f"{8 * MIB}\n"
+        assert await h.read(f"{path}/gmem.current") == f"{8 * MIB}\n", "both together are brought under it"
+        assert await h.read("slice/job/0/gmem.current") == f"{8 * MIB}\n"
+        h.check()
+        one.kill()
+        await h.gone(identify_dead(one.pid, h))
+        assert await h.read(f"{path}/gmem.limit.high") == f"{8 * MIB}\n"
+        await h.write(f"{path}/gmem.limit.high", "64M")
+        other.kill()
+        await h.gone(identify_dead(other.pid, h))
+        assert h.leftovers() == before, "what root wrote there goes with it"
+
+
+def identify_dead(pid: int, h: Harness) -> Process:
+    """The process that had a pid in the tree."""
+    found = h.controller.population.by_pid(pid)
+    return found.process if found is not None else Process(pid, 0)
+
+
+@virtual
+async def test_a_process_that_asks_and_never_comes_leaves_nothing(spawn: Spawn) -> None:
+    async with running(StubGpu()) as h:
+        before = h.leftovers()
+        child = spawn()
+        await ask(h, child.pid, ONE)
+        assert h.leftovers() != before
+        child.kill()
+        await until(lambda: h.leftovers() == before, "its exit is seen")
+
+
+@virtual
+async def test_one_that_is_in_the_tree_is_brought_under_its_limit(spawn: Spawn) -> None:
+    """As one that NVML has told of before its library speaks."""
+    async with running(StubGpu()) as h:
+        process = await h.arrive(spawn().pid, "/job", gmem=32 * MIB)
+        await ask(h, process.pid, ONE)
+        assert where(h, process) == f"/job/{NAME}"
+        await settle()
+        assert await h.read(f"{process.pid}/0/gmem.current") == f"{8 * MIB}\n"
+        await ask(h, process.pid, ONE)
+        assert where(h, process) == f"/job/{NAME}", "as after a reconnect"
+        h.check()
+
+
+@virtual
+async def test_what_is_new_is_below_what_there_is(spawn: Spawn) -> None:
+    """Nothing leads out of a family, whatever is said next."""
+    async with running(StubGpu()) as h:
+        process = await h.arrive(spawn().pid, "/job")
+        await ask(h, process.pid, ONE)
+        wider = Family(0x99, USER, {"high": 1 << 40})
+        await ask(h, process.pid, wider)
+        assert where(h, process) == f"/job/{NAME}/{wider.name}"
+        await ask(h, process.pid, ONE)
+        await ask(h, process.pid)
+        assert where(h, process) == f"/job/{NAME}/{wider.name}"
+        many = [Family(number, USER) for number in range(1, 20)]
+        assert len(joined((), many)) == 8
+
+
+@virtual
+async def test_a_child_that_says_nothing_is_found_by_its_parents(parent: tuple[int, int]) -> None:
+    async with running(StubGpu()) as h:
+        above, child = parent
+        await ask(h, above, ONE)
+        process = await h.arrive(child, "/job", gmem=4 * MIB)
+        assert where(h, process) == f"/job/{NAME}"
+        own = Family(0x77, USER, {"high": 1 << 40})
+        await ask(h, child, own)
+        assert where(h, process) == f"/job/{NAME}/{own.name}"
+
+
+@virtual
+async def test_a_user_has_no_process_of_another_in_its_family(parent: tuple[int, int]) -> None:
+    async with running(StubGpu()) as h:
+        above, child = parent
+        await ask(h, above, Family(0x1234, USER + 1000, {"high": 8 * MIB}))
+        process = await h.arrive(child, "/job")
+        assert where(h, process) == "/job"
+
+
+def test_a_chain_that_changes_as_it_is_read_leads_nowhere(parent: tuple[int, int]) -> None:
+    above, child = parent
+    known: dict[int, Families] = {above: (ONE,)}
+    assert families_above(child, lambda pid: known.get(pid, ())) == (ONE,)
+    real, calls = procfs.descent, []
+
+    def descent(pid: int) -> procfs.Descent:
+        calls.append(pid)
+        found = real(pid)
+        return procfs.Descent(1, found.uid) if calls.count(child) > 1 else found
+
+    with mock.patch.object(procfs, "descent", descent):
+        assert families_above(child, lambda pid: known.get(pid, ())) == ()
+
+
+@virtual
+async def test_nothing_that_is_asked_for_takes_from_a_neighbour(spawn: Spawn) -> None:
+    async with running(StubGpu(), scheduler=True) as h:
+        greedy = Family(1, USER, {"low": 64 * MIB, "weight": 10_000, "priority": 0})
+        modest = Family(2, USER, {"low": 1 * MIB, "weight": 7, "priority": 12})
+        at_root = await h.arrive(spawn().pid)
+        await ask(h, at_root.pid, greedy)
+        books = h.ledger.books(SliceOn(Slice(f"/{greedy.name}"), 0))
+        assert (books.low, books.weight, books.priority) == (0, 100, 8)
+        await h.operations.mkdir(await h.inode("slice"), b"job", 0o755, h.ctx)
+        await h.write("slice/job/0/gmem.limit.low", "16M")
+        for family, expected in ((greedy, (16 * MIB, 100, 8)), (modest, (MIB, 7, 12))):
+            process = await h.arrive(spawn().pid, "/job")
+            await ask(h, process.pid, family)
+            books = h.ledger.books(SliceOn(Slice(f"/job/{family.name}"), 0))
+            assert (books.low, books.weight, books.priority) == expected
+
+
+@virtual
+async def test_it_follows_its_process_to_another_cgroup(spawn: Spawn) -> None:
+    """There it is another one of that name and those limits, and the cgroup's own hold as well."""
+    async with running(StubGpu()) as h:
+        await ask(h, (child := spawn()).pid, ONE)
+        process = await h.arrive(child.pid, "/a", gmem=4 * MIB)
+        h.world.cgroups[child.pid] = Slice("/b")
+        await until_moved(h, process, f"/b/{NAME}")
+        assert await h.read(f"slice/b/{NAME}/0/gmem.limit.high") == f"{8 * MIB}\n"
+        assert await h.read(f"slice/b/{NAME}/0/gmem.current") == f"{4 * MIB}\n"
+        assert not h.controller.population.holds(SliceOn(Slice("/a"), 0))
+        h.check()
+
+
+async def until_moved(h: Harness, process: Process, path: str) -> None:
+    """Waits until a process is in a slice."""
+    with trio.fail_after(10):
+        while where(h, process) != path:  # noqa: ASYNC110 - nothing tells of it
+            await trio.sleep(0.1)
+
+
+@virtual
+async def test_families_of_a_user_are_bounded(spawn: Spawn) -> None:
+    with mock.patch.object(bounds, "SLICES_MOST", 2):
+        async with running(StubGpu()) as h:
+            processes = [await h.arrive(spawn().pid, "/job") for _ in range(4)]
+            refused = []
+            for number, process in enumerate(processes, 1):
+                try:
+                    await ask(h, process.pid, Family(number, 1000, {"high": MIB}))
+                except OSError as error:
+                    refused.append(error.errno)
+            assert refused == [errno.EAGAIN, errno.EAGAIN]
+            await ask(h, processes[2].pid, Family(9, 1001, {"high": MIB}))
+            assert where(h, processes[2]) == f"/job/{Family(9, 1001).name}", "others have their own"
+            assert where(h, processes[3]) == "/job"
+
+
+@virtual
+async def test_what_no_gpu_acts_on_is_refused(spawn: Spawn) -> None:
+    gpu = StubGpu()
+    gpu.unsupported.add("gmem.limit.high")
+    async with running(gpu) as h:
+        with pytest.raises(OSError, match="not supported") as refused:
+            await ask(h, spawn().pid, ONE)
+        assert refused.value.errno == errno.EOPNOTSUPP
+
+
+@virtual
+async def test_one_that_is_to_be_in_the_tree_has_every_gpu(spawn: Spawn) -> None:
+    async with running(StubGpu(0), StubGpu(1)) as h:
+        process = await ask(h, spawn().pid, ONE, everywhere=True)
+        assert await h.listdir(f"{process.pid}") == ["0", "1"]
+        assert await h.read(f"slice/{NAME}/1/gmem.limit.high") == f"{8 * MIB}\n"
+
+
+@virtual
+async def test_the_next_daemon_knows_the_families(spawn: Spawn) -> None:
+    """From the books, also of one whose cgroup is another by then; and children go on to be found."""
+    machine = Machine(StubGpu())
+    one, other = spawn(), spawn()
+    async with machine.daemon() as h:
+        for pid in (one.pid, other.pid):
+            await ask(h, pid, ONE)
+            await h.arrive(pid, "/job", gmem=2 * MIB)
+        await h.write(f"slice/job/{NAME}/0/gmem.limit.high", "16M")
+        h.kill()
+    machine.world.cgroups[other.pid] = Slice("/elsewhere")
+    async with machine.daemon() as h:
+        assert where(h, identify(one.pid)) == f"/job/{NAME}"
+        assert where(h, identify(other.pid)) == f"/elsewhere/{NAME}"
+        for job in ("job", "elsewhere"):
+            assert await h.read(f"slice/{job}/{NAME}/0/gmem.limit.high") == f"{16 * MIB}\n"
+        assert h.controller.population.families == 2
+        entry = h.controller.population.slice_entry(Slice(f"/job/{NAME}"))
+        assert entry is not None
+        assert (entry.user, entry.family, entry.kept) == (USER, True, False)
+        for process in (one, other):
+            process.kill()
+            await h.gone(identify_dead(process.pid, h))
+        assert h.controller.population.families == 0
+        assert h.controller.population.slices() == [ROOT]
+
+
+def test_what_a_slice_is_given() -> None:
+    """Root's low is its own; what is not asked for is not touched."""
+    assert dict(Family(1, 0).allowed(ROOT, Books())) == {}
+    assert dict(Family(1, 0, {"high": 5, "low": 5}).allowed(ROOT, Books(low=9))) == {"high": 5, "low": 0}

@@ -1,0 +1,147 @@
+"""Programs that limit themselves by their environment, on a real mount: any user, their children, the next daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from backend.core.families import NAME
+from backend.core.settings import HIGH, KEPT, SETTINGS, WEIGHT
+from backend.door.wire import SOFT, VERSION, Op
+from tests.support.cgroups import cgroup, enter, slice_path
+from tests.support.command import MIB, ggroupfs
+from tests.support.mounted import SECONDS, Mounted, eventually, mounted, mountpoint
+from tests.support.tenant_socket import Raw
+
+NOBODY = 65534
+HOLDS = """
+import os, signal, subprocess, sys
+from backend.soft.client import Device
+path, children = sys.argv[1:]
+with Device(path) as device:
+    workers = [subprocess.Popen([sys.executable, "-c", WORKER, path]) for _ in range(int(children))]
+    device.join()
+    device.alloc(64 << 20)
+    print("holds", flush=True)
+    sys.stdin.read()
+for worker in workers:
+    worker.kill()
+    worker.wait()
+"""
+WORKER = """
+import signal, sys
+from backend.soft.client import Device
+with Device(sys.argv[1]) as device:
+    device.join()
+    device.alloc(64 << 20)
+    signal.pause()
+"""
+
+
+@contextlib.contextmanager
+def program(
+    mount: Mounted, children: int = 0, *, user: int = 0, at: Path | None = None, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A program that holds 64 MiB, and as many children that hold as much each."""
+    script = f"WORKER = {WORKER!r}\n{HOLDS}"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, os.fspath(mount.path), str(children)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        user=user,
+        env=os.environ | environment,
+        preexec_fn=(lambda: enter(os.getpid(), at)) if at is not None else None,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            assert process.stdout.readline() == "holds\n"
+            yield process
+            process.stdin.close()
+            process.wait(SECONDS)
+        finally:
+            process.kill()
+
+
+def found(mount: Mounted) -> list[Path]:
+    """The directories of families, on GPU 0."""
+    return [path / "0" for path in (mount / "slice").rglob("family-*") if NAME.fullmatch(path.name)]
+
+
+def family(mount: Mounted) -> Path:
+    """The one that there is, once it is there."""
+    (path,) = eventually(lambda: found(mount), "a family is there")
+    return Path(path)
+
+
+def number(path: Path) -> int:
+    """The number in a file."""
+    return int(path.read_text())
+
+
+def test_a_plain_user_limits_its_program_and_its_children_together(mount: Mounted) -> None:
+    with program(mount, 2, user=NOBODY, GGROUP_GMEM_HIGH="96M", GGROUP_WEIGHT="10") as process:
+        eventually(lambda: number(family(mount) / "gmem.swap.current") == 96 * MIB, "192 MiB are held together")
+        here = family(mount)
+        assert here.parent.name.startswith(f"family-{NOBODY}-")
+        assert number(here / "gmem.current") == number(here / "gmem.limit.high") == 96 * MIB
+        assert number(here / "compute.weight") == 10
+        assert (mount.group(process.pid) / "gmem.limit.high").read_text() == "max\n", "it is the family's"
+        assert os.stat(here / "gmem.limit.high").st_uid == 0
+        raised = f"echo max >{here}/gmem.limit.high"
+        assert subprocess.run(["sh", "-c", raised], user=NOBODY, stderr=subprocess.DEVNULL).returncode != 0
+    eventually(lambda: not found(mount), "it goes with the last of them")
+
+
+def test_what_cannot_be_ends_the_program_with_one_line(mount: Mounted) -> None:
+    words = ("tenant", "--mount", mount.path, "--gmem", "0", "--seconds", "0.1", "--report", "0.1")
+    refused = ggroupfs(*words, GGROUP_GMEM_HIGH="lots")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    line = "ggroupfs: GGROUP_GMEM_HIGH=lots: not a size: bytes, or with K, M, G or T, or max"
+    assert refused.stderr == f"{line}\n"
+    lenient = ggroupfs(*words, GGROUP_GMEM_HIGH="lots", GGROUP_LENIENT="1")
+    assert (lenient.returncode, lenient.stderr) == (0, f"{line}: ignored\n")
+
+
+def test_it_is_below_the_slice_of_its_cgroup_and_follows_to_another(mount: Mounted) -> None:
+    with cgroup("ggroup-family") as top:
+        for name in ("a", "b"):
+            (top / name).mkdir()
+        with program(mount, at=top / "a", GGROUP_GMEM_HIGH="32M") as process:
+            here = mount / "slice" / slice_path(top)
+            assert family(mount).parent.parent == here / "a"
+            enter(process.pid, top / "b")
+            eventually(lambda: family(mount).parent.parent == here / "b", "it is in the other one")
+            assert number(family(mount) / "gmem.limit.high") == number(here / "b/0/gmem.current") == 32 * MIB
+        eventually(lambda: not here.exists(), "all of that goes with it")
+
+
+def test_what_is_refused_at_the_socket() -> None:
+    """On a mount of its own: whatever this process starts would be in its families."""
+    with mountpoint() as place, mounted(place) as mount:
+        refused_at_the_socket(mount)
+
+
+def refused_at_the_socket(mount: Mounted) -> None:
+    """See the test."""
+    high, weight = SETTINGS.index(HIGH), SETTINGS.index(WEIGHT)
+    with Raw(mount) as raw:
+        assert raw.ask(Op.WANT, high, 1) == errno.EPROTO, "before the greeting"
+        assert raw.ask(Op.HELLO, VERSION) == (VERSION, 2 * MIB, 2048, SOFT, 0)
+        assert raw.ask(Op.WANT, high, 1) == raw.ask(Op.FAMILY, 1) == errno.ENOSYS, "it has not said that it can"
+    with Raw(mount) as raw:
+        assert raw.ask(Op.HELLO, VERSION, SOFT) == (VERSION, 2 * MIB, 2048, SOFT, 0)
+        for setting in (len(SETTINGS), 1 << 63, SETTINGS.index(KEPT)):
+            assert raw.ask(Op.WANT, setting, 1) == errno.EINVAL
+        assert raw.ask(Op.WANT, high, 1 << 63) == errno.ERANGE
+        assert raw.ask(Op.WANT, weight, 0) == raw.ask(Op.WANT, weight, 10_001) == errno.ERANGE
+        assert raw.ask(Op.FAMILY, 0) == raw.ask(Op.FAMILY, 1, 2) == errno.EINVAL
+        answers = [raw.ask(Op.FAMILY, number) for number in range(1, 10)]
+        assert answers == [(0, 0, 0, 0, 0)] * 8 + [errno.E2BIG]
+    assert not found(mount), "this process has not come to a GPU"
