@@ -1,7 +1,8 @@
 """``ggroupfs run``: becomes a program, in the tree and with limits before it does anything.
 
 The process makes its own directory, writes its limits there, and then is the program: pid, exit code and signals are
-the program's own. On NVIDIA GPUs a library goes along (LD_PRELOAD) that moves the program's memory.
+the program's own. What its environment asks for (`GGROUP_GMEM_HIGH` and the like) holds for it and its children
+together, and needs no right. On NVIDIA GPUs a library goes along (LD_PRELOAD) that moves the program's memory.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import errno
 import os
 import shutil
 import signal
+import sys
+from collections.abc import MutableMapping
 from pathlib import Path
 
 import attrs
 
 from backend.core.records import MAX
 from backend.door.client import facts_of
+from backend.door.environment import Refused, families, is_lenient, refusal
+from backend.door.limiting import limit_self
 from ggroupfs.commands import scope
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, cgroup2
@@ -73,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         scope.enter(arguments.slice, command)
     elif arguments.slice is not None:
         enter(arguments.slice)
+    limit(facts.get("socket"), environment)
     if settings:
         apply(mount, settings, arguments.gpu)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec(2) would leave so
@@ -133,6 +139,23 @@ def apply(mount: Path, settings: list[Setting], gpu: int | None) -> None:
                 if error.errno in (errno.ENOENT, errno.EACCES) and not path.exists():
                     raise UsageError(f"run: -p {setting.name}: there is no such control") from None
                 raise RuntimeError(f"run: {setting}: {error.strerror}") from None
+
+
+def limit(path: str | None, environment: MutableMapping[str, str]) -> None:
+    """Puts this very process into the families that an environment asks for, which is noted there for its children.
+    RuntimeError for a value that is none, or is refused; with `GGROUP_LENIENT` that is said, and no more."""
+    levels, complaints = families(environment)
+    try:
+        if levels and path is None:
+            complaints = [*complaints, "this tree has no socket to ask for limits at"]
+        elif levels and path is not None and not limit_self(path, levels):
+            complaints = [*complaints, "the daemon is of an earlier version: no program limits itself"]
+    except OSError as error:
+        if not is_lenient(environment):
+            raise Refused(f"run: {refusal(levels, error)}") from None
+        complaints = [*complaints, refusal(levels, error)]
+    for complaint in complaints:
+        print(f"ggroupfs: run: {complaint}: ignored", file=sys.stderr)
 
 
 def enter(name: str) -> None:

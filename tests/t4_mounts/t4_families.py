@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from backend.core.settings import HIGH, KEPT, SETTINGS, WEIGHT
 from backend.door.wire import SOFT, VERSION, Op
 from tests.support.cgroups import cgroup, enter, slice_path
 from tests.support.command import MIB, ggroupfs
-from tests.support.mounted import SECONDS, Mounted, eventually, mounted, mountpoint
+from tests.support.mounted import SECONDS, Mounted, daemons, eventually, kill, mounted, mountpoint
 from tests.support.tenant_socket import Raw
 
 NOBODY = 65534
@@ -107,6 +108,36 @@ def test_what_cannot_be_ends_the_program_with_one_line(mount: Mounted) -> None:
     assert refused.stderr == f"{line}\n"
     lenient = ggroupfs(*words, GGROUP_GMEM_HIGH="lots", GGROUP_LENIENT="1")
     assert (lenient.returncode, lenient.stderr) == (0, f"{line}: ignored\n")
+    of_run = ggroupfs("run", "--mount", mount.path, "--", "true", GGROUP_PRIORITY="16")
+    assert (of_run.returncode, of_run.stderr) == (1, "ggroupfs: GGROUP_PRIORITY=16: not a number from 0 to 15\n")
+    lenient = ggroupfs("run", "--mount", mount.path, "--", "true", GGROUP_PRIORITY="16", GGROUP_LENIENT="1")
+    assert (lenient.returncode, lenient.stderr) == (
+        0,
+        "ggroupfs: run: GGROUP_PRIORITY=16: not a number from 0 to 15: ignored\n",
+    )
+
+
+def test_run_limits_programs_that_know_nothing_of_it(mount: Mounted) -> None:
+    """By any user, without a right in the tree; the children of one that lost its environment, too."""
+    child = f"env -i {sys.executable} -c '{WORKER}' {mount.path}"
+    words = [sys.executable, "-m", "ggroupfs", "run", "--mount", os.fspath(mount.path), "--", "sh", "-c"]
+    environment = os.environ | {"GGROUP_GMEM_HIGH": "48M"}
+    script = f"{child} & {child} & wait"
+    with subprocess.Popen([*words, script], env=environment, user=NOBODY, start_new_session=True) as process:
+        try:
+            eventually(lambda: number(family(mount) / "gmem.swap.current") == 80 * MIB, "128 MiB are held together")
+            assert number(family(mount) / "gmem.current") == 48 * MIB
+            assert mount.group(process.pid).is_dir(), "it is in the tree, without a context"
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    eventually(lambda: not found(mount), "it goes with the last of them")
+
+
+def test_a_child_with_a_limit_of_its_own_is_below_the_other(mount: Mounted) -> None:
+    words = ["run", "--mount", mount.path, "--", "env", "GGROUP_GMEM_HIGH=32M"]
+    script = f"cd {mount.path}/slice && find . -path '*family-*/0/gmem.limit.high' | sort | xargs cat"
+    result = ggroupfs(*words, sys.executable, "-m", "ggroupfs", *words[:4], "sh", "-c", script, GGROUP_GMEM_HIGH="48M")
+    assert (result.stdout, result.stderr) == (f"{48 * MIB}\n{32 * MIB}\n", "")
 
 
 def test_it_is_below_the_slice_of_its_cgroup_and_follows_to_another(mount: Mounted) -> None:
@@ -120,6 +151,26 @@ def test_it_is_below_the_slice_of_its_cgroup_and_follows_to_another(mount: Mount
             eventually(lambda: family(mount).parent.parent == here / "b", "it is in the other one")
             assert number(family(mount) / "gmem.limit.high") == number(here / "b/0/gmem.current") == 32 * MIB
         eventually(lambda: not here.exists(), "all of that goes with it")
+
+
+def test_one_that_was_killed_and_the_next_daemon() -> None:
+    """A software GPU ends with its daemon, and its programs with it; `run` keeps one that needs none."""
+    with mountpoint() as place, daemons(place) as start:
+        mount = start()
+        words = [sys.executable, "-m", "ggroupfs", "run", "--mount", os.fspath(place), "--", "sleep", "600"]
+        environment = os.environ | {"GGROUP_GMEM_HIGH": "32M", "GGROUP_PRIORITY": "12"}
+        with subprocess.Popen(words, env=environment, user=NOBODY) as process:
+            try:
+                before = family(mount)
+                (before / "gmem.limit.high").write_text("40M")
+                kill(mount)
+                mount = start()
+                assert family(mount) == before
+                assert number(before / "gmem.limit.high") == 40 * MIB
+                assert number(before / "compute.priority") == 12
+            finally:
+                process.kill()
+        eventually(lambda: not found(mount), "it goes with its process all the same")
 
 
 def test_what_is_refused_at_the_socket() -> None:
