@@ -32,7 +32,7 @@ def binary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if not (CUDA / "cuda.h").exists():
         pytest.fail(f"no cuda.h in {CUDA}: make cuda brings it")
     out = tmp_path_factory.mktemp("daemon") / "daemon_main"
-    sources = [LIBRARY / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link")]
+    sources = [LIBRARY / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link", "family")]
     main = HERE / "socket" / "daemon_main.c"
     subprocess.run(["gcc", *FLAGS, *SANITIZERS[request.param], main, *sources, "-o", out], check=True)
     return out
@@ -279,7 +279,7 @@ def test_the_daemon_goes_while_a_charge_waits(start: Start, path: Path) -> None:
 
 
 def test_a_program_that_closes_all_descriptors(start: Start, path: Path) -> None:
-    """... and uses the numbers itself: its files are left alone, and it is managed again soon."""
+    """A program that uses the numbers itself: its files are left alone, and it is managed again soon."""
     program = start()
 
     async def test() -> None:
@@ -362,7 +362,7 @@ def test_nothing_is_said_to_a_daemon_of_another_user(start: Start, path: Path) -
 
 
 def test_a_daemon_outside_of_the_user_namespace_is_spoken_to(start: Start, path: Path) -> None:
-    """As root's is, who has no number in a container: any user without one may be root."""
+    """As that of root is, which has no number in a container: any user without one may be root."""
     program = start("unshare", "--user", "--map-root-user")
     with listening_as(path, 1000) as listener, managing(program, listener) as connection:
         assert Message.decode(connection.recv(SIZE)).op == Op.HELLO

@@ -253,7 +253,7 @@ def test_this_library_speaks_to_a_daemon_of_0_1(served: Served) -> None:
         assert program.ask("limits") == "0 0 0"
     said = [line.message for line in session() if line.by == ">"]
     hello = double.heard[0]
-    assert hello.args[:2] == (VERSION, CUDA & ~Feature.FAMILY)
+    assert hello.args[:2] == (VERSION, CUDA)
     assert attrs.evolve(hello, args=(VERSION, 0, 0, 0, 0)) == said[0]
     first = [message for message in double.heard if message.op not in (Op.MOVE_IN, Op.LIMITS)]
     assert first[1:] == [message for message in said[1:] if message.op not in (Op.MOVE_IN, Op.LIMITS)]

@@ -28,9 +28,10 @@ enum { WIRE_VERSION = 1 };
 #define FEATURE_COUNTERS	(UINT64_C(1) << 1)
 #define FEATURE_REPORT		(UINT64_C(1) << 2)
 #define FEATURE_DEPART		(UINT64_C(1) << 3)
-#define FEATURES		(FEATURE_MEMORY | FEATURE_COUNTERS | FEATURE_REPORT | FEATURE_DEPART)
+#define FEATURE_FAMILY		(UINT64_C(1) << 5)
 /* Of a daemon that says 0: what 0.1 could. */
-#define FEATURES_FIRST		FEATURES
+#define FEATURES_FIRST		(FEATURE_MEMORY | FEATURE_COUNTERS | FEATURE_REPORT | FEATURE_DEPART)
+#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY)
 
 enum op {
 	OP_HELLO = 1,
@@ -41,9 +42,11 @@ enum op {
 	OP_MOVE_IN,
 	OP_LIMITS,
 	OP_REPORT,
+	OP_WANT = 12,
+	OP_FAMILY,
 	OP_RECLAIM = 20,
 	OP_DEPART,
-	OP_EVENTS = 64,		/* from here on nobody waits for an answer */
+	OP_EVENTS = 64,		/* from here on no answer is waited for */
 	OP_ROOM = 66,
 };
 #define OP_REPLY (UINT32_C(1) << 31)
@@ -64,7 +67,7 @@ void link_drop(struct descriptor *descriptor);
 /* A connection to the socket at `path`, not blocking, closed by exec: 0 or an
  * errno, EPERM if neither root nor this user listens there. Never waits. */
 int link_open(struct descriptor *link, const char *path);
-/* A pipe to wake up who sleeps in poll(2); each end on its own. */
+/* A pipe to wake up a thread that sleeps in poll(2); each end on its own. */
 int link_pipe(struct descriptor ends[2]);
 /* 0, EAGAIN, or another errno: the connection is of no use any more. Never waits, and
  * never raises SIGPIPE. */

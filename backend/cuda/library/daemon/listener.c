@@ -15,6 +15,7 @@
 #include "daemon.h"
 #include "departure.h"
 #include "exchange.h"
+#include "family.h"
 #include "home.h"
 #include "life.h"
 #include "log.h"
@@ -27,7 +28,7 @@
 #define RECONNECT 1000		/* between two tries */
 #define MOVE_BACK 250		/* between two tries to get memory back */
 #define LONGEST 2000		/* sleep */
-#define DEPARTED 120000		/* for somebody to move us, and to let us go on */
+#define DEPARTED 120000		/* for the daemon to move us, and to let us go on */
 #define ALONE 5000		/* until what was imported comes home, if no daemon says that it may */
 
 /* Bytes that come back in one go; then the daemon has a word. */
@@ -108,7 +109,7 @@ static int64_t move_back(void)
 	for (int i = 0; i < session.managed_count; i++) {
 		struct managed *managed = &session.managed[i];
 		uint64_t want, owed, moved, usec;
-		/* The daemon answers once whoever moved us has ended: until then the driver is busy with that. */
+		/* The daemon answers once what moved us has ended: until then the driver is busy with that. */
 		const bool may_come = managed->ours || session_now_ms() - session.lost_at > ALONE;
 
 		pthread_mutex_unlock(&session.lock);
@@ -151,7 +152,7 @@ static int64_t move_back(void)
 
 static void lose(void)
 {
-	/* Whoever had us stand by has done with us, or is gone. */
+	/* What had us stand by has done with us, or is gone. */
 	if (departure_begun())
 		departure_end();
 	pthread_mutex_lock(&session.lock);
@@ -171,7 +172,7 @@ static void lose(void)
 		session_number(managed, -1);
 	}
 	for (struct waiter *waiter = session.waiters; waiter; waiter = waiter->next) {
-		/* Granted: here, so that the next daemon is told of it, whoever wakes up first. */
+		/* Granted: here, so that the next daemon is told of it, whichever thread wakes up first. */
 		if (waiter->message.op == OP_CHARGE && !waiter->done && !waiter->lost)
 			waiter->managed->resident += waiter->message.args[0];
 		waiter->lost = true;
@@ -186,7 +187,7 @@ static void share(int fd)
 	struct stat status;
 	void *page;
 
-	/* A page that we had before stays mapped: somebody may be about to count on it. One that can be
+	/* A page that we had before stays mapped: a thread may be about to count on it. One that can be
 	 * cut off would end the program (SIGBUS): no daemon of ours hands that out. */
 	if (!fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct totals_page) &&
 	    fcntl(fd, F_GET_SEALS) >= 0 && (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK)) {
@@ -222,7 +223,7 @@ static void manage(struct managed *managed)
 	}
 	session_number(managed, (int)waiter.message.args[0]);
 	waiter = (struct waiter){ 0 };
-	/* What is freed or granted from here on is told after it. Nobody says anything of the device
+	/* What is freed or granted from here on is told after it. No thread says anything of the device
 	 * before the answer. */
 	waiter.message = session_about(OP_MANAGE, managed, managed->resident, managed->swapped);
 	managed->freed_resident = managed->freed_swapped = 0;
@@ -247,7 +248,25 @@ static void manage(struct managed *managed)
 	}
 }
 
-/* Says who we are; the lock is held. What the daemon says that it can comes with the answer: nothing, from one of 0.1. */
+/* Tells of the families of the program, before anything of it is charged; the lock is held. */
+static void tell_families(void)
+{
+	struct waiter waiter;
+
+	for (unsigned int number = 0;; number++) {
+		waiter = (struct waiter){ 0 };
+		if (!family_request(number, &waiter.message))
+			break;
+		if (!greet(&waiter, ANSWER)) {
+			if (!session.broken)
+				family_refused(-waiter.message.status);
+			return;
+		}
+	}
+	family_taken();
+}
+
+/* Says which version we are; the lock is held. What the daemon says that it can comes with the answer: nothing, from one of 0.1. */
 static bool meet(void)
 {
 	struct waiter hello = { .message = { .op = OP_HELLO, .args = { WIRE_VERSION, FEATURES } } };
@@ -259,6 +278,8 @@ static bool meet(void)
 	session.features = FEATURES & (said ? said : FEATURES_FIRST);
 	if (session.features != FEATURES)
 		log_line("the daemon lacks features %#llx", (unsigned long long)(FEATURES & ~session.features));
+	if (session.features & FEATURE_FAMILY)
+		tell_families();
 	return true;
 }
 
@@ -300,7 +321,7 @@ static void receive(void)
 		if (session.managed[i].ours && session_flush(&session.managed[i]) == EAGAIN)
 			session.clogged = true;
 	lost = session.broken;
-	pthread_cond_broadcast(&session.changed);	/* whoever found the socket full tries again */
+	pthread_cond_broadcast(&session.changed);	/* a thread that found the socket full tries again */
 	pthread_mutex_unlock(&session.lock);
 	if (lost)
 		lose();
@@ -324,7 +345,7 @@ static void *listen_to_it(void *unused)
 		connect_and_manage();
 		receive();
 		work();
-		/* Who stands by calls nobody. */
+		/* A program that stands by makes no call. */
 		next = departure_begun() ? LONGEST : move_back();
 		tick = departure_begun() ? -1 : counters_tick();
 		if (tick >= 0)
@@ -362,7 +383,10 @@ void listener_begin(void)
 {
 	const char *named = getenv("GGROUP_SOCKET");
 
-	if (session.running || !named || !*named)
+	if (session.running)
+		return;
+	family_begin();
+	if (!named || !*named)
 		return;
 	/* The program may change its environment. */
 	if (strlen(named) >= sizeof(session.path)) {
