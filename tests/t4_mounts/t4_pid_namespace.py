@@ -17,7 +17,7 @@ from ggroupfs.client import Tree, has_our_pids
 from ggroupfs.text.names import is_number
 from tests.support.cgroups import cgroup, enter
 from tests.support.command import MIB
-from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, mounted
+from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, eventually, mounted
 
 G = f"{sys.executable} -m ggroupfs"
 ELSEWHERE = "this is another pid namespace than that of the tree's daemon, and pids are other processes' there"
@@ -126,3 +126,25 @@ def test_a_daemon_with_the_proc_of_another_namespace_does_not_begin(tmp_path: Pa
     )
     with mounted(tmp_path):
         pass
+
+
+def test_in_a_container_with_the_tree_read_only(mount: Mounted) -> None:
+    """A plain user there limits a program and its children by the environment: the socket is all that it takes."""
+    child = f"{G} tenant --mount {mount.path} --gmem 64M --report 3600"
+    program = f"{child} & p=$!; {child} & q=$!; read line; kill $p $q; wait"
+    script = f"""
+mount --bind {mount.path} {mount.path} && mount -o remount,bind,ro {mount.path} || exit 9
+GGROUP_GMEM_HIGH=48M setpriv --reuid=65534 --clear-groups {G} run --mount {mount.path} -- sh -c '{program}'
+"""
+    words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as process:
+        try:
+            (here,) = eventually(lambda: list((mount / "slice").rglob("family-65534-*")), "it is in a family")
+            eventually(
+                lambda: (here / "0/gmem.swap.current").read_text() == f"{80 * MIB}\n", "128 MiB are held together"
+            )
+            assert (here / "0/gmem.current").read_text() == f"{48 * MIB}\n"
+            process.communicate("\n", timeout=SECONDS)
+        finally:
+            process.kill()
+    eventually(lambda: not here.exists(), "it goes with the last of them")

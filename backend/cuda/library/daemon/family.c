@@ -85,7 +85,7 @@ static void put(char *entry)
 		memcpy(all, environ, count * sizeof(*all));
 	all[count] = entry;
 	all[count + 1] = NULL;
-	environ = all;		/* it stays: whoever has the one before may read on */
+	environ = all;		/* it stays: a reader of the one before may go on */
 }
 
 /* Values */
