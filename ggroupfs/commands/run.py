@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = [_setting(word) for word in arguments.settings]
     mount = Path(os.path.abspath(arguments.mount))
     require_trusted(mount)
-    facts = facts_of(mount)
+    facts = _facts(mount, bool(settings))
     environment = dict(os.environ)
     if facts.get("gpu") == "nvidia":
         if "socket" not in facts:
@@ -89,6 +89,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise OSError(error.errno, error.strerror, program) from None
 
 
+def _facts(mount: Path, needs_tree: bool) -> Mapping[str, str]:
+    """The facts of a tree; without one, as in a container that was given the socket alone, what GGROUP_SOCKET says.
+    FileNotFoundError."""
+    try:
+        return facts_of(mount)
+    except FileNotFoundError:
+        named = os.environ.get("GGROUP_SOCKET")
+        if needs_tree or not named:
+            raise
+    return {"socket": named, **({"gpu": "nvidia"} if any(place.is_file() for place in _places()) else {})}
+
+
 def _setting(word: str) -> Setting:
     name, equals, value = word.partition("=")
     if not (name and equals and (value or name in BY_NAME)) or "/" in name:
@@ -102,12 +114,17 @@ def _setting(word: str) -> Setting:
 
 def library() -> Path:
     """The library that goes into CUDA programs; GGROUP_CUDA_LIBRARY names another."""
-    named = os.environ.get("GGROUP_CUDA_LIBRARY")
-    places = (Path(named),) if named else PLACES
+    places = _places()
     for place in places:
         if place.is_file():
             return place.resolve()
     raise RuntimeError(f"run: there is no {places[-1]}: `make -C backend/cuda/library` builds it")
+
+
+def _places() -> Sequence[Path]:
+    """The places where the library may be."""
+    named = os.environ.get("GGROUP_CUDA_LIBRARY")
+    return (Path(named),) if named else PLACES
 
 
 def apply(mount: Path, settings: list[Setting], gpu: int | None) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from backend.core.families import NAME
 from backend.core.settings import HIGH, KEPT, SETTINGS, WEIGHT
 from backend.door.wire import SOFT, VERSION, Op
+from backend.soft.client import socket_of
 from tests.support.cgroups import cgroup, enter, slice_path
 from tests.support.command import MIB, ggroupfs
 from tests.support.mounted import SECONDS, Mounted, daemons, eventually, kill, mounted, mountpoint
@@ -131,6 +132,20 @@ def test_run_limits_programs_that_know_nothing_of_it(mount: Mounted) -> None:
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     eventually(lambda: not found(mount), "it goes with the last of them")
+
+
+def test_run_takes_the_socket_where_there_is_no_tree(mount: Mounted, tmp_path: Path) -> None:
+    """As in a container that was given no more."""
+    words = ("run", "--mount", tmp_path, "--", "cat", f"{mount.path}/self/0/gmem.current")
+    there = {"GGROUP_SOCKET": os.fspath(socket_of(mount.path)), "GGROUP_CUDA_LIBRARY": "/nowhere/lib.so"}
+    limited = ggroupfs(*words, GGROUP_GMEM_HIGH="32M", **there)
+    assert (limited.returncode, limited.stdout, limited.stderr) == (0, "0\n", ""), "it is in the tree of that socket"
+    without = ggroupfs(*words, GGROUP_GMEM_HIGH="32M")
+    assert (without.returncode, without.stderr) == (
+        1,
+        f"ggroupfs: {tmp_path}/ggroup.backend: No such file or directory\n",
+    )
+    assert ggroupfs(*words[:3], "-p", "GMemHigh=1G", *words[3:], **there).returncode == 1, "-p needs the tree"
 
 
 def test_a_child_with_a_limit_of_its_own_is_below_the_other(mount: Mounted) -> None:
