@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from backend.core.families import NAME as FAMILY
 from backend.door.client import facts_of
 from backend.process import procfs
 from backend.process.delegated import HIERARCHIES
@@ -124,9 +125,9 @@ def _our_cgroups(pid: int) -> bool:
 
 
 def strays(mount: Path) -> Iterator[Finding]:
-    """The slices that no cgroup is of: made ahead, or with a program in them still. OSError."""
+    """The slices that no cgroup is of: made ahead, or with a program in them still. Families have none. OSError."""
     paths = dict.fromkeys(branch.slice for branch in branches(mount) if branch.slice != ROOT_PATH)
-    found = [path for path in paths if not has_cgroup(path)]
+    found = [path for path in paths if not (FAMILY.fullmatch(path.rpartition("/")[2]) or has_cgroup(path))]
     for path in found[:STRAYS_MOST]:
         place = mount / slice_directory(path)
         yield Finding(readable(os.fspath(place)), "advisory", STRAY)
