@@ -12,19 +12,19 @@ from backend.core.settings import BY_ENVIRONMENT, HIGH, SETTINGS, WEIGHT
 from backend.door.environment import FAMILY, Level, Refused, families, levels_in, messages, refusal, value_of
 from backend.door.wire import Op
 
-CORPUS = Path(__file__).parents[1] / "corpus" / "environment" / "values"
+VALUES = Path(__file__).parents[1] / "support" / "environment.values"
 
 
-def corpus() -> Iterator[tuple[str, str, str]]:
+def cases() -> Iterator[tuple[str, str, str]]:
     """Variable, value and what it means."""
-    for line in CORPUS.read_text(encoding="utf-8").splitlines():
+    for line in VALUES.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             words, _, meaning = line.partition(" = ")
             name, _, value = words.partition(" ")
             yield name, value, meaning
 
 
-@pytest.mark.parametrize(("name", "value", "meaning"), list(corpus()))
+@pytest.mark.parametrize(("name", "value", "meaning"), list(cases()))
 def test_what_a_value_means(name: str, value: str, meaning: str) -> None:
     setting = BY_ENVIRONMENT[name]
     if meaning == "refused":
@@ -35,7 +35,7 @@ def test_what_a_value_means(name: str, value: str, meaning: str) -> None:
 
 
 def test_every_variable_has_a_line_of_each_kind() -> None:
-    assert {name for name, _, _ in corpus()} == set(BY_ENVIRONMENT)
+    assert {name for name, _, _ in cases()} == set(BY_ENVIRONMENT)
 
 
 def test_nothing_is_asked_for_without_a_variable() -> None:

@@ -22,7 +22,7 @@ from tests.t6_cuda.harness import build
 from tests.versions.ends import compile_library
 
 ROOT = Path(__file__).parents[2]
-CORPUS = ROOT / "tests" / "corpus" / "environment" / "values"
+VALUES = ROOT / "tests" / "support" / "environment.values"
 OURS = {name: text for name, text in os.environ.items() if not name.startswith("GGROUP_")}
 OUTER = "00000000000000aa:high=4096"
 
@@ -96,7 +96,7 @@ int main(void)
 
 def test_values_mean_what_they_mean_elsewhere(start: Start) -> None:
     """Each line of the corpus, which the Python end reads as well, with the same words for one that is refused."""
-    for line in CORPUS.read_text(encoding="utf-8").splitlines():
+    for line in VALUES.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             continue
         words, _, meaning = line.partition(" = ")
