@@ -64,6 +64,9 @@ stage: $(COMPILED)/.made cuda
 	install -d $(STAGE)$(PREFIX)/lib/systemd/system
 	for unit in $(UNITS); do \
 		sed 's|/usr/bin/|$(PREFIX)/bin/|' $$unit >$(STAGE)$(PREFIX)/lib/systemd/system/$${unit#systemd/}; done
+	install -d $(STAGE)$(PREFIX)/lib/systemd/system-generators
+	sed 's|@LIB@|$(LIB)|' packaging/generator.in >$(STAGE)$(PREFIX)/lib/systemd/system-generators/ggroupfs
+	chmod 755 $(STAGE)$(PREFIX)/lib/systemd/system-generators/ggroupfs
 	install -D -m 644 systemd/sysusers.conf $(STAGE)$(PREFIX)/lib/sysusers.d/ggroupfs.conf
 	install -D -m 644 systemd/tmpfiles.conf $(STAGE)$(PREFIX)/lib/tmpfiles.d/ggroupfs.conf
 	install -D -m 644 systemd/default $(STAGE)/etc/default/ggroupfs

@@ -39,7 +39,7 @@ def test_uninstall_takes_away_exactly_what_install_made(tmp_path: Path, prefix: 
     for name in (
         *("bin/ggroupfs", "lib/ggroupfs/ggroupfs/cli.py", "lib/ggroupfs/backend/cuda/libggroup-cuda.so"),
         *("lib/systemd/system/ggroupfs.service", "lib/systemd/system/ggroupfs-metrics.service"),
-        "lib/systemd/system/ggroupfs-policy@.service",
+        *("lib/systemd/system/ggroupfs-policy@.service", "lib/systemd/system-generators/ggroupfs"),
         *("lib/systemd/system/run-ggroup.mount", "lib/sysusers.d/ggroupfs.conf", "lib/tmpfiles.d/ggroupfs.conf"),
         *("include/ggroup_usermem.h", "share/man/man8/ggroupfs.8.gz"),
     ):
