@@ -1,0 +1,232 @@
+"""The slices of one tree, with the ledger's groups for them: made, kept, given to users, and dropped.
+
+Sync and free of hardware. A slice is there while a process below it is, and beyond that if a caller made it or set
+something on it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from backend.common.errors import fail
+from backend.core.bounds import REFUSALS, Bounds
+from backend.core.entries import SliceEntry, Watcher
+from backend.core.member import Record
+from backend.core.protocols import Ledger
+from backend.process.identity import ROOT, Group, Slice, SliceOn
+
+
+class SliceTree:
+    """The slices of one tree."""
+
+    def __init__(self, ledger: Ledger, gpus: Iterable[int], delegate_of: Callable[[Slice], int] = lambda _: 0) -> None:
+        """`delegate_of` says which user may make cgroups below a cgroup."""
+        self._ledger = ledger
+        self._gpus = tuple(gpus)
+        self._delegate_of = delegate_of
+        self._bounds = Bounds()
+        self._slices: dict[Slice, SliceEntry] = {ROOT: SliceEntry(ROOT, None, kept=True)}
+        self._records: dict[Group, Record] = {}
+        for gpu in self._gpus:
+            self._keep_record(SliceOn(ROOT, gpu))
+        self.watchers: list[Watcher] = []
+        self.dropped: list[Callable[[Record, Record | None], None]] = []
+        """Told of the record of each group that has left, and of the one in which its process goes on elsewhere."""
+        self.kept: list[Callable[[Slice, bool], None]] = []
+        """Told of a slice that stays from now on, or does not."""
+        self.version = 0
+        """Another number whenever anything else is in the tree, or is elsewhere in it."""
+        self.families = 0
+        """Families that there are."""
+
+    # Looking
+
+    def slices(self) -> Sequence[Slice]:
+        """The slices that have a directory, the root among them."""
+        return list(self._slices)
+
+    def slice_entry(self, slice_: Slice) -> SliceEntry | None:
+        """The entry of a slice."""
+        return self._slices.get(slice_)
+
+    def holds(self, group: Group) -> bool:
+        """Whether the tree has a directory for this group."""
+        return group in self._records
+
+    def record(self, group: Group) -> Record:
+        """What is known of a group; of one that is not in the tree a new record, which nothing else will see."""
+        return self._records.get(group) or Record(group)
+
+    def records(self) -> Collection[Record]:
+        """Those of all groups in the tree."""
+        return self._records.values()
+
+    def _keep_record(self, group: Group) -> Record:
+        record = self._records[group] = Record(group)
+        return record
+
+    def _drop_record(self, group: Group, heir: Record | None = None) -> None:
+        record = self._records.pop(group)
+        for listener in self.dropped:
+            listener(record, heir)
+
+    def children(self, slice_: Slice) -> Collection[Slice]:
+        """The slices directly below one. For one look."""
+        entry = self._slices.get(slice_)
+        return entry.children if entry is not None else ()
+
+    # Making
+
+    def make(self, slice_: Slice) -> None:
+        """mkdir: FileExistsError where it is, FileNotFoundError without a parent. EAGAIN for too many, or too deep."""
+        if slice_ in self._slices:
+            raise fail(errno.EEXIST)
+        if slice_.parent not in self._slices:
+            raise fail(errno.ENOENT)
+        self._enter(slice_)
+        self.keep(slice_)
+
+    def keep(self, slice_: Slice) -> None:
+        """Something was set on a slice: it stays until rmdir, or :meth:`let_go`; one of a family, as long as a process
+        is in it."""
+        entry = self._slices[slice_]
+        if not entry.kept and not entry.family:
+            for gpu in self._gpus:
+                self._ledger.configure(SliceOn(slice_, gpu), kept=True)
+            entry.kept = True
+            self._tell_kept(slice_, True)
+
+    def _tell_kept(self, slice_: Slice, kept: bool) -> None:
+        for listener in self.kept:
+            listener(slice_, kept)
+
+    def make_ahead(self, slice_: Slice) -> None:
+        """A slice is there, with those above it, until :meth:`let_go` or rmdir. EAGAIN for one that is too deep."""
+        self._enter(slice_)
+        self.keep(slice_)
+
+    def hold(self, slice_: Slice) -> None:
+        """As :meth:`make_ahead`, for a unit that is active."""
+        self.make_ahead(slice_)
+        self._slices[slice_].unit = True
+
+    def let_go(self, slice_: Slice) -> None:
+        """A slice stays only as long as something is below it."""
+        entry = self._slices.get(slice_)
+        if entry is not None and entry.kept and slice_ != ROOT:
+            for gpu in self._gpus:
+                self._ledger.configure(SliceOn(slice_, gpu), kept=False)
+            entry.kept = entry.unit = False
+            self._tell_kept(slice_, False)
+            self._prune(slice_)
+
+    def owner(self, slice_: Slice) -> tuple[int, int]:
+        """Uid and gid that a slice was given to; the number for none, where it was not."""
+        books = self._ledger.books(SliceOn(slice_, self._gpus[0]))
+        return books.uid, books.gid
+
+    def give(self, slice_: Slice, **owner: int) -> None:
+        """Another user owns what is below a slice: `uid`, `gid`, or both. The root's owner is not in the books."""
+        if slice_ != ROOT:
+            for gpu in self._gpus:
+                self._ledger.configure(SliceOn(slice_, gpu), **owner)
+        entry = self._slices.get(slice_)
+        if entry is not None:
+            entry.given = owner.get("uid", entry.given)
+
+    def unmake(self, slice_: Slice) -> None:
+        """rmdir: EBUSY while a process or a slice is below it."""
+        entry = self._slices[slice_]
+        if entry.members or entry.children or slice_ == ROOT:
+            raise fail(errno.EBUSY)
+        entry.kept = False
+        self._prune(slice_)
+
+    # The small parts
+
+    def _enter(self, slice_: Slice, there: Collection[Group] = ()) -> SliceEntry:
+        """The entry of a slice, made with those above it where missing; but for those `there`, in the books too."""
+        entry, refused = self._reach(slice_, there)
+        if refused is not None:
+            self._prune(entry.slice)
+            raise refused
+        return entry
+
+    def _reach(
+        self, slice_: Slice, there: Collection[Group], *, followed: bool = False
+    ) -> tuple[SliceEntry, OSError | None]:
+        """The entry of a slice, or of the lowest above it that could be made, and why those below it could not."""
+        missing: list[Slice] = []
+        level: Slice | None = slice_
+        while level not in self._slices:
+            assert level is not None, "the root is always there"
+            missing.append(level)
+            level = level.parent
+        entry = self._slices[level]
+        for next_below in reversed(missing):
+            try:
+                entry = self._make(next_below, entry, there, followed=followed)
+            except OSError as error:
+                if error.errno not in REFUSALS:
+                    self._prune(entry.slice)
+                    raise
+                return entry, error
+        return entry, None
+
+    def _make(
+        self, slice_: Slice, above: SliceEntry, there: Collection[Group], *, followed: bool, user: int | None = None
+    ) -> SliceEntry:
+        """A new slice below one that there is. Not bounded is what is `there`: it is in the books already."""
+        user = self._user(above, followed=followed) if user is None else user
+        missing = [gpu for gpu in self._gpus if SliceOn(slice_, gpu) not in there]
+        if len(missing) == len(self._gpus):
+            self._bounds.require(user, above.depth + 1)
+        groups, added = {gpu: SliceOn(slice_, gpu) for gpu in self._gpus}, list[int]()
+        try:
+            for gpu in missing:
+                self._ledger.add(groups[gpu], SliceOn(above.slice, gpu))
+                added.append(gpu)
+        except OSError:
+            for gpu in added:
+                self._ledger.remove(SliceOn(slice_, gpu))
+            raise
+        self._bounds.take(user)
+        entry = self._slices[slice_] = SliceEntry(slice_, above, above.depth + 1, user)
+        above.children.add(slice_)
+        for group in groups.values():
+            self._keep_record(group)
+        self.version += 1
+        for watcher in self.watchers:
+            watcher.slice_made(slice_)
+        return entry
+
+    def _user(self, above: SliceEntry | None, *, followed: bool) -> int:
+        """The user whose slices those below one are: the one that it, or the nearest above it, was given to. Of one
+        that is there for a program in it, the one that may make such cgroups."""
+        entry = above
+        while entry is not None and entry.given is None:
+            entry = entry.above
+        if entry is not None and entry.given is not None:
+            return entry.given
+        return self._delegate_of(above.slice) if followed and above is not None else 0
+
+    def _prune(self, slice_: Slice) -> None:
+        """Drops a slice, and those above it, that nothing holds any more."""
+        entry = self._slices[slice_]
+        while not (entry.kept or entry.members or entry.children):
+            above = entry.above
+            assert above is not None, "the root is kept"
+            for gpu in self._gpus:
+                self._ledger.remove(SliceOn(entry.slice, gpu))
+            del self._slices[entry.slice]
+            above.children.remove(entry.slice)
+            self._bounds.give(entry.user)
+            self.families -= entry.family
+            for gpu in self._gpus:
+                self._drop_record(SliceOn(entry.slice, gpu))
+            self.version += 1
+            self._tell_kept(entry.slice, False)
+            for watcher in self.watchers:
+                watcher.slice_gone(entry.slice)
+            entry = above
