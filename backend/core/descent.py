@@ -5,7 +5,7 @@ A child that was given another environment, or that has not the library, is foun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from backend.core.families import Families
 from backend.process import procfs
@@ -14,17 +14,21 @@ PARENTS_MOST = 64
 """Parents of a process that are looked at: those of a longer chain are not found."""
 
 
-def _chain(pid: int) -> Iterator[procfs.Descent]:
-    """The descents of a process and of those above it, until one is gone."""
-    for _ in range(PARENTS_MOST):
+def _climb(pid: int, known: Callable[[int], Families]) -> tuple[list[procfs.Descent], Families]:
+    """The descents of a process and of those above it up to the first whose parent is in a family, and the families of
+    that parent; none where no parent is in any. A message waits for this: nothing is read beyond."""
+    chain: list[procfs.Descent] = []
+    while len(chain) < PARENTS_MOST:
         try:
-            descent = procfs.descent(pid)
+            chain.append(procfs.descent(pid))
         except OSError:
-            return
-        yield descent
-        pid = descent.parent
+            break
+        pid = chain[-1].parent
         if not pid:
-            return
+            break
+        if families := known(pid):
+            return chain, families
+    return chain, ()
 
 
 def families_above(pid: int, known: Callable[[int], Families]) -> Families:
@@ -34,16 +38,13 @@ def families_above(pid: int, known: Callable[[int], Families]) -> Families:
     was given to another process meanwhile would lead elsewhere. A family of another user but root has no say: no user
     has the processes of others in a family.
     """
-    before = list(_chain(pid))
-    for place, descent in enumerate(before):
-        if families := known(descent.parent):
-            uid = before[0].uid
-            if before[: place + 1] != list(_chain(pid))[: place + 1]:
-                return ()
-            kept = []
-            for family in families:
-                if family.uid not in (0, uid):
-                    break
-                kept.append(family)
-            return tuple(kept)
-    return ()
+    chain, families = _climb(pid, known)
+    if not families or _climb(pid, known) != (chain, families):
+        return ()
+    uid = chain[0].uid
+    kept = []
+    for family in families:
+        if family.uid not in (0, uid):
+            break
+        kept.append(family)
+    return tuple(kept)

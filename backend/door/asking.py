@@ -24,6 +24,7 @@ class Asking:
         self._uid = uid
         self._wanted: dict[str, int] = {}
         self._families: tuple[Family, ...] = ()
+        self._tries = 0
 
     async def take(self, request: Message, bookkeeping: Bookkeeping) -> None:
         """Do what one of `ABOUT_FAMILIES` asks. OSError as wire.py says, and of :meth:`Bookkeeping.ask`."""
@@ -38,8 +39,9 @@ class Asking:
             return
         if not first or second > 1:
             raise fail(errno.EINVAL)
-        if len(self._families) >= FAMILIES_MOST:
+        if self._tries >= FAMILIES_MOST:  # refused ones, too: each costs the daemon as much
             raise fail(errno.E2BIG)
+        self._tries += 1
         families = (*self._families, Family(first, self._uid, dict(self._wanted)))
         self._wanted.clear()
         await bookkeeping.ask(self._process, families, everywhere=bool(second))

@@ -181,10 +181,17 @@ class Descent:
     """Effective user."""
 
 
+def parse_descent(raw: bytes) -> Descent:
+    """The parent and the effective user, and nothing else of it: a long chain of parents is read at once."""
+    parent, user = raw.index(b"\nPPid:\t") + 7, raw.index(b"\nUid:\t") + 6
+    return Descent(
+        parent=int(raw[parent : raw.index(b"\n", parent)]), uid=int(raw[user : raw.index(b"\n", user)].split(b"\t")[1])
+    )
+
+
 def descent(pid: int) -> Descent:
     """The parent and the user of a process. ProcessLookupError when it is gone. Waits for no process."""
-    found = {key: values for key, *values in map(words, lines(of_process(pid, "status"))[1:])}
-    return Descent(parent=int(found[b"PPid:"][0]), uid=int(found[b"Uid:"][1]))
+    return parse_descent(of_process(pid, "status"))
 
 
 def threads(pid: int) -> Sequence[int]:
