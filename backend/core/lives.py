@@ -140,7 +140,8 @@ class Lives:
 
     def make_ahead(self, slice_: Slice, timeout_ms: int) -> None:
         """A slice is there, with those above it, and its cgroup has so many milliseconds to come, or FOREVER. EAGAIN
-        for one that is too deep."""
+        for one that is too deep, EINVAL for that of a family."""
+        self._population.require_plain(slice_)
         self.look(slice_)
         now = self.clock_ms()  # asked for again, it has that long again
         life = attrs.evolve(self._lives.get(slice_) or Life(now), since_ms=now, timeout_ms=timeout_ms)

@@ -101,8 +101,19 @@ class SliceTree:
         for listener in self.kept:
             listener(slice_, kept)
 
+    def require_plain(self, slice_: Slice) -> None:
+        """EINVAL for the slice of a family, which goes with its last process, and for one below such."""
+        level: Slice | None = slice_
+        while level is not None:
+            entry = self._slices.get(level)
+            if entry is not None and entry.family:
+                raise fail(errno.EINVAL)
+            level = level.parent
+
     def make_ahead(self, slice_: Slice) -> None:
-        """A slice is there, with those above it, until :meth:`let_go` or rmdir. EAGAIN for one that is too deep."""
+        """A slice is there, with those above it, until :meth:`let_go` or rmdir. EAGAIN for one that is too deep, EINVAL
+        for that of a family."""
+        self.require_plain(slice_)
         self._enter(slice_)
         self.keep(slice_)
 

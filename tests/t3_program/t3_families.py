@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,10 +19,8 @@ from backend.process import procfs
 from backend.process.identity import ROOT, Process, Slice, SliceOn, identify
 from tests.support.harness import MIB, Harness, Spawn, StubGpu, running, settle, until, virtual
 from tests.support.restarted import Machine
+from tests.t3_program.families import NAME, ONE, USER, ask, where
 
-USER = os.geteuid()
-ONE = Family(0x1234, USER, {"high": 8 * MIB})
-NAME = f"family-{USER}-0000000000001234"
 PARENT = """
 import subprocess, sys
 child = subprocess.Popen(["sleep", "600"])
@@ -42,20 +39,6 @@ def parent() -> Iterator[tuple[int, int]]:
         yield process.pid, int(process.stdout.readline())
         assert process.stdin is not None
         process.stdin.close()
-
-
-async def ask(h: Harness, pid: int, *families: Family, everywhere: bool = False) -> Process:
-    """A process names its families."""
-    process = identify(pid)
-    await h.controller.bookkeeper.ask(process, families, everywhere=everywhere)
-    return process
-
-
-def where(h: Harness, process: Process) -> str:
-    """The path of the slice of a process."""
-    resident = h.controller.population.resident(process)
-    assert resident is not None
-    return resident.slice.path
 
 
 @virtual

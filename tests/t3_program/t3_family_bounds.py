@@ -18,8 +18,9 @@ from backend.core.families import FAMILIES_MOST, Families, Family
 from backend.door.asking import Asking
 from backend.door.wire import Message, Op
 from backend.process import procfs
-from backend.process.identity import Process
-from tests.support.harness import virtual
+from backend.process.identity import Process, Slice
+from tests.support.harness import Spawn, StubGpu, running, virtual
+from tests.t3_program.families import ask
 
 USER = 1000
 DEEP = """
@@ -42,6 +43,23 @@ def deep() -> Iterator[int]:
         yield int(process.stdout.readline())
         assert process.stdin is not None
         process.stdin.close()
+
+
+@virtual
+async def test_a_family_is_not_made_ahead(spawn: Spawn) -> None:
+    """It would not go with its last process."""
+    async with running(StubGpu()) as h:
+        family = Family(7, USER)
+        await ask(h, (await h.arrive(spawn().pid, "/job")).pid, family)
+        before = h.leftovers()
+        for path in (f"/job/{family.name}", f"/job/{family.name}/below"):
+            assert await h.refused("ggroup.slices", f"10s {path}") == errno.EINVAL
+            with pytest.raises(OSError, match="Invalid argument"):
+                h.controller.population.hold(Slice(path))
+        entry = h.controller.population.slice_entry(Slice(f"/job/{family.name}"))
+        assert entry is not None
+        assert not entry.unit
+        assert h.leftovers() == before
 
 
 # What a message costs
