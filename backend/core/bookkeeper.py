@@ -94,7 +94,7 @@ class Bookkeeper:
                 if not self._follower.follows(group):
                     self._follower.background.later(group)
         if resident is not None:
-            for gpu in resident.gpus:
+            for gpu in self._gpus:
                 self._schedulers.poke(gpu)
 
     def knows(self, process: Process, gpu: int) -> bool:

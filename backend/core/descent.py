@@ -44,7 +44,7 @@ def families_above(pid: int, known: Callable[[int], Families]) -> Families:
     uid = chain[0].uid
     kept = []
     for family in families:
-        if family.uid not in (0, uid):
+        if family.user not in (0, uid):
             break
         kept.append(family)
     return tuple(kept)

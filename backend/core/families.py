@@ -7,12 +7,12 @@ Pure. docs/design.md, "Families", says what they are; :mod:`backend.core.populat
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
 from backend.core.records import Books
-from backend.core.settings import BY_ENVIRONMENT, LOW, PRIORITY, WEIGHT
+from backend.core.settings import LOW, PRIORITY, SETTINGS, WEIGHT
 from backend.process.identity import ROOT, ROOT_PATH, Slice
 
 FAMILIES_MOST = 8
@@ -35,23 +35,55 @@ class Family:
     """User of the process that asked."""
     asked: Mapping[str, int] = attrs.field(factory=dict, eq=False)
     """Values that it asked for, by the field of their setting."""
+    proven: int | None = attrs.field(default=None, eq=False)
+    """User that the daemon knows it to be of, where `uid` is only what the name of a slice says."""
 
     @property
     def name(self) -> str:
         """The name of its slice."""
         return f"family-{self.uid}-{self.id:016x}"
 
-    def allowed(self, above: Slice, books: Books) -> Mapping[str, int]:
-        """The values that its slice is given below `above`, of which the books say `books`: none of them takes from a
-        neighbour what a process that asks for nothing would leave it."""
+    @property
+    def user(self) -> int:
+        """The user for which it counts, and whose processes are in it by their parents."""
+        return self.uid if self.proven is None else self.proven
+
+    def allowed(self, above: Slice, books: Books, own: Books, *, shared: bool) -> Mapping[str, int]:
+        """The values that its slice is given below `above`, of which the books say `books`, for a process of which they
+        say `own`; `shared` is whether something of another user is directly in `above`.
+
+        None of them takes from what is outside of `above`, or from another user in it. What the process had, compared
+        with what is beside it, its slice has: no process has a better weight or priority by asking.
+        """
         values = dict(self.asked)
         if LOW.field in values:
-            values[LOW.field] = min(values[LOW.field], 0 if above == ROOT else books.low)
-        if WEIGHT.field in values:
-            values[WEIGHT.field] = min(values[WEIGHT.field], WEIGHT.default)
-        if PRIORITY.field in values:
-            values[PRIORITY.field] = max(values[PRIORITY.field], PRIORITY.default)
+            values[LOW.field] = min(values[LOW.field], 0 if above == ROOT or shared else books.low)
+        weight = min(values.get(WEIGHT.field, WEIGHT.default), WEIGHT.default, own.weight)
+        if WEIGHT.field in values or weight != WEIGHT.default:
+            values[WEIGHT.field] = weight
+        priority = max(values.get(PRIORITY.field, PRIORITY.default), PRIORITY.default, own.priority)
+        if PRIORITY.field in values or priority != PRIORITY.default:
+            values[PRIORITY.field] = priority
         return values
+
+
+def lowered(books: Books, own: Books) -> Mapping[str, int]:
+    """What changes in the books of a family's slice that is there as a process comes into it of which they say `own`:
+    a weight below the default, or a priority that is worse, holds for the slice from then on."""
+    values = {}
+    if own.weight < min(WEIGHT.default, books.weight):
+        values[WEIGHT.field] = own.weight
+    if own.priority > max(PRIORITY.default, books.priority):
+        values[PRIORITY.field] = own.priority
+    return values
+
+
+def strictest(each: Collection[Books]) -> Books:
+    """The least weight and the worst priority that a process has on any GPU; the defaults, where it is on none."""
+    return Books(
+        weight=min((one.weight for one in each), default=WEIGHT.default),
+        priority=max((one.priority for one in each), default=PRIORITY.default),
+    )
 
 
 Families = Sequence[Family]
@@ -71,24 +103,43 @@ def below(slice_: Slice, families: Families) -> Slice:
 
 
 def parsed(slice_: Slice, cgroup: Slice) -> Sequence[tuple[Slice, Family]]:
-    """The families whose slices end the path of one, in which a process of `cgroup` is; without what they asked for.
+    """The families whose slices end the path of one, in which a process of `cgroup` is, with those slices; no more than
+    a process can be in, and without what they asked for.
 
     Of a cgroup that is called so itself they are none. One that a process has left meanwhile counts as one: then the
     process has that name in its path where it is now, and no more.
     """
     found: list[tuple[Slice, Family]] = []
     level: Slice | None = slice_
-    while level is not None and level != cgroup and (match := NAME.fullmatch(level.path.rpartition("/")[2])):
+    while (
+        level is not None
+        and level != cgroup
+        and len(found) < FAMILIES_MOST
+        and (match := NAME.fullmatch(level.path.rpartition("/")[2]))
+        and int(match["id"], 16) > 0
+    ):
         found.append((level, Family(int(match["id"], 16), int(match["uid"]))))
         level = level.parent
     return found[::-1]
 
 
-FIELDS = frozenset(setting.field for setting in BY_ENVIRONMENT.values())
-"""Fields of the settings that a family can have asked for."""
+def believed(found: Sequence[tuple[Slice, Family]], uid: int) -> Sequence[tuple[Slice, Family]]:
+    """Those of some families, read from the path of a process of a user, that can be: a user may call a cgroup as it
+    likes. One of another user but root is none, and so are those above it. One of root that a process of another user
+    is in counts for that user, as nothing says that root made it."""
+    kept: list[tuple[Slice, Family]] = []
+    for slice_, family in reversed(found):
+        if family.uid not in (0, uid):
+            break
+        kept.append((slice_, attrs.evolve(family, proven=uid)))
+    return kept[::-1]
+
+
+FIELDS = frozenset(setting.field for setting in SETTINGS if not setting.slices_only)
+"""Fields of the settings that go along with a family to another cgroup: what was asked for, and what was set later."""
 
 
 def said_by(books: Books) -> Mapping[str, int]:
-    """The values that a family asked for, as far as its books say so after the daemon that it asked."""
+    """The values that a family has, as far as the books of its slice say so."""
     new = Books()
     return {name: int(getattr(books, name)) for name in FIELDS if getattr(books, name) != getattr(new, name)}

@@ -6,17 +6,17 @@ import errno
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-import attrs
 import trio
 
 from backend.common.errors import fail
 from backend.core.descent import families_above
 from backend.core.entries import Resident
-from backend.core.families import Families, joined
+from backend.core.families import Families, below, joined
 from backend.core.follower import Follower
 from backend.core.lives import Lives
 from backend.core.lives import Memory as LivesMemory
 from backend.core.population import Population
+from backend.core.promises import Promises
 from backend.core.protocols import Gpu, Ledger
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Channel
@@ -32,16 +32,6 @@ CGROUP_SWEEP_S = 0.25
 
 CGROUP_SWEEP_MOST = 16
 """Processes looked at each time, so that ten thousand of them cost less than 1 % of a CPU."""
-
-
-@attrs.frozen
-class Asked:
-    """What a process has said of its families."""
-
-    process: Process
-    """The process, which is watched."""
-    families: Families
-    """Families that it is in when it comes to a GPU, each in the one before."""
 
 
 class Membership:
@@ -67,7 +57,7 @@ class Membership:
         self._notices = notices
         self._totals = totals
         self._tell = tell
-        self._asked: dict[int, Asked] = {}  # by the pid of the process that said it
+        self._promises = Promises(population)
         self.exits = ExitWatch(self._exited)
         """Sees them go."""
         self.lives = Lives(population, self._expel_ended, memory)
@@ -116,14 +106,29 @@ class Membership:
             families = self._families(process) if resident is None else ()
             cgroup = cgroup_of(process.pid)
             self.lives.enters(cgroup)
-            resident = self._population.admit(process, cgroup, gpus, families)
+            resident = self._enter(process, cgroup, gpus, families)
             for gpu in gpus:  # one that runs has come to a slice that was frozen, perhaps
                 self._follower.show(Member(process, gpu))
             return resident
         except OSError:  # it is gone, or we are short of something
-            if resident is None and not self._families_asked(process):
-                self.exits.unwatch(process)
+            if resident is None:
+                self._unwatch(process)
             raise
+
+    def _enter(self, process: Process, cgroup: Slice, gpus: Iterable[int], families: Families) -> Resident:
+        """A process that is welcome is in the population; it takes the places of its families that were kept for it."""
+        promise = self._promises.end(process)
+        try:
+            return self._population.admit(process, cgroup, gpus, families)
+        except OSError:
+            if promise is not None:
+                self._promises.renew(promise)
+            raise
+
+    def _unwatch(self, process: Process) -> None:
+        """The exit of a process is not waited for any more, if it is neither in the tree nor promised anything."""
+        if self._population.resident(process) is None and not self._promises.families(process):
+            self.exits.unwatch(process)
 
     # Families
 
@@ -132,33 +137,52 @@ class Membership:
         at once where it is in the tree, else from when it comes. Return what it has in the tree, if it is there.
 
         ProcessLookupError for one that is gone; EBUSY where it does not let itself be looked at; EAGAIN for families of
-        a user that are too many or too deep.
+        a user that are too many or too deep; E2BIG for more than a process can be in.
         """
         await self.exits.watch(process)
         if not self.exits.watches(process):  # it has ended meanwhile
             raise fail(errno.ESRCH)
+        try:
+            return self._ask(process, families)
+        except OSError:
+            self._unwatch(process)
+            raise
+
+    def _ask(self, process: Process, families: Families) -> Resident | None:
+        """As :meth:`ask`, of one whose exit is watched for."""
         resident = self._population.resident(process)
         cgroup = cgroup_of(process.pid)
         whole = joined(self._families(process) if resident is None else resident.families, families)
-        self._population.require(cgroup, whole)
-        self._asked[process.pid] = Asked(process, whole)
-        if resident is not None and whole != resident.families:
-            self._relocate(resident, cgroup, whole)
+        if not {family.id for family in families} <= {family.id for family in whole}:
+            raise fail(errno.E2BIG)
+        if resident is None and whole:
+            self._promises.make(process, cgroup, whole)
+        elif resident is None:
+            self._unwatch(process)
+        elif whole != resident.families or resident.slice != below(cgroup, whole):
+            self._move_in(resident, cgroup, whole)
         return resident
+
+    def _move_in(self, resident: Resident, cgroup: Slice, families: Families) -> None:
+        """A process of the tree is in families, or EAGAIN and where it was."""
+        before, promised = resident.families, self._population.promise(cgroup, families)
+        try:
+            self._relocate(resident, cgroup, families)
+        finally:
+            self._population.withdraw(promised)
+        if resident.slice != resident.place:
+            self._relocate(resident, cgroup, before)
+            raise fail(errno.EAGAIN)
 
     def _families(self, process: Process) -> Families:
         """The families of a process that comes: those of its parents, and below them those that it named."""
-        if not self._asked and not self._population.families:
+        if not self._promises and not self._population.families:
             return ()
-        return joined(families_above(process.pid, self._families_of), self._families_asked(process))
-
-    def _families_asked(self, process: Process) -> Families:
-        asked = self._asked.get(process.pid)
-        return asked.families if asked is not None and asked.process == process else ()
+        return joined(families_above(process.pid, self._families_of), self._promises.families(process))
 
     def _families_of(self, pid: int) -> Families:
         """The families of the process that bears a number, if that lives and is in any."""
-        for known in (self._population.by_pid(pid), self._asked.get(pid)):
+        for known in (self._population.by_pid(pid), self._promises.by_pid(pid)):
             if known is not None and known.families and self.exits.lives(known.process):
                 return known.families
         return ()
@@ -178,8 +202,7 @@ class Membership:
                     self.expel(resident.process)
 
     def _exited(self, process: Process) -> None:
-        if self._families_asked(process):
-            del self._asked[process.pid]
+        self._promises.end(process)
         resident = self._population.resident(process)
         if resident is None:
             return
@@ -240,6 +263,8 @@ class Membership:
             self._left(SliceOn(former, gpu))
             self._notices.freed(gpu)
             self._follower.sharers_changed(group)
+            if resident.families:  # what was frozen goes on to be
+                self._follower.show(SliceOn(below(cgroup, resident.families[:1]), gpu))
             self._follower.show(group)
             for level in self._population.path(group):
                 self._tell(level, Channel.COMPUTE)

@@ -1,7 +1,7 @@
 """What is in the tree: the processes on each GPU, the slices above them, and the ledger's groups for both.
 
 Sync and free of hardware: arrivals, exits and moves are told to it, and it keeps the ledger's hierarchy in step. What
-concerns slices alone is in :mod:`backend.core.slices`.
+concerns slices alone is in :mod:`backend.core.slices`, and those of families in :mod:`backend.core.familytree`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import attrs
 
-from backend.core.bounds import REFUSALS, Bounds
+from backend.core.bounds import Bounds, Places
 from backend.core.entries import Resident, SliceEntry
-from backend.core.families import NAME, Families, below, parsed, said_by
+from backend.core.families import Families, believed, parsed, said_by, strictest
+from backend.core.familytree import Entering, FamilyTree, Where, numbered
 from backend.core.member import Record
 from backend.core.protocols import Inherited, Ledger
-from backend.core.records import NOBODY
-from backend.core.slices import SliceTree
+from backend.core.records import NOBODY, Books
+from backend.process import procfs
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
 log = logging.getLogger(__name__)
 
 
-class Population(SliceTree):
+class Population(FamilyTree):
     """The processes and slices of one tree."""
 
     def __init__(self, ledger: Ledger, gpus: Iterable[int], delegate_of: Callable[[Slice], int] = lambda _: 0) -> None:
@@ -122,8 +123,8 @@ class Population(SliceTree):
             else:
                 parent = above[group]
                 at = parent.slice if isinstance(parent, SliceOn) else ROOT
-                families = self._families_in(at, cgroups[group.process], group.gpu)
-                resident = self._reside(group.process, cgroups[group.process], above.keys(), families)
+                families, former = self._families_in(group.process, at, cgroups[group.process], group.gpu)
+                resident = self._reside(group.process, cgroups[group.process], families, above.keys(), former)
                 resident.records[group.gpu] = self._keep_record(group)
                 self.version += 1
         for one in inherited:
@@ -157,36 +158,47 @@ class Population(SliceTree):
 
     def _count_anew(self) -> None:
         """Whose slices there are, of those that were there before us: as if they were made now, and none is refused."""
-        self._bounds = Bounds()
+        self._bounds, self._places, self.families = Bounds(), Places(), 0
         for slice_, entry in self._slices.items():
             if slice_ != ROOT:
-                match = NAME.fullmatch(slice_.path.rpartition("/")[2]) if entry.family else None
-                entry.user = int(match["uid"]) if match else self._user(entry.above, followed=not entry.kept)
-                self._bounds.take(entry.user)
+                if not entry.family:
+                    entry.user = self._user(entry.above, followed=not entry.kept)
+                self._count(entry)
 
     # Processes
 
     def admit(self, process: Process, cgroup: Slice, gpus: Iterable[int], families: Families = ()) -> Resident:
         """Gives a process a directory, with these GPUs in it; what it has already it keeps. It is in the slice of its
         families below that of its cgroup or, where that is refused (:mod:`backend.core.bounds`), in the nearest above
-        that there is."""
-        resident = self._reside(process, cgroup, families=families)
-        for gpu in sorted(set(gpus) - resident.gpus):
-            member = Member(process, gpu)
-            self._ledger.add(member, SliceOn(resident.slice, gpu))
-            resident.records[gpu] = self._keep_record(member)
-            self.version += 1
-            for watcher in self.watchers:
-                watcher.process_came(process)
+        that there is. OSError, where it is as it was before."""
+        was_there = self.resident(process) is not None
+        resident = self._reside(process, cgroup, families)
+        try:
+            for gpu in sorted(set(gpus) - resident.gpus):
+                member = Member(process, gpu)
+                self._ledger.add(member, SliceOn(resident.slice, gpu))
+                resident.records[gpu] = self._keep_record(member)
+                self.version += 1
+                for watcher in self.watchers:
+                    watcher.process_came(process)
+        except OSError:
+            if not was_there:  # its exit would not be seen
+                self.expel(process)
+            raise
         return resident
 
     def _reside(
-        self, process: Process, cgroup: Slice, there: Collection[Group] = (), families: Families = ()
+        self,
+        process: Process,
+        cgroup: Slice,
+        families: Families,
+        there: Collection[Group] = (),
+        former: Where | None = None,
     ) -> Resident:
         """The entry of a process, made in the slice of its families below that of `cgroup` where it has none."""
         resident = self.resident(process)
         if resident is None:
-            entry = self._enter_for(process, cgroup, there, families)
+            entry = self._enter_for(process, cgroup, families, there, former)
             resident = self._residents[process.pid] = Resident(process, entry.slice, cgroup, families)
             entry.admit(resident)
             self.version += 1
@@ -213,7 +225,8 @@ class Population(SliceTree):
         another slice now."""
         former, process = self._slices[resident.slice], resident.process
         families = resident.families if families is None else families
-        entry = self._enter_for(process, cgroup, families=families)
+        inside = [one for one in parsed(resident.slice, resident.cgroup) if one[1] in resident.families]
+        entry = self._enter_for(process, cgroup, families, former=numbered(inside))
         if entry is former:
             resident.cgroup, resident.families = cgroup, families
             return False
@@ -269,61 +282,47 @@ class Population(SliceTree):
             resident.contexts.discard(gpu)
             self._slices[resident.slice].share(gpu, -1)
 
-    # Families
+    # The small parts
 
-    def require(self, cgroup: Slice, families: Families) -> None:
-        """Refuse the families of a process of a cgroup with EAGAIN: their slices are too deep, or too many for a
-        user."""
-        depth = 0 if cgroup == ROOT else cgroup.path.count("/")
-        level = cgroup
-        for at, family in enumerate(families, depth + 1):
-            level = below(level, (family,))
-            if level not in self._slices:
-                self._bounds.require(family.uid, at)
-
-    def _families_in(self, slice_: Slice, cgroup: Slice, gpu: int) -> Families:
-        """The families of a process that was in `slice_` as the daemon before us ended, and is in `cgroup` now."""
+    def _families_in(self, process: Process, slice_: Slice, cgroup: Slice, gpu: int) -> tuple[Families, Where]:
+        """The families of a process that was in `slice_` as the daemon before us ended, and is in `cgroup` now, and
+        where those are."""
         found = parsed(slice_, cgroup)
-        return tuple(attrs.evolve(one, asked=said_by(self._ledger.books(SliceOn(at, gpu)))) for at, one in found)
+        if found:
+            try:
+                found = believed(found, procfs.descent(process.pid).uid)
+            except ProcessLookupError:
+                found = ()
+        families = [attrs.evolve(one, asked=said_by(self._ledger.books(SliceOn(at, gpu)))) for at, one in found]
+        return tuple(families), numbered(found)
 
-    def _reach_families(
-        self, entry: SliceEntry, families: Families, there: Collection[Group]
-    ) -> tuple[SliceEntry, OSError | None]:
-        """The entry of the slice of the last of some families below one, or of the lowest that could be made, and why
-        those below it could not. One that is made is given what was asked for it; one that is `there` has it."""
-        for family in families:
-            slice_ = below(entry.slice, (family,))
-            found = self._slices.get(slice_)
-            if found is None:
-                try:
-                    found = self._make(slice_, entry, there, followed=True, user=family.uid)
-                except OSError as error:
-                    if error.errno not in REFUSALS:
-                        self._prune(entry.slice)
-                        raise
-                    return entry, error
-                for gpu in self._gpus:
-                    if SliceOn(slice_, gpu) not in there:
-                        books = self._ledger.books(SliceOn(entry.slice, gpu))
-                        self._ledger.configure(SliceOn(slice_, gpu), **family.allowed(entry.slice, books))
-            if not found.family and not found.kept:
-                found.family = True
-                self.families += 1
-            entry = found
-        return entry, None
+    def _own(self, process: Process) -> Mapping[int, Books]:
+        """What the books say of a process on each GPU; of one that it is not on, the strictest of the others, since it
+        may be moved there. Nothing of one that comes."""
+        resident = self.resident(process)
+        if resident is None:
+            return {}
+        each = {gpu: self._ledger.books(Member(process, gpu)) for gpu in resident.gpus}
+        others = strictest(each.values())
+        return {gpu: each.get(gpu, others) for gpu in self._gpus}
 
     def _enter_for(
-        self, process: Process, cgroup: Slice, there: Collection[Group] = (), families: Families = ()
+        self,
+        process: Process,
+        cgroup: Slice,
+        families: Families,
+        there: Collection[Group] = (),
+        former: Where | None = None,
     ) -> SliceEntry:
         """The entry of the slice of a process's families below that of its cgroup, or of the nearest above that is not
-        refused."""
+        refused. `former` says where the families are in which it is."""
         entry, refused = self._reach(cgroup, there, followed=True)
         user = None if refused is None else self._user(entry, followed=True)
-        if families and refused is None:
-            entry, refused = self._reach_families(entry, families, there)
-            user = families[-1].uid
-        elif families:
-            entry, _ = self._reach_families(entry, families, there)
+        if families:
+            entering = Entering(process, self._own(process), there, former or {})
+            entry, of_family = self._reach_families(entry, families, entering)
+            if refused is None:
+                refused, user = of_family, families[-1].user
         if refused is not None and user is not None and user not in self._told:
             self._told.add(user)
             log.warning(

@@ -169,7 +169,8 @@ class Bookkeeping(Protocol):
     async def ask(self, process: Process, families: Families, *, everywhere: bool = False) -> None:
         """A process is in families, each in the one before, with what they ask for; it has a directory on every GPU
         where it is to be in the tree `everywhere`. EOPNOTSUPP where no GPU acts on what is asked for, EAGAIN for too
-        many families; ProcessLookupError, and EBUSY where it does not let itself be looked at."""
+        many families of its user or of all, E2BIG for too many of one process; ProcessLookupError, and EBUSY where it
+        does not let itself be looked at."""
 
     def knows(self, process: Process, gpu: int) -> bool:
         """Whether the process is in the books of `gpu`: what is asked for one that is not comes too late."""

@@ -10,8 +10,9 @@ import errno
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from backend.common.errors import fail
-from backend.core.bounds import REFUSALS, Bounds
+from backend.core.bounds import REFUSALS, Bounds, Places
 from backend.core.entries import SliceEntry, Watcher
+from backend.core.families import Family
 from backend.core.member import Record
 from backend.core.protocols import Ledger
 from backend.process.identity import ROOT, Group, Slice, SliceOn
@@ -26,6 +27,7 @@ class SliceTree:
         self._gpus = tuple(gpus)
         self._delegate_of = delegate_of
         self._bounds = Bounds()
+        self._places = Places()
         self._slices: dict[Slice, SliceEntry] = {ROOT: SliceEntry(ROOT, None, kept=True)}
         self._records: dict[Group, Record] = {}
         for gpu in self._gpus:
@@ -186,13 +188,23 @@ class SliceTree:
         return entry, None
 
     def _make(
-        self, slice_: Slice, above: SliceEntry, there: Collection[Group], *, followed: bool, user: int | None = None
+        self,
+        slice_: Slice,
+        above: SliceEntry,
+        there: Collection[Group],
+        *,
+        followed: bool,
+        family: Family | None = None,
     ) -> SliceEntry:
-        """A new slice below one that there is. Not bounded is what is `there`: it is in the books already."""
-        user = self._user(above, followed=followed) if user is None else user
+        """A new slice below one that there is, perhaps that of a family. Not bounded is what is `there`: it is in the
+        books already."""
+        user = self._user(above, followed=followed) if family is None else family.user
         missing = [gpu for gpu in self._gpus if SliceOn(slice_, gpu) not in there]
         if len(missing) == len(self._gpus):
-            self._bounds.require(user, above.depth + 1)
+            if family is None:
+                self._bounds.require(user, above.depth + 1)
+            else:
+                self._places.require(slice_, user, above.depth + 1)
         groups, added = {gpu: SliceOn(slice_, gpu) for gpu in self._gpus}, list[int]()
         try:
             for gpu in missing:
@@ -202,8 +214,8 @@ class SliceTree:
             for gpu in added:
                 self._ledger.remove(SliceOn(slice_, gpu))
             raise
-        self._bounds.take(user)
-        entry = self._slices[slice_] = SliceEntry(slice_, above, above.depth + 1, user)
+        entry = self._slices[slice_] = SliceEntry(slice_, above, above.depth + 1, user, family=family is not None)
+        self._count(entry)
         above.children.add(slice_)
         for group in groups.values():
             self._keep_record(group)
@@ -211,6 +223,22 @@ class SliceTree:
         for watcher in self.watchers:
             watcher.slice_made(slice_)
         return entry
+
+    def _count(self, entry: SliceEntry) -> None:
+        """A slice is there, and counts for its user."""
+        if entry.family:
+            self._places.hold(entry.slice, entry.user)
+            self.families += 1
+        else:
+            self._bounds.take(entry.user)
+
+    def _discount(self, entry: SliceEntry) -> None:
+        """A slice counts no more."""
+        if entry.family:
+            self._places.let_go(entry.slice)
+            self.families -= 1
+        else:
+            self._bounds.give(entry.user)
 
     def _user(self, above: SliceEntry | None, *, followed: bool) -> int:
         """The user whose slices those below one are: the one that it, or the nearest above it, was given to. Of one
@@ -232,8 +260,7 @@ class SliceTree:
                 self._ledger.remove(SliceOn(entry.slice, gpu))
             del self._slices[entry.slice]
             above.children.remove(entry.slice)
-            self._bounds.give(entry.user)
-            self.families -= entry.family
+            self._discount(entry)
             for gpu in self._gpus:
                 self._drop_record(SliceOn(entry.slice, gpu))
             self.version += 1

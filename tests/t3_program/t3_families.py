@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,12 +12,10 @@ from unittest import mock
 import pytest
 import trio
 
-from backend.core import bounds
 from backend.core.descent import families_above
-from backend.core.families import Families, Family, joined
-from backend.core.records import Books
+from backend.core.families import Families, Family, believed, below, joined, parsed
 from backend.process import procfs
-from backend.process.identity import ROOT, Process, Slice, SliceOn, identify
+from backend.process.identity import ROOT, Member, Process, Slice, SliceOn, identify
 from tests.support.harness import MIB, Harness, Spawn, StubGpu, running, settle, until, virtual
 from tests.support.restarted import Machine
 from tests.t3_program.families import NAME, ONE, USER, ask, where
@@ -147,21 +146,25 @@ def test_a_chain_that_changes_as_it_is_read_leads_nowhere(parent: tuple[int, int
 
 
 @virtual
-async def test_nothing_that_is_asked_for_takes_from_a_neighbour(spawn: Spawn) -> None:
-    async with running(StubGpu(), scheduler=True) as h:
-        greedy = Family(1, USER, {"low": 64 * MIB, "weight": 10_000, "priority": 0})
-        modest = Family(2, USER, {"low": 1 * MIB, "weight": 7, "priority": 12})
-        at_root = await h.arrive(spawn().pid)
-        await ask(h, at_root.pid, greedy)
-        books = h.ledger.books(SliceOn(Slice(f"/{greedy.name}"), 0))
-        assert (books.low, books.weight, books.priority) == (0, 100, 8)
-        await h.operations.mkdir(await h.inode("slice"), b"job", 0o755, h.ctx)
-        await h.write("slice/job/0/gmem.limit.low", "16M")
-        for family, expected in ((greedy, (16 * MIB, 100, 8)), (modest, (MIB, 7, 12))):
-            process = await h.arrive(spawn().pid, "/job")
-            await ask(h, process.pid, family)
-            books = h.ledger.books(SliceOn(Slice(f"/job/{family.name}"), 0))
-            assert (books.low, books.weight, books.priority) == expected
+async def test_one_that_the_books_refuse_is_nowhere(spawn: Spawn) -> None:
+    async with running(StubGpu(0), StubGpu(1)) as h:
+        before, add = h.leftovers(), h.ledger.add
+
+        def refuse(group: Member | SliceOn, parent: SliceOn) -> None:
+            if isinstance(group, Member) and group.gpu == 1:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            add(group, parent)
+
+        child, other = spawn(), spawn()
+        h.world.cgroups[child.pid] = Slice("/job")
+        with mock.patch.object(h.ledger, "add", refuse):
+            with pytest.raises(BlockingIOError):
+                await h.controller.bookkeeper.arrive(identify(child.pid), 1)
+            assert h.leftovers() == before
+            with pytest.raises(BlockingIOError):
+                await ask(h, other.pid, ONE, everywhere=True)
+        other.kill()
+        await until(lambda: h.leftovers() == before, "what it was promised goes with it")
 
 
 @virtual
@@ -178,28 +181,31 @@ async def test_it_follows_its_process_to_another_cgroup(spawn: Spawn) -> None:
         h.check()
 
 
+@virtual
+async def test_what_root_set_on_it_goes_along(spawn: Spawn) -> None:
+    """On each GPU; and so does a family in it."""
+    async with running(StubGpu(0), StubGpu(1)) as h:
+        inner = Family(0x77, USER, {"swap_max": 64 * MIB})
+        process = await h.arrive(spawn().pid, "/a", gmem=4 * MIB)
+        await ask(h, process.pid, ONE, inner)
+        await h.write(f"slice/a/{NAME}/1/gmem.limit.high", "2M")
+        await h.write(f"slice/a/{NAME}/0/compute.freeze", "1")
+        await h.write(f"slice/a/{NAME}/{inner.name}/0/gmem.swap.max", "0")
+        h.world.cgroups[process.pid] = Slice("/b")
+        await until_moved(h, process, f"/b/{NAME}/{inner.name}")
+        assert await h.read(f"slice/b/{NAME}/0/gmem.limit.high") == f"{8 * MIB}\n"
+        assert await h.read(f"slice/b/{NAME}/1/gmem.limit.high") == f"{2 * MIB}\n"
+        assert await h.read(f"slice/b/{NAME}/{inner.name}/0/gmem.swap.max") == "0\n"
+        assert await h.read(f"slice/b/{NAME}/0/compute.freeze") == "1\n"
+        assert "frozen 1" in (await h.read(f"slice/b/{NAME}/0/compute.events")).splitlines()
+        h.check()
+
+
 async def until_moved(h: Harness, process: Process, path: str) -> None:
     """Waits until a process is in a slice."""
     with trio.fail_after(10):
         while where(h, process) != path:  # noqa: ASYNC110 - nothing tells of it
             await trio.sleep(0.1)
-
-
-@virtual
-async def test_families_of_a_user_are_bounded(spawn: Spawn) -> None:
-    with mock.patch.object(bounds, "SLICES_MOST", 2):
-        async with running(StubGpu()) as h:
-            processes = [await h.arrive(spawn().pid, "/job") for _ in range(4)]
-            refused = []
-            for number, process in enumerate(processes, 1):
-                try:
-                    await ask(h, process.pid, Family(number, 1000, {"high": MIB}))
-                except OSError as error:
-                    refused.append(error.errno)
-            assert refused == [errno.EAGAIN, errno.EAGAIN]
-            await ask(h, processes[2].pid, Family(9, 1001, {"high": MIB}))
-            assert where(h, processes[2]) == f"/job/{Family(9, 1001).name}", "others have their own"
-            assert where(h, processes[3]) == "/job"
 
 
 @virtual
@@ -248,7 +254,30 @@ async def test_the_next_daemon_knows_the_families(spawn: Spawn) -> None:
         assert h.controller.population.slices() == [ROOT]
 
 
-def test_what_a_slice_is_given() -> None:
-    """Root's low is its own; what is not asked for is not touched."""
-    assert dict(Family(1, 0).allowed(ROOT, Books())) == {}
-    assert dict(Family(1, 0, {"high": 5, "low": 5}).allowed(ROOT, Books(low=9))) == {"high": 5, "low": 0}
+@virtual
+async def test_the_next_daemon_believes_no_cgroup_that_is_called_so(spawn: Spawn) -> None:
+    """A user may call its cgroups as it likes, and leave them while no daemon looks."""
+    machine = Machine(StubGpu())
+    child, owned = spawn(), spawn()
+    async with machine.daemon() as h:
+        await h.arrive(child.pid, f"/job/{Family(5, USER + 1000).name}")
+        await h.arrive(owned.pid, f"/job/{Family(6, 0).name}")
+        h.kill()
+    machine.world.cgroups |= {child.pid: Slice("/job"), owned.pid: Slice("/job")}
+    uids = {child.pid: 1000 + USER + 1, owned.pid: 4321}
+    with mock.patch.object(procfs, "descent", lambda pid: procfs.Descent(1, uids[pid])):
+        async with machine.daemon() as h:
+            assert where(h, identify(child.pid)) == "/job"
+            assert where(h, identify(owned.pid)) == f"/job/{Family(6, 0).name}", "as of a child of root's with its user"
+            entry = h.controller.population.slice_entry(Slice(where(h, identify(owned.pid))))
+            assert entry is not None
+            assert entry.user == 4321, "it counts for that user, and not for root"
+
+
+def test_what_a_path_says_of_families() -> None:
+    many = below(Slice("/job"), [Family(number, 7) for number in range(1, 13)])
+    assert [family.id for _, family in parsed(many, Slice("/job"))] == list(range(5, 13))
+    assert parsed(below(Slice("/job"), [Family(0, 7)]), Slice("/job")) == []
+    mixed = parsed(below(ROOT, [Family(1, 7), Family(2, 8), Family(3, 0), Family(4, 7)]), ROOT)
+    assert [(family.id, family.user) for _, family in believed(mixed, 7)] == [(3, 7), (4, 7)]
+    assert believed(mixed, 9) == []

@@ -13,14 +13,15 @@ from unittest import mock
 import pytest
 
 from backend.common.errors import fail
+from backend.core import bounds
 from backend.core.descent import families_above
 from backend.core.families import FAMILIES_MOST, Families, Family
 from backend.door.asking import Asking
 from backend.door.wire import Message, Op
 from backend.process import procfs
 from backend.process.identity import Process, Slice
-from tests.support.harness import Spawn, StubGpu, running, virtual
-from tests.t3_program.families import ask
+from tests.support.harness import MIB, Harness, Spawn, StubGpu, running, until, virtual
+from tests.t3_program.families import ask, where
 
 USER = 1000
 DEEP = """
@@ -43,6 +44,125 @@ def deep() -> Iterator[int]:
         yield int(process.stdout.readline())
         assert process.stdin is not None
         process.stdin.close()
+
+
+async def refused(h: Harness, pid: int, *families: Family, everywhere: bool = False) -> int:
+    """The errno that a process is told as it asks; 0 if it has what it asks for."""
+    try:
+        await ask(h, pid, *families, everywhere=everywhere)
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
+@virtual
+async def test_families_of_a_user_are_bounded(spawn: Spawn) -> None:
+    with mock.patch.object(bounds, "FAMILIES_OF_USER", 2):
+        async with running(StubGpu()) as h:
+            processes = [await h.arrive(spawn().pid, "/job") for _ in range(4)]
+            refused = []
+            for number, process in enumerate(processes, 1):
+                try:
+                    await ask(h, process.pid, Family(number, 1000, {"high": MIB}))
+                except OSError as error:
+                    refused.append(error.errno)
+            assert refused == [errno.EAGAIN, errno.EAGAIN]
+            await ask(h, processes[2].pid, Family(9, 1001, {"high": MIB}))
+            assert where(h, processes[2]) == f"/job/{Family(9, 1001).name}", "others have their own"
+            assert where(h, processes[3]) == "/job"
+
+
+@virtual
+async def test_root_s_families_are_bounded_too(spawn: Spawn) -> None:
+    """Root in a container is uid 0, and may be anything's. Slices that root makes are not counted with them."""
+    with mock.patch.object(bounds, "FAMILIES_OF_USER", 2):
+        async with running(StubGpu()) as h:
+            answers = [await refused(h, spawn().pid, Family(n, 0), everywhere=True) for n in range(1, 5)]
+            assert answers == [0, 0, errno.EAGAIN, errno.EAGAIN]
+            for number in range(5):
+                h.controller.population.make(Slice(f"/{number}"))
+
+
+@virtual
+async def test_families_of_all_users_are_bounded(spawn: Spawn) -> None:
+    with mock.patch.object(bounds, "FAMILIES_OF_ALL", 3):
+        async with running(StubGpu()) as h:
+            children = [spawn() for _ in range(4)]
+            answers = [await refused(h, child.pid, Family(1, USER + n)) for n, child in enumerate(children)]
+            assert answers == [0, 0, 0, errno.EAGAIN]
+            children[0].kill()
+            await until(lambda: len(h.controller._membership._promises) == 2, "its exit is seen")
+            assert await refused(h, children[3].pid, Family(1, USER + 3)) == 0
+
+
+@virtual
+async def test_what_was_granted_is_there_when_its_process_comes(spawn: Spawn) -> None:
+    """A place is kept for it; and of several in one family, and of what is in the tree, one."""
+    with mock.patch.object(bounds, "FAMILIES_OF_USER", 3):
+        async with running(StubGpu()) as h:
+            before = h.leftovers()
+            children = [spawn() for _ in range(5)]
+            families = [Family(n, USER, {"high": MIB}) for n in (1, 1, 2, 3, 4)]
+            granted = []
+            for child, family in zip(children[:3], families[:3], strict=True):
+                h.world.cgroups[child.pid] = Slice("/job")
+                assert await refused(h, child.pid, family) == 0
+                granted.append((child, family))
+            assert await refused(h, children[3].pid, families[3], families[4]) == errno.EAGAIN, "both, or none"
+            for child, family in granted:
+                assert where(h, await h.arrive(child.pid, "/job")) == f"/job/{family.name}"
+            assert await refused(h, children[3].pid, families[3]) == 0
+            assert await refused(h, children[4].pid, families[4]) == errno.EAGAIN
+            for child in children:
+                child.kill()
+            await until(lambda: h.leftovers() == before, "all of that goes with them")
+
+
+@virtual
+async def test_processes_that_asked_and_do_not_come_are_bounded(spawn: Spawn) -> None:
+    """Each has a descriptor here, be they all in one family."""
+    with mock.patch.object(bounds, "FAMILIES_OF_USER", 2):
+        async with running(StubGpu()) as h:
+            one = Family(1, USER)
+            answers = [await refused(h, spawn().pid, one) for _ in range(3)]
+            assert answers == [0, 0, errno.EAGAIN]
+            assert h.leftovers()["pidfds"] == 2, "the one that was refused is not watched"
+
+
+@virtual
+async def test_nothing_of_one_that_is_refused_is_kept(spawn: Spawn) -> None:
+    with mock.patch.object(bounds, "FAMILIES_OF_USER", 1):
+        async with running(StubGpu()) as h:
+            await ask(h, spawn().pid, Family(1, USER), everywhere=True)
+            before = h.leftovers()
+            for number in range(2, 6):
+                assert await refused(h, spawn().pid, Family(number, USER)) == errno.EAGAIN
+            assert h.leftovers() == before
+
+
+@virtual
+async def test_the_ninth_is_refused(spawn: Spawn) -> None:
+    """In the tree and out of it; what it was in before stays."""
+    async with running(StubGpu()) as h:
+        eight = [Family(number, USER) for number in range(1, FAMILIES_MOST + 1)]
+        for process in (await h.arrive(spawn().pid, "/job"), Process(0, 0)):
+            pid = process.pid or spawn().pid
+            for family in eight:
+                await ask(h, pid, family)
+            assert await refused(h, pid, Family(99, USER, {"high": MIB})) == errno.E2BIG
+            assert await refused(h, pid, *eight) == 0
+            there = await h.arrive(pid, "/job")
+            assert where(h, there) == "/".join(("/job", *(family.name for family in eight)))
+
+
+@pytest.mark.logs("too many or too deep")
+@virtual
+async def test_one_that_is_in_no_place_is_told_so(spawn: Spawn) -> None:
+    """As where the cgroup of its process has no slice of its own, being too deep."""
+    async with running(StubGpu()) as h:
+        process = await h.arrive(spawn().pid, "/d" * 130)
+        assert await refused(h, process.pid, Family(1, USER)) == errno.EAGAIN
+        assert where(h, process) == "/d" * 128
 
 
 @virtual

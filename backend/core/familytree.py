@@ -1,0 +1,160 @@
+"""The slices of families in a tree: promised to processes that have asked, made as these come, given their values.
+
+:mod:`backend.core.families` says what a family is and may have. Places are counted apart from those of other slices
+(:class:`backend.core.bounds.Places`): what is promised is there when its process comes.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import attrs
+
+from backend.common.errors import fail
+from backend.core.bounds import REFUSALS
+from backend.core.entries import SliceEntry
+from backend.core.families import Families, Family, below, lowered, said_by
+from backend.core.records import Books
+from backend.core.settings import LOW
+from backend.core.slices import SliceTree
+from backend.process import procfs
+from backend.process.identity import ROOT, Group, Process, Slice, SliceOn
+
+NEIGHBOURS_MOST = 64
+"""Processes of a slice that are looked at for whether all are of one user, some 20 us each; more are taken for several
+users'."""
+
+Where = Mapping[int, Slice]
+"""Slices of families, by the number of the family."""
+
+
+@attrs.frozen
+class Entering:
+    """A process that is about to be in families."""
+
+    process: Process
+    """Which."""
+    own: Mapping[int, Books]
+    """What the books say of it on each GPU; nothing of one that comes."""
+    there: Collection[Group] = ()
+    """Groups that are in the books already, with their values."""
+    former: Where = attrs.field(factory=dict)
+    """The families that it is in now: what the books say of their slices goes along."""
+
+
+class FamilyTree(SliceTree):
+    """The slices of one tree, those of families among them."""
+
+    def promise(self, cgroup: Slice, families: Families) -> Sequence[Slice]:
+        """Has a place for the slice of each of some families below a cgroup, until :meth:`withdraw`. EAGAIN for one
+        that is too deep, or too many for its user or for all; EEXIST where a caller made a slice of that name."""
+        level, missing = cgroup, 0
+        while (entry := self._slices.get(level)) is None:
+            above = level.parent
+            assert above is not None, "the root is always there"
+            level, missing = above, missing + 1
+        if missing:
+            self._bounds.require(self._user(entry, followed=True), entry.depth + missing)
+        slice_, depth, promised = cgroup, entry.depth + missing, list[Slice]()
+        try:
+            for family in families:
+                slice_, depth = below(slice_, (family,)), depth + 1
+                found = self._slices.get(slice_)
+                if found is not None and found.kept and not found.family:
+                    raise fail(errno.EEXIST)
+                self._places.require(slice_, family.user, depth)
+                self._places.hold(slice_, family.user)
+                promised.append(slice_)
+        except OSError:
+            self.withdraw(promised)
+            raise
+        return promised
+
+    def renew(self, promised: Sequence[Slice], user: int) -> None:
+        """Promises anew what was withdrawn a moment ago, by a process of a user."""
+        for slice_ in promised:
+            self._places.hold(slice_, user)
+
+    def withdraw(self, promised: Sequence[Slice]) -> None:
+        """What was promised is so no more: its slice is there, or nothing comes for it."""
+        for slice_ in promised:
+            self._places.let_go(slice_)
+
+    def _reach_families(
+        self, entry: SliceEntry, families: Families, entering: Entering
+    ) -> tuple[SliceEntry, OSError | None]:
+        """The entry of the slice of the last of some families below one, or of the lowest that could be made, and why
+        those below it could not. What has not the values that it is to have is dropped again. OSError."""
+        for family in families:
+            slice_ = below(entry.slice, (family,))
+            found = self._slices.get(slice_)
+            is_new = found is None or not (found.family or found.kept)
+            if found is None:
+                try:
+                    found = self._make(slice_, entry, entering.there, followed=True, family=family)
+                except OSError as error:
+                    if error.errno not in REFUSALS:
+                        self._prune(entry.slice)
+                        raise
+                    return entry, error
+            elif is_new:  # from before us; or a cgroup is called so
+                self._discount(found)
+                found.family, found.user = True, family.user
+                self._count(found)
+            try:
+                self._give_values(found, family, entering, is_new=is_new)
+            except OSError:
+                self._prune(slice_)
+                raise
+            entry = found
+        return entry, None
+
+    def _give_values(self, entry: SliceEntry, family: Family, entering: Entering, *, is_new: bool) -> None:
+        """The slice of a family has the values that it is to have, on every GPU where it has not."""
+        above = entry.above
+        assert above is not None, "the root is no family's"
+        gpus = [gpu for gpu in self._gpus if SliceOn(entry.slice, gpu) not in entering.there]
+        carried = {gpu: self._carried(family, gpu, entering) for gpu in gpus}
+        shared = (
+            is_new
+            and above.slice != ROOT
+            and any(LOW.field in one.asked for one in carried.values())
+            and self._is_shared(above, entry, family.uid, entering.process)
+        )
+        is_in = family.id in entering.former
+        for gpu, one in carried.items():
+            own = Books() if is_in else entering.own.get(gpu, Books())
+            if is_new:
+                changes = one.allowed(above.slice, self._ledger.books(SliceOn(above.slice, gpu)), own, shared=shared)
+            else:
+                changes = lowered(self._ledger.books(SliceOn(entry.slice, gpu)), own)
+            if changes:
+                self._ledger.configure(SliceOn(entry.slice, gpu), **changes)
+
+    def _carried(self, family: Family, gpu: int, entering: Entering) -> Family:
+        """A family with the values that it has on a GPU where its process is now; else with those that it asked for."""
+        former = entering.former.get(family.id)
+        if former is None or former not in self._slices:
+            return family
+        return attrs.evolve(family, asked=said_by(self._ledger.books(SliceOn(former, gpu))))
+
+    def _is_shared(self, above: SliceEntry, but: SliceEntry, uid: int, process: Process) -> bool:
+        """Whether a process or a slice of another user is directly in one, but for that slice and that process."""
+        if any(self._slices[child].user != uid for child in above.children if child != but.slice):
+            return True
+        others = [one.pid for one in above.members if one != process]
+        return len(others) > NEIGHBOURS_MOST or any(_is_of_another(pid, uid) for pid in others)
+
+
+def _is_of_another(pid: int, uid: int) -> bool:
+    """Whether a process is of another user; one that is gone is of none."""
+    try:
+        return procfs.descent(pid).uid != uid
+    except ProcessLookupError:
+        return False
+
+
+def numbered(found: Iterable[tuple[Slice, Family]]) -> Where:
+    """The slices of families, by the number of the family."""
+    return {family.id: slice_ for slice_, family in found}
