@@ -71,10 +71,10 @@ def asked(environment: Mapping[str, str]) -> Iterator[tuple[Setting, str]]:
 
 def levels_in(text: str) -> Sequence[Level]:
     """The families that `GGROUP_FAMILY` has. Refused for what it cannot have."""
-    found = []
+    found: list[Level] = []
     for word in text.split(",") if text else ():
         match = ONE.fullmatch(word)
-        if match is None or not int(match["id"], 16):
+        if match is None or not int(match["id"], 16) or len(found) == FAMILIES_MOST:
             raise Refused(f"{FAMILY}={text}: not what ggroupfs puts there: unset it")
         pairs = [pair.split("=") for pair in match["values"].split(":")[1:]]
         found.append(Level(int(match["id"], 16), {name: int(value) for name, value in pairs}))
@@ -102,7 +102,10 @@ def families(environment: MutableMapping[str, str]) -> tuple[Sequence[Level], Se
             complaints.append(str(error))
     if values and not (levels and levels[-1].values == values):
         if len(levels) >= FAMILIES_MOST:
-            raise Refused(f"{FAMILY}: {FAMILIES_MOST} families in one another are the most")
+            complaint = f"{FAMILY}: {FAMILIES_MOST} families in one another are the most"
+            if not lenient:
+                raise Refused(complaint)
+            return levels, [*complaints, complaint]
         levels.append(Level(secrets.randbelow(ID_MOST) + 1, values))
         environment[FAMILY] = ",".join(map(str, levels))
     return levels, complaints
@@ -127,4 +130,4 @@ def refusal(levels: Sequence[Level], error: OSError) -> str:
     words = " ".join(
         f"{BY_FIELD[name].environment}={value}" for name, value in levels[-1].values.items() if name in BY_FIELD
     )
-    return f"{words or FAMILY}: {os.strerror(error.errno or 0)}"
+    return f"{words or FAMILY}: {os.strerror(error.errno) if error.errno else error}"

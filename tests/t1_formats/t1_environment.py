@@ -67,8 +67,13 @@ def test_a_child_that_asks_for_something_else_is_in_a_family_of_its_own_below() 
         environment["GGROUP_GMEM_HIGH"] = f"{size}M"
         families(environment)
     environment["GGROUP_GMEM_HIGH"] = "9M"
+    before = dict(environment)
     with pytest.raises(Refused, match="8 families"):
         families(environment)
+    lenient = environment | {"GGROUP_LENIENT": "1"}
+    levels, complaints = families(lenient)
+    assert (len(levels), complaints) == (8, ["GGROUP_FAMILY: 8 families in one another are the most"])
+    assert lenient[FAMILY] == before[FAMILY] == environment[FAMILY], "it goes on in those that it is in"
 
 
 def test_what_cannot_be_is_refused_or_left_out() -> None:
@@ -81,7 +86,13 @@ def test_what_cannot_be_is_refused_or_left_out() -> None:
     assert complaints == ["GGROUP_GMEM_HIGH=lots: not a size: bytes, or with K, M, G or T, or max"]
 
 
-@pytest.mark.parametrize("text", ["x", "0123456789abcdef:", "0123456789ABCDEF", "0" * 16, "0123456789abcdef:high=-1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("x", "0123456789abcdef:", "0123456789ABCDEF", "0" * 16, "0123456789abcdef:high=-1"),
+        ",".join(["0123456789abcdef"] * 9),
+    ],
+)
 def test_a_family_that_nothing_of_ours_wrote(text: str) -> None:
     with pytest.raises(Refused, match="unset it"):
         families({FAMILY: text})
@@ -96,3 +107,4 @@ def test_what_is_said_of_families() -> None:
     assert list(messages(levels, everywhere=True))[-1] == (Op.FAMILY, (8, 1))
     assert levels_in(",".join(map(str, levels))) == levels
     assert refusal(levels, OSError(errno.EAGAIN, "")) == "GGROUP_WEIGHT=5: Resource temporarily unavailable"
+    assert refusal(levels, TimeoutError("timed out")) == "GGROUP_WEIGHT=5: timed out", "an error without a number"
