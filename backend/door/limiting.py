@@ -2,39 +2,108 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import time
 from collections.abc import Sequence
 
 from backend.common.errors import fail
 from backend.door.environment import Level, messages
-from backend.door.wire import CUDA, SIZE, SOFT, VERSION, Feature, Message, Op
+from backend.door.peers import user_of
+from backend.door.wire import CUDA, SIZE, SOFT, STATUSES, VERSION, Feature, Message, Op
+from backend.process import procfs
 
 ANSWER_S = 15.0
-"""Seconds that a daemon has for an answer, as the library in CUDA programs gives it (ANSWER of daemon/session.h)."""
+"""Seconds that a daemon has for all of its answers together; the library in CUDA programs gives it as long for each
+(ANSWER of daemon/session.h)."""
+
+UNNAMED = 65534
+"""Uid that the kernel says of a user without a number in this user namespace (fs.overflowuid)."""
 
 
 def limit_self(path: str | os.PathLike[str], levels: Sequence[Level]) -> bool:
     """Has this process be in some families, and in the tree on every GPU, of the daemon that listens at `path`. False
-    where that daemon is of a version without families. OSError: its refusal, TimeoutError, or of the socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(ANSWER_S)
-        connection.connect(os.fspath(path))
-        features = _ask(connection, Op.HELLO, VERSION, CUDA | SOFT)[3]
+    where that daemon is of a version without families. OSError: its refusal, EPERM for a listener that is neither
+    root's nor this user's, EPROTO for what is no answer, ETIMEDOUT, or of the socket."""
+    with _Line(path) as line:
+        features = line.ask(Op.HELLO, VERSION, CUDA | SOFT)[3]
         if not features & Feature.FAMILY:
             return False
         for op, args in messages(levels, everywhere=True):
-            _ask(connection, op, *args)
+            line.ask(op, *args)
         return True
 
 
-def _ask(connection: socket.socket, op: Op, *args: int) -> tuple[int, ...]:
-    connection.sendall(Message(op, 1, 0, args).encode())
-    while True:
-        raw = connection.recv(SIZE)
-        if not raw:
-            raise fail(errno.ECONNRESET)
+class _Line(contextlib.AbstractContextManager["_Line"]):
+    """A connection to a daemon, of `ANSWER_S` seconds in all."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._end = time.monotonic() + ANSWER_S
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._left().connect(os.fspath(path))
+            if not _may_be_daemon(user_of(self._socket)):
+                raise fail(errno.EPERM)
+        except BaseException as error:
+            self._socket.close()
+            raise _numbered(error) from None
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def ask(self, op: Op, *args: int) -> tuple[int, ...]:
+        """Asks, and returns what is answered. OSError as :func:`limit_self`."""
+        try:
+            self._left().sendall(Message(op, 1, 0, args).encode())
+            while True:
+                raw = self._left().recv(SIZE + 1)
+                if not raw:
+                    raise fail(errno.ECONNRESET)
+                message = _decoded(raw)
+                if message.reply:
+                    return message.check().args
+        except TimeoutError as error:
+            raise _numbered(error) from None
+
+    def _left(self) -> socket.socket:
+        """The socket, with as much time as is left. TimeoutError."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left)
+        return self._socket
+
+
+def _numbered(error: BaseException) -> BaseException:
+    """An error, with its number where Python has it time out without one."""
+    return fail(errno.ETIMEDOUT) if isinstance(error, TimeoutError) and not error.errno else error
+
+
+def _decoded(raw: bytes) -> Message:
+    """The message in `raw`. EPROTO."""
+    try:
         message = Message.decode(raw)
-        if message.reply:
-            return message.check().args
+    except ValueError:
+        raise fail(errno.EPROTO) from None
+    if message.status not in STATUSES:
+        raise fail(errno.EPROTO)
+    return message
+
+
+def _may_be_daemon(uid: int) -> bool:
+    """Whether a listener of that user may be a daemon of ours: as the library in CUDA programs decides it
+    (daemon/link.c). In a container with a user namespace root outside has no number, nor has any other user outside:
+    none but those can be what was put at the path from there."""
+    return uid in (0, os.geteuid()) or (uid == UNNAMED and _some_unnamed())
+
+
+def _some_unnamed() -> bool:
+    """Whether there are users without a number here: not in the initial user namespace, which maps all to
+    themselves (user_namespaces(7))."""
+    try:
+        maps = procfs.lines(procfs.of_process("self", "uid_map"))
+    except OSError:
+        return False
+    return [procfs.words(line)[2:] for line in maps] != [[b"4294967295"]]
