@@ -208,6 +208,22 @@ def test_what_the_daemon_refuses_ends_the_program_at_its_first_answer(start: Sta
     real(test)
 
 
+def test_a_child_of_fork_is_told_as_any_other_program(start: Start, path: Path) -> None:
+    """It is not limited by what its parent was granted: no daemon has answered it."""
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            process = start(GGROUP_GMEM_HIGH="512M")
+            assert await trio.to_thread.run_sync(partial(ask, process, "use 0")) == "0"
+            daemon.gpu.unsupported.add("gmem.limit.high")
+            assert await trio.to_thread.run_sync(partial(ask, process, "fork 10")) == "1", "it ends"
+            assert await trio.to_thread.run_sync(partial(ask, process, "charge 2")) == "0"
+            said = (await trio.to_thread.run_sync(process.communicate))[1]
+            assert said == "ggroupfs: GGROUP_GMEM_HIGH=536870912: Operation not supported\n"
+
+    real(test)
+
+
 def test_a_daemon_that_comes_later_ends_nothing(start: Start, path: Path) -> None:
     async def test() -> None:
         process = start(GGROUP_GMEM_HIGH="512M")

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "family.h"
 #include "life.h"
 #include "session.h"
 
@@ -168,6 +169,7 @@ void daemon_forget(void)
 	session.waiters = NULL;
 	session.managed_count = session.command_count = 0;
 	session.next_try = session.next_move = session.lost_at = 0;
+	family_forget();
 }
 
 LIFE(.stage = LIFE_DAEMON, .forget = daemon_forget);

@@ -336,3 +336,8 @@ void family_taken(void)
 {
 	answered = true;
 }
+
+void family_forget(void)
+{
+	answered = false;
+}

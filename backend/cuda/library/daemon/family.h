@@ -22,5 +22,7 @@ bool family_request(unsigned int number, struct message *message);
 void family_refused(int error);
 /* It took all of them. */
 void family_taken(void);
+/* In the child of fork(): no daemon has answered it yet. */
+void family_forget(void);
 
 #endif
