@@ -78,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
         scope.enter(arguments.slice, command)
     elif arguments.slice is not None:
         enter(arguments.slice)
-    limit(facts.get("socket"), environment)
-    if settings:
+    if settings:  # first: what the process has by then, its family has
         apply(mount, settings, arguments.gpu)
+    limit(facts.get("socket"), environment)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec(2) would leave so
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -148,6 +148,26 @@ def test_run_takes_the_socket_where_there_is_no_tree(mount: Mounted, tmp_path: P
     assert ggroupfs(*words[:3], "-p", "GMemHigh=1G", *words[3:], **there).returncode == 1, "-p needs the tree"
 
 
+def test_what_run_is_told_holds_against_others(mount: Mounted) -> None:
+    """The family of the process has its weight and priority, as it is between the process and the others."""
+    words = ["run", "--mount", mount.path, "-p", "ComputeWeight=1", "-p", "ComputePriority=12", "-p", "GMemHigh=1G"]
+    script = f"cd {mount.path}/slice/family-*/0 && cat compute.weight compute.priority gmem.limit.high"
+    result = ggroupfs(*words, "--", "sh", "-c", script, GGROUP_GMEM_HIGH="48M", GGROUP_WEIGHT="50")
+    assert (result.stdout, result.stderr) == (f"1\n12\n{48 * MIB}\n", "")
+
+
+def test_run_says_so_where_no_daemon_listens(tmp_path: Path) -> None:
+    """A program with the library goes on without one; `run` has been asked for a limit, and there is none."""
+    words, socket = ("run", "--mount", tmp_path, "--", "echo", "runs"), os.fspath(tmp_path / "none.sock")
+    there = {"GGROUP_SOCKET": socket, "GGROUP_CUDA_LIBRARY": "/nowhere/lib.so"}
+    refused = ggroupfs(*words, GGROUP_GMEM_HIGH="32M", **there)
+    line = f"GGROUP_GMEM_HIGH={32 * MIB}: No such file or directory"
+    assert (refused.returncode, refused.stdout, refused.stderr) == (1, "", f"ggroupfs: run: {line}\n")
+    lenient = ggroupfs(*words, GGROUP_GMEM_HIGH="32M", GGROUP_LENIENT="1", **there)
+    assert (lenient.returncode, lenient.stdout, lenient.stderr) == (0, "runs\n", f"ggroupfs: run: {line}: ignored\n")
+    assert ggroupfs(*words, **there).stdout == "runs\n", "nothing is asked for"
+
+
 def test_a_child_with_a_limit_of_its_own_is_below_the_other(mount: Mounted) -> None:
     words = ["run", "--mount", mount.path, "--", "env", "GGROUP_GMEM_HIGH=32M"]
     script = f"cd {mount.path}/slice && find . -path '*family-*/0/gmem.limit.high' | sort | xargs cat"
