@@ -14,7 +14,7 @@ import attrs
 from backend.common.errors import fail
 from backend.core.bounds import REFUSALS
 from backend.core.entries import SliceEntry
-from backend.core.families import Families, Family, below, lowered, said_by
+from backend.core.families import Families, Family, below, carried, lowered, said_by
 from backend.core.records import Books
 from backend.core.settings import LOW
 from backend.core.slices import SliceTree
@@ -115,29 +115,36 @@ class FamilyTree(SliceTree):
         above = entry.above
         assert above is not None, "the root is no family's"
         gpus = [gpu for gpu in self._gpus if SliceOn(entry.slice, gpu) not in entering.there]
-        carried = {gpu: self._carried(family, gpu, entering) for gpu in gpus}
-        shared = (
-            is_new
-            and above.slice != ROOT
-            and any(LOW.field in one.asked for one in carried.values())
-            and self._is_shared(above, entry, family.uid, entering.process)
-        )
-        is_in = family.id in entering.former
-        for gpu, one in carried.items():
-            own = Books() if is_in else entering.own.get(gpu, Books())
-            if is_new:
-                changes = one.allowed(above.slice, self._ledger.books(SliceOn(above.slice, gpu)), own, shared=shared)
-            else:
-                changes = lowered(self._ledger.books(SliceOn(entry.slice, gpu)), own)
-            if changes:
-                self._ledger.configure(SliceOn(entry.slice, gpu), **changes)
+        former = {gpu: self._former(family, gpu, entering) for gpu in gpus}
+        if not is_new:
+            for gpu, before in former.items():
+                books = self._ledger.books(SliceOn(entry.slice, gpu))
+                if before is None:
+                    self._change(entry, gpu, lowered(books, entering.own.get(gpu, Books())))
+                else:
+                    self._change(entry, gpu, carried(family, books, before))
+            return
+        asked = {gpu: family.asked if before is None else said_by(before) for gpu, before in former.items()}
+        wants_low = above.slice != ROOT and any(LOW.field in values for values in asked.values())
+        shared = wants_low and self._is_shared(above, entry, family.uid, entering.process)
+        for gpu, values in asked.items():
+            own = entering.own.get(gpu, Books()) if former[gpu] is None else Books()
+            books = self._ledger.books(SliceOn(above.slice, gpu))
+            allowed = attrs.evolve(family, asked=values).allowed(above.slice, books, own, shared=shared)
+            self._change(entry, gpu, allowed)
 
-    def _carried(self, family: Family, gpu: int, entering: Entering) -> Family:
-        """A family with the values that it has on a GPU where its process is now; else with those that it asked for."""
-        former = entering.former.get(family.id)
-        if former is None or former not in self._slices:
-            return family
-        return attrs.evolve(family, asked=said_by(self._ledger.books(SliceOn(former, gpu))))
+    def _change(self, entry: SliceEntry, gpu: int, changes: Mapping[str, int]) -> None:
+        if changes:
+            self._ledger.configure(SliceOn(entry.slice, gpu), **changes)
+
+    def _former(self, family: Family, gpu: int, entering: Entering) -> Books | None:
+        """What the books say of the slice of a family where its process is now; None where it is not in it, or they
+        did not say it when the daemon began."""
+        slice_ = entering.former.get(family.id)
+        if slice_ is None or slice_ not in self._slices:
+            return None
+        group = SliceOn(slice_, gpu)
+        return None if entering.there and group not in entering.there else self._ledger.books(group)
 
     def _is_shared(self, above: SliceEntry, but: SliceEntry, uid: int, process: Process) -> bool:
         """Whether a process or a slice of another user is directly in one, but for that slice and that process."""

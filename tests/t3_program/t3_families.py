@@ -201,6 +201,37 @@ async def test_what_root_set_on_it_goes_along(spawn: Spawn) -> None:
         h.check()
 
 
+@virtual
+async def test_what_root_made_less_goes_along_into_one_that_is_there(spawn: Spawn) -> None:
+    """Another process of the family keeps its first values elsewhere; what root gave it there stays."""
+    async with running(StubGpu(), scheduler=True) as h:
+        process, there = await h.arrive(spawn().pid, "/a"), await h.arrive(spawn().pid, "/b")
+        inner = Family(0x77, USER, {"high": 4 * MIB})
+        for one in (process, there):
+            await ask(h, one.pid, ONE, inner)
+        await h.write(f"slice/a/{NAME}/0/gmem.limit.high", "2M")
+        await h.write(f"slice/a/{NAME}/0/gmem.swap.max", "64M")
+        await h.write(f"slice/a/{NAME}/0/compute.weight", "3")
+        await h.write(f"slice/b/{NAME}/{inner.name}/0/gmem.limit.high", "1G")
+        h.world.cgroups[process.pid] = Slice("/b")
+        await until_moved(h, process, f"/b/{NAME}/{inner.name}")
+        books = h.ledger.books(SliceOn(Slice(f"/b/{NAME}"), 0))
+        assert (books.high, books.swap_max, books.weight) == (2 * MIB, 64 * MIB, 3)
+        assert await h.read(f"slice/b/{NAME}/{inner.name}/0/gmem.limit.high") == f"{1 << 30}\n"
+
+
+@virtual
+async def test_a_gpu_that_is_new_to_the_next_daemon_has_the_limits_too(spawn: Spawn) -> None:
+    machine = Machine(StubGpu(0))
+    async with machine.daemon() as h:
+        process = await h.arrive(spawn().pid, "/job")
+        await ask(h, process.pid, ONE)
+        h.kill()
+    async with machine.daemon(*machine.gpus, StubGpu(1)) as h:
+        assert where(h, process) == f"/job/{NAME}"
+        assert await h.read(f"slice/job/{NAME}/1/gmem.limit.high") == f"{8 * MIB}\n"
+
+
 async def until_moved(h: Harness, process: Process, path: str) -> None:
     """Waits until a process is in a slice."""
     with trio.fail_after(10):
