@@ -94,6 +94,8 @@ class Bookkeeper:
                 if not self._follower.follows(group):
                     self._follower.background.later(group)
         if resident is not None:
+            if families and resident.slice != resident.place:
+                raise fail(errno.EAGAIN)  # the books have no room for it
             for gpu in self._gpus:
                 self._schedulers.poke(gpu)
 

@@ -89,7 +89,7 @@ class FamilyTree(SliceTree):
         for family in families:
             slice_ = below(entry.slice, (family,))
             found = self._slices.get(slice_)
-            is_new = found is None or not (found.family or found.kept)
+            is_new, adopted = found is None or not (found.family or found.kept), None
             if found is None:
                 try:
                     found = self._make(slice_, entry, entering.there, followed=True, family=family)
@@ -99,16 +99,23 @@ class FamilyTree(SliceTree):
                         raise
                     return entry, error
             elif is_new:  # from before us; or a cgroup is called so
-                self._discount(found)
-                found.family, found.user = True, family.user
-                self._count(found)
+                adopted = found.user
+                self._become(found, family.user, is_family=True)
             try:
                 self._give_values(found, family, entering, is_new=is_new)
             except OSError:
+                if adopted is not None:
+                    self._become(found, adopted, is_family=False)
                 self._prune(slice_)
                 raise
             entry = found
         return entry, None
+
+    def _become(self, entry: SliceEntry, user: int, *, is_family: bool) -> None:
+        """A slice that there is is a family's from now on, or is not, and counts for a user."""
+        self._discount(entry)
+        entry.family, entry.user = is_family, user
+        self._count(entry)
 
     def _give_values(self, entry: SliceEntry, family: Family, entering: Entering, *, is_new: bool) -> None:
         """The slice of a family has the values that it is to have, on every GPU where it has not."""
@@ -155,11 +162,13 @@ class FamilyTree(SliceTree):
 
 
 def _is_of_another(pid: int, uid: int) -> bool:
-    """Whether a process is of another user; one that is gone is of none."""
+    """Whether a process is of another user, or cannot be looked at; one that is gone is of none."""
     try:
         return procfs.descent(pid).uid != uid
     except ProcessLookupError:
         return False
+    except OSError:
+        return True
 
 
 def numbered(found: Iterable[tuple[Slice, Family]]) -> Where:

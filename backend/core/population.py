@@ -286,13 +286,16 @@ class Population(FamilyTree):
 
     def _families_in(self, process: Process, slice_: Slice, cgroup: Slice, gpu: int) -> tuple[Families, Where]:
         """The families of a process that was in `slice_` as the daemon before us ended, and is in `cgroup` now, and
-        where those are."""
+        where those are. Where descriptors are too short to look at it, it is in those that the names say: so no limit
+        is lost."""
         found = parsed(slice_, cgroup)
         if found:
             try:
                 found = believed(found, procfs.descent(process.pid).uid)
             except ProcessLookupError:
                 found = ()
+            except OSError as error:
+                log.warning("process %d: its user cannot be looked up: %s", process.pid, error.strerror)
         families = [attrs.evolve(one, asked=said_by(self._ledger.books(SliceOn(at, gpu)))) for at, one in found]
         return tuple(families), numbered(found)
 

@@ -305,6 +305,19 @@ async def test_the_next_daemon_believes_no_cgroup_that_is_called_so(spawn: Spawn
             assert entry.user == 4321, "it counts for that user, and not for root"
 
 
+@pytest.mark.logs("its user cannot be looked up")
+@virtual
+async def test_a_daemon_that_is_short_of_descriptors_drops_no_limit(spawn: Spawn) -> None:
+    machine = Machine(StubGpu())
+    async with machine.daemon() as h:
+        process = await h.arrive(spawn().pid, "/job")
+        await ask(h, process.pid, ONE)
+        h.kill()
+    with mock.patch.object(procfs, "descent", side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))):
+        async with machine.daemon() as h:
+            assert where(h, process) == f"/job/{NAME}"
+
+
 def test_what_a_path_says_of_families() -> None:
     many = below(Slice("/job"), [Family(number, 7) for number in range(1, 13)])
     assert [family.id for _, family in parsed(many, Slice("/job"))] == list(range(5, 13))

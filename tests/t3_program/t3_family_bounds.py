@@ -19,7 +19,7 @@ from backend.core.families import FAMILIES_MOST, Families, Family
 from backend.door.asking import Asking
 from backend.door.wire import Message, Op
 from backend.process import procfs
-from backend.process.identity import Process, Slice
+from backend.process.identity import Group, Process, Slice, SliceOn
 from tests.support.harness import MIB, Harness, Spawn, StubGpu, running, until, virtual
 from tests.t3_program.families import ask, where
 
@@ -163,6 +163,25 @@ async def test_one_that_is_in_no_place_is_told_so(spawn: Spawn) -> None:
         process = await h.arrive(spawn().pid, "/d" * 130)
         assert await refused(h, process.pid, Family(1, USER)) == errno.EAGAIN
         assert where(h, process) == "/d" * 128
+
+
+@pytest.mark.logs("too many or too deep")
+@virtual
+async def test_what_the_books_have_no_room_for_is_refused(spawn: Spawn) -> None:
+    """As the kernel's may have none, of which nothing is known before."""
+    async with running(StubGpu()) as h:
+        add, process = h.ledger.add, await h.arrive(spawn().pid, "/job")
+
+        def refuse(group: Group, parent: SliceOn) -> None:
+            if isinstance(group, SliceOn) and "family" in group.slice.path:
+                raise fail(errno.ENOSPC)
+            add(group, parent)
+
+        with mock.patch.object(h.ledger, "add", refuse):
+            for pid in (process.pid, spawn().pid):
+                assert await refused(h, pid, Family(1, USER), everywhere=True) == errno.EAGAIN
+        assert where(h, process) == "/job"
+        assert h.leftovers()["families promised"] == h.leftovers()["places of families"] == 0
 
 
 @virtual

@@ -138,6 +138,12 @@ async def test_a_slice_that_is_there_by_its_name_alone_is_given_what_was_asked(s
     async with running(StubGpu()) as h:
         before = h.leftovers()
         one, other = await h.arrive(spawn().pid, f"/job/{NAME}"), await h.arrive(spawn().pid, "/job")
+        with (
+            mock.patch.object(h.ledger, "configure", side_effect=InterruptedError(errno.EINTR, "")),
+            pytest.raises(InterruptedError),
+        ):
+            await ask(h, other.pid, ONE)
+        assert h.controller.population.families == 0
         await ask(h, other.pid, ONE)
         assert await h.read(f"slice/job/{NAME}/0/gmem.limit.high") == f"{8 * MIB}\n"
         for process in (one, other):
