@@ -152,7 +152,11 @@ class Membership:
         """As :meth:`ask`, of one whose exit is watched for."""
         resident = self._population.resident(process)
         cgroup = cgroup_of(process.pid)
-        whole = joined(self._families(process) if resident is None else resident.families, families)
+        if resident is not None:
+            present = resident.families
+        else:  # what was promised has those of its parents: they are not read for each message
+            present = self._promises.families(process) or self._families(process)
+        whole = joined(present, families)
         if not {family.id for family in families} <= {family.id for family in whole}:
             raise fail(errno.E2BIG)
         if resident is None and whole:

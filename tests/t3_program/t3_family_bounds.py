@@ -218,6 +218,19 @@ def test_parents_are_read_up_to_the_first_that_is_known(deep: int) -> None:
     assert reads == [deep, deep]
 
 
+@virtual
+async def test_parents_are_read_at_the_first_message_alone(deep: int) -> None:
+    async with running(StubGpu()) as h:
+        above, outer = procfs.descent(deep).parent, Family(9, 0)
+        await ask(h, above, outer)
+        with mock.patch.object(procfs, "descent", wraps=procfs.descent) as reads:
+            for number in range(1, 5):
+                await ask(h, deep, Family(number, 0))
+        assert reads.call_count == 2
+        names = "/".join(family.name for family in (outer, *(Family(number, 0) for number in range(1, 5))))
+        assert where(h, await h.arrive(deep)) == f"/{names}"
+
+
 def test_what_is_said_of_a_parent() -> None:
     """Of the effective user; the first line is the program's own, and has its newlines escaped."""
     raw = b"Name:\tx\\nPPid:\t77\nUmask:\t0022\nPPid:\t5\nTracerPid:\t0\nUid:\t1\t2\t3\t4\nGid:\t0\t0\t0\t0\n"
