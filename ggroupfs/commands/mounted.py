@@ -12,8 +12,8 @@ import trio
 from backend.core.families import NAME as FAMILY
 from backend.door.client import facts_of
 from backend.process import procfs
-from backend.process.delegated import HIERARCHIES
-from backend.process.identity import ROOT_PATH
+from backend.process.cgroups import ids
+from backend.process.identity import ROOT_PATH, Slice
 from ggroupfs.client import branches
 from ggroupfs.commands.finding import Finding
 from ggroupfs.mounts import mount_of
@@ -127,16 +127,9 @@ def _our_cgroups(pid: int) -> bool:
 def strays(mount: Path) -> Iterator[Finding]:
     """The slices that no cgroup is of: made ahead, or with a program in them still. Families have none. OSError."""
     paths = dict.fromkeys(branch.slice for branch in branches(mount) if branch.slice != ROOT_PATH)
-    found = [path for path in paths if not (FAMILY.fullmatch(path.rpartition("/")[2]) or has_cgroup(path))]
+    found = [path for path in paths if not (FAMILY.fullmatch(path.rpartition("/")[2]) or ids(Slice(path)) != ())]
     for path in found[:STRAYS_MOST]:
         place = mount / slice_directory(path)
         yield Finding(readable(os.fspath(place)), "advisory", STRAY)
     if len(found) > STRAYS_MOST:
         yield Finding(f"{mount}/slice", "advisory", f"slices without a cgroup besides: {len(found) - STRAYS_MOST}")
-
-
-def has_cgroup(path: str) -> bool:
-    """Whether a cgroup of that path is there, or can be, in a part of the hierarchy that is mounted nowhere here."""
-    trees = [tree for tree in map(procfs.trees.of, HIERARCHIES) if tree is not None]
-    directories = [next(procfs.levels(tree, path), None) for tree in trees]
-    return any(directory is None or os.path.isdir(directory) for directory in directories)

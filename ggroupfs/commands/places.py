@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backend.process import procfs
+from backend.process.cgroups import ids
 from backend.process.identity import Slice
 from ggroupfs.errors import UsageError
 from ggroupfs.text.names import slice_directory
@@ -36,12 +37,7 @@ def path_meant(mount: Path, word: str) -> str:
 
 def is_there(mount: Path, path: str) -> bool:
     """Whether there is a slice of that path in the tree, or a cgroup."""
-    return (mount / slice_directory(path)).is_dir() or has_cgroup(path)
-
-
-def has_cgroup(path: str) -> bool:
-    """Whether there is a cgroup of that path, where this machine shows them."""
-    return any((place / path.lstrip("/")).is_dir() for place in hierarchies())
+    return (mount / slice_directory(path)).is_dir() or bool(ids(Slice(path)))
 
 
 def hierarchies() -> Sequence[Path]:

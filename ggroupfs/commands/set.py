@@ -13,10 +13,12 @@ from pathlib import Path
 import attrs
 
 from backend.core.settings import APPLIED, BY_CONTROL, Setting
+from backend.process.cgroups import ids
+from backend.process.identity import Slice
 from ggroupfs.client import content, numbers, require_tree
 from ggroupfs.client.reading import require_our_pids
 from ggroupfs.client.slices import make_ahead
-from ggroupfs.commands.places import has_cgroup, hierarchies, path_meant
+from ggroupfs.commands.places import path_meant
 from ggroupfs.errors import UsageError
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 from ggroupfs.text import spans
@@ -142,7 +144,7 @@ def remove(made: Sequence[Path]) -> None:
 
 def _say_if_ahead(path: str) -> None:
     """Says that a slice was made for a cgroup which is to come: its name may be misspelt."""
-    if hierarchies() and not has_cgroup(path):
+    if ids(Slice(path)) == ():
         log.warning("set: %s: made ahead: there is no such cgroup yet", path)
 
 

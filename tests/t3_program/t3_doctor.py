@@ -11,6 +11,7 @@ import pytest
 from backend.cuda.about import MAGIC, MARK
 from backend.door.wire import CUDA, VERSION
 from backend.process import procfs
+from backend.process.cgroups import WITNESS
 from backend.process.procfs import Mount
 from ggroupfs.commands import host, mounted
 from ggroupfs.commands.mounted import Place, places
@@ -141,6 +142,8 @@ def cgroup2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     here = {"cgroup2": Mount("0:26", "/", str(tmp_path / "cgroup"), "cgroup2", ())}
     monkeypatch.setattr(trees, "of", here.get)
     monkeypatch.setattr(procfs, "trees", trees)
+    (tmp_path / "cgroup").mkdir()
+    (tmp_path / "cgroup" / WITNESS).touch()
     return tmp_path / "cgroup"
 
 
@@ -166,7 +169,6 @@ def test_a_part_of_the_hierarchy_that_is_not_mounted_has_no_strays(
     """Where a container has its own part alone, nothing is known of the rest."""
     part = {"cgroup2": Mount("0:26", "/kubepods", str(cgroup2), "cgroup2", ())}
     monkeypatch.setattr(procfs.trees, "of", part.get)
-    cgroup2.mkdir()
     for path in ("batch.slice/0", "kubepods/0", "kubepods/pod/0"):
         (tmp_path / "tree" / "slice" / path).mkdir(parents=True)
     assert [one.subject for one in mounted.strays(tmp_path / "tree")] == [f"{tmp_path}/tree/slice/kubepods/pod"]
