@@ -406,6 +406,11 @@ class Controller:
     def slice_gone(self, slice_: Slice) -> None:
         """Watcher: nothing is kept for a slice but its records."""
 
+    def slice_renewed(self, slice_: Slice) -> None:
+        """Watcher: nothing that was set on it holds any more."""
+        for gpu in self.gpus:
+            self._membership.configured(SliceOn(slice_, gpu))
+
     def _left(self, record: Record, heir: Record | None) -> None:
         """A group has left the tree, and its record is dropped; its process may go on elsewhere, in `heir`."""
         self._follower.left(record.group)

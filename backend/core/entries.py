@@ -26,11 +26,15 @@ class Life:
     """How long a slice stays that was made, or on which something was set (:mod:`backend.core.lives`)."""
 
     since_ms: int
-    """When that was, milliseconds since the machine was started."""
+    """When that was, or was asked for anew, milliseconds since the machine was started."""
     cgroup: int = NEVER
     """The cgroup that it is of, by :func:`backend.process.cgroups.ids`; NEVER, or CAME."""
     timeout_ms: int | None = None
     """Milliseconds that the cgroup has to come; None where its maker did not say, FOREVER for no end."""
+    maker: int = 0
+    """The user that made it by mkdir; root where it came to stay otherwise."""
+    is_over: bool = False
+    """Whether the cgroup has gone, and the slice is there for what is below it alone."""
 
 
 @attrs.define(eq=False)
@@ -144,3 +148,6 @@ class Watcher(Protocol):
 
     def slice_gone(self, slice_: Slice) -> None:
         """The directory of a slice is no more."""
+
+    def slice_renewed(self, slice_: Slice) -> None:
+        """A slice that stays is another cgroup's: nothing is set on it, and it is root's."""

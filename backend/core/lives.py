@@ -2,8 +2,9 @@
 
 It may be made ahead: then its cgroup is **awaited**, for ever or for as long as its maker said. Once the cgroup
 has been seen, or a process in it, the slice is that cgroup's and of no other that has its name later: it goes with it,
-or, where something is still below it then, with the last of that. Where it cannot be told whether a cgroup is there
-nothing goes. The slice of a unit that is active is held by that (:mod:`ggroupfs.units.active`).
+or, where something is still below it then, with the last of that; if another cgroup is made there before, it is as new.
+Where it cannot be told whether a cgroup is there nothing goes. The slice of a unit that is active is held by that
+(:mod:`ggroupfs.units.active`).
 
 Nothing tells of cgroups that come and go in every namespace and hierarchy, so they are looked at; some of them each
 time, and the ones above a process whenever one comes in.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -32,6 +33,9 @@ SWEEP_S = 0.25
 
 SWEEP_MOST = 64
 """Cgroups looked at each time, some 10 us each: ten thousand of them are looked at every 40 s."""
+
+TURN_S = 0.002
+"""Seconds of work after which others have a turn: thousands of slices may go at once."""
 
 
 class Memory(Protocol):
@@ -70,7 +74,7 @@ class Told:
     """``awaited``: its cgroup never came; ``there``: that came, and had not gone at the last look; ``unit``: of a unit
     that is active."""
     age_s: int
-    """Seconds since it was made."""
+    """Seconds since it was made, or asked for anew."""
     left_s: int | None
     """Seconds that an awaited cgroup has; None where there is no end, or it is not awaited."""
 
@@ -78,19 +82,25 @@ class Told:
 class Lives:
     """See the module."""
 
-    def __init__(
-        self, population: Population, expel_ended: Callable[[Slice], None], memory: Memory | None = None
-    ) -> None:
-        """`expel_ended` has the processes below a slice leave that have ended, and were not seen to."""
+    def __init__(self, population: Population, settle: Callable[[Slice], None], memory: Memory | None = None) -> None:
+        """`settle` has the processes below a slice leave that have ended, or are in other cgroups, and were not seen
+        to."""
         self._population = population
-        self._expel_ended = expel_ended
+        self._settle = settle
         self._memory: Memory = memory or Forgetful()
         self._lives: dict[Slice, Life] = {}
+        self._over: dict[Slice, Life] = {}  # slices that are there for what is below them
         self._queue: dict[Slice, None] = {}  # of whose cgroups the next is the first
+        self._due: dict[Slice, None] = {}  # looked at first: what was above them has gone
+        self._doomed: dict[Slice, Life] = {}  # let go, if nothing has become of them meanwhile
+        self._version = 0
+        self._told: tuple[tuple[int, int], Sequence[Told]] = (-1, 0), ()
         self.clock_ms: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
         """Milliseconds since the machine was started, those among them in which it slept."""
         self.timeout_of: Callable[[Slice], int | None] = lambda _: None
         """How long a cgroup may keep a slice waiting of which its maker said nothing, milliseconds: as files say it."""
+        self.knows_units: Callable[[], bool] = lambda: True
+        """Whether units that are active hold their slices by now."""
         self.heard: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         """Returns once the kernel has heard of all slices that have gone up to now: until then it finds those of before
         by their names."""
@@ -103,11 +113,13 @@ class Lives:
         """Goes on from what the daemon before us left, of the slices that are in the tree because they were made."""
         before = self._memory.kept()
         for slice_ in self._population.slices():
-            entry = self._population.slice_entry(slice_)
+            entry, life = self._population.slice_entry(slice_), before.get(slice_)
             if entry is not None and entry.kept and slice_ != ROOT:
-                self._lives[slice_] = before.get(slice_) or Life(self.clock_ms())
+                self._lives[slice_] = Life(self.clock_ms()) if life is None else attrs.evolve(life, is_over=False)
                 self._queue[slice_] = None
-        gone = before.keys() - self._lives.keys()
+            elif life is not None and life.is_over:
+                self._over[slice_] = life
+        gone = before.keys() - self._lives.keys() - self._over.keys()
         if gone:
             self._memory.forget(gone)
         for cgroup in {resident.cgroup for resident in self._population.residents()}:
@@ -121,21 +133,36 @@ class Lives:
         while True:
             await trio.sleep(SWEEP_S)
             for slice_ in list(itertools.islice(self._queue, SWEEP_MOST)):
-                if slice_ not in self._queue:  # it went with another
-                    continue
                 del self._queue[slice_]
-                self._queue[slice_] = None
-                try:
-                    self.look(slice_)
-                except Exception:
-                    log.exception("slice %.200r: not looked after", slice_.path)
+                self._queue[slice_] = self._due[slice_] = None
+            began = time.perf_counter()
+            while self._due or self._doomed:
+                self._work_off()
+                if time.perf_counter() - began >= TURN_S:
+                    await trio.sleep(TURN_S)
+                    began = time.perf_counter()
+
+    def _work_off(self) -> None:
+        """Looks at one slice that is due, or lets one go."""
+        slice_ = next(iter(self._due or self._doomed))
+        self._due.pop(slice_, None)
+        doomed = self._doomed.pop(slice_, None)
+        try:
+            if doomed is not None and self._lives.get(slice_) is doomed:
+                self._population.let_go(slice_)
+            else:
+                self.look(slice_)
+        except Exception:
+            log.exception("slice %.200r: not looked after", slice_.path)
 
     # What happens
 
-    def make(self, slice_: Slice) -> None:
-        """mkdir. As :meth:`Population.make`; one whose cgroup has gone is there no more."""
+    def make(self, slice_: Slice, maker: int = 0) -> None:
+        """mkdir by a user. As :meth:`Population.make`; one whose cgroup has gone is there no more."""
         self.look(slice_)
         self._population.make(slice_)
+        if maker:
+            self._note(slice_, attrs.evolve(self._lives[slice_], maker=maker))
         self.look(slice_)
 
     def make_ahead(self, slice_: Slice, timeout_ms: int) -> None:
@@ -162,37 +189,47 @@ class Lives:
     def look(self, slice_: Slice, *, came: bool = False) -> None:
         """Has a slice go where its cgroup has, or did not come in time. `came`: a process is in it."""
         life, entry = self._lives.get(slice_), self._population.slice_entry(slice_)
-        if life is None or entry is None:
+        if entry is None or (life is None and slice_ not in self._over):
             return
         found = ids(slice_)
-        if life.cgroup in (NEVER, CAME):
+        if life is None:
+            if found and self._over[slice_].cgroup not in found:
+                self._renew(slice_)
+        elif life.cgroup in (NEVER, CAME):
             if found:
                 self._note(slice_, attrs.evolve(life, cgroup=found[0]))
             elif came or entry.unit:  # a unit may be active without one
                 self._note(slice_, attrs.evolve(life, cgroup=CAME))
             elif found is not None:
-                if life.cgroup == CAME or self._is_late(slice_, life, entry):
-                    self._end(slice_)
+                if (life.cgroup == CAME and self.knows_units()) or self._is_late(slice_, life, entry):
+                    self._end(slice_, life)
                 else:
                     self._note(slice_, life, now=False)
         elif found is not None and life.cgroup not in found:
             if not entry.unit:
-                self._end(slice_)
+                self._end(slice_, life)
+                if found and slice_ in self._over:
+                    self._renew(slice_)
             elif found:
                 self._note(slice_, attrs.evolve(life, cgroup=found[0]))  # the unit was started anew
 
     # Telling
 
-    def told(self) -> Iterator[Told]:
-        """What is shown, in the order of the paths."""
+    def told(self) -> Sequence[Told]:
+        """What is shown, in the order of the paths: the same object while nothing happens, for a second at most."""
         now = self.clock_ms()
-        for slice_ in sorted(self._lives, key=lambda one: one.path):
-            life, entry = self._lives[slice_], self._population.slice_entry(slice_)
-            assert entry is not None, "one that is gone has no life"
-            state = "unit" if entry.unit else "awaited" if life.cgroup == NEVER else "there"
-            timeout = self._timeout(slice_, life) if state == "awaited" else None
-            left = None if timeout is None else max(0, life.since_ms + timeout - now) // 1000
-            yield Told(slice_, state, max(0, now - life.since_ms) // 1000, left)
+        key = self._version, now // 1000
+        if self._told[0] != key:
+            self._told = key, [self._tell(slice_, now) for slice_ in sorted(self._lives, key=lambda one: one.path)]
+        return self._told[1]
+
+    def _tell(self, slice_: Slice, now: int) -> Told:
+        life, entry = self._lives[slice_], self._population.slice_entry(slice_)
+        assert entry is not None, "one that is gone has no life"
+        state = "unit" if entry.unit else "awaited" if life.cgroup == NEVER else "there"
+        timeout = self._timeout(slice_, life) if state == "awaited" else None
+        left = None if timeout is None else max(0, life.since_ms + timeout - now) // 1000
+        return Told(slice_, state, max(0, now - life.since_ms) // 1000, left)
 
     # The small parts
 
@@ -207,48 +244,58 @@ class Lives:
         timeout = self._timeout(slice_, life)
         return timeout is not None and self.clock_ms() >= life.since_ms + timeout
 
-    def _end(self, slice_: Slice) -> None:
-        """The cgroup of a slice is no more, and so are those that were below it."""
-        for below in list(self._population.children(slice_)):
-            self._end_below(below)
-        self._expel_ended(slice_)
-        entry = self._population.slice_entry(slice_)
-        if entry is not None and entry.given:  # what its user had made ahead in it would keep it that user's
-            self._let_go_awaited(slice_, entry.given)
+    def _end(self, slice_: Slice, life: Life) -> None:
+        """The cgroup of a slice is no more, and those that were below it are not, either: they are looked at soon."""
         self._population.let_go(slice_)
+        self._settle(slice_)
+        entry = self._population.slice_entry(slice_)
+        if entry is None:
+            return
+        if not entry.kept:  # as a process that settled elsewhere may have it again
+            self._over[slice_] = attrs.evolve(life, is_over=True)
+            self._memory.keep(slice_, self._over[slice_], now=False)
+        self._due.update(dict.fromkeys(below for below in entry.children if below in self._lives))
+        if entry.given:  # what its user had made ahead in it would keep it that user's
+            self._doom_awaited(entry, entry.given)
 
-    def _end_below(self, slice_: Slice) -> None:
-        known = slice_ in self._lives
-        self.look(slice_)
-        if known and slice_ not in self._lives:
-            return  # what is below has been looked at with it
-        for below in list(self._population.children(slice_)):
-            self._end_below(below)
+    def _renew(self, slice_: Slice) -> None:
+        """Another cgroup is there, while something below keeps the slice: nothing of the former counts."""
+        del self._over[slice_]
+        self._memory.forget([slice_])
+        self._population.reset(slice_)
 
-    def _let_go_awaited(self, slice_: Slice, user: int) -> None:
-        """The slices below one that a user made, for cgroups that never came, stay no longer."""
-        for below in list(self._population.children(slice_)):
-            self._let_go_awaited(below, user)
-            life, entry = self._lives.get(below), self._population.slice_entry(below)
-            if life is not None and life.cgroup == NEVER and entry is not None and entry.user == user:
-                self._population.let_go(below)
+    def _doom_awaited(self, entry: SliceEntry, user: int) -> None:
+        """The slices below one that a user made, for cgroups that never came, are to stay no longer."""
+        for below in entry.children:
+            life, lower = self._lives.get(below), self._population.slice_entry(below)
+            assert lower is not None, "it is below one that is there"
+            self._doom_awaited(lower, user)
+            if life is not None and life.cgroup == NEVER and life.maker == user:
+                self._doomed[below] = life
 
     def _note(self, slice_: Slice, life: Life, *, now: bool = True) -> None:
-        self._lives[slice_] = life
+        if self._lives[slice_] != life:
+            self._lives[slice_] = life
+            self._version += 1
         self._memory.keep(slice_, life, now=now)
 
     def _turned(self, slice_: Slice, kept: bool) -> None:
-        """A slice stays from now on, or does not."""
+        """A slice stays from now on, or does not; or it has become a unit's."""
+        self._version += 1
         entry = self._population.slice_entry(slice_)
         if kept and slice_ not in self._lives:
+            self._over.pop(slice_, None)
             self._lives[slice_] = Life(self.clock_ms())
             self._queue[slice_] = None
             if entry is not None and (entry.members or entry.occupied):  # its cgroup may be gone by the next look
                 found = ids(slice_)
                 self._note(slice_, attrs.evolve(self._lives[slice_], cgroup=found[0] if found else CAME), now=False)
-        elif not kept and self._lives.pop(slice_, None) is not None:
-            self._queue.pop(slice_, None)
-            self._memory.forget([slice_])
+        elif not kept:
+            known = [self._lives.pop(slice_, None), self._over.pop(slice_, None)]
+            for queue in (self._queue, self._due, self._doomed):
+                queue.pop(slice_, None)
+            if known != [None, None]:
+                self._memory.forget([slice_])
 
 
 def _levels(cgroup: Slice) -> Iterator[Slice]:

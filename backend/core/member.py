@@ -211,12 +211,15 @@ class Taken:
         now = clock.boot_usec()
         known = min(now, self.held.at_usec + NOTE_USEC)
         byte_usec = self.held.until(known) + min(self.held.nbytes, living) * (now - known)
-        self.held, self.booked, self.stale = Held(byte_usec, held.nbytes, now), held.until(now), True
+        self.held, self.booked = Held(byte_usec, held.nbytes, now), held.until(now)
+        self.stale = bool(byte_usec or held.nbytes or self.began is None)
 
     def is_behind(self, held: Held) -> bool:
         """Return whether the next daemon would reckon less than :meth:`byte_usec` tells now, which never falls."""
         now = clock.boot_usec()
-        return self.byte_usec(held, now) > self.held.until(now)
+        if self.stale and (self.held.byte_usec or self.held.nbytes):  # reckoned from another's words, and not kept
+            return True
+        return self.byte_usec(held, now) > self.held.until(min(now, self.noted_usec + NOTE_USEC))
 
     def byte_usec(self, held: Held, now_usec: int) -> int:
         """Return its memory over time, in byte-microseconds up to now, as the books have it."""

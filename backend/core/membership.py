@@ -60,7 +60,7 @@ class Membership:
         self._promises = Promises(population)
         self.exits = ExitWatch(self._exited)
         """Sees them go."""
-        self.lives = Lives(population, self._expel_ended, memory)
+        self.lives = Lives(population, self._settle, memory)
         """Has slices go with their cgroups."""
 
     def take_over(self) -> None:
@@ -198,12 +198,15 @@ class Membership:
         self.exits.unwatch(process)
         self._exited(process)
 
-    def _expel_ended(self, slice_: Slice) -> None:
-        """Those below a slice that have ended are not in the population any more."""
-        for gpu in self._gpus:
-            for resident in list(self._population.below(SliceOn(slice_, gpu))):
-                if not self.exits.lives(resident.process):
-                    self.expel(resident.process)
+    def _settle(self, slice_: Slice) -> None:
+        """Those below a slice that have ended are not in the population any more, and those that are in another cgroup
+        are where that is."""
+        below = {resident for gpu in self._gpus for resident in self._population.below(SliceOn(slice_, gpu))}
+        for resident in below:
+            if self.exits.lives(resident.process):
+                self._follow_cgroup(resident)
+            else:
+                self.expel(resident.process)
 
     def _exited(self, process: Process) -> None:
         self._promises.end(process)

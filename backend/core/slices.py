@@ -15,7 +15,11 @@ from backend.core.entries import SliceEntry, Watcher
 from backend.core.families import Family
 from backend.core.member import Record
 from backend.core.protocols import Ledger
+from backend.core.settings import APPLIED
 from backend.process.identity import ROOT, Group, Slice, SliceOn
+
+NEW = {one.field: one.default for one in APPLIED}
+"""What is set on a new group."""
 
 
 class SliceTree:
@@ -123,6 +127,7 @@ class SliceTree:
         """As :meth:`make_ahead`, for a unit that is active."""
         self.make_ahead(slice_)
         self._slices[slice_].unit = True
+        self._tell_kept(slice_, True)
 
     def let_go(self, slice_: Slice) -> None:
         """A slice stays only as long as something is below it."""
@@ -133,6 +138,16 @@ class SliceTree:
             entry.kept = entry.unit = False
             self._tell_kept(slice_, False)
             self._prune(slice_)
+
+    def reset(self, slice_: Slice) -> None:
+        """A slice is root's again, and nothing is set on it: it is another cgroup's."""
+        for gpu in self._gpus:
+            self._ledger.configure(SliceOn(slice_, gpu), **NEW)
+        if self._slices[slice_].given is not None:
+            self.give(slice_, uid=0, gid=0)
+        self.version += 1
+        for watcher in self.watchers:
+            watcher.slice_renewed(slice_)
 
     def owner(self, slice_: Slice) -> tuple[int, int]:
         """Uid and gid that a slice was given to; the number for none, where it was not."""

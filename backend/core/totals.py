@@ -108,18 +108,26 @@ class Totals:
     async def run(self) -> None:
         """Takes everything down every TAKE_S seconds, until cancelled."""
         spent = 0.0
+        slices_spent, slices_at = 0.0, trio.current_time()
         while True:
             await trio.sleep(max(TAKE_S, spent / TAKE_PART))
             self._expire()
             self.tally.write()
-            spent = 0.0
-            groups = deque(self._everything())
-            while groups:
-                began = self._clock()
-                self.take_down(self._turn(groups, began + TURN_S))
-                took = self._clock() - began
-                spent += took
-                await trio.sleep(REST * took)
+            spent = await self._take_turns(self._members_there())
+            if trio.current_time() >= slices_at:  # which is no news of what processes did, and may be much
+                slices_spent = await self._take_turns(self._slices_that_hold())
+                slices_at = trio.current_time() + slices_spent / TAKE_PART
+
+    async def _take_turns(self, groups: Iterable[Group]) -> float:
+        """Takes groups down, and lets others have turns meanwhile. Return the seconds of work."""
+        left, spent = deque(groups), 0.0
+        while left:
+            began = self._clock()
+            self.take_down(self._turn(left, began + TURN_S))
+            took = self._clock() - began
+            spent += took
+            await trio.sleep(REST * took)
+        return spent
 
     # What was done
 
@@ -257,9 +265,24 @@ class Totals:
             if self._clock() >= end:
                 return
 
+    def _members_there(self) -> list[Group]:
+        """Return the processes of the tree, on each of their GPUs."""
+        return [record.group for record in self._population.records() if isinstance(record.group, Member)]
+
+    def _slices_that_hold(self) -> list[Group]:
+        """Return the slices of the tree, on each GPU, that hold memory or may, or of which nothing was kept yet: of ten
+        thousand that were made ahead, none."""
+        occupied = {level for member in self._members_there() for level in self._population.path(member)[1:]}
+        return [
+            record.group
+            for record in self._population.records()
+            if isinstance(record.group, SliceOn)
+            and (record.taken.stale or record.taken.held.nbytes or record.group in occupied)
+        ]
+
     def _everything(self) -> list[Group]:
-        """Return all processes and slices of the tree, on each of their GPUs."""
-        return [record.group for record in self._population.records()]
+        """Return what is to be taken down: processes first."""
+        return [*self._members_there(), *self._slices_that_hold()]
 
     def _hold(self, group: Group) -> bool:
         """Take down what a group held. Return whether that is to be kept."""

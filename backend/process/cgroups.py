@@ -27,7 +27,7 @@ def ids(slice_: Slice) -> tuple[int, ...] | None:
     (fs/kernfs/dir.c, ``__kernfs_new_node()``).
     """
     found: list[int] = []
-    shown = False
+    shown = hidden = False
     try:
         trees = [procfs.trees.of(hierarchy) for hierarchy in HIERARCHIES]
     except OSError:  # no descriptor is left to read where they are
@@ -35,6 +35,7 @@ def ids(slice_: Slice) -> tuple[int, ...] | None:
     for tree in trees:
         place = next(procfs.levels(tree, slice_.path), None) if tree is not None else None
         if tree is None or place is None:
+            hidden = hidden or tree is not None  # of which a part is mounted here that has not that path
             continue
         try:
             status = os.stat(place, follow_symlinks=False)
@@ -44,7 +45,7 @@ def ids(slice_: Slice) -> tuple[int, ...] | None:
             if error.errno not in MISSING or not _is_shown(tree):
                 return None
         shown = True
-    return tuple(found) if shown else None
+    return tuple(found) if found or (shown and not hidden) else None
 
 
 def _is_shown(tree: procfs.Mount) -> bool:

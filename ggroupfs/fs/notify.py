@@ -53,7 +53,7 @@ class Notifier:
         tree.controller.listeners.append(self.event)
         tree.controller.population.watchers.append(self)
 
-    # The kernel's references to events files: without one, nobody can be watching
+    # The kernel's references to events files: without one, no program can be watching
 
     def looked_up(self, *inodes: int) -> None:
         """The kernel was given a reference to each of these inodes."""
@@ -89,11 +89,11 @@ class Notifier:
         self._gone(process)
 
     def process_moved(self, process: Process) -> None:
-        """The population's watcher: whoever the slices above were given to owns it now."""
+        """The population's watcher: another user may own it now, by the slices above."""
         self.attributes_changed(self._tree.seen_inodes(process))
 
     def process_migrated(self, here: Group, there: Group) -> None:
-        """The population's watcher: whoever was given files of the one directory has those of the other."""
+        """The population's watcher: a user who was given files of the one directory has those of the other."""
         self.attributes_changed(self._tree.hand_over(here, there))
         self._gone(here)
 
@@ -109,6 +109,10 @@ class Notifier:
     def slice_gone(self, slice_: Slice) -> None:
         """The population's watcher."""
         self._gone(slice_)
+
+    def slice_renewed(self, slice_: Slice) -> None:
+        """The population's watcher."""
+        self.attributes_changed(self._tree.disown(slice_))
 
     def attributes_changed(self, inodes: Iterable[int]) -> None:
         """Cached attributes of these are stale."""

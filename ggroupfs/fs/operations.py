@@ -177,7 +177,7 @@ class Operations(pyfuse3.Operations):
 
     async def mkdir(self, parent: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         try:
-            return self._seen(await self._tree.mkdir(parent, os.fsdecode(name)))
+            return self._seen(await self._tree.mkdir(parent, os.fsdecode(name), ctx.uid))
         except Exception as error:
             raise _answer("mkdir", error) from None
 

@@ -162,9 +162,9 @@ class Tree:
 
     # Changing
 
-    async def mkdir(self, parent: int, name: str) -> Attributes:
-        """The directory of a live process, which may have to be waited for, or of a slice. EPERM elsewhere, EINVAL for
-        a name that cannot be."""
+    async def mkdir(self, parent: int, name: str, uid: int) -> Attributes:
+        """The directory of a live process, which may have to be waited for, or of a slice, for a user. EPERM elsewhere,
+        EINVAL for a name that cannot be."""
         directory = self.directory(parent)
         if directory is self.root:
             if not is_number(name) or name.startswith("0"):
@@ -174,7 +174,7 @@ class Tree:
             # The name of a GPU; or one that would make /proc/<pid>/cgroup unreadable, as cgroup_mkdir() has it.
             if "\n" in name or (DIGITS.fullmatch(name) and unescape(name) == name):
                 raise fail(errno.EINVAL)
-            self.controller.lives.make(_below(directory.subject, name))
+            self.controller.lives.make(_below(directory.subject, name), uid)
         else:
             raise fail(errno.EPERM)
         return self.lookup(parent, name)
@@ -282,6 +282,14 @@ class Tree:
             if [inode for inode in self.inodes(directory) if self._ownership.pop(inode, None) is not None]:
                 self._keeper.forget(directory.subject)
         return gone
+
+    def disown(self, slice_: Slice) -> list[int]:
+        """What was chowned in the directory of a slice is root's again. Returns the inodes that changed."""
+        for directory in self.seen(slice_):
+            if [inode for inode in self.inodes(directory) if self._ownership.pop(inode, None) is not None]:
+                self._keeper.forget(directory.subject)
+        self._changes += 1
+        return [seen for below in self._below(slice_) for seen in self.inodes(below)]
 
     # The small parts
 

@@ -6,9 +6,8 @@ what is written by hand lasts until the next.
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -34,9 +33,6 @@ backend/cuda/library/daemon/session.h)."""
 SILENCE = 0.5
 """The part of that for which it waits without a word about anything: a manager that does not answer holds no
 program for ever."""
-
-TIMEOUTS = 8192
-"""Slices whose timeouts are kept: more than one user may have."""
 
 SHORT_S = 1.0
 """Seconds until files are read again for which there was no descriptor."""
@@ -66,11 +62,8 @@ class Load:
     """A program went on without what it asks for: this is told once, too."""
     over: trio.Event = attrs.field(factory=trio.Event)
     """There is a newer one."""
-    timeout_of: Callable[[Slice], int | None] = attrs.field(init=False)
-    """How long a slice that was made ahead waits for its cgroup, milliseconds: each pattern is tried once for it."""
-
-    def __attrs_post_init__(self) -> None:
-        self.timeout_of = functools.lru_cache(TIMEOUTS)(lambda slice_: self.slices.of(slice_).timeout_ms)
+    timeouts: dict[Slice, int | None] = attrs.field(factory=dict)
+    """How long slices that were made ahead wait for their cgroups, milliseconds: each pattern is tried once for one."""
 
     def tell(self, mistakes: Iterable[Mistake]) -> None:
         """Logs what was not logged yet."""
@@ -123,6 +116,7 @@ class Units:
             self._population.watchers.append(self)
             self._controller.bookkeeper.policy = self
             self._controller.lives.timeout_of = self._timeout_of
+            self._controller.lives.knows_units = self._begun.is_set
             try:
                 self._nursery.start_soon(self._begin)
                 with trio.move_on_after(self._silence):
@@ -135,6 +129,7 @@ class Units:
             finally:
                 self._controller.bookkeeper.policy = None
                 self._controller.lives.timeout_of = lambda _: None
+                self._controller.lives.knows_units = lambda: True
                 self._population.watchers.remove(self)
 
     # What the Controller asks
@@ -190,7 +185,12 @@ class Units:
         for gpu in self._controller.gpus:
             self._groups.pop(SliceOn(slice_, gpu), None)
             self._jobs.pop(SliceOn(slice_, gpu), None)
+        self._load.timeouts.pop(slice_, None)
         self._count(slice_, named=False)
+
+    def slice_renewed(self, slice_: Slice) -> None:
+        """Watcher: what files ask for is for each cgroup of that name."""
+        self.slice_gone(slice_)
 
     # Loads
 
@@ -227,7 +227,10 @@ class Units:
 
     def _timeout_of(self, slice_: Slice) -> int | None:
         """How long a slice that was made ahead waits for its cgroup, as ``slices.d`` says now, milliseconds."""
-        return self._load.timeout_of(slice_)
+        timeouts = self._load.timeouts
+        if slice_ not in timeouts:
+            timeouts[slice_] = self._load.slices.of(slice_).timeout_ms
+        return timeouts[slice_]
 
     def _asks_nothing(self, slice_: Slice) -> bool:
         """Whether no file has a word about a slice, nor had: of ten thousand that a user made, as good as all. A

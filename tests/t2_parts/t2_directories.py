@@ -48,6 +48,9 @@ class Forgets:
     def slice_gone(self, slice_: Slice) -> None:
         self.tree.forget(slice_)
 
+    def slice_renewed(self, slice_: Slice) -> None:
+        self.tree.disown(slice_)
+
 
 class KeptListings(RuleBasedStateMachine):
     @initialize()

@@ -114,6 +114,36 @@ def test_no_daemon_says_less_than_the_one_before(steps: list[tuple[int, int, str
             told = taken.byte_usec(books, now)
 
 
+def test_one_that_says_something_and_is_killed_at_once() -> None:
+    """It had reckoned from what another kept, long ago, and the program ends meanwhile."""
+    now = 1000
+    with mock.patch.object(clock, "boot_usec", side_effect=lambda: now):
+        taken = Taken()
+        taken.hold(Held().changed(7, now))
+        kept = taken.kept()
+        now += 10 * NOTE_USEC
+        books, taken = Held(0, 7, now), Taken.of(kept)
+        taken.hold_on(books, 7)
+        assert taken.is_behind(books)
+        taken.hold(books)
+        told, kept = taken.byte_usec(books, now), taken.kept()
+        assert told == 70 * NOTE_USEC
+        taken = Taken.of(kept)
+        taken.hold_on(Held(0, 0, now), 0)
+        assert taken.byte_usec(Held(0, 0, now), now) == told
+
+
+def test_one_whose_take_down_is_late_keeps_what_it_says() -> None:
+    now = 1000
+    with mock.patch.object(clock, "boot_usec", side_effect=lambda: now):
+        books, taken = Held().changed(7, now), Taken()
+        taken.hold(books)
+        now += NOTE_USEC
+        assert not taken.is_behind(books)
+        now += 1
+        assert taken.is_behind(books)
+
+
 def test_what_ended_without_a_daemon_is_not_counted_for_long() -> None:
     """A daemon that was killed had said what was held NOTE_USEC before, or later."""
     now = 1000

@@ -225,7 +225,7 @@ def test_no_number_of_a_programs_choice_reaches_who_writes(drive: Drive, code: i
 @pytest.mark.parametrize("op", [Op.DEPART, Op.RECLAIM])
 @pytest.mark.parametrize("status", [1, 5, 2**31 - 1, -4096, -200_000, -(2**31)])
 def test_a_status_that_is_no_errno_ends_the_connection(drive: Drive, op: Op, status: int) -> None:
-    """Who waits for it is told so at once."""
+    """A caller that waits for it is told so at once."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -267,7 +267,7 @@ def test_one_that_hangs_up_instead_of_standing_by_is_not_waited_for(drive: Drive
 
 
 def test_one_that_hangs_up_before_it_is_asked_is_not_moved(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for the move is told that it cannot be just now."""
+    """The caller that asks for the move is told that it cannot be just now."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)

@@ -70,7 +70,7 @@ async def refuses_all(h: Harness, *directories: str) -> None:
 @pytest.mark.parametrize("fault", LOST, ids=lambda fault: f"{fault.call}-{fault.number}-{fault.status}")
 def test_lost_and_back(spawn: Spawn, fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
     """ENODEV for writes, the last figures for reads, an event; the other GPU goes on; and all of it again when it is
-    back, with nobody's restart, and with two lines in the log."""
+    back, without a restart of anything, and with two lines in the log."""
 
     async def test(rig: Rig) -> None:
         h, pid = rig.h, rig.pid
@@ -122,7 +122,7 @@ def test_lost_and_back(spawn: Spawn, fault: Fault, caplog: pytest.LogCaptureFixt
 @pytest.mark.logs("GPU [01] is lost", "GPU [01] is back")
 @pytest.mark.parametrize(("status", "trace"), [*((status, False) for status in sorted(rm.LOST)), (0x0F, True)])
 def test_lost_by_what_the_driver_says(spawn: Spawn, status: int, trace: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """To whoever reads the trace, and without a trace to the first lever. Both GPUs fall off: each is told of once."""
+    """To the reader of the trace, and without a trace to the first lever. Both GPUs fall off: each is told of once."""
 
     async def test(rig: Rig) -> None:
         h, pid = rig.h, rig.pid
@@ -186,7 +186,7 @@ def test_what_is_undone_is_counted(spawn: Spawn) -> None:
 
 @pytest.mark.logs("GPU 0 is lost")
 def test_the_end_while_it_is_lost(spawn: Spawn) -> None:
-    """Nothing is there to be given back, and nobody is told that it could not be."""
+    """Nothing is there to be given back, and the log does not say that it could not be."""
 
     async def test(rig: Rig) -> None:
         await rig.h.write(f"{rig.pid}/0/compute.freeze", 1)
@@ -221,7 +221,7 @@ def test_what_was_asked_is_applied_once_the_fault_is_gone(spawn: Spawn) -> None:
 @pytest.mark.parametrize("call", ["start_time", "watch", "cgroup"])
 @pytest.mark.logs("is not in the tree yet")
 def test_short_of_descriptors(spawn: Spawn, call: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program comes meanwhile: told once, and in the tree afterwards. Nobody else is disturbed."""
+    """A program comes meanwhile: told once, and in the tree afterwards. No other is disturbed."""
 
     async def test(rig: Rig) -> None:
         h = rig.h
@@ -299,7 +299,7 @@ OPENS = {
 @pytest.mark.parametrize("name", OPENS)
 @pytest.mark.parametrize("gpu", ["auto", "nvidia", "soft"])
 def test_the_driver_cannot_be_opened(gpu: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is a driver nobody is served by another GPU in its place, whatever was asked for but that."""
+    """Where there is a driver no mount is served by another GPU in its place, whatever was asked for but that."""
     code = getattr(errno, name)
     plan = Plan([Fault("open_control", errno=code)])
     monkeypatch.setattr(linux, "LinuxSystem", lambda: FaultySystem(FakeSystem(), plan))
@@ -365,7 +365,7 @@ def test_lost_when_the_daemon_starts(spawn: Spawn, fault: Fault) -> None:
     "fault", [Fault("nvmlDeviceGetHandleByIndex", status=15), Fault("alloc", 0x2080, status=0x0F)], ids=["nvml", "rm"]
 )
 def test_all_lost_when_the_daemon_starts(gpu: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are there all the same: nobody is served by another GPU in their place."""
+    """They are there all the same: no mount is served by another GPU in their place."""
     plan, fake = Plan([fault]), FakeSystem()
     monkeypatch.setattr(linux, "LinuxSystem", lambda: FaultySystem(fake, plan))
     monkeypatch.setattr(opening, "Nvml", lambda: Nvml(FaultyNvml(FakeNvml(), plan)))  # type: ignore[arg-type]
@@ -497,7 +497,7 @@ async def test_what_failed_in_the_background_is_done_later(spawn: Spawn) -> None
 def test_what_a_suspend_resets_nobody_has_undone(
     spawn: Spawn, when: str, resets: str, readback: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is set again within a second, once and not twice, and nobody is blamed. Who undoes it afterwards is."""
+    """It is set again within a second, once, and no program is blamed. One that undoes it afterwards is."""
     hours, real = [0.0], keeper.asleep
     monkeypatch.setattr(keeper, "asleep", lambda: real() + hours[0])
     blamed: list[str] = []

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import trio
+import trio.lowlevel
 
 import backend.core.lives
 from backend.core.entries import FOREVER, Life
@@ -22,6 +23,7 @@ from backend.ledgers.journal.totals import WrittenTotals
 from backend.process import cgroups, procfs
 from backend.process.delegated import HIERARCHIES
 from backend.process.identity import Process, Slice
+from ggroupfs.fs.made import HEARD_S
 from ggroupfs.text.spans import milliseconds
 from ggroupfs.units import Units
 from tests.support.harness import MIB, Harness, Spawn, StubGpu, World, answers, running, settle, virtual
@@ -195,6 +197,140 @@ async def test_a_process_that_lives_holds_it(world: World, spawn: Spawn) -> None
             assert await slices(h) == {"/job"}
             assert await told(h) == {}, "it stays no longer than that process"
         world.cgroups.clear()
+        await trio.sleep(SOON_S)
+        assert await slices(h) == set()
+
+
+@virtual
+async def test_a_process_that_was_moved_leaves_nothing_to_the_next_cgroup(world: World, spawn: Spawn) -> None:
+    """The tree had not followed it as its cgroup went and another was made there."""
+    async with running(StubGpu(), world=world) as h:
+        there(world)["/job"] = 77
+        await make(h, "/job")
+        await h.write("slice/job/0/gmem.limit.high", "8M")
+        h.tree.chown(await h.inode("slice/job"), 1000, None, None)
+        former, later = spawn(), spawn()
+        await h.arrive(former.pid, "/job")
+        world.cgroups[former.pid] = Slice("/other")
+        there(world)["/job"] = 78
+        await h.arrive(later.pid, "/job")
+        assert await h.read("slice/job/0/gmem.limit.high") == "max\n"
+        assert h.tree.attributes(await h.inode("slice/job")).uid == 0
+        assert await slices(h) == {"/job", "/other"}
+
+
+@virtual
+async def test_another_cgroup_has_nothing_of_one_whose_slice_stayed(world: World, spawn: Spawn) -> None:
+    """What is awaited below it keeps it; and the files of the next one are root's."""
+    async with running(gpu := StubGpu(), world=world) as h:
+        there(world)["/job"] = 77
+        await make(h, "/job", "/job/later")
+        await h.write("slice/job/0/gmem.limit.high", "8M")
+        await h.write("slice/job/0/compute.freeze", 1)
+        for path in ("slice/job", "slice/job/0/gmem.limit.high"):
+            h.tree.chown(await h.inode(path), 1000, None, None)
+        await trio.sleep(SOON_S)
+        del there(world)["/job"]
+        await trio.sleep(SOON_S)
+        assert await h.read("slice/job/0/gmem.limit.high") == f"{8 * MIB}\n"
+        there(world)["/job"] = 78
+        who = await h.arrive(spawn().pid, "/job")
+        assert await h.read("slice/job/0/gmem.limit.high") == "max\n"
+        assert await h.read("slice/job/0/compute.freeze") == "0\n"
+        for path in ("slice/job", "slice/job/later", "slice/job/0/gmem.limit.high"):
+            assert h.tree.attributes(await h.inode(path)).uid == 0, path
+        await settle()
+        assert who not in gpu.detached
+
+
+@virtual
+async def test_what_root_made_ahead_below_a_users_slice_stays(world: World) -> None:
+    """What the user made ahead there goes with the user's cgroup: it would keep that one the user's."""
+    async with running(StubGpu(), world=world) as h:
+        there(world)["/u"] = 77
+        await make(h, "/u")
+        h.tree.chown(await h.inode("slice/u"), 1000, None, None)
+        await h.write("ggroup.slices", "infinity /u/nightly")
+        await h.write("slice/u/nightly/0/gmem.limit.high", "8M")
+        h.ctx.uid = 1000
+        await make(h, "/u/own", "/u/own/too")
+        h.ctx.uid = 0
+        await trio.sleep(SOON_S)
+        del there(world)["/u"]
+        await trio.sleep(SOON_S)
+        assert await slices(h) == {"/u", "/u/nightly"}
+        assert await h.read("slice/u/nightly/0/gmem.limit.high") == f"{8 * MIB}\n"
+
+
+class Steps(trio.abc.Instrument):
+    """How many lives end while no other task has a turn."""
+
+    def __init__(self, h: Harness) -> None:
+        self._lives = h.controller.lives
+        self._before = len(self._lives)
+        self.most = 0
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        now = len(self._lives)
+        self.most, self._before = max(self.most, self._before - now), now
+
+
+@virtual
+async def test_thousands_that_go_let_others_have_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a write finds that the cgroup above them has gone."""
+    monkeypatch.setattr("backend.core.lives.TURN_S", 0.0)
+    async with running(StubGpu(), world=world) as h:
+        paths = ["/u", *(f"/u/n{number}" for number in range(1000))]
+        await make(h, *paths)
+        there(world).update({path: 5 + place for place, path in enumerate(paths)})
+        await trio.sleep(len(paths) / SWEEP_MOST * SWEEP_S + SOON_S)
+        there(world).clear()
+        steps = Steps(h)
+        trio.lowlevel.add_instrument(steps)
+        await h.write("slice/u/0/gmem.limit.high", "8M")
+        await trio.sleep(SOON_S)
+        assert {path for path in await slices(h) if path != "/u"} == set()
+        trio.lowlevel.remove_instrument(steps)
+    assert steps.most == 1
+
+
+@virtual
+async def test_ggroup_slices_is_made_once_a_second(world: World) -> None:
+    """However many look; and at once where something happens."""
+    async with running(StubGpu(), world=world) as h:
+        await make(h, *(f"/n{number}" for number in range(100)))
+        h.controller.lives.timeout_of = mock.Mock(return_value=None)
+        for _ in range(50):
+            assert len(await told(h)) == 100
+        assert h.controller.lives.timeout_of.call_count == 100
+        await make(h, "/more")
+        assert len(await told(h)) == 101
+        await trio.sleep(1)
+        assert (await told(h))["/more"] == ("awaited", 1, "-")
+
+
+@virtual
+async def test_a_writer_waits_for_no_directory_that_is_kept_locked(world: World) -> None:
+    async with running(StubGpu(), world=world) as h:
+        h.controller.lives.heard = trio.sleep_forever
+        began = trio.current_time()
+        await h.write("ggroup.slices", "10 /job")
+        assert trio.current_time() - began == HEARD_S
+        assert await slices(h) == {"/job"}
+
+
+@virtual
+async def test_units_that_are_not_known_yet_keep_theirs(world: World, spawn: Spawn) -> None:
+    """One that is active without a cgroup is not ended by a look before systemd has answered."""
+    async with running(StubGpu(), world=world) as h:
+        h.controller.lives.knows_units = lambda: False
+        await h.arrive((process := spawn()).pid, "/job")
+        await h.write("slice/job/0/gmem.limit.high", "8M")
+        process.kill()
+        process.wait()
+        await trio.sleep(SOON_S)
+        assert await slices(h) == {"/job"}
+        h.controller.lives.knows_units = lambda: True
         await trio.sleep(SOON_S)
         assert await slices(h) == set()
 
@@ -533,11 +669,11 @@ async def test_a_slice_that_an_older_daemon_kept_is_awaited(tmp_path: Path, worl
 def test_0_1_passes_over_it(tmp_path: Path) -> None:
     """What is written of a life is carried by what 0.1 knows."""
     journal = Journal(tmp_path / "journal", boot=BOOT)
-    journal.commit(["live", "/job", 10, 0, FOREVER])
+    journal.commit(["live", "/job", 10, 0, FOREVER, 1000, False])
     let_go(journal)
     assert b'[["forget","/\\u0000' in (tmp_path / "journal").read_bytes()
     journal = Journal(tmp_path / "journal", boot=BOOT)
-    assert journal.state.lives == {Slice("/job"): Life(10, 0, FOREVER)}
+    assert journal.state.lives == {Slice("/job"): Life(10, 0, FOREVER, 1000)}
     let_go(journal)
 
 
@@ -564,6 +700,23 @@ def test_a_hybrid_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert cgroups.ids(Slice("/job")) is None, "it is unmounted"
     monkeypatch.setattr(procfs.trees, "of", {}.get)
     assert cgroups.ids(Slice("/job")) is None
+
+
+def test_where_a_part_of_a_hierarchy_is_mounted_nothing_is_said_of_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that has a part of cgroup2, and systemd's own hierarchy whole."""
+    found = {}
+    for name, root in zip(HIERARCHIES, ("/system.slice", "/"), strict=True):
+        place = tmp_path / name
+        place.mkdir()
+        (place / cgroups.WITNESS).touch()
+        found[name] = procfs.Mount("0:1", root, str(place), "cgroup2", frozenset())
+    monkeypatch.setattr(procfs.trees, "of", found.get)
+    assert cgroups.ids(Slice("/job")) is None
+    assert cgroups.ids(Slice("/system.slice/x")) == ()
+    (tmp_path / "name=systemd" / "job").mkdir()
+    assert cgroups.ids(Slice("/job")) == ((tmp_path / "name=systemd" / "job").stat().st_ino,)
 
 
 @pytest.mark.parametrize(

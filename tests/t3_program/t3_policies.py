@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def as_files() -> Iterator[None]:
-    """What handlers answer as who calls open, read and write sees it."""
+    """What handlers answer, as a caller of open, read and write sees it."""
     try:
         yield
     except pyfuse3.FUSEError as error:
@@ -83,7 +83,7 @@ class Handled(Group):
 
 
 class Woken(Waker):
-    """A poll handle that somebody waits for."""
+    """A poll handle that a program waits for."""
 
     def __init__(self) -> None:
         super().__init__()

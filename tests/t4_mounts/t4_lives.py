@@ -29,7 +29,7 @@ AT_ONCE = 50
 @pytest.fixture
 def pods() -> Iterator[Path]:
     """A cgroup like that of all pods."""
-    with cgroup("livestest.slice") as path:
+    with cgroup(f"livestest{os.getpid()}.slice") as path:
         yield path
 
 

@@ -274,10 +274,10 @@ class State:
                 known = _subject(subject)
                 files = {name: owned for name, owned in self.given.get(known, {}).items() if name != file}
                 _enter(self.given, known, files, bool(files))
-            case ["live", str(path), int(since), int(cgroup), int() | None as timeout, *_]:
+            case ["live", str(path), int(since), int(cgroup), int() | None as timeout, int(maker), bool(is_over), *_]:
                 times = _within(since, range(1 << 63)), _within(cgroup, range(1 << 64)), _or_none(timeout, 1 << 63)
                 _expect(_slice(path) != ROOT)
-                self.lives[_slice(path)] = Life(*times)
+                self.lives[_slice(path)] = Life(*times, _within(maker, range(1 << 32)), is_over)
             case ["live", str(path), None]:
                 self.lives.pop(_slice(path), None)
             case ["forget", subject]:
