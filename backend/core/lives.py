@@ -201,7 +201,8 @@ class Lives:
             elif came or entry.unit:  # a unit may be active without one
                 self._note(slice_, attrs.evolve(life, cgroup=CAME))
             elif found is not None:
-                if (life.cgroup == CAME and self.knows_units()) or self._is_late(slice_, life, entry):
+                is_over = self.knows_units() if life.cgroup == CAME else self._is_late(slice_, life, entry)
+                if is_over:
                     self._end(slice_, life)
                 else:
                     self._note(slice_, life, now=False)
@@ -284,9 +285,11 @@ class Lives:
         self._version += 1
         entry = self._population.slice_entry(slice_)
         if kept and slice_ not in self._lives:
-            self._over.pop(slice_, None)
+            was_over = self._over.pop(slice_, None) is not None
             self._lives[slice_] = Life(self.clock_ms())
             self._queue[slice_] = None
+            if was_over:  # else the next daemon would take it for that still
+                self._note(slice_, self._lives[slice_])
             if entry is not None and (entry.members or entry.occupied):  # its cgroup may be gone by the next look
                 found = ids(slice_)
                 self._note(slice_, attrs.evolve(self._lives[slice_], cgroup=found[0] if found else CAME), now=False)

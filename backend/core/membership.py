@@ -106,6 +106,8 @@ class Membership:
             families = self._families(process) if resident is None else ()
             cgroup = cgroup_of(process.pid)
             self.lives.enters(cgroup)
+            if not self.exits.watches(process):  # it was found to have ended, as its cgroup has gone
+                raise fail(errno.ESRCH)
             resident = self._enter(process, cgroup, gpus, families)
             for gpu in gpus:  # one that runs has come to a slice that was frozen, perhaps
                 self._follower.show(Member(process, gpu))
@@ -259,9 +261,11 @@ class Membership:
 
     def _relocate(self, resident: Resident, cgroup: Slice, families: Families | None = None) -> None:
         """Moves a process in the books, and into other families where some are given; limits and policy of where it is
-        now apply soon after."""
-        former = resident.slice
+        now apply soon after. ProcessLookupError where it is found to have ended."""
         self.lives.enters(cgroup)
+        if self._population.resident(resident.process) is not resident:
+            raise fail(errno.ESRCH)
+        former = resident.slice
         self._totals.take_down([Member(resident.process, gpu) for gpu in resident.gpus])  # that is of where it was
         if not self._population.relocate(resident, cgroup, families):
             return

@@ -191,6 +191,7 @@ class Units:
     def slice_renewed(self, slice_: Slice) -> None:
         """Watcher: what files ask for is for each cgroup of that name."""
         self.slice_gone(slice_)
+        self.configure(slice_)
 
     # Loads
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,6 +50,12 @@ def there(world: World) -> dict[str, int]:
     """The cgroups of a machine, by path."""
     assert world.ids is not None
     return world.ids
+
+
+def end_unseen(process: subprocess.Popen[bytes]) -> None:
+    """Has a process end, which its parent has not seen to."""
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 async def make(h: Harness, *paths: str) -> None:
@@ -333,6 +341,66 @@ async def test_units_that_are_not_known_yet_keep_theirs(world: World, spawn: Spa
         h.controller.lives.knows_units = lambda: True
         await trio.sleep(SOON_S)
         assert await slices(h) == set()
+
+
+@virtual
+async def test_a_unit_that_is_not_known_yet_keeps_what_was_made_for_a_while(world: World) -> None:
+    async with running(StubGpu(), world=world) as h:
+        await h.write("ggroup.slices", "1 /x.service")
+        h.controller.population.hold(Slice("/x.service"))
+        await trio.sleep(SOON_S)
+        entry = h.controller.population.slice_entry(Slice("/x.service"))
+        assert entry is not None
+        entry.unit = False  # as after a restart
+        h.controller.lives.knows_units = lambda: False
+        await trio.sleep(60)
+        assert await slices(h) == {"/x.service"}
+
+
+@virtual
+async def test_one_that_has_ended_is_not_let_in_again(world: World, spawn: Spawn) -> None:
+    """A process that comes to another GPU is found to have ended, as its cgroup has gone."""
+    async with running(StubGpu(0), StubGpu(1), world=world) as h:
+        there(world)["/job"] = 77
+        await make(h, "/job")
+        process = spawn()
+        who = await h.arrive(process.pid, "/job")
+        del there(world)["/job"]
+        end_unseen(process)
+        with pytest.raises(ProcessLookupError):
+            h.controller._membership.admit(who, {0, 1})
+        assert h.controller.population.resident(who) is None
+        assert await slices(h) == set()
+
+
+@virtual
+async def test_one_that_is_another_cgroups_has_what_files_ask_for(
+    tmp_path: Path, manager: FakeManager, world: World, spawn: Spawn
+) -> None:
+    """Also where its process was in the tree already, and in a cgroup of that name again."""
+    (tmp_path / "a.conf").write_text("[/job]\nGMemHigh=8M\n")
+    async with policy(tmp_path, manager, world=world) as h:
+        there(world)["/job"] = 77
+        await make(h, "/job", "/job/later")
+        await h.arrive(spawn().pid, "/job")
+        await h.write("slice/job/0/gmem.limit.high", "4M")
+        there(world)["/job"] = 78
+        await trio.sleep(SOON_S)
+        assert await h.read("slice/job/0/gmem.limit.high") == f"{8 * MIB}\n"
+
+
+@virtual
+async def test_one_that_is_kept_anew_is_not_over_for_the_next_daemon(tmp_path: Path, world: World) -> None:
+    kept = Kept(tmp_path / "journal", world)
+    async with kept.daemon() as (h, journal):
+        there(world)["/job"] = 77
+        await make(h, "/job", "/job/later")
+        await trio.sleep(SOON_S)
+        del there(world)["/job"]
+        await trio.sleep(SOON_S)
+        assert journal.state.lives[Slice("/job")].is_over
+        await h.write("slice/job/0/gmem.limit.high", "4M")
+        assert not journal.state.lives[Slice("/job")].is_over
 
 
 @virtual
