@@ -8,6 +8,9 @@ import sys
 
 MIB = 1 << 20
 
+ENDS_S = 300
+"""Seconds in which a command has ended that does not hang, however busy the machine is."""
+
 
 def ggroupfs(*words: object, user: int | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs the command to its end."""
@@ -16,7 +19,7 @@ def ggroupfs(*words: object, user: int | None = None, **environment: str) -> sub
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=60,
+        timeout=ENDS_S,
         user=user,
         env=os.environ | environment,
         check=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -410,11 +411,13 @@ def test_tenant(mount: Mounted) -> None:
         assert tenant.stdout is not None
         reports = [json.loads(line) for line in tenant.stdout]
     assert tenant.returncode == 0
-    assert len(reports) >= 4
+    assert len(reports) >= 2
     for report in reports:
         assert list(report) == ["pid", "seconds", "launched", "finished", "pages", "checked", "corrupt"]
         assert (report["pages"], report["corrupt"]) == (8, 0)
-    assert reports == sorted(reports, key=lambda report: report["seconds"])
+    times = [report["seconds"] for report in reports]
+    assert all(after - before >= 0.1 for before, after in itertools.pairwise([0, *times[:-1]])), "none comes early"
+    assert times == sorted(times)
     assert reports[-1]["seconds"] >= 2
     assert reports[-1]["finished"] > 100
     assert reports[-1]["checked"] >= 8 * len(reports)
