@@ -238,11 +238,11 @@ class Tenant:
 
 
 def contents(directory: Path) -> dict[str, str]:
-    """Every readable control file, but for what changes while the rest is as it was: times that go on, and the record,
-    which promises nothing."""
+    """Every readable control file, but for what changes while the rest is as it was: times that go on, since when they
+    are counted, which a daemon that is killed soon takes along, and the record, which promises nothing."""
     readable = [c.name for c in CONTROLS if c.mode & 0o444 and c.name not in ("usermemfd", "gcgroup.record")]
     texts = {name: (directory / name).read_text() for name in readable}
-    return {name: re.sub(r"^(frozen_usec|byte_seconds) .*\n", "", text, flags=re.M) for name, text in texts.items()}
+    return {name: re.sub(r"^(frozen_usec|byte_seconds|since) .*\n", "", text, flags=re.M) for name, text in texts.items()}
 
 
 @contextlib.contextmanager
