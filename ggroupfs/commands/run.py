@@ -24,13 +24,12 @@ from backend.door.environment import Refused, families, is_lenient, refusal
 from backend.door.limiting import limit_self
 from ggroupfs.commands import scope
 from ggroupfs.errors import UsageError
+from ggroupfs.installed import CUDA_LIBRARY, TOP
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, cgroup2
 from ggroupfs.serving import require_trusted
 from ggroupfs.text.properties import BY_NAME, text_of
 
-LIBRARY = "libggroup-cuda.so"
-HERE = Path(__file__).resolve().parent.parent.parent
-PLACES = (HERE / "backend" / "cuda" / LIBRARY, HERE / "build" / "cuda" / LIBRARY)
+PLACES = (CUDA_LIBRARY, TOP / "build" / "cuda" / CUDA_LIBRARY.name)
 """Where the library is: beside the package, or in a checkout where it was built."""
 
 

@@ -12,8 +12,8 @@ import attrs
 from backend.choose import GPUS, LEDGERS, Choice
 from backend.core.controller import DEADLINE_S
 from ggroupfs.errors import UsageError
+from ggroupfs.installed import SLICES_D
 from ggroupfs.text import values
-from ggroupfs.units.files import SLICES_D
 from ggroupfs.units.policy import WAIT_S
 
 IGNORED = frozenset(
@@ -29,7 +29,7 @@ IGNORED = frozenset(
 """What mount(8) passes on and means nothing here, or is how it is anyway."""
 
 COMMENTS = frozenset(("comment", "user"))
-"""The same with a value: for who reads the table of mounts."""
+"""The same with a value: for the reader of the table of mounts."""
 
 USERSPACE = ("x-", "X-")
 """So begins what is for mount(8), systemd and the like."""
@@ -59,7 +59,7 @@ class MountOptions:
     deadline: float = DEADLINE_S
     """Seconds that the hardware has to answer a write."""
     scheduler: bool = True
-    """Whether priorities and weights decide who has the GPU."""
+    """Whether priorities and weights decide which program has the GPU."""
     units: bool = True
     """Whether files configure slices."""
     units_wait: float = WAIT_S

@@ -18,8 +18,6 @@ from ggroupfs.units.unitfile import Assignment, Place, assignments
 SECTION = "X-GGroup"
 """Of unit files: systemd ignores what begins with X-."""
 
-SLICES_D = Path("/etc/ggroupfs/slices.d")
-
 
 @attrs.frozen
 class Table:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backend.common.regular import read_regular
+from ggroupfs.installed import CUDA_LIBRARY, SLICES_D
 
 LOAD_PATH = (
     "/etc/systemd/system.control",
@@ -32,14 +33,8 @@ LOAD_PATH = (
 """Directories of the system manager's unit files, the first one that has a name first (systemd.unit(5)), without those
 that generators make."""
 
-LIBRARY = Path(__file__).resolve().parents[2] / "backend" / "cuda" / "libggroup-cuda.so"
-"""Where the library is installed."""
-
 DEFAULTS = Path("/etc/default/ggroupfs")
 """Options of the service's mount."""
-
-SLICES_D = Path("/etc/ggroupfs/slices.d")
-"""As in :mod:`ggroupfs.units.files`."""
 
 SOCKET = "/run/ggroupfs/ggroup.sock"
 """Socket of the service's mount, where its options name no other."""
@@ -259,7 +254,7 @@ def generate(
     load_path: Sequence[str] = LOAD_PATH,
     slices_d: Path = SLICES_D,
     defaults: Path = DEFAULTS,
-    library: Path = LIBRARY,
+    library: Path = CUDA_LIBRARY,
 ) -> None:
     """Makes drop-ins below `place`. OSError."""
     files = Files(load_path)
