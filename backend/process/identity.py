@@ -1,4 +1,4 @@
-"""Whose pid it is, and who a group is: a process, or a slice of the cgroup tree, on one GPU.
+"""Whose pid it is, and what a group is: a process, or a slice of the cgroup tree, on one GPU.
 
 A pid is a name, not an identity: Linux recycles it. A :class:`Process` is the pid *and* the clock
 tick at which it started (field 22 of ``/proc/<pid>/stat``), so a recycled pid inherits nothing.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import select
 from collections.abc import Sequence
@@ -101,8 +102,8 @@ def group_on(node: Node, gpu: int) -> Group:
 def start_time(pid: int) -> int:
     """Start time of `pid` in clock ticks since boot; ProcessLookupError when there is no such process.
 
-    A process can have whoever reads that wait for as long as it likes, in some kernels. So it is for programs that
-    nobody else waits for; for those of the daemon it is asked by :mod:`backend.process.looks`, which says why.
+    A process can have a reader of that wait for as long as it likes, in some kernels. So it is for programs that
+    no other program waits for; for those of the daemon it is asked by :mod:`backend.process.looks`, which says why.
     """
     return started(procfs.stat(pid))
 
@@ -137,8 +138,8 @@ def is_alive(process: Process) -> bool:
 
 
 def is_borne(pid: int) -> bool:
-    """Whether some process that lives bears that pid, be it another one than was meant. Waits for nobody. OSError where
-    something is short here."""
+    """Whether some process that lives bears that pid, be it another one than was meant. Waits for no process. OSError
+    where something is short here."""
     try:
         return not procfs.status(pid).has_ended
     except ProcessLookupError:
@@ -146,7 +147,7 @@ def is_borne(pid: int) -> bool:
 
 
 def has_exited(pidfd: int) -> bool:
-    """Whether the process of a pidfd has ended (pidfd_open(2)). Waits for nobody."""
+    """Whether the process of a pidfd has ended (pidfd_open(2)). Waits for no process."""
     exited = select.poll()
     exited.register(pidfd, select.POLLIN)
     return bool(exited.poll(0))
@@ -178,7 +179,7 @@ def owner_of(pid: int) -> int | None:
 
 
 REMOVED = " (deleted)"
-"""Ends the path of a cgroup that was removed, in which nothing that runs can be; and of one that somebody calls so."""
+"""Ends the path of a cgroup that was removed, in which nothing that runs can be; and of one that a user calls so."""
 
 
 def cgroup_of(pid: int) -> Slice:
@@ -187,8 +188,14 @@ def cgroup_of(pid: int) -> Slice:
     The cgroup2 line ``0::`` decides. On a hybrid host systemd's own v1 hierarchy, ``name=systemd``, is
     the fallback while the cgroup2 tree is unused (everything in its root).
     """
+    return _slice_of(_told_cgroups(pid))
+
+
+@functools.lru_cache(maxsize=1024)
+def _slice_of(told: bytes) -> Slice:
+    """The same of what is told of a process. Every process is looked at again and again, and few are ever moved."""
     fallback = ROOT
-    for one in memberships(pid):
+    for one in procfs.parse_cgroups(told):
         slice_ = slice_at(one.path)
         if one.hierarchy == 0 and slice_ is not None and slice_ != ROOT:
             return slice_
@@ -203,15 +210,19 @@ def memberships(pid: int) -> Sequence[procfs.Membership]:
     A thread that ends stays, in what is told of it, where it was. So where that is the main one, as in a program that
     goes on without it, another thread speaks for the process: the first one that is found to live after it was asked.
     """
-    found = procfs.cgroups(pid)
+    return procfs.parse_cgroups(_told_cgroups(pid))
+
+
+def _told_cgroups(pid: int) -> bytes:
+    found = procfs.of_process(pid, "cgroup")
     if not procfs.status(pid, pid).is_exiting:
         return found
     for tid in procfs.threads(pid):
         with contextlib.suppress(ProcessLookupError):
-            others = procfs.cgroups(pid, tid)
+            others = procfs.of_process(pid, f"task/{tid}/cgroup")
             if not procfs.status(pid, tid).is_exiting:
                 return others
-    if any(one.path.endswith(REMOVED) for one in found):
+    if any(one.path.endswith(REMOVED) for one in procfs.parse_cgroups(found)):
         raise fail(errno.ESRCH)
     return found
 
