@@ -163,6 +163,9 @@ class Taken:
     """When `held` was last kept for the next daemon though it need not be, by the clock of this boot."""
     absent: bool = False
     """Of a GPU's root: whether the GPU is lost, and that was counted."""
+    told: object = None
+    """Of a process: all that was told of it when it was taken down last. As long as the same is, there is nothing to
+    reckon: of a thousand processes most are idle."""
 
     def __bool__(self) -> bool:
         """Whether anything was taken down."""

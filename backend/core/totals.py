@@ -95,7 +95,7 @@ class Totals:
             taken = self._population.record(group).taken = Taken.of(kept)
             taken.hold_on(self._held(group), living[group])
             if isinstance(group, Member):
-                now = self._work(group)
+                now = _work(self._gpus[group.gpu].activity(group.process))
                 for name in OF_PROGRAMS:
                     told = now[name]
                     taken.said[name] = taken.said.get(name, 0) if told is None else told
@@ -300,9 +300,13 @@ class Totals:
     def _take_down(self, member: Member) -> Mapping[str, int] | None:
         """What a process did since the last time; None where that changes nothing."""
         taken = self._of(member)
+        activity, throttled, exchanged = told = self._sources(member)
+        if told == taken.told:
+            return None
+        taken.told = told
         grown: dict[str, int] = {}
         before = dict(taken.total)
-        for name, now in self._told(member).items():
+        for name, now in _figures_of(activity, throttled, exchanged).items():
             more = _growth(now, taken.said.get(name, 0))
             if more is None:
                 continue
@@ -318,20 +322,20 @@ class Totals:
             taken.total[name] = min(MAX, taken.total.get(name, 0) + more)
         return taken.kept()
 
-    def _told(self, member: Member) -> Figures:
-        """Everything that is told of a process now."""
+    def _sources(self, member: Member) -> tuple[Activity, Throttled, int | None]:
+        """Everything that is told of a process now, as it is told."""
         try:
             exchanged = self._gpus[member.gpu].footprint(member.process).exchanged
         except OSError:  # it has ended, and is asked for what it could move
             exchanged = None
-        return {**self._work(member), **self._throttles(member), "exchanged": exchanged}
+        return self._gpus[member.gpu].activity(member.process), self._throttled(member), exchanged
 
-    def _work(self, member: Member) -> Figures:
-        return _work(self._gpus[member.gpu].activity(member.process))
+    def _told(self, member: Member) -> Figures:
+        """Everything that is told of a process now, by the names of figures."""
+        return _figures_of(*self._sources(member))
 
     def _throttles(self, member: Member) -> Figures:
-        throttled = self._throttled(member)
-        return {"nr_throttled": throttled.times, "throttled_usec": throttled.usec}
+        return _throttles(self._throttled(member))
 
     def _expire(self) -> None:
         for member, (_, ended) in list(self._late.items()):  # the oldest first
@@ -342,6 +346,14 @@ class Totals:
 
 def _work(activity: Activity) -> Figures:
     return {name: getattr(activity, name) for name in OF_WORK}
+
+
+def _throttles(throttled: Throttled) -> Figures:
+    return {"nr_throttled": throttled.times, "throttled_usec": throttled.usec}
+
+
+def _figures_of(activity: Activity, throttled: Throttled, exchanged: int | None) -> Figures:
+    return {**_work(activity), **_throttles(throttled), "exchanged": exchanged}
 
 
 def _growth(now: int | None, before: int) -> int | None:

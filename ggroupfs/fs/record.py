@@ -142,6 +142,7 @@ def _taken(taken: Taken) -> Lines:
     yield "taken.stale", _switch(taken.stale)
     yield "taken.noted_usec", taken.noted_usec
     yield "taken.absent", _switch(taken.absent)
+    yield "taken.told", _switch(taken.told is not None)
 
 
 def _left(until: float) -> str:
