@@ -27,9 +27,9 @@ from backend.core.records import MAX, Activity, Footprint, Throttled
 from backend.core.tally import COUNTS, LOST, MIGRATED, UNDONE, Memory, Tally
 from backend.process.identity import Group, Member, Node, Slice, SliceOn, group_on
 
-TAKE_S = 5.0
+TAKE_S = 1.0
 """Seconds between two times that everything is taken down: the most that a killed daemon takes along."""
-TAKE_PART = 0.01
+TAKE_PART = 0.003
 """Part of the daemon's time that this takes at most: where it would be more, everything is taken down more rarely."""
 TURN_S = 0.0005
 """Seconds of taking down before others have a turn."""

@@ -156,6 +156,8 @@ class StubGpu:
         """Whose memory cannot be moved."""
         self.footprints: dict[Process, Footprint] = {}
         """What is said of a process's memory, where a test says it."""
+        self.works: dict[Process, Activity] = {}
+        """What is said of a process's work, where a test says it."""
         self.offers: list[Callable[[Process], int]] = []
         """Every time that there was room again."""
         self.bookkeeper: Bookkeeping | None = None
@@ -177,7 +179,8 @@ class StubGpu:
         await trio.sleep_forever()
 
     def activity(self, process: Process) -> Activity:
-        return Activity(tsgs=1, attached=int(process not in self.detached), managed=True)
+        idle = Activity(tsgs=1, attached=int(process not in self.detached), managed=True)
+        return self.works.get(process, idle)
 
     def manages(self, process: Process) -> bool:
         return process not in self.unmanaged

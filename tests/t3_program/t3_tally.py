@@ -15,10 +15,12 @@ from unittest import mock
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from backend.common import clock
 from backend.core.controller import DEADLINE_S
 from backend.core.member import NOTE_USEC, SAID
+from backend.core.records import Activity
 from backend.ledgers import kernel
 from backend.ledgers.journal.file import Journal
 from backend.ledgers.journal.ledger import JournaledLedger
@@ -185,6 +187,30 @@ def test_a_gpu_that_is_back_before_the_next_daemon_is_lost_anew(
 
     monkeypatch.setattr("backend.core.totals.TAKE_S", 0.01)
     trio.run(first)
+    trio.run(second)
+
+
+def test_a_killed_daemon_takes_a_second_along(machine: Machine, spawn: Spawn) -> None:
+    """Of what a process did that was there already; the clock is virtual, and the process never idle."""
+    pid, gpu = spawn().pid, machine.gpus[0]
+
+    async def gpu_usec(h: Harness) -> int:
+        return (await flat(h, "slice/job/0/gcgroup.stat"))["gpu_usec"]
+
+    async def first() -> None:
+        async with machine.daemon("killed") as h:
+            who = await h.arrive(pid, cgroup="/job")
+            for tenth in range(1, 96):
+                gpu.works[who] = Activity(0, 0, 0, tenth * 100_000)
+                await trio.sleep(0.1)
+            assert await gpu_usec(h) == 9_500_000
+
+    async def second() -> None:
+        async with machine.daemon("killed") as h:
+            assert 8_400_000 <= await gpu_usec(h) <= 9_500_000
+
+    trio.run(first, clock=MockClock(autojump_threshold=0))
+    gpu.works.clear()  # the work of its GPU is of that daemon
     trio.run(second)
 
 
