@@ -44,8 +44,8 @@ ASKED = (6000, 2000)
 """Timeslices asked for, microseconds: 3 to 1, both well above the 0.2 ms that a switch costs."""
 TOLERANCE = 0.25
 """How far from the ratio asked the progress may be to count as enforced."""
-LIBRARY = "moves the memory of programs that `ggroupfs run` starts, by a library in them; that of others is pinned"
-CHECKPOINT = "cuCheckpoint, by way of the host; of programs that `ggroupfs run` starts most goes from GPU to GPU"
+LIBRARY = "moves the memory of programs with the library in them (`ggroupfs run`, units); that of others is pinned"
+CHECKPOINT = "cuCheckpoint, by way of the host; of programs with the library most goes from GPU to GPU"
 SCHEDULED = tuple(str(setting.control) for setting in OF_THE_SCHEDULER)
 """What the scheduler makes of the two levers."""
 
