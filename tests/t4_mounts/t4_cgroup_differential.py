@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import re
 import select
 import socket
 import stat
@@ -465,11 +466,16 @@ def spelled(number: int) -> list[str]:
     return [str(number), f"{sign}{size:#x}", f"{sign}0{size:o}", f"{sign}0X{size:X}", f"+{number}", f"0{number}"]
 
 
+SUFFIXED = re.compile(r"[0-9a-f]m")
+"""A number with a suffix, in either base."""
 words = st.one_of(
     shared.flatmap(lambda number: st.sampled_from(spelled(number))),
     st.just("max"),
-    # No K, M, G and T, which are suffixes to one of the two, and no number that may grow beyond what they share.
-    st.text("0123456789abcdefx+-. \t\n\0max", max_size=5).filter(lambda text: "max" not in text[1:]),
+    # No K, M, G and T, which are suffixes to one of the two, not even the m of max; and no number that may grow beyond
+    # what they share.
+    st.text("0123456789abcdefx+-. \t\n\0max", max_size=5).filter(
+        lambda text: "max" not in text[1:] and not SUFFIXED.search(text)
+    ),
 )
 blanks = st.text(" \t\n\v\f\r", max_size=2)
 texts = st.builds(
