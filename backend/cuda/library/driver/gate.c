@@ -137,6 +137,23 @@ static void tell(void)
 	pthread_mutex_unlock(&lock);
 }
 
+static void unlock(void *unused)
+{
+	(void)unused;
+	pthread_mutex_unlock(&lock);
+}
+
+/* Until `barred` is not. A thread may be cancelled here: its slot is cleared as it ends, which takes the lock. */
+static __attribute__((noinline)) void stay_outside(const bool *barred)
+{
+	pthread_mutex_lock(&lock);
+	pthread_cleanup_push(unlock, NULL);
+	pthread_cond_broadcast(&changed);
+	while (__atomic_load_n(barred, __ATOMIC_RELAXED))
+		pthread_cond_wait(&changed, &lock);
+	pthread_cleanup_pop(1);
+}
+
 /* Says `word`, of this thread's slot, and returns once `barred` is not; with the word taken back meanwhile. */
 static inline void enter(bool *word, const bool *barred)
 {
@@ -146,11 +163,7 @@ static inline void enter(bool *word, const bool *barred)
 		if (__builtin_expect(!__atomic_load_n(barred, __ATOMIC_SEQ_CST), 1))
 			return;
 		__atomic_store_n(word, false, __ATOMIC_RELEASE);
-		pthread_mutex_lock(&lock);
-		pthread_cond_broadcast(&changed);
-		while (__atomic_load_n(barred, __ATOMIC_RELAXED))
-			pthread_cond_wait(&changed, &lock);
-		pthread_mutex_unlock(&lock);
+		stay_outside(barred);
 	}
 }
 
