@@ -112,7 +112,7 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
     assert met(CUDA, 0) == CUDA & FIRST
     assert met(CUDA, UNKNOWN | Feature.MEMORY) == Feature.MEMORY
     assert met(CUDA, UNKNOWN) == Feature(0)
-    assert names(CUDA) == "memory,counters,report,depart,family"
+    assert names(CUDA) == "memory,counters,report,depart,family,turns"
 
 
 # What a program's library lacks
@@ -271,6 +271,33 @@ def test_this_library_uses_what_both_can(served: Served, features: int) -> None:
         program.ask("limits")
         assert (Op.CHARGE in double.ops()) == bool(features & Feature.MEMORY)
         assert (Op.REPORT in double.ops()) == bool(features & Feature.REPORT)
+
+
+def test_turns_are_for_a_gpu_that_is_managed(served: Served) -> None:
+    """Both are obeyed as soon as they come; the end of the connection opens what is closed."""
+    with served(CUDA) as (double, program):
+        assert program.ask("use 0") == "0"
+
+        def turn(op: Op, gpu: int, first: int) -> tuple[int, int]:
+            double.heard.clear()
+            double.say(Message(op, 5, gpu, (first,)))
+            answer = double.wait(lambda message: message.reply)
+            assert (answer.op, answer.seq, answer.gpu) == (op, 5, gpu)
+            return answer.status, answer.args[0]
+
+        assert turn(Op.END_TURN, 0, 20000) == (0, 1)
+        assert program.ask("turn") == "1 20000"
+        assert turn(Op.END_TURN, 0, 0) == (0, 0)
+        assert turn(Op.END_TURN, 0, 77) == (-errno.EBUSY, 0)
+        assert turn(Op.END_TURN, 1, 20000) == (-errno.ENODEV, 0)
+        assert program.ask("turn") == "1 77"
+        assert turn(Op.BEGIN_TURN, 0, 5000) == (0, 0)
+        assert program.ask("turn") == "2 5000"
+        assert turn(Op.BEGIN_TURN, 3, 1) == (-errno.ENODEV, 0)
+        assert double.connection is not None
+        double.connection.shutdown(socket.SHUT_RDWR)
+        while program.ask("turn") != "-1 5000":
+            pass
 
 
 def test_what_the_library_does_not_know_is_no_end(served: Served) -> None:

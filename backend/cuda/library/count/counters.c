@@ -3,7 +3,7 @@
  * The streams whose kernels are counted, and when to look what they have finished (marker.h).
  *
  * Each has a lock, taken on every launch by the thread that launches there: it also keeps the
- * stream and its context alive for the listening thread, since whoever destroys them takes it
+ * stream and its context alive for the listening thread, since the thread that destroys them takes it
  * first. All that is given a `struct counted` here has its lock.
  */
 
@@ -130,7 +130,7 @@ void counters_launched(struct device *device, CUstream stream, bool per_thread, 
 	if (!kernels)
 		return;
 	if (!__atomic_load_n(&counters_wake, __ATOMIC_ACQUIRE)) {
-		/* No thread, as there is no daemon: nobody would look at markers. */
+		/* No thread, as there is no daemon: no thread would look at markers. */
 		totals_add(device, kernels, kernels);
 		return;
 	}
@@ -270,13 +270,13 @@ static bool tick(struct counted *counted, bool *passed)
 
 	if (!counted->live)
 		return false;
-	/* Whoever holds or captures it wakes this thread afterwards. */
+	/* The thread that holds or captures it wakes this one afterwards. */
 	if (counted->held || counted->captured)
 		return false;
 	if (!counted->first && !counted->launches && !counted->gone)
 		return false;
 	if (!enter_context(counted)) {
-		/* A context of which nobody told us that it is gone. */
+		/* A context of which no call told us that it is gone. */
 		end(counted);
 		return false;
 	}
@@ -309,6 +309,26 @@ bool counters_progress(struct device *device)
 	return passed;
 }
 
+void counters_mark(CUstream stream, bool per_thread)
+{
+	CUstreamCaptureMode mode;
+	struct stream_key key;
+	struct counted *counted;
+
+	/* Other streams may join a capture at any time; the caller's own does not while it launches there. */
+	if (stream_capturing_any())
+		return;
+	mode = driver_enter();
+	key = stream_key(stream, per_thread);
+	counted = find(&key);
+	if (counted) {
+		if (!counted->held)
+			mark_from_elsewhere(counted);
+		pthread_mutex_unlock(&counted->lock);
+	}
+	driver_leave(mode);
+}
+
 int counters_tick(void)
 {
 	static __thread bool relaxed;
@@ -317,7 +337,7 @@ int counters_tick(void)
 	bool more = false, passed = false;
 
 	ours_enter();
-	/* This thread's calls must not end anybody's capture. */
+	/* This thread's calls must not end a capture of the program. */
 	if (!relaxed && real.cuThreadExchangeStreamCaptureMode)
 		relaxed = !real.cuThreadExchangeStreamCaptureMode(&mode);
 	/* Before the look: what is launched meanwhile wakes. */

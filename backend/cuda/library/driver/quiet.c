@@ -114,7 +114,7 @@ CUresult quiet_drain(struct device *device)
 	real.cuCtxGetCurrent(&current);
 	for (size_t i = 0; i < count; i++)
 		if (contexts[i] != current)
-			synchronize(contexts[i]);	/* an error there is for those who work there */
+			synchronize(contexts[i]);	/* an error there is for the threads that work there */
 	if (current)
 		result = real.cuCtxSynchronize();
 	return result;
@@ -165,7 +165,7 @@ static bool start_waiter(struct quiet *quiet)
 	return quiet->waiter;
 }
 
-bool quiet_wait(struct device *device, unsigned int timeout_ms)
+bool quiet_wait(struct device *device, uint64_t timeout_us)
 {
 	struct quiet *quiet = device->quiet;
 	struct timespec until;
@@ -173,7 +173,8 @@ bool quiet_wait(struct device *device, unsigned int timeout_ms)
 	bool done;
 
 	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_nsec += timeout_ms * 1000000L;
+	until.tv_sec += (time_t)(timeout_us / 1000000);
+	until.tv_nsec += (long)(timeout_us % 1000000) * 1000;
 	if (until.tv_nsec >= 1000000000) {
 		until.tv_sec++;
 		until.tv_nsec -= 1000000000;

@@ -11,9 +11,9 @@
  * of the device moves any more. */
 void quiet_context(struct device *device, CUcontext context);
 
-/* With the gate closed: waits until nothing runs. False: something does not end within `timeout_ms`, or
- * cannot be waited for. */
-bool quiet_wait(struct device *device, unsigned int timeout_ms);
+/* With the gate closed, or that of turns (turn.h): waits until nothing runs. False: something does not end within
+ * `timeout_us`, or cannot be waited for. */
+bool quiet_wait(struct device *device, uint64_t timeout_us);
 /* Waits for all that was submitted, in this thread, for as long as that takes: what cuMemFree does. Not
  * during a capture. */
 CUresult quiet_drain(struct device *device);

@@ -20,6 +20,7 @@
 #include "ours.h"
 #include "pages.h"
 #include "stream.h"
+#include "turn.h"
 #include "wrapper.h"
 
 /* An executable graph. */
@@ -300,7 +301,7 @@ static uint64_t use(CUgraphExec handle)
 											\
 		PASS_INSIDE(name, (hGraphExec, hStream));				\
 		device = device_current();					\
-		gate_enter();								\
+		turn_enter(TURN_KERNELS, hStream, per_thread);				\
 		if (stream_runs(hStream, per_thread))					\
 			kernels = use(hGraphExec);					\
 		CALL_REAL(result, name, (hGraphExec, hStream));				\

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Launches: through the gate, and counted where they are run, not captured. Graphs are in graph.c.
+ * Launches: through the gates, and counted where they are run, not captured. Graphs are in graph.c.
  *
  * cuLaunchHostFunc runs on the CPU and touches no memory of the GPU: it is no launch.
  */
@@ -13,14 +13,15 @@
 #include "heat.h"
 #include "ours.h"
 #include "stream.h"
+#include "turn.h"
 #include "wrapper.h"
 
 /* Before the gate: the first use of a device waits for the daemon. */
-static struct device *enter(void)
+static struct device *enter(CUstream stream, bool per_thread)
 {
 	struct device *device = device_current();
 
-	gate_enter();
+	turn_enter(TURN_KERNELS, stream, per_thread);
 	return device;
 }
 
@@ -32,7 +33,7 @@ static struct device *enter(void)
 		bool runs;									\
 												\
 		PASS_INSIDE(name, arguments);							\
-		device = enter();								\
+		device = enter(stream, per_thread);						\
 		runs = stream_runs(stream, per_thread);						\
 		if (runs && heat_is_wanted())							\
 			heat_launch(function, values, extra_values);				\
@@ -105,7 +106,11 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 	bool runs;
 
 	PASS_INSIDE(cuLaunchCooperativeKernelMultiDevice, (launchParamsList, numDevices, flags));
-	enter();
+	device_current();
+	turn_enter(TURN_OTHER, NULL, false);
+	/* On all of them it has a turn, or it launches on none. */
+	for (unsigned int i = 0; launchParamsList && __atomic_load_n(&turn_any, __ATOMIC_RELAXED) && i < numDevices;)
+		i = turn_hold(TURN_OTHER, launchParamsList[i].hStream, false) ? 0 : i + 1;
 	/* It cannot be captured (CUDA_ERROR_NOT_SUPPORTED), in none of the streams. */
 	runs = launchParamsList != NULL;
 	for (unsigned int i = 0; runs && heat_is_wanted() && i < numDevices; i++)
@@ -125,7 +130,7 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 		CUresult result;			\
 							\
 		PASS_INSIDE(name, arguments);		\
-		gate_enter();				\
+		turn_enter(TURN_OTHER, hStream, PER_THREAD(name));	\
 		CALL_REAL(result, name, arguments);	\
 		gate_leave();				\
 		return result;				\

@@ -1,0 +1,682 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* LINK_LIBRARY: turn_all CASE: the gates of turns from the inside; the library is part of this program. */
+#include <errno.h>
+#include <stddef.h>
+#include <sys/wait.h>
+
+#include "common.h"
+#include "counters.h"
+#include "device.h"
+#include "driver.h"
+#include "gate.h"
+#include "library.h"
+#include "moment.h"
+#include "turn.h"
+
+#define THREADS 4
+#define ROUNDS 200
+#define SOON_US 2000000
+#define LONG_US 60000000
+
+static CUcontext context;
+static struct device *device;
+static uint64_t ran;		/* atomically */
+static bool release;		/* atomically */
+
+KERNEL(counts, sizeof(int))
+{
+	(void)parameters;
+	__atomic_add_fetch(&ran, 1, __ATOMIC_SEQ_CST);
+}
+
+KERNEL(waits, sizeof(int))
+{
+	(void)parameters;
+	while (!__atomic_load_n(&release, __ATOMIC_ACQUIRE))
+		usleep(100);
+	__atomic_add_fetch(&ran, 1, __ATOMIC_SEQ_CST);
+}
+
+static int zero;
+static void *parameters[] = { &zero };
+
+static void launch(const char *name, CUstream stream)
+{
+	DO(cuLaunchKernel(function(name), 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+}
+
+static CUstream stream_new(void)
+{
+	CUstream stream;
+
+	DO(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	return stream;
+}
+
+/* Something done in a thread of its own. */
+struct doing {
+	pthread_t thread;
+	void (*what)(struct doing *);
+	CUstream stream;
+	CUcontext context;
+	bool done;		/* atomically */
+};
+
+static void *run(void *argument)
+{
+	struct doing *doing = argument;
+
+	DO(cuCtxSetCurrent(doing->context));
+	doing->what(doing);
+	__atomic_store_n(&doing->done, true, __ATOMIC_SEQ_CST);
+	return NULL;
+}
+
+static bool is_done(const struct doing *doing)
+{
+	return __atomic_load_n(&doing->done, __ATOMIC_SEQ_CST);
+}
+
+static void begin_doing(struct doing *doing, void (*what)(struct doing *))
+{
+	doing->what = what;
+	if (!doing->context)
+		doing->context = context;
+	CHECK(!pthread_create(&doing->thread, NULL, run, doing));
+}
+
+static void end_doing(struct doing *doing)
+{
+	pthread_join(doing->thread, NULL);
+	CHECK(is_done(doing));
+}
+
+/* Waits until a thread is held at the gate of `at`; false: what it does was done instead. */
+static bool is_held(const struct doing *doing, const struct device *at)
+{
+	const uint64_t until = microseconds() + LONG_US;
+
+	while (!turn_waiting(at) && !is_done(doing)) {
+		CHECK(microseconds() < until);
+		usleep(200);
+	}
+	return turn_waiting(at) && !is_done(doing);
+}
+
+static void over(struct device *of)
+{
+	bool drained;
+
+	CHECK(!turn_end(of, SOON_US, &drained));
+	CHECK(drained);
+}
+
+static void until_drained(void)
+{
+	const uint64_t until = microseconds() + LONG_US;
+	bool drained = false;
+
+	while (!drained) {
+		CHECK(microseconds() < until);
+		CHECK(!turn_end(device, 0, &drained));
+	}
+}
+
+/* Every row of entries.def */
+
+static long zeros[512];
+
+#include "hook_faults.inc"
+
+/* What is expected of a kind; one that is not here does not compile. */
+#define HELD_LAUNCH(name) true
+#define HELD_GATED(name) true
+#define HELD_TRANSFER(name) true
+#define HELD_GRAPH(name) (!strncmp(name, "cuGraphLaunch", 13))
+#define HELD_STREAM(name) (!strncmp(name, "cuStreamBegin", 13))
+#define HELD_HOOK(name) false
+#define HELD_CONTEXT(name) false
+#define HELD_CODE(name) false
+#define HELD_MEMORY(name) false
+#define HELD_WAIT(name) false
+
+static const struct {
+	const char *name;
+	bool held;
+	size_t offset;
+} rows[] = {
+#define ENTRY(name, kind, ...) { #name, HELD_##kind(#name), offsetof(struct driver, name) },
+#include "entries.def"
+#undef ENTRY
+};
+
+#define ROWS (sizeof(rows) / sizeof(rows[0]))
+
+static uint64_t reached;	/* atomically: calls that came to the driver */
+
+/* In the place of the driver: any of them, whatever its parameters. */
+static CUresult refuse(void)
+{
+	__atomic_add_fetch(&reached, 1, __ATOMIC_SEQ_CST);
+	return CUDA_ERROR_UNKNOWN;
+}
+
+static size_t row_now;
+
+static void call_row(struct doing *doing)
+{
+	(void)doing;
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
+		if (!strcmp(calls[i].name, rows[row_now].name))
+			calls[i].call();
+}
+
+static void each_row(void)
+{
+	struct driver before = real;
+	unsigned int held = 0;
+
+	for (row_now = 0; row_now < ROWS; row_now++) {
+		struct doing doing = { 0 };
+		void **pointer = (void **)((char *)&real + rows[row_now].offset);
+
+		/* This one calls nothing of the driver's. */
+		if (!strncmp(rows[row_now].name, "cuGetProcAddress", 16))
+			continue;
+		over(device);
+		*pointer = (void *)refuse;
+		reached = 0;
+		begin_doing(&doing, call_row);
+		if (is_held(&doing, device) != rows[row_now].held) {
+			fprintf(stderr, "%s is %sheld\n", rows[row_now].name, rows[row_now].held ? "not " : "");
+			exit(1);
+		}
+		CHECK(!rows[row_now].held || !__atomic_load_n(&reached, __ATOMIC_SEQ_CST));
+		held += rows[row_now].held;
+		turn_begin(device, 0);
+		end_doing(&doing);
+		CHECK(!rows[row_now].held || __atomic_load_n(&reached, __ATOMIC_SEQ_CST) == 1);
+		*pointer = *(void **)((char *)&before + rows[row_now].offset);
+	}
+	CHECK(held > 100);
+}
+
+/* The others */
+
+static void launches_one(struct doing *doing)
+{
+	launch("counts", doing->stream);
+}
+
+static void drain(void)
+{
+	struct doing doing = { .stream = stream_new() };
+	CUstream stream = stream_new();
+	CUdeviceptr address;
+	uint64_t begun;
+	size_t free_bytes, total;
+	bool drained;
+	CUevent event;
+
+	DO(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+	launch("waits", stream);
+	DO(cuEventRecord(event, stream));
+	begun = microseconds();
+	CHECK(!turn_end(device, 30000, &drained) && !drained);
+	CHECK(microseconds() - begun >= 30000);
+	/* What runs late runs; what is new is held all the same. */
+	begin_doing(&doing, launches_one);
+	CHECK(is_held(&doing, device));
+	EXPECT(CUDA_ERROR_NOT_READY, cuStreamQuery(stream));
+	EXPECT(CUDA_ERROR_NOT_READY, cuEventQuery(event));
+	CHECK(!turn_end(device, 0, &drained) && !drained);
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	until_drained();
+	CHECK(!is_done(&doing) && ran == 1);
+	/* What asks, waits, allocates and frees goes on. */
+	DO(cuStreamQuery(stream));
+	DO(cuEventQuery(event));
+	DO(cuStreamSynchronize(stream));
+	DO(cuEventSynchronize(event));
+	DO(cuCtxSynchronize());
+	DO(cuMemGetInfo_v2(&free_bytes, &total));
+	DO(cuMemAlloc_v2(&address, 4 << 20));
+	DO(cuMemFree_v2(address));
+	DO(cuMemAllocAsync(&address, 4 << 20, stream));
+	DO(cuMemFreeAsync(address, stream));
+	DO(cuStreamSynchronize(stream));
+	/* So does a move: it closes the other gate. */
+	CHECK(gate_close(SOON_US / 1000));
+	gate_open();
+	CHECK(!is_done(&doing));
+	turn_begin(device, 0);
+	end_doing(&doing);
+	DO(cuCtxSynchronize());
+	CHECK(ran == 2);
+	/* Again at once: it runs nothing. */
+	until_drained();
+	turn_begin(device, 0);
+}
+
+static void sets_inside(struct doing *doing)
+{
+	CUdeviceptr address;
+
+	(void)doing;
+	DO(cuMemAlloc_v2(&address, 4096));
+	gate_enter();
+	DO(cuMemsetD8_v2(address, 1, 4096));
+	gate_leave();
+}
+
+/* A thread that is inside already could not come outside: it goes on. */
+static void nested(void)
+{
+	struct doing doing = { 0 };
+
+	over(device);
+	begin_doing(&doing, sets_inside);
+	end_doing(&doing);
+	turn_begin(device, 0);
+}
+
+static void copies(struct doing *doing)
+{
+	uint64_t word;
+	CUdeviceptr address;
+
+	(void)doing;
+	DO(cuMemAlloc_v2(&address, 4096));
+	DO(cuMemcpyDtoH_v2(&word, address, 8));
+}
+
+static void launches_other(struct doing *doing)
+{
+	for (int i = 0; i < 20; i++)
+		launch("counts", doing->stream);
+}
+
+static void launches_on_both(struct doing *doing)
+{
+	CUfunction f = function("counts");
+	CUDA_LAUNCH_PARAMS list[2] = {
+		{ f, 1, 1, 1, 1, 1, 1, 0, stream_new(), parameters },
+		{ f, 1, 1, 1, 1, 1, 1, 0, doing->stream, parameters },
+	};
+	CUresult result = cuLaunchCooperativeKernelMultiDevice(list, 2, 0);
+
+	CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_HANDLE);
+}
+
+/* A thread that is inside, in a call that does not return, holds up none on the other GPU. */
+static void devices(void)
+{
+	struct doing stuck = { 0 }, other = { 0 }, held = { 0 };
+	struct device *second;
+	bool drained;
+
+	DO(cuDevicePrimaryCtxRetain(&other.context, 1));
+	DO(cuCtxSetCurrent(other.context));
+	second = device_current();
+	CHECK(second && second != device);
+	other.stream = stream_new();
+	DO(cuCtxSetCurrent(context));
+	launch("waits", NULL);
+	begin_doing(&stuck, copies);
+	usleep(20000);
+	CHECK(!turn_end(device, 20000, &drained) && !drained);
+	begin_doing(&held, launches_one);
+	CHECK(is_held(&held, device));
+	begin_doing(&other, launches_other);
+	end_doing(&other);
+	CHECK(!turn_waiting(second));
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	end_doing(&stuck);
+	until_drained();
+	/* Each by its own. */
+	over(second);
+	turn_begin(device, 0);
+	end_doing(&held);
+	other = (struct doing){ .context = other.context, .stream = other.stream };
+	begin_doing(&other, launches_one);
+	CHECK(is_held(&other, second));
+	turn_begin(second, 0);
+	end_doing(&other);
+	/* A launch on both wants both. */
+	over(device);
+	over(second);
+	other = (struct doing){ .context = context, .stream = other.stream };
+	begin_doing(&other, launches_on_both);
+	CHECK(is_held(&other, device));
+	turn_begin(device, 0);
+	CHECK(is_held(&other, second));
+	turn_begin(second, 0);
+	end_doing(&other);
+	DO(cuCtxSynchronize());
+}
+
+static void begins(struct doing *doing)
+{
+	CUgraph graph;
+
+	DO(cuStreamBeginCapture_v2(doing->stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	launch("counts", doing->stream);
+	DO(cuStreamEndCapture(doing->stream, &graph));
+}
+
+static void sets(struct doing *doing)
+{
+	DO(cuCtxSetCurrent(context));
+	/* The stream of a context that is not current. */
+	CHECK(turn_any);
+	gate_enter();
+	CHECK(turn_hold(TURN_OTHER, doing->stream, false));
+	gate_leave();
+}
+
+static void captures(void)
+{
+	struct doing doing = { .stream = stream_new() }, launching = { 0 }, setting = { 0 };
+	CUstream stream = stream_new();
+	CUcontext second_context;
+	struct device *second;
+	CUgraph graph;
+	bool drained;
+
+	DO(cuDevicePrimaryCtxRetain(&second_context, 1));
+	DO(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	CHECK(turn_end(device, 1000, &drained) == EBUSY);
+	/* It is open. */
+	launch("counts", doing.stream);
+	DO(cuStreamSynchronize(doing.stream));
+	launch("counts", stream);
+	DO(cuStreamEndCapture(stream, &graph));
+	over(device);
+	/* None begins without a turn. */
+	begin_doing(&doing, begins);
+	CHECK(is_held(&doing, device));
+	/* One on another GPU goes on, and takes no part of what is launched here. */
+	DO(cuCtxSetCurrent(second_context));
+	second = device_current();
+	CHECK(second && second != device);
+	stream = stream_new();
+	DO(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	launch("counts", stream);
+	DO(cuStreamEndCapture(stream, &graph));
+	CHECK(!turn_end(device, 0, &drained));
+	turn_begin(device, 0);
+	end_doing(&doing);
+	CHECK(ran == 1);
+	/* The GPU is that of the stream. */
+	over(second);
+	setting.stream = stream;
+	begin_doing(&setting, sets);
+	CHECK(is_held(&setting, second));
+	DO(cuCtxSetCurrent(context));
+	launching.stream = doing.stream;
+	begin_doing(&launching, launches_one);
+	end_doing(&launching);
+	turn_open_all();
+	end_doing(&setting);
+}
+
+/* Hammering */
+
+static bool shut, stop;		/* atomically */
+static uint64_t launched;	/* atomically */
+static __typeof__(&cuLaunchKernel) real_launch;
+
+static CUresult spy(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
+		    unsigned int bz, unsigned int shared, CUstream stream, void **values, void **extra)
+{
+	CUresult result;
+
+	CHECK(!__atomic_load_n(&shut, __ATOMIC_SEQ_CST));
+	result = real_launch(f, gx, gy, gz, bx, by, bz, shared, stream, values, extra);
+	CHECK(!__atomic_load_n(&shut, __ATOMIC_SEQ_CST));
+	__atomic_add_fetch(&launched, 1, __ATOMIC_RELAXED);
+	return result;
+}
+
+static void hammers(struct doing *doing)
+{
+	CUstream stream = stream_new();
+	CUfunction f = function("counts");
+	CUdeviceptr address;
+
+	(void)doing;
+	DO(cuMemAlloc_v2(&address, 4096));
+	for (int i = 0; !__atomic_load_n(&stop, __ATOMIC_ACQUIRE); i++) {
+		DO(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+		if (i % 16 == 0)
+			DO(cuMemsetD8Async(address, 1, 4096, stream));
+		if (i % 64 == 0)
+			DO(cuStreamSynchronize(stream));
+	}
+	DO(cuStreamSynchronize(stream));
+	DO(cuMemFree_v2(address));
+}
+
+static void hammer(void)
+{
+	struct doing doings[THREADS] = { 0 };
+	unsigned int drained_times = 0;
+	uint64_t before, ran_before;
+	bool drained;
+
+	real_launch = real.cuLaunchKernel;
+	real.cuLaunchKernel = spy;
+	for (int i = 0; i < THREADS; i++)
+		begin_doing(&doings[i], hammers);
+	for (int round = 0; round < ROUNDS; round++) {
+		CHECK(!turn_end(device, 10 * SOON_US, &drained));
+		if (drained) {
+			drained_times++;
+			__atomic_store_n(&shut, true, __ATOMIC_SEQ_CST);
+			before = __atomic_load_n(&launched, __ATOMIC_SEQ_CST);
+			ran_before = __atomic_load_n(&ran, __ATOMIC_SEQ_CST);
+			usleep(100);
+			CHECK(before == __atomic_load_n(&launched, __ATOMIC_SEQ_CST));
+			CHECK(ran_before == __atomic_load_n(&ran, __ATOMIC_SEQ_CST));
+			__atomic_store_n(&shut, false, __ATOMIC_SEQ_CST);
+		}
+		/* A move in between, as the mover's. */
+		if (round % 8 == 0) {
+			CHECK(gate_close(SOON_US / 1000));
+			gate_open();
+		}
+		if (round % 5 == 0)
+			turn_open_all();
+		else
+			turn_begin(device, round % 3 ? 0 : 500);
+		usleep(200);
+	}
+	__atomic_store_n(&stop, true, __ATOMIC_RELEASE);
+	turn_open_all();
+	for (int i = 0; i < THREADS; i++)
+		end_doing(&doings[i]);
+	CHECK(drained_times > ROUNDS / 2 && launched > ROUNDS);
+	CHECK(ran == launched);
+}
+
+static void in_fork(void)
+{
+	struct doing doing = { .stream = stream_new() };
+	pid_t child;
+	int status;
+
+	over(device);
+	begin_doing(&doing, launches_one);
+	CHECK(is_held(&doing, device));
+	child = fork();
+	if (!child) {
+		/* Open: no daemon would open it. The double of the driver does not work here, nor does CUDA. */
+		CHECK(!turn_any && !turn_waiting(device));
+		turn_enter(TURN_KERNELS, NULL, false);
+		gate_leave();
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status));
+	CHECK(!is_done(&doing));
+	turn_begin(device, 0);
+	end_doing(&doing);
+}
+
+static void is_cancelled(struct doing *doing)
+{
+	launch("counts", doing->stream);
+	pthread_testcancel();
+	CHECK(!"it is gone");
+}
+
+/* A thread that is to end while it waits does so after it, and holds nothing then. */
+static void cancelled(void)
+{
+	struct doing doing = { .stream = stream_new() };
+	bool drained;
+
+	for (int i = 0; i < 20; i++) {
+		over(device);
+		begin_doing(&doing, is_cancelled);
+		CHECK(is_held(&doing, device));
+		CHECK(!pthread_cancel(doing.thread));
+		usleep(1000);
+		CHECK(!turn_end(device, 0, &drained));
+		turn_begin(device, 0);
+		pthread_join(doing.thread, NULL);
+		CHECK(!is_done(&doing) && !turn_waiting(device));
+	}
+	over(device);
+	turn_begin(device, 0);
+}
+
+static CUfunction to_launch;
+
+static void launches_in_callback(void *stream)
+{
+	DO(cuCtxSetCurrent(context));
+	DO(cuLaunchKernel(to_launch, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+}
+
+/* A drain waits for the function, and that for its turn: it is late, and no more. */
+static void callback(void)
+{
+	CUstream stream = stream_new(), other = stream_new();
+	uint64_t begun = microseconds();
+	bool drained;
+
+	to_launch = function("counts");
+	launch("waits", stream);
+	DO(cuLaunchHostFunc(stream, launches_in_callback, other));
+	CHECK(!turn_end(device, 0, &drained) && !drained);
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	while (!turn_waiting(device)) {
+		CHECK(microseconds() - begun < LONG_US);
+		usleep(200);
+	}
+	CHECK(!turn_end(device, 20000, &drained) && !drained);
+	turn_begin(device, 0);
+	DO(cuCtxSynchronize());
+	until_drained();
+	CHECK(ran == 2);
+}
+
+/* Run-ahead */
+
+static void ahead(void)
+{
+	CUstream stream = stream_new();
+	CUfunction f = function("counts");
+	uint64_t most = 0, begun, us = (uint64_t)atoi(getenv("FAKE_KERNEL_US"));
+	CUdeviceptr address;
+
+	DO(cuMemAlloc_v2(&address, 4096));
+	turn_begin(device, us * 8);
+	begun = microseconds();
+	for (uint64_t i = 1; i <= 60; i++) {
+		uint64_t pending;
+
+		DO(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+		DO(cuMemsetD8Async(address, 1, 8, stream));	/* not bounded */
+		pending = i - __atomic_load_n(&ran, __ATOMIC_SEQ_CST);
+		most = pending > most ? pending : most;
+	}
+	/* It was held most of the time. */
+	CHECK(microseconds() - begun >= us * 30);
+	DO(cuStreamSynchronize(stream));
+	printf("most %llu took %llu\n", (unsigned long long)most, (unsigned long long)(microseconds() - begun));
+	/* With none, or at the end of all turns, it is as far ahead as it likes. */
+	turn_open_all();
+	launch("waits", stream);
+	begun = microseconds();
+	for (int i = 0; i < 100; i++)
+		DO(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+	CHECK(!turn_any);
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	DO(cuStreamSynchronize(stream));
+	CHECK(ran == 161);
+}
+
+KERNEL(releases, sizeof(int))
+{
+	(void)parameters;
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+}
+
+/* A kernel that waits for others of its program: they come, however many are launched before. */
+static void dependent(void)
+{
+	CUstream first = stream_new(), second = stream_new();
+	uint64_t begun;
+
+	turn_begin(device, 1000000);
+	launch("waits", first);
+	begun = microseconds();
+	for (int i = 0; i < 50; i++)
+		launch("counts", first);
+	launch("releases", second);
+	/* A second, half of one, a quarter: not 50 of them. */
+	CHECK(microseconds() - begun < 20000000);
+	DO(cuCtxSynchronize());
+	CHECK(ran == 51);
+	/* A capture is not held by it. */
+	release = false;
+	launch("waits", first);
+	begins(&(struct doing){ .stream = second });
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	DO(cuCtxSynchronize());
+}
+
+/* What it costs to enter and leave while all are open, in picoseconds. */
+static void cost(void)
+{
+	uint64_t begun = microseconds();
+
+	for (int i = 0; i < 10000000; i++) {
+		turn_enter(TURN_KERNELS, NULL, false);
+		gate_leave();
+	}
+	printf("%llu\n", (unsigned long long)(microseconds() - begun) / 10);
+}
+
+static const struct {
+	const char *name;
+	void (*test)(void);
+} cases[] = {
+	{ "rows", each_row }, { "drain", drain }, { "nested", nested }, { "devices", devices }, { "captures", captures },
+	{ "hammer", hammer }, { "fork", in_fork }, { "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead },
+	{ "dependent", dependent }, { "cost", cost },
+};
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	context = start(0);
+	library_begin();
+	device = device_current();
+	CHECK(device);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		if (!strcmp(cases[i].name, argv[1]))
+			return cases[i].test(), 0;
+	return 2;
+}

@@ -1,0 +1,203 @@
+"""The gates of turns: what is held without a turn, and what is not; until when; and that nothing is held for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from backend.cuda.page import CounterPage
+from backend.door.wire import Message, Op
+from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, daemon, eventually, run, running
+
+SANITIZERS = ["", "thread", "address,undefined"]
+
+CASES = ["drain", "nested", "devices", "captures", "hammer", "fork", "cancelled", "callback"]
+
+KERNEL_US = 20_000
+"""Microseconds that a kernel takes where run-ahead is bounded, to eight of them: more than a busy machine adds."""
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("case", CASES)
+def test_turn(case: str, sanitize: str) -> None:
+    """Each case is a function of turn_all.c."""
+    run("turn_all", case, sanitize=sanitize, FAKE_DEVICES="2")
+
+
+def test_each_entry_point_is_held_that_brings_work() -> None:
+    """And no other: by the kinds of entries.def, whose every row is called."""
+    run("turn_all", "rows", FAKE_DEVICES="2")
+
+
+def test_an_open_gate_is_cheap() -> None:
+    """One load more than the other gate: nanoseconds. Far off, so that a slow machine passes."""
+    assert int(run("turn_all", "cost")) < 200_000  # ps
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_run_ahead_is_bounded(tmp_path: Path, sanitize: str) -> None:
+    """To what eight kernels take, about: it is reckoned by what they took lately, and learnt 2 ms late."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(KERNEL_US)}
+        words = run("turn_all", "ahead", sanitize=sanitize, **extra).split()
+    assert 1 <= int(words[1]) <= 14, words
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_a_kernel_that_waits_for_a_later_one_gets_it(tmp_path: Path, sanitize: str) -> None:
+    """A bound on run-ahead delays what it waits for, and no more."""
+    with daemon(tmp_path) as server:
+        run("turn_all", "dependent", sanitize=sanitize, GGROUP_SOCKET=str(server.path))
+
+
+class TurningDaemon(BookingDaemon):
+    """One that ends and begins turns."""
+
+    def __init__(self, path: Path) -> None:
+        self.managed = 0
+        """How often a program has said what it has."""
+        super().__init__(path)
+
+    def _hear(self, connection: socket.socket, heard: Message, page: CounterPage) -> None:
+        """The same, but what is no answer to RECLAIM moves nothing in the books."""
+        if heard.reply and heard.op != Op.RECLAIM:
+            self.answers.put(heard)
+            return
+        if not heard.reply and heard.op == Op.MANAGE:
+            self.resident, self.swapped = heard.args[:2]
+        super()._hear(connection, heard, page)
+        self.managed += not heard.reply and heard.op == Op.MANAGE
+
+    def ask(self, op: Op, word: int, gpu: int = 0) -> Message:
+        """Its answer."""
+        self._connections[-1].send(Message(op, 79, gpu, (word,)).encode())
+        answer = self.answers.get(timeout=SECONDS)
+        assert answer.op == op
+        return answer
+
+    def end_turn(self, microseconds: int = 1_000_000) -> bool:
+        """Whether it is drained."""
+        return bool(self.ask(Op.END_TURN, microseconds).check().args[0])
+
+    def begin_turn(self, run_ahead_us: int = 0) -> None:
+        """Lets it go on."""
+        self.ask(Op.BEGIN_TURN, run_ahead_us).check()
+
+    def hang_up(self) -> None:
+        """Ends the connection; returns once it is managed by another."""
+        before = self.managed
+        self._connections[-1].shutdown(socket.SHUT_RDWR)
+        eventually(lambda: self.managed > before, lambda: "it does not connect again")
+
+
+@attrs.frozen
+class Turning:
+    """A daemon, and turns.c."""
+
+    daemon: TurningDaemon
+    program: Program
+
+    def launched(self) -> int:
+        """How many it launches in some time from now on."""
+        self.program.go()
+        return self.program.hears("launched")
+
+    def runs(self) -> None:
+        """Waits until it launches."""
+        eventually(lambda: self.launched() > 0, lambda: "it launches nothing")
+
+    def ends(self) -> str:
+        """Has it check its memory, and end; what it wrote on stderr."""
+        assert self.program.process.stdin
+        self.program.process.stdin.write("end\n")
+        self.program.process.stdin.flush()
+        return self.program.ends()
+
+
+Start = Callable[[str], Turning]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts them."""
+    path = tmp_path / "socket"
+    server = TurningDaemon(path)
+    with contextlib.ExitStack() as stack:
+
+        def begin(sanitize: str) -> Turning:
+            extra = {"GGROUP_SOCKET": str(path), "GGROUP_CUDA_POOL": "16", "GGROUP_CUDA_LOG": "1"}
+            program = stack.enter_context(running("turns", tmp_path=tmp_path, sanitize=sanitize, extra=extra))
+            assert program.hears("ready") == 0
+            return Turning(server, program)
+
+        yield begin
+    server.close()
+
+
+def drained(daemon: TurningDaemon) -> bool:
+    """Ends its turn, however long that takes on this machine."""
+    eventually(daemon.end_turn, lambda: "it does not drain")
+    return True
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_memory_moves_while_a_program_waits_for_its_turn(start: Start, sanitize: str) -> None:
+    """Nothing is launched; what asks is answered, and no word is lost."""
+    turning = start(sanitize)
+    server = turning.daemon
+    turning.runs()
+    assert drained(server)
+    assert turning.launched() == 0
+    eventually(lambda: server.swapped >= 40 * MIB or not server.reclaim(8 * MIB), lambda: "it does not stop")
+    assert server.swapped >= 40 * MIB
+    assert turning.launched() == 0, "a move opens the other gate alone"
+    eventually(lambda: server.end_turn(0), lambda: "it is no more drained")
+    server.room = True
+    eventually(lambda: not server.swapped, lambda: f"{server.swapped} bytes stay away")
+    assert turning.launched() == 0
+    server.begin_turn(20_000)
+    turning.runs()
+    stderr = turning.ends()
+    assert "the turn is over, nothing runs after" in stderr
+    assert "a turn begins, run-ahead 20000 us" in stderr
+
+
+@pytest.mark.parametrize("sanitize", ["", "thread"])
+def test_the_end_of_the_connection_opens(start: Start, sanitize: str) -> None:
+    """A daemon that is killed, or upgraded, holds up no program."""
+    turning = start(sanitize)
+    turning.runs()
+    assert drained(turning.daemon)
+    assert turning.launched() == 0
+    turning.daemon.hang_up()
+    turning.runs()
+    turning.ends()
+
+
+@pytest.mark.parametrize("sanitize", ["", "thread"])
+def test_a_departure_opens(start: Start, sanitize: str) -> None:
+    """It stands by then, and has no turn to end; afterwards it runs."""
+    turning = start(sanitize)
+    turning.runs()
+    assert drained(turning.daemon)
+    eventually(lambda: not turning.daemon.ask(Op.DEPART, 1).status, lambda: "it does not stand by")
+    assert turning.daemon.ask(Op.END_TURN, 1000).status == -errno.EBUSY
+    turning.daemon.hang_up()
+    turning.runs()
+    turning.ends()
+
+
+def test_what_is_not_managed_has_no_turns(start: Start) -> None:
+    """Of a GPU that it has not said it uses, and of no GPU."""
+    turning = start("")
+    for op in (Op.END_TURN, Op.BEGIN_TURN):
+        assert turning.daemon.ask(op, 1000, gpu=1).status == -errno.ENODEV
+        assert turning.daemon.ask(op, 1000, gpu=1 << 31).status == -errno.ENODEV
+    turning.runs()
+    turning.ends()
