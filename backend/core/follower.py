@@ -17,10 +17,11 @@ from backend.core.entries import Resident
 from backend.core.member import UNTOUCHED, Compute
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Inherited, Ledger
-from backend.core.reasons import ON, Off, Reason, counted
+from backend.core.reasons import ON, Engines, Off, Reason, counted
 from backend.core.records import NOWHERE, Channel, Place, Wanted
 from backend.core.settings import LEVERS, TIMESLICE
 from backend.core.tally import Tally
+from backend.core.turns import TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Follower:
     def is_untouched(self, group: Member) -> bool:
         """Whether no lever of a process has anything to give back."""
         compute = self._of(group)
-        return compute.applied == UNTOUCHED and not compute.inherited
+        return compute.applied == UNTOUCHED and not compute.inherited and compute.turn_end is None
 
     def wanted(self, group: Member) -> Wanted:
         """What the path above a process adds up to: frozen by any level, each lever as its row has it, and, where no
@@ -113,6 +114,31 @@ class Follower:
         else:
             self._placed.pop(group, None)
 
+    async def end_turn(self, group: Member, place: Place, bound_us: int) -> TurnEnd:
+        """Ends the turn of a process, for a place off the runlist: it launches nothing more, and what it launched has
+        `bound_us` microseconds to end (:meth:`backend.core.protocols.Gpu.end_turn`). The place is wanted from then on,
+        without the engines that the end of the turn allows to take: GR where nothing more is launched, else all.
+
+        Should it fail, or be cancelled, :meth:`fall_back` has the turn go on.
+        """
+        compute = self._of(group)
+        async with compute.lever():  # a lever that is pulled meanwhile would find no turn that has ended, and begin it
+            if self._of(group) is not compute:
+                raise fail(errno.ESRCH)
+            compute.turn_end = TurnEnd.UNGATED
+            end = compute.turn_end = await self._gpus[group.gpu].end_turn(group.process, bound_us)
+            if self._of(group) is not compute:
+                raise fail(errno.ESRCH)
+            engines = Engines.ALL if end is TurnEnd.UNGATED else Engines.GR
+            self.schedule(group, attrs.evolve(place, engines=engines))
+        return end
+
+    async def _begin_turn(self, group: Member, compute: Compute) -> None:
+        """Has a process launch again, which is on the runlist, or off it for another reason than its turn."""
+        if compute.turn_end is not None:
+            await self._gpus[group.gpu].begin_turn(group.process)
+            compute.turn_end = None
+
     def scheduled(self, gpu: int) -> Sequence[Process]:
         """The processes that the scheduler of a GPU has a place for."""
         return [member.process for member in self._placed if member.gpu == gpu]
@@ -121,7 +147,7 @@ class Follower:
         """The scheduler's part does not hold: no more is wanted of it than what does, and that it runs."""
         applied = self.applied(group)
         self.schedule(group, Place(applied.timeslice_us))
-        if applied.off.reasons & Reason.TURN:  # perhaps
+        if applied.off.reasons & Reason.TURN or self._of(group).turn_end is not None:  # perhaps
             self.background.later(group)
 
     def off(self, group: Group) -> Mapping[str, int]:
@@ -146,7 +172,8 @@ class Follower:
             compute = resident.records[group.gpu].compute
             if compute.inherited or compute.doubtful or compute.is_busy():
                 return False
-            if self.wanted(Member(resident.process, group.gpu)) != compute.applied:
+            wanted = self.wanted(Member(resident.process, group.gpu))
+            if wanted != compute.applied or (compute.turn_end is not None and not _waits(wanted)):
                 return False
         return True
 
@@ -203,6 +230,8 @@ class Follower:
             elif wanted != applied:
                 self._remember(group, compute, wanted)  # it is off the runlist for other reasons
             compute.inherited = False
+            if not _waits(wanted):
+                await self._begin_turn(group, compute)
 
     async def _detach(self, group: Member, compute: Compute, wanted: Wanted) -> None:
         """Has the engines of its reasons off, and the others on. What holds meanwhile is what held and what will."""
@@ -362,6 +391,7 @@ class Follower:
             if inherited or applied.off:
                 await gpu.attach(process)
                 self._note_reasons(group, Off())
+            await self._begin_turn(group, self._of(group))
             for lever in LEVERS:
                 if inherited or applied.at(lever):
                     await gpu.set_lever(lever, process, 0)
@@ -373,6 +403,11 @@ class Follower:
             log.error("could not give process %d its GPU %d back: %s", process.pid, group.gpu, error)
             return False
         return True
+
+
+def _waits(wanted: Wanted) -> bool:
+    """Return whether a process is to wait for its turn."""
+    return bool(wanted.off.reasons & Reason.TURN)
 
 
 def _stands(compute: Compute) -> bool:

@@ -18,6 +18,7 @@ from backend.common import clock
 from backend.core.held import Held
 from backend.core.reasons import ON, Off
 from backend.core.records import NOWHERE, Place, Wanted
+from backend.core.turns import TurnEnd
 from backend.process.identity import Group
 
 OF_PROGRAMS = ("submitted", "finished")
@@ -67,6 +68,8 @@ class Compute(Followed):
     """As another daemon left it, in the books: no lever was pulled here yet."""
     shown: bool = False
     """Whether it is frozen, as compute.events last said."""
+    turn_end: TurnEnd | None = None
+    """How its turn ended, or UNGATED while that is waited for; None once its next one has begun."""
     _lever: trio.Lock | None = None
 
     def lever(self) -> trio.Lock:
@@ -125,6 +128,16 @@ class Throttle:
     """When it was taken off, seconds; None while it is there."""
 
 
+@attrs.frozen
+class Undrained:
+    """The last time that the kernels of a process did not end by the end of its turn."""
+
+    again: float
+    """When the process is waited for again, by trio's clock."""
+    wait: float
+    """Seconds from then to that."""
+
+
 @attrs.define(eq=False)
 class Scheduled:
     """The slot of :class:`backend.scheduler.scheduler.Scheduler`."""
@@ -133,6 +146,8 @@ class Scheduled:
     """None for one that was never taken off the runlist."""
     failure: Failure | None = None
     """None while its levers move."""
+    undrained: Undrained | None = None
+    """None for one that was drained by the end of its last turn."""
     ending: bool = False
     """Ends, or has ended: its exit is still to be told."""
 

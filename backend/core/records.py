@@ -278,8 +278,8 @@ class Place:
     """Longest run in a round, over all its TSGs, microseconds; 0 the driver's default."""
     off: bool = False
     """Off the runlist until its next turn."""
-    engines: Engines = TURN_ENGINES
-    """Engines that it is without, where it is off."""
+    engines: Engines = attrs.field(default=TURN_ENGINES, eq=False)
+    """Engines that it is without, where it is off: what the end of its turn allows, and no part of the decision."""
 
 
 NOWHERE = Place()

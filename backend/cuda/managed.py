@@ -14,15 +14,17 @@ import trio
 from backend.common.errors import fail
 from backend.core.protocols import Bookkeeping
 from backend.core.records import Footprint, GpuInfo
+from backend.core.turns import TurnEnd
 from backend.cuda.holding import Holding
 from backend.process.identity import Process
 from backend.process.running import is_stopped
 
 PIECE = 4 << 30
-"""Bytes that are asked for at a time: then somebody else may have his turn, and what came of it is in the books."""
+"""Bytes that are asked for at a time: then another request may follow, and what came of it is in the books."""
 
 RECLAIM_S = 3.0
-"""Seconds for one piece; 35 ms are usual. Who needs longer is not waited for, and not asked until he has answered."""
+"""Seconds for one piece; 35 ms are usual. A program that needs longer is not waited for, and not asked until it
+has answered."""
 
 SHORT_S = 0.5
 """Seconds for which a program that moved less than it was asked to is not asked again."""
@@ -37,12 +39,23 @@ HOME_S = 30.0
 """Seconds in which what a program brought along from another GPU is where it runs now: 3 to 5 s for 16 GiB, and as long
 as it is frozen or stopped nothing comes (docs/nvidia.md)."""
 
+AHEAD_US = 10_000
+"""Microseconds of work that a program which takes turns may be ahead of the GPU. A thread of a busy host is late by
+less, so the engine does not wait for it; and so much, with the kernel that runs, is to be waited for when its turn
+ends."""
+
+AHEAD_S = 10.0
+"""Seconds after its last turn in which a program is bound to that: one that is alone on the GPU need not be."""
+
+DISTRUST_S = 60.0
+"""Seconds in which a program that said that it is drained, and then moved nothing, is not believed that it is."""
+
 HALTED_LOOK_S = 0.02
 """Seconds between two looks whether a program that is waited for was stopped, or frozen."""
 
 
 class Mover(Protocol):
-    """Who speaks for a program (:class:`backend.cuda.server.Session`)."""
+    """What speaks for a program (:class:`backend.cuda.server.Session`)."""
 
     async def move_out(self, holding: Holding, nbytes: int, seconds: float) -> bool:
         """Asks the program to move memory to the host, which is booked when it answers; whether it did in time."""
@@ -62,8 +75,16 @@ class Mover(Protocol):
         on GPUs is used from where it is afterwards, if the other one is `near`. OSError as there, and ETIMEDOUT; then
         it may do so later."""
 
+    async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
+        """Closes the gate of turns of the program, and waits up to `bound_us` microseconds until it is drained, and
+        some 20 ms more for the answer."""
+
+    def begin_turn(self, gpu: int, ahead_us: int) -> None:
+        """Opens the gate of turns, soon; the program is `ahead_us` microseconds ahead of the GPU at most from then on,
+        or as far as the driver lets it for 0."""
+
     def end(self) -> None:
-        """Nobody is to speak for the program this way any more."""
+        """The program is not to be spoken for this way any more."""
 
 
 @attrs.define(eq=False)
@@ -71,7 +92,7 @@ class Program:
     """One of them."""
 
     mover: Mover
-    """Who speaks for it."""
+    """What speaks for it."""
     holding: Holding
     """What it holds."""
     short_until: float = 0.0
@@ -82,10 +103,16 @@ class Program:
     """Whether it stands by to be moved, or is about to."""
     home_by: float = 0.0
     """When what it brought along from another GPU is taken to have come."""
+    turn_end: TurnEnd | None = None
+    """How its turn ended; None where it has it."""
+    bound_until: float | None = None
+    """Until when its run-ahead is bounded; None where it is not."""
+    distrusted_until: float = 0.0
+    """Until when it is not believed that it is drained."""
 
     @property
     def overdue(self) -> bool:
-        """Whether it was asked for something that nobody waits for any more."""
+        """Whether it was asked for something that no caller waits for any more."""
         return self.holding.asked > 0 and not self.turn.locked()
 
 
@@ -100,7 +127,7 @@ class Standby:
     end: Callable[[], None]
     """Has it go on: it is unlocked."""
     over: trio.Event
-    """To be set once nobody is at it any more, if it was begun: before, the driver is slow to do what it asks for."""
+    """To be set once no agent is at it any more, if it was begun: before, the driver is slow to do what it asks for."""
 
 
 @attrs.define(eq=False)
@@ -124,8 +151,9 @@ class Managed:
         frozen: Callable[[Process], bool] = lambda process: False,
         lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`frozen` says whose work is off the GPU: what copies memory is, too, and would wait for the thaw. `lost` says
-        whether the GPU is not there: then nobody can move anything, and what programs say of their memory is booked and
+        """`frozen` says whose memory stays where it is, since work of it is off the GPU: what copies memory would wait
+        for the thaw, or the kernels would that the library waits for. `lost` says
+        whether the GPU is not there: then nothing can be moved, and what programs say of their memory is booked and
         granted. What became of it they hear from the driver, in its words."""
         self.info = info
         self.lost = lost
@@ -148,7 +176,7 @@ class Managed:
     # Comings and goings
 
     def begin(self, process: Process, mover: Mover, resident: int, swapped: int) -> Holding:
-        """A program that is in the books speaks from now on, and says what it has. EINVAL for what nobody can have."""
+        """A program that is in the books speaks from now on, and says what it has. EINVAL for what none can have."""
         former = self._programs.get(process)
         if former is not None:  # it connected anew, and we have not seen the end of its last connection
             if former.mover is mover:
@@ -200,6 +228,7 @@ class Managed:
         program = self._programs.get(process)
         if program is not None:
             program.holding.look(nbytes)
+            self._unbind(program)
             if program.holding.twice:
                 self._comes(program)
             if 0 < program.short_until <= trio.current_time():
@@ -247,6 +276,10 @@ class Managed:
                 moved += given
                 if answered and given < piece:
                     program.short_until = trio.current_time() + SHORT_S
+                elif not answered and program.turn_end is TurnEnd.DRAINED and not self._halted(process):
+                    # It waits for kernels of its own, which wait for its turn.
+                    program.turn_end = TurnEnd.LATE
+                    program.distrusted_until = trio.current_time() + DISTRUST_S
         return moved
 
     async def _ask(self, program: Program, nbytes: int) -> bool:
@@ -266,7 +299,7 @@ class Managed:
             await trio.sleep(HALTED_LOOK_S)
 
     def answered(self, holding: Holding) -> None:
-        """It answered after all, when nobody waited any more: what it still has too much is asked for again."""
+        """It answered after all, when no caller waited any more: what it still has too much is asked for again."""
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
             self.booked.reclaim_soon(holding.process, self.info.index)
@@ -276,6 +309,45 @@ class Managed:
         for process, program in self._programs.items():
             if program.holding.swapped and (nbytes := min(room(process), program.holding.swapped)) > 0:
                 program.mover.room(self.info.index, nbytes)
+
+    # Turns
+
+    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+        """See :class:`backend.core.protocols.Gpu`. One that is stopped does not answer: it is not waited for."""
+        program = self._programs.get(process)
+        if program is None or program.departs or is_stopped(process.pid):
+            return TurnEnd.UNGATED
+        end = await program.mover.end_turn(self.info.index, bound_us)
+        if self._programs.get(process) is not program or program.departs:
+            return TurnEnd.UNGATED
+        if end is TurnEnd.DRAINED and trio.current_time() < program.distrusted_until:
+            end = TurnEnd.LATE
+        program.turn_end = end
+        return end
+
+    def begin_turn(self, process: Process) -> None:
+        """See :class:`backend.core.protocols.Gpu`. What it could not move while it waited it is asked for now."""
+        program = self._programs.get(process)
+        if program is None:
+            return
+        end, program.turn_end = program.turn_end, None
+        program.mover.begin_turn(self.info.index, AHEAD_US)
+        program.bound_until = trio.current_time() + AHEAD_S
+        if end is not TurnEnd.DRAINED and self.booked.knows(process, self.info.index):
+            self.booked.reclaim_soon(process, self.info.index)
+
+    def is_drained(self, process: Process) -> bool:
+        """Whether a program waits for its turn, and nothing of it runs until then: its memory moves."""
+        program = self._programs.get(process)
+        return program is not None and program.turn_end is TurnEnd.DRAINED
+
+    def _unbind(self, program: Program) -> None:
+        """Lets a program that took no turn for some time run ahead of the GPU again."""
+        if program.bound_until is None or program.turn_end is not None:
+            return
+        if program.bound_until <= trio.current_time():
+            program.bound_until = None
+            program.mover.begin_turn(self.info.index, 0)
 
     # From one GPU to another
 
@@ -311,7 +383,7 @@ class Managed:
                 raise
 
     async def moved(self, process: Process) -> None:
-        """Returns once nobody is at a program to move it from here, or to here."""
+        """Returns once no agent is at a program to move it from here, or to here."""
         if (over := self._moving.get(process)) is not None:
             await over.wait()
             self._moving.pop(process, None)

@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from backend.common.errors import errno_of, fail
+from backend.core.turns import TurnEnd
 from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
@@ -52,6 +53,14 @@ LEAVES = Feature.COUNTERS | Feature.DEPART
 WAITING_MOST = 1024
 """Requests that wait of one connection, at most; a program has one a thread."""
 
+ANSWER_S = 0.02
+"""Seconds that an answer to END_TURN may be on its way, beyond the time that was given to drain: 0.1 ms are usual. The
+scheduler waits for it, with whatever else it has to do."""
+
+MUTE_S, MUTE_MOST_S = 5.0, 60.0
+"""Seconds in which a program that did not answer an END_TURN in time is asked for no other; each time twice as long, up
+to the second."""
+
 STAYS = (errno.EBUSY, errno.EOPNOTSUPP, errno.EMFILE, errno.ENOMEM)
 """What a program may say to a DEPART that it does not follow (departure.c)."""
 
@@ -78,6 +87,34 @@ class Departing:
     """What was answered: 0 or a negated errno."""
     done: trio.Event = attrs.field(factory=trio.Event)
     """It was, or will not be."""
+
+
+@attrs.define(eq=False)
+class Turning:
+    """An END_TURN or a BEGIN_TURN that was sent and not answered."""
+
+    op: Op
+    gpu: int
+    end: TurnEnd | None = None
+    """What was answered to END_TURN."""
+    done: trio.Event = attrs.field(factory=trio.Event)
+    """It was, or will not be."""
+
+
+@attrs.define(eq=False)
+class Gate:
+    """What the daemon knows of the gate of turns of a program on one GPU."""
+
+    closed: bool = False
+    """Whether it may be: an END_TURN was sent, and no BEGIN_TURN since then."""
+    ahead_us: int = 0
+    """The run-ahead that the program was told last, microseconds; 0 for no bound."""
+    unanswered: int = 0
+    """Messages about it that were sent and not answered: a program that answers none gets no further END_TURN."""
+    again: float = 0.0
+    """When the program may be asked for another END_TURN, by trio's clock."""
+    mute_s: float = 0.0
+    """Seconds for which it was not asked the last time that it did not answer; 0 where it did."""
 
 
 async def serve(
@@ -111,8 +148,11 @@ class Session:
         self._holdings: dict[int, Holding] = {}
         self._asked: dict[int, Asked] = {}
         self._departing: dict[int, Departing] = {}
+        self._turning: dict[int, Turning] = {}
+        self._gates: dict[int, Gate] = {}
         self._seq = 0
         self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
+        self._begins: dict[int, int] = {}  # gpu -> run-ahead of a turn that has begun, not told yet
         self._news = trio.Event()
         self._waiting = 0
         self._peers = peers if peers is not None else Peers()
@@ -124,7 +164,7 @@ class Session:
         """Serves it until the other end is closed, or breaks the rules."""
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
-            nursery.start_soon(self._tell_room)
+            nursery.start_soon(self._tell_news)
             while message := await self._line.receive():
                 if message.reply:
                     if not self._answered(message):
@@ -142,11 +182,16 @@ class Session:
 
     def close(self) -> None:
         """End: no connection speaks for the program any more. What it holds is as the driver says, or gone with it."""
-        waited = [asked.done for asked in self._asked.values()] + [one.done for one in self._departing.values()]
-        for done in waited:
-            done.set()
+        waiting: list[Asked | Departing | Turning] = [
+            *self._asked.values(),
+            *self._departing.values(),
+            *self._turning.values(),
+        ]
+        for one in waiting:
+            one.done.set()
         self._asked.clear()
         self._departing.clear()
+        self._turning.clear()
         for gpu, holding in self._holdings.items():
             self._gpus[gpu].end(holding)
         self._holdings.clear()
@@ -275,6 +320,8 @@ class Session:
             departing.status = reply.status
             departing.done.set()
             return True
+        if (turning := self._turning.pop(reply.seq, None)) is not None:
+            return self._turned(turning, reply)
         asked = self._asked.pop(reply.seq, None)
         if asked is None or reply.op != Op.RECLAIM or reply.gpu != asked.holding.gpu:
             return False
@@ -302,6 +349,7 @@ class Session:
         """See :class:`backend.cuda.managed.Mover`."""
         if not self._can(LEAVES):
             raise OSError(errno.EOPNOTSUPP, "the library of the program is older, and cannot stand by: start it anew")
+        self._begins.pop(gpu, None)  # DEPART opens the gate
         self._seq += 1
         seq, departing = self._seq, Departing()
         self._departing[seq] = departing
@@ -322,6 +370,59 @@ class Session:
             code = -departing.status if -departing.status in STAYS else errno.EIO
             raise OSError(code, f"the program cannot stand by: {os.strerror(-departing.status)}")
 
+    async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
+        """See :class:`backend.cuda.managed.Mover`. A program that does not answer in time is taken to have no gate, and
+        not asked for some time. What it answers later says nothing: its turn may have begun again."""
+        gate = self._gates.setdefault(gpu, Gate())
+        if not self._can(Feature.TURNS) or gate.unanswered or trio.current_time() < gate.again:
+            return TurnEnd.UNGATED
+        self._begins.pop(gpu, None)  # that turn is over before the program heard of it
+        turning, seq = self._turn(Op.END_TURN, gpu)
+        gate.closed, sent = True, False
+        try:
+            with contextlib.suppress(OSError), trio.move_on_after(bound_us / 1e6 + ANSWER_S):
+                sent = await self._line.send(Message(Op.END_TURN, seq, gpu, (bound_us,)))
+                if sent:
+                    await turning.done.wait()
+        finally:
+            if not sent and seq in self._turning:
+                del self._turning[seq]
+                gate.unanswered -= 1
+        if turning.end is None:
+            gate.mute_s = min(MUTE_MOST_S, 2 * gate.mute_s) or MUTE_S
+            gate.again = trio.current_time() + gate.mute_s
+            return TurnEnd.UNGATED
+        gate.mute_s = 0.0
+        return turning.end
+
+    def begin_turn(self, gpu: int, ahead_us: int) -> None:
+        """See :class:`backend.cuda.managed.Mover`. It is sent by the task that tells of room, and nothing waits for a
+        program that is slow to take it. A gate that is open is left alone, but for the end of a bound."""
+        gate = self._gates.get(gpu)
+        if gate is not None and (gate.closed or (gate.ahead_us and not ahead_us)):
+            gate.closed, gate.ahead_us = False, ahead_us
+            self._begins[gpu] = ahead_us
+            self._news.set()
+
+    def _turn(self, op: Op, gpu: int) -> tuple[Turning, int]:
+        """What waits for the answer to a message about a gate, and its number."""
+        self._seq += 1
+        self._gates[gpu].unanswered += 1
+        turning = self._turning[self._seq] = Turning(op, gpu)
+        return turning, self._seq
+
+    def _turned(self, turning: Turning, reply: Message) -> bool:
+        """Whether an answer about a gate makes sense: it is to what was asked, and says yes or no."""
+        turning.done.set()
+        if (reply.op, reply.gpu) != (turning.op, turning.gpu) or (not reply.status and reply.args[0] > 1):
+            return False
+        self._gates[turning.gpu].unanswered -= 1
+        if reply.status:  # EBUSY: the gate is open; any other error is none that a program has for this
+            turning.end = TurnEnd.UNGATED
+        else:
+            turning.end = TurnEnd.DRAINED if reply.args[0] else TurnEnd.LATE
+        return True
+
     def room(self, gpu: int, nbytes: int) -> None:
         """See :class:`backend.cuda.managed.Mover`. What it is too slow to take is replaced, not queued."""
         self._rooms[gpu] = nbytes
@@ -336,10 +437,14 @@ class Session:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def _tell_room(self) -> None:
+    async def _tell_news(self) -> None:
         while True:
             await self._news.wait()
             self._news = trio.Event()
+            while self._begins:  # one at a time: a turn may end before its beginning is told
+                gpu, ahead_us = self._begins.popitem()
+                _, seq = self._turn(Op.BEGIN_TURN, gpu)
+                await self._line.send(Message(Op.BEGIN_TURN, seq, gpu, (ahead_us,)))
             rooms, self._rooms = self._rooms, {}
             for gpu, nbytes in rooms.items():
                 await self._line.send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))

@@ -1,7 +1,11 @@
 """The scheduler of one GPU at work: looks at what was used, asks the core, and has the Follower make it hold.
 
-It acts rarely. Each change is a call of the driver, or several, that takes 1 to 2 ms, in which nobody else on the GPU
+It acts rarely. Each change is a call of the driver, or several, that takes 1 to 2 ms, in which no neighbour on the GPU
 is disturbed, but the driver's locks are held: no more than RATE + BURST of them are made in any second.
+
+A turn ends gate first: the program launches nothing more and what it launched has DRAIN_US to end, before its GR engine
+goes off. All turns that end in one look are waited for at the same time, so that no program waits for longer than that
+because of others; and the programs whose turns begin are on the runlist by then.
 """
 
 from __future__ import annotations
@@ -10,15 +14,17 @@ import errno
 import logging
 from collections.abc import Mapping, Sequence
 
+import attrs
 import trio
 
 from backend.core.deadlines import deadline
 from backend.core.entries import Resident
 from backend.core.follower import Follower
-from backend.core.member import Failure, Scheduled, Throttle
+from backend.core.member import Failure, Scheduled, Throttle, Undrained
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
+from backend.core.turns import TurnEnd
 from backend.process.identity import ROOT, Member, Process, SliceOn, is_borne
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
@@ -31,22 +37,30 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 """Seconds between two looks while things change: the trace of a real GPU is read as often."""
 CALM_TICK_S = 0.25
-"""... and after CALM looks that changed nothing."""
+"""Seconds between two looks after CALM of them that changed nothing."""
 CALM = 10
+"""Looks that changed nothing after which they are fewer."""
 EACH_S = 0.001
-"""... and for each contender at least so much, so that a thousand of them cost no more of a CPU than ten."""
+"""Seconds between two looks for each contender at least, so that a thousand cost no more of a CPU than ten."""
 SETTLE_S = 0.01
-"""Who come together are looked at together."""
+"""Seconds for which a look is put off, so that programs that come together are looked at together."""
 RATE, BURST = 25, 15
 """Calls of the driver a second, and at once: no more than 40 in any second. With those by which a GPU looks whether
 what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
-"""What a lever may take, of the time that a write may: 1 s by default. It takes 2 ms as a rule; all others wait."""
+"""Part of the time that a write may take (1 s by default) for one lever. It takes 2 ms as a rule; all others wait."""
 PASSING = frozenset((errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ETIMEDOUT))
-"""What is not worth a word before it is so for the second time. A driver in which two dozen programs begin at once does
-not answer in LEVER."""
+"""Errors that are not worth a word before the second time. A driver in which two dozen programs begin at once does not
+answer in LEVER."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
-"""After so long a lever that failed is tried again; each time twice as long, up to the second."""
+"""Seconds after which a lever that failed is tried again; each time twice as long, up to the second."""
+DRAIN_US = 50_000
+"""Microseconds that a program has to drain at the end of its turn. What it may be ahead of the GPU (10 ms, AHEAD_US of
+``cuda/managed.py``) and one long kernel (10 ms) take twice as long beside the program whose turn has begun. Of a turn
+of 0.5 s it is a tenth, in which the engine is used all the same."""
+UNDRAINED_S, UNDRAINED_MOST_S = 2.0, 60.0
+"""Seconds in which a program that was not drained in time is not waited for at the end of its turns; each time twice as
+long, up to the second. The first time may be for all that it had launched before its run-ahead was bounded."""
 
 
 class Scheduler:
@@ -69,11 +83,11 @@ class Scheduler:
         self._poked = trio.Event()
 
     def poke(self) -> None:
-        """Somebody came, went or moved, or what is asked of a group changed."""
+        """Has it look soon: a process came, went or moved, or what is asked of a group changed."""
         self._poked.set()
 
     def throttled(self, resident: Resident) -> Throttled:
-        """How often, and for how long, a process was kept off the runlist by others who go before it."""
+        """How often, and for how long, a process was kept off the runlist by others that go before it."""
         throttle = resident.records[self._index].scheduled.throttle
         if throttle is None:
             return Throttled()
@@ -92,7 +106,7 @@ class Scheduler:
                 self._poked = trio.Event()
                 self._contenders = await self._find(pace)
                 calm = 0
-            # A bug here shall not end the mount: without it everybody runs as the driver lets them.
+            # A bug here shall not end the mount: without it all programs run as the driver lets them.
             try:
                 changed = await self._step(pace)
             except Exception:
@@ -107,10 +121,10 @@ class Scheduler:
                     await self._poked.wait()
             await trio.sleep(max(SETTLE_S, EACH_S * len(self._contenders) / 4, REST * self._busy))
 
-    # Who contends
+    # The contenders
 
     async def _find(self, pace: Pace) -> Sequence[Contender]:
-        """Who has a context, and is not frozen. The books are not asked each time."""
+        """The processes that have a context, and are not frozen. The books are not asked each time."""
         found: list[Contender] = []
         if self._gpu.lost:
             return found
@@ -168,38 +182,56 @@ class Scheduler:
                 places.setdefault(process, NOWHERE)
         changes = [(p, place) for p, place in places.items() if place != self._place(p) and not self._is_stuck(p)]
         self._busy = pace.busy
-        for process, place in sorted(changes, key=self._urgency):
-            group = Member(process, self._index)
-            if not self._population.holds(group) or self._follower.is_busy(group):
-                continue  # with the next look
-            if not await self._change(process, place):
-                break
+        async with trio.open_nursery() as ends:
+            for process, place in sorted(changes, key=self._urgency):
+                group = Member(process, self._index)
+                if not self._population.holds(group) or self._follower.is_busy(group):
+                    continue  # with the next look
+                if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
+                    break
+                if place.off and not self._place(process).off:
+                    ends.start_soon(self._change, process, place)
+                else:
+                    await self._change(process, place)
         return bool(changes)
 
     def _place(self, process: Process) -> Place:
         return self._follower.place(Member(process, self._index))
 
     def _urgency(self, change: tuple[Process, Place]) -> tuple[int, int]:
-        """First who is to run again, then the longest slices, and who is to stop last: nobody is to be missed."""
+        """First processes that are to run again, then the longest slices, and last those that are to stop."""
         process, place = change
         before = self._place(process)
         return (0 if before.off and not place.off else 2 if place.off else 1), -place.timeslice_us
 
-    async def _change(self, process: Process, place: Place) -> bool:
-        """Has a process have its place; False where that has to wait."""
+    async def _change(self, process: Process, place: Place) -> None:
+        """Has a process have its place."""
         group, before = Member(process, self._index), self._place(process)
-        if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
-            return False
-        self._follower.schedule(group, place)
         try:
             with deadline(LEVER * self._seconds):
+                if place.off and not before.off:
+                    await self._end_turn(group, place)
+                else:
+                    self._follower.schedule(group, attrs.evolve(place, engines=before.engines))
                 await self._follower.apply(group)
         except Exception as error:
             self._failed(group, before, error)
         else:
             self._of(process).failure = None
             self._count(process, place.off)
-        return True
+
+    async def _end_turn(self, group: Member, place: Place) -> None:
+        """Ends the turn of a process, for a place off the runlist. One that was not drained the last time is told to
+        launch nothing more, and not waited for."""
+        slot, now = self._of(group.process), trio.current_time()
+        last = slot.undrained
+        waits = last is None or now >= last.again
+        end = await self._follower.end_turn(group, place, DRAIN_US if waits else 0)
+        if end is TurnEnd.DRAINED:
+            slot.undrained = None
+        elif end is TurnEnd.LATE and waits:
+            wait = UNDRAINED_S if last is None else min(UNDRAINED_MOST_S, 2 * last.wait)
+            slot.undrained = Undrained(now + wait, wait)
 
     def _calls(self, process: Process, place: Place) -> int:
         """How many calls it takes at most: one for each context, and one more to see that it is on the runlist."""
@@ -210,7 +242,7 @@ class Scheduler:
         return times * max(1, self._gpu.activity(process).contexts)
 
     def _drop(self, process: Process) -> None:
-        """It has no place any more, and nobody is to be told."""
+        """It has no place any more, and none is to be told of it."""
         self._follower.schedule(Member(process, self._index), NOWHERE)
         self._count(process, False)
 
@@ -218,7 +250,7 @@ class Scheduler:
         """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone.
 
         One that has just gone is nothing to tell of: a program lets go of its files, and of the levers by that, before
-        it ends and anybody hears of it.
+        it ends and that is heard of.
         """
         process = group.process
         if not self._population.holds(group):

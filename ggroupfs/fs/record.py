@@ -99,6 +99,7 @@ def _compute(compute: Compute, wanted: Wanted) -> Lines:
         yield f"compute.{name}.off", off(state.off)
         yield f"compute.{name}.timeslice_us", state.timeslice_us
     yield "compute.place", _place(compute.place)
+    yield "compute.turn_end", NONE if compute.turn_end is None else compute.turn_end.value
     yield "compute.lever", "pulled" if compute.is_busy() else "idle"
     yield "compute.doubtful", _switch(compute.doubtful)
     yield "compute.held", _switch(compute.held)
@@ -127,6 +128,8 @@ def _scheduled(scheduled: Scheduled) -> Lines:
         yield "scheduled.throttle.now", _switch(throttle.since is not None)
     failure = scheduled.failure
     yield "scheduled.failure", NONE if failure is None else f"again_s={_left(failure.again)},wait_s={failure.wait:g}"
+    late = scheduled.undrained
+    yield "scheduled.undrained", NONE if late is None else f"again_s={_left(late.again)},wait_s={late.wait:g}"
     yield "scheduled.ending", _switch(scheduled.ending)
 
 

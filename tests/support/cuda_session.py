@@ -59,6 +59,9 @@ class NvmlWithNames(FakeNvml):
 class Program:
     """A CUDA program with the library in it: does as it is asked, or as the test says."""
 
+    features = 0
+    """Bits of what it can, as it says: 0 for what the first version could."""
+
     def __init__(self, rig: Rig, process: Process, connection: trio.SocketStream | Any) -> None:
         self.process = process
         self.socket = connection
@@ -87,7 +90,7 @@ class Program:
     # As the library would
 
     async def manage(self, resident: int = 0, swapped: int = 0) -> Program:
-        assert (await self.ask(Op.HELLO, VERSION)).args[:3] == (VERSION, 2 * MIB, 2048)
+        assert (await self.ask(Op.HELLO, VERSION, self.features)).args[:3] == (VERSION, 2 * MIB, 2048)
         (await self.ask(Op.MANAGE, resident, swapped)).check()
         self.resident, self.swapped = resident, swapped
         self.show()
@@ -156,7 +159,7 @@ class Program:
                             assert message.args[3] <= managed.PIECE
                             self.reclaims.append(message.args[3])
                         else:
-                            assert message.op == Op.DEPART
+                            assert message.op in (Op.DEPART, Op.END_TURN, Op.BEGIN_TURN)
                         nursery.start_soon(self._obey, message)
                     self._wake()
             self.ended.set()
@@ -224,10 +227,10 @@ class Rig:
         self.fake.program(process.pid, 0, start=process.start)
         return process
 
-    def connect(self, process: Process) -> Program:
-        """The socket, with a session at the other end as the server makes one."""
+    def connect(self, process: Process, kind: type[Program] | None = None) -> Program:
+        """The socket, with a session at the other end as the server makes one. `kind` is that of the program."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = Program(self, process, trio.socket.from_stdlib_socket(ours))
+        program = (kind or Program)(self, process, trio.socket.from_stdlib_socket(ours))
         line = tenants.Line(trio.socket.from_stdlib_socket(theirs), process)
         session = Session(process, {gpu.info.index: gpu.managed for gpu in (self.gpu, *self.others)}, line)
 

@@ -1,0 +1,529 @@
+"""Programs that wait for their turn: one that is drained gives memory as if it ran, and no other gives in its stead."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+import backend.core.reasons
+import backend.scheduler.parts
+from backend.core.records import Capability, Place
+from backend.core.turns import TurnEnd
+from backend.cuda.managed import AHEAD_S, AHEAD_US, DISTRUST_S, RECLAIM_S, Standby
+from backend.cuda.server import ANSWER_S, MUTE_S
+from backend.door.wire import CUDA, Feature, Message, Op
+from backend.nvidia.proven import GR_ALONE
+from backend.process.identity import Member, Process
+from backend.process.running import is_stopped
+from backend.scheduler.scheduler import DRAIN_US, UNDRAINED_S, Scheduler
+from tests.support.cuda_session import GIB, LOOKS, Drive, Program, Rig, drive, pieces, takes, until_then
+from tests.support.harness import Harness, Spawn, StubGpu, refuses, running, settle, until, virtual
+from tests.support.turns import BOUND_US, LOOK_S, Gated, begin_turn, end_turn, gated, without
+
+__all__ = ["drive", "pieces"]  # fixtures
+
+SLICE = "slice/job/0/"
+
+
+def engines(rig: Rig, program: Program) -> tuple[bool, bool]:
+    """Whether it is without GR, and without its copy engines."""
+    return without(rig.fake.programs[program.process.pid])
+
+
+async def pair(rig: Rig) -> tuple[Gated, Gated]:
+    """Two programs of 8 GiB in one slice."""
+    return await gated(rig, 8 * GIB, "/job", 0), await gated(rig, 8 * GIB, "/job", 0)
+
+
+# Drained
+
+
+def test_a_program_that_waits_for_its_turn_is_brought_under_its_limit(drive: Drive) -> None:
+    """Without EBUSY, by its own limit, by gmem.reclaim and by a limit that holds for what it has in its next turns."""
+
+    async def test(rig: Rig) -> None:
+        program, _ = await pair(rig)
+        assert await end_turn(rig.h, program) is TurnEnd.DRAINED
+        assert engines(rig, program) == (True, False)
+        assert program.is_closed
+        await rig.h.write(program.file + "gmem.limit.high", "6G")
+        assert program.resident == 6 * GIB
+        await rig.h.write(program.file + "gmem.reclaim", GIB)
+        assert program.resident == 5 * GIB
+        assert (await rig.stat(program.file + "gmem.events"))["fail"] == 0
+        await begin_turn(rig.h, program)
+        assert engines(rig, program) == (False, False)
+        assert not program.is_closed
+        assert await program.alloc(4 * GIB) == 0
+        assert program.resident == 6 * GIB
+
+    drive(test)
+
+
+def test_a_protected_neighbour_gives_nothing_in_its_stead(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        waits, protected = await pair(rig)
+        await rig.h.write(protected.file + "gmem.limit.low", "max")
+        assert await end_turn(rig.h, waits) is TurnEnd.DRAINED
+        await rig.h.write(SLICE + "gmem.limit.high", "12G")
+        assert (waits.resident, protected.resident) == (4 * GIB, 8 * GIB)
+        assert protected.reclaims == []
+        assert (await rig.stat(protected.file + "gmem.events"))["low"] == 0
+
+    drive(test)
+
+
+def test_a_slice_holds_its_limit_in_all_turns(drive: Drive) -> None:
+    """While one waits, the other takes more: what is too much leaves before that is granted."""
+
+    async def test(rig: Rig) -> None:
+        both = await pair(rig)
+        await rig.h.write(SLICE + "gmem.limit.high", "16G")
+        for turn in range(4):
+            waits, runs = both if turn % 2 else both[::-1]
+            assert await end_turn(rig.h, waits) is TurnEnd.DRAINED
+            assert await runs.alloc(GIB) == 0
+            assert await rig.number(SLICE + "gmem.current") <= 16 * GIB
+            await begin_turn(rig.h, waits)
+        assert (await rig.stat(SLICE + "gmem.events"))["fail"] == 0
+
+    drive(test)
+
+
+def test_a_program_with_a_bounded_run_ahead_gets_rid_of_the_bound(drive: Drive) -> None:
+    """Some time after its last turn."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, GIB)
+        for _ in range(2):
+            await end_turn(rig.h, program)
+            await begin_turn(rig.h, program)
+            assert program.ahead_us == AHEAD_US
+        await trio.sleep(AHEAD_S / 2)
+        assert program.ahead_us == AHEAD_US
+        await trio.sleep(AHEAD_S / 2 + LOOKS)
+        assert program.ahead_us == 0
+        assert program.told == [(Op.END_TURN, BOUND_US), (Op.BEGIN_TURN, AHEAD_US)] * 2 + [(Op.BEGIN_TURN, 0)]
+
+    drive(test)
+
+
+# Not drained
+
+
+def test_a_program_whose_kernel_goes_on_keeps_its_memory_until_its_turn(drive: Drive) -> None:
+    """As today: EBUSY, and others give. With its turn it gives what it has too much."""
+
+    async def test(rig: Rig) -> None:
+        late, other = await pair(rig)
+        late.drain_s = 60.0
+        async with takes(BOUND_US / 1e6, BOUND_US / 1e6 + 0.1):
+            assert await end_turn(rig.h, late) is TurnEnd.LATE
+        assert engines(rig, late) == (True, False), "its copies go on"
+        assert late.is_closed
+        assert rig.gpu.footprint(late.process).movable == 0
+        assert await rig.h.refused(late.file + "gmem.limit.high", "6G") == errno.EBUSY
+        await rig.h.write(late.file + "gmem.limit.high", "max")
+        await rig.h.write(SLICE + "gmem.limit.high", "12G")
+        assert (late.reclaims, other.resident) == ([], 4 * GIB)
+        assert await rig.h.refused(SLICE + "gmem.limit.high", "6G") == errno.EBUSY
+        assert other.resident == 4 * GIB, "nothing moves for what cannot be"
+        await rig.h.write(SLICE + "gmem.limit.high", "max")
+        await begin_turn(rig.h, late)
+        assert rig.gpu.footprint(late.process).movable == 8 * GIB
+        await rig.h.write(SLICE + "gmem.limit.high", "6G")
+        assert late.resident == other.resident == 3 * GIB
+
+    drive(test)
+
+
+def test_what_a_program_had_too_much_it_gives_with_its_turn(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        late = await gated(rig, 8 * GIB, "/job", 0)
+        await rig.h.write(SLICE + "gmem.limit.high", "8G")
+        late.drain_s = 60.0
+        await end_turn(rig.h, late)
+        other = await gated(rig, 0, "/job", 0)
+        assert await other.alloc(GIB) == 0
+        assert await other.free(0) == 0
+        late.drain_s = 0.0
+        await begin_turn(rig.h, late)
+        await settle()
+        assert await rig.number(SLICE + "gmem.current") <= 8 * GIB
+
+    drive(test)
+
+
+class Older(Gated):
+    """A program with a library of before there were turns."""
+
+    features = CUDA & ~Feature.TURNS
+
+
+@pytest.mark.parametrize("why", ["silent", "older", "unproven", "capture", "stopped"])
+def test_a_program_without_a_gate_is_off_with_all_engines(drive: Drive, why: str) -> None:
+    """As today, at once, and nothing is asked of a program that cannot answer."""
+
+    async def test(rig: Rig) -> None:
+        if why == "silent":
+            program = rig.connect(rig.process())
+            program.rig.driver_says(program.process.pid, GIB)
+            await trio.sleep(LOOKS)
+        elif why == "older":
+            program = await rig.connect(rig.process(), Older).manage(8 * GIB)
+        else:
+            program = await gated(rig, 8 * GIB)
+        if why == "unproven":
+            capabilities: Any = rig.gpu.capabilities()
+            capabilities[GR_ALONE] = Capability.ADVISORY
+        if why == "stopped":
+            os.kill(program.process.pid, signal.SIGSTOP)
+            await until(lambda: is_stopped(program.process.pid), "it is stopped")
+        if why == "capture":
+            program.obey = busy
+        async with takes(0, ANSWER_S):
+            assert await end_turn(rig.h, program) is TurnEnd.UNGATED
+        assert engines(rig, program) == (True, True)
+        assert rig.gpu.footprint(program.process).movable == 0
+        if isinstance(program, Gated):
+            assert program.told == []
+            assert await rig.h.refused(program.file + "gmem.limit.high", "6G") == errno.EBUSY
+        os.kill(program.process.pid, signal.SIGCONT)
+        await begin_turn(rig.h, program)
+        assert engines(rig, program) == (False, False)
+
+    drive(test)
+
+
+async def busy(request: Message) -> Message:
+    """The answer of a program that captures a stream."""
+    return request.refuse(errno.EBUSY) if request.op == Op.END_TURN else request.answer()
+
+
+# Programs that lie, or do not answer
+
+
+def test_a_program_that_does_not_answer_is_not_waited_for_twice(drive: Drive) -> None:
+    """What it answers later is taken, and says nothing; some time later it is asked again."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+        go = trio.Event()
+
+        async def late(request: Message) -> Message | None:
+            await go.wait()
+            return await program.library(request)
+
+        program.obey = late
+        bound_s = BOUND_US / 1e6
+        async with takes(bound_s + ANSWER_S, bound_s + ANSWER_S + 0.02):
+            assert await end_turn(rig.h, program) is TurnEnd.UNGATED
+        assert engines(rig, program) == (True, True)
+        await begin_turn(rig.h, program)
+        go.set()
+        await trio.sleep(LOOK_S + bound_s)
+        assert not program.ended.is_set()
+        assert not program.is_closed
+        program.obey = program.library
+        for left_s in (MUTE_S - 1, 0):
+            async with takes(0, 0.02):
+                assert await end_turn(rig.h, program) is TurnEnd.UNGATED
+            await begin_turn(rig.h, program)
+            await trio.sleep(left_s)
+        await trio.sleep(1)
+        assert await end_turn(rig.h, program) is TurnEnd.DRAINED
+        assert engines(rig, program) == (True, False)
+        await begin_turn(rig.h, program)
+        assert not program.is_closed
+
+    drive(test)
+
+
+def test_a_program_that_never_answers_is_asked_no_more(drive: Drive) -> None:
+    """It cannot have the daemon remember more and more questions."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+        asked: list[Message] = []
+
+        async def mute(request: Message) -> None:
+            asked.append(request)
+
+        program.obey = mute
+        for _ in range(4):
+            await end_turn(rig.h, program)
+            await begin_turn(rig.h, program)
+            await trio.sleep(2 * MUTE_S)
+        assert [request.op for request in asked] == [Op.END_TURN, Op.BEGIN_TURN, Op.BEGIN_TURN], "the last: no bound"
+        assert not program.ended.is_set()
+
+    drive(test)
+
+
+@pytest.mark.logs("an answer to nothing")
+@pytest.mark.parametrize("wrong", ["word", "op", "gpu", "status"])
+def test_an_answer_that_makes_no_sense_ends_the_connection(drive: Drive, wrong: str) -> None:
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+
+        async def lie(request: Message) -> Message:
+            reply = request.answer(2 if wrong == "word" else 1)
+            changes: dict[str, dict[str, Any]] = {
+                "word": {},
+                "op": {"op": Op.BEGIN_TURN},
+                "gpu": {"gpu": 1},
+                "status": {"status": 5},
+            }
+            return attrs.evolve(reply, **changes[wrong])
+
+        program.obey = lie
+        assert await end_turn(rig.h, program) is TurnEnd.UNGATED
+        await until_then(program.ended.is_set)
+        assert engines(rig, program) == (True, True)
+        await begin_turn(rig.h, program)
+        assert engines(rig, program) == (False, False)
+
+    drive(test)
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.ENODEV, errno.ENOSYS, 4095])
+def test_a_refusal_is_that_of_an_open_gate(drive: Drive, code: int) -> None:
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+
+        async def refuse(request: Message) -> Message:
+            return request.refuse(code) if request.op == Op.END_TURN else request.answer()
+
+        program.obey = refuse
+        assert await end_turn(rig.h, program) is TurnEnd.UNGATED
+        assert engines(rig, program) == (True, True)
+        assert not program.ended.is_set()
+        await begin_turn(rig.h, program)
+
+    drive(test)
+
+
+def test_a_program_that_says_that_it_is_drained_and_is_not(drive: Drive) -> None:
+    """It costs a neighbour one piece of a reclaim, and is not believed for some time."""
+
+    async def test(rig: Rig) -> None:
+        liar, other = await pair(rig)
+
+        async def lie(request: Message) -> Message | None:
+            reply = await liar.library(request)
+            if request.op == Op.END_TURN:
+                liar.pending = True
+            return reply
+
+        liar.obey = lie
+        assert await end_turn(rig.h, liar) is TurnEnd.DRAINED
+        async with takes(RECLAIM_S, RECLAIM_S + 0.5):
+            await rig.h.write(SLICE + "gmem.limit.high", "12G")
+        assert (liar.resident, other.resident) == (8 * GIB, 4 * GIB)
+        assert rig.gpu.footprint(liar.process).movable == 0
+        await begin_turn(rig.h, liar)
+        await trio.sleep(1)
+        assert liar.resident < 8 * GIB, "it answers with its turn"
+        assert await end_turn(rig.h, liar) is TurnEnd.LATE
+        await begin_turn(rig.h, liar)
+        liar.obey = liar.library
+        await trio.sleep(DISTRUST_S)
+        assert await end_turn(rig.h, liar) is TurnEnd.DRAINED
+
+    drive(test)
+
+
+# With all else that can be asked
+
+
+def test_a_freeze_of_a_program_that_waits_takes_all_and_a_thaw_leaves_gr_off(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+        await end_turn(rig.h, program)
+        await rig.h.write(program.file + "compute.freeze", 1)
+        assert engines(rig, program) == (True, True)
+        assert await rig.h.refused(program.file + "gmem.limit.high", "6G") == errno.EBUSY
+        await rig.h.write(program.file + "compute.freeze", 0)
+        assert engines(rig, program) == (True, False)
+        assert program.is_closed
+        await rig.h.write(program.file + "gmem.limit.high", "6G")
+        assert program.resident == 6 * GIB
+        await rig.h.write(program.file + "compute.freeze", 1)
+        await begin_turn(rig.h, program)
+        assert engines(rig, program) == (True, True)
+        assert not program.is_closed, "what holds it is the freeze alone"
+        await rig.h.write(program.file + "compute.freeze", 0)
+        assert engines(rig, program) == (False, False)
+
+    drive(test)
+
+
+def test_a_program_that_is_moved_leaves_its_turn(drive: Drive) -> None:
+    """Its gate is open and all of its engines are on before it is asked to stand by; where that fails, they stay so."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+        await end_turn(rig.h, program)
+        seen: list[tuple[bool, tuple[bool, bool]]] = []
+
+        async def move(*words: Any) -> None:
+            standby = words[-1]
+            assert isinstance(standby, Standby)
+            seen.append((program.is_closed, engines(rig, program)))
+            await standby.begin()
+            standby.over.set()
+            raise OSError(errno.EBUSY, "it does not come to a rest")
+
+        rig.gpu.mover.move = move  # type: ignore[method-assign]
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EBUSY
+        assert [one[1] for one in seen] == [(False, False)]
+        await until_then(program.ended.is_set)
+        assert not program.is_closed
+        assert await rig.stat(program.file + "gcgroup.stat") | {"off_turn": 0, "off_gr": 0} == await rig.stat(
+            program.file + "gcgroup.stat"
+        )
+        assert rig.h.controller.population.record(Member(program.process, 0)).compute.turn_end is None
+
+    drive(test, 2)
+
+
+def test_the_end_of_the_connection_opens_the_gate_and_nothing_moves_until_the_turn(drive: Drive) -> None:
+    """Its launches wait for the GR engine instead. One that connects anew is not known to be drained."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+        await end_turn(rig.h, program)
+        program.socket.close()
+        await until_then(lambda: program.process not in rig.gpu.managed)
+        again = rig.connect(program.process, Gated)
+        await again.manage(8 * GIB)
+        assert engines(rig, program) == (True, False)
+        assert rig.gpu.footprint(program.process).movable == 0
+        await begin_turn(rig.h, again)
+        assert engines(rig, program) == (False, False)
+        assert isinstance(again, Gated)
+        assert again.told == []
+        await rig.h.write(again.file + "gmem.limit.high", "6G")
+        assert again.resident == 6 * GIB
+
+    drive(test)
+
+
+def test_a_program_that_dies_in_its_wait(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        program, other = await pair(rig)
+        await end_turn(rig.h, program)
+        await rig.die(program)
+        await rig.h.write(SLICE + "gmem.limit.high", "6G")
+        assert other.resident == 6 * GIB
+
+    drive(test)
+
+
+def test_a_lever_that_fails_leaves_no_gate_closed(drive: Drive) -> None:
+    """The Follower falls back, and the program goes on."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+        group, follower = Member(program.process, 0), rig.h.controller._follower
+        assert await follower.end_turn(group, Place(off=True), BOUND_US) is TurnEnd.DRAINED
+        assert program.is_closed
+        follower.fall_back(group)
+        await until_then(lambda: not program.is_closed)
+        assert engines(rig, program) == (False, False)
+
+    drive(test)
+
+
+# The scheduler
+
+
+def scheduler_of(h: Harness, gpu: StubGpu) -> Scheduler:
+    """A scheduler that is asked by the test alone."""
+    controller = h.controller
+    return Scheduler(gpu, h.ledger, controller.population, controller._follower, 1.0)
+
+
+def places(*off: Process) -> Any:
+    """A core that decides so."""
+
+    def decide(window: int, contenders: Any, samples: Any) -> Any:
+        yield
+        return {process: Place(100, off=True) for process in off}
+
+    return decide
+
+
+@virtual
+async def test_a_program_that_does_not_drain_is_waited_for_less_and_less(spawn: Spawn) -> None:
+    gpu = StubGpu()
+    async with running(gpu) as h:
+        who = await h.arrive(spawn().pid)
+        scheduler, group = scheduler_of(h, gpu), Member(who, 0)
+
+        async def turn() -> int:
+            """For how long its end was waited for, microseconds."""
+            await scheduler._change(who, Place(100, off=True))
+            assert gpu.without_gr == {who}
+            await scheduler._change(who, Place(100))
+            assert gpu.without_gr == gpu.detached == set()
+            assert h.controller._follower.applied(group).off == backend.core.reasons.ON
+            (end, begin), gpu.turns = gpu.turns, []
+            assert (end[:2], begin) == (("end", who.pid), ("begin", who.pid, 0))
+            return end[2]
+
+        gpu.ends[who] = TurnEnd.LATE, 1.0
+        assert [await turn(), await turn()] == [DRAIN_US, 0]
+        await trio.sleep(UNDRAINED_S)
+        assert [await turn(), await turn()] == [DRAIN_US, 0]
+        await trio.sleep(UNDRAINED_S)
+        assert await turn() == 0, "for twice as long"
+        await trio.sleep(UNDRAINED_S)
+        gpu.ends[who] = TurnEnd.DRAINED, 0.001
+        assert [await turn(), await turn()] == [DRAIN_US, DRAIN_US]
+        gpu.ends[who] = TurnEnd.LATE, 1.0
+        assert [await turn(), await turn()] == [DRAIN_US, 0]
+        gpu.ends[who] = TurnEnd.DRAINED, 0.0
+        assert [await turn(), await turn()] == [0, DRAIN_US], "it was drained at once"
+
+
+@virtual
+async def test_no_end_of_a_turn_waits_for_another(spawn: Spawn) -> None:
+    """Turns that end in the same look do so together, after those that begin."""
+    gpu = StubGpu()
+    async with running(gpu) as h:
+        first, *others = [await h.arrive(spawn().pid) for _ in range(4)]
+        scheduler = scheduler_of(h, gpu)
+        await scheduler._change(first, Place(100, off=True))
+        gpu.ends.update((one, (TurnEnd.LATE, 1.0)) for one in others)
+        gpu.calls.clear()
+        scheduler._core.decide = places(*others)  # type: ignore[method-assign]
+        async with takes(DRAIN_US / 1e6, DRAIN_US / 1e6 + 0.01):
+            await scheduler._step(backend.scheduler.parts.Pace())
+        assert gpu.without_gr == set(others)
+        levers = [(lever, pid) for lever, pid, _ in gpu.calls if lever in ("attach", "detach")]
+        assert levers[0] == ("attach", first.pid)
+        assert sorted(levers[1:]) == sorted(("detach", one.pid) for one in others)
+
+
+@virtual
+@pytest.mark.logs("cannot be scheduled")
+async def test_a_turn_that_cannot_end_goes_on(spawn: Spawn) -> None:
+    """A lever that fails: the gate opens again."""
+    gpu = StubGpu()
+    async with running(gpu) as h:
+        who = await h.arrive(spawn().pid)
+        gpu.ends[who] = TurnEnd.DRAINED, 0.0
+        gpu.script("detach", refuses(errno.EIO))
+        scheduler = scheduler_of(h, gpu)
+        await scheduler._change(who, Place(off=True))
+        await settle()
+        assert [what for what, _, _ in gpu.turns] == ["end", "begin"]
+        assert gpu.without_gr == gpu.detached == set()
+        assert h.controller.population.record(Member(who, 0)).compute.turn_end is None
