@@ -1,0 +1,157 @@
+"""Classes of next use: which one a process is of, and that it changes no more often than hysteresis lets it."""
+
+from __future__ import annotations
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.core.nextuse import HOLD_S, IDLE_S, NEXT_USE_MOST, TURNS_NEAR, NextUse, Order, Outlook, Sight
+from backend.process.identity import Process
+
+SETTINGS = settings(print_blob=True, max_examples=300)
+ONE, TWIN, OTHER, LAST = (Process(pid, 0) for pid in range(1, 5))
+
+
+@attrs.frozen
+class Step:
+    """What a process did until one look, and what its scheduler says of it then."""
+
+    seconds: float
+    """Since the look before."""
+    busy_usec: int
+    """Microseconds on the engine meanwhile."""
+    charged: int
+    """Bytes that it came by, or gave up."""
+    turn: int | None
+    """Turns before its own; None where it takes none."""
+    is_leading: bool
+    """Whether it goes before others."""
+
+
+steps = st.builds(
+    Step,
+    st.one_of(st.floats(0.05, 2.0), st.floats(2.0, 700.0)),
+    st.sampled_from((0, 0, 0, 0, 5)),
+    st.sampled_from((0, 0, 0, 0, 1, -1)),
+    st.one_of(st.none(), st.none(), st.integers(0, 3)),
+    st.sampled_from((False, False, False, True)),
+)
+
+
+class Watched:
+    """A process, among others that take their turns."""
+
+    def __init__(self) -> None:
+        self.now, self.sight = 100.0, Sight(0, 100)
+        self.outlook = Outlook()
+        self.outlook.see(self.now, {ONE: self.sight})
+        self.next_use = self.outlook.judge(self.now).get(ONE)
+
+    def step(self, step: Step) -> NextUse | None:
+        """Return the class of the process after a step."""
+        self.now += step.seconds
+        busy = self.sight.busy_usec
+        assert busy is not None
+        self.sight = Sight(busy + step.busy_usec, self.sight.charged + step.charged)
+        self.outlook.see(self.now, {ONE: self.sight})
+        turns = () if step.turn is None else (*(Process(100 + n, 0) for n in range(step.turn)), ONE)
+        leads = {ONE} if step.is_leading else set()
+        self.next_use = self.outlook.judge(self.now, Order(turns, leads)).get(ONE)
+        return self.next_use
+
+
+@SETTINGS
+@given(st.lists(steps, max_size=30))
+def test_a_class_goes_farther_no_more_than_once_in_so_many_seconds(history: list[Step]) -> None:
+    """And only where nothing was seen in the last of them that is near."""
+    watched, farther = Watched(), -HOLD_S
+    for step in history:
+        before = watched.next_use or NextUse.SOON
+        after = watched.step(step) or NextUse.SOON
+        if after > before:
+            assert watched.now - farther >= HOLD_S
+            assert not (step.busy_usec or step.is_leading or step.charged > 0) or step.turn is not None
+            farther = watched.now
+
+
+@SETTINGS
+@given(st.lists(steps, max_size=30), st.sampled_from((Step(0.1, 5, 0, None, False), Step(0.1, 0, 1, None, False))))
+def test_a_process_at_work_is_near_at_once(history: list[Step], work: Step) -> None:
+    watched = Watched()
+    for step in history:
+        watched.step(step)
+    assert watched.step(work) is NextUse.SOON
+    assert watched.step(Step(0.1, 0, 0, TURNS_NEAR, False)) is NextUse.SOON
+    assert watched.step(Step(50.0, 0, 0, None, True)) is NextUse.SOON, "what goes before others has the next turn"
+
+
+@SETTINGS
+@given(st.lists(steps, max_size=20), st.floats(HOLD_S, 2000.0), st.integers(1, 40))
+def test_a_process_that_does_nothing_is_of_the_class_of_its_time(
+    history: list[Step], seconds: float, looks: int
+) -> None:
+    """However often it is looked at; from the last look that saw it at work."""
+    watched = Watched()
+    for step in [*history, Step(0.1, 1, 0, None, False)]:
+        watched.step(step)
+    began = watched.now
+    for _ in range(looks):
+        watched.step(Step(seconds / looks, 0, 0, None, False))
+    idle = watched.now - began
+    watched.step(Step(HOLD_S, 0, 0, None, False))
+    due = [one for one, least in IDLE_S.items() if idle >= least]
+    assert (watched.next_use or NextUse.SOON) >= max(due, default=NextUse.SOON)
+    still = [one for one, least in IDLE_S.items() if idle + HOLD_S >= least]
+    assert (watched.next_use or NextUse.SOON) <= max(still, default=NextUse.SOON)
+
+
+@SETTINGS
+@given(st.lists(st.floats(0.05, 0.9), min_size=1, max_size=40))
+def test_turns_that_are_shorter_than_the_hold_leave_equals_equal(history: list[float]) -> None:
+    """Three take turns of less than HOLD_S: each is next, or at work, before it would be farther."""
+    outlook, now, sight = Outlook(), 0.0, Sight(1, 1)
+    processes = [ONE, OTHER, LAST]
+    for seconds in history:
+        now += seconds
+        outlook.see(now, dict.fromkeys(processes, sight))
+        found = outlook.judge(now, Order(processes))
+        assert set(found.values()) <= {NextUse.SOON}
+        processes = [*processes[1:], processes[0]]
+
+
+def test_a_process_behind_several_turns_is_farther_and_near_as_its_turn_is_next() -> None:
+    outlook, sight = Outlook(), Sight(1, 1)
+    processes = [ONE, TWIN, OTHER, LAST]
+    for tick in range(6):
+        outlook.see(tick * 0.5, dict.fromkeys(processes, sight))
+        found = outlook.judge(tick * 0.5, Order(processes))
+    assert found == {ONE: NextUse.SOON, TWIN: NextUse.SOON, OTHER: NextUse.LATER, LAST: NextUse.LATER}
+    found = outlook.judge(3.0, Order([OTHER, LAST, ONE, TWIN]))
+    assert set(found.values()) == {NextUse.SOON}, "the two that ran are farther only once that was so for a while"
+    assert outlook.judge(3.0 + HOLD_S, Order([OTHER, LAST, ONE, TWIN]))[ONE] is NextUse.LATER
+
+
+def test_nothing_is_known_of_a_process_that_was_not_seen_to_work_or_to_rest() -> None:
+    """Nor ever, by its time, of one whose work the machine cannot tell."""
+    outlook, unmeasured = Outlook(), Sight(None, 1)
+    for now in (0.0, 5.0, 9.9, 1000.0, 1002.0):
+        outlook.see(now, {ONE: Sight(7, 1), OTHER: unmeasured})
+        found = outlook.judge(now)
+        assert OTHER not in found
+        assert (ONE in found) == (now > 1000.0), now
+    assert found == {ONE: NextUse.ASLEEP}
+    outlook.see(1003.0, {OTHER: unmeasured})
+    assert outlook.judge(1003.0) == {}, "what is gone is forgotten"
+    assert NextUse.ASLEEP == NEXT_USE_MOST
+
+
+def test_memory_that_comes_back_from_the_host_is_no_use() -> None:
+    """A sight has what a process has anywhere: what moves is none that it came by."""
+    outlook = Outlook()
+    for now in (0.0, 10.0, 11.0):
+        outlook.see(now, {ONE: Sight(0, 100)})
+        found = outlook.judge(now)
+    assert found == {ONE: NextUse.IDLE}
+    outlook.see(12.0, {ONE: Sight(0, 101)})
+    assert outlook.judge(12.0) == {ONE: NextUse.SOON}
