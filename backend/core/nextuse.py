@@ -41,17 +41,19 @@ IDLE_S: Mapping[NextUse, float] = {NextUse.ASLEEP: 600.0, NextUse.RESTING: 60.0,
 HOLD_S = 1.0
 """Seconds for which a process looks farther than its class before it is of a farther one."""
 TURNS_NEAR = 1
-"""Turns before its own at which a program still counts as near: while one runs, the next has its memory."""
+"""Programs that wait and count as near, those whose turns come first: while one runs, the next has its memory."""
 
 
 @attrs.frozen
 class Order:
-    """What a scheduler knows of what comes."""
+    """What a scheduler knows of the processes that it schedules."""
 
-    turns: Sequence[Process] = ()
-    """The processes that take turns: the one whose turn it is, then those that wait, in the order in which they run."""
+    waiting: Sequence[Process] = ()
+    """The processes that wait for their turns, the next one first."""
     leads: Collection[Process] = frozenset()
     """The processes that go before others whenever they have work: theirs is always the next turn."""
+    idle_s: Mapping[Process, float] = attrs.field(factory=dict)
+    """Seconds for which each of them, at least, could have used the GPU and did not."""
 
 
 NO_ORDER = Order()
@@ -62,10 +64,10 @@ NO_ORDER = Order()
 class Sight:
     """What was seen of a process, up to a time."""
 
-    busy_usec: int | None
-    """Microseconds on the engine with work to do, ever; None where the machine cannot tell."""
     charged: int
     """Bytes that it has, on the GPU and in the host."""
+    busy_usec: int | None = None
+    """Microseconds on the engine with work to do, ever; None where the machine cannot tell, or a scheduler does."""
 
 
 @attrs.define
@@ -76,45 +78,48 @@ class Prospect:
     """What was seen of it last."""
     used: float
     """When it was seen to use the GPU last, seconds; when it came, where it never was."""
-    next_use: NextUse | None = None
-    """Its class; None while nothing is known: it was not seen to use the GPU, nor to leave it alone for long."""
+    grew: float
+    """When it came by memory last, seconds: that is about to be used."""
+    next_use: NextUse = NextUse.SOON
+    """Its class."""
     farther: float | None = None
     """Since when it looks farther than its class, seconds; None where it does not."""
 
     def see(self, now: float, sight: Sight) -> None:
-        """Note what is seen of it now: what it did, and memory that it came by, is use. Memory that comes back from the
-        host is none, since that is no decision of the program."""
+        """Note what is seen of it now. Memory that comes back from the host is none that it came by: that it comes is
+        no decision of the program."""
         before, self.sight = self.sight, sight
-        if sight.busy_usec is None:
+        if sight.busy_usec is None or sight.busy_usec != before.busy_usec:
             self.used = now
-        elif sight.busy_usec != before.busy_usec or sight.charged > before.charged:
-            self.used = now
-            self.next_use, self.farther = NextUse.SOON, None
+        if sight.charged > before.charged:
+            self.grew = now
 
-    def judge(self, now: float, turn: int | None, is_leading: bool) -> None:
-        """Find its class, with so many `turn`s before its own; None where it takes none."""
-        if turn is not None:
+    def judge(self, now: float, place: int | None, is_leading: bool, idle_s: float | None) -> NextUse:
+        """Return its class. `place` is that among those that wait for their turns, from 0, None where it does not wait;
+        `idle_s` what its scheduler says, None where it has none."""
+        if place is not None:
             self.used = now  # it has work, and cannot show it before its turn comes
-        if is_leading or (turn is not None and turn <= TURNS_NEAR):
-            self.next_use, self.farther = NextUse.SOON, None
-            return
-        wanted = NextUse.LATER if turn is not None else self._rested(now)
-        if wanted <= (self.next_use or NextUse.SOON):
-            self.next_use = wanted if self.next_use is not None else None
-            self.farther = None
-            return
-        if self.farther is None:
-            self.farther = now
-        if now - self.farther >= HOLD_S:
+            wanted = NextUse.SOON if place < TURNS_NEAR else NextUse.LATER
+        else:
+            wanted = _rested(min(now - self.grew, now - self.used if idle_s is None else idle_s))
+        if is_leading:
+            wanted = NextUse.SOON
+        if wanted <= self.next_use:
             self.next_use, self.farther = wanted, None
+        elif self.farther is None:
+            self.farther = now
+        elif now - self.farther >= HOLD_S:
+            self.next_use, self.farther = wanted, None
+        return self.next_use
 
-    def _rested(self, now: float) -> NextUse:
-        """Return the class of a process that takes no turns."""
-        return next((one for one, seconds in IDLE_S.items() if now - self.used >= seconds), NextUse.SOON)
+
+def _rested(seconds: float) -> NextUse:
+    """Return the class of a process that did not use the GPU for so long."""
+    return next((one for one, least in IDLE_S.items() if seconds >= least), NextUse.SOON)
 
 
 class Outlook:
-    """The classes of all processes of one GPU."""
+    """The classes of all processes of one GPU. One that has come is SOON."""
 
     def __init__(self) -> None:
         self._known: dict[Process, Prospect] = {}
@@ -123,12 +128,13 @@ class Outlook:
         """Note what is seen of all processes at the time `now`, seconds; one that is not among them is forgotten."""
         last, self._known = self._known, {}
         for process, sight in sights.items():
-            prospect = self._known[process] = last.get(process) or Prospect(sight, now)
+            prospect = self._known[process] = last.get(process) or Prospect(sight, now, now)
             prospect.see(now, sight)
 
     def judge(self, now: float, order: Order = NO_ORDER) -> Mapping[Process, NextUse]:
-        """Return the class of each process of which one is known, at the time `now`, seconds."""
-        turns = {process: place for place, process in enumerate(order.turns)}
-        for process, prospect in self._known.items():
-            prospect.judge(now, turns.get(process), process in order.leads)
-        return {process: one.next_use for process, one in self._known.items() if one.next_use is not None}
+        """Return the class of each process, at the time `now`, seconds."""
+        places = {process: place for place, process in enumerate(order.waiting)}
+        return {
+            process: one.judge(now, places.get(process), process in order.leads, order.idle_s.get(process))
+            for process, one in self._known.items()
+        }

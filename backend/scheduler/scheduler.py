@@ -1,7 +1,7 @@
 """The scheduler of one GPU at work: looks at what was used, asks the core, and has the Follower make it hold.
 
-It acts rarely. Each change is a call of the driver, or several, that takes 1 to 2 ms, in which nobody else on the GPU
-is disturbed, but the driver's locks are held: no more than RATE + BURST of them are made in any second.
+It acts rarely. Each change is a call of the driver, or several, that takes 1 to 2 ms, in which no other program on the
+GPU is disturbed, but the driver's locks are held: no more than RATE + BURST of them are made in any second.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from backend.core.deadlines import deadline
 from backend.core.entries import Resident
 from backend.core.follower import Follower
 from backend.core.member import Failure, Scheduled, Throttle
+from backend.core.nextuse import NO_ORDER, Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
@@ -31,12 +32,12 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 """Seconds between two looks while things change: the trace of a real GPU is read as often."""
 CALM_TICK_S = 0.25
-"""... and after CALM looks that changed nothing."""
+"""Seconds between two looks after CALM looks that changed nothing."""
 CALM = 10
 EACH_S = 0.001
-"""... and for each contender at least so much, so that a thousand of them cost no more of a CPU than ten."""
+"""Seconds between two looks for each contender, at least: a thousand of them cost no more of a CPU than ten."""
 SETTLE_S = 0.01
-"""Who come together are looked at together."""
+"""Seconds in which those that come are looked at together."""
 RATE, BURST = 25, 15
 """Calls of the driver a second, and at once: no more than 40 in any second. With those by which a GPU looks whether
 what was done still holds (``nvidia/keeper.py``) it is 50."""
@@ -67,18 +68,23 @@ class Scheduler:
         self._looked = 0.0
         self._busy = 0.0  # seconds of a CPU that the last part of the last look took
         self._poked = trio.Event()
+        self._order = NO_ORDER
 
     def poke(self) -> None:
-        """Somebody came, went or moved, or what is asked of a group changed."""
+        """Look soon: a process came, went or moved, or what is asked of a group changed."""
         self._poked.set()
 
     def throttled(self, resident: Resident) -> Throttled:
-        """How often, and for how long, a process was kept off the runlist by others who go before it."""
+        """Return how often, and for how long, a process was kept off the runlist by others that go before it."""
         throttle = resident.records[self._index].scheduled.throttle
         if throttle is None:
             return Throttled()
         now = 0.0 if throttle.since is None else trio.current_time() - throttle.since
         return Throttled(throttle.times, throttle.usec + int(now * 1e6))
+
+    def order(self) -> Order:
+        """Return what comes on this GPU, as it was decided last."""
+        return self._order
 
     def _of(self, process: Process) -> Scheduled:
         return self._population.record(Member(process, self._index)).scheduled
@@ -92,7 +98,7 @@ class Scheduler:
                 self._poked = trio.Event()
                 self._contenders = await self._find(pace)
                 calm = 0
-            # A bug here shall not end the mount: without it everybody runs as the driver lets them.
+            # A bug here shall not end the mount: without it all run as the driver lets them.
             try:
                 changed = await self._step(pace)
             except Exception:
@@ -107,10 +113,10 @@ class Scheduler:
                     await self._poked.wait()
             await trio.sleep(max(SETTLE_S, EACH_S * len(self._contenders) / 4, REST * self._busy))
 
-    # Who contends
+    # The contenders
 
     async def _find(self, pace: Pace) -> Sequence[Contender]:
-        """Who has a context, and is not frozen. The books are not asked each time."""
+        """Return the processes that have a context and are not frozen. The books are not asked each time."""
         found: list[Contender] = []
         if self._gpu.lost:
             return found
@@ -161,6 +167,7 @@ class Scheduler:
             self._last = {}
         samples = await self._samples(pace) if len(self._contenders) > 1 else {}
         places = dict(await pace.end(self._core.decide(window, self._contenders, samples)))
+        self._order = self._core.order(self._contenders)
         for process in self._follower.scheduled(self._index):
             if self._gpu.lost:  # nothing is there that a lever could be pulled on
                 self._drop(process)
@@ -180,7 +187,7 @@ class Scheduler:
         return self._follower.place(Member(process, self._index))
 
     def _urgency(self, change: tuple[Process, Place]) -> tuple[int, int]:
-        """First who is to run again, then the longest slices, and who is to stop last: nobody is to be missed."""
+        """Return its place: first what is to run again, then the longest slices, at last what is to stop."""
         process, place = change
         before = self._place(process)
         return (0 if before.off and not place.off else 2 if place.off else 1), -place.timeslice_us
@@ -210,7 +217,7 @@ class Scheduler:
         return times * max(1, self._gpu.activity(process).contexts)
 
     def _drop(self, process: Process) -> None:
-        """It has no place any more, and nobody is to be told."""
+        """Take its place from it, which is not told."""
         self._follower.schedule(Member(process, self._index), NOWHERE)
         self._count(process, False)
 
@@ -218,7 +225,7 @@ class Scheduler:
         """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone.
 
         One that has just gone is nothing to tell of: a program lets go of its files, and of the levers by that, before
-        it ends and anybody hears of it.
+        it ends and is heard of.
         """
         process = group.process
         if not self._population.holds(group):

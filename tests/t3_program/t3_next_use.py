@@ -1,0 +1,194 @@
+"""Memory goes by next use: from what programs do on the software GPU to what reclaim takes, in virtual time."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import AsyncIterator, Callable
+
+import attrs
+import pytest
+import trio
+
+from backend.core.nextuse import HOLD_S, IDLE_S, NextUse
+from backend.process.identity import Member, Process
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
+from tests.support.harness import MIB, Harness, StubGpu, running, virtual
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+
+GPU = 64 * MIB
+IDLE = IDLE_S[NextUse.IDLE] + HOLD_S + 1.5
+"""Seconds after which a program that does nothing is known to be idle: its time, the hold, and two looks."""
+KERNEL_US = 20_000
+"""Microseconds of a kernel: each end of one is an event of its own."""
+
+
+@attrs.define
+class Rig:
+    """A software GPU, its daemon, and the programs on it."""
+
+    h: Harness
+    gpu: SoftGpu
+    spawn: Spawn
+    nursery: trio.Nursery
+
+    async def program(self, nbytes: int, cgroup: str = "/", *, busy: bool = False) -> Process:
+        """A program that holds so much; a `busy` one goes through all of it in kernel after kernel."""
+        process = await self.h.arrive(self.spawn().pid, cgroup)
+        number = await self.gpu.open_context(process, 8, lambda finished: None)
+        pages = await self.gpu.allocate(process, nbytes)
+        if busy:
+            self.nursery.start_soon(self.work, process, number, pages)
+        return process
+
+    async def work(self, process: Process, number: int, pages: range) -> None:
+        """Launch kernels that touch these pages, as long as the program is there."""
+        queue = self.gpu._tenants[process].tsgs[number].queue
+        with contextlib.suppress(OSError):
+            while True:
+                if len(queue) < 10:
+                    await self.gpu.launch(process, number, 10, KERNEL_US, pages)
+                await trio.sleep(0.1)
+
+    def held(self, process: Process) -> int:
+        """Return what is on the GPU."""
+        return self.h.ledger.books(Member(process, 0)).current
+
+    def next_use(self, process: Process) -> NextUse | None:
+        """Return the class of a process."""
+        return self.h.controller.population.record(Member(process, 0)).memory.next_use
+
+    async def rate(self, process: Process, seconds: float = 2.0) -> float:
+        """Return the kernels that a program does in a second."""
+        before = self.gpu.activity(process).finished
+        await trio.sleep(seconds)
+        after = self.gpu.activity(process).finished
+        assert before is not None
+        assert after is not None
+        return (after - before) / seconds
+
+
+@contextlib.asynccontextmanager
+async def rig(spawn: Spawn, *, scheduler: bool) -> AsyncIterator[Rig]:
+    """A GPU of 64 MiB."""
+    gpu = SoftGpu(0, SoftConfig(capacity=GPU))
+    async with running(gpu, scheduler=scheduler) as h, trio.open_nursery() as nursery:
+        yield Rig(h, gpu, spawn, nursery)
+        nursery.cancel_scope.cancel()
+
+
+each_way = pytest.mark.parametrize("scheduler", [True, False], ids=["scheduled", "not scheduled"])
+
+
+@each_way
+@virtual
+async def test_a_busy_program_beside_an_idle_one_keeps_its_memory(spawn: Spawn, scheduler: bool) -> None:
+    """28 MiB that are idle and 44 MiB that are busy, on 64 MiB: the first gives the 8 MiB that are too many."""
+    async with rig(spawn, scheduler=scheduler) as r:
+        idle = await r.program(28 * MIB)
+        await trio.sleep(IDLE)
+        busy = await r.program(44 * MIB, busy=True)
+        assert (r.held(idle), r.held(busy)) == (20 * MIB, 44 * MIB)
+        await trio.sleep(IDLE)
+        assert r.next_use(busy) is NextUse.SOON
+        assert r.next_use(idle) is NextUse.IDLE
+        assert (r.held(idle), r.held(busy)) == (20 * MIB, 44 * MIB)
+        assert await r.rate(busy) > 0.9 * 1e6 / KERNEL_US
+
+
+@each_way
+@virtual
+async def test_a_limit_of_a_slice_takes_from_the_idle_first(spawn: Spawn, scheduler: bool) -> None:
+    """The largest is at work, and gives only what the idle ones have not; what low protects, at last."""
+    async with rig(spawn, scheduler=scheduler) as r:
+        idle, other = await r.program(8 * MIB, "/job"), await r.program(8 * MIB, "/job")
+        busy = await r.program(32 * MIB, "/job", busy=True)
+        await r.h.write(f"{other.pid}/0/gmem.limit.low", "4M")
+        await trio.sleep(IDLE)
+        await r.h.write("slice/job/0/gmem.limit.high", "40M")
+        assert [r.held(one) for one in (idle, other, busy)] == [2 * MIB, 6 * MIB, 32 * MIB]
+        await r.h.write("slice/job/0/gmem.limit.high", "34M")
+        assert [r.held(one) for one in (idle, other, busy)] == [0, 4 * MIB, 30 * MIB]
+        assert "low 0\n" in await r.h.read(f"{other.pid}/0/gmem.events")
+
+
+@each_way
+@virtual
+async def test_equals_are_levelled_however_their_turns_go(spawn: Spawn, scheduler: bool) -> None:
+    """Two at work, and two at rest: of each pair the larger gives down to the other."""
+    async with rig(spawn, scheduler=scheduler) as r:
+        rest = [await r.program(nbytes * MIB, "/job") for nbytes in (12, 8)]
+        work = [await r.program(nbytes * MIB, "/job", busy=True) for nbytes in (20, 16)]
+        await trio.sleep(IDLE)
+        await r.h.write("slice/job/0/gmem.limit.high", "48M")
+        assert [r.held(one) for one in (*rest, *work)] == [6 * MIB, 6 * MIB, 20 * MIB, 16 * MIB]
+        await r.h.write("slice/job/0/gmem.limit.high", "32M")
+        assert [r.held(one) for one in (*rest, *work)] == [0, 0, 16 * MIB, 16 * MIB]
+
+
+@virtual
+async def test_a_better_priority_is_not_taken_from_for_those_behind_it(spawn: Spawn) -> None:
+    """Though it is idle: it goes before them as soon as it has work, so they are level with it."""
+    async with rig(spawn, scheduler=True) as r:
+        service = await r.program(24 * MIB, "/job")
+        batch = await r.program(24 * MIB, "/job", busy=True)
+        await r.h.write(f"{service.pid}/0/compute.priority", 0)
+        await trio.sleep(IDLE)
+        assert r.next_use(service) is NextUse.SOON
+        await r.h.write("slice/job/0/gmem.limit.high", "40M")
+        assert [r.held(one) for one in (service, batch)] == [20 * MIB, 20 * MIB]
+        await r.h.write(f"{service.pid}/0/compute.priority", 8)
+        await trio.sleep(IDLE)
+        assert r.next_use(service) is NextUse.IDLE
+        await r.h.write("slice/job/0/gmem.limit.high", "32M")
+        assert [r.held(one) for one in (service, batch)] == [12 * MIB, 20 * MIB]
+
+
+@virtual
+async def test_of_those_that_take_turns_the_last_are_later(spawn: Spawn) -> None:
+    """One leads, and six fill in turns: the one whose turn it is, and the next, are near at all times."""
+    async with rig(spawn, scheduler=True) as r:
+        leader = await r.program(2 * MIB, busy=True)
+        await r.h.write(f"{leader.pid}/0/compute.priority", 0)
+        fillers = [await r.program(2 * MIB, busy=True) for _ in range(6)]
+        await trio.sleep(5)
+        later = 0
+        for _ in range(50):
+            await trio.sleep(0.73)
+            order = r.h.controller._schedulers.order(0)
+            assert r.next_use(leader) is NextUse.SOON
+            assert len(order.waiting) == 5
+            assert {r.next_use(one) for one in fillers} <= {NextUse.SOON, NextUse.LATER}
+            later += sum(r.next_use(one) is NextUse.LATER for one in fillers)
+        assert later > 50, "of two that run soon and four that do not, about one at a time is known by its wait"
+
+
+@virtual
+async def test_a_frozen_program_is_idle_and_one_that_loads_is_not(spawn: Spawn) -> None:
+    """What is frozen runs nothing, whatever it has queued. Memory that a program comes by is about to be used."""
+    async with rig(spawn, scheduler=True) as r:
+        frozen, loads = await r.program(8 * MIB, busy=True), await r.program(2 * MIB)
+        await r.program(2 * MIB, busy=True)
+        await r.h.write(f"{frozen.pid}/0/compute.freeze", 1)
+        for _ in range(8):
+            await trio.sleep(IDLE / 8)
+            await r.gpu.allocate(loads, 2 * MIB)
+        assert (r.next_use(frozen), r.next_use(loads)) == (NextUse.IDLE, NextUse.SOON)
+        found = dict(line.split() for line in (await r.h.read(f"{frozen.pid}/0/gcgroup.record")).splitlines())
+        assert found["memory.next_use"] == "idle"
+        await r.h.write(f"{frozen.pid}/0/compute.freeze", 0)
+        await trio.sleep(1.5)
+        assert r.next_use(frozen) is NextUse.SOON
+
+
+@virtual
+async def test_a_machine_that_tells_nothing_of_work_plans_by_size(spawn: Spawn) -> None:
+    async with running(StubGpu(capacity=GPU)) as h:
+        small, large = [await h.arrive(spawn().pid, gmem=nbytes) for nbytes in (16 * MIB, 32 * MIB)]
+        await trio.sleep(1000)
+        assert await h.read(f"{small.pid}/0/gmem.current") == f"{16 * MIB}\n"
+        assert h.controller.population.record(Member(small, 0)).memory.next_use is NextUse.SOON
+        await h.arrive(spawn().pid, gmem=32 * MIB)
+        assert [h.ledger.books(Member(one, 0)).current for one in (small, large)] == [16 * MIB, 24 * MIB]
