@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from backend import choose
 from backend.choose import Choice
 from backend.core.controller import DEADLINE_S
+from backend.core.nextuse import NEXT_USE_MOST, NextUse
 from backend.core.protocols import Ledger
 from backend.core.reasons import FROZEN, Engines, Off, Reason
 from backend.core.records import MAX, Books
@@ -69,6 +70,7 @@ steps = st.one_of(
     st.tuples(st.just("reset_peak"), groups, st.sampled_from(("peak", "swap_peak"))),
     st.tuples(st.just("note"), groups, st.sampled_from(("low", "high", "reclaim", "fail"))),
     st.tuples(st.just("plan"), groups, st.integers(-1, 200)),
+    st.tuples(st.just("set_next_use"), st.just(0), st.dictionaries(groups, st.integers(-1, NEXT_USE_MOST + 1))),
 )
 
 
@@ -95,7 +97,8 @@ def begun(ledger: Ledger) -> None:
 @given(st.sets(st.sampled_from(OPTIONAL)), st.lists(steps, max_size=40))
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_books_are_the_same_whatever_is_missing(missing: set[int], history: list[tuple[Any, ...]]) -> None:
-    """But for the peak of swap, which is refused and stays 0 where the module keeps none."""
+    """But for the peak of swap, which is refused and stays 0 where the module keeps none; and for plans, which go by
+    size alone where it knows no next use."""
     module, specified = Module(ALL & ~sum(missing)), SoftLedger()
     with module.loaded():
         ledger = KernelLedger(NAMES)
@@ -104,6 +107,8 @@ def test_the_books_are_the_same_whatever_is_missing(missing: set[int], history: 
         for step in history:
             refused = "swap_peak" in step and not module.has(abi.FEATURE_PEAKS)
             expected = os.strerror(errno.EOPNOTSUPP) if refused else result(specified, step)
+            if not module.has(abi.FEATURE_NEXT_USE):
+                specified.set_next_use(0, {WHO: NextUse.SOON, OTHER: NextUse.SOON})
             assert result(ledger, step) == expected, step
             for group in GROUPS:
                 known = specified.books(group)
@@ -113,6 +118,8 @@ def test_the_books_are_the_same_whatever_is_missing(missing: set[int], history: 
         ledger.close()
         if not module.has(abi.FEATURE_REASONS):
             assert abi.IOC_REASONS not in module.calls
+        if not module.has(abi.FEATURE_NEXT_USE):
+            assert abi.IOC_NEXT_USE not in module.calls
 
 
 # A daemon
