@@ -1,4 +1,4 @@
-"""GGROUP_IOC_NEXT_USE as a program calls it: what is refused, who may, and what plans make of it."""
+"""GGROUP_IOC_NEXT_USE as a program calls it: what is refused, whose right it is, and what plans make of it."""
 
 from __future__ import annotations
 
