@@ -50,7 +50,7 @@ class Foresight:
         outlook = Outlook()
         while True:
             await trio.sleep(max(LOOK_S, EACH_S * self._population.sharers(SliceOn(ROOT, index))))
-            if not self._gpus[index].lost:
+            if self._population.sharers(SliceOn(ROOT, index)) and not self._gpus[index].lost:
                 outlook.see(trio.current_time(), await self._sights(index))
                 self._tell(index, outlook.judge(trio.current_time(), self._order(index)))
 
@@ -60,6 +60,9 @@ class Foresight:
         found: dict[Process, Sight] = {}
         scheduled, began = self._order(index).idle_s, trio.current_time()
         for resident in list(self._population.below(SliceOn(ROOT, index))):
+            if (busy := trio.current_time() - began) >= PART_S:
+                await trio.sleep(REST * busy)
+                began = trio.current_time()
             process, group = resident.process, Member(resident.process, index)
             if index not in resident.contexts or not self._population.holds(group):
                 continue
@@ -69,9 +72,6 @@ class Foresight:
                 continue  # the kernel has seen it die, and its exit is still to be told
             busy_usec = None if process in scheduled else self._gpus[index].activity(process).busy_usec
             found[process] = Sight(books.current + books.swap, busy_usec)
-            if (busy := trio.current_time() - began) >= PART_S:
-                await trio.sleep(REST * busy)
-                began = trio.current_time()
         return found
 
     def _tell(self, index: int, classes: Mapping[Process, NextUse]) -> None:

@@ -51,7 +51,10 @@ class Order:
     waiting: Sequence[Process] = ()
     """The processes that wait for their turns, the next one first."""
     leads: Collection[Process] = frozenset()
-    """The processes that go before others whenever they have work: theirs is always the next turn."""
+    """The processes of better priority than the default that go before others whenever they have work: theirs is always
+    the next turn."""
+    behind: Collection[Process] = frozenset()
+    """The processes of worse priority than the default that others go before: nothing is taken from those for them."""
     idle_s: Mapping[Process, float] = attrs.field(factory=dict)
     """Seconds for which each of them, at least, could have used the GPU and did not."""
 
@@ -132,9 +135,13 @@ class Outlook:
             prospect.see(now, sight)
 
     def judge(self, now: float, order: Order = NO_ORDER) -> Mapping[Process, NextUse]:
-        """Return the class of each process, at the time `now`, seconds."""
+        """Return the class of each process, at the time `now`, seconds. One that is behind others is as far as the
+        farthest of them: it gives with them, and not after them."""
         places = {process: place for place, process in enumerate(order.waiting)}
-        return {
+        found = {
             process: one.judge(now, places.get(process), process in order.leads, order.idle_s.get(process))
             for process, one in self._known.items()
         }
+        ahead = [found[process] for process in order.idle_s if process in found and process not in order.behind]
+        farthest = max(ahead, default=NextUse.SOON)
+        return found | {process: max(found[process], farthest) for process in order.behind if process in found}

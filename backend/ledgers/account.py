@@ -52,9 +52,8 @@ class Account:
 
     def next_use(self, now_usec: int) -> int:
         """Return the class of its next use, by the clock of this boot; SOON where it was not said, or too long ago."""
-        if self._foreseen and now_usec - self._foreseen_usec >= NEXT_USE_S * 1_000_000:
-            self._foreseen = int(NextUse.SOON)
-        return self._foreseen
+        is_old = now_usec - self._foreseen_usec >= NEXT_USE_S * 1_000_000
+        return int(NextUse.SOON) if is_old else self._foreseen
 
     def room(self) -> int:
         """Granules that this account's own swap.max still lets go to the host."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from backend.core.nextuse import IDLE_S, NO_ORDER, Order
 from backend.core.records import Place
+from backend.core.settings import PRIORITY
 from backend.process.identity import Process
 from backend.scheduler.shares import Contender, Layer
 from backend.scheduler.use import Use
@@ -33,7 +34,8 @@ class Waiting:
             return NO_ORDER
         there = [one.process for one in contenders if one.process in self._since]
         there.sort(key=lambda process: (self._layers.get(process, 0), self._since[process]))
-        return Order(there, leads(contenders), {one.process: _idle_s(one.process, use) for one in contenders})
+        idle_s = {one.process: _idle_s(one.process, use) for one in contenders}
+        return Order(there, leads(contenders), behind(contenders), idle_s)
 
 
 def _idle_s(process: Process, use: Use) -> float:
@@ -42,20 +44,32 @@ def _idle_s(process: Process, use: Use) -> float:
 
 
 def leads(contenders: Sequence[Contender]) -> frozenset[Process]:
-    """Return the processes that go before another one by priority, at any level, whenever they have work."""
-    worst: dict[tuple[Hashable, ...], int] = {}
+    """Return the processes that go before another one, at any level, by a better priority than the default."""
+    return _of(contenders, max, lambda own, worst: own < min(worst, PRIORITY.default))
+
+
+def behind(contenders: Sequence[Contender]) -> frozenset[Process]:
+    """Return the processes that another one goes before, at any level, by a worse priority than the default."""
+    return _of(contenders, min, lambda own, best: own > max(best, PRIORITY.default))
+
+
+def _of(
+    contenders: Sequence[Contender], choose: Callable[[int, int], int], holds: Callable[[int, int], bool]
+) -> frozenset[Process]:
+    """Return the processes for which it `holds`, at any level, of the priority there and the one chosen of all of the
+    same parent."""
+    chosen: dict[tuple[Hashable, ...], int] = {}
     for one in contenders:
-        above: tuple[Hashable, ...] = ()
-        for level in one.path:
-            worst[above] = max(worst.get(above, level.priority), level.priority)
-            above = (*above, level.group)
-    return frozenset(one.process for one in contenders if _is_leading(one, worst))
+        for above, priority in _levels(one):
+            chosen[above] = choose(chosen.get(above, priority), priority)
+    return frozenset(
+        one.process for one in contenders if any(holds(priority, chosen[above]) for above, priority in _levels(one))
+    )
 
 
-def _is_leading(one: Contender, worst: Mapping[tuple[Hashable, ...], int]) -> bool:
+def _levels(one: Contender) -> Iterator[tuple[tuple[Hashable, ...], int]]:
+    """Yield the path above each level, and the priority there."""
     above: tuple[Hashable, ...] = ()
     for level in one.path:
-        if level.priority < worst[above]:
-            return True
+        yield above, level.priority
         above = (*above, level.group)
-    return False

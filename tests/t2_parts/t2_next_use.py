@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.core.nextuse import HOLD_S, IDLE_S, NEXT_USE_MOST, TURNS_NEAR, NextUse, Order, Outlook, Sight
 from backend.process.identity import Process
+from backend.scheduler.order import behind, leads
+from backend.scheduler.shares import Contender, Level
 
 SETTINGS = settings(print_blob=True, max_examples=300)
 ONE, TWIN, OTHER, LAST = (Process(pid, 0) for pid in range(1, 5))
@@ -149,10 +153,53 @@ def test_what_a_scheduler_says_of_idle_time_counts_in_place_of_what_is_seen(idle
     """But memory that a process comes by is about to be used, whatever it ran."""
     outlook = Outlook()
     for now, idle_s in zip((0.0, 700.0, 701.0, 702.0), (0.0, *idle, idle[1]), strict=True):
-        outlook.see(now, {ONE: Sight(now.__ceil__() if grows else 1)})
+        outlook.see(now, {ONE: Sight(math.ceil(now) if grows else 1)})
         found = outlook.judge(now, Order(idle_s={ONE: idle_s}))
     least = min(idle[1], 0.0 if grows else 702.0)
     assert found[ONE] == max((one for one, seconds in IDLE_S.items() if least >= seconds), default=NextUse.SOON)
+
+
+@SETTINGS
+@given(st.lists(st.sampled_from((0.0, 10.0, 60.0, 600.0)), min_size=4, max_size=4), st.sets(st.sampled_from(range(4))))
+def test_one_that_is_behind_others_is_as_far_as_the_farthest_of_them(idle: list[float], behind: set[int]) -> None:
+    processes = [ONE, TWIN, OTHER, LAST]
+    outlook, order = (
+        Outlook(),
+        Order(behind={processes[n] for n in behind}, idle_s=dict(zip(processes, idle, strict=True))),
+    )
+    for now in (0.0, 1000.0, 1001.0):
+        outlook.see(now, dict.fromkeys(processes, Sight(1)))
+        found = outlook.judge(now, order)
+    ahead = [found[one] for one in processes if one not in order.behind]
+    for one, seconds in order.idle_s.items():
+        own = max((next_use for next_use, least in IDLE_S.items() if seconds >= least), default=NextUse.SOON)
+        assert found[one] is (max(own, *ahead, NextUse.SOON) if one in order.behind else own)
+
+
+def contender(pid: int, *priorities: int) -> Contender:
+    """A process below as many slices, each of its own but for the first, as there are priorities."""
+    groups = [
+        f"/{priority}" if level == 0 and len(priorities) > 1 else pid for level, priority in enumerate(priorities)
+    ]
+    path = tuple(Level(group, priority, 100) for group, priority in zip(groups, priorities, strict=True))
+    return Contender(Process(pid, 0), path)
+
+
+def test_priorities_lead_where_they_are_better_than_the_default_and_are_behind_where_worse() -> None:
+    """A job of priority 9 does not make all of priority 8 near; one of 0 is near beside one of 8."""
+    server, one, batch = contender(1, 0), contender(2, 8), contender(3, 9)
+    within, beside = contender(4, 8, 3), contender(5, 8, 8)
+
+    def found(*contenders: Contender) -> tuple[set[int], set[int]]:
+        return {p.pid for p in leads(contenders)}, {p.pid for p in behind(contenders)}
+
+    assert found(server, one, batch) == ({1}, {3})
+    assert found(one, batch) == (set(), {3})
+    assert found(server, batch) == ({1}, {3})
+    assert found(batch, contender(6, 15)) == (set(), {6})
+    assert found(server) == found(batch) == found(one, contender(6, 8)) == (set(), set())
+    assert found(within, beside, one) == ({4}, set())
+    assert found(within, one) == (set(), set())
 
 
 def test_memory_that_comes_back_from_the_host_is_no_use() -> None:

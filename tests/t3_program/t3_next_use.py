@@ -147,6 +147,19 @@ async def test_a_better_priority_is_not_taken_from_for_those_behind_it(spawn: Sp
 
 
 @virtual
+async def test_nothing_is_taken_for_one_that_is_behind(spawn: Spawn) -> None:
+    """A job of worse priority than the default gives with the idle, and both before a neighbour at work."""
+    async with rig(spawn, scheduler=True) as r:
+        idle = await r.program(16 * MIB, "/job")
+        work, behind = [await r.program(16 * MIB, "/job", busy=True) for _ in range(2)]
+        await r.h.write(f"{behind.pid}/0/compute.priority", 9)
+        await trio.sleep(IDLE)
+        assert [r.next_use(one) for one in (idle, work, behind)] == [NextUse.IDLE, NextUse.SOON, NextUse.IDLE]
+        await r.h.write("slice/job/0/gmem.limit.high", "40M")
+        assert [r.held(one) for one in (idle, work, behind)] == [12 * MIB, 16 * MIB, 12 * MIB]
+
+
+@virtual
 async def test_of_those_that_take_turns_the_last_are_later(spawn: Spawn) -> None:
     """One leads, and six fill in turns: the one whose turn it is, and the next, are near at all times."""
     async with rig(spawn, scheduler=True) as r:
