@@ -16,7 +16,7 @@ from backend.core.deadlines import deadline
 from backend.core.entries import Resident
 from backend.core.follower import Follower
 from backend.core.member import Failure, Scheduled, Throttle
-from backend.core.nextuse import NO_ORDER, Order
+from backend.core.nextuse import Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
@@ -68,7 +68,6 @@ class Scheduler:
         self._looked = 0.0
         self._busy = 0.0  # seconds of a CPU that the last part of the last look took
         self._poked = trio.Event()
-        self._order = NO_ORDER
 
     def poke(self) -> None:
         """Look soon: a process came, went or moved, or what is asked of a group changed."""
@@ -84,7 +83,7 @@ class Scheduler:
 
     def order(self) -> Order:
         """Return what comes on this GPU, as it was decided last."""
-        return self._order
+        return self._core.order(self._contenders)
 
     def _of(self, process: Process) -> Scheduled:
         return self._population.record(Member(process, self._index)).scheduled
@@ -167,7 +166,6 @@ class Scheduler:
             self._last = {}
         samples = await self._samples(pace) if len(self._contenders) > 1 else {}
         places = dict(await pace.end(self._core.decide(window, self._contenders, samples)))
-        self._order = self._core.order(self._contenders)
         for process in self._follower.scheduled(self._index):
             if self._gpu.lost:  # nothing is there that a lever could be pulled on
                 self._drop(process)
