@@ -187,6 +187,23 @@ def test_every_control_acts_or_is_refused_as_the_pages_say(features: int, module
 
 
 @each_set
+def test_the_farthest_give_first_where_the_module_knows_of_it(features: int, module: Module, spawn: Spawn) -> None:
+    """Elsewhere the largest does, and the module is asked nothing that it does not know."""
+
+    async def test() -> None:
+        async with daemon(module, StubGpu()) as h:
+            small, large = [Member(await h.arrive(spawn().pid, "/job", gmem=size * MIB), 0) for size in (4, 8)]
+            memory = h.controller.population.record(small).memory
+            await harness.until(lambda: memory.next_use is not None, "the daemon says once what it knows")
+            h.controller.ledger.set_next_use(0, {small: NextUse.ASLEEP, large: NextUse.SOON})
+            await h.write("slice/job/0/gmem.limit.high", "10M")
+            held = [h.controller.books(one).current // MIB for one in (small, large)]
+            assert held == ([2, 8] if features & abi.FEATURE_NEXT_USE else [4, 6])
+
+    trio.run(test)
+
+
+@each_set
 def test_gr_alone_becomes_all_engines_where_the_module_knows_no_other(
     features: int, module: Module, spawn: Spawn
 ) -> None:
