@@ -96,12 +96,17 @@ static void protect(struct ggroup *top)
 	}
 }
 
+static bool fits(const struct ggroup *group, const struct ggroup *root)
+{
+	return group->device == root->device && group->kind == GGROUP_KIND_PROCESS;
+}
+
 int ggroup_plan_foresee(struct ggroup *root, const struct ggroup_use *uses, unsigned int count)
 {
 	u64 now = ktime_get_ns();
 	struct ggroup *group;
 	unsigned int i;
-	bool fits;
+	bool fit;
 
 	lockdep_assert_held_write(&root->device->lock);
 	/* All are looked at before any is set. One that has left meanwhile is passed over. */
@@ -111,17 +116,20 @@ int ggroup_plan_foresee(struct ggroup *root, const struct ggroup_use *uses, unsi
 		group = ggroup_group_find(uses[i].id);
 		if (!group)
 			continue;
-		fits = group->device == root->device && group->kind == GGROUP_KIND_PROCESS;
+		fit = fits(group, root);
 		ggroup_group_put(group);
-		if (!fits)
+		if (!fit)
 			return -EINVAL;
 	}
 	for (i = 0; i < count; i++) {
 		group = ggroup_group_find(uses[i].id);
 		if (!group)
 			continue;
-		group->next_use = uses[i].next;
-		group->next_use_ns = now;
+		/* Only this device is locked: another one may have made the group meanwhile. */
+		if (fits(group, root)) {
+			group->next_use = uses[i].next;
+			group->next_use_ns = now;
+		}
 		ggroup_group_put(group);
 	}
 	return 0;

@@ -70,6 +70,10 @@ class Twin:
         found = (abi.Use * len(uses))(*(abi.Use(*use) for use in uses))
         return -int(self.library.twin_foresee(c_uint64(at_usec * 1000), found, c_uint(len(found))))
 
+    def come_late(self, leaf: Account) -> None:
+        """Have a process be another GPU's, and be made between two looks for its id."""
+        self.library.twin_late(c_uint64(self.places[leaf]))
+
     def plan(self, top: Account, nbytes: int) -> list[Target]:
         """Return the plan."""
         found = (abi.Target * TARGETS)()
@@ -158,4 +162,18 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(twin: Twin, root: Ac
     assert twin.foresee(NOW_USEC, [right, (1000, 1, 0)]) == 0
     with mock.patch.object(clock, "boot_usec", return_value=NOW_USEC):
         leaf.foresee(NEXT_USE_MOST)
+        assert twin.plan(root, 30) == reclaim.plan(root, 30)
+
+
+@SETTINGS
+@given(trees(leaves=3), st.data())
+def test_what_another_gpu_makes_meanwhile_is_passed_over(twin: Twin, root: Account, data: st.DataObject) -> None:
+    """A caller may name an id that is not there yet: the lock of another GPU is not held."""
+    twin.make(root)
+    for leaf in processes(root):
+        leaf.foresee(0)
+    leaf = data.draw(st.sampled_from(processes(root)))
+    twin.come_late(leaf)
+    assert twin.foresee(NOW_USEC, [(twin.places[leaf], NEXT_USE_MOST, 0)]) == 0
+    with mock.patch.object(clock, "boot_usec", return_value=NOW_USEC):
         assert twin.plan(root, 30) == reclaim.plan(root, 30)

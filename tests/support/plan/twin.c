@@ -13,9 +13,10 @@ struct row {
 	u64 current_bytes, swap, high, low, swap_max;
 };
 
-static struct ggroup_device device;
+static struct ggroup_device device, other;
 static struct ggroup groups[GROUPS];
 static u64 now_ns;
+static u64 late;	/* id of a group of another device, which is found from the second time on */
 
 #define group_of(link)	((struct ggroup *)((char *)(link) - offsetof(struct ggroup, sibling)))
 
@@ -26,6 +27,10 @@ u64 ktime_get_ns(void)
 
 struct ggroup *ggroup_group_find(u64 id)
 {
+	if (id && id == late) {
+		late = 0;
+		return NULL;
+	}
 	return id && id <= device.groups ? &groups[id - 1] : NULL;
 }
 
@@ -65,6 +70,7 @@ void twin_make(const struct row *rows, unsigned int count, u64 granule)
 	unsigned int i;
 
 	memset(groups, 0, sizeof(groups));
+	late = 0;
 	device = (struct ggroup_device) { .granule = granule, .groups = count };
 	for (i = 0; i < count && i < GROUPS; i++) {
 		struct ggroup *group = &groups[i];
@@ -90,8 +96,20 @@ void twin_make(const struct row *rows, unsigned int count, u64 granule)
 
 int twin_foresee(u64 now, const struct ggroup_use *uses, unsigned int count)
 {
+	int err;
+
 	now_ns = now;
-	return ggroup_plan_foresee(&groups[0], uses, count);
+	err = ggroup_plan_foresee(&groups[0], uses, count);
+	for (unsigned int i = 0; i < device.groups; i++)
+		groups[i].device = &device;
+	return err;
+}
+
+/* For the next call of twin_foresee(). */
+void twin_late(u64 id)
+{
+	late = id;
+	groups[id - 1].device = &other;
 }
 
 /* Returns how many targets there are, or a negated errno. */
