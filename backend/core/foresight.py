@@ -1,6 +1,6 @@
 """Foresight: looks at what processes do, and has the ledger know how soon each uses its memory again.
 
-What is scheduled is judged by the order of its turns, all else by how long it ran nothing
+A program that waits for its turn is judged by the order of turns, all else by how long it ran nothing
 (:mod:`backend.core.nextuse`). Nothing of it is kept for the next daemon: what was said holds for NEXT_USE_S, and that
 one begins with what it sees.
 """
@@ -16,6 +16,7 @@ from backend.common.lasting import lasting
 from backend.core.nextuse import NextUse, Order, Outlook, Sight
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
+from backend.core.records import Activity
 from backend.process.identity import ROOT, Member, Process, SliceOn
 
 LOOK_S = 0.5
@@ -51,14 +52,15 @@ class Foresight:
         while True:
             await trio.sleep(max(LOOK_S, EACH_S * self._population.sharers(SliceOn(ROOT, index))))
             if self._population.sharers(SliceOn(ROOT, index)) and not self._gpus[index].lost:
-                outlook.see(trio.current_time(), await self._sights(index))
-                self._tell(index, outlook.judge(trio.current_time(), self._order(index)))
+                sights = await self._sights(index)
+                now = trio.current_time()  # a look takes its time: what was seen at its begin is taken for as late
+                outlook.see(now, sights)
+                self._tell(index, outlook.judge(now, self._order(index)))
 
     async def _sights(self, index: int) -> Mapping[Process, Sight]:
-        """Return what is seen of the processes with a context on a GPU. The GPU is asked of those that no scheduler
-        looks at."""
+        """Return what is seen of the processes with a context on a GPU."""
         found: dict[Process, Sight] = {}
-        scheduled, began = self._order(index).idle_s, trio.current_time()
+        began = trio.current_time()
         for resident in list(self._population.below(SliceOn(ROOT, index))):
             if (busy := trio.current_time() - began) >= PART_S:
                 await trio.sleep(REST * busy)
@@ -70,8 +72,8 @@ class Foresight:
                 books = self._ledger.books(group)
             except OSError:
                 continue  # the kernel has seen it die, and its exit is still to be told
-            busy_usec = None if process in scheduled else self._gpus[index].activity(process).busy_usec
-            found[process] = Sight(books.current + books.swap, busy_usec)
+            activity = self._gpus[index].activity(process)
+            found[process] = Sight(books.current + books.swap, _done(activity), activity.pending != 0)
         return found
 
     def _tell(self, index: int, classes: Mapping[Process, NextUse]) -> None:
@@ -88,3 +90,10 @@ class Foresight:
             memory.next_use = next_use
         if told:
             self._ledger.set_next_use(index, told)
+
+
+def _done(activity: Activity) -> tuple[int | None, ...] | None:
+    """Return what a program has done. Its own count of kernels has the shortest of them, and the engine's time the
+    longest: that is looked at now and then, and sampled where the program does not count."""
+    figures = activity.submitted, activity.finished, activity.busy_usec
+    return figures if any(one is not None for one in figures) else None

@@ -9,7 +9,7 @@ have no clock: the ledger is told of them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import attrs
 
@@ -53,10 +53,9 @@ class Order:
     leads: Collection[Process] = frozenset()
     """The processes of better priority than the default that go before others whenever they have work: theirs is always
     the next turn."""
-    behind: Collection[Process] = frozenset()
-    """The processes of worse priority than the default that others go before: nothing is taken from those for them."""
-    idle_s: Mapping[Process, float] = attrs.field(factory=dict)
-    """Seconds for which each of them, at least, could have used the GPU and did not."""
+    behind: Sequence[tuple[Collection[Process], Collection[Process]]] = ()
+    """Processes of worse priority than the default, and those that go before them: nothing is taken from the latter for
+    the former. A process may be behind others at several levels."""
 
 
 NO_ORDER = Order()
@@ -69,8 +68,10 @@ class Sight:
 
     charged: int
     """Bytes that it has, on the GPU and in the host."""
-    busy_usec: int | None = None
-    """Microseconds on the engine with work to do, ever; None where the machine cannot tell, or a scheduler does."""
+    done: Hashable = None
+    """What it has done ever, in any figures that change as it uses the GPU; None where the machine cannot tell."""
+    has_work: bool = True
+    """Whether it may have work that is not done."""
 
 
 @attrs.define
@@ -89,22 +90,22 @@ class Prospect:
     """Since when it looks farther than its class, seconds; None where it does not."""
 
     def see(self, now: float, sight: Sight) -> None:
-        """Note what is seen of it now. Memory that comes back from the host is none that it came by: that it comes is
-        no decision of the program."""
+        """Note what is seen of it, at a time at which it was so. Memory that comes back from the host is none that it
+        came by: that it comes is no decision of the program."""
         before, self.sight = self.sight, sight
-        if sight.busy_usec is None or sight.busy_usec != before.busy_usec:
+        if sight.done is None or sight.done != before.done:
             self.used = now
         if sight.charged > before.charged:
             self.grew = now
 
-    def judge(self, now: float, place: int | None, is_leading: bool, idle_s: float | None) -> NextUse:
-        """Return its class. `place` is that among those that wait for their turns, from 0, None where it does not wait;
-        `idle_s` what its scheduler says, None where it has none."""
-        if place is not None:
+    def judge(self, now: float, place: int | None, is_leading: bool) -> NextUse:
+        """Return its class. `place` is that among those that wait for their turns, from 0, None where it does not
+        wait."""
+        if place is not None and self.sight.has_work:
             self.used = now  # it has work, and cannot show it before its turn comes
             wanted = NextUse.SOON if place < TURNS_NEAR else NextUse.LATER
         else:
-            wanted = _rested(min(now - self.grew, now - self.used if idle_s is None else idle_s))
+            wanted = _rested(min(now - self.grew, now - self.used))
         if is_leading:
             wanted = NextUse.SOON
         if wanted <= self.next_use:
@@ -135,13 +136,14 @@ class Outlook:
             prospect.see(now, sight)
 
     def judge(self, now: float, order: Order = NO_ORDER) -> Mapping[Process, NextUse]:
-        """Return the class of each process, at the time `now`, seconds. One that is behind others is as far as the
-        farthest of them: it gives with them, and not after them."""
+        """Return the class of each process, at the time `now`, seconds. One that is behind others is at least as far as
+        the farthest of them: it gives with them, and not after them."""
         places = {process: place for place, process in enumerate(order.waiting)}
         found = {
-            process: one.judge(now, places.get(process), process in order.leads, order.idle_s.get(process))
-            for process, one in self._known.items()
+            process: one.judge(now, places.get(process), process in order.leads) for process, one in self._known.items()
         }
-        ahead = [found[process] for process in order.idle_s if process in found and process not in order.behind]
-        farthest = max(ahead, default=NextUse.SOON)
-        return found | {process: max(found[process], farthest) for process in order.behind if process in found}
+        told = dict(found)
+        for behind, ahead in order.behind:
+            farthest = max((found[process] for process in ahead if process in found), default=NextUse.SOON)
+            told |= {process: max(told[process], farthest) for process in behind if process in told}
+        return told

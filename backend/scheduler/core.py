@@ -66,7 +66,7 @@ class Core:
 
     def order(self, contenders: Sequence[Contender]) -> Order:
         """Return what comes for these contenders, as it was decided last."""
-        return self._waiting.order(contenders, self._use)
+        return self._waiting.order(contenders)
 
     def _places(self, window_us: int, contenders: Sequence[Contender]) -> Parts[dict[Process, Place]]:
         use = self._use

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,7 +45,8 @@ class Watched:
     """A process, among others that take their turns."""
 
     def __init__(self) -> None:
-        self.now, self.sight = 100.0, Sight(100, 0)
+        self.now, self.busy_usec = 100.0, 0
+        self.sight = Sight(100, self.busy_usec)
         self.outlook = Outlook()
         self.outlook.see(self.now, {ONE: self.sight})
         self.next_use = self.outlook.judge(self.now)[ONE]
@@ -55,9 +54,8 @@ class Watched:
     def step(self, step: Step) -> NextUse:
         """Return the class of the process after a step."""
         self.now += step.seconds
-        busy = self.sight.busy_usec
-        assert busy is not None
-        self.sight = Sight(self.sight.charged + step.charged, busy + step.busy_usec)
+        self.busy_usec += step.busy_usec
+        self.sight = Sight(self.sight.charged + step.charged, self.busy_usec)
         self.outlook.see(self.now, {ONE: self.sight})
         turns = () if step.turn is None else (*(Process(100 + n, 0) for n in range(step.turn)), ONE)
         leads = {ONE} if step.is_leading else set()
@@ -147,33 +145,40 @@ def test_a_process_that_the_machine_cannot_tell_of_is_near() -> None:
     assert NextUse.ASLEEP == NEXT_USE_MOST
 
 
-@SETTINGS
-@given(st.lists(st.floats(0.0, 1000.0), min_size=2, max_size=2), st.booleans())
-def test_what_a_scheduler_says_of_idle_time_counts_in_place_of_what_is_seen(idle: list[float], grows: bool) -> None:
-    """But memory that a process comes by is about to be used, whatever it ran."""
-    outlook = Outlook()
-    for now, idle_s in zip((0.0, 700.0, 701.0, 702.0), (0.0, *idle, idle[1]), strict=True):
-        outlook.see(now, {ONE: Sight(math.ceil(now) if grows else 1)})
-        found = outlook.judge(now, Order(idle_s={ONE: idle_s}))
-    least = min(idle[1], 0.0 if grows else 702.0)
-    assert found[ONE] == max((one for one, seconds in IDLE_S.items() if least >= seconds), default=NextUse.SOON)
-
-
-@SETTINGS
-@given(st.lists(st.sampled_from((0.0, 10.0, 60.0, 600.0)), min_size=4, max_size=4), st.sets(st.sampled_from(range(4))))
-def test_one_that_is_behind_others_is_as_far_as_the_farthest_of_them(idle: list[float], behind: set[int]) -> None:
-    processes = [ONE, TWIN, OTHER, LAST]
-    outlook, order = (
-        Outlook(),
-        Order(behind={processes[n] for n in behind}, idle_s=dict(zip(processes, idle, strict=True))),
-    )
-    for now in (0.0, 1000.0, 1001.0):
-        outlook.see(now, dict.fromkeys(processes, Sight(1)))
+def test_a_process_that_is_off_without_work_waits_for_nothing() -> None:
+    """A scheduler may keep one off whose turns come seldom: it is as idle as it is."""
+    outlook, order = Outlook(), Order([OTHER, ONE, TWIN])
+    for now in (0.0, 10.0, 11.0):
+        outlook.see(now, {ONE: Sight(1, 1, has_work=False), TWIN: Sight(1, 1), OTHER: Sight(1, 1)})
         found = outlook.judge(now, order)
-    ahead = [found[one] for one in processes if one not in order.behind]
-    for one, seconds in order.idle_s.items():
-        own = max((next_use for next_use, least in IDLE_S.items() if seconds >= least), default=NextUse.SOON)
-        assert found[one] is (max(own, *ahead, NextUse.SOON) if one in order.behind else own)
+    assert found == {OTHER: NextUse.SOON, ONE: NextUse.IDLE, TWIN: NextUse.LATER}
+
+
+IDLE_FOR = st.sampled_from((0.0, *sorted(IDLE_S.values())))
+
+
+@SETTINGS
+@given(
+    st.lists(IDLE_FOR, min_size=4, max_size=4),
+    st.lists(st.tuples(*[st.sets(st.sampled_from([ONE, TWIN, OTHER, LAST]))] * 2), max_size=3),
+)
+def test_one_that_is_behind_others_is_as_far_as_the_farthest_of_them(
+    idle: list[float], behind: list[tuple[set[Process], set[Process]]]
+) -> None:
+    """Of those alone that it is behind; at several levels, of all of those."""
+    seconds = dict(zip([ONE, TWIN, OTHER, LAST], idle, strict=True))
+    outlook, order = Outlook(), Order(behind=behind)
+    for now in (0.0, *(1000.0 - one for one in (*sorted(IDLE_S.values(), reverse=True), 0.0)), 1001.0):
+        done = {process: min(now, 1000.0 - since) for process, since in seconds.items() if since}
+        outlook.see(now, {process: Sight(1, done.get(process, now)) for process in seconds})
+        found = outlook.judge(now, order)
+    own = {
+        process: max((next_use for next_use, least in IDLE_S.items() if since >= least), default=NextUse.SOON)
+        for process, since in seconds.items()
+    }
+    for process in seconds:
+        ahead = {other for those, before in behind if process in those for other in before}
+        assert found[process] is max(own[one] for one in {process, *ahead})
 
 
 def contender(pid: int, *priorities: int) -> Contender:
@@ -191,7 +196,7 @@ def test_priorities_lead_where_they_are_better_than_the_default_and_are_behind_w
     within, beside = contender(4, 8, 3), contender(5, 8, 8)
 
     def found(*contenders: Contender) -> tuple[set[int], set[int]]:
-        return {p.pid for p in leads(contenders)}, {p.pid for p in behind(contenders)}
+        return {p.pid for p in leads(contenders)}, {p.pid for those, _ in behind(contenders) for p in those}
 
     assert found(server, one, batch) == ({1}, {3})
     assert found(one, batch) == (set(), {3})
@@ -200,6 +205,24 @@ def test_priorities_lead_where_they_are_better_than_the_default_and_are_behind_w
     assert found(server) == found(batch) == found(one, contender(6, 8)) == (set(), set())
     assert found(within, beside, one) == ({4}, set())
     assert found(within, one) == (set(), set())
+
+
+def test_a_process_is_behind_those_before_it_at_each_level_and_no_others() -> None:
+    """One that is behind a sibling in its slice is behind none in another slice of the same priority."""
+    first, second, other = contender(1, 8, 8), contender(2, 8, 9), contender(3, 8)
+    last, worst = contender(4, 9, 8), contender(5, 9, 12)
+
+    def found(*contenders: Contender) -> dict[int, set[int]]:
+        before: dict[int, set[int]] = {}
+        for those, ahead in behind(contenders):
+            for process in those:
+                before.setdefault(process.pid, set()).update(one.pid for one in ahead)
+        return before
+
+    assert found(first, second, other) == {2: {1}}
+    assert found(first, second, other, last, worst) == {2: {1}, 4: {1, 2, 3}, 5: {1, 2, 3, 4}}
+    assert found(worst, last) == {5: {4}}
+    assert found(contender(1, 0), contender(2, 8)) == {}
 
 
 def test_memory_that_comes_back_from_the_host_is_no_use() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from unittest import mock
 
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from backend.core.nextuse import HOLD_S, IDLE_S, NextUse
+from backend.core.records import Activity
 from backend.process.identity import Member, Process
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
@@ -34,22 +38,24 @@ class Rig:
     spawn: Spawn
     nursery: trio.Nursery
 
-    async def program(self, nbytes: int, cgroup: str = "/", *, busy: bool = False) -> Process:
+    async def program(
+        self, nbytes: int, cgroup: str = "/", *, busy: bool = False, kernel_us: int = KERNEL_US
+    ) -> Process:
         """A program that holds so much; a `busy` one goes through all of it in kernel after kernel."""
         process = await self.h.arrive(self.spawn().pid, cgroup)
         number = await self.gpu.open_context(process, 8, lambda finished: None)
         pages = await self.gpu.allocate(process, nbytes)
         if busy:
-            self.nursery.start_soon(self.work, process, number, pages)
+            self.nursery.start_soon(self.work, process, number, pages, kernel_us)
         return process
 
-    async def work(self, process: Process, number: int, pages: range) -> None:
-        """Launch kernels that touch these pages, as long as the program is there."""
-        queue = self.gpu._tenants[process].tsgs[number].queue
+    async def work(self, process: Process, number: int, pages: range, kernel_us: int) -> None:
+        """Launch kernels that touch these pages, two looks' worth at once, as long as the program is there."""
+        queue, few = self.gpu._tenants[process].tsgs[number].queue, 200_000 // kernel_us
         with contextlib.suppress(OSError):
             while True:
-                if len(queue) < 10:
-                    await self.gpu.launch(process, number, 10, KERNEL_US, pages)
+                if len(queue) < few:
+                    await self.gpu.launch(process, number, few, kernel_us, pages)
                 await trio.sleep(0.1)
 
     def held(self, process: Process) -> int:
@@ -96,6 +102,46 @@ async def test_a_busy_program_beside_an_idle_one_keeps_its_memory(spawn: Spawn, 
         assert r.next_use(idle) is NextUse.IDLE
         assert (r.held(idle), r.held(busy)) == (20 * MIB, 44 * MIB)
         assert await r.rate(busy) > 0.9 * 1e6 / KERNEL_US
+
+
+@each_way
+@virtual
+async def test_an_idle_program_is_idle_still_when_another_comes(spawn: Spawn, scheduler: bool) -> None:
+    """A scheduler begins to look as there are two, and the second takes its time before it allocates."""
+    async with rig(spawn, scheduler=scheduler) as r:
+        idle = await r.program(28 * MIB)
+        await trio.sleep(IDLE_S[NextUse.RESTING] + IDLE)
+        assert r.next_use(idle) is NextUse.RESTING
+        process = await r.h.arrive(r.spawn().pid)
+        await r.gpu.open_context(process, 8, lambda finished: None)
+        await trio.sleep(5)
+        assert r.next_use(idle) is NextUse.RESTING
+        await r.gpu.allocate(process, 44 * MIB)
+        assert (r.held(idle), r.held(process)) == (20 * MIB, 44 * MIB)
+
+
+@each_way
+@virtual
+async def test_a_look_that_takes_long_makes_none_idle(spawn: Spawn, scheduler: bool) -> None:
+    """On a machine so slow that one takes longer than the time after which a program is idle: those at work are not."""
+    async with rig(spawn, scheduler=scheduler) as r:
+        each = [await r.program(8 * MIB, busy=True) for _ in range(3)]
+        await trio.sleep(2)
+        clock, looks = trio.lowlevel.current_clock(), 0
+        assert isinstance(clock, trio.testing.MockClock)
+
+        def activity(process: Process) -> Activity:
+            nonlocal looks
+            looks += 1
+            clock.jump(0.1)
+            return r.gpu.activity(process)
+
+        slow = SimpleNamespace(lost=False, activity=activity)
+        with mock.patch.object(r.h.controller._foresight, "_gpus", {0: slow}):
+            for _ in range(100):
+                await trio.sleep(1)
+                assert {r.next_use(one) for one in each} == {NextUse.SOON}
+        assert 9 <= looks <= 18, "20 s of rest for three"
 
 
 @each_way
