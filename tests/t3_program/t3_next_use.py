@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from backend.core.foresight import Foresight
 from backend.core.nextuse import HOLD_S, IDLE_S, NextUse
 from backend.core.records import Activity
 from backend.process.identity import Member, Process
@@ -27,6 +28,12 @@ IDLE = IDLE_S[NextUse.IDLE] + HOLD_S + 1.5
 """Seconds after which a program that does nothing is known to be idle: its time, the hold, and two looks."""
 KERNEL_US = 20_000
 """Microseconds of a kernel: each end of one is an event of its own."""
+LARGE = SoftConfig(capacity=GPU)
+"""A GPU of 64 MiB with the bus of a large one."""
+SMALL = SoftConfig(capacity=GPU, pcie=SoftConfig().pcie * GPU // SoftConfig().capacity)
+"""A GPU of 64 MiB that is to its bus as one of 16 GiB."""
+BRIEF_US = 2650
+"""Microseconds of a kernel that is brief beside the fetch of a page of that GPU: 377 of them a second."""
 
 
 @attrs.define
@@ -77,9 +84,9 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(spawn: Spawn, *, scheduler: bool) -> AsyncIterator[Rig]:
-    """A GPU of 64 MiB."""
-    gpu = SoftGpu(0, SoftConfig(capacity=GPU))
+async def rig(spawn: Spawn, *, scheduler: bool, config: SoftConfig = LARGE) -> AsyncIterator[Rig]:
+    """A GPU of 64 MiB, where nothing else is said."""
+    gpu = SoftGpu(0, config)
     async with running(gpu, scheduler=scheduler) as h, trio.open_nursery() as nursery:
         yield Rig(h, gpu, spawn, nursery)
         nursery.cancel_scope.cancel()
@@ -102,6 +109,71 @@ async def test_a_busy_program_beside_an_idle_one_keeps_its_memory(spawn: Spawn, 
         assert r.next_use(idle) is NextUse.IDLE
         assert (r.held(idle), r.held(busy)) == (20 * MIB, 44 * MIB)
         assert await r.rate(busy) > 0.9 * 1e6 / KERNEL_US
+
+
+async def rate_beside(spawn: Spawn, idle: int, busy: int, limit: str, scheduler: bool) -> float:
+    """Return the kernels that a busy program does in a second in a slice with an idle one."""
+    async with rig(spawn, scheduler=scheduler, config=SMALL) as r:
+        if idle:
+            await r.program(idle, "/job")
+            await r.h.write("slice/job/0/gmem.limit.high", limit)
+        await trio.sleep(IDLE)
+        found = await r.rate(await r.program(busy, "/job", busy=True, kernel_us=BRIEF_US), 10.0)
+    return found
+
+
+@each_way
+@pytest.mark.parametrize(("idle", "busy", "limit"), [(28, 44, "max"), (16, 24, "32M")], ids=["full card", "slice"])
+@virtual
+async def test_a_busy_program_beside_an_idle_one_keeps_its_rate(
+    spawn: Spawn, idle: int, busy: int, limit: str, scheduler: bool
+) -> None:
+    """7 GiB that are idle and 11 that are busy on 16, and 4 and 6 in a slice of 8, in small; by size alone, as it was,
+    the busy one pays for all of it."""
+    alone = await rate_beside(spawn, 0, busy * MIB, limit, scheduler)
+    beside = await rate_beside(spawn, idle * MIB, busy * MIB, limit, scheduler)
+    with mock.patch.object(Foresight, "_tell"):
+        by_size = await rate_beside(spawn, idle * MIB, busy * MIB, limit, scheduler)
+    print(f"kernels/s: alone {alone:.0f}, beside an idle one {beside:.0f}, by size alone {by_size:.0f}")
+    assert beside >= 0.9 * alone
+    assert by_size <= 0.1 * alone
+
+
+@each_way
+@virtual
+async def test_the_shape_of_the_kernels_memory_low(spawn: Spawn, scheduler: bool) -> None:
+    """That of its test_memcg_low (tools/testing/selftests/cgroup): a limit of 200M, below it P1 with a low of 50M and
+    three idle children of 50M with lows of 75M, 25M and 0, and P2, which allocates 148M. As P2 then cannot give, and
+    needs 166M, P1 falls below its low, with `low` events of the children that have one."""
+    async with rig(spawn, scheduler=scheduler, config=SoftConfig(capacity=512 * MIB)) as r:
+        children = [await r.program(50 * MIB, "/p0/p1") for _ in range(3)]
+        await r.h.write("slice/p0/0/gmem.limit.high", "200M")
+        await r.h.write("slice/p0/p1/0/gmem.limit.low", "50M")
+        for child, low in zip(children, ("75M", "25M", "0"), strict=True):
+            await r.h.write(f"{child.pid}/0/gmem.limit.low", low)
+        await trio.sleep(IDLE)
+        busy = await r.program(148 * MIB, "/p0/p2", busy=True)
+
+        async def figures() -> tuple[int, int, list[int], list[int]]:
+            """Return the MiB of P1, of P2 and of P1's children, and the `low` events of those."""
+            p1, p2 = [int(await r.h.read(f"slice/p0/{name}/0/gmem.current")) // MIB for name in ("p1", "p2")]
+            events = [await r.h.read(f"{child.pid}/0/gmem.events") for child in children]
+            lows = [int(dict(line.split() for line in text.splitlines())["low"]) for text in events]
+            print(f"P1 {p1}M ({[r.held(child) // MIB for child in children]}), P2 {p2}M, low events {lows}")
+            return p1, p2, [r.held(child) // MIB for child in children], lows
+
+        p1, p2, each, lows = await figures()
+        assert 0.9 * 50 <= p1 <= 1.1 * 50
+        assert 0.9 * 148 <= p2 <= 1.1 * 148
+        assert each[0] >= each[1] > 20 > 3 >= each[2], "29M, 21M and 0 there"
+        assert lows == [0, 0, 0]
+        await r.h.write(f"{busy.pid}/0/gmem.swap.max", "0")
+        await r.gpu.allocate(busy, 18 * MIB)
+        p1, p2, each, lows = await figures()
+        assert (p1, p2) == (34, 166)
+        assert lows[0] > 0
+        assert lows[1] > 0
+        assert lows[2] == 0
 
 
 @each_way
