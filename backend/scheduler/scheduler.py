@@ -10,6 +10,7 @@ import errno
 import logging
 from collections.abc import Mapping, Sequence
 
+import attrs
 import trio
 
 from backend.core.deadlines import deadline
@@ -82,8 +83,11 @@ class Scheduler:
         return Throttled(throttle.times, throttle.usec + int(now * 1e6))
 
     def order(self) -> Order:
-        """Return what comes on this GPU, as it was decided last."""
-        return self._core.order(self._contenders)
+        """Return what comes on this GPU, as it was decided last, and as far as that holds: a process that could not be
+        taken off the runlist runs."""
+        order = self._core.order(self._contenders)
+        off = {process for process in self._follower.scheduled(self._index) if self._place(process).off}
+        return attrs.evolve(order, waiting=[process for process in order.waiting if process in off])
 
     def _of(self, process: Process) -> Scheduled:
         return self._population.record(Member(process, self._index)).scheduled

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ import trio.testing
 
 from backend.core.foresight import Foresight
 from backend.core.nextuse import HOLD_S, IDLE_S, NextUse
+from backend.core.reasons import Engines
 from backend.core.records import Activity
 from backend.process.identity import Member, Process
 from backend.soft.config import SoftConfig
@@ -294,6 +297,32 @@ async def test_of_those_that_take_turns_the_last_are_later(spawn: Spawn) -> None
             assert {r.next_use(one) for one in fillers} <= {NextUse.SOON, NextUse.LATER}
             later += sum(r.next_use(one) is NextUse.LATER for one in fillers)
         assert later > 50, "of two that run soon and four that do not, about one at a time is known by its wait"
+
+
+@virtual
+@pytest.mark.logs("cannot be scheduled: ")
+async def test_one_that_cannot_be_taken_off_waits_for_no_turn(spawn: Spawn) -> None:
+    """It runs all the time, whatever was decided."""
+    async with rig(spawn, scheduler=True) as r:
+        leader = await r.program(2 * MIB, busy=True)
+        await r.h.write(f"{leader.pid}/0/compute.priority", 0)
+        stuck, *others = [await r.program(2 * MIB, busy=True) for _ in range(6)]
+        detach, refused, later = r.gpu.detach, 0, 0
+
+        async def refuse(process: Process, engines: Engines = Engines.ALL) -> None:
+            nonlocal refused
+            if process == stuck:
+                refused += 1
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+            await detach(process, engines)
+
+        with mock.patch.object(r.gpu, "detach", refuse):
+            for _ in range(60):
+                await trio.sleep(0.73)
+                assert r.next_use(stuck) in (NextUse.SOON, None)
+                later += sum(r.next_use(one) is NextUse.LATER for one in others)
+        assert refused > 1
+        assert later > 10
 
 
 @virtual
