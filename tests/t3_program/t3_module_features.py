@@ -122,6 +122,20 @@ def test_the_books_are_the_same_whatever_is_missing(missing: set[int], history: 
             assert abi.IOC_NEXT_USE not in module.calls
 
 
+def test_what_one_call_cannot_say_of_next_use_several_do() -> None:
+    """And nothing of a process that has left."""
+    module, gone = Module(ALL), Member(Process(103, 3), 0)
+    with module.loaded(), mock.patch.object(abi, "USES_MOST", 1):
+        ledger = KernelLedger(NAMES)
+        begun(ledger)
+        ledger.charge(WHO, 10)
+        ledger.charge(OTHER, 30)
+        ledger.set_next_use(0, {WHO: NextUse.ASLEEP, gone: NextUse.ASLEEP, OTHER: NextUse.IDLE})
+        assert module.calls.count(abi.IOC_NEXT_USE) == 2
+        assert [(one.group, one.nbytes) for one in ledger.plan(SliceOn(ROOT, 0), 15)] == [(WHO, 10), (OTHER, 5)]
+        ledger.close()
+
+
 # A daemon
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -107,3 +108,32 @@ def test_it_may_grow(gpu: Provider, pair: tuple[Remote, Remote]) -> None:
             number = abi.IOC_NEXT_USE & ~(0x3FFF << 16) | len(longer) << 16
             kind = type("Longer", (ctypes.Structure,), {"_fields_": (("raw", ctypes.c_char * len(longer)),)})
             assert errno_of(ioctl, file.fd, number, kind.from_buffer(longer)) == code
+
+
+def test_a_process_that_moves_keeps_it_and_one_that_comes_again_does_not(
+    gpu: Provider, pair: tuple[Remote, Remote]
+) -> None:
+    small, large = (gpu.add_process(gpu.root, one.pid) for one in pair)
+    slice_ = gpu.add_slice(gpu.root, "/there")
+    gpu.charge(10, small)
+    gpu.charge(30, large)
+    gpu.next_use(gpu.root, [(small, 4, 0)])
+    gpu.move(small, slice_)
+    assert gpu.plan(gpu.root, 15) == [(small, 10, 0), (large, 5, 0)]
+    gpu.remove(small)
+    again = gpu.add_process(gpu.root, pair[0].pid, slice_)
+    gpu.charge(10, again)
+    gpu.next_use(gpu.root, [(small, 4, 0)])
+    assert gpu.plan(gpu.root, 15) == [(large, 15, 0)]
+
+
+def test_it_is_forgotten(gpu: Provider, pair: tuple[Remote, Remote]) -> None:
+    """The daemon that said it may be gone."""
+    small, large = (gpu.add_process(gpu.root, one.pid) for one in pair)
+    gpu.charge(10, small)
+    gpu.charge(30, large)
+    gpu.next_use(gpu.root, [(small, 4, 0)])
+    time.sleep(abi.NEXT_USE_S - 10)
+    assert gpu.plan(gpu.root, 15) == [(small, 10, 0), (large, 5, 0)]
+    time.sleep(11)
+    assert gpu.plan(gpu.root, 15) == [(large, 15, 0)]
