@@ -17,6 +17,7 @@ from backend.common.turns import Turns
 from backend.core.bookkeeper import Bookkeeper
 from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
+from backend.core.foresight import Foresight
 from backend.core.lives import Memory as LivesMemory
 from backend.core.member import Record
 from backend.core.membership import Membership
@@ -80,6 +81,7 @@ class Controller:
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
         self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
+        self._foresight = Foresight(ledger, self.gpus, self.population, self._schedulers.order)
         self._peaks = Peaks(ledger)
         self.population.dropped.append(self._left)
         self._notices = RoomNotices(ledger, self.gpus, self.population)
@@ -123,6 +125,7 @@ class Controller:
                 nursery.start_soon(lasting, "figures", self._totals.run)
                 nursery.start_soon(lasting, "the tally", self._totals.tally.run)
                 nursery.start_soon(self._schedulers.run)
+                nursery.start_soon(self._foresight.run)
                 nursery.start_soon(lasting, "the ledger", self.ledger.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():

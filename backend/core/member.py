@@ -16,6 +16,7 @@ import trio
 
 from backend.common import clock
 from backend.core.held import Held
+from backend.core.nextuse import NextUse
 from backend.core.reasons import ON, Off
 from backend.core.records import NOWHERE, Place, Wanted
 from backend.core.turns import TurnEnd
@@ -85,12 +86,14 @@ class Compute(Followed):
 
 @attrs.define(eq=False)
 class Memory(Followed):
-    """The slot of :class:`backend.core.reclaimer.Reclaimer`."""
+    """The slot of :class:`backend.core.reclaimer.Reclaimer` and :class:`backend.core.foresight.Foresight`."""
 
     waiting: trio.lowlevel.ParkingLot | None = None
     """Reclaims that wait for the group to hold less."""
     ignored_until: float = 0.0
     """Until when a program that listens is not waited for, by trio's clock."""
+    next_use: NextUse | None = None
+    """How soon a process uses its memory again, as the ledger was told last; None where nothing is known."""
     _settling: trio.Lock | None = None
 
     def settling(self) -> trio.Lock:

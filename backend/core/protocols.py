@@ -131,7 +131,14 @@ class Ledger(Protocol):
         """Bytes by which a group is over its high; 0 when under."""
 
     def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
-        """What to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible."""
+        """What to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible; first
+        from those whose next use is the farthest, level among those of one class."""
+
+    def set_next_use(self, gpu: int, classes: Mapping[Member, int]) -> None:
+        """Note how soon processes of a GPU use their memory again, as :class:`backend.core.nextuse.NextUse`. It holds
+        for NEXT_USE_S from now on; after that, and for a process of which nothing was said, it is SOON. A process that
+        is not in the books is passed over. ENODEV for the GPU; EINVAL for a slice, a process of another GPU, or a class
+        that is none, and then nothing is set."""
 
     def note(self, group: Group, event: str) -> None:
         """Counts one event, here and in every group above: ``low``, ``high``, ``reclaim`` or ``fail``."""

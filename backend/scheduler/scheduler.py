@@ -94,6 +94,13 @@ class Scheduler:
         now = 0.0 if throttle.since is None else trio.current_time() - throttle.since
         return Throttled(throttle.times, throttle.usec + int(now * 1e6))
 
+    def order(self) -> Order:
+        """Return what comes on this GPU, as it was decided last, and as far as that holds: a process that could not be
+        taken off the runlist runs."""
+        order = self._core.order(self._contenders)
+        off = {process for process in self._follower.scheduled(self._index) if self._place(process).off}
+        return attrs.evolve(order, waiting=[process for process in order.waiting if process in off])
+
     def _of(self, process: Process) -> Scheduled:
         return self._population.record(Member(process, self._index)).scheduled
 

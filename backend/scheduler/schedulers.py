@@ -9,6 +9,7 @@ import trio
 from backend.common.lasting import lasting
 from backend.core.entries import Resident
 from backend.core.follower import Follower
+from backend.core.nextuse import NO_ORDER, Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Capability, Throttled
@@ -75,9 +76,14 @@ class Schedulers:
         return Capability.weakest([table.get(name, Capability.UNSUPPORTED) for name in LEVERS])
 
     def poke(self, gpu: int) -> None:
-        """Somebody came, went or moved on a GPU, or something is asked of it."""
+        """Look soon: a process came, went or moved on a GPU, or something is asked of it."""
         if gpu in self._each:
             self._each[gpu].poke()
+
+    def order(self, gpu: int) -> Order:
+        """Return what comes on a GPU; nothing is known where it has no scheduler."""
+        scheduler = self._each.get(gpu)
+        return NO_ORDER if scheduler is None else scheduler.order()
 
     def configured(self, gpu: int, changes: Iterable[str]) -> None:
         """Something was set on a group of a GPU, by these names of the books."""
