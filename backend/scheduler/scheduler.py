@@ -21,6 +21,7 @@ from backend.core.deadlines import deadline
 from backend.core.entries import Resident
 from backend.core.follower import Follower
 from backend.core.member import Failure, Scheduled, Throttle, Undrained
+from backend.core.nextuse import Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
