@@ -19,6 +19,7 @@ from backend.core.held import Held
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
 from backend.core.settings import Lever
+from backend.core.turns import TurnEnd
 from backend.process.identity import Group, Member, Process, Slice, SliceOn
 
 
@@ -270,6 +271,14 @@ class Gpu(Protocol):
 
     async def attach(self, process: Process) -> None:
         """Puts its TSGs back on the runlist, those of every engine."""
+
+    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+        """Has `process` launch nothing more until :meth:`begin_turn`, and waits up to `bound_us` microseconds for what
+        it launched before. No TSG goes off the runlist by that: :meth:`detach` is the caller's. ProcessLookupError and
+        ENODEV as the levers; whatever else goes wrong is UNGATED."""
+
+    async def begin_turn(self, process: Process) -> None:
+        """Lets `process` launch again, which is attached by now; nothing where its turn was not ended."""
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         """Moves at least `nbytes` (rounded up to pages) to the host, or what can be; returns the bytes moved."""

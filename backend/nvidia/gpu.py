@@ -21,6 +21,7 @@ from backend.core.protocols import Bookkeeping, Gpu
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
+from backend.core.turns import TurnEnd
 from backend.cuda.managed import Managed
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
@@ -417,6 +418,13 @@ class NvidiaGpu:
 
     async def attach(self, process: Process) -> None:
         await self._let_go(process, Engines.NONE)
+
+    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+        self._require()
+        return TurnEnd.UNGATED
+
+    async def begin_turn(self, process: Process) -> None:
+        self._require()
 
     async def _let_go(self, process: Process, engines: Engines) -> None:
         """Has no more than these engines off. A program that is in the host comes back."""

@@ -23,6 +23,7 @@ from backend.core.protocols import Bookkeeping, Gpu
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import SETTINGS, Lever
+from backend.core.turns import TurnEnd
 from backend.process.identity import Process
 from backend.soft.config import SoftConfig
 from backend.soft.engine import Engine
@@ -157,6 +158,13 @@ class SoftGpu:
     async def attach(self, process: Process) -> None:
         self._require()
         self._take(process, Engines.NONE)
+
+    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+        self._require()
+        return TurnEnd.UNGATED
+
+    async def begin_turn(self, process: Process) -> None:
+        self._require()
 
     def _take(self, process: Process, engines: Engines) -> None:
         tenant = self._tenant(process)

@@ -36,6 +36,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.tally import Memory
+from backend.core.turns import TurnEnd
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from backend.soft.config import SoftConfig
@@ -213,6 +214,12 @@ class StubGpu:
         await self._act("attach", process)
         self.detached.discard(process)
         self.without_gr.discard(process)
+
+    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+        return TurnEnd.UNGATED
+
+    async def begin_turn(self, process: Process) -> None:
+        pass
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         await self._act("reclaim", process, nbytes)
