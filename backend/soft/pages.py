@@ -11,7 +11,7 @@ from collections import OrderedDict
 import attrs
 
 WIPED = 0xDEAD_DEAD_DEAD_DEAD
-"""What stands in a frame or slot that nobody owns."""
+"""Stamp of a frame or slot that belongs to no page."""
 
 
 @attrs.define(eq=False)

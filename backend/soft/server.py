@@ -16,7 +16,8 @@ from backend.door import tenants
 from backend.door.asking import ABOUT_FAMILIES, Asking
 from backend.door.wire import ARGS, SOFT, VERSION, WORD, Feature, Message, Op, met
 from backend.process.identity import Process
-from backend.soft.gpu import PAGES_AT_ONCE, SoftGpu
+from backend.soft.gpu import SoftGpu
+from backend.soft.hardware import PAGES_AT_ONCE
 
 CONTEXTS = 64
 """Contexts that one connection may have open."""
