@@ -21,8 +21,11 @@ class SoftConfig:
     """Bytes of GPU memory."""
     page: int = 2 * MIB
     """Bytes a page: the granule of Ghost's transparent GPU huge pages and of CUDA's virtual memory management."""
-    pcie: int = 33_000_000_000
-    """Bytes a second between GPU and host, remapping included."""
+    out_bytes_per_s: int = 33_000_000_000
+    """Bytes a second from the GPU to the host, remapping included: what moves and copies in that direction share."""
+    in_bytes_per_s: int = 33_000_000_000
+    """Bytes a second from the host to the GPU, remapping included: what moves, copies and kernels that reach over the
+    bus share. What goes in the other direction takes nothing of it."""
     batch: int = 64 * MIB
     """Bytes moved at once: between two of these, other requests are taken, and a move may end early."""
     timeslice_us: int = 2048

@@ -20,6 +20,7 @@ from backend.core.records import Activity, Capability, Footprint
 from backend.core.settings import SETTINGS, Lever
 from backend.core.turns import TurnEnd
 from backend.process.identity import Process
+from backend.soft.bus import Way
 from backend.soft.hardware import Hardware
 from backend.soft.tenant import NOTHING, Tenant
 
@@ -143,7 +144,8 @@ class SoftGpu(Hardware):
             pages = min(self.config.batch // page, -(-(nbytes - moved) // page), tenant.memory.resident)
             batch = pages * page
             try:
-                bookkeeper.moved_out(process, self.info.index, batch, self._transfer_us(batch))
+                usec = self.bus.expected_usec(Way.OUT, batch)
+                bookkeeper.moved_out(process, self.info.index, batch, usec)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -151,7 +153,7 @@ class SoftGpu(Hardware):
             for _ in range(pages):
                 tenant.memory.evict()
             moved += batch
-            await trio.sleep(self._transfer_us(batch) / 1e6)
+            await self.bus.move(Way.OUT, batch)
             self._require()
         return moved
 
@@ -167,7 +169,8 @@ class SoftGpu(Hardware):
             self._follow(tenant)
             try:
                 # Out and in again, as a checkpoint and a restore: what is in the host stays there.
-                await trio.sleep(2 * self._transfer_us(tenant.memory.resident * self.config.page) / 1e6)
+                await self.bus.move(Way.OUT, tenant.memory.resident * self.config.page)
+                await target.bus.move(Way.IN, tenant.memory.resident * self.config.page)
                 self._require()
                 target._require()
                 if self._tenants.get(process) is not tenant or target._holds_work(process):

@@ -16,6 +16,7 @@ from backend.common.errors import fail
 from backend.core.protocols import Bookkeeping
 from backend.core.records import GpuInfo
 from backend.process.identity import Process
+from backend.soft.bus import Bus, Way
 from backend.soft.config import SoftConfig
 from backend.soft.engine import Engine
 from backend.soft.machine import Machine
@@ -51,6 +52,7 @@ class Hardware:
         )
         self._frames, self._slots = Store(), Store()
         self._engine = Engine(self.config.switch_us * US)
+        self.bus = Bus(self.config.out_bytes_per_s, self.config.in_bytes_per_s, self._engine)
         self._tenants: dict[Process, Tenant] = {}
         self._bookkeeper: Bookkeeping | None = None
         self.lost = False
@@ -134,7 +136,7 @@ class Hardware:
     async def launch(self, process: Process, number: int, kernels: int, us: int, pages: range) -> None:
         """Queues kernels that each touch `pages`. ENOENT for the TSG, EAGAIN for a full queue, EFAULT for a page.
 
-        A page in the host comes back if the limits have room for it; else each kernel reaches over PCIe for it.
+        A page in the host comes back if the limits have room for it; else each kernel reaches over the bus for it.
         """
         tenant = self._living(process)
         tsg = tenant.tsgs.get(number)
@@ -148,15 +150,15 @@ class Hardware:
         self._living(process)  # still
         self._engine.advance()
         if once:
-            tsg.launch(1, (us + every + once) * US)
+            tsg.launch(1, (us + every + once) * US, (every + once) * US)
             kernels -= 1
-        tsg.launch(kernels, (us + every) * US)
+        tsg.launch(kernels, (us + every) * US, every * US)
         self._engine.wake()
 
     async def _touch(self, process: Process, tenant: Tenant, pages: range) -> tuple[int, int]:
-        """Uses pages, and has those come back that may. The microseconds that this takes, once, and that each kernel
-        takes for the rest. EFAULT."""
-        transfer = self._transfer_us(self.config.page)
+        """Uses pages, and has those come back that may. The microseconds of the bus that this takes, once, and that
+        each kernel takes for the rest. EFAULT."""
+        transfer = self.bus.usec(Way.IN, self.config.page)
         once = every = 0
         for page in pages:
             if (page - pages.start) % PAGES_AT_ONCE == PAGES_AT_ONCE - 1:
@@ -171,21 +173,18 @@ class Hardware:
                 every += transfer
         return once, every
 
-    async def copy(self, process: Process, nbytes: int) -> None:
+    async def copy(self, process: Process, nbytes: int, way: Way = Way.OUT) -> None:
         """Copies memory between the GPU and the host for a program, in pieces that each wait while its copy engine is
         off the runlist: the engine beside GR. ENODEV; ESRCH for a process that is gone."""
         while nbytes:
             tenant = self._living(process)
             await tenant.copies()
             piece = min(nbytes, self.config.batch)
-            await trio.sleep(self._transfer_us(piece) / 1e6)
+            await self.bus.move(way, piece)
             tenant.copied += piece
             nbytes -= piece
 
     # The small parts
-
-    def _transfer_us(self, nbytes: int) -> int:
-        return nbytes * 1_000_000 // self.config.pcie
 
     def _require(self) -> None:
         if self.lost:
