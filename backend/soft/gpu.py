@@ -30,6 +30,9 @@ ENFORCED = ("gmem.reclaim", "usermemfd", *(one.control for one in SETTINGS if on
 _ALONE = dict.fromkeys(ENFORCED, Capability.ENFORCED) | {"compute.migrate": Capability.UNSUPPORTED}
 _AMONG_OTHERS = _ALONE | {"compute.migrate": Capability.ENFORCED}
 
+DRAIN_S = 0.0001
+"""Seconds between two looks whether a program has drained, at least."""
+
 FAULTS_S = 0.02
 """Seconds between two looks into the directory of faults, where there is one."""
 
@@ -70,6 +73,7 @@ class SoftGpu(Hardware):
             tenant.dead = True
             for tsg in tenant.tsgs.values():
                 tsg.drop()
+            tenant.gate.open()
         log.error("GPU %d is lost", self.info.index)
         self.booked.presence(self.info.index)
 
@@ -92,7 +96,10 @@ class SoftGpu(Hardware):
         return True
 
     def footprint(self, process: Process) -> Footprint:
-        return Footprint()
+        tenant = self._tenants.get(process)
+        if tenant is None or not self._is_late(tenant):
+            return Footprint()
+        return Footprint(movable=0, unmovable=tenant.memory.resident * self.config.page)
 
     def offer(self, room: Callable[[Process], int]) -> None:
         pass  # pages come back when a launch touches them
@@ -126,10 +133,27 @@ class SoftGpu(Hardware):
 
     async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
         self._require()
-        return TurnEnd.UNGATED
+        tenant = self._tenant(process)
+        if not tenant.is_gated:
+            return TurnEnd.UNGATED
+        tenant.gate.close()
+        with trio.move_on_after(bound_us / 1e6):
+            await self._drained(tenant)
+        self._require()
+        if self._tenant(process) is not tenant or not tenant.gate.is_closed:
+            return TurnEnd.UNGATED  # it was opened meanwhile
+        return TurnEnd.LATE if self._is_late(tenant) else TurnEnd.DRAINED
+
+    async def _drained(self, tenant: Tenant) -> None:
+        """Returns once nothing of a program runs whose gate is closed."""
+        while True:
+            if not self._is_late(tenant):
+                return
+            await trio.sleep(max(tenant.pending / 1e9, DRAIN_S))  # it takes as long at least
 
     async def begin_turn(self, process: Process) -> None:
         self._require()
+        self._tenant(process).gate.open()
 
     # Moves
 
@@ -140,7 +164,7 @@ class SoftGpu(Hardware):
             return 0
         bookkeeper, page = self.booked, self.config.page
         moved = 0
-        while moved < nbytes and tenant.memory.resident:
+        while moved < nbytes and tenant.memory.resident and not self._is_late(tenant):
             pages = min(self.config.batch // page, -(-(nbytes - moved) // page), tenant.memory.resident)
             batch = pages * page
             try:
@@ -167,6 +191,7 @@ class SoftGpu(Hardware):
             tenant = self._tenant(process)
             tenant.leaving = True
             self._follow(tenant)
+            tenant.gate.open()  # it leaves its turn; what waited there waits outside of this gate now
             try:
                 # Out and in again, as a checkpoint and a restore: what is in the host stays there.
                 await self.bus.move(Way.OUT, tenant.memory.resident * self.config.page)
@@ -212,6 +237,7 @@ class SoftGpu(Hardware):
             for tsg in tenant.tsgs.values():
                 self._engine.remove(tsg)
             tenant.memory.clear()
+            tenant.gate.open()
 
     def hand_over(self) -> None:
         pass  # it ends with its daemon, whatever comes then

@@ -59,8 +59,12 @@ class Hardware:
 
     # Contexts
 
-    async def open_context(self, process: Process, channels: int, progress: Callable[[int], None]) -> int:
-        """A context for a process; returns the number of its TSG. `progress` is told the kernels finished so far."""
+    async def open_context(
+        self, process: Process, channels: int, progress: Callable[[int], None], *, gated: bool = False
+    ) -> int:
+        """A context for a process; returns the number of its TSG. `progress` is told the kernels finished so far.
+
+        `gated` says that its client knows that a launch may wait for the next turn of the program."""
         self._require()
         await self.booked.arrive(process, self.info.index)
         tenant = self._living(process)
@@ -68,6 +72,9 @@ class Hardware:
         number = next(self.machine.tsgs)
         self._engine.advance()
         tenant.tsgs[number] = tsg
+        if not gated:
+            tenant.ungated.add(number)
+        tenant.regate()
         self._engine.add(tsg, progress)
         tenant.split(self.config.timeslice_us)
         return number
@@ -79,6 +86,8 @@ class Hardware:
             raise fail(errno.ENOENT)
         self._engine.advance()
         tsg = tenant.tsgs.pop(number)
+        tenant.ungated.discard(number)
+        tenant.regate()
         tenant.retire(tsg)
         self._engine.remove(tsg)
         tenant.split(self.config.timeslice_us)
@@ -131,13 +140,30 @@ class Hardware:
         """The stamp in a page. EFAULT where there is none."""
         return _mapped(self._living(process).memory.read, page)
 
-    # Work
+    # Work, which waits for the turn of its program
+
+    def is_held(self, process: Process) -> bool:
+        """Whether a launch of a process would wait for its turn."""
+        tenant = self._tenants.get(process)
+        return tenant is not None and tenant.gate.is_closed
+
+    async def let_through(self, process: Process) -> None:
+        """Returns once a launch of a process does not have to wait for its turn, be it that it is gone."""
+        while (tenant := self._tenants.get(process)) is not None and tenant.gate.is_closed:
+            await tenant.gate.change()
+
+    def _is_late(self, tenant: Tenant) -> bool:
+        if tenant.gate.is_closed:
+            self._engine.advance()
+        return tenant.is_late
 
     async def launch(self, process: Process, number: int, kernels: int, us: int, pages: range) -> None:
-        """Queues kernels that each touch `pages`. ENOENT for the TSG, EAGAIN for a full queue, EFAULT for a page.
+        """Queues kernels that each touch `pages`, in the turn of the process. ENOENT for the TSG, EAGAIN for a full
+        queue, EFAULT for a page.
 
         A page in the host comes back if the limits have room for it; else each kernel reaches over the bus for it.
         """
+        await self.let_through(process)
         tenant = self._living(process)
         tsg = tenant.tsgs.get(number)
         if tsg is None:
@@ -146,13 +172,14 @@ class Hardware:
             raise fail(errno.EINVAL)
         if len(tsg.queue) + kernels > self.config.queue:
             raise fail(errno.EAGAIN)
-        once, every = await self._touch(process, tenant, pages)
-        self._living(process)  # still
-        self._engine.advance()
-        if once:
-            tsg.launch(1, (us + every + once) * US, (every + once) * US)
-            kernels -= 1
-        tsg.launch(kernels, (us + every) * US, every * US)
+        with tenant.gate.passed():
+            once, every = await self._touch(process, tenant, pages)
+            self._living(process)  # still
+            self._engine.advance()
+            if once:
+                tsg.launch(1, (us + every + once) * US, (every + once) * US)
+                kernels -= 1
+            tsg.launch(kernels, (us + every) * US, every * US)
         self._engine.wake()
 
     async def _touch(self, process: Process, tenant: Tenant, pages: range) -> tuple[int, int]:
@@ -174,15 +201,17 @@ class Hardware:
         return once, every
 
     async def copy(self, process: Process, nbytes: int, way: Way = Way.OUT) -> None:
-        """Copies memory between the GPU and the host for a program, in pieces that each wait while its copy engine is
-        off the runlist: the engine beside GR. ENODEV; ESRCH for a process that is gone."""
-        while nbytes:
-            tenant = self._living(process)
-            await tenant.copies()
-            piece = min(nbytes, self.config.batch)
-            await self.bus.move(way, piece)
-            tenant.copied += piece
-            nbytes -= piece
+        """Copies memory between the GPU and the host for a program, in its turn. The pieces each wait while its copy
+        engine is off the runlist: the engine beside GR. ENODEV; ESRCH for a process that is gone."""
+        await self.let_through(process)
+        with self._living(process).gate.passed():
+            while nbytes:
+                tenant = self._living(process)
+                await tenant.copies()
+                piece = min(nbytes, self.config.batch)
+                await self.bus.move(way, piece)
+                tenant.copied += piece
+                nbytes -= piece
 
     # The small parts
 
