@@ -153,7 +153,8 @@ class SoftGpu(Hardware):
 
     async def begin_turn(self, process: Process) -> None:
         self._require()
-        self._tenant(process).gate.open()
+        self._engine.advance()
+        self._tenant(process).begin_turn()
 
     # Moves
 

@@ -15,6 +15,7 @@ import trio
 from backend.common.errors import fail
 from backend.core.protocols import Bookkeeping
 from backend.core.records import GpuInfo
+from backend.core.workingset import WorkingSet
 from backend.process.identity import Process
 from backend.soft.bus import Bus, Way
 from backend.soft.config import SoftConfig
@@ -140,6 +141,14 @@ class Hardware:
         """The stamp in a page. EFAULT where there is none."""
         return _mapped(self._living(process).memory.read, page)
 
+    def working_set(self, process: Process) -> WorkingSet:
+        """What a process used in its last turn, and how much of that is on the GPU; nothing for one that has none."""
+        tenant = self._tenants.get(process)
+        if tenant is None:
+            return WorkingSet()
+        used, resident = tenant.memory.used_in(tenant.gate.ended)
+        return WorkingSet(used * self.config.page, resident * self.config.page)
+
     # Work, which waits for the turn of its program
 
     def is_held(self, process: Process) -> bool:
@@ -190,8 +199,7 @@ class Hardware:
         for page in pages:
             if (page - pages.start) % PAGES_AT_ONCE == PAGES_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
-            _mapped(tenant.memory.read, page)
-            if tenant.memory.is_resident(page):
+            if _mapped(tenant.memory.use, page, tenant.gate.turn):
                 continue
             if self.booked.move_in(process, self.info.index, self.config.page, transfer):
                 tenant.memory.fetch(page)

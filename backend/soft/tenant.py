@@ -90,6 +90,12 @@ class Tenant:
         """Whether its turn has ended, and something of it has not run yet: none of its memory moves until its turn."""
         return self.gate.is_closed and self.is_busy
 
+    def begin_turn(self) -> None:
+        """Opens its gate. What has not run yet goes on in this turn, with the memory that it uses."""
+        if self.is_late:
+            self.memory.carry(self.gate.turn)
+        self.gate.open()
+
     async def copies(self) -> None:
         """Waits until the copy engine may work for it."""
         while self.engines is Engines.ALL:

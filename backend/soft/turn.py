@@ -18,9 +18,16 @@ class TurnGate:
     def __init__(self) -> None:
         self.is_closed = False
         """Whether launches and copies wait."""
+        self.turn = 1
+        """Number of the turn that is under way, or ended last."""
         self.under_way = 0
         """Launches that were let through and have not queued their kernels yet, and copies that were and go on."""
         self._waiting = trio.lowlevel.ParkingLot()
+
+    @property
+    def ended(self) -> int:
+        """Number of the last turn that ended; of the one under way where none has."""
+        return self.turn if self.is_closed else max(1, self.turn - 1)
 
     @property
     def waiting(self) -> int:
@@ -35,6 +42,7 @@ class TurnGate:
         """Begins the next turn, where the last one had ended."""
         if self.is_closed:
             self.is_closed = False
+            self.turn += 1
             self._waiting.unpark_all()
 
     async def change(self) -> None:

@@ -17,6 +17,7 @@ import trio
 from backend.core.reasons import Engines
 from backend.core.records import NOWHERE, Footprint, Place
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.process.identity import Member, Process
 from backend.soft.bus import Way
 from backend.soft.config import SoftConfig
@@ -463,6 +464,48 @@ async def test_lost_while_one_waits(spawn: Spawn) -> None:
         one.tsg = await gpu.open_context(one.process, 1, lambda finished: None, gated=True)
         await one.launch()
         assert len(one.answered) == 1, "it has a gate that is open"
+
+
+# Working sets
+
+
+@virtual
+async def test_the_working_set_is_what_was_used_in_the_last_turn(spawn: Spawn) -> None:
+    gpu = soft()
+    async with running(gpu) as h:
+        one = await program(h, gpu, spawn, 16)
+        assert gpu.working_set(one.process) == WorkingSet(0, 0)
+        await one.launch(1, pages=one.pages[:10])
+        await one.launch(1, pages=one.pages[5:12])
+        assert gpu.working_set(one.process) == WorkingSet(12 * MIB, 12 * MIB), "no turn has ended yet"
+        await one.end()
+        assert await gpu.reclaim(one.process, 10 * MIB) == 10 * MIB
+        found = gpu.working_set(one.process)
+        assert found.used == 12 * MIB
+        assert found.missing == found.used - found.resident >= 6 * MIB
+        await one.begin()
+        await one.launch(1, pages=one.pages[:3])
+        assert gpu.working_set(one.process).used == 12 * MIB, "this turn is not over"
+        await one.end()
+        assert gpu.working_set(one.process) == WorkingSet(3 * MIB, 3 * MIB)
+        await one.begin()
+        gpu.free(one.process, one.pages)
+        assert gpu.working_set(one.process) == WorkingSet(0, 0)
+
+
+@virtual
+async def test_what_runs_on_into_the_next_turn_is_used_in_it(spawn: Spawn) -> None:
+    gpu = soft()
+    async with running(gpu) as h:
+        one = await program(h, gpu, spawn, 8)
+        await one.launch(1, us=100 * MS, pages=one.pages[:4])
+        assert await one.end(0) is TurnEnd.LATE
+        await one.begin()
+        assert await one.end() is TurnEnd.DRAINED
+        assert gpu.working_set(one.process) == WorkingSet(4 * MIB, 4 * MIB)
+        await one.begin()
+        assert await one.end() is TurnEnd.DRAINED
+        assert gpu.working_set(one.process) == WorkingSet(0, 0)
 
 
 # The bus
