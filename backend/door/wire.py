@@ -62,7 +62,8 @@ class Feature(enum.IntFlag):
     FAMILY = 1 << 5
     """WANT, FAMILY: a program limits itself, and its children."""
     TURNS = 1 << 6
-    """END_TURN, BEGIN_TURN: the program has a gate of turns."""
+    """END_TURN, BEGIN_TURN: the program has a gate of turns. Of one of the software GPU: its LAUNCH may be answered as
+    late as in its next turn, and what it asks for meanwhile before that."""
 
 
 FIRST = Feature(0b11111)
@@ -72,7 +73,7 @@ CUDA = Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Fea
 """What is spoken at the door of CUDA programs."""
 
 
-SOFT = Feature.ENGINE | Feature.FAMILY
+SOFT = Feature.ENGINE | Feature.FAMILY | Feature.TURNS
 """What is spoken at the door of the software GPU."""
 
 
@@ -162,7 +163,8 @@ class Op(enum.IntEnum):
     READ = 35
     """(first page, pages up to 5) -> the stamps"""
     LAUNCH = 36
-    """(tsg, kernels, microseconds each, first page, pages touched by each) -> (): returns once they are queued."""
+    """(tsg, kernels, microseconds each, first page, pages touched by each) -> (): answered once they are queued, in the
+    turn of the program. EAGAIN for more than can be queued, or can wait for a turn."""
     PROGRESS = 64
     """event (tsg, kernels finished since the context was made)"""
     ROOM = 66

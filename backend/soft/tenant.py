@@ -14,6 +14,7 @@ from backend.core.records import Activity
 from backend.core.settings import TIMESLICE, Lever
 from backend.soft.pages import Memory
 from backend.soft.runlist import US, Tsg
+from backend.soft.turn import TurnGate
 
 NOTHING = Activity(0, 0, 0, 0, managed=True, busy_usec=0, busy_sampled_usec=0)
 """The work of a process that has done none. That of the engine is known exactly: it is busy whenever it is used."""
@@ -31,6 +32,10 @@ class Tenant:
     """What was asked for it; 0 is the default."""
     asked: Engines = Engines.NONE
     """Engines that it is to be without, whatever else it is without."""
+    gate: TurnGate = attrs.field(factory=TurnGate)
+    """Its gate of turns: open for good where it is not gated."""
+    ungated: set[int] = attrs.field(factory=set)
+    """Numbers of TSGs of clients that know of no gate of turns."""
     leaving: bool = False
     """Whether its memory is on the way to another GPU."""
     copied: int = 0
@@ -58,6 +63,38 @@ class Tenant:
             tsg.attached = self.attached
         if self.engines is not Engines.ALL:
             self.copying.unpark_all()
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether all that it launches can be held at a gate: each of its contexts is of a client that knows of it.
+        Nothing is held of what was lost: launches are refused."""
+        return bool(self.tsgs) and not self.ungated and not self.dead
+
+    def regate(self) -> None:
+        """Opens the gate where it would not hold everything: a context came, or is gone."""
+        if not self.is_gated:
+            self.gate.open()
+
+    @property
+    def pending(self) -> int:
+        """What it has queued, nanoseconds of work by itself, as far as the engine was brought."""
+        return sum(sum(tsg.queue) for tsg in self.tsgs.values())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something of it runs, is queued or being copied, as far as the engine was brought."""
+        return bool(self.gate.under_way or any(tsg.queue for tsg in self.tsgs.values()))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its turn has ended, and something of it has not run yet: none of its memory moves until its turn."""
+        return self.gate.is_closed and self.is_busy
+
+    def begin_turn(self) -> None:
+        """Opens its gate. What has not run yet goes on in this turn, with the memory that it uses."""
+        if self.is_late:
+            self.memory.carry(self.gate.turn)
+        self.gate.open()
 
     async def copies(self) -> None:
         """Waits until the copy engine may work for it."""

@@ -19,7 +19,7 @@ import pytest
 
 from backend.door.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
 from backend.soft.config import SoftConfig
-from backend.soft.gpu import KERNEL_MOST_US
+from backend.soft.hardware import KERNEL_MOST_US
 from backend.soft.server import CHANNELS
 from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, eventually, mounted
 from tests.support.tenant_socket import MIB, Raw, descriptors, status
