@@ -119,13 +119,6 @@ class SoftGpu(Hardware):
         self._require()
         self._take(process, Engines.NONE)
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
-        self._require()
-        return TurnEnd.UNGATED
-
-    async def begin_turn(self, process: Process) -> None:
-        self._require()
-
     def _take(self, process: Process, engines: Engines) -> None:
         tenant = self._tenant(process)
         tenant.asked = engines
