@@ -33,7 +33,9 @@ KERNEL_US = 20_000
 """Microseconds of a kernel: each end of one is an event of its own."""
 LARGE = SoftConfig(capacity=GPU)
 """A GPU of 64 MiB with the bus of a large one."""
-SMALL = SoftConfig(capacity=GPU, pcie=SoftConfig().pcie * GPU // SoftConfig().capacity)
+BUS = SoftConfig().in_bytes_per_s * GPU // SoftConfig().capacity
+"""Bytes a second of each direction of the bus, as much less as the GPU has less memory."""
+SMALL = SoftConfig(capacity=GPU, out_bytes_per_s=BUS, in_bytes_per_s=BUS)
 """A GPU of 64 MiB that is to its bus as one of 16 GiB."""
 BRIEF_US = 2650
 """Microseconds of a kernel that is brief beside the fetch of a page of that GPU: 377 of them a second."""
