@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
 import os
 import stat
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 WANTED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
 """Modules, where they are not in the kernel itself: the ports to the host, and the root filesystem."""
+
+UNPACK: Mapping[str, Callable[[bytes], bytes]] = {".ko": bytes, ".xz": lzma.decompress, ".gz": gzip.decompress}
+"""What makes a module of a file, by its last suffix: Debian 13 packs the modules of its kernels."""
 
 
 def write(path: Path, modules: Path | None) -> None:
@@ -20,8 +25,8 @@ def write(path: Path, modules: Path | None) -> None:
     files = {"init": program.read_bytes()}
     if modules is not None:
         needed = closure(modules, WANTED)
-        files |= {os.path.basename(name): (modules / name).read_bytes() for name in needed}
-        files["modules"] = "".join(f"/{os.path.basename(name)}\n" for name in needed).encode()
+        files |= {f"{_module(name)}.ko": _content(modules / name) for name in needed}
+        files["modules"] = "".join(f"/{_module(name)}.ko\n" for name in needed).encode()
     device = _entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1))
     members = [_entry("dev", stat.S_IFDIR | 0o755), device]
     members += [_entry(name, stat.S_IFREG | 0o755, content) for name, content in files.items()]
@@ -34,8 +39,8 @@ def closure(modules: Path, wanted: Sequence[str]) -> list[str]:
     for line in (modules / "modules.dep").read_text().splitlines():
         name, _, others = line.partition(":")
         needs[name] = others.split()
-    files = {Path(name).stem.replace("-", "_"): name for name in needs}
-    built_in = {Path(line).stem.replace("-", "_") for line in (modules / "modules.builtin").read_text().split()}
+    files = {_module(name): name for name in needs}
+    built_in = {_module(line) for line in (modules / "modules.builtin").read_text().split()}
     order: list[str] = []
     for one in wanted:
         if one in built_in:
@@ -45,6 +50,16 @@ def closure(modules: Path, wanted: Sequence[str]) -> list[str]:
             if name not in order:
                 order.append(name)
     return order
+
+
+def _module(name: str) -> str:
+    """The name of the module in a file, which may be packed (``9pnet_virtio.ko.xz``)."""
+    return os.path.basename(name).partition(".ko")[0].replace("-", "_")
+
+
+def _content(file: Path) -> bytes:
+    """The module in a file."""
+    return UNPACK[file.suffix](file.read_bytes())
 
 
 def _entry(name: str, mode: int, content: bytes = b"", device: tuple[int, int] = (0, 0)) -> bytes:
