@@ -11,7 +11,8 @@ from tests.t8_systemd.units import MIB, SLICES, until_holds
 UNITS = "/etc/systemd/system"
 LIBRARY = "/usr/lib/ggroupfs/backend/cuda/libggroup-cuda.so"
 SOCKET = "/run/ggroupfs/ggroup.sock"
-SLEEPS = "[Service]\nExecStart=/usr/bin/sleep infinity\n"
+SLEEPS = "[Service]\nType=exec\nExecStart=/usr/bin/sleep infinity\n"
+"""A service that has started once its program runs, with the environment of that."""
 KEYS = "[X-GGroup]\nGMemHigh=32M\n"
 
 
