@@ -205,21 +205,22 @@ def _slice_of(told: bytes) -> Slice:
 
 
 def memberships(pid: int) -> Sequence[procfs.Membership]:
-    """Where `pid` is in each hierarchy; ProcessLookupError when it is gone, or ends in a cgroup that is gone.
-
-    A thread that ends stays, in what is told of it, where it was. So where that is the main one, as in a program that
-    goes on without it, another thread speaks for the process: the first one that is found to live after it was asked.
-    """
+    """Where `pid` is in each hierarchy; ProcessLookupError when it is gone, or ends in a cgroup that is gone."""
     return procfs.parse_cgroups(_told_cgroups(pid))
 
 
 def _told_cgroups(pid: int) -> bytes:
-    found = procfs.of_process(pid, "cgroup")
+    """The same, as the kernel tells it.
+
+    A thread that ends stays, in what is told of it, where it was. So where that is the main one, as in a program that
+    goes on without it, another thread speaks for the process: the first one that is found to live after it was asked.
+    """
+    found = procfs.told_cgroups(pid)
     if not procfs.status(pid, pid).is_exiting:
         return found
     for tid in procfs.threads(pid):
         with contextlib.suppress(ProcessLookupError):
-            others = procfs.of_process(pid, f"task/{tid}/cgroup")
+            others = procfs.told_cgroups(pid, tid)
             if not procfs.status(pid, tid).is_exiting:
                 return others
     if any(one.path.endswith(REMOVED) for one in procfs.parse_cgroups(found)):

@@ -251,9 +251,14 @@ def parse_cgroups(raw: bytes) -> Sequence[Membership]:
     return found
 
 
-def cgroups(pid: int | Self, tid: int | None = None) -> Sequence[Membership]:
-    """Of a process, or one of its threads. ProcessLookupError when it is gone."""
-    return parse_cgroups(of_process(pid, "cgroup" if tid is None else f"task/{tid}/cgroup"))
+def told_cgroups(pid: int | Self, tid: int | None = None) -> bytes:
+    """Of a process, or one of its threads, as the kernel tells it. ProcessLookupError when it is gone."""
+    return of_process(pid, "cgroup" if tid is None else f"task/{tid}/cgroup")
+
+
+def cgroups(pid: int | Self) -> Sequence[Membership]:
+    """Of a process. ProcessLookupError when it is gone."""
+    return parse_cgroups(told_cgroups(pid))
 
 
 # Mounts
