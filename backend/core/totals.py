@@ -300,13 +300,13 @@ class Totals:
     def _take_down(self, member: Member) -> Mapping[str, int] | None:
         """What a process did since the last time; None where that changes nothing."""
         taken = self._of(member)
-        activity, throttled, exchanged = told = self._sources(member)
+        told = self._sources(member)
         if told == taken.told:
             return None
         taken.told = told
         grown: dict[str, int] = {}
         before = dict(taken.total)
-        for name, now in _figures_of(activity, throttled, exchanged).items():
+        for name, now in _figures_of(*told).items():
             more = _growth(now, taken.said.get(name, 0))
             if more is None:
                 continue
