@@ -29,7 +29,7 @@ MISSED = 64 * MIB
 """Bytes over the limit that there may be: what the driver takes for a context is found by looking."""
 
 FOUND_S = 1.0
-"""Seconds until it is found, and moved out."""
+"""Seconds until that is found, and as much is moved out; for so long it may be any number of bytes."""
 
 CONTAINER = """
 set -e
@@ -105,7 +105,8 @@ def only_family(mount: Mounted) -> Member:
 
 @pytest.mark.timeout(240)
 def test_pytorch_in_a_container_limits_itself(gpu_mount: Mounted) -> None:
-    """Never over what its environment says from its first allocation on, and it computes the same to the bit."""
+    """It is held to what its environment says from its first allocation on, but for FOUND_S in which the driver's own
+    memory is found; and it computes the same to the bit."""
     with torch(None, "train", STEPS) as run:
         expected, plain_us = outcome(run)
     assert len(expected) == 8 * STEPS
