@@ -1,7 +1,12 @@
 """What a charge costs, as a multiple of getpid() on the same machine (bench.c).
 
-In a machine whose clock counts instructions (`tests.vm.run --counted`): 4.44, each time. By the time that an emulated
-processor takes the same was 3.98 to 5.38 in 47 runs, by where the kernel and the program had happened to lie.
+Two ioctls that come to nothing cost what the kernel takes to get there, which differs from one kernel to the next:
+3.5, then 4.1 times getpid() on Debian 12's, 4.3 on Debian 13's. What a charge and an uncharge cost beyond that is the
+module's own: 0.87 and 0.84.
+
+In a machine whose clock counts instructions (`tests.vm.run --counted`) that is the same each time. By the time that an
+emulated processor takes, a charge and an uncharge were 3.98 to 5.38 in 47 runs, by where the kernel and the program
+had happened to lie.
 """
 
 from __future__ import annotations
@@ -10,14 +15,15 @@ import pytest
 
 from tests.t5_module.harness import run_program
 
-RATIO_MOST = 5.0
-"""A charge and an uncharge, of what getpid() costs. Two ioctls on a file that has none, /dev/null, come to 3.5."""
+OWN_MOST = 1.2
+"""What the module adds to two ioctls by a charge and an uncharge, as a multiple of what getpid() costs. (A bound of 5.0
+on the whole, of which two ioctls were 3.5, allowed 1.5.)"""
 
 
 def test_charge_and_uncharge() -> None:
     found = run_program("bench")
     print(found)
-    assert found["tenant"] <= RATIO_MOST, found
+    assert found["tenant"] - found["nothing"] <= OWN_MOST, found
     # What is compared is what is executed, and nothing else: or the clock is not one of instructions. (It is rounded,
     # and an interrupt of the timer may fall into it.)
     assert run_program("bench")["tenant"] == pytest.approx(found["tenant"], abs=0.02)
