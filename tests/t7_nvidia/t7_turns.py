@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from ggroupfs.client import Member
 from tests.support.mounted import Mounted
-from tests.t7_nvidia.colocations import started
-from tests.t7_nvidia.conftest import wait_for
+from tests.t7_nvidia.colocations import Colocated, p99, started
+from tests.t7_nvidia.conftest import WANT, built, wait_for
 from tests.t7_nvidia.programs import GIB, MIB, Program, member, nvml_used, program, run_in, slice_of, write
+from tests.t7_nvidia.trained import STEPS, STOP, Rewritten, outcome, rewrite, torch
 
 SIZE = 4 * GIB
 """Bytes that each of the programs computes with, besides its context."""
 MISSED = 64 * MIB
 """Bytes over a limit that NVML may see."""
 WRITES = 30
+TRAINED_S = float(os.environ.get("GGROUP_TURNS_S", "480"))
+"""Seconds for which programs train in turns."""
+MOST_STEPS = 60_000
+"""Steps for which a program that trains has room: more than it does in that time."""
+LONG_US = 2_000_000
+"""Microseconds that a kernel takes which is not over by the end of any turn."""
+WATCHED_S = 40.0
+"""Seconds in which programs with such kernels are watched."""
 
 
 def waits(group: Member) -> bool:
@@ -41,23 +53,29 @@ def turns(mount: Mounted, elastic: str, within: str, count: int) -> Iterator[lis
 
 
 @contextlib.contextmanager
-def lead(mount: Mounted) -> Iterator[None]:
+def lead(mount: Mounted) -> Iterator[Colocated]:
     """A program that serves requests and goes before all others: they take turns behind it."""
     with started(mount, "requests") as one:
         write(Member(one.process.pid, 0, mount.group(one.process.pid)), "compute.priority", 0)
-        over = threading.Event()
+        yield one
 
-        def serve() -> None:
-            while not over.is_set():
-                one.latencies(1)
 
-        server = threading.Thread(target=serve)
-        server.start()
-        try:
-            yield
-        finally:
-            over.set()
-            server.join()
+@contextlib.contextmanager
+def serving(one: Colocated) -> Iterator[list[float]]:
+    """Has it serve meanwhile; the latencies so far, in seconds."""
+    over, latencies = threading.Event(), list[float]()
+
+    def serve() -> None:
+        while not over.is_set():
+            latencies.extend(one.latencies(1))
+
+    server = threading.Thread(target=serve)
+    server.start()
+    try:
+        yield latencies
+    finally:
+        over.set()
+        server.join()
 
 
 def total_used(runs: Sequence[Program]) -> int:
@@ -68,7 +86,12 @@ def total_used(runs: Sequence[Program]) -> int:
 @pytest.mark.timeout(240)
 def test_what_waits_for_its_turn_gives(gpu_mount: Mounted, elastic: str) -> None:
     """Limits are written while the program is off for its turn: each write is taken, and holds by the driver."""
-    with slice_of(gpu_mount, "turns") as (name, _), lead(gpu_mount), turns(gpu_mount, elastic, name, 3) as each:
+    with (
+        slice_of(gpu_mount, "turns") as (name, _),
+        lead(gpu_mount) as one,
+        serving(one),
+        turns(gpu_mount, elastic, name, 3) as each,
+    ):
         rng, refused, took, over = random.Random(1), Counter[str](), [], []
         for _ in range(WRITES):
             run, group = rng.choice(each)
@@ -98,21 +121,100 @@ def test_what_waits_for_its_turn_gives(gpu_mount: Mounted, elastic: str) -> None
 def test_a_slice_holds_its_limit_during_turns(gpu_mount: Mounted, elastic: str) -> None:
     """A fourth program allocates over the budget while three take turns: the slice holds, its protected one too."""
     budget = 3 * SIZE + 3 * GIB
-    with slice_of(gpu_mount, "turns") as (name, slice_):
-        with lead(gpu_mount), turns(gpu_mount, elastic, name, 3) as each, contextlib.ExitStack() as stack:
-            write(each[0][1], "gmem.limit.low", "max")
-            write(slice_, "gmem.limit.high", budget)
-            wait_for(lambda: any(waits(group) for _, group in each), "they take turns", seconds=15)
-            words = run_in(gpu_mount, "compute.priority=5", within=name)
-            fourth = stack.enter_context(program(*words, elastic, "PAGE", str(SIZE >> 20)))
-            runs = [run for run, _ in each] + [fourth]
-            most, end = 0, time.monotonic() + 20
-            wait_for(lambda: fourth.passes > 2, "the fourth works", seconds=60)
-            while time.monotonic() < end:
-                most = max(most, total_used(runs))
-            kept = each[0][1].flat("gmem.stat")
-            print(f"budget {budget >> 20} MiB, NVML at most {most >> 20}; protected: {kept['swapout_bytes']} bytes out")
-            assert most <= budget + MISSED
-            assert kept["swapout_bytes"] == 0
-            for run in runs:
-                run.finish()
+    with (
+        slice_of(gpu_mount, "turns") as (name, slice_),
+        lead(gpu_mount) as one,
+        serving(one),
+        turns(gpu_mount, elastic, name, 3) as each,
+        contextlib.ExitStack() as stack,
+    ):
+        write(each[0][1], "gmem.limit.low", "max")
+        write(slice_, "gmem.limit.high", budget)
+        wait_for(lambda: any(waits(group) for _, group in each), "they take turns", seconds=15)
+        words = run_in(gpu_mount, "compute.priority=5", within=name)
+        fourth = stack.enter_context(program(*words, elastic, "PAGE", str(SIZE >> 20)))
+        runs = [run for run, _ in each] + [fourth]
+        most, end = 0, time.monotonic() + 20
+        wait_for(lambda: fourth.passes > 2, "the fourth works", seconds=60)
+        while time.monotonic() < end:
+            most = max(most, total_used(runs))
+        kept = each[0][1].flat("gmem.stat")
+        print(f"budget {budget >> 20} MiB, NVML at most {most >> 20}; protected: {kept['swapout_bytes']} bytes out")
+        assert most <= budget + MISSED
+        assert kept["swapout_bytes"] == 0
+        for run in runs:
+            run.finish()
+
+
+@pytest.mark.timeout(TRAINED_S + 400)
+def test_training_in_turns(gpu_mount: Mounted) -> None:
+    """Three programs train in turns behind one that serves, their limits rewritten all the time: losses to the bit."""
+    end = time.monotonic() + TRAINED_S
+    with contextlib.ExitStack() as stack:
+        serves = stack.enter_context(lead(gpu_mount))
+        stack.enter_context(serving(serves))
+        runs = [stack.enter_context(torch(gpu_mount, "train", MOST_STEPS, "compute.priority=5")) for _ in range(3)]
+        groups = [member(gpu_mount, run) for run in runs]
+
+        def one(number: int) -> Rewritten:
+            return rewrite(runs[number], groups[number], number, lambda _: time.monotonic() >= end)
+
+        with ThreadPoolExecutor(len(runs)) as pool:
+            results = list(pool.map(one, range(len(runs))))
+        waited = [group.flat("gcgroup.stat")["nr_throttled"] for group in groups]
+        for run in runs:
+            run.set(STOP, 1)
+        losses = [outcome(run)[0] for run in runs]
+    for result, times, each in zip(results, waited, losses, strict=True):
+        print(f"{len(each) // 8} steps; {times} times off for a turn; {result}", flush=True)
+    with torch(None, "train", max(len(each) for each in losses) // 8) as run:
+        expected, _ = outcome(run, seconds=300)
+    print(f"losses equal: {[each == expected[: len(each)] for each in losses]}")
+    assert all(each == expected[: len(each)] for each in losses)
+    assert all(len(each) // 8 >= STEPS // 4 for each in losses)
+    assert all(waited)
+    assert all(result.moved > result.footprint for result in results)
+    assert not any(result.refused for result in results)
+
+
+@pytest.mark.timeout(300)
+def test_kernels_that_no_turn_is_long_enough_for(
+    gpu_mount: Mounted, elastic: str, binary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A program with kernels of 2 s, one with a kernel that never ends and one with short ones take turns behind one
+    that serves: all go on; what that costs is told."""
+    endless = built(tmp_path_factory, "endless")
+    words = run_in(gpu_mount, "compute.priority=5")
+    with lead(gpu_mount) as serves:
+        alone = p99(serves.latencies())
+        with (
+            program(*words, os.fspath(binary), "PAGE", str(LONG_US)) as long,
+            program(*words, endless, "PAGE") as persists,
+            program(*words, elastic, "PAGE", str(SIZE >> 20)) as short,
+            serving(serves) as latencies,
+        ):
+            long.set(WANT, 1)
+            groups = [member(gpu_mount, run) for run in (long, persists, short)]
+            before, start = [run.passes for run in (long, persists, short)], time.monotonic()
+            latencies.clear()
+            undrained, over = Counter[str](), start + WATCHED_S
+            while time.monotonic() < over:
+                for name, group in zip(("long", "persists", "short"), groups, strict=True):
+                    undrained[name] += waits(group) and "compute.turn_end late" in group.read("gcgroup.record")
+                time.sleep(0.05)
+            seconds = time.monotonic() - start
+            done = [run.passes - one for run, one in zip((long, persists, short), before, strict=True)]
+            beside = p99(latencies)
+            throttled = [group.flat("gcgroup.stat")["nr_throttled"] for group in groups]
+            persists.finish()
+            short.finish()
+        print(
+            f"in {seconds:.0f} s: {done[0]} kernels of 2 s, {done[1] / seconds:.0f} ms a second of the endless one, "
+            f"{done[2] / seconds:.1f} passes/s; times off for a turn {throttled}; seen waiting and not drained "
+            f"{dict(undrained)}; p99 of requests {alone * 1e3:.1f} ms alone, {beside * 1e3:.1f} beside them"
+        )
+        assert done[0] >= 2
+        assert done[1] >= 1000
+        assert done[2] >= 2
+        assert all(throttled)
+        assert undrained["persists"]
