@@ -17,11 +17,11 @@ from backend.core.entries import Resident
 from backend.core.member import UNTOUCHED, Compute
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Inherited, Ledger
-from backend.core.reasons import ON, Engines, Off, Reason, counted
+from backend.core.reasons import ON, Off, Reason, counted
 from backend.core.records import NOWHERE, Channel, Place, Wanted
 from backend.core.settings import LEVERS, TIMESLICE
 from backend.core.tally import Tally
-from backend.core.turns import TurnEnd
+from backend.core.turning import Turning
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ class Follower:
         self._placed: dict[Member, None] = {}  # those whose record has a place: of thousands these are asked for
         self.background = Background("compute", population, self.apply, deadlines, lambda record: record.compute)
         """For what changed without a writer."""
+        self.turning = Turning(gpus, population, self.schedule)
+        """The ends of turns and their beginnings."""
         self.watcher: Callable[[int], None] = lambda gpu: None
         """What is told that a process came to a GPU, left it or moved there, or that something is asked."""
 
@@ -93,12 +95,13 @@ class Follower:
                         value = max(self._gpus[group.gpu].info.takes(lever).start, value // max(1, sharers))
                     held[lever.field] = lever.along(held.get(lever.field, value), value)
         place, off = self._of(group).place, Off()
+        drains = place.drains
         if frozen:
             off = off.with_(Reason.FREEZE)
-        if place.off:
+        if place.off and not drains:
             off = off.with_(Reason.TURN, place.engines)
-        held.setdefault(TIMESLICE.field, place.timeslice_us)
-        return Wanted(off, **held)
+        held.setdefault(TIMESLICE.field, (place.drain_us if drains else 0) or place.timeslice_us)
+        return Wanted(off, drains=drains, **held)
 
     # What the scheduler has a say in
 
@@ -114,39 +117,14 @@ class Follower:
         else:
             self._placed.pop(group, None)
 
-    async def end_turn(self, group: Member, place: Place, bound_us: int) -> TurnEnd:
-        """Ends the turn of a process, for a place off the runlist: it launches nothing more, and what it launched has
-        `bound_us` microseconds to end (:meth:`backend.core.protocols.Gpu.end_turn`). The place is wanted from then on,
-        without the engines that the end of the turn allows to take: GR where nothing more is launched, else all.
-
-        Should it fail, or be cancelled, :meth:`fall_back` has the turn go on.
-        """
-        compute = self._of(group)
-        async with compute.lever():  # a lever that is pulled meanwhile would find no turn that has ended, and begin it
-            if self._of(group) is not compute:
-                raise fail(errno.ESRCH)
-            compute.turn_end = TurnEnd.UNGATED
-            end = compute.turn_end = await self._gpus[group.gpu].end_turn(group.process, bound_us)
-            if self._of(group) is not compute:
-                raise fail(errno.ESRCH)
-            engines = Engines.ALL if end is TurnEnd.UNGATED else Engines.GR
-            self.schedule(group, attrs.evolve(place, engines=engines))
-        return end
-
-    async def _begin_turn(self, group: Member, compute: Compute) -> None:
-        """Has a process launch again, which is on the runlist, or off it for another reason than its turn."""
-        if compute.turn_end is not None:
-            await self._gpus[group.gpu].begin_turn(group.process)
-            compute.turn_end = None
-
     def scheduled(self, gpu: int) -> Sequence[Process]:
         """The processes that the scheduler of a GPU has a place for."""
         return [member.process for member in self._placed if member.gpu == gpu]
 
     def fall_back(self, group: Member) -> None:
         """The scheduler's part does not hold: no more is wanted of it than what does, and that it runs."""
-        applied = self.applied(group)
-        self.schedule(group, Place(applied.timeslice_us))
+        applied, place = self.applied(group), self.place(group)
+        self.schedule(group, Place(place.timeslice_us if place.drains else applied.timeslice_us))
         if applied.off.reasons & Reason.TURN or self._of(group).turn_end is not None:  # perhaps
             self.background.later(group)
 
@@ -231,7 +209,7 @@ class Follower:
                 self._remember(group, compute, wanted)  # it is off the runlist for other reasons
             compute.inherited = False
             if not _waits(wanted):
-                await self._begin_turn(group, compute)
+                await self.turning.begin(group, compute)
 
     async def _detach(self, group: Member, compute: Compute, wanted: Wanted) -> None:
         """Has the engines of its reasons off, and the others on. What holds meanwhile is what held and what will."""
@@ -391,7 +369,7 @@ class Follower:
             if inherited or applied.off:
                 await gpu.attach(process)
                 self._note_reasons(group, Off())
-            await self._begin_turn(group, self._of(group))
+            await self.turning.begin(group, self._of(group))
             for lever in LEVERS:
                 if inherited or applied.at(lever):
                     await gpu.set_lever(lever, process, 0)
@@ -407,7 +385,7 @@ class Follower:
 
 def _waits(wanted: Wanted) -> bool:
     """Return whether a process is to wait for its turn."""
-    return bool(wanted.off.reasons & Reason.TURN)
+    return wanted.drains or bool(wanted.off.reasons & Reason.TURN)
 
 
 def _stands(compute: Compute) -> bool:

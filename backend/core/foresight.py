@@ -26,7 +26,9 @@ EACH_S = 0.01
 what was said last is unknown."""
 PART_S, REST = 0.001, 99
 """Seconds of a look after which it rests, and how many times as long: on a slow machine, too, it has a hundredth of a
-CPU."""
+CPU. The end of a look rests as each part does: where one process takes PART_S there is no other to rest before."""
+REST_MOST_S = 10.0
+"""Seconds of rest after a look at most: what was said last is unknown after three times as long."""
 
 
 class Foresight:
@@ -48,17 +50,20 @@ class Foresight:
                 nursery.start_soon(lasting, f"the foresight of GPU {index}", partial(self._watch, index))
 
     async def _watch(self, index: int) -> None:
-        outlook = Outlook()
+        outlook, busy = Outlook(), 0.0
         while True:
-            await trio.sleep(max(LOOK_S, EACH_S * self._population.sharers(SliceOn(ROOT, index))))
+            each = EACH_S * self._population.sharers(SliceOn(ROOT, index))
+            await trio.sleep(max(LOOK_S, each, min(REST_MOST_S, REST * busy)))
+            busy = 0.0
             if self._population.sharers(SliceOn(ROOT, index)) and not self._gpus[index].lost:
-                sights = await self._sights(index)
+                sights, began = await self._sights(index)
                 now = trio.current_time()  # a look takes its time: what was seen at its begin is taken for as late
                 outlook.see(now, sights)
                 self._tell(index, outlook.judge(now, self._order(index)))
+                busy = trio.current_time() - began
 
-    async def _sights(self, index: int) -> Mapping[Process, Sight]:
-        """Return what is seen of the processes with a context on a GPU."""
+    async def _sights(self, index: int) -> tuple[Mapping[Process, Sight], float]:
+        """Return what is seen of the processes with a context on a GPU, and when the last part of that began."""
         found: dict[Process, Sight] = {}
         began = trio.current_time()
         for resident in list(self._population.below(SliceOn(ROOT, index))):
@@ -74,7 +79,7 @@ class Foresight:
                 continue  # the kernel has seen it die, and its exit is still to be told
             activity = self._gpus[index].activity(process)
             found[process] = Sight(books.current + books.swap, _done(activity), activity.pending != 0)
-        return found
+        return found, began
 
     def _tell(self, index: int, classes: Mapping[Process, NextUse]) -> None:
         """Have the ledger know, all at once: what is far each time, as it holds for a while only, and what is near as

@@ -71,6 +71,8 @@ class Compute(Followed):
     """Whether it is frozen, as compute.events last said."""
     turn_end: TurnEnd | None = None
     """How its turn ended, or UNGATED while that is waited for; None once its next one has begun."""
+    draining: trio.CancelScope | None = None
+    """What ends the wait for it to drain; None where there is none."""
     _lever: trio.Lock | None = None
 
     def lever(self) -> trio.Lock:

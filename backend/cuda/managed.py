@@ -77,7 +77,8 @@ class Mover(Protocol):
 
     async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
         """Closes the gate of turns of the program, and waits up to `bound_us` microseconds until it is drained, and
-        some 20 ms more for the answer."""
+        some 20 ms more for the answer. Asked again while it is late it waits again, and until it is answered that it
+        is drained it stays late. May be cancelled."""
 
     def begin_turn(self, gpu: int, ahead_us: int) -> None:
         """Opens the gate of turns, soon; the program is `ahead_us` microseconds ahead of the GPU at most from then on,
@@ -317,8 +318,11 @@ class Managed:
         program = self._programs.get(process)
         if program is None or program.departs or is_stopped(process.pid):
             return TurnEnd.UNGATED
+        drains = program.turn_end is not None
         end = await program.mover.end_turn(self.info.index, bound_us)
         if self._programs.get(process) is not program or program.departs:
+            return TurnEnd.UNGATED
+        if drains and program.turn_end is None:  # its next one has begun
             return TurnEnd.UNGATED
         if end is TurnEnd.DRAINED and trio.current_time() < program.distrusted_until:
             end = TurnEnd.LATE

@@ -65,6 +65,11 @@ STAYS = (errno.EBUSY, errno.EOPNOTSUPP, errno.EMFILE, errno.ENOMEM)
 """What a program may say to a DEPART that it does not follow (departure.c)."""
 
 
+WAIT_US = 50_000
+"""Microseconds that a program is asked to wait at a time for what it launched: its library does nothing else then, so
+an allocation that is to be granted waits as long, and so does the beginning of a turn."""
+
+
 @attrs.define(eq=False)
 class Asked:
     """A RECLAIM that was sent and not answered."""
@@ -107,6 +112,10 @@ class Gate:
 
     closed: bool = False
     """Whether it may be: an END_TURN was sent, and no BEGIN_TURN since then."""
+    late: bool = False
+    """Whether it is, and something of the program ran as it said so last."""
+    asked: Turning | None = None
+    """The last END_TURN that was sent."""
     ahead_us: int = 0
     """The run-ahead that the program was told last, microseconds; 0 for no bound."""
     unanswered: int = 0
@@ -350,6 +359,8 @@ class Session:
         if not self._can(LEAVES):
             raise OSError(errno.EOPNOTSUPP, "the library of the program is older, and cannot stand by: start it anew")
         self._begins.pop(gpu, None)  # DEPART opens the gate
+        if (gate := self._gates.get(gpu)) is not None:
+            gate.late = False
         self._seq += 1
         seq, departing = self._seq, Departing()
         self._departing[seq] = departing
@@ -374,13 +385,28 @@ class Session:
         """See :class:`backend.cuda.managed.Mover`. A program that does not answer in time is taken to have no gate, and
         not asked for some time. What it answers later says nothing: its turn may have begun again."""
         gate = self._gates.setdefault(gpu, Gate())
+        if gate.late:
+            return await self._drained(gpu, gate, bound_us)
         if not self._can(Feature.TURNS) or gate.unanswered or trio.current_time() < gate.again:
             return TurnEnd.UNGATED
         self._begins.pop(gpu, None)  # that turn is over before the program heard of it
+        gate.closed = True
+        with trio.move_on_after(bound_us / 1e6 + ANSWER_S):
+            await self._ask_end(gpu, gate, bound_us)
+        end = None if gate.asked is None else gate.asked.end
+        if end is None:
+            gate.mute_s = min(MUTE_MOST_S, 2 * gate.mute_s) or MUTE_S
+            gate.again = trio.current_time() + gate.mute_s
+            return TurnEnd.UNGATED
+        gate.mute_s, gate.late = 0.0, gate.closed and end is TurnEnd.LATE
+        return end
+
+    async def _ask_end(self, gpu: int, gate: Gate, bound_us: int) -> None:
+        """Asks for the end of a turn, and waits for the answer, or for the end of the connection."""
         turning, seq = self._turn(Op.END_TURN, gpu)
-        gate.closed, sent = True, False
+        gate.asked, sent = turning, False
         try:
-            with contextlib.suppress(OSError), trio.move_on_after(bound_us / 1e6 + ANSWER_S):
+            with contextlib.suppress(OSError):
                 sent = await self._line.send(Message(Op.END_TURN, seq, gpu, (bound_us,)))
                 if sent:
                     await turning.done.wait()
@@ -388,19 +414,36 @@ class Session:
             if not sent and seq in self._turning:
                 del self._turning[seq]
                 gate.unanswered -= 1
-        if turning.end is None:
-            gate.mute_s = min(MUTE_MOST_S, 2 * gate.mute_s) or MUTE_S
-            gate.again = trio.current_time() + gate.mute_s
-            return TurnEnd.UNGATED
-        gate.mute_s = 0.0
-        return turning.end
+                turning.done.set()
+
+    async def _drained(self, gpu: int, gate: Gate, bound_us: int) -> TurnEnd:
+        """Waits for a program that launches nothing more, as it said. An answer that is late says nothing of its gate:
+        memory may be coming back there. It is not asked again meanwhile."""
+        until = trio.current_time() + bound_us / 1e6
+        asked = False
+        with trio.move_on_at(until + WAIT_US / 1e6 + ANSWER_S):
+            while gate.late:
+                left_us = max(0, round((until - trio.current_time()) * 1e6))
+                if gate.asked is not None and not gate.asked.done.is_set():
+                    await gate.asked.done.wait()  # of a caller that was cancelled
+                elif left_us or not asked:
+                    asked = True
+                    await self._ask_end(gpu, gate, min(left_us, WAIT_US))
+                else:
+                    break
+                if gate.asked is None or gate.asked.end is not TurnEnd.LATE:
+                    gate.late = False
+        if gate.late:
+            return TurnEnd.LATE
+        end = None if gate.asked is None else gate.asked.end
+        return TurnEnd.DRAINED if gate.closed and end is TurnEnd.DRAINED else TurnEnd.UNGATED
 
     def begin_turn(self, gpu: int, ahead_us: int) -> None:
         """See :class:`backend.cuda.managed.Mover`. It is sent by the task that tells of room, and nothing waits for a
         program that is slow to take it. A gate that is open is left alone, but for the end of a bound."""
         gate = self._gates.get(gpu)
         if gate is not None and (gate.closed or (gate.ahead_us and not ahead_us)):
-            gate.closed, gate.ahead_us = False, ahead_us
+            gate.closed, gate.late, gate.ahead_us = False, False, ahead_us
             self._begins[gpu] = ahead_us
             self._news.set()
 

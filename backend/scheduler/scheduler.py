@@ -3,16 +3,15 @@
 It acts rarely. Each change is a call of the driver, or several, that takes 1 to 2 ms, in which no neighbour on the GPU
 is disturbed, but the driver's locks are held: no more than RATE + BURST of them are made in any second.
 
-A turn ends gate first: the program launches nothing more and what it launched has DRAIN_US to end, before its GR engine
-goes off. All turns that end in one look are waited for at the same time, so that no program waits for longer than that
-because of others; and the programs whose turns begin are on the runlist by then.
+A turn ends gate first (``ends.py``). All turns that end in one look are waited for at the same time, so that no program
+waits for longer because of others; and the programs whose turns begin are on the runlist by then.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import attrs
 import trio
@@ -20,15 +19,15 @@ import trio
 from backend.core.deadlines import deadline
 from backend.core.entries import Resident
 from backend.core.follower import Follower
-from backend.core.member import Failure, Scheduled, Throttle, Undrained
+from backend.core.member import Failure, Scheduled, Throttle
 from backend.core.nextuse import Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
-from backend.core.turns import TurnEnd
 from backend.process.identity import ROOT, Member, Process, SliceOn, is_borne
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
+from backend.scheduler.ends import Ends
 from backend.scheduler.parts import REST, Pace
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
@@ -55,13 +54,6 @@ PASSING = frozenset((errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ETIMEDOUT))
 answer in LEVER."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """Seconds after which a lever that failed is tried again; each time twice as long, up to the second."""
-DRAIN_US = 50_000
-"""Microseconds that a program has to drain at the end of its turn. What it may be ahead of the GPU (10 ms, AHEAD_US of
-``cuda/managed.py``) and one long kernel (10 ms) take twice as long beside the program whose turn has begun. Of a turn
-of 0.5 s it is a tenth, in which the engine is used all the same."""
-UNDRAINED_S, UNDRAINED_MOST_S = 2.0, 60.0
-"""Seconds in which a program that was not drained in time is not waited for at the end of its turns; each time twice as
-long, up to the second. The first time may be for all that it had launched before its run-ahead was bounded."""
 
 
 class Scheduler:
@@ -77,6 +69,7 @@ class Scheduler:
         self._seconds = seconds
         self._core = Core(gpu.info.timeslice_default_us)
         self._bucket = Bucket(RATE, BURST)
+        self._ends = Ends(follower, self._member, self._of, self._pull, LEVER * seconds)
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
         self._looked = 0.0
@@ -103,10 +96,19 @@ class Scheduler:
         return attrs.evolve(order, waiting=[process for process in order.waiting if process in off])
 
     def _of(self, process: Process) -> Scheduled:
-        return self._population.record(Member(process, self._index)).scheduled
+        return self._population.record(self._member(process)).scheduled
+
+    def _member(self, process: Process) -> Member:
+        return Member(process, self._index)
 
     async def run(self) -> None:
         """Schedules until cancelled. What it brought about the Follower takes back."""
+        async with trio.open_nursery() as self._ends.nursery:
+            for process in self._follower.scheduled(self._index):
+                self._ends.wait(process)
+            await self._look()
+
+    async def _look(self) -> None:
         calm = 0
         while True:
             pace = Pace()
@@ -182,6 +184,7 @@ class Scheduler:
         if len(self._contenders) < 2:
             self._last = {}
         samples = await self._samples(pace) if len(self._contenders) > 1 else {}
+        samples = self._ends.observe(samples)
         places = dict(await pace.end(self._core.decide(window, self._contenders, samples)))
         for process in self._follower.scheduled(self._index):
             if self._gpu.lost:  # nothing is there that a lever could be pulled on
@@ -192,7 +195,7 @@ class Scheduler:
         self._busy = pace.busy
         async with trio.open_nursery() as ends:
             for process, place in sorted(changes, key=self._urgency):
-                group = Member(process, self._index)
+                group = self._member(process)
                 if not self._population.holds(group) or self._follower.is_busy(group):
                     continue  # with the next look
                 if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
@@ -214,47 +217,52 @@ class Scheduler:
 
     async def _change(self, process: Process, place: Place) -> None:
         """Has a process have its place."""
-        group, before = Member(process, self._index), self._place(process)
-        try:
-            with deadline(LEVER * self._seconds):
-                if place.off and not before.off:
-                    await self._end_turn(group, place)
-                else:
-                    self._follower.schedule(group, attrs.evolve(place, engines=before.engines))
-                await self._follower.apply(group)
-        except Exception as error:
-            self._failed(group, before, error)
-        else:
-            self._of(process).failure = None
-            self._count(process, place.off)
+        await self._pull(process, lambda: self._place_at(process, place))
+        self._ends.wait(process)
 
-    async def _end_turn(self, group: Member, place: Place) -> None:
-        """Ends the turn of a process, for a place off the runlist. One that was not drained the last time is told to
-        launch nothing more, and not waited for."""
-        slot, now = self._of(group.process), trio.current_time()
-        last = slot.undrained
-        waits = last is None or now >= last.again
-        end = await self._follower.end_turn(group, place, DRAIN_US if waits else 0)
-        if end is TurnEnd.DRAINED:
-            slot.undrained = None
-        elif end is TurnEnd.LATE and waits:
-            wait = UNDRAINED_S if last is None else min(UNDRAINED_MOST_S, 2 * last.wait)
-            slot.undrained = Undrained(now + wait, wait)
+    async def _place_at(self, process: Process, place: Place) -> None:
+        group, before = self._member(process), self._place(process)
+        with deadline(LEVER * self._seconds):
+            if place.off and not before.off:
+                await self._ends.end(process, place)
+                drains = self._place(process).drains
+                if drains and self._bucket.take(trio.current_time(), min(BURST, 2 * self._contexts(process))):
+                    self._ends.lengthen(process)  # and back
+            else:
+                kept = attrs.evolve(place, engines=before.engines, drain_us=before.drain_us)
+                self._follower.schedule(group, kept)
+            await self._follower.apply(group)
+
+    async def _pull(self, process: Process, pull: Callable[[], Awaitable[None]]) -> None:
+        """Calls what pulls levers of a process, and takes note of what came of it."""
+        try:
+            await pull()
+        except Exception as error:
+            self._failed(self._member(process), error)
+        else:
+            if not self._population.holds(self._member(process)):
+                return
+            self._of(process).failure = None
+            place = self._place(process)
+            self._count(process, place.off and not place.drains)
 
     def _calls(self, process: Process, place: Place) -> int:
         """How many calls it takes at most: one for each context, and one more to see that it is on the runlist."""
         before = self._place(process)
         times = int(before.timeslice_us != place.timeslice_us)
         if before.off != place.off:
-            times += 1 if place.off else 2
-        return times * max(1, self._gpu.activity(process).contexts)
+            times += 1 if place.off or before.drains else 2
+        return times * self._contexts(process)
+
+    def _contexts(self, process: Process) -> int:
+        return max(1, self._gpu.activity(process).contexts)
 
     def _drop(self, process: Process) -> None:
         """It has no place any more, and none is to be told of it."""
         self._follower.schedule(Member(process, self._index), NOWHERE)
         self._count(process, False)
 
-    def _failed(self, group: Member, before: Place, error: Exception) -> None:
+    def _failed(self, group: Member, error: Exception) -> None:
         """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone.
 
         One that has just gone is nothing to tell of: a program lets go of its files, and of the levers by that, before

@@ -33,6 +33,9 @@ _AMONG_OTHERS = _ALONE | {"compute.migrate": Capability.ENFORCED}
 DRAIN_S = 0.0001
 """Seconds between two looks whether a program has drained, at least."""
 
+STUCK_S = 0.01
+"""Seconds after which is seen that a program does not drain any more: it was taken off the runlist."""
+
 FAULTS_S = 0.02
 """Seconds between two looks into the directory of faults, where there is one."""
 
@@ -97,7 +100,7 @@ class SoftGpu(Hardware):
 
     def footprint(self, process: Process) -> Footprint:
         tenant = self._tenants.get(process)
-        if tenant is None or not self._is_late(tenant):
+        if tenant is None or not (self._is_late(tenant) and tenant.is_stuck):
             return Footprint()
         return Footprint(movable=0, unmovable=tenant.memory.resident * self.config.page)
 
@@ -151,6 +154,14 @@ class SoftGpu(Hardware):
                 return
             await trio.sleep(max(tenant.pending / 1e9, DRAIN_S))  # it takes as long at least
 
+    async def _moves(self, tenant: Tenant) -> bool:
+        """Whether memory of a program moves; returns once what it launched before the end of its turn has run, if that
+        goes on."""
+        while True:
+            if not self._is_late(tenant) or tenant.is_stuck:
+                return not tenant.is_late
+            await trio.sleep(min(max(tenant.pending / 1e9, DRAIN_S), STUCK_S))
+
     async def begin_turn(self, process: Process) -> None:
         self._require()
         self._engine.advance()
@@ -165,7 +176,10 @@ class SoftGpu(Hardware):
             return 0
         bookkeeper, page = self.booked, self.config.page
         moved = 0
-        while moved < nbytes and tenant.memory.resident and not self._is_late(tenant):
+        while moved < nbytes and await self._moves(tenant):
+            self._require()
+            if not tenant.memory.resident or tenant.leaving or self._tenants.get(process) is not tenant:
+                break
             pages = min(self.config.batch // page, -(-(nbytes - moved) // page), tenant.memory.resident)
             batch = pages * page
             try:

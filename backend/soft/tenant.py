@@ -87,8 +87,13 @@ class Tenant:
 
     @property
     def is_late(self) -> bool:
-        """Whether its turn has ended, and something of it has not run yet: none of its memory moves until its turn."""
+        """Whether its turn has ended, and something of it has not run yet: none of its memory moves before that."""
         return self.gate.is_closed and self.is_busy
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether that does not go on, either, until its next turn."""
+        return self.is_late and not self.attached
 
     def begin_turn(self) -> None:
         """Opens its gate. What has not run yet goes on in this turn, with the memory that it uses."""

@@ -52,6 +52,10 @@ class Gated(Program):
         """The run-ahead that it was told last, microseconds."""
         self.drain_s = 0.0
         """Seconds from the closing of the gate until what it launched has run."""
+        self.closed_at = 0.0
+        """When it closed."""
+        self.listens = trio.Lock()
+        """Held while it does what it is asked about the gate: the library has one thread for that."""
         self.pending = False
         """Whether kernels of it were not done when it was asked last."""
         self.told: list[tuple[Op, int]] = []
@@ -61,12 +65,14 @@ class Gated(Program):
         """The answer to what the daemon asks."""
         match message.op:
             case Op.END_TURN:
-                self.told.append((Op.END_TURN, message.args[0]))
-                return await self.end_turn(message)
+                async with self.listens:
+                    self.told.append((Op.END_TURN, message.args[0]))
+                    return await self.end_turn(message)
             case Op.BEGIN_TURN:
-                self.told.append((Op.BEGIN_TURN, message.args[0]))
-                self.is_closed, self.pending, self.ahead_us = False, False, message.args[0]
-                return message.answer()
+                async with self.listens:
+                    self.told.append((Op.BEGIN_TURN, message.args[0]))
+                    self.is_closed, self.pending, self.ahead_us = False, False, message.args[0]
+                    return message.answer()
             case Op.DEPART:
                 self.is_closed, self.pending, self.ahead_us = False, False, 0
                 return message.answer()
@@ -76,11 +82,13 @@ class Gated(Program):
 
     async def end_turn(self, message: Message) -> Message:
         """The gate closes, and what runs drains."""
+        if not self.is_closed:
+            self.closed_at = trio.current_time()
         self.is_closed = self.pending = True
-        bound_s = message.args[0] / 1e6
-        await trio.sleep(min(bound_s, self.drain_s))
-        self.pending = self.drain_s > bound_s
-        return message.answer(int(not self.pending), round(min(bound_s, self.drain_s) * 1e6))
+        bound_s, left_s = message.args[0] / 1e6, max(0.0, self.closed_at + self.drain_s - trio.current_time())
+        await trio.sleep(min(bound_s, left_s))
+        self.pending = left_s > bound_s
+        return message.answer(int(not self.pending), round(min(bound_s, left_s) * 1e6))
 
     def _can_move(self) -> bool:
         found = self.rig.fake.programs.get(self.process.pid)
@@ -119,10 +127,18 @@ def follower(h: Harness) -> Follower:
     return h.controller._follower
 
 
-async def end_turn(h: Harness, program: Program, bound_us: int = BOUND_US) -> TurnEnd:
-    """Has a program wait for its turn, as the scheduler does."""
+async def end_turn(h: Harness, program: Program, bound_us: int = BOUND_US, *, stays: bool = False) -> TurnEnd:
+    """Has a program wait for its turn, as the scheduler does; one that is late and `stays` drains on the runlist."""
     group = Member(program.process, program.gpu)
-    end = await follower(h).end_turn(group, Place(off=True), bound_us)
+    end = await follower(h).turning.end(group, Place(off=True), bound_us, stays=stays)
+    await follower(h).apply(group)
+    return end
+
+
+async def drain(h: Harness, program: Program, bound_us: int) -> TurnEnd | None:
+    """Has a program that drains go off, as the scheduler does."""
+    group = Member(program.process, program.gpu)
+    end = await follower(h).turning.drain(group, bound_us)
     await follower(h).apply(group)
     return end
 

@@ -206,7 +206,9 @@ async def test_a_launch_that_is_half_way_in_counts_as_launched(spawn: Spawn) -> 
             await trio.lowlevel.checkpoint()
         assert one.work == (0, 0)
         assert await gpu.end_turn(one.process, 0) is TurnEnd.LATE
+        await one.off(Place(off=True, engines=Engines.GR))
         assert gpu.footprint(one.process).movable == 0
+        await one.off(NOWHERE)
         assert await gpu.end_turn(one.process, PLENTY_US) is TurnEnd.DRAINED
         assert one.work == (1, 1)
 

@@ -21,7 +21,8 @@ from backend.door.wire import CUDA, Feature, Message, Op
 from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Member, Process
 from backend.process.running import is_stopped
-from backend.scheduler.scheduler import DRAIN_US, UNDRAINED_S, Scheduler
+from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_SLICE_US, DRAIN_US, UNDRAINED_S
+from backend.scheduler.scheduler import Scheduler
 from tests.support.cuda_session import GIB, LOOKS, Drive, Program, Rig, drive, pieces, takes, until_then
 from tests.support.harness import Harness, Spawn, StubGpu, refuses, running, settle, until, virtual
 from tests.support.turns import BOUND_US, LOOK_S, Gated, begin_turn, end_turn, gated, without
@@ -432,7 +433,7 @@ def test_a_lever_that_fails_leaves_no_gate_closed(drive: Drive) -> None:
     async def test(rig: Rig) -> None:
         program = await gated(rig, 8 * GIB)
         group, follower = Member(program.process, 0), rig.h.controller._follower
-        assert await follower.end_turn(group, Place(off=True), BOUND_US) is TurnEnd.DRAINED
+        assert await follower.turning.end(group, Place(off=True), BOUND_US) is TurnEnd.DRAINED
         assert program.is_closed
         follower.fall_back(group)
         await until_then(lambda: not program.is_closed)
@@ -444,10 +445,12 @@ def test_a_lever_that_fails_leaves_no_gate_closed(drive: Drive) -> None:
 # The scheduler
 
 
-def scheduler_of(h: Harness, gpu: StubGpu) -> Scheduler:
-    """A scheduler that is asked by the test alone."""
+def scheduler_of(h: Harness, gpu: StubGpu, nursery: trio.Nursery | None = None) -> Scheduler:
+    """A scheduler that is asked by the test alone; it waits for what drains in a nursery."""
     controller = h.controller
-    return Scheduler(gpu, h.ledger, controller.population, controller._follower, 1.0)
+    scheduler = Scheduler(gpu, h.ledger, controller.population, controller._follower, 1.0)
+    scheduler._ends.nursery = nursery
+    return scheduler
 
 
 def places(*off: Process) -> Any:
@@ -463,34 +466,39 @@ def places(*off: Process) -> Any:
 @virtual
 async def test_a_program_that_does_not_drain_is_waited_for_less_and_less(spawn: Spawn) -> None:
     gpu = StubGpu()
-    async with running(gpu) as h:
+    async with running(gpu) as h, trio.open_nursery() as nursery:
         who = await h.arrive(spawn().pid)
-        scheduler, group = scheduler_of(h, gpu), Member(who, 0)
+        scheduler, group = scheduler_of(h, gpu, nursery), Member(who, 0)
 
-        async def turn() -> int:
-            """For how long its end was waited for, microseconds."""
+        async def turn() -> list[int]:
+            """For how long its end was waited for, microseconds; each time that it was asked for."""
             await scheduler._change(who, Place(100, off=True))
+            if who not in gpu.without_gr:
+                assert gpu.timeslices[who] == DRAIN_SLICE_US
+                await trio.sleep(DRAIN_MOST_US / 1e6 + 0.01)
             assert gpu.without_gr == {who}
+            assert gpu.timeslices[who] == 100
             await scheduler._change(who, Place(100))
             assert gpu.without_gr == gpu.detached == set()
             assert h.controller._follower.applied(group).off == backend.core.reasons.ON
-            (end, begin), gpu.turns = gpu.turns, []
-            assert (end[:2], begin) == (("end", who.pid), ("begin", who.pid, 0))
-            return end[2]
+            (*ends, begin), gpu.turns = gpu.turns, []
+            assert begin == ("begin", who.pid, 0)
+            assert {end[:2] for end in ends} == {("end", who.pid)}
+            return [end[2] for end in ends]
 
-        gpu.ends[who] = TurnEnd.LATE, 1.0
-        assert [await turn(), await turn()] == [DRAIN_US, 0]
+        gpu.ends[who] = TurnEnd.LATE, 10.0
+        assert [await turn(), await turn()] == [[DRAIN_US, DRAIN_MOST_US], [0]]
         await trio.sleep(UNDRAINED_S)
-        assert [await turn(), await turn()] == [DRAIN_US, 0]
+        assert [await turn(), await turn()] == [[DRAIN_US, DRAIN_MOST_US], [0]]
         await trio.sleep(UNDRAINED_S)
-        assert await turn() == 0, "for twice as long"
+        assert await turn() == [0], "for twice as long"
         await trio.sleep(UNDRAINED_S)
         gpu.ends[who] = TurnEnd.DRAINED, 0.001
-        assert [await turn(), await turn()] == [DRAIN_US, DRAIN_US]
-        gpu.ends[who] = TurnEnd.LATE, 1.0
-        assert [await turn(), await turn()] == [DRAIN_US, 0]
+        assert [await turn(), await turn()] == [[DRAIN_US], [DRAIN_US]]
+        gpu.ends[who] = TurnEnd.LATE, 10.0
+        assert [await turn(), await turn()] == [[DRAIN_US, DRAIN_MOST_US], [0]]
         gpu.ends[who] = TurnEnd.DRAINED, 0.0
-        assert [await turn(), await turn()] == [0, DRAIN_US], "it was drained at once"
+        assert [await turn(), await turn()] == [[0], [DRAIN_US]], "it was drained at once"
 
 
 @virtual
@@ -501,7 +509,7 @@ async def test_no_end_of_a_turn_waits_for_another(spawn: Spawn) -> None:
         first, *others = [await h.arrive(spawn().pid) for _ in range(4)]
         scheduler = scheduler_of(h, gpu)
         await scheduler._change(first, Place(100, off=True))
-        gpu.ends.update((one, (TurnEnd.LATE, 1.0)) for one in others)
+        gpu.ends.update((one, (TurnEnd.DRAINED, 1.0)) for one in others)
         gpu.calls.clear()
         scheduler._core.decide = places(*others)  # type: ignore[method-assign]
         async with takes(DRAIN_US / 1e6, DRAIN_US / 1e6 + 0.01):

@@ -1,0 +1,150 @@
+"""How the turns of the programs of one GPU end: gate first, then a wait for what runs, and off the runlist after that.
+
+The program launches nothing more, and what it launched has DRAIN_US to end, before its GR engine goes off. One that
+needs longer goes on beside the program whose turn has begun: it *drains*, and its memory moves meanwhile as that of one
+that runs. Beside others that are always busy it comes to run once in a round of 60 ms: in slices of 50 us 20 ms of work
+would take 24 s. So it has DRAIN_SLICE_US, and takes 0.6 s.
+
+What that costs a program of better priority: in a round with such a slice it waits for that, no longer than for any
+neighbour where there is no scheduler. It does so for ten rounds of a turn, since what was launched is no more than the
+run-ahead and a kernel. In slices of 50 us the same work would cost four times as much of the engine in switches alone.
+
+One that does not end by then, with kernels of seconds or one that never ends, goes off as it is, and is late: nothing
+of its memory moves until its turn. Its next turns end without a wait, for ever longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import attrs
+import trio
+
+from backend.core.deadlines import deadline
+from backend.core.follower import Follower
+from backend.core.member import Scheduled, Undrained
+from backend.core.records import Place
+from backend.core.turns import TurnEnd
+from backend.process.identity import Member, Process
+from backend.scheduler.use import Sample
+
+DRAIN_US = 5_000
+"""Microseconds that a program has to drain at the end of its turn, in the slice that it has. The next look comes after
+the end of all that end in one: of a turn of 0.5 s it is a tenth, in which the engine is used."""
+DRAIN_MOST_US = 2_000_000
+"""Microseconds that it has after that, on the runlist: in rounds of 60 ms, behind others that always have work, 33
+slices of 2 ms. It has 20 ms of work: what it may be ahead (AHEAD_US of ``cuda/managed.py``) and one kernel."""
+DRAIN_SLICE_US = 2_000
+"""Slice of a program that drains, microseconds: about what the driver gives (2.048 ms)."""
+DRAIN_WORK_US = 400_000
+"""Microseconds on the engine after which a program that drains is given up: it has a long kernel. Beside one that fills
+it has most of the engine. The trace is 0.25 s late at most, so that much of its turn may be among them."""
+DRAINED_US = 30_000
+"""Microseconds on the engine that a program has for a drain, by what can be told: what is heard of late is of its turn,
+and more than that it does not have, but for a long kernel."""
+HEARD_S = 0.3
+"""Seconds after the end of a drain in which what it used is heard of."""
+UNDRAINED_S, UNDRAINED_MOST_S = 4.0, 60.0
+"""Seconds in which a program that was not drained in time is not waited for at the end of its turns; each time twice as
+long, up to the second. The first time may be for all that it had launched before its run-ahead was bounded."""
+
+
+@attrs.define
+class Drain:
+    """A wait for a program that drains."""
+
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """What gives it up."""
+    used_us: int = 0
+    """What the program used of the engine, as far as was heard, microseconds."""
+    told_us: int = 0
+    """What of that was told to be of the drain, microseconds."""
+    over: float | None = None
+    """When it was over, by trio's clock; None before."""
+
+
+class Ends:
+    """See the module."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        member: Callable[[Process], Member],
+        slot: Callable[[Process], Scheduled],
+        over: Callable[[Process, Callable[[], Awaitable[None]]], Awaitable[None]],
+        lever_s: float,
+    ) -> None:
+        """`slot` is what is kept of a process. `over` calls the function that has a process off once it was drained,
+        and takes note of what comes of it. `lever_s` is what the levers of one process may take, seconds."""
+        self._follower = follower
+        self._member = member
+        self._slot = slot
+        self._over = over
+        self._lever_s = lever_s
+        self._drains: dict[Process, Drain] = {}
+        self.nursery: trio.Nursery | None = None
+        """What drains are waited for in, while the scheduler runs."""
+
+    async def end(self, process: Process, place: Place) -> None:
+        """Ends the turn of a process, for a place off the runlist. One that was not drained the last time is told to
+        launch nothing more, and not waited for."""
+        last = self._slot(process).undrained
+        waits = last is None or trio.current_time() >= last.again
+        bound_us = DRAIN_US if waits else 0
+        end = await self._follower.turning.end(self._member(process), place, bound_us, stays=waits)
+        if end is TurnEnd.DRAINED:
+            self._slot(process).undrained = None
+
+    def lengthen(self, process: Process) -> None:
+        """Has a process that drains want the slice for that."""
+        group = self._member(process)
+        place = self._follower.place(group)
+        if place.drains:
+            self._follower.schedule(group, attrs.evolve(place, drain_us=DRAIN_SLICE_US))
+
+    def wait(self, process: Process) -> None:
+        """Has a process that drains go off the runlist once it is drained, or does not come to be."""
+        group = self._member(process)
+        is_new = self._follower.place(group).drains and not self._follower.turning.is_waited_for(group)
+        if self.nursery is not None and is_new:
+            self.nursery.start_soon(self._over, process, lambda: self._drained(process))
+
+    async def _drained(self, process: Process) -> None:
+        group, drain = self._member(process), Drain()
+        self._drains[process] = drain
+        end = None
+        try:
+            with drain.scope:
+                end = await self._follower.turning.drain(group, DRAIN_MOST_US)
+            if drain.scope.cancelled_caught:
+                end = await self._follower.turning.drain(group, 0)
+        finally:
+            drain.over = trio.current_time()
+        if end is None:
+            return
+        slot = self._slot(process)
+        if end is TurnEnd.DRAINED:
+            slot.undrained = None
+        elif end is TurnEnd.LATE:
+            wait = UNDRAINED_S if slot.undrained is None else min(UNDRAINED_MOST_S, 2 * slot.undrained.wait)
+            slot.undrained = Undrained(trio.current_time() + wait, wait)
+        with deadline(self._lever_s):
+            await self._follower.apply(group)
+
+    def observe(self, samples: Mapping[Process, Sample]) -> Mapping[Process, Sample]:
+        """Note what processes used since the last look, and return it with what of that was no part of their turns. One
+        that drains and used more than what it can have been ahead is given up."""
+        found, now = dict(samples), trio.current_time()
+        for process, drain in list(self._drains.items()):
+            sample = samples.get(process)
+            if sample is None or (drain.over is not None and now >= drain.over + HEARD_S):
+                del self._drains[process]
+                continue
+            used = sample.used_us or 0
+            drain.used_us += used
+            if drain.used_us > DRAIN_WORK_US:
+                drain.scope.cancel()
+            part = min(used, DRAINED_US - drain.told_us)
+            drain.told_us += part
+            found[process] = attrs.evolve(sample, drained_us=part)
+        return found
