@@ -118,7 +118,7 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
 # What a program's library lacks
 
 
-@pytest.mark.parametrize("lacks", [Feature.COUNTERS, Feature.DEPART, Feature.REPORT, Feature.MEMORY])
+@pytest.mark.parametrize("lacks", [Feature.COUNTERS, Feature.DEPART, Feature.REPORT, Feature.MEMORY, Feature.TURNS])
 @pytest.mark.logs("its library is older than this daemon and lacks")
 def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lacks: Feature, caplog: object) -> None:
     async def test() -> None:
