@@ -98,21 +98,25 @@ def test_what_waits_for_its_turn_gives(gpu_mount: Mounted, elastic: str) -> None
 def test_a_slice_holds_its_limit_during_turns(gpu_mount: Mounted, elastic: str) -> None:
     """A fourth program allocates over the budget while three take turns: the slice holds, its protected one too."""
     budget = 3 * SIZE + 3 * GIB
-    with slice_of(gpu_mount, "turns") as (name, slice_):
-        with lead(gpu_mount), turns(gpu_mount, elastic, name, 3) as each, contextlib.ExitStack() as stack:
-            write(each[0][1], "gmem.limit.low", "max")
-            write(slice_, "gmem.limit.high", budget)
-            wait_for(lambda: any(waits(group) for _, group in each), "they take turns", seconds=15)
-            words = run_in(gpu_mount, "compute.priority=5", within=name)
-            fourth = stack.enter_context(program(*words, elastic, "PAGE", str(SIZE >> 20)))
-            runs = [run for run, _ in each] + [fourth]
-            most, end = 0, time.monotonic() + 20
-            wait_for(lambda: fourth.passes > 2, "the fourth works", seconds=60)
-            while time.monotonic() < end:
-                most = max(most, total_used(runs))
-            kept = each[0][1].flat("gmem.stat")
-            print(f"budget {budget >> 20} MiB, NVML at most {most >> 20}; protected: {kept['swapout_bytes']} bytes out")
-            assert most <= budget + MISSED
-            assert kept["swapout_bytes"] == 0
-            for run in runs:
-                run.finish()
+    with (
+        slice_of(gpu_mount, "turns") as (name, slice_),
+        lead(gpu_mount),
+        turns(gpu_mount, elastic, name, 3) as each,
+        contextlib.ExitStack() as stack,
+    ):
+        write(each[0][1], "gmem.limit.low", "max")
+        write(slice_, "gmem.limit.high", budget)
+        wait_for(lambda: any(waits(group) for _, group in each), "they take turns", seconds=15)
+        words = run_in(gpu_mount, "compute.priority=5", within=name)
+        fourth = stack.enter_context(program(*words, elastic, "PAGE", str(SIZE >> 20)))
+        runs = [run for run, _ in each] + [fourth]
+        most, end = 0, time.monotonic() + 20
+        wait_for(lambda: fourth.passes > 2, "the fourth works", seconds=60)
+        while time.monotonic() < end:
+            most = max(most, total_used(runs))
+        kept = each[0][1].flat("gmem.stat")
+        print(f"budget {budget >> 20} MiB, NVML at most {most >> 20}; protected: {kept['swapout_bytes']} bytes out")
+        assert most <= budget + MISSED
+        assert kept["swapout_bytes"] == 0
+        for run in runs:
+            run.finish()
