@@ -415,7 +415,7 @@ def tell(names: Sequence[str], steps: Sequence[Step]) -> None:
             assert without(machine.programs[name]) == (False, False)
 
 
-UNGATED = pytest.mark.logs("older than this daemon and lacks turns, .* without its copy engines, and none of its memory")
+UNGATED = pytest.mark.logs("older than this daemon and lacks turns, .* without its copy engines, and none of")
 """What is said of the program without a gate."""
 
 TestTurns = UNGATED(Turns.TestCase)
