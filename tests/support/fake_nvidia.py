@@ -668,8 +668,9 @@ class FakeBookkeeper:
 
 
 @contextlib.contextmanager
-def patient(clock: MockClock, hung: Callable[[], bool]) -> Iterator[None]:
-    """Keeps `clock` from jumping while a thread is at work, however slow the machine: only for one that hangs."""
+def patient(clock: MockClock, hung: Callable[[], bool], rest_s: float = 0.005) -> Iterator[None]:
+    """Keeps `clock` from jumping while a thread is at work, however slow the machine: only for one that hangs. Where
+    none is, it jumps once all tasks have been blocked for `rest_s` seconds."""
     real = trio.to_thread.run_sync
     flying = 0
 
@@ -682,7 +683,7 @@ def patient(clock: MockClock, hung: Callable[[], bool]) -> Iterator[None]:
         finally:
             flying -= 1
             if not flying:
-                clock.autojump_threshold = 0.005
+                clock.autojump_threshold = rest_s
 
     with mock.patch.object(trio.to_thread, "run_sync", run_sync):
         yield
