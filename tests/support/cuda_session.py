@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -23,7 +24,7 @@ from backend.cuda import managed
 from backend.cuda.page import SEALS
 from backend.cuda.server import Session
 from backend.door import tenants
-from backend.door.wire import SIZE, VERSION, Message, Op
+from backend.door.wire import CUDA, SIZE, VERSION, Message, Op
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
@@ -59,7 +60,7 @@ class NvmlWithNames(FakeNvml):
 class Program:
     """A CUDA program with the library in it: does as it is asked, or as the test says."""
 
-    features = 0
+    features = CUDA
     """Bits of what it can, as it says: 0 for what the first version could."""
 
     def __init__(self, rig: Rig, process: Process, connection: trio.SocketStream | Any) -> None:
@@ -111,7 +112,11 @@ class Program:
         return -(await self.ask(Op.UNCHARGE, resident, swapped)).status
 
     async def move(self, request: Message) -> Message:
-        """What the mover does: all of it, in chunks of 2 MiB, at 32 GiB/s."""
+        """What the mover does: all of it, in chunks of 2 MiB, at 32 GiB/s. The gate of turns stays open."""
+        if request.op == Op.END_TURN:
+            return request.refuse(errno.EBUSY)
+        if request.op == Op.BEGIN_TURN:
+            return request.answer()
         nbytes = min(self.resident, -(-request.args[3] // (2 * MIB)) * 2 * MIB)
         usec = nbytes * 1_000_000 // (32 * GIB)
         await trio.sleep(usec / 1e6)

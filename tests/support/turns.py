@@ -7,7 +7,7 @@ import trio
 from backend.core.follower import Follower
 from backend.core.records import Capability, Place
 from backend.core.turns import TurnEnd
-from backend.door.wire import CUDA, Message, Op
+from backend.door.wire import Message, Op
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Member
@@ -40,8 +40,6 @@ def without(program: fake_nvidia.Program) -> tuple[bool, bool]:
 class Gated(Program):
     """A program that does at the gate what the library does. Its memory moves only while the engines are on that this
     takes: those that copy and, as long as kernels of it are pending, GR."""
-
-    features = CUDA
 
     def __init__(self, rig: Rig, *words: object) -> None:
         super().__init__(rig, *words)  # type: ignore[arg-type]

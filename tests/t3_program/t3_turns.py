@@ -167,7 +167,16 @@ class Older(Gated):
     features = CUDA & ~Feature.TURNS
 
 
-@pytest.mark.parametrize("why", ["silent", "older", "unproven", "capture", "stopped"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        "silent",
+        pytest.param("older", marks=pytest.mark.logs("older than this daemon and lacks turns")),
+        "unproven",
+        "capture",
+        "stopped",
+    ],
+)
 def test_a_program_without_a_gate_is_off_with_all_engines(drive: Drive, why: str) -> None:
     """As today, at once, and nothing is asked of a program that cannot answer."""
 

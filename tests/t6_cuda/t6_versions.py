@@ -17,6 +17,7 @@ import attrs
 import pytest
 import trio
 
+from backend.core.turns import TurnEnd
 from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
 from backend.door.wire import CUDA, FIRST, SIZE, VERSION, Feature, Message, Op, met, names
@@ -76,6 +77,7 @@ async def connected(path: Path) -> AsyncIterator[Raw]:
 # The library of 0.1, and this daemon
 
 
+@pytest.mark.logs("its library is older than this daemon and lacks turns")
 def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
     """Each message as it said it; each answer as it got it, but for the bits, at which it does not look."""
     replies: dict[int, bytes] = {}
@@ -99,7 +101,7 @@ def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
                     assert program.descriptors == line.descriptor
                     replies[line.message.op] = raw
             assert daemon.gpu.managed.counts(process) == (0, 0), "its kernels are counted"
-            assert facts == {"programs.older": "0", "programs.lack": "none"}, "it lacks nothing"
+            assert facts == {"programs.older": "1", "programs.lack": "turns"}, "it lacks what came later, and no more"
             assert int(await daemon.h.read(f"{process.pid}/0/gmem.current")) == 1000 * MIB
 
     real(test)
@@ -118,7 +120,7 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
 # What a program's library lacks
 
 
-@pytest.mark.parametrize("lacks", [Feature.COUNTERS, Feature.DEPART, Feature.REPORT, Feature.MEMORY])
+@pytest.mark.parametrize("lacks", [Feature.COUNTERS, Feature.DEPART, Feature.REPORT, Feature.MEMORY, Feature.TURNS])
 @pytest.mark.logs("its library is older than this daemon and lacks")
 def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lacks: Feature, caplog: object) -> None:
     async def test() -> None:
@@ -145,6 +147,9 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
 
     async def leaves(daemon: Daemon, process: Process, lacks: Feature) -> None:
         if lacks == Feature.REPORT:
+            return
+        if lacks == Feature.TURNS:
+            assert await daemon.gpu.managed.end_turn(process, 1000) is TurnEnd.UNGATED
             return
         with pytest.raises(OSError, match="older") as caught:
             await daemon.gpu.managed._depart(process, near=False)
