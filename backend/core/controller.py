@@ -308,7 +308,7 @@ class Controller:
                 raise fail(errno.EBUSY)
             promised = self._promised(group)
             await self._reclaimer.settle(group, excess)
-            if setting is settings.LIMIT_MAX:
+            if setting is settings.LIMIT_MAX and await self._killer.killable(group):
                 await self._overs.settled(group)
             if self.population.holds(group) and self.ledger.excess(group):
                 raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
