@@ -6,7 +6,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Milliseconds that the listening thread sleeps at most: somebody may have closed what wakes us. */
+#include "moment.h"
+
+/* Milliseconds that the listening thread sleeps at most: the program may have closed what wakes us. */
 #define LONGEST 2000
 
 struct session session = {
@@ -27,9 +29,13 @@ int64_t session_now_ms(void)
 
 bool session_wait(int64_t until)
 {
+	static bool made;	/* with the lock: what is woken before the first wait is nothing */
 	struct timespec end = { until / 1000, until % 1000 * 1000000 };
 
-	return pthread_cond_clockwait(&session.changed, &session.lock, CLOCK_MONOTONIC, &end) != ETIMEDOUT;
+	if (!made)
+		moment_condition(&session.changed);
+	made = true;
+	return pthread_cond_timedwait(&session.changed, &session.lock, &end) != ETIMEDOUT;
 }
 
 void session_wake(void)
@@ -80,7 +86,7 @@ struct message session_about(enum op op, const struct managed *managed, uint64_t
 	return (struct message){ .op = op, .gpu = (uint32_t)managed->device->index, .args = { first, second } };
 }
 
-/* What was freed, and could not be told. An event: nobody waits for an answer. */
+/* What was freed, and could not be told. An event: no thread waits for an answer. */
 int session_flush(struct managed *managed)
 {
 	struct message message;
@@ -160,7 +166,7 @@ static void take(const struct message *message, int fd)
 		for (struct waiter *waiter = session.waiters; waiter; waiter = waiter->next) {
 			if (waiter->message.seq == message->seq && !waiter->done) {
 				waiter->message = *message;
-				/* The page of counters: with no other answer anybody expects one. */
+				/* The page of counters: with no other answer one is expected. */
 				if (message->op == (OP_MANAGE | OP_REPLY)) {
 					waiter->fd = fd;
 					fd = -1;
@@ -212,7 +218,7 @@ void session_sleep(int64_t timeout)
 
 	pthread_mutex_unlock(&session.lock);
 	timeout = timeout < 0 ? 0 : timeout > LONGEST ? LONGEST : timeout;
-	/* What somebody does before he wakes us is looked at afterwards: so the pipe is emptied first. */
+	/* What a thread does before it wakes us is looked at afterwards: so the pipe is emptied first. */
 	if (poll(fds, 2, (int)timeout) > 0 && fds[0].revents)
 		while (link_ours(&session.pipe[0]) &&
 		       read(session.pipe[0].fd, bytes, sizeof(bytes)) == sizeof(bytes))

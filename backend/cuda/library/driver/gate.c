@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Each thread says in a slot of its own that it is inside, and then looks whether the gate is
- * closed; who closes says so, and then looks at the slots. One of the two sees the other, if
- * neither's look is done before its word is out: who closes sees to that for all threads by
+ * closed; a thread that closes says so, and then looks at the slots. One of the two sees the other, if
+ * neither's look is done before its word is out: the one that closes sees to that for all threads by
  * membarrier(2), so that entering needs no fence. Where the kernel has no membarrier, or a sandbox
  * forbids it, entering has one.
  */
@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "life.h"
+#include "moment.h"
 
 struct slot {
 	bool inside;		/* atomically */
@@ -29,14 +30,14 @@ struct slot {
 } __attribute__((aligned(64)));
 
 static bool closed;		/* atomically; written under `lock` */
-static bool standing;		/* atomically; written under `lock`: nobody may wait for work either */
+static bool standing;		/* atomically; written under `lock`: no thread may wait for work either */
 /* Whether entering must fence; set before the first slot is given out. */
 static bool fenced = true;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed;	/* somebody left while it is closed; it opened; a capture ended; all may go on */
+static pthread_cond_t changed;	/* a thread left while it is closed; it opened; a capture ended; all may go on */
 static struct slot *slots;	/* under `lock`; never freed, used again */
 static int captures;		/* under `lock` */
-static bool closing;		/* under `lock`: somebody has it, from gate_close to gate_open */
+static bool closing;		/* under `lock`: a thread has it, from gate_close to gate_open */
 static pthread_key_t key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static __thread struct slot *mine;
@@ -83,19 +84,9 @@ static void thread_ended(void *argument)
 	pthread_mutex_unlock(&lock);
 }
 
-static void make_condition(void)
-{
-	pthread_condattr_t attributes;
-
-	pthread_condattr_init(&attributes);
-	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-	pthread_cond_init(&changed, &attributes);
-	pthread_condattr_destroy(&attributes);
-}
-
 static void prepare(void)
 {
-	make_condition();
+	moment_condition(&changed);
 	pthread_key_create(&key, thread_ended);
 	register_barrier();
 }
@@ -259,7 +250,7 @@ bool gate_close(unsigned int timeout_ms)
 		set_closed(true);
 		while (!empty() && time_left)
 			time_left = wait_until(&deadline);
-		/* Who was still inside may have begun one; now nobody can. */
+		/* A thread that was still inside may have begun one; now none can. */
 		done = empty() && !captures;
 		if (!done)
 			set_closed(false);
@@ -327,7 +318,7 @@ bool gate_capturing(void)
 static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	make_condition();
+	moment_condition(&changed);
 	for (struct slot *slot = slots; slot; slot = slot->next) {
 		slot->inside = slot->waits = false;
 		slot->depth = 0;

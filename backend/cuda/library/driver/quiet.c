@@ -3,6 +3,7 @@
 
 #include "driver.h"
 #include "life.h"
+#include "moment.h"
 #include "ours.h"
 
 #include <errno.h>
@@ -26,16 +27,12 @@ struct quiet {
 static CUresult set_up(struct device *device)
 {
 	struct quiet *quiet = calloc(1, sizeof(*quiet));
-	pthread_condattr_t clock;
 
 	if (!quiet)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_init(&quiet->lock, NULL);
-	pthread_condattr_init(&clock);
-	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-	pthread_cond_init(&quiet->ask, &clock);
-	pthread_cond_init(&quiet->answer, &clock);
-	pthread_condattr_destroy(&clock);
+	moment_condition(&quiet->ask);
+	moment_condition(&quiet->answer);
 	if (device->primary)
 		quiet->context[quiet->contexts++] = device->primary;
 	device->quiet = quiet;
@@ -114,7 +111,7 @@ CUresult quiet_drain(struct device *device)
 	real.cuCtxGetCurrent(&current);
 	for (size_t i = 0; i < count; i++)
 		if (contexts[i] != current)
-			synchronize(contexts[i]);	/* an error there is for those who work there */
+			synchronize(contexts[i]);	/* an error there is for those that work there */
 	if (current)
 		result = real.cuCtxSynchronize();
 	return result;

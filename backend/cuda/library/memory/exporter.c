@@ -11,15 +11,16 @@
 
 #include "chunk.h"
 #include "driver.h"
+#include "glibc.h"
 #include "life.h"
 #include "ours.h"
 #include "pick.h"
 
-/* Seconds for one who asks; there may be another. */
+/* Seconds for one that asks; there may be another. */
 #define PATIENCE 2
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t token, secret;	/* under `lock`; 0: nobody was given a handle yet */
+static uint64_t token, secret;	/* under `lock`; 0: no handle was given out yet */
 static bool serving;		/* under `lock` */
 
 static bool send_part(int socket, const struct ipc_part *part, const int *fds)
@@ -54,12 +55,12 @@ static uint64_t hand_out(int socket, const struct ipc_handle *asked, uint64_t of
 	size_t count = pick_shareable(asked->address + offset, asked->bytes - offset, asked->serial, true, picks,
 					     IPC_CHUNKS);
 
-	/* While they are busy nobody frees them. */
+	/* While they are busy they are not freed. */
 	while (part.count < count) {
 		const struct pick *pick = &picks[part.count];
 		int fd = -1;
 
-		/* One that is missing in between: somebody else is at it. */
+		/* One that is missing in between: another thread is at it. */
 		if (chunk_offset(pick->region, pick->index) != offset + bytes ||
 		    real.cuMemExportToShareableHandle(&fd, pick->region->chunk[pick->index].memory,
 						      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
@@ -132,8 +133,8 @@ static bool start(void)
 	socklen_t length;
 	int listener;
 
-	if (!token && (getrandom(&secret, sizeof(secret), 0) != sizeof(secret) ||
-		       getrandom(&token, sizeof(token), 0) != sizeof(token)))
+	if (!token && (glibc_random(&secret, sizeof(secret), 0) != sizeof(secret) ||
+		       glibc_random(&token, sizeof(token), 0) != sizeof(token)))
 		token = 0;
 	listener = token ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) : -1;
 	if (listener < 0)
@@ -177,7 +178,7 @@ bool exporter_own(uint64_t of)
 static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	token = secret = 0;	/* the parent's; its socket is its own, and ours a copy that nobody listens at */
+	token = secret = 0;	/* the parent's; its socket is its own, and ours a copy at which no thread listens */
 	serving = false;
 }
 

@@ -5,6 +5,7 @@
 #include "chunk.h"
 #include "life.h"
 #include "log.h"
+#include "moment.h"
 #include "packed.h"
 #include "pages.h"
 #include "small.h"
@@ -110,9 +111,10 @@ static bool any_busy(const struct region *region)
 }
 
 /* Waits until the mover is done with it. With the lock, which is let go meanwhile: `region` may only be
- * one that cannot be freed by anybody else. */
+ * one that no other thread can free. */
 static void wait_idle(struct region *region)
 {
+	static bool made;	/* with the lock: what is woken before the first wait is nothing */
 	const struct region_tree *tree = region->device->regions;
 	struct timespec until;
 
@@ -130,7 +132,10 @@ static void wait_idle(struct region *region)
 			until.tv_nsec -= 1000000000;
 			until.tv_sec++;
 		}
-		pthread_cond_clockwait(&tree_idle, &tree_lock, CLOCK_MONOTONIC, &until);
+		if (!made)
+			moment_condition(&tree_idle);
+		made = true;
+		pthread_cond_timedwait(&tree_idle, &tree_lock, &until);
 	}
 }
 

@@ -8,6 +8,7 @@
 #include "daemon.h"
 #include "keeper.h"
 #include "life.h"
+#include "moment.h"
 #include "pages.h"
 
 pthread_mutex_t tree_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -23,7 +24,7 @@ static CUresult set_up(struct device *device)
 static void forget(void)
 {
 	tree_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	tree_idle = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	moment_condition(&tree_idle);
 }
 
 void tree_report_pinned(struct device *device, int64_t change)
