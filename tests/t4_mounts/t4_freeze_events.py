@@ -1,4 +1,4 @@
-"""compute.events against cgroup.events of the running kernel: what `frozen` says, and who is woken by what.
+"""compute.events against cgroup.events of the running kernel: what `frozen` says, and which pollers are woken by what.
 
 The kernel's rules are in kernel/cgroup/freezer.c: a cgroup is frozen once that was asked for, of it or of one above it,
 and nothing in it or below it runs; whatever turns is an event, and so is a write of cgroup.freeze that turns nothing.
@@ -95,13 +95,19 @@ class Freezes(RuleBasedStateMachine):
         self.make_or_remove(place)
 
     def make_or_remove(self, place: str) -> None:
-        for side in self.sides:
-            (side.top / place).rmdir() if place in self.there else (side.top / place).mkdir()
-        self.there ^= {place}
         if place in self.there:
-            self.files[place] = self.opened(place)
-        else:
+            self.remove(place)
             del self.files[place]
+        else:
+            for side in self.sides:
+                (side.top / place).mkdir()
+            self.files[place] = self.opened(place)
+        self.there ^= {place}
+
+    def remove(self, place: str) -> None:
+        """Ours first: a slice goes with its cgroup, which may be sooner than it is removed."""
+        for side in reversed(self.sides):
+            (side.top / place).rmdir()
 
     @invariant()
     def both_say_the_same(self) -> None:
@@ -125,8 +131,7 @@ class Freezes(RuleBasedStateMachine):
         if hasattr(self, "stack"):
             self.stack.close()
             for place in sorted(self.there, reverse=True):
-                for side in self.sides:
-                    (side.top / place).rmdir()
+                self.remove(place)
 
 
 def test_a_history_of_freezes(sides: tuple[Side, Side]) -> None:
