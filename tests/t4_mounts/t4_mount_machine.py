@@ -569,7 +569,7 @@ class MountMachine(RuleBasedStateMachine):
     def read_open_file(self, index: int, offset: int, count: int) -> None:
         """What was read from the start stays, until it is read from the start again."""
         file = chosen(self.open_files, index)
-        if file.name == "gcgroup.stat":
+        if file.name.endswith(".stat"):
             self.read_open_stat(file, offset, count)
             return
         found = answer(lambda: os.pread(file.fd, count, offset))
@@ -582,8 +582,8 @@ class MountMachine(RuleBasedStateMachine):
         assert found == (text if text.isupper() else text.encode()[offset : offset + count])
 
     def read_open_stat(self, file: Opened, offset: int, count: int) -> None:
-        """The same of a file that says how long it was frozen: what was read is compared with itself, and the rest of
-        it with the model."""
+        """The same of a file with figures that grow with time: what was read is compared with itself, and what does not
+        grow with the model."""
         if offset == 0 or not isinstance(file.snapshot, bytes):
             whole = answer(lambda: os.pread(file.fd, 4096, 0))
             text = without_clock(whole.decode()) if isinstance(whole, bytes) else whole
