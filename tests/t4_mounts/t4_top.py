@@ -61,6 +61,7 @@ def normal(screen: Terminal, mount: Mounted, *tenants: Tenant) -> list[str]:
         text = text.replace(f"{tenant.pid} python", f"{name} python")
     text = re.sub(r"\d+%( +)\d+", r"SHARE\1RATE", text)
     text = re.sub(r"busy [█▏▎▍▌▋▊▉░]+ +\d+%", "busy BAR SHARE", text)
+    text = re.sub(r", read in \d+\.\d s", "", text)  # on a busy machine
     lines = [re.sub("^[│├└─ ]+", "", re.sub(" +", " ", line)) for line in text.splitlines()]
     return [line for line in lines if line and line.split()[0] not in own]
 
