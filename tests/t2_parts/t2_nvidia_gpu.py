@@ -315,8 +315,8 @@ def test_one_that_ends_as_it_is_met_leaves_nothing_behind() -> None:
 
 
 def test_a_thaw_is_refused_to_nobody() -> None:
-    """One that was given a timeslice as it came, when it might have been about to make TSGs, and made none: whoever
-    takes it off the runlist is told so, and whoever has it back on it is not."""
+    """One that was given a timeslice as it came, when it might have been about to make TSGs, and made none: a caller
+    that takes it off the runlist is told so, and one that has it back on it is not."""
 
     async def test(rig: Rig) -> None:
         program = rig.fake.program(7)
@@ -467,7 +467,7 @@ def test_death_in_the_middle(when: int) -> None:
                 rig.fake.kill(5)
 
         rig.fake.before = die
-        # What we borrowed keeps its objects until the operation ends; the next one finds nobody.
+        # What we borrowed keeps its objects until the operation ends; the next one finds none.
         for lever in (rig.gpus[0].set_timeslice(program.identity, 2000), rig.gpus[0].detach(program.identity)):
             with trio.move_on_after(1):
                 with contextlib.suppress(ProcessLookupError):
@@ -493,7 +493,7 @@ def test_dead_before() -> None:
 
 
 def test_a_lever_that_is_late_notes_nothing_of_the_dead() -> None:
-    """It was under way in a thread when the program was forgotten: nobody would forget its timeslices again."""
+    """It was under way in a thread when the program was forgotten: nothing would forget its timeslices again."""
 
     async def test(rig: Rig) -> None:
         gpu, program = rig.gpus[0], rig.fake.program(5, 0)
@@ -529,10 +529,12 @@ def test_a_hung_driver_costs_one_wait_and_one_thread() -> None:
         await rig.gpus[0].set_timeslice(other.identity, 1000)  # the others are not held up
         rig.fake.hang = set()
         rig.fake.release.set()
-        with trio.move_on_after(5):
-            while rig.fake.stuck:  # noqa: ASYNC110 - it is a thread that comes back
+        with trio.fail_after(5):
+            while True:  # until its thread has come back
+                with contextlib.suppress(TimeoutError):
+                    await rig.gpus[0].detach(program.identity)
+                    break
                 await trio.sleep(0.01)
-        await rig.gpus[0].detach(program.identity)
         assert not any(program.running())
         await rig.gpus[0].attach(program.identity)
         assert all(program.running())
@@ -630,7 +632,7 @@ def test_arrival_may_freeze() -> None:
         program = rig.busy(5, 0)
         async with running(rig):
             assert not any(program.running())
-        assert all(program.running())  # nobody is left to thaw it
+        assert all(program.running())  # nothing is left that would thaw it
 
     drive(test)
 
@@ -797,7 +799,7 @@ def answering(said: Callable[[int], bool]) -> Callable[[int], Awaitable[bool]]:
 
 def test_one_that_was_moved_is_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the bytes that the driver counts for it; what was known of it here is forgotten, and found there."""
-    # Whoever has that pid on this machine may be nobody's to look at.
+    # The process with that pid on this machine may be one that may not be looked at.
     monkeypatch.setattr("backend.nvidia.memory.has_library", answering(lambda pid: False))
 
     async def test(rig: Rig) -> None:
@@ -846,7 +848,7 @@ def test_one_that_cannot_be_moved_is_refused_before_anything_is_done(monkeypatch
 
 
 def test_where_a_program_that_was_moved_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NVML says at that moment, and not before it can be known that nobody is at it."""
+    """As NVML says at that moment, and not before it can be known that nothing is at it."""
     monkeypatch.setattr(checkpoint, "left", tuple)
 
     async def test(rig: Rig) -> None:
