@@ -261,8 +261,8 @@ async def test_equals_are_levelled_however_their_turns_go(spawn: Spawn, schedule
 
 
 @virtual
-async def test_a_better_priority_is_not_taken_from_for_those_behind_it(spawn: Spawn) -> None:
-    """Though it is idle: it goes before them as soon as it has work, so they are level with it."""
+async def test_a_better_priority_is_an_equal_of_those_that_run_behind_it(spawn: Spawn) -> None:
+    """Though it is idle: it goes before them as soon as it has work."""
     async with rig(spawn, scheduler=True) as r:
         service = await r.program(24 * MIB, "/job")
         batch = await r.program(24 * MIB, "/job", busy=True)
@@ -279,7 +279,7 @@ async def test_a_better_priority_is_not_taken_from_for_those_behind_it(spawn: Sp
 
 
 @virtual
-async def test_nothing_is_taken_for_one_that_is_behind(spawn: Spawn) -> None:
+async def test_one_that_is_behind_gives_with_the_idle_before_it(spawn: Spawn) -> None:
     """A job of worse priority than the default gives with the idle, and both before a neighbour at work."""
     async with rig(spawn, scheduler=True) as r:
         idle = await r.program(16 * MIB, "/job")
