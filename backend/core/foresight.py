@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import attrs
 import trio
 
 from backend.common.lasting import lasting
@@ -22,13 +23,25 @@ from backend.process.identity import ROOT, Member, Process, SliceOn
 LOOK_S = 0.5
 """Seconds between two looks at the processes of a GPU: a turn takes as long."""
 EACH_S = 0.01
-"""Seconds between two looks for each process, at least: a thousand of them are looked at every ten seconds, long before
-what was said last is unknown."""
+"""Seconds between two looks for each process, at least, up to REST_MOST_S."""
 PART_S, REST = 0.001, 99
 """Seconds of a look after which it rests, and how many times as long: on a slow machine, too, it has a hundredth of a
 CPU. The end of a look rests as each part does: where one process takes PART_S there is no other to rest before."""
 REST_MOST_S = 10.0
-"""Seconds of rest after a look at most: what was said last is unknown after three times as long."""
+"""Seconds of rest after a look at most."""
+AGAIN_S = 10.0
+"""Seconds after which the ledger is told again what it was told last, where a look takes longer: it forgets after three
+times as long."""
+
+
+@attrs.define
+class Told:
+    """What the ledger of one GPU was told last."""
+
+    ranks: Mapping[Process, int] = attrs.field(factory=dict)
+    """The number of each process that was seen (:meth:`backend.core.nextuse.Outlook.rank`)."""
+    at: float = 0.0
+    """When, by trio's clock."""
 
 
 class Foresight:
@@ -50,25 +63,29 @@ class Foresight:
                 nursery.start_soon(lasting, f"the foresight of GPU {index}", partial(self._watch, index))
 
     async def _watch(self, index: int) -> None:
-        outlook, busy = Outlook(), 0.0
+        outlook, told, busy = Outlook(), Told(), 0.0
         while True:
-            each = EACH_S * self._population.sharers(SliceOn(ROOT, index))
+            each = min(REST_MOST_S, EACH_S * self._population.sharers(SliceOn(ROOT, index)))
             await trio.sleep(max(LOOK_S, each, min(REST_MOST_S, REST * busy)))
-            busy = 0.0
-            if self._population.sharers(SliceOn(ROOT, index)) and not self._gpus[index].lost:
-                sights, began = await self._sights(index)
+            busy, sights = 0.0, dict[Process, Sight]()
+            if not self._gpus[index].lost:
+                began = await self._see(index, sights, told)
                 now = trio.current_time()  # a look takes its time: what was seen at its begin is taken for as late
                 outlook.see(now, sights)
-                self._tell(index, outlook.judge(now, self._order(index)))
+                order = self._order(index)
+                classes = outlook.judge(now, order)
+                self._tell(index, told, classes, outlook.rank(classes, order))
                 busy = trio.current_time() - began
+            else:
+                self._tell(index, told, {}, {})
 
-    async def _sights(self, index: int) -> tuple[Mapping[Process, Sight], float]:
-        """Return what is seen of the processes with a context on a GPU, and when the last part of that began."""
-        found: dict[Process, Sight] = {}
+    async def _see(self, index: int, sights: dict[Process, Sight], told: Told) -> float:
+        """Note what is seen of the processes with a context on a GPU, and return when the last part of that began."""
         began = trio.current_time()
         for resident in list(self._population.below(SliceOn(ROOT, index))):
             if (busy := trio.current_time() - began) >= PART_S:
                 await trio.sleep(REST * busy)
+                self._tell_again(index, told)
                 began = trio.current_time()
             process, group = resident.process, Member(resident.process, index)
             if index not in resident.contexts or not self._population.holds(group):
@@ -78,23 +95,34 @@ class Foresight:
             except OSError:
                 continue  # the kernel has seen it die, and its exit is still to be told
             activity = self._gpus[index].activity(process)
-            found[process] = Sight(books.current + books.swap, _done(activity), activity.pending != 0)
-        return found, began
+            # What waits at the gate of turns to be launched is counted by none.
+            has_work = activity.pending != 0 or self._population.record(group).compute.turn_end is not None
+            sights[process] = Sight(books.current + books.swap, _done(activity), has_work)
+        return began
 
-    def _tell(self, index: int, classes: Mapping[Process, NextUse]) -> None:
+    def _tell(
+        self, index: int, told: Told, classes: Mapping[Process, NextUse], ranks: Mapping[Process, int]
+    ) -> None:
         """Have the ledger know, all at once: what is far each time, as it holds for a while only, and what is near as
         it comes to be."""
-        told: dict[Member, int] = {}
-        for process, next_use in classes.items():
+        news = {process: rank for process, rank in ranks.items() if rank or told.ranks.get(process) != rank}
+        self._set(index, news)
+        for process in {*told.ranks, *classes}:
             group = Member(process, index)
-            if not self._population.holds(group):
-                continue
-            memory = self._population.record(group).memory
-            if next_use or memory.next_use is not next_use:
-                told[group] = int(next_use)
-            memory.next_use = next_use
-        if told:
-            self._ledger.set_next_use(index, told)
+            if self._population.holds(group):
+                self._population.record(group).memory.next_use = classes.get(process)
+        told.ranks, told.at = ranks, trio.current_time()
+
+    def _tell_again(self, index: int, told: Told) -> None:
+        """Have the ledger know what is far still, as far as is known before a long look has ended."""
+        if trio.current_time() - told.at >= AGAIN_S:
+            self._set(index, {process: rank for process, rank in told.ranks.items() if rank})
+            told.at = trio.current_time()
+
+    def _set(self, index: int, ranks: Mapping[Process, int]) -> None:
+        groups = {Member(process, index): rank for process, rank in ranks.items()}
+        if held := {group: rank for group, rank in groups.items() if self._population.holds(group)}:
+            self._ledger.set_next_use(index, held)
 
 
 def _done(activity: Activity) -> tuple[int | None, ...] | None:

@@ -31,8 +31,8 @@ class NextUse(enum.IntEnum):
     """It ran nothing for ten minutes."""
 
 
-NEXT_USE_MOST = int(max(NextUse))
-"""Greatest class."""
+NEXT_USE_MOST = len(NextUse) ** 2 - 1
+"""Greatest number that the ledger is told (:meth:`Outlook.rank`)."""
 NEXT_USE_S = 30
 """Seconds after which a class that was not said again is not known any more: the daemon that said it may be gone."""
 
@@ -54,8 +54,8 @@ class Order:
     """The processes of better priority than the default that go before others whenever they have work: theirs is always
     the next turn."""
     behind: Sequence[tuple[Collection[Process], Collection[Process]]] = ()
-    """Processes of worse priority than the default, and those that go before them: nothing is taken from the latter for
-    the former. A process may be behind others at several levels."""
+    """Processes of worse priority than the default, and those that go before them: the former give no later than the
+    latter. A process may be behind others at several levels."""
 
 
 NO_ORDER = Order()
@@ -147,3 +147,12 @@ class Outlook:
             farthest = max((found[process] for process in ahead if process in found), default=NextUse.SOON)
             told |= {process: max(told[process], farthest) for process in behind if process in told}
         return told
+
+    def rank(self, classes: Mapping[Process, NextUse], order: Order = NO_ORDER) -> Mapping[Process, int]:
+        """Return what the ledger is told for classes that were judged, 0 to NEXT_USE_MOST: the greater, the farther. Of
+        those that are as far as others that they are behind the ones give first that are idle themselves."""
+        behind = {process for those, _ in order.behind for process in those}
+        return {
+            process: len(NextUse) * next_use + (self._known[process].next_use if process in behind else 0)
+            for process, next_use in classes.items()
+        }

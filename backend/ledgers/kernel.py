@@ -49,7 +49,10 @@ WITHOUT: Mapping[int, tuple[str, str]] = {
         "peaks",
         "gmem.swap.peak is EOPNOTSUPP; after a restart gmem.peak begins at its last reset",
     ),
-    abi.FEATURE_REASONS: ("reasons", "a turn takes all engines, and after a restart no reason is known but a freeze"),
+    abi.FEATURE_REASONS: (
+        "reasons",
+        "a turn takes all engines, and memory with them; after a restart no reason is known but a freeze",
+    ),
     abi.FEATURE_NEXT_USE: ("next_use", "reclaim takes from the largest first, however busy it is"),
 }
 """The features that we know: what each is called, and what is so where the module that is loaded lacks it."""

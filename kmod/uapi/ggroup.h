@@ -318,7 +318,7 @@ struct ggroup_plan {
 
 /* struct ggroup_use.next: the greater, the farther */
 #define GGROUP_NEXT_USE_SOON	0		/* also where nothing was said */
-#define GGROUP_NEXT_USE_MOST	4
+#define GGROUP_NEXT_USE_MOST	24
 #define GGROUP_NEXT_USE_S	30		/* seconds for which it holds */
 #define GGROUP_USES_MOST	1024		/* processes in one call */
 

@@ -142,8 +142,6 @@ def test_a_process_that_the_machine_cannot_tell_of_is_near() -> None:
     assert found == {ONE: NextUse.ASLEEP, OTHER: NextUse.SOON}
     outlook.see(1003.0, {OTHER: Sight(1)})
     assert outlook.judge(1003.0) == {OTHER: NextUse.SOON}, "what is gone is forgotten"
-    assert NextUse.ASLEEP == NEXT_USE_MOST
-
 
 def test_a_process_that_is_off_without_work_waits_for_nothing() -> None:
     """A scheduler may keep one off whose turns come seldom: it is as idle as it is."""
@@ -179,6 +177,11 @@ def test_one_that_is_behind_others_is_as_far_as_the_farthest_of_them(
     for process in seconds:
         ahead = {other for those, before in behind if process in those for other in before}
         assert found[process] is max(own[one] for one in {process, *ahead})
+    ranks = outlook.rank(found, order)
+    last = {process for those, _ in behind for process in those}
+    for process, rank in ranks.items():
+        assert 0 <= rank <= NEXT_USE_MOST
+        assert divmod(rank, len(NextUse)) == (found[process], own[process] if process in last else 0)
 
 
 def contender(pid: int, *priorities: int) -> Contender:

@@ -15,10 +15,12 @@ import pytest
 import trio
 import trio.testing
 
+from backend.common import clock
 from backend.core.foresight import Foresight
 from backend.core.nextuse import HOLD_S, IDLE_S, NextUse
 from backend.core.reasons import Engines
 from backend.core.records import Activity
+from backend.core.turns import TurnEnd
 from backend.process.identity import Member, Process
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
@@ -37,6 +39,8 @@ BUS = SoftConfig().in_bytes_per_s * GPU // SoftConfig().capacity
 """Bytes a second of each direction of the bus, as much less as the GPU has less memory."""
 SMALL = SoftConfig(capacity=GPU, out_bytes_per_s=BUS, in_bytes_per_s=BUS)
 """A GPU of 64 MiB that is to its bus as one of 16 GiB."""
+AHEAD_US = 10_000
+"""Microseconds of work that a program is ahead of the GPU, about."""
 BRIEF_US = 2650
 """Microseconds of a kernel that is brief beside the fetch of a page of that GPU: 377 of them a second."""
 
@@ -51,24 +55,25 @@ class Rig:
     nursery: trio.Nursery
 
     async def program(
-        self, nbytes: int, cgroup: str = "/", *, busy: bool = False, kernel_us: int = KERNEL_US
+        self, nbytes: int, cgroup: str = "/", *, busy: bool = False, kernel_us: int = KERNEL_US, gated: bool = True
     ) -> Process:
-        """A program that holds so much; a `busy` one goes through all of it in kernel after kernel."""
+        """A program that holds so much; a `busy` one goes through all of it in kernel after kernel. One that is not
+        `gated` has a client that knows of no turns."""
         process = await self.h.arrive(self.spawn().pid, cgroup)
-        number = await self.gpu.open_context(process, 8, lambda finished: None)
+        number = await self.gpu.open_context(process, 8, lambda finished: None, gated=gated)
         pages = await self.gpu.allocate(process, nbytes)
         if busy:
             self.nursery.start_soon(self.work, process, number, pages, kernel_us)
         return process
 
     async def work(self, process: Process, number: int, pages: range, kernel_us: int) -> None:
-        """Launch kernels that touch these pages, two looks' worth at once, as long as the program is there."""
-        queue, few = self.gpu._tenants[process].tsgs[number].queue, 200_000 // kernel_us
+        """Launch kernels that touch these pages as long as the program is there, AHEAD_US ahead or one kernel."""
+        queue, few = self.gpu._tenants[process].tsgs[number].queue, -(-AHEAD_US // kernel_us)
         with contextlib.suppress(OSError):
             while True:
-                if len(queue) < few:
+                if len(queue) <= few:
                     await self.gpu.launch(process, number, few, kernel_us, pages)
-                await trio.sleep(0.1)
+                await trio.sleep(few * kernel_us / 2e6)
 
     def held(self, process: Process) -> int:
         """Return what is on the GPU."""
@@ -77,6 +82,10 @@ class Rig:
     def next_use(self, process: Process) -> NextUse | None:
         """Return the class of a process."""
         return self.h.controller.population.record(Member(process, 0)).memory.next_use
+
+    def turn_end(self, process: Process) -> TurnEnd | None:
+        """Return how the turn of a process ended."""
+        return self.h.controller.population.record(Member(process, 0)).compute.turn_end
 
     async def rate(self, process: Process, seconds: float = 2.0) -> float:
         """Return the kernels that a program does in a second."""
@@ -204,13 +213,13 @@ async def test_a_look_that_takes_long_makes_none_idle(spawn: Spawn, scheduler: b
     async with rig(spawn, scheduler=scheduler) as r:
         each = [await r.program(8 * MIB, busy=True) for _ in range(3)]
         await trio.sleep(2)
-        clock, looks = trio.lowlevel.current_clock(), 0
-        assert isinstance(clock, trio.testing.MockClock)
+        virtual_clock, looks = trio.lowlevel.current_clock(), 0
+        assert isinstance(virtual_clock, trio.testing.MockClock)
 
         def activity(process: Process) -> Activity:
             nonlocal looks
             looks += 1
-            clock.jump(0.1)
+            virtual_clock.jump(0.1)
             return r.gpu.activity(process)
 
         slow = SimpleNamespace(lost=False, activity=activity)
@@ -252,8 +261,8 @@ async def test_equals_are_levelled_however_their_turns_go(spawn: Spawn, schedule
 
 
 @virtual
-async def test_a_better_priority_is_not_taken_from_for_those_behind_it(spawn: Spawn) -> None:
-    """Though it is idle: it goes before them as soon as it has work, so they are level with it."""
+async def test_a_better_priority_is_an_equal_of_those_that_run_behind_it(spawn: Spawn) -> None:
+    """Though it is idle: it goes before them as soon as it has work."""
     async with rig(spawn, scheduler=True) as r:
         service = await r.program(24 * MIB, "/job")
         batch = await r.program(24 * MIB, "/job", busy=True)
@@ -270,7 +279,7 @@ async def test_a_better_priority_is_not_taken_from_for_those_behind_it(spawn: Sp
 
 
 @virtual
-async def test_nothing_is_taken_for_one_that_is_behind(spawn: Spawn) -> None:
+async def test_one_that_is_behind_gives_with_the_idle_before_it(spawn: Spawn) -> None:
     """A job of worse priority than the default gives with the idle, and both before a neighbour at work."""
     async with rig(spawn, scheduler=True) as r:
         idle = await r.program(16 * MIB, "/job")
@@ -282,23 +291,90 @@ async def test_nothing_is_taken_for_one_that_is_behind(spawn: Spawn) -> None:
         assert [r.held(one) for one in (idle, work, behind)] == [12 * MIB, 16 * MIB, 12 * MIB]
 
 
+@pytest.mark.parametrize("gated", [True, False], ids=["drained", "ungated"])
 @virtual
-async def test_of_those_that_take_turns_the_last_are_later(spawn: Spawn) -> None:
-    """One leads, and six fill in turns: the one whose turn it is, and the next, are near at all times."""
+async def test_of_those_that_take_turns_the_last_are_later(spawn: Spawn, gated: bool) -> None:
+    """One leads, and six fill in turns: the one whose turn it is, and the next, are near at all times. A program that
+    is drained has launched nothing that is not done, and has work all the same."""
     async with rig(spawn, scheduler=True) as r:
-        leader = await r.program(2 * MIB, busy=True)
+        leader = await r.program(2 * MIB, busy=True, gated=gated)
         await r.h.write(f"{leader.pid}/0/compute.priority", 0)
-        fillers = [await r.program(2 * MIB, busy=True) for _ in range(6)]
+        fillers = [await r.program(2 * MIB, busy=True, gated=gated) for _ in range(6)]
         await trio.sleep(5)
-        later = 0
+        later, ends = 0, set()
         for _ in range(50):
             await trio.sleep(0.73)
             order = r.h.controller._schedulers.order(0)
             assert r.next_use(leader) is NextUse.SOON
             assert len(order.waiting) == 5
             assert {r.next_use(one) for one in fillers} <= {NextUse.SOON, NextUse.LATER}
-            later += sum(r.next_use(one) is NextUse.LATER for one in fillers)
+            far = [one for one in fillers if r.next_use(one) is NextUse.LATER]
+            later += len(far)
+            ends |= {r.turn_end(one) for one in far if one in order.waiting[1:]}
         assert later > 50, "of two that run soon and four that do not, about one at a time is known by its wait"
+        assert TurnEnd.DRAINED in ends if gated else ends == {TurnEnd.UNGATED}
+
+
+@virtual
+async def test_one_that_waits_long_for_its_turn_is_not_idle(spawn: Spawn) -> None:
+    """Of ten that fill, each waits longer for its turn than the time after which a program is idle: the next one is
+    near all the same, and the limit of all of them takes from those behind it."""
+    async with rig(spawn, scheduler=True) as r:
+        leader = await r.program(2 * MIB, busy=True)
+        await r.h.write(f"{leader.pid}/0/compute.priority", 0)
+        fillers = [await r.program(2 * MIB, busy=True) for _ in range(10)]
+        seen = 0
+        for _ in range(100):
+            await trio.sleep(0.73)
+            waiting = r.h.controller._schedulers.order(0).waiting
+            assert {r.next_use(one) for one in fillers} <= {NextUse.SOON, NextUse.LATER}
+            seen += bool(waiting) and r.next_use(waiting[-1]) is NextUse.LATER
+        assert seen > 20
+
+
+@virtual
+async def test_of_those_that_are_behind_the_idle_give_first(spawn: Spawn) -> None:
+    """A slice of worse priority with one at work and one at rest, and another anywhere that rests: the two are as far
+    as that one, and under their own limit the one at rest gives all the same."""
+    async with rig(spawn, scheduler=True) as r:
+        rests, works = await r.program(8 * MIB, "/batch"), await r.program(16 * MIB, "/batch", busy=True)
+        notebook = await r.program(2 * MIB)
+        await r.h.write("slice/batch/0/compute.priority", 9)
+        await trio.sleep(IDLE)
+        assert {r.next_use(one) for one in (rests, works, notebook)} == {NextUse.IDLE}
+        await r.h.write("slice/batch/0/gmem.limit.high", "20M")
+        assert [r.held(one) for one in (rests, works, notebook)] == [4 * MIB, 16 * MIB, 2 * MIB]
+
+
+@virtual
+@pytest.mark.logs("the foresight of GPU 0 failed")
+async def test_what_the_ledger_could_not_be_told_is_told_with_the_next_look(spawn: Spawn) -> None:
+    """Also that one at work is near again, which is told once."""
+    async with rig(spawn, scheduler=False) as r:
+        process = await r.program(8 * MIB)
+        await r.program(8 * MIB, busy=True)
+        await trio.sleep(IDLE)
+        account = r.h.ledger._accounts[Member(process, 0)]
+        assert account.next_use(clock.boot_usec()) == len(NextUse) * NextUse.IDLE
+        number = await r.gpu.open_context(process, 8, lambda finished: None)
+        with mock.patch.object(r.h.ledger, "set_next_use", side_effect=OSError(errno.ENOMEM, "")) as refused:
+            await r.gpu.launch(process, number, 1, 1000, range(0))
+            while not refused.called:
+                await trio.sleep(0.1)
+        await trio.sleep(5)
+        assert r.next_use(process) is NextUse.SOON
+        assert account.next_use(clock.boot_usec()) == 0
+
+
+@virtual
+async def test_on_a_gpu_that_is_lost_nothing_is_known(spawn: Spawn) -> None:
+    async with rig(spawn, scheduler=False) as r:
+        process = await r.program(8 * MIB)
+        await trio.sleep(IDLE)
+        assert r.next_use(process) is NextUse.IDLE
+        with mock.patch.object(r.h.controller._foresight, "_gpus", {0: SimpleNamespace(lost=True)}):
+            await trio.sleep(1)
+            assert r.next_use(process) is None
 
 
 @virtual
@@ -308,7 +384,8 @@ async def test_one_that_cannot_be_taken_off_waits_for_no_turn(spawn: Spawn) -> N
     async with rig(spawn, scheduler=True) as r:
         leader = await r.program(2 * MIB, busy=True)
         await r.h.write(f"{leader.pid}/0/compute.priority", 0)
-        stuck, *others = [await r.program(2 * MIB, busy=True) for _ in range(6)]
+        stuck = await r.program(2 * MIB, busy=True, gated=False)
+        others = [await r.program(2 * MIB, busy=True) for _ in range(5)]
         detach, refused, later = r.gpu.detach, 0, 0
 
         async def refuse(process: Process, engines: Engines = Engines.ALL) -> None:
