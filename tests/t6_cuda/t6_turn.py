@@ -56,6 +56,17 @@ def test_a_kernel_that_waits_for_a_later_one_gets_it(tmp_path: Path, sanitize: s
         run("turn_all", "dependent", sanitize=sanitize, GGROUP_SOCKET=str(server.path))
 
 
+COUNTED_CASES = ["marks"]
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("case", COUNTED_CASES)
+def test_turn_of_a_program_that_is_counted(tmp_path: Path, case: str, sanitize: str) -> None:
+    """Each is another function of turn_all.c, beside the thread that listens to a daemon."""
+    with daemon(tmp_path) as server:
+        run("turn_all", case, sanitize=sanitize, GGROUP_SOCKET=str(server.path), FAKE_DEVICES="2")
+
+
 class TurningDaemon(BookingDaemon):
     """One that ends and begins turns."""
 

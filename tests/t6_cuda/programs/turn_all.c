@@ -11,10 +11,12 @@
 #include "gate.h"
 #include "library.h"
 #include "moment.h"
+#include "totals.h"
 #include "turn.h"
 
 #define THREADS 4
 #define ROUNDS 200
+#define AT_ONCE 4
 #define SOON_US 2000000
 #define LONG_US 60000000
 
@@ -137,7 +139,7 @@ static long zeros[512];
 #define HELD_HOOK(name) false
 #define HELD_CONTEXT(name) false
 #define HELD_CODE(name) false
-#define HELD_MEMORY(name) false
+#define HELD_MEMORY(name) (!strncmp(name, "cuMemFreeAsync", 14))
 #define HELD_WAIT(name) false
 
 static const struct {
@@ -243,7 +245,6 @@ static void drain(void)
 	DO(cuMemAlloc_v2(&address, 4 << 20));
 	DO(cuMemFree_v2(address));
 	DO(cuMemAllocAsync(&address, 4 << 20, stream));
-	DO(cuMemFreeAsync(address, stream));
 	DO(cuStreamSynchronize(stream));
 	/* So does a move: it closes the other gate. */
 	CHECK(gate_close(SOON_US / 1000));
@@ -251,6 +252,7 @@ static void drain(void)
 	CHECK(!is_done(&doing));
 	turn_begin(device, 0);
 	end_doing(&doing);
+	DO(cuMemFreeAsync(address, stream));
 	DO(cuCtxSynchronize());
 	CHECK(ran == 2);
 	/* Again at once: it runs nothing. */
@@ -418,6 +420,77 @@ static void captures(void)
 	end_doing(&launching);
 	turn_open_all();
 	end_doing(&setting);
+}
+
+/* Markers */
+
+static uint64_t recorded;	/* atomically: events, by the program and by the library */
+static __typeof__(&cuEventRecord) real_record;
+
+static CUresult records(CUevent event, CUstream stream)
+{
+	__atomic_add_fetch(&recorded, 1, __ATOMIC_SEQ_CST);
+	return real_record(event, stream);
+}
+
+static CUdeviceptr to_free;
+
+static void frees(struct doing *doing)
+{
+	DO(cuMemFreeAsync(to_free, doing->stream));
+}
+
+static void destroys(struct doing *doing)
+{
+	DO(cuStreamDestroy_v2(doing->stream));
+}
+
+static void rests(struct doing *doing)
+{
+	(void)doing;
+}
+
+/* Short work has no marker behind it as the turn ends, and gets none until the next, whatever is done meanwhile. */
+static void ends_after_a_launch(CUstream stream, struct doing *doing, void (*what)(struct doing *), bool held)
+{
+	uint64_t before;
+
+	/* Behind the first there is one. */
+	for (int i = 0; i < AT_ONCE; i++)
+		launch("counts", stream);
+	over(device);
+	before = __atomic_load_n(&recorded, __ATOMIC_SEQ_CST);
+	begin_doing(doing, what);
+	CHECK(is_held(doing, device) == held);
+	/* The listening thread looks 2 ms after the launch. */
+	usleep(20000);
+	CHECK(__atomic_load_n(&recorded, __ATOMIC_SEQ_CST) == before);
+	turn_begin(device, 0);
+	end_doing(doing);
+}
+
+/* On a GPU that runs nothing of the program an event stays pending, and who waits for the context waits for it. */
+static void marks(void)
+{
+	CUstream stream = stream_new(), gone = stream_new();
+	struct doing resting = { 0 }, destroying = { .stream = gone }, capturing = { 0 }, freeing = { .stream = stream };
+	uint64_t submitted, finished;
+
+	CHECK(counters_wake);
+	DO(cuMemAllocAsync(&to_free, 4 << 20, stream));
+	DO(cuDevicePrimaryCtxRetain(&capturing.context, 1));
+	DO(cuCtxSetCurrent(capturing.context));
+	capturing.stream = stream_new();
+	DO(cuCtxSetCurrent(context));
+	ends_after_a_launch(stream, &resting, rests, false);
+	totals_get(device, &submitted, &finished);
+	CHECK(submitted == AT_ONCE && finished == AT_ONCE);
+	ends_after_a_launch(gone, &destroying, destroys, false);
+	/* Before one begins, on whichever GPU, the streams of all get a marker. */
+	ends_after_a_launch(stream, &capturing, begins, false);
+	ends_after_a_launch(stream, &freeing, frees, true);
+	DO(cuCtxSynchronize());
+	CHECK(ran == 4 * AT_ONCE);
 }
 
 /* Hammering */
@@ -664,8 +737,8 @@ static const struct {
 	void (*test)(void);
 } cases[] = {
 	{ "rows", each_row }, { "drain", drain }, { "nested", nested }, { "devices", devices }, { "captures", captures },
-	{ "hammer", hammer }, { "fork", in_fork }, { "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead },
-	{ "dependent", dependent }, { "cost", cost },
+	{ "marks", marks }, { "hammer", hammer }, { "fork", in_fork },
+	{ "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead }, { "dependent", dependent }, { "cost", cost },
 };
 
 int main(int argc, char **argv)
@@ -673,6 +746,9 @@ int main(int argc, char **argv)
 	(void)argc;
 	context = start(0);
 	library_begin();
+	/* Before there is a thread that calls it. */
+	real_record = real.cuEventRecord;
+	real.cuEventRecord = records;
 	device = device_current();
 	CHECK(device);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)

@@ -273,7 +273,7 @@ static bool tick(struct counted *counted, bool *passed)
 	/* The thread that holds or captures it wakes this one afterwards. */
 	if (counted->held || counted->captured)
 		return false;
-	if (!counted->first && !counted->launches && !counted->gone)
+	if (!counted->first && !counted->launches && !counted->gone && !counted->key.thread)
 		return false;
 	if (!enter_context(counted)) {
 		/* A context of which no call told us that it is gone. */
@@ -291,6 +291,16 @@ static bool tick(struct counted *counted, bool *passed)
 	}
 	leave_context();
 	return more;
+}
+
+void counters_all_finished(struct device *device)
+{
+	for (struct counted *counted = first(); counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		if (counted->live && counted->device == device)
+			marker_finish_all(counted);
+		pthread_mutex_unlock(&counted->lock);
+	}
 }
 
 bool counters_progress(struct device *device)

@@ -239,6 +239,8 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 	}
 	now = moment_us();
 	*drained = turn->seen && device->elastic && device->quiet && quiet_wait(device, now < until ? until - now : 0);
+	if (*drained)
+		counters_all_finished(device);
 	if (!again || *drained)
 		log_line("device %d: the turn is over, %s after %llu us, %u threads wait", device->ordinal,
 			 *drained ? "nothing runs" : "something runs", (unsigned long long)(moment_us() - start),

@@ -128,7 +128,6 @@ CUresult async_free(CUdeviceptr address, CUstream stream, bool per_thread)
 {
 	struct block *block;
 	CUresult result = CUDA_ERROR_NOT_FOUND;
-	size_t count;
 
 	pthread_mutex_lock(&parked_lock);
 	block = table_get(&parked_blocks, address);
@@ -148,10 +147,7 @@ CUresult async_free(CUdeviceptr address, CUstream stream, bool per_thread)
 		parked_put(block);
 	else
 		block->parked = false;
-	count = parked_count();
 	pthread_mutex_unlock(&parked_lock);
-	if (result == CUDA_SUCCESS)
-		parked_sweep(count > PARKED_MOST);
 	return result;
 }
 
