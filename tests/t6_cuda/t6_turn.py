@@ -17,7 +17,7 @@ from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, daemon, 
 
 SANITIZERS = ["", "thread", "address,undefined"]
 
-CASES = ["drain", "nested", "devices", "captures", "hammer", "fork", "cancelled", "callback"]
+CASES = ["drain", "nested", "devices", "captures", "stale", "joins", "hammer", "fork", "cancelled", "callback"]
 
 KERNEL_US = 20_000
 """Microseconds that a kernel takes where run-ahead is bounded, to eight of them: more than a busy machine adds."""

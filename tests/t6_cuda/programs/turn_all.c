@@ -422,6 +422,56 @@ static void captures(void)
 	end_doing(&setting);
 }
 
+/* A thread of the library that still waits for what was late, when the turn has begun, ends no capture. */
+static void stale(void)
+{
+	CUstream stream = stream_new(), captured;
+	CUgraph graph;
+	bool drained;
+
+	launch("waits", stream);
+	/* Asked again and again, as a drain that lasts is. */
+	for (int i = 0; i < 3; i++)
+		CHECK(!turn_end(device, 0, &drained) && !drained);
+	turn_begin(device, 0);
+	captured = stream_new();
+	DO(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+	launch("counts", captured);
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	while (!__atomic_load_n(&ran, __ATOMIC_SEQ_CST))
+		usleep(200);
+	usleep(50000);
+	DO(cuStreamEndCapture(captured, &graph));
+	until_drained();
+}
+
+/* A capture on a GPU whose gate is open takes in a stream of one whose gate is closed: that is late meanwhile. */
+static void joins(void)
+{
+	CUstream stream = stream_new(), origin;
+	CUcontext second;
+	CUgraph graph;
+	CUevent event;
+	bool drained;
+
+	DO(cuDevicePrimaryCtxRetain(&second, 1));
+	until_drained();
+	DO(cuCtxSetCurrent(second));
+	origin = stream_new();
+	DO(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+	DO(cuStreamBeginCapture_v2(origin, CU_STREAM_CAPTURE_MODE_RELAXED));
+	DO(cuEventRecord(event, origin));
+	DO(cuCtxSetCurrent(context));
+	DO(cuStreamWaitEvent(stream, event, 0));
+	launch("counts", stream);
+	CHECK(!turn_end(device, 0, &drained) && !drained);
+	DO(cuCtxSetCurrent(second));
+	DO(cuStreamEndCapture(origin, &graph));
+	DO(cuCtxSetCurrent(context));
+	until_drained();
+	CHECK(!ran);
+}
+
 /* Markers */
 
 static uint64_t recorded;	/* atomically: events, by the program and by the library */
@@ -737,7 +787,7 @@ static const struct {
 	void (*test)(void);
 } cases[] = {
 	{ "rows", each_row }, { "drain", drain }, { "nested", nested }, { "devices", devices }, { "captures", captures },
-	{ "marks", marks }, { "hammer", hammer }, { "fork", in_fork },
+	{ "stale", stale }, { "joins", joins }, { "marks", marks }, { "hammer", hammer }, { "fork", in_fork },
 	{ "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead }, { "dependent", dependent }, { "cost", cost },
 };
 

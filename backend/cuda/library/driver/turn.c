@@ -238,7 +238,9 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 		}
 	}
 	now = moment_us();
-	*drained = turn->seen && device->elastic && device->quiet && quiet_wait(device, now < until ? until - now : 0);
+	/* A stream of this GPU may join a capture that has begun on another one, whose gate is open. */
+	*drained = turn->seen && !gate_capturing() && device->elastic && device->quiet &&
+		   quiet_wait(device, now < until ? until - now : 0);
 	if (*drained)
 		counters_all_finished(device);
 	if (!again || *drained)
