@@ -22,6 +22,9 @@ CASES = ["drain", "nested", "devices", "captures", "stale", "joins", "hammer", "
 KERNEL_US = 20_000
 """Microseconds that a kernel takes where run-ahead is bounded, to eight of them: more than a busy machine adds."""
 
+LONG_KERNEL_US = 50_000
+"""Microseconds of one where two such kernels are waited for, or where some are to be launched before one ends."""
+
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 @pytest.mark.parametrize("case", CASES)
@@ -50,13 +53,31 @@ def test_run_ahead_is_bounded(tmp_path: Path, sanitize: str) -> None:
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_run_ahead_is_bounded_for_long_kernels(tmp_path: Path, sanitize: str) -> None:
+    """Of eight times the bound: each of the four threads has one pending, and seldom another."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
+        words = run("turn_all", "longer", sanitize=sanitize, **extra).split()
+    assert 1 <= int(words[1]) <= 8, words
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_time_between_kernels_is_none_of_them(tmp_path: Path, sanitize: str) -> None:
+    """After 2 s of the CPU alone eight may be pending as before."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
+        words = run("turn_all", "idle", sanitize=sanitize, **extra).split()
+    assert 3 <= int(words[1]) <= 14, words
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_a_kernel_that_waits_for_a_later_one_gets_it(tmp_path: Path, sanitize: str) -> None:
     """A bound on run-ahead delays what it waits for, and no more."""
     with daemon(tmp_path) as server:
         run("turn_all", "dependent", sanitize=sanitize, GGROUP_SOCKET=str(server.path))
 
 
-COUNTED_CASES = ["marks"]
+COUNTED_CASES = ["marks", "stands"]
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)

@@ -740,6 +740,102 @@ static void ahead(void)
 	CHECK(ran == 161);
 }
 
+static int64_t most_pending;	/* atomically */
+
+/* Launches as fast as it is let; how many are pending then. */
+static void launches_ahead(struct doing *doing)
+{
+	CUfunction f = function("counts");
+
+	for (int i = 0; i < 12; i++) {
+		int64_t pending, most = __atomic_load_n(&most_pending, __ATOMIC_SEQ_CST);
+
+		DO(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, doing->stream, parameters, NULL));
+		pending = (int64_t)(__atomic_add_fetch(&launched, 1, __ATOMIC_SEQ_CST) - __atomic_load_n(&ran, __ATOMIC_SEQ_CST));
+		while (pending > most && !__atomic_compare_exchange_n(&most_pending, &most, pending, false, __ATOMIC_SEQ_CST,
+								      __ATOMIC_SEQ_CST))
+			;
+	}
+}
+
+static void tell_most(void)
+{
+	DO(cuCtxSynchronize());
+	printf("most %lld\n", (long long)most_pending);
+}
+
+/* A kernel takes much longer than the bound: a thread has one, and each waits for it. */
+static void longer(void)
+{
+	struct doing doings[THREADS] = { 0 };
+
+	turn_begin(device, (uint64_t)atoi(getenv("FAKE_KERNEL_US")) / 8);
+	for (int i = 0; i < THREADS; i++) {
+		doings[i].stream = stream_new();
+		begin_doing(&doings[i], launches_ahead);
+	}
+	for (int i = 0; i < THREADS; i++)
+		end_doing(&doings[i]);
+	tell_most();
+}
+
+/* What the CPU does meanwhile is no time of a kernel. */
+static void idle(void)
+{
+	struct doing doing = { .stream = stream_new() };
+
+	turn_begin(device, (uint64_t)atoi(getenv("FAKE_KERNEL_US")) * 8);
+	launches_ahead(&doing);
+	DO(cuCtxSynchronize());
+	launch("counts", doing.stream);
+	usleep(2000000);
+	launched = ran;
+	most_pending = 0;
+	launches_ahead(&doing);
+	tell_most();
+}
+
+static __thread bool watched;
+static bool stand_still;	/* atomically */
+static uint64_t looked;		/* atomically */
+static __typeof__(&cuEventQuery) real_query;
+
+static CUresult queries(CUevent event)
+{
+	CHECK(!watched || !__atomic_load_n(&stand_still, __ATOMIC_SEQ_CST));
+	__atomic_add_fetch(&looked, watched, __ATOMIC_SEQ_CST);
+	return real_query(event);
+}
+
+static void launches_watched(struct doing *doing)
+{
+	watched = true;
+	launch("counts", doing->stream);
+}
+
+/* While a program stands by, to be checkpointed, a thread that is too far ahead does not look what has finished. */
+static void stands(void)
+{
+	struct doing doing = { .stream = stream_new() };
+
+	turn_begin(device, 1000000);
+	launch("waits", doing.stream);
+	begin_doing(&doing, launches_watched);
+	CHECK(is_held(&doing, device));
+	CHECK(gate_close(SOON_US / 1000));
+	CHECK(gate_stand(SOON_US / 1000));
+	CHECK(__atomic_load_n(&looked, __ATOMIC_SEQ_CST));
+	__atomic_store_n(&stand_still, true, __ATOMIC_SEQ_CST);
+	usleep(50000);
+	__atomic_store_n(&stand_still, false, __ATOMIC_SEQ_CST);
+	gate_go_on();
+	gate_open();
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	end_doing(&doing);
+	DO(cuCtxSynchronize());
+	CHECK(ran == 2);
+}
+
 KERNEL(releases, sizeof(int))
 {
 	(void)parameters;
@@ -788,7 +884,8 @@ static const struct {
 } cases[] = {
 	{ "rows", each_row }, { "drain", drain }, { "nested", nested }, { "devices", devices }, { "captures", captures },
 	{ "stale", stale }, { "joins", joins }, { "marks", marks }, { "hammer", hammer }, { "fork", in_fork },
-	{ "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead }, { "dependent", dependent }, { "cost", cost },
+	{ "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead }, { "longer", longer }, { "idle", idle },
+	{ "stands", stands }, { "dependent", dependent }, { "cost", cost },
 };
 
 int main(int argc, char **argv)
@@ -799,6 +896,8 @@ int main(int argc, char **argv)
 	/* Before there is a thread that calls it. */
 	real_record = real.cuEventRecord;
 	real.cuEventRecord = records;
+	real_query = real.cuEventQuery;
+	real.cuEventQuery = queries;
 	device = device_current();
 	CHECK(device);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
