@@ -17,7 +17,7 @@ from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, daemon, 
 
 SANITIZERS = ["", "thread", "address,undefined"]
 
-CASES = ["drain", "nested", "devices", "captures", "stale", "joins", "hammer", "fork", "cancelled", "callback"]
+CASES = ["drain", "nested", "devices", "captures", "stale", "joins", "never", "hammer", "fork", "cancelled", "callback"]
 
 KERNEL_US = 20_000
 """Microseconds that a kernel takes where run-ahead is bounded, to eight of them: more than a busy machine adds."""
@@ -77,7 +77,7 @@ def test_a_kernel_that_waits_for_a_later_one_gets_it(tmp_path: Path, sanitize: s
         run("turn_all", "dependent", sanitize=sanitize, GGROUP_SOCKET=str(server.path))
 
 
-COUNTED_CASES = ["marks", "stands"]
+COUNTED_CASES = ["late", "marks", "stands"]
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
@@ -135,10 +135,15 @@ class Turning:
     daemon: TurningDaemon
     program: Program
 
-    def launched(self) -> int:
-        """How many it launches in some time from now on."""
-        self.program.go()
+    def launched(self, word: str = "") -> int:
+        """How many it launches in some time from now on, once it has done what `word` says."""
+        self._says(word)
         return self.program.hears("launched")
+
+    def _says(self, word: str) -> None:
+        assert self.program.process.stdin
+        self.program.process.stdin.write(word + "\n")
+        self.program.process.stdin.flush()
 
     def runs(self) -> None:
         """Waits until it launches."""
@@ -146,9 +151,7 @@ class Turning:
 
     def ends(self) -> str:
         """Has it check its memory, and end; what it wrote on stderr."""
-        assert self.program.process.stdin
-        self.program.process.stdin.write("end\n")
-        self.program.process.stdin.flush()
+        self._says("end")
         return self.program.ends()
 
 

@@ -472,6 +472,61 @@ static void joins(void)
 	CHECK(!ran);
 }
 
+/* What keeps a program from being drained */
+
+static uint64_t synchronized;	/* atomically */
+static bool failing;		/* atomically */
+static __typeof__(&cuCtxSynchronize) real_synchronize;
+
+static CUresult synchronizes(void)
+{
+	__atomic_add_fetch(&synchronized, 1, __ATOMIC_SEQ_CST);
+	return __atomic_load_n(&failing, __ATOMIC_SEQ_CST) ? CUDA_ERROR_UNKNOWN : real_synchronize();
+}
+
+/* What is counted and runs is not waited for in the driver, where a thread would spin until it ends. */
+static void late(void)
+{
+	const uint64_t before = __atomic_load_n(&synchronized, __ATOMIC_SEQ_CST);
+	CUstream streams[2] = { stream_new(), stream_new() };
+	bool drained;
+
+	CHECK(counters_wake);
+	launch("waits", streams[0]);
+	launch("counts", streams[1]);
+	launch("counts", streams[1]);
+	for (int i = 0; i < 3; i++)
+		CHECK(!turn_end(device, 10000, &drained) && !drained && turn_is_late(device));
+	usleep(10000);
+	CHECK(__atomic_load_n(&synchronized, __ATOMIC_SEQ_CST) == before);
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	until_drained();
+	CHECK(ran == 3 && !turn_is_late(device));
+	CHECK(__atomic_load_n(&synchronized, __ATOMIC_SEQ_CST) > before);
+	turn_begin(device, 0);
+	CHECK(!turn_is_late(device));
+}
+
+/* An answer of "late" takes the time that was given; where it would be the only one there is none. */
+static void never(void)
+{
+	uint64_t begun = microseconds();
+	bool drained;
+
+	__atomic_store_n(&failing, true, __ATOMIC_SEQ_CST);
+	CHECK(!turn_end(device, 30000, &drained) && !drained);
+	CHECK(microseconds() - begun >= 30000);
+	CHECK(turn_any);
+	device->elastic = false;
+	CHECK(turn_end(device, 30000, &drained) == EOPNOTSUPP && !drained);
+	CHECK(!turn_any);
+	CHECK(turn_end(device, 30000, &drained) == EOPNOTSUPP && !drained);
+	CHECK(!turn_any);
+	device->elastic = true;
+	__atomic_store_n(&failing, false, __ATOMIC_SEQ_CST);
+	until_drained();
+}
+
 /* Markers */
 
 static uint64_t recorded;	/* atomically: events, by the program and by the library */
@@ -741,13 +796,14 @@ static void ahead(void)
 }
 
 static int64_t most_pending;	/* atomically */
+static int launches = 12;	/* of a thread */
 
 /* Launches as fast as it is let; how many are pending then. */
 static void launches_ahead(struct doing *doing)
 {
 	CUfunction f = function("counts");
 
-	for (int i = 0; i < 12; i++) {
+	for (int i = 0; i < launches; i++) {
 		int64_t pending, most = __atomic_load_n(&most_pending, __ATOMIC_SEQ_CST);
 
 		DO(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, doing->stream, parameters, NULL));
@@ -791,6 +847,7 @@ static void idle(void)
 	usleep(2000000);
 	launched = ran;
 	most_pending = 0;
+	launches = 4;
 	launches_ahead(&doing);
 	tell_most();
 }
@@ -883,7 +940,7 @@ static const struct {
 	void (*test)(void);
 } cases[] = {
 	{ "rows", each_row }, { "drain", drain }, { "nested", nested }, { "devices", devices }, { "captures", captures },
-	{ "stale", stale }, { "joins", joins }, { "marks", marks }, { "hammer", hammer }, { "fork", in_fork },
+	{ "stale", stale }, { "joins", joins }, { "late", late }, { "never", never }, { "marks", marks }, { "hammer", hammer }, { "fork", in_fork },
 	{ "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead }, { "longer", longer }, { "idle", idle },
 	{ "stands", stands }, { "dependent", dependent }, { "cost", cost },
 };
@@ -896,6 +953,8 @@ int main(int argc, char **argv)
 	/* Before there is a thread that calls it. */
 	real_record = real.cuEventRecord;
 	real.cuEventRecord = records;
+	real_synchronize = real.cuCtxSynchronize;
+	real.cuCtxSynchronize = synchronizes;
 	real_query = real.cuEventQuery;
 	real.cuEventQuery = queries;
 	device = device_current();

@@ -139,12 +139,12 @@ bool marker_place(struct counted *counted, uint64_t time)
 	return true;
 }
 
-void marker_place_quiet(struct counted *counted)
+void marker_place_quiet(struct counted *counted, bool over)
 {
 	uint64_t time = moment_us();
 
 	if (!counted->launches || counted->key.thread || stream_capturing_any() ||
-	    time - counted->last < SPACING)
+	    (!over && time - counted->last < SPACING))
 		return;
 	if (__atomic_load_n(&outstanding, __ATOMIC_RELAXED) - (int64_t)counted->launches >= ROOM &&
 	    counted->first)

@@ -16,6 +16,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "counters.h"
@@ -57,6 +58,7 @@ static struct turn {
 	uint64_t run_ahead_us;	/* atomically; 0: not bounded */
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
+	bool drained;		/* of that, too: nothing has run since */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
@@ -76,6 +78,13 @@ static void sleep_while(struct turn *turn, uint32_t word, uint64_t us)
 	__atomic_add_fetch(&turn->waiting, 1, __ATOMIC_RELAXED);
 	syscall(SYS_futex, &turn->word, FUTEX_WAIT_PRIVATE, word, us ? &time : NULL, NULL, 0);
 	__atomic_sub_fetch(&turn->waiting, 1, __ATOMIC_RELAXED);
+}
+
+static void pause_for(uint64_t us)
+{
+	const struct timespec time = { (time_t)(us / 1000000), (long)(us % 1000000) * 1000 };
+
+	nanosleep(&time, NULL);
 }
 
 static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
@@ -255,15 +264,28 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 
 /* Turns */
 
+/* Whether nothing runs there. The driver is asked once all that is counted has finished: what waits in it cannot be had
+ * back, and keeps a CPU busy. */
+static bool runs_nothing(struct device *device, uint64_t timeout_us)
+{
+	/* A stream of this GPU may join a capture that has begun on another one, whose gate is open. */
+	return !gate_capturing() && counters_drain(device) && quiet_wait(device, timeout_us);
+}
+
 int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 {
 	const uint64_t start = moment_us();
 	const uint64_t until = start + (timeout_us < DRAIN_LEAST ? DRAIN_LEAST : timeout_us > DRAIN_MOST ? DRAIN_MOST : timeout_us);
 	struct turn *turn = &turns[device->ordinal];
 	const bool again = is_closed(turn);
-	uint64_t now;
+	uint64_t now, pause = LOOK_LEAST;
 
-	*drained = false;
+	*drained = turn->drained = false;
+	if (!device->elastic || !device->quiet) {
+		if (again)
+			set(turn, OPEN, 0);
+		return EOPNOTSUPP;
+	}
 	if (!again) {
 		if (gate_capturing())
 			return EBUSY;
@@ -278,10 +300,15 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 			return EBUSY;
 		}
 	}
-	now = moment_us();
-	/* A stream of this GPU may join a capture that has begun on another one, whose gate is open. */
-	*drained = turn->seen && !gate_capturing() && device->elastic && device->quiet &&
-		   quiet_wait(device, now < until ? until - now : 0);
+	for (now = moment_us(); turn->seen; now = moment_us()) {
+		*drained = runs_nothing(device, now < until ? until - now : 0);
+		now = moment_us();
+		if (*drained || now >= until)
+			break;
+		pause_for(now + pause < until ? pause : until - now);
+		pause = pause * 2 < LOOK_MOST ? pause * 2 : LOOK_MOST;
+	}
+	turn->drained = *drained;
 	if (*drained)
 		counters_all_finished(device);
 	if (!again || *drained)
@@ -289,6 +316,13 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 			 *drained ? "nothing runs" : "something runs", (unsigned long long)(moment_us() - start),
 			 turn_waiting(device));
 	return 0;
+}
+
+bool turn_is_late(const struct device *device)
+{
+	const struct turn *turn = &turns[device->ordinal];
+
+	return is_closed(turn) && !turn->drained;
 }
 
 void turn_begin(struct device *device, uint64_t run_ahead_us)
