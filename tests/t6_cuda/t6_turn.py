@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -106,9 +107,13 @@ class TurningDaemon(BookingDaemon):
         super()._hear(connection, heard, page)
         self.managed += not heard.reply and heard.op == Op.MANAGE
 
+    def say(self, op: Op, args: tuple[int, ...], gpu: int = 0) -> None:
+        """Asks, and waits for no answer."""
+        self._connections[-1].send(Message(op, 79, gpu, args).encode())
+
     def ask(self, op: Op, word: int, gpu: int = 0) -> Message:
         """Its answer."""
-        self._connections[-1].send(Message(op, 79, gpu, (word,)).encode())
+        self.say(op, (word,), gpu)
         answer = self.answers.get(timeout=SECONDS)
         assert answer.op == op
         return answer
@@ -201,6 +206,53 @@ def test_memory_moves_while_a_program_waits_for_its_turn(start: Start, sanitize:
     stderr = turning.ends()
     assert "the turn is over, nothing runs after" in stderr
     assert "a turn begins, run-ahead 20000 us" in stderr
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_nothing_comes_back_to_a_program_that_is_late(start: Start, sanitize: str) -> None:
+    """It would wait for what runs, and the beginning of its turn for it; afterwards all does."""
+    turning = start(sanitize)
+    server = turning.daemon
+    turning.runs()
+    assert drained(server)
+    eventually(lambda: server.swapped >= 40 * MIB or not server.reclaim(8 * MIB), lambda: "it does not stop")
+    server.begin_turn()
+    turning.runs()
+    turning.launched("hold")
+    assert not server.end_turn(10_000)
+    server.room = True
+    away = server.swapped
+    assert away >= 40 * MIB
+    time.sleep(1)
+    assert not server.end_turn(10_000)
+    assert server.swapped == away
+    server.begin_turn()
+    assert turning.launched("let") > 0
+    eventually(lambda: not server.swapped, lambda: f"{server.swapped} bytes stay away")
+    stderr = turning.ends()
+    begun = stderr.rindex("the turn is over, something runs")
+    assert "what runs does not end" not in stderr[begun : stderr.index("a turn begins", begun)]
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_a_turn_ends_behind_a_move(start: Start, sanitize: str) -> None:
+    """Both are asked for at once: what moves does so before."""
+    turning = start(sanitize)
+    server = turning.daemon
+    for _ in range(5):
+        turning.runs()
+        server.say(Op.RECLAIM, (0, 0, 0, 8 * MIB))
+        server.say(Op.END_TURN, (1_000_000,))
+        moved, ended = (server.answers.get(timeout=SECONDS).check() for _ in range(2))
+        assert (moved.op, ended.op) == (Op.RECLAIM, Op.END_TURN)
+        assert ended.args[0] or drained(server)
+        assert turning.launched() == 0
+        server.room = True
+        eventually(lambda: not server.swapped, lambda: f"{server.swapped} bytes stay away")
+        server.room = False
+        server.begin_turn()
+    turning.runs()
+    turning.ends()
 
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])
