@@ -11,6 +11,7 @@
 #include "gate.h"
 #include "library.h"
 #include "moment.h"
+#include "stream.h"
 #include "totals.h"
 #include "turn.h"
 
@@ -163,44 +164,107 @@ static CUresult refuse(void)
 	return CUDA_ERROR_UNKNOWN;
 }
 
+static bool is_own(const char *name)
+{
+	const size_t length = strlen(name);
+
+	return length > 5 && !strncmp(name + length - 5, "_pt", 3);
+}
+
 static size_t row_now;
+static CUstream stream_now;
+static int asked;		/* atomically: by which of the two below the driver was, bits */
+
+/* The driver is asked of the very stream of the call, and in the form that says what stream 0 is. */
+static CUresult is_capturing(bool own, CUstream stream, CUstreamCaptureStatus *status)
+{
+	CHECK(stream == stream_now);
+	__atomic_or_fetch(&asked, 1 << own, __ATOMIC_SEQ_CST);
+	*status = CU_STREAM_CAPTURE_STATUS_NONE;
+	return CUDA_SUCCESS;
+}
+
+static CUresult is_capturing_legacy(CUstream stream, CUstreamCaptureStatus *status)
+{
+	return is_capturing(false, stream, status);
+}
+
+static CUresult is_capturing_own(CUstream stream, CUstreamCaptureStatus *status)
+{
+	return is_capturing(true, stream, status);
+}
+
+/* The number of the row's call. */
+static size_t call_of(const char *name)
+{
+	size_t i = 0;
+
+	while (strcmp(calls[i].name, name))
+		i++;
+	return i;
+}
 
 static void call_row(struct doing *doing)
 {
 	(void)doing;
-	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
-		if (!strcmp(calls[i].name, rows[row_now].name))
-			calls[i].call();
+	calls[call_of(rows[row_now].name)].call();
 }
 
+/* One that names a stream is held by the GPU of that, and not by that of the current context. */
 static void each_row(void)
 {
-	struct driver before = real;
-	unsigned int held = 0;
+	unsigned int held = 0, streamed = 0;
+	struct device *second;
+	struct driver before;
+	CUcontext other;
 
+	DO(cuDevicePrimaryCtxRetain(&other, 1));
+	DO(cuCtxSetCurrent(other));
+	second = device_current();
+	CHECK(second && second != device);
+	stream_given = config_given.hStream = stream_new();
+	DO(cuCtxSetCurrent(context));
+	real.cuStreamIsCapturing = is_capturing_legacy;
+	real.cuStreamIsCapturing_ptsz = is_capturing_own;
+	before = real;
 	for (row_now = 0; row_now < ROWS; row_now++) {
+		const char *name = rows[row_now].name;
+		const bool of_stream = calls[call_of(name)].streamed;
+		struct device *at = of_stream ? second : device;
+		const int bit = 1 << is_own(name);
 		struct doing doing = { 0 };
 		void **pointer = (void **)((char *)&real + rows[row_now].offset);
 
 		/* This one calls nothing of the driver's. */
-		if (!strncmp(rows[row_now].name, "cuGetProcAddress", 16))
+		if (!strncmp(name, "cuGetProcAddress", 16))
 			continue;
-		over(device);
+		over(at);
+		stream_now = of_stream ? stream_given : NULL;
 		*pointer = (void *)refuse;
 		reached = 0;
+		asked = 0;
+		/* As if some stream was captured: else the driver is not asked. */
+		__atomic_store_n(&stream_captures, 1, __ATOMIC_SEQ_CST);
 		begin_doing(&doing, call_row);
-		if (is_held(&doing, device) != rows[row_now].held) {
-			fprintf(stderr, "%s is %sheld\n", rows[row_now].name, rows[row_now].held ? "not " : "");
+		if (is_held(&doing, at) != rows[row_now].held) {
+			fprintf(stderr, "%s is %sheld\n", name, rows[row_now].held ? "not " : "");
 			exit(1);
 		}
 		CHECK(!rows[row_now].held || !__atomic_load_n(&reached, __ATOMIC_SEQ_CST));
+		if (__atomic_load_n(&asked, __ATOMIC_SEQ_CST) & ~bit || (rows[row_now].held && !asked)) {
+			fprintf(stderr, "%s asks in the form of another\n", name);
+			exit(1);
+		}
 		held += rows[row_now].held;
-		turn_begin(device, 0);
+		streamed += rows[row_now].held && of_stream;
+		turn_begin(at, 0);
 		end_doing(&doing);
+		CHECK(!(__atomic_load_n(&asked, __ATOMIC_SEQ_CST) & ~bit));
 		CHECK(!rows[row_now].held || __atomic_load_n(&reached, __ATOMIC_SEQ_CST) == 1);
+		__atomic_store_n(&stream_captures, 0, __ATOMIC_SEQ_CST);
 		*pointer = *(void **)((char *)&before + rows[row_now].offset);
 	}
-	CHECK(held > 100);
+	CHECK(held > 100 && streamed > 60);
 }
 
 /* The others */
