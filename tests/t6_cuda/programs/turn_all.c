@@ -638,7 +638,7 @@ static void ends_after_a_launch(CUstream stream, struct doing *doing, void (*wha
 	end_doing(doing);
 }
 
-/* On a GPU that runs nothing of the program an event stays pending, and who waits for the context waits for it. */
+/* On a GPU that runs nothing of the program an event stays pending, and what waits for the context waits for it. */
 static void marks(void)
 {
 	CUstream stream = stream_new(), gone = stream_new();

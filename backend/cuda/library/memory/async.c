@@ -136,7 +136,7 @@ CUresult async_free(CUdeviceptr address, CUstream stream, bool per_thread)
 		result = CUDA_ERROR_INVALID_VALUE;
 	}
 	if (block)
-		block->parked = true;	/* nobody else frees it meanwhile */
+		block->parked = true;	/* no other thread frees it meanwhile */
 	pthread_mutex_unlock(&parked_lock);
 	if (!block)
 		return result;
