@@ -909,7 +909,7 @@ static void idle(void)
 	DO(cuCtxSynchronize());
 	launch("counts", doing.stream);
 	usleep(2000000);
-	launched = ran;
+	launched = __atomic_load_n(&ran, __ATOMIC_SEQ_CST);
 	most_pending = 0;
 	launches = 4;
 	launches_ahead(&doing);
