@@ -58,7 +58,7 @@ static struct turn {
 	uint64_t run_ahead_us;	/* atomically; 0: not bounded */
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
-	bool drained;		/* of that, too: nothing has run since */
+	bool drained;		/* atomically: nothing has run since */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
@@ -280,7 +280,8 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 	const bool again = is_closed(turn);
 	uint64_t now, pause = LOOK_LEAST;
 
-	*drained = turn->drained = false;
+	*drained = false;
+	__atomic_store_n(&turn->drained, false, __ATOMIC_RELAXED);
 	if (!device->elastic || !device->quiet) {
 		if (again)
 			set(turn, OPEN, 0);
@@ -308,7 +309,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 		pause_for(now + pause < until ? pause : until - now);
 		pause = pause * 2 < LOOK_MOST ? pause * 2 : LOOK_MOST;
 	}
-	turn->drained = *drained;
+	__atomic_store_n(&turn->drained, *drained, __ATOMIC_RELAXED);
 	if (*drained)
 		counters_all_finished(device);
 	if (!again || *drained)
@@ -322,7 +323,7 @@ bool turn_is_late(const struct device *device)
 {
 	const struct turn *turn = &turns[device->ordinal];
 
-	return is_closed(turn) && !turn->drained;
+	return is_closed(turn) && !__atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
 }
 
 void turn_begin(struct device *device, uint64_t run_ahead_us)
