@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +18,13 @@ from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, daemon, 
 
 SANITIZERS = ["", "thread", "address,undefined"]
 
-CASES = ["drain", "nested", "devices", "captures", "hammer", "fork", "cancelled", "callback"]
+CASES = ["drain", "nested", "devices", "captures", "stale", "joins", "never", "hammer", "fork", "cancelled", "callback"]
 
 KERNEL_US = 20_000
 """Microseconds that a kernel takes where run-ahead is bounded, to eight of them: more than a busy machine adds."""
+
+LONG_KERNEL_US = 50_000
+"""Microseconds of one where two such kernels are waited for, or where some are to be launched before one ends."""
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
@@ -50,10 +54,39 @@ def test_run_ahead_is_bounded(tmp_path: Path, sanitize: str) -> None:
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_run_ahead_is_bounded_for_long_kernels(tmp_path: Path, sanitize: str) -> None:
+    """Of eight times the bound: each of the four threads has one pending, and seldom another."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
+        words = run("turn_all", "longer", sanitize=sanitize, **extra).split()
+    assert 1 <= int(words[1]) <= 8, words
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_time_between_kernels_is_none_of_them(tmp_path: Path, sanitize: str) -> None:
+    """After 2 s of the CPU alone eight may be pending as before."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
+        words = run("turn_all", "idle", sanitize=sanitize, **extra).split()
+    assert 3 <= int(words[1]) <= 14, words
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_a_kernel_that_waits_for_a_later_one_gets_it(tmp_path: Path, sanitize: str) -> None:
     """A bound on run-ahead delays what it waits for, and no more."""
     with daemon(tmp_path) as server:
         run("turn_all", "dependent", sanitize=sanitize, GGROUP_SOCKET=str(server.path))
+
+
+COUNTED_CASES = ["late", "marks", "stands"]
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("case", COUNTED_CASES)
+def test_turn_of_a_program_that_is_counted(tmp_path: Path, case: str, sanitize: str) -> None:
+    """Each is another function of turn_all.c, beside the thread that listens to a daemon."""
+    with daemon(tmp_path) as server:
+        run("turn_all", case, sanitize=sanitize, GGROUP_SOCKET=str(server.path), FAKE_DEVICES="2")
 
 
 class TurningDaemon(BookingDaemon):
@@ -74,9 +107,13 @@ class TurningDaemon(BookingDaemon):
         super()._hear(connection, heard, page)
         self.managed += not heard.reply and heard.op == Op.MANAGE
 
+    def say(self, op: Op, args: tuple[int, ...], gpu: int = 0) -> None:
+        """Asks, and waits for no answer."""
+        self._connections[-1].send(Message(op, 79, gpu, args).encode())
+
     def ask(self, op: Op, word: int, gpu: int = 0) -> Message:
         """Its answer."""
-        self._connections[-1].send(Message(op, 79, gpu, (word,)).encode())
+        self.say(op, (word,), gpu)
         answer = self.answers.get(timeout=SECONDS)
         assert answer.op == op
         return answer
@@ -103,10 +140,15 @@ class Turning:
     daemon: TurningDaemon
     program: Program
 
-    def launched(self) -> int:
-        """How many it launches in some time from now on."""
-        self.program.go()
+    def launched(self, word: str = "") -> int:
+        """How many it launches in some time from now on, once it has done what `word` says."""
+        self._says(word)
         return self.program.hears("launched")
+
+    def _says(self, word: str) -> None:
+        assert self.program.process.stdin
+        self.program.process.stdin.write(word + "\n")
+        self.program.process.stdin.flush()
 
     def runs(self) -> None:
         """Waits until it launches."""
@@ -114,9 +156,7 @@ class Turning:
 
     def ends(self) -> str:
         """Has it check its memory, and end; what it wrote on stderr."""
-        assert self.program.process.stdin
-        self.program.process.stdin.write("end\n")
-        self.program.process.stdin.flush()
+        self._says("end")
         return self.program.ends()
 
 
@@ -166,6 +206,53 @@ def test_memory_moves_while_a_program_waits_for_its_turn(start: Start, sanitize:
     stderr = turning.ends()
     assert "the turn is over, nothing runs after" in stderr
     assert "a turn begins, run-ahead 20000 us" in stderr
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_nothing_comes_back_to_a_program_that_is_late(start: Start, sanitize: str) -> None:
+    """It would wait for what runs, and the beginning of its turn for it; afterwards all does."""
+    turning = start(sanitize)
+    server = turning.daemon
+    turning.runs()
+    assert drained(server)
+    eventually(lambda: server.swapped >= 40 * MIB or not server.reclaim(8 * MIB), lambda: "it does not stop")
+    server.begin_turn()
+    turning.runs()
+    turning.launched("hold")
+    assert not server.end_turn(10_000)
+    server.room = True
+    away = server.swapped
+    assert away >= 40 * MIB
+    time.sleep(1)
+    assert not server.end_turn(10_000)
+    assert server.swapped == away
+    server.begin_turn()
+    assert turning.launched("let") > 0
+    eventually(lambda: not server.swapped, lambda: f"{server.swapped} bytes stay away")
+    stderr = turning.ends()
+    begun = stderr.rindex("the turn is over, something runs")
+    assert "what runs does not end" not in stderr[begun : stderr.index("a turn begins", begun)]
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_a_turn_ends_behind_a_move(start: Start, sanitize: str) -> None:
+    """Both are asked for at once: what moves does so before."""
+    turning = start(sanitize)
+    server = turning.daemon
+    for _ in range(5):
+        turning.runs()
+        server.say(Op.RECLAIM, (0, 0, 0, 8 * MIB))
+        server.say(Op.END_TURN, (1_000_000,))
+        moved, ended = (server.answers.get(timeout=SECONDS).check() for _ in range(2))
+        assert (moved.op, ended.op) == (Op.RECLAIM, Op.END_TURN)
+        assert ended.args[0] or drained(server)
+        assert turning.launched() == 0
+        server.room = True
+        eventually(lambda: not server.swapped, lambda: f"{server.swapped} bytes stay away")
+        server.room = False
+        server.begin_turn()
+    turning.runs()
+    turning.ends()
 
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])

@@ -11,10 +11,13 @@
 #include "gate.h"
 #include "library.h"
 #include "moment.h"
+#include "stream.h"
+#include "totals.h"
 #include "turn.h"
 
 #define THREADS 4
 #define ROUNDS 200
+#define AT_ONCE 4
 #define SOON_US 2000000
 #define LONG_US 60000000
 
@@ -137,7 +140,7 @@ static long zeros[512];
 #define HELD_HOOK(name) false
 #define HELD_CONTEXT(name) false
 #define HELD_CODE(name) false
-#define HELD_MEMORY(name) false
+#define HELD_MEMORY(name) (!strncmp(name, "cuMemFreeAsync", 14))
 #define HELD_WAIT(name) false
 
 static const struct {
@@ -161,44 +164,107 @@ static CUresult refuse(void)
 	return CUDA_ERROR_UNKNOWN;
 }
 
+static bool is_own(const char *name)
+{
+	const size_t length = strlen(name);
+
+	return length > 5 && !strncmp(name + length - 5, "_pt", 3);
+}
+
 static size_t row_now;
+static CUstream stream_now;
+static int asked;		/* atomically: by which of the two below the driver was, bits */
+
+/* The driver is asked of the very stream of the call, and in the form that says what stream 0 is. */
+static CUresult is_capturing(bool own, CUstream stream, CUstreamCaptureStatus *status)
+{
+	CHECK(stream == stream_now);
+	__atomic_or_fetch(&asked, 1 << own, __ATOMIC_SEQ_CST);
+	*status = CU_STREAM_CAPTURE_STATUS_NONE;
+	return CUDA_SUCCESS;
+}
+
+static CUresult is_capturing_legacy(CUstream stream, CUstreamCaptureStatus *status)
+{
+	return is_capturing(false, stream, status);
+}
+
+static CUresult is_capturing_own(CUstream stream, CUstreamCaptureStatus *status)
+{
+	return is_capturing(true, stream, status);
+}
+
+/* The number of the row's call. */
+static size_t call_of(const char *name)
+{
+	size_t i = 0;
+
+	while (strcmp(calls[i].name, name))
+		i++;
+	return i;
+}
 
 static void call_row(struct doing *doing)
 {
 	(void)doing;
-	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
-		if (!strcmp(calls[i].name, rows[row_now].name))
-			calls[i].call();
+	calls[call_of(rows[row_now].name)].call();
 }
 
+/* One that names a stream is held by the GPU of that, and not by that of the current context. */
 static void each_row(void)
 {
-	struct driver before = real;
-	unsigned int held = 0;
+	unsigned int held = 0, streamed = 0;
+	struct device *second;
+	struct driver before;
+	CUcontext other;
 
+	DO(cuDevicePrimaryCtxRetain(&other, 1));
+	DO(cuCtxSetCurrent(other));
+	second = device_current();
+	CHECK(second && second != device);
+	stream_given = config_given.hStream = stream_new();
+	DO(cuCtxSetCurrent(context));
+	real.cuStreamIsCapturing = is_capturing_legacy;
+	real.cuStreamIsCapturing_ptsz = is_capturing_own;
+	before = real;
 	for (row_now = 0; row_now < ROWS; row_now++) {
+		const char *name = rows[row_now].name;
+		const bool of_stream = calls[call_of(name)].streamed;
+		struct device *at = of_stream ? second : device;
+		const int bit = 1 << is_own(name);
 		struct doing doing = { 0 };
 		void **pointer = (void **)((char *)&real + rows[row_now].offset);
 
 		/* This one calls nothing of the driver's. */
-		if (!strncmp(rows[row_now].name, "cuGetProcAddress", 16))
+		if (!strncmp(name, "cuGetProcAddress", 16))
 			continue;
-		over(device);
+		over(at);
+		stream_now = of_stream ? stream_given : NULL;
 		*pointer = (void *)refuse;
 		reached = 0;
+		asked = 0;
+		/* As if some stream was captured: else the driver is not asked. */
+		__atomic_store_n(&stream_captures, 1, __ATOMIC_SEQ_CST);
 		begin_doing(&doing, call_row);
-		if (is_held(&doing, device) != rows[row_now].held) {
-			fprintf(stderr, "%s is %sheld\n", rows[row_now].name, rows[row_now].held ? "not " : "");
+		if (is_held(&doing, at) != rows[row_now].held) {
+			fprintf(stderr, "%s is %sheld\n", name, rows[row_now].held ? "not " : "");
 			exit(1);
 		}
 		CHECK(!rows[row_now].held || !__atomic_load_n(&reached, __ATOMIC_SEQ_CST));
+		if (__atomic_load_n(&asked, __ATOMIC_SEQ_CST) & ~bit || (rows[row_now].held && !asked)) {
+			fprintf(stderr, "%s asks in the form of another\n", name);
+			exit(1);
+		}
 		held += rows[row_now].held;
-		turn_begin(device, 0);
+		streamed += rows[row_now].held && of_stream;
+		turn_begin(at, 0);
 		end_doing(&doing);
+		CHECK(!(__atomic_load_n(&asked, __ATOMIC_SEQ_CST) & ~bit));
 		CHECK(!rows[row_now].held || __atomic_load_n(&reached, __ATOMIC_SEQ_CST) == 1);
+		__atomic_store_n(&stream_captures, 0, __ATOMIC_SEQ_CST);
 		*pointer = *(void **)((char *)&before + rows[row_now].offset);
 	}
-	CHECK(held > 100);
+	CHECK(held > 100 && streamed > 60);
 }
 
 /* The others */
@@ -243,7 +309,6 @@ static void drain(void)
 	DO(cuMemAlloc_v2(&address, 4 << 20));
 	DO(cuMemFree_v2(address));
 	DO(cuMemAllocAsync(&address, 4 << 20, stream));
-	DO(cuMemFreeAsync(address, stream));
 	DO(cuStreamSynchronize(stream));
 	/* So does a move: it closes the other gate. */
 	CHECK(gate_close(SOON_US / 1000));
@@ -251,6 +316,7 @@ static void drain(void)
 	CHECK(!is_done(&doing));
 	turn_begin(device, 0);
 	end_doing(&doing);
+	DO(cuMemFreeAsync(address, stream));
 	DO(cuCtxSynchronize());
 	CHECK(ran == 2);
 	/* Again at once: it runs nothing. */
@@ -418,6 +484,182 @@ static void captures(void)
 	end_doing(&launching);
 	turn_open_all();
 	end_doing(&setting);
+}
+
+/* A thread of the library that still waits for what was late, when the turn has begun, ends no capture. */
+static void stale(void)
+{
+	CUstream stream = stream_new(), captured;
+	CUgraph graph;
+	bool drained;
+
+	launch("waits", stream);
+	/* Asked again and again, as a drain that lasts is. */
+	for (int i = 0; i < 3; i++)
+		CHECK(!turn_end(device, 0, &drained) && !drained);
+	turn_begin(device, 0);
+	captured = stream_new();
+	DO(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+	launch("counts", captured);
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	while (!__atomic_load_n(&ran, __ATOMIC_SEQ_CST))
+		usleep(200);
+	usleep(50000);
+	DO(cuStreamEndCapture(captured, &graph));
+	until_drained();
+}
+
+/* A capture on a GPU whose gate is open takes in a stream of one whose gate is closed: that is late meanwhile. */
+static void joins(void)
+{
+	CUstream stream = stream_new(), origin;
+	CUcontext second;
+	CUgraph graph;
+	CUevent event;
+	bool drained;
+
+	DO(cuDevicePrimaryCtxRetain(&second, 1));
+	until_drained();
+	DO(cuCtxSetCurrent(second));
+	origin = stream_new();
+	DO(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+	DO(cuStreamBeginCapture_v2(origin, CU_STREAM_CAPTURE_MODE_RELAXED));
+	DO(cuEventRecord(event, origin));
+	DO(cuCtxSetCurrent(context));
+	DO(cuStreamWaitEvent(stream, event, 0));
+	launch("counts", stream);
+	CHECK(!turn_end(device, 0, &drained) && !drained);
+	DO(cuCtxSetCurrent(second));
+	DO(cuStreamEndCapture(origin, &graph));
+	DO(cuCtxSetCurrent(context));
+	until_drained();
+	CHECK(!ran);
+}
+
+/* What keeps a program from being drained */
+
+static uint64_t synchronized;	/* atomically */
+static bool failing;		/* atomically */
+static __typeof__(&cuCtxSynchronize) real_synchronize;
+
+static CUresult synchronizes(void)
+{
+	__atomic_add_fetch(&synchronized, 1, __ATOMIC_SEQ_CST);
+	return __atomic_load_n(&failing, __ATOMIC_SEQ_CST) ? CUDA_ERROR_UNKNOWN : real_synchronize();
+}
+
+/* What is counted and runs is not waited for in the driver, where a thread would spin until it ends. */
+static void late(void)
+{
+	const uint64_t before = __atomic_load_n(&synchronized, __ATOMIC_SEQ_CST);
+	CUstream streams[2] = { stream_new(), stream_new() };
+	bool drained;
+
+	CHECK(counters_wake);
+	launch("waits", streams[0]);
+	launch("counts", streams[1]);
+	launch("counts", streams[1]);
+	for (int i = 0; i < 3; i++)
+		CHECK(!turn_end(device, 10000, &drained) && !drained && turn_is_late(device));
+	usleep(10000);
+	CHECK(__atomic_load_n(&synchronized, __ATOMIC_SEQ_CST) == before);
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	until_drained();
+	CHECK(ran == 3 && !turn_is_late(device));
+	CHECK(__atomic_load_n(&synchronized, __ATOMIC_SEQ_CST) > before);
+	turn_begin(device, 0);
+	CHECK(!turn_is_late(device));
+}
+
+/* An answer of "late" takes the time that was given; where it would be the only one there is none. */
+static void never(void)
+{
+	uint64_t begun = microseconds();
+	bool drained;
+
+	__atomic_store_n(&failing, true, __ATOMIC_SEQ_CST);
+	CHECK(!turn_end(device, 30000, &drained) && !drained);
+	CHECK(microseconds() - begun >= 30000);
+	CHECK(turn_any);
+	device->elastic = false;
+	CHECK(turn_end(device, 30000, &drained) == EOPNOTSUPP && !drained);
+	CHECK(!turn_any);
+	CHECK(turn_end(device, 30000, &drained) == EOPNOTSUPP && !drained);
+	CHECK(!turn_any);
+	device->elastic = true;
+	__atomic_store_n(&failing, false, __ATOMIC_SEQ_CST);
+	until_drained();
+}
+
+/* Markers */
+
+static uint64_t recorded;	/* atomically: events, by the program and by the library */
+static __typeof__(&cuEventRecord) real_record;
+
+static CUresult records(CUevent event, CUstream stream)
+{
+	__atomic_add_fetch(&recorded, 1, __ATOMIC_SEQ_CST);
+	return real_record(event, stream);
+}
+
+static CUdeviceptr to_free;
+
+static void frees(struct doing *doing)
+{
+	DO(cuMemFreeAsync(to_free, doing->stream));
+}
+
+static void destroys(struct doing *doing)
+{
+	DO(cuStreamDestroy_v2(doing->stream));
+}
+
+static void rests(struct doing *doing)
+{
+	(void)doing;
+}
+
+/* Short work has no marker behind it as the turn ends, and gets none until the next, whatever is done meanwhile. */
+static void ends_after_a_launch(CUstream stream, struct doing *doing, void (*what)(struct doing *), bool held)
+{
+	uint64_t before;
+
+	/* Behind the first there is one. */
+	for (int i = 0; i < AT_ONCE; i++)
+		launch("counts", stream);
+	over(device);
+	before = __atomic_load_n(&recorded, __ATOMIC_SEQ_CST);
+	begin_doing(doing, what);
+	CHECK(is_held(doing, device) == held);
+	/* The listening thread looks 2 ms after the launch. */
+	usleep(20000);
+	CHECK(__atomic_load_n(&recorded, __ATOMIC_SEQ_CST) == before);
+	turn_begin(device, 0);
+	end_doing(doing);
+}
+
+/* On a GPU that runs nothing of the program an event stays pending, and what waits for the context waits for it. */
+static void marks(void)
+{
+	CUstream stream = stream_new(), gone = stream_new();
+	struct doing resting = { 0 }, destroying = { .stream = gone }, capturing = { 0 }, freeing = { .stream = stream };
+	uint64_t submitted, finished;
+
+	CHECK(counters_wake);
+	DO(cuMemAllocAsync(&to_free, 4 << 20, stream));
+	DO(cuDevicePrimaryCtxRetain(&capturing.context, 1));
+	DO(cuCtxSetCurrent(capturing.context));
+	capturing.stream = stream_new();
+	DO(cuCtxSetCurrent(context));
+	ends_after_a_launch(stream, &resting, rests, false);
+	totals_get(device, &submitted, &finished);
+	CHECK(submitted == AT_ONCE && finished == AT_ONCE);
+	ends_after_a_launch(gone, &destroying, destroys, false);
+	/* Before one begins, on whichever GPU, the streams of all get a marker. */
+	ends_after_a_launch(stream, &capturing, begins, false);
+	ends_after_a_launch(stream, &freeing, frees, true);
+	DO(cuCtxSynchronize());
+	CHECK(ran == 4 * AT_ONCE);
 }
 
 /* Hammering */
@@ -617,6 +859,104 @@ static void ahead(void)
 	CHECK(ran == 161);
 }
 
+static int64_t most_pending;	/* atomically */
+static int launches = 12;	/* of a thread */
+
+/* Launches as fast as it is let; how many are pending then. */
+static void launches_ahead(struct doing *doing)
+{
+	CUfunction f = function("counts");
+
+	for (int i = 0; i < launches; i++) {
+		int64_t pending, most = __atomic_load_n(&most_pending, __ATOMIC_SEQ_CST);
+
+		DO(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, doing->stream, parameters, NULL));
+		pending = (int64_t)(__atomic_add_fetch(&launched, 1, __ATOMIC_SEQ_CST) - __atomic_load_n(&ran, __ATOMIC_SEQ_CST));
+		while (pending > most && !__atomic_compare_exchange_n(&most_pending, &most, pending, false, __ATOMIC_SEQ_CST,
+								      __ATOMIC_SEQ_CST))
+			;
+	}
+}
+
+static void tell_most(void)
+{
+	DO(cuCtxSynchronize());
+	printf("most %lld\n", (long long)most_pending);
+}
+
+/* A kernel takes much longer than the bound: a thread has one, and each waits for it. */
+static void longer(void)
+{
+	struct doing doings[THREADS] = { 0 };
+
+	turn_begin(device, (uint64_t)atoi(getenv("FAKE_KERNEL_US")) / 8);
+	for (int i = 0; i < THREADS; i++) {
+		doings[i].stream = stream_new();
+		begin_doing(&doings[i], launches_ahead);
+	}
+	for (int i = 0; i < THREADS; i++)
+		end_doing(&doings[i]);
+	tell_most();
+}
+
+/* What the CPU does meanwhile is no time of a kernel. */
+static void idle(void)
+{
+	struct doing doing = { .stream = stream_new() };
+
+	turn_begin(device, (uint64_t)atoi(getenv("FAKE_KERNEL_US")) * 8);
+	launches_ahead(&doing);
+	DO(cuCtxSynchronize());
+	launch("counts", doing.stream);
+	usleep(2000000);
+	launched = __atomic_load_n(&ran, __ATOMIC_SEQ_CST);
+	most_pending = 0;
+	launches = 4;
+	launches_ahead(&doing);
+	tell_most();
+}
+
+static __thread bool watched;
+static bool stand_still;	/* atomically */
+static uint64_t looked;		/* atomically */
+static __typeof__(&cuEventQuery) real_query;
+
+static CUresult queries(CUevent event)
+{
+	CHECK(!watched || !__atomic_load_n(&stand_still, __ATOMIC_SEQ_CST));
+	__atomic_add_fetch(&looked, watched, __ATOMIC_SEQ_CST);
+	return real_query(event);
+}
+
+static void launches_watched(struct doing *doing)
+{
+	watched = true;
+	launch("counts", doing->stream);
+}
+
+/* While a program stands by, to be checkpointed, a thread that is too far ahead does not look what has finished. */
+static void stands(void)
+{
+	struct doing doing = { .stream = stream_new() };
+
+	turn_begin(device, 1000000);
+	launch("waits", doing.stream);
+	begin_doing(&doing, launches_watched);
+	CHECK(is_held(&doing, device));
+	CHECK(gate_close(SOON_US / 1000));
+	CHECK(gate_stand(SOON_US / 1000));
+	CHECK(__atomic_load_n(&looked, __ATOMIC_SEQ_CST));
+	__atomic_store_n(&stand_still, true, __ATOMIC_SEQ_CST);
+	usleep(50000);
+	__atomic_store_n(&stand_still, false, __ATOMIC_SEQ_CST);
+	gate_go_on();
+	gate_open();
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	end_doing(&doing);
+	DO(cuCtxSynchronize());
+	CHECK(ran == 2);
+}
+
 KERNEL(releases, sizeof(int))
 {
 	(void)parameters;
@@ -664,8 +1004,9 @@ static const struct {
 	void (*test)(void);
 } cases[] = {
 	{ "rows", each_row }, { "drain", drain }, { "nested", nested }, { "devices", devices }, { "captures", captures },
-	{ "hammer", hammer }, { "fork", in_fork }, { "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead },
-	{ "dependent", dependent }, { "cost", cost },
+	{ "stale", stale }, { "joins", joins }, { "late", late }, { "never", never }, { "marks", marks }, { "hammer", hammer }, { "fork", in_fork },
+	{ "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead }, { "longer", longer }, { "idle", idle },
+	{ "stands", stands }, { "dependent", dependent }, { "cost", cost },
 };
 
 int main(int argc, char **argv)
@@ -673,6 +1014,13 @@ int main(int argc, char **argv)
 	(void)argc;
 	context = start(0);
 	library_begin();
+	/* Before there is a thread that calls it. */
+	real_record = real.cuEventRecord;
+	real.cuEventRecord = records;
+	real_synchronize = real.cuCtxSynchronize;
+	real.cuCtxSynchronize = synchronizes;
+	real_query = real.cuEventQuery;
+	real.cuEventQuery = queries;
 	device = device_current();
 	CHECK(device);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)

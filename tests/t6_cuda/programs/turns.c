@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* turns: a program that knows nothing, works in two threads, and says for each line what it launched in 50 ms, until one
- * is "end". */
+ * is "end". After "hold" a kernel of it runs until "let". */
 
 #include "common.h"
 
@@ -13,6 +13,16 @@ void add_one(void **parameters)
 
 	for (size_t i = 0; i < *(size_t *)parameters[1]; i += 512)
 		words[i]++;
+}
+
+static _Atomic bool let;
+
+KERNEL(holds, sizeof(int));
+void holds(void **parameters)
+{
+	(void)parameters;
+	while (!let)
+		usleep(1000);
 }
 
 static CUcontext context;
@@ -63,10 +73,21 @@ static void *work(void *unused)
 	return NULL;
 }
 
+static void hold(void)
+{
+	static int zero;
+	void *parameters[] = { &zero };
+	CUstream stream;
+
+	DO(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	DO(cuLaunchKernel(function("holds"), 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+}
+
 int main(void)
 {
 	uint64_t *data = malloc(BYTES);
 	pthread_t thread, asking;
+	bool held = false;
 	char line[16];
 
 	CHECK(data);
@@ -80,8 +101,13 @@ int main(void)
 	while (fgets(line, sizeof(line), stdin) && strcmp(line, "end\n")) {
 		const uint64_t before = launched, asked_before = asked;
 
+		let = !strcmp(line, "let\n");
+		if (!strcmp(line, "hold\n"))
+			hold();
+		held = !let && (held || !strcmp(line, "hold\n"));
 		usleep(50000);
-		while (asked == asked_before)
+		/* What is freed waits for that kernel. */
+		while (!held && asked == asked_before)
 			usleep(1000);
 		printf("launched %llu\n", (unsigned long long)(launched - before));
 		fflush(stdout);

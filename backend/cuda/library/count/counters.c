@@ -263,8 +263,8 @@ void counters_capture_ended(CUstream stream, bool per_thread)
 	wake();
 }
 
-/* True: there is something to come back for. */
-static bool tick(struct counted *counted, bool *passed)
+/* True: there is something to come back for. `over`: nothing is launched there any more. */
+static bool tick(struct counted *counted, bool over, bool *passed)
 {
 	bool more = true;
 
@@ -273,7 +273,7 @@ static bool tick(struct counted *counted, bool *passed)
 	/* The thread that holds or captures it wakes this one afterwards. */
 	if (counted->held || counted->captured)
 		return false;
-	if (!counted->first && !counted->launches && !counted->gone)
+	if (!counted->first && !counted->launches && !counted->gone && !counted->key.thread)
 		return false;
 	if (!enter_context(counted)) {
 		/* A context of which no call told us that it is gone. */
@@ -282,7 +282,7 @@ static bool tick(struct counted *counted, bool *passed)
 	}
 	*passed |= marker_look(counted);
 	if (!counted->gone)
-		marker_place_quiet(counted);
+		marker_place_quiet(counted, over);
 	if (!counted->first && !counted->launches) {
 		more = false;
 		/* A thread's own stream may never be used again, nor be destroyed by a call. */
@@ -291,6 +291,31 @@ static bool tick(struct counted *counted, bool *passed)
 	}
 	leave_context();
 	return more;
+}
+
+bool counters_drain(struct device *device)
+{
+	const CUstreamCaptureMode mode = driver_enter();
+	bool more = false, passed;
+
+	for (struct counted *counted = first(); counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		if (counted->live && counted->device == device)
+			more |= tick(counted, true, &passed);
+		pthread_mutex_unlock(&counted->lock);
+	}
+	driver_leave(mode);
+	return !more;
+}
+
+void counters_all_finished(struct device *device)
+{
+	for (struct counted *counted = first(); counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		if (counted->live && counted->device == device)
+			marker_finish_all(counted);
+		pthread_mutex_unlock(&counted->lock);
+	}
 }
 
 bool counters_progress(struct device *device)
@@ -344,7 +369,7 @@ int counters_tick(void)
 	__atomic_store_n(&asleep, true, __ATOMIC_SEQ_CST);
 	for (struct counted *counted = first(); counted; counted = counted->next) {
 		pthread_mutex_lock(&counted->lock);
-		more |= tick(counted, &passed);
+		more |= tick(counted, false, &passed);
 		pthread_mutex_unlock(&counted->lock);
 	}
 	ours_leave();

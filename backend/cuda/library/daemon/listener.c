@@ -133,6 +133,9 @@ static int64_t move_back(void)
 		/* The daemon answers once what moved us has ended: until then the driver is busy with that. */
 		const bool may_come = managed->ours || session_now_ms() - session.lost_at > ALONE;
 
+		/* Nothing moves there before its next turn, which would have to wait for this thread. */
+		if (turn_is_late(managed->device))
+			continue;
 		pthread_mutex_unlock(&session.lock);
 		home = may_come ? home_some(managed->device) : -1;
 		if (home >= 0)

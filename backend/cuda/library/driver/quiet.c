@@ -17,6 +17,7 @@ struct quiet {
 	pthread_mutex_t lock;
 	pthread_cond_t ask, answer;
 	bool waiter;			/* there is the thread that waits */
+	unsigned int callers;		/* that wait for it, and see to it that no capture begins */
 	uint64_t asked, done;
 	bool failed;
 	CUcontext context[CONTEXTS];	/* atomically read */
@@ -120,7 +121,10 @@ CUresult quiet_drain(struct device *device)
 	return result;
 }
 
-/* cuCtxSynchronize knows no deadline, so that a thread of its own waits in it. */
+/*
+ * cuCtxSynchronize knows no deadline, so that a thread of its own waits in it. It begins none that no caller waits for:
+ * the program may capture a stream again by then, and the capture would end.
+ */
 static void *wait_for_contexts(void *argument)
 {
 	struct quiet *quiet = argument;
@@ -133,15 +137,17 @@ static void *wait_for_contexts(void *argument)
 		size_t count = quiet->contexts;
 		bool failed = false;
 
-		if (quiet->done == asked) {
+		if (quiet->done == asked || !quiet->callers) {
 			pthread_cond_wait(&quiet->ask, &quiet->lock);
 			continue;
 		}
 		memcpy(contexts, quiet->context, sizeof(contexts));
-		pthread_mutex_unlock(&quiet->lock);
-		for (size_t i = 0; i < count; i++)
-			failed |= !synchronize(contexts[i]);
-		pthread_mutex_lock(&quiet->lock);
+		for (size_t i = 0; i < count && !failed; i++) {
+			pthread_mutex_unlock(&quiet->lock);
+			failed = !synchronize(contexts[i]);
+			pthread_mutex_lock(&quiet->lock);
+			failed |= !quiet->callers;
+		}
 		quiet->failed = failed;
 		quiet->done = asked;
 		pthread_cond_broadcast(&quiet->answer);
@@ -185,11 +191,13 @@ bool quiet_wait(struct device *device, uint64_t timeout_us)
 		return false;
 	}
 	asked = ++quiet->asked;
+	quiet->callers++;
 	pthread_cond_signal(&quiet->ask);
 	while (quiet->done < asked)
 		if (pthread_cond_timedwait(&quiet->answer, &quiet->lock, &until) == ETIMEDOUT)
 			break;
 	done = quiet->done >= asked && !quiet->failed;
+	quiet->callers--;
 	pthread_mutex_unlock(&quiet->lock);
 	return done;
 }

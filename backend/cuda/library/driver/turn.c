@@ -4,8 +4,10 @@
  * moves meanwhile; a handler of a signal may fork there; and nothing is left behind by a thread that ends.
  *
  * Run-ahead is what is pending, by the counters, times what a kernel took lately. A kernel may wait for another one that
- * its program has yet to launch: so a wait ends after the bound without anything that finishes, and the next such wait
- * is half as long.
+ * its program has yet to launch: so a wait ends after the bound, or twice the time that one took before, without
+ * anything that finishes, and the next such wait is half as long, of whichever thread.
+ *
+ * `lock` is taken with no other but that of totals.c after it.
  */
 
 #include "turn.h"
@@ -14,6 +16,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "counters.h"
@@ -32,17 +35,21 @@
 #define RUN_AHEAD_MOST 10000000
 #define LOOK_LEAST 50		/* between two looks what has finished */
 #define LOOK_MOST 1000
-/* Bounds for which one launch waits, while others finish. */
+#define PATIENCE_MOST 250000	/* for which a launch waits without anything that finishes, where the bound is less */
+/* Bounds for which one launch waits, while others finish; and twice its patience, at least. */
 #define BOUNDS_MOST 16
-/* Waits in vain that are counted: the next is of no length. */
+/* Waits in vain that are counted. */
 #define VAIN_MOST 63
+/* Finished kernels in which a longer gap is forgotten, about: more than run at once. */
+#define GAPS 64
 
 enum { OPEN, CLOSED };
 
 /* What is known of how fast kernels finish on a GPU, while its run-ahead is bounded. */
 struct pace {
 	uint64_t finished, since;	/* so many have, by that moment, or did when the GPU was last idle; us */
-	uint64_t kernel_ns;		/* that one took lately; 0: not known */
+	uint64_t kernel_ns;		/* that one took lately, on the average; 0: not known */
+	uint64_t gap_us;		/* the longest lately in which none finished, but some were pending; 0: not known */
 	unsigned int vain;		/* waits, since then, in which none finished */
 };
 
@@ -51,6 +58,7 @@ static struct turn {
 	uint64_t run_ahead_us;	/* atomically; 0: not bounded */
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
+	bool drained;		/* atomically: nothing has run since */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
@@ -67,7 +75,16 @@ static void sleep_while(struct turn *turn, uint32_t word, uint64_t us)
 {
 	const struct timespec time = { (time_t)(us / 1000000), (long)(us % 1000000) * 1000 };
 
+	__atomic_add_fetch(&turn->waiting, 1, __ATOMIC_RELAXED);
 	syscall(SYS_futex, &turn->word, FUTEX_WAIT_PRIVATE, word, us ? &time : NULL, NULL, 0);
+	__atomic_sub_fetch(&turn->waiting, 1, __ATOMIC_RELAXED);
+}
+
+static void pause_for(uint64_t us)
+{
+	const struct timespec time = { (time_t)(us / 1000000), (long)(us % 1000000) * 1000 };
+
+	nanosleep(&time, NULL);
 }
 
 static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
@@ -107,8 +124,27 @@ static struct turn *of_stream(CUstream stream, bool per_thread)
 
 /* Run-ahead */
 
+/* What has finished by `now`, with some still pending or not. `watched`: there were some a moment ago. */
+static void learn(struct pace *pace, uint64_t finished, bool pending, bool watched, uint64_t now)
+{
+	const uint64_t gap_us = now - pace->since, took_ns = gap_us * 1000 / (finished - pace->finished);
+	/* Else all may have finished long ago: it was that long at most. */
+	const bool sure = pending || watched;
+
+	if (sure || !pace->kernel_ns || took_ns < pace->kernel_ns)
+		pace->kernel_ns = pace->kernel_ns ? (pace->kernel_ns + took_ns) / 2 : took_ns;
+	pace->kernel_ns += !pace->kernel_ns;
+	if (gap_us < pace->gap_us)
+		pace->gap_us -= (pace->gap_us - gap_us) / GAPS;
+	else if (sure)
+		pace->gap_us = gap_us;
+	pace->finished = finished;
+	pace->since = now;
+	pace->vain = 0;
+}
+
 /* Whether what is pending would take longer than the bound, by what is known now. */
-static bool is_ahead(struct turn *turn, struct device *device)
+static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 {
 	const uint64_t bound_us = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED);
 	struct pace *pace = &turn->pace;
@@ -119,15 +155,8 @@ static bool is_ahead(struct turn *turn, struct device *device)
 	pthread_mutex_lock(&lock);
 	now = moment_us();
 	pending = submitted > finished ? submitted - finished : 0;
-	if (finished > pace->finished) {
-		const uint64_t took_ns = (now - pace->since) * 1000 / (finished - pace->finished);
-
-		pace->kernel_ns = pace->kernel_ns ? (pace->kernel_ns + took_ns) / 2 : took_ns;
-		pace->kernel_ns += !pace->kernel_ns;
-		pace->finished = finished;
-		pace->since = now;
-		pace->vain = 0;
-	}
+	if (finished > pace->finished)
+		learn(pace, finished, pending, watched, now);
 	if (!pending)
 		pace->since = now;	/* what comes next did not wait for anything */
 	ahead = bound_us && pending && (!pace->kernel_ns || pending * pace->kernel_ns > bound_us * 1000);
@@ -135,44 +164,63 @@ static bool is_ahead(struct turn *turn, struct device *device)
 	return ahead;
 }
 
+/* Outside, it asks the driver as a program does that waits for work: not while the program stands by. */
 static void look(struct device *device)
 {
-	const CUstreamCaptureMode mode = driver_enter();
+	CUstreamCaptureMode mode;
 
+	gate_wait_enter();
+	mode = driver_enter();
 	counters_progress(device);
 	driver_leave(mode);
+	gate_wait_leave();
+}
+
+/* How long nothing may finish until a launch is let go: it may be what the others wait for. */
+static uint64_t patience_of(const struct pace *pace, uint64_t bound_us)
+{
+	uint64_t patience = pace->gap_us && pace->gap_us < PATIENCE_MOST / 2 ? 2 * pace->gap_us : PATIENCE_MOST;
+
+	return patience > bound_us ? patience : bound_us;
 }
 
 /* Waits, outside, until it is no more so far ahead. */
-static void fall_back(struct turn *turn, struct device *device, CUstream stream, bool per_thread)
+static void fall_back(struct turn *turn, struct device *device)
 {
-	const uint64_t bound_us = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED);
+	const uint64_t bound_us = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED), start = moment_us();
 	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST : bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
-	const uint64_t last = moment_us() + bound_us * BOUNDS_MOST;
-	uint64_t until, finished, patience, now;
 	struct pace *pace = &turn->pace;
+	uint64_t now, since, patience, last, finished;
+	unsigned int vain;
 
-	/* What it launched last is to be heard of when it finishes, not milliseconds later. */
-	counters_mark(stream, per_thread);
 	pthread_mutex_lock(&lock);
-	patience = bound_us >> pace->vain;
+	patience = patience_of(pace, bound_us);
+	vain = pace->vain;
 	finished = pace->finished;
 	pthread_mutex_unlock(&lock);
-	until = moment_us() + patience;
-	for (now = 0; patience >= pause && now < until && now < last && !is_closed(turn); now = moment_us()) {
-		sleep_while(turn, OPEN, pause);
+	last = start + (bound_us * BOUNDS_MOST > patience * 2 ? bound_us * BOUNDS_MOST : patience * 2);
+	for (since = start;; sleep_while(turn, OPEN, pause)) {
+		bool in_vain;
+
 		look(device);
-		if (!is_ahead(turn, device))
+		if (!is_ahead(turn, device, true))
 			return;
+		now = moment_us();
 		pthread_mutex_lock(&lock);
-		if (pace->finished != finished)
-			until = moment_us() + bound_us;
-		finished = pace->finished;
+		if (pace->finished != finished) {
+			finished = pace->finished;
+			vain = pace->vain;
+			since = now;
+		}
+		/* A pause at least: where a kernel takes far longer than those before, all that is let go is run ahead. */
+		in_vain = now - since >= (patience >> vain > pause ? patience >> vain : pause);
+		/* One of the threads that wait at once says it for all. */
+		if (in_vain && pace->vain == vain)
+			pace->vain += vain < VAIN_MOST;
 		pthread_mutex_unlock(&lock);
+		if (in_vain || now >= last || is_closed(turn))
+			return;
 	}
-	pthread_mutex_lock(&lock);
-	pace->vain += pace->vain < VAIN_MOST;
-	pthread_mutex_unlock(&lock);
 }
 
 /* Holding */
@@ -196,15 +244,17 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 				!__atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED)))
 			break;
 		device = closed ? NULL : device_current();
-		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device)))
+		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false)))
 			break;
+		/* What it launched last is to be heard of when it finishes, not milliseconds later. Inside: an event is work
+		 * for the GPU. */
+		if (!closed)
+			counters_mark(stream, per_thread);
 		gate_leave();
-		__atomic_add_fetch(&turn->waiting, 1, __ATOMIC_RELAXED);
 		while (closed && is_closed(turn))
 			sleep_while(turn, CLOSED, 0);
 		if (!closed)
-			fall_back(turn, device, stream, per_thread);
-		__atomic_sub_fetch(&turn->waiting, 1, __ATOMIC_RELAXED);
+			fall_back(turn, device);
 		gate_enter();
 		waited = true;
 		fell_back |= !closed;
@@ -214,15 +264,29 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 
 /* Turns */
 
+/* Whether nothing runs there. The driver is asked once all that is counted has finished: what waits in it cannot be had
+ * back, and keeps a CPU busy. */
+static bool runs_nothing(struct device *device, uint64_t timeout_us)
+{
+	/* A stream of this GPU may join a capture that has begun on another one, whose gate is open. */
+	return !gate_capturing() && counters_drain(device) && quiet_wait(device, timeout_us);
+}
+
 int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 {
 	const uint64_t start = moment_us();
 	const uint64_t until = start + (timeout_us < DRAIN_LEAST ? DRAIN_LEAST : timeout_us > DRAIN_MOST ? DRAIN_MOST : timeout_us);
 	struct turn *turn = &turns[device->ordinal];
 	const bool again = is_closed(turn);
-	uint64_t now;
+	uint64_t now, pause = LOOK_LEAST;
 
 	*drained = false;
+	__atomic_store_n(&turn->drained, false, __ATOMIC_RELAXED);
+	if (!device->elastic || !device->quiet) {
+		if (again)
+			set(turn, OPEN, 0);
+		return EOPNOTSUPP;
+	}
 	if (!again) {
 		if (gate_capturing())
 			return EBUSY;
@@ -237,13 +301,29 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 			return EBUSY;
 		}
 	}
-	now = moment_us();
-	*drained = turn->seen && device->elastic && device->quiet && quiet_wait(device, now < until ? until - now : 0);
+	for (now = moment_us(); turn->seen; now = moment_us()) {
+		*drained = runs_nothing(device, now < until ? until - now : 0);
+		now = moment_us();
+		if (*drained || now >= until)
+			break;
+		pause_for(now + pause < until ? pause : until - now);
+		pause = pause * 2 < LOOK_MOST ? pause * 2 : LOOK_MOST;
+	}
+	__atomic_store_n(&turn->drained, *drained, __ATOMIC_RELAXED);
+	if (*drained)
+		counters_all_finished(device);
 	if (!again || *drained)
 		log_line("device %d: the turn is over, %s after %llu us, %u threads wait", device->ordinal,
 			 *drained ? "nothing runs" : "something runs", (unsigned long long)(moment_us() - start),
 			 turn_waiting(device));
 	return 0;
+}
+
+bool turn_is_late(const struct device *device)
+{
+	const struct turn *turn = &turns[device->ordinal];
+
+	return is_closed(turn) && !__atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
 }
 
 void turn_begin(struct device *device, uint64_t run_ahead_us)

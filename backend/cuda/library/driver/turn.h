@@ -36,12 +36,14 @@ static inline void turn_enter(enum turn_work work, CUstream stream, bool per_thr
 
 /* The turn on `device` is over: closes the gate, and waits until nothing runs there, for `timeout_us` or a second at
  * most; says whether that is so. Closed already: it waits again. EBUSY, and open, while a stream is being captured;
- * else 0, and closed. */
+ * EOPNOTSUPP, and open, where no memory is ours to move; else 0, and closed. */
 int turn_end(struct device *device, uint64_t timeout_us, bool *drained);
 /* A turn begins: opens it. `run_ahead_us`: the time that pending kernels may take before the next is launched; 0: as
  * much as the driver lets it. */
 void turn_begin(struct device *device, uint64_t run_ahead_us);
 
+/* Whether it is over, and something ran still when turn_end said so last: what waits until nothing runs waits in vain. */
+bool turn_is_late(const struct device *device);
 /* Opens all of them, and bounds nothing. */
 void turn_open_all(void);
 /* Threads that wait there for their turn, or since they are too far ahead. */
