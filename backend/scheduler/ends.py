@@ -72,11 +72,12 @@ class Ends:
         follower: Follower,
         member: Callable[[Process], Member],
         slot: Callable[[Process], Scheduled],
-        over: Callable[[Process, Callable[[], Awaitable[None]]], Awaitable[None]],
+        over: Callable[[Process, Callable[[], Awaitable[bool]]], Awaitable[None]],
         lever_s: float,
     ) -> None:
         """`slot` is what is kept of a process. `over` calls the function that has a process off once it was drained,
-        and takes note of what comes of it. `lever_s` is what the levers of one process may take, seconds."""
+        and that returns whether it was to be, and takes note of what comes of it. `lever_s` is what the levers of one
+        process may take, seconds."""
         self._follower = follower
         self._member = member
         self._slot = slot
@@ -110,7 +111,7 @@ class Ends:
         if self.nursery is not None and is_new:
             self.nursery.start_soon(self._over, process, lambda: self._drained(process))
 
-    async def _drained(self, process: Process) -> None:
+    async def _drained(self, process: Process) -> bool:
         group, drain = self._member(process), Drain()
         self._drains[process] = drain
         end = None
@@ -122,7 +123,7 @@ class Ends:
         finally:
             drain.over = trio.current_time()
         if end is None:
-            return
+            return False
         slot = self._slot(process)
         if end is TurnEnd.DRAINED:
             slot.undrained = None
@@ -131,6 +132,7 @@ class Ends:
             slot.undrained = Undrained(trio.current_time() + wait, wait)
         with deadline(self._lever_s):
             await self._follower.apply(group)
+        return True
 
     def observe(self, samples: Mapping[Process, Sample]) -> Mapping[Process, Sample]:
         """Note what processes used since the last look, and return it with those marked that drained. One that drains

@@ -24,6 +24,7 @@ from backend.process.identity import Member, Process
 from backend.scheduler import ends
 from backend.scheduler.ends import DRAIN_SLICE_US, UNDRAINED_S
 from backend.scheduler.fair import SWITCH_US
+from backend.scheduler.scheduler import AGAIN_S
 from backend.scheduler.use import Sample
 from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, until_then
 from tests.support.harness import MIB, answers, running, virtual
@@ -425,6 +426,22 @@ async def draining_filler(p: Fillers) -> Process:
         while not p.record(long).compute.draining:  # noqa: ASYNC110 - the scheduler tells nothing
             await trio.sleep(0.01)
     return long
+
+
+@pytest.mark.logs("cannot be scheduled")
+@virtual
+async def test_a_lever_that_failed_is_not_tried_again_since_a_drain_was_given_up(spawn: Spawn) -> None:
+    async with fillers(spawn) as p:
+        long = await draining_filler(p)
+        scheduler = p.h.controller._schedulers._each[0]
+        scheduler._failed(Member(long, 0), OSError(errno.EIO, "the driver"))
+        failure = p.record(long).scheduled.failure
+        with trio.fail_after(1):
+            while p.record(long).compute.turn_end is not None:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        await trio.sleep(0.9 * AGAIN_S)
+        assert p.record(long).compute.draining is None
+        assert p.record(long).scheduled.failure is failure is not None
 
 
 @virtual
