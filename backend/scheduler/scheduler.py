@@ -80,6 +80,11 @@ class Scheduler:
         """Has it look soon: a process came, went or moved, or what is asked of a group changed."""
         self._poked.set()
 
+    def greet(self, process: Process) -> None:
+        """Takes note that a program of a process speaks, as the first of it or anew: after an exec, say, it is another
+        one. How its last turns ended says nothing of its next ones."""
+        self._of(process).undrained = None
+
     def throttled(self, resident: Resident) -> Throttled:
         """How often, and for how long, a process was kept off the runlist by others that go before it."""
         throttle = resident.records[self._index].scheduled.throttle

@@ -428,6 +428,17 @@ async def draining_filler(p: Fillers) -> Process:
     return long
 
 
+@virtual
+async def test_a_program_that_speaks_anew_is_waited_for_again(spawn: Spawn) -> None:
+    """It may be another one, after an exec."""
+    async with fillers(spawn) as p:
+        long = await draining_filler(p)
+        while p.record(long).scheduled.undrained is None:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        await p.gpu.open_context(long, 8, lambda finished: None, gated=True)
+        assert p.record(long).scheduled.undrained is None
+
+
 @pytest.mark.logs("cannot be scheduled")
 @virtual
 async def test_a_lever_that_failed_is_not_tried_again_since_a_drain_was_given_up(spawn: Spawn) -> None:
