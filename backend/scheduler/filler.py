@@ -221,8 +221,10 @@ class Filler:
             drains = process in self._off and use.drains(process) and used is not None
             account.observe(self._now, free, free if used is None else used, process in self._off, drains)
         self._drained = self._parts_drained(free, use)
-        current = None if self._current is None else self._accounts.get(self._current)
-        if current is not None and current is last.get(self._current):
+        if self._current is None or self._current not in last:
+            return
+        current = last[self._current]
+        if current is self._accounts.get(self._current):  # else it begins anew
             part = 1 - sum(self._drained.values())
             current.on += round(window_us * part)
             if current.seen and spare_us > IDLE * window_us:
