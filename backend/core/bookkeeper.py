@@ -72,6 +72,7 @@ class Bookkeeper:
             self._follower.sharers_changed(group)
             for level in self._population.path(group):
                 self._tell(level, Channel.COMPUTE)
+        self._schedulers.greet(group)
         if self._follower.is_held(group):
             return  # it is on the way from one GPU to another: what is asked for it holds once it has come to a rest
         try:

@@ -95,7 +95,6 @@ class Core:
         yield
         used = {one.process: use.used(one.process) or 0 for one in contenders}
         lead, spare = sum(used[process] for process in first), window_us - sum(used.values())
-        lead += use.drained()  # that, too, was not for the one whose turn it is
         off = self._filler.off(window_us, others, use, lead, spare)
         yield
         for layer in others:

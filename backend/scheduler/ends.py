@@ -11,6 +11,12 @@ run-ahead and a kernel. In slices of 50 us the same work would cost four times a
 
 One that does not end by then, with kernels of seconds or one that never ends, goes off as it is, and is late: nothing
 of its memory moves until its turn. Its next turns end without a wait, for ever longer.
+
+What drains is charged to the program that drains. It runs in the time of another, whose slice is the shortest: a kernel
+of 0.3 s has nearly all of the engine until it ends. So what a program uses from the end of its turn on counts as if its
+turn had gone on for as long, and the turn of the other as if it had stood still meanwhile (``filler.py``): that ends as
+much later, and no part of it counts as offered to the other. The program that drained waits the longer for its next
+turn. So neither has more of the engine than the other, however long the kernels are.
 """
 
 from __future__ import annotations
@@ -39,9 +45,6 @@ DRAIN_SLICE_US = 2_000
 DRAIN_WORK_US = 400_000
 """Microseconds on the engine after which a program that drains is given up: it has a long kernel. Beside one that fills
 it has most of the engine. The trace is 0.25 s late at most, so that much of its turn may be among them."""
-DRAINED_US = 30_000
-"""Microseconds on the engine that a program has for a drain, by what can be told: what is heard of late is of its turn,
-and more than that it does not have, but for a long kernel."""
 HEARD_S = 0.3
 """Seconds after the end of a drain in which what it used is heard of."""
 UNDRAINED_S, UNDRAINED_MOST_S = 4.0, 60.0
@@ -57,8 +60,6 @@ class Drain:
     """What gives it up."""
     used_us: int = 0
     """What the program used of the engine, as far as was heard, microseconds."""
-    told_us: int = 0
-    """What of that was told to be of the drain, microseconds."""
     over: float | None = None
     """When it was over, by trio's clock; None before."""
 
@@ -71,11 +72,12 @@ class Ends:
         follower: Follower,
         member: Callable[[Process], Member],
         slot: Callable[[Process], Scheduled],
-        over: Callable[[Process, Callable[[], Awaitable[None]]], Awaitable[None]],
+        over: Callable[[Process, Callable[[], Awaitable[bool]]], Awaitable[None]],
         lever_s: float,
     ) -> None:
         """`slot` is what is kept of a process. `over` calls the function that has a process off once it was drained,
-        and takes note of what comes of it. `lever_s` is what the levers of one process may take, seconds."""
+        and that returns whether it was to be, and takes note of what comes of it. `lever_s` is what the levers of one
+        process may take, seconds."""
         self._follower = follower
         self._member = member
         self._slot = slot
@@ -109,7 +111,7 @@ class Ends:
         if self.nursery is not None and is_new:
             self.nursery.start_soon(self._over, process, lambda: self._drained(process))
 
-    async def _drained(self, process: Process) -> None:
+    async def _drained(self, process: Process) -> bool:
         group, drain = self._member(process), Drain()
         self._drains[process] = drain
         end = None
@@ -121,7 +123,7 @@ class Ends:
         finally:
             drain.over = trio.current_time()
         if end is None:
-            return
+            return False
         slot = self._slot(process)
         if end is TurnEnd.DRAINED:
             slot.undrained = None
@@ -130,21 +132,19 @@ class Ends:
             slot.undrained = Undrained(trio.current_time() + wait, wait)
         with deadline(self._lever_s):
             await self._follower.apply(group)
+        return True
 
     def observe(self, samples: Mapping[Process, Sample]) -> Mapping[Process, Sample]:
-        """Note what processes used since the last look, and return it with what of that was no part of their turns. One
-        that drains and used more than what it can have been ahead is given up."""
+        """Note what processes used since the last look, and return it with those marked that drained. One that drains
+        and used more than what it can have been ahead is given up. Of one that is frozen, or without another on its
+        GPU, there is no sample: it goes on to drain."""
         found, now = dict(samples), trio.current_time()
         for process, drain in list(self._drains.items()):
-            sample = samples.get(process)
-            if sample is None or (drain.over is not None and now >= drain.over + HEARD_S):
+            if drain.over is not None and now >= drain.over + HEARD_S:
                 del self._drains[process]
-                continue
-            used = sample.used_us or 0
-            drain.used_us += used
-            if drain.used_us > DRAIN_WORK_US:
-                drain.scope.cancel()
-            part = min(used, DRAINED_US - drain.told_us)
-            drain.told_us += part
-            found[process] = attrs.evolve(sample, drained_us=part)
+            elif (sample := samples.get(process)) is not None:
+                drain.used_us += sample.used_us or 0
+                if drain.used_us > DRAIN_WORK_US:
+                    drain.scope.cancel()
+                found[process] = attrs.evolve(sample, drains=True)
         return found

@@ -80,6 +80,11 @@ class Scheduler:
         """Has it look soon: a process came, went or moved, or what is asked of a group changed."""
         self._poked.set()
 
+    def greet(self, process: Process) -> None:
+        """Takes note that a program of a process speaks, as the first of it or anew: after an exec, say, it is another
+        one. How its last turns ended says nothing of its next ones."""
+        self._of(process).undrained = None
+
     def throttled(self, resident: Resident) -> Throttled:
         """How often, and for how long, a process was kept off the runlist by others that go before it."""
         throttle = resident.records[self._index].scheduled.throttle
@@ -220,7 +225,7 @@ class Scheduler:
         await self._pull(process, lambda: self._place_at(process, place))
         self._ends.wait(process)
 
-    async def _place_at(self, process: Process, place: Place) -> None:
+    async def _place_at(self, process: Process, place: Place) -> bool:
         group, before = self._member(process), self._place(process)
         with deadline(LEVER * self._seconds):
             if place.off and not before.off:
@@ -232,15 +237,17 @@ class Scheduler:
                 kept = attrs.evolve(place, engines=before.engines, drain_us=before.drain_us)
                 self._follower.schedule(group, kept)
             await self._follower.apply(group)
+        return True
 
-    async def _pull(self, process: Process, pull: Callable[[], Awaitable[None]]) -> None:
-        """Calls what pulls levers of a process, and takes note of what came of it."""
+    async def _pull(self, process: Process, pull: Callable[[], Awaitable[bool]]) -> None:
+        """Calls what pulls levers of a process, and takes note of what came of it. It returns whether it pulled them:
+        only then is known that they move."""
         try:
-            await pull()
+            is_pulled = await pull()
         except Exception as error:
             self._failed(self._member(process), error)
         else:
-            if not self._population.holds(self._member(process)):
+            if not is_pulled or not self._population.holds(self._member(process)):
                 return
             self._of(process).failure = None
             place = self._place(process)

@@ -14,6 +14,7 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Capability, Throttled
 from backend.core.settings import BY_CONTROL, OF_THE_SCHEDULER
+from backend.process.identity import Member
 from backend.scheduler.scheduler import Scheduler
 
 LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
@@ -79,6 +80,11 @@ class Schedulers:
         """Look soon: a process came, went or moved on a GPU, or something is asked of it."""
         if gpu in self._each:
             self._each[gpu].poke()
+
+    def greet(self, group: Member) -> None:
+        """Takes note that a program of a process speaks on a GPU, as the first of it or anew."""
+        if group.gpu in self._each:
+            self._each[group.gpu].greet(group.process)
 
     def order(self, gpu: int) -> Order:
         """Return what comes on a GPU; nothing is known where it has no scheduler."""

@@ -37,8 +37,8 @@ class Sample:
     """What its timeslice is split over."""
     stays: int | None = None
     """Times that it came onto the engine in place of another; None where the machine cannot tell."""
-    drained_us: int = 0
-    """What of the time on the engine came after the end of its turn, microseconds."""
+    drains: bool = False
+    """Whether its turn was over, and it was on the runlist to drain, or has just been."""
 
 
 class Use:
@@ -87,9 +87,9 @@ class Use:
         """Times that it came onto the engine in the last window; None where the machine cannot tell."""
         return self.samples.get(process, Sample()).stays
 
-    def drained(self) -> int:
-        """Microseconds in the last window of those whose turn was over."""
-        return sum(sample.drained_us for sample in self.samples.values())
+    def drains(self, process: Process) -> bool:
+        """Whether its turn was over in the last window, and it was on the runlist all the same."""
+        return self.samples.get(process, Sample()).drains
 
     def used(self, process: Process) -> int | None:
         """Microseconds in the last window; None where the machine cannot tell."""

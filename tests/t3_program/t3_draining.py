@@ -9,10 +9,13 @@ import subprocess
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
+from backend.core.member import Record
 from backend.core.reasons import Engines
+from backend.core.records import Activity
 from backend.core.turns import TurnEnd
 from backend.cuda.managed import Standby
 from backend.cuda.server import ANSWER_S, WAIT_US
@@ -21,6 +24,8 @@ from backend.process.identity import Member, Process
 from backend.scheduler import ends
 from backend.scheduler.ends import DRAIN_SLICE_US, UNDRAINED_S
 from backend.scheduler.fair import SWITCH_US
+from backend.scheduler.scheduler import AGAIN_S
+from backend.scheduler.use import Sample
 from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, until_then
 from tests.support.harness import MIB, answers, running, virtual
 from tests.support.turns import BOUND_US, Gated, begin_turn, drain, end_turn, gated, without
@@ -280,16 +285,46 @@ class Fillers(Programs):
         """Whether it is off the runlist for its turn."""
         return self.gpu._tenants[process].engines is Engines.GR
 
+    def record(self, process: Process) -> Record:
+        """What the daemon knows of it."""
+        return self.h.controller.population.record(Member(process, 0))
+
     async def stat(self, process: Process, name: str) -> int:
-        """A word of its gmem.stat."""
-        said = await self.h.read(f"{process.pid}/0/gmem.stat")
-        return int(said.split(f"{name} ")[1].split()[0])
+        """A word of its gmem.stat; 0 where it is not told."""
+        said = dict(line.split() for line in (await self.h.read(f"{process.pid}/0/gmem.stat")).splitlines())
+        return int(said.get(name, 0))
+
+
+class Lagging(Bench):
+    """A software GPU whose figures are LAG_S old when they are read, ten times a second, as those of a trace."""
+
+    LAG_S = 0.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heard: dict[Process, list[tuple[float, int]]] = {}
+
+    def activity(self, process: Process) -> Activity:
+        found = super().activity(process)
+        if found.gpu_usec is None:
+            return found
+        heard = self._heard.setdefault(process, [(0.0, 0)])
+        heard.append((trio.current_time(), found.gpu_usec))
+        at = int(10 * trio.current_time()) / 10 - self.LAG_S
+        while len(heard) > 1 and heard[1][0] <= at:
+            del heard[0]
+        return attrs.evolve(found, gpu_usec=heard[0][1])
+
+    def used(self, process: Process) -> int:
+        used = super().activity(process).gpu_usec
+        assert used is not None
+        return used
 
 
 @contextlib.asynccontextmanager
-async def fillers(spawn: Spawn) -> AsyncIterator[Fillers]:
+async def fillers(spawn: Spawn, gpu: Bench | None = None) -> AsyncIterator[Fillers]:
     """A GPU, its daemon with a scheduler, and the programs on it."""
-    gpu = Bench()
+    gpu = gpu or Bench()
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         yield Fillers(h, gpu, spawn, nursery)
         nursery.cancel_scope.cancel()
@@ -320,11 +355,11 @@ async def test_limits_of_those_that_wait_behind_one_that_is_always_busy(spawn: S
         assert p.gpu.used(lead) > 0.9e6 * 5
 
 
-@pytest.mark.parametrize("kernel_us", [2_000_000, 60_000_000])
+@pytest.mark.parametrize("kernel_us", [3_000_000, 60_000_000])
 @virtual
 async def test_long_kernels_go_off_as_they_are_and_are_waited_for_less_and_less(spawn: Spawn, kernel_us: int) -> None:
     """Behind one that leaves them nearly all of the engine, of which the longer slice has the most: they are given up
-    long before DRAIN_MOST_US."""
+    long before DRAIN_MOST_US. (One of 2 s ends in a turn of 2 s and the drain after that.)"""
     async with fillers(spawn) as p:
         lead, _ = await p.service(load=0.1)
         await p.h.write(f"{lead.pid}/0/compute.priority", 0)
@@ -347,6 +382,88 @@ async def test_long_kernels_go_off_as_they_are_and_are_waited_for_less_and_less(
         assert 0 < drained_s < 4, "not at each of its turns, nor for all of DRAIN_MOST_US"
         used = p.gpu.used(long) - before[0], p.gpu.used(short) - before[1]
         assert min(used) > 0.3 * max(used), "both go on"
+
+
+@pytest.mark.parametrize(
+    ("kernel_us", "lags"),
+    [
+        *[(us, False) for us in (150_000, 200_000, 300_000, 500_000, 2_000_000)],
+        *[(us, True) for us in (150_000, 300_000, 2_000_000)],
+    ],
+)
+@virtual
+async def test_long_kernels_have_no_more_than_their_share(spawn: Spawn, kernel_us: int, lags: bool) -> None:
+    """One at a time, beside a program of short ones that is to have as much: what drains is charged to what drains."""
+    async with fillers(spawn, Lagging() if lags else None) as p:
+        lead, _ = await p.service(load=0.1)
+        await p.h.write(f"{lead.pid}/0/compute.priority", 0)
+        two = [await p.filler(kernel_us=kernel_us, ahead=1), await p.filler()]
+        await trio.sleep(5)
+        long, short = await p.shares(two, 40)
+        assert long + short > 0.85
+        assert long == pytest.approx(short, abs=0.06), "half a turn of 2 s in 40 s, to or fro"
+
+
+@virtual
+async def test_long_kernels_of_one_of_three(spawn: Spawn) -> None:
+    """And behind one that has half of the engine."""
+    async with fillers(spawn) as p:
+        lead, _ = await p.service(load=0.5)
+        await p.h.write(f"{lead.pid}/0/compute.priority", 0)
+        three = [await p.filler(kernel_us=300_000, ahead=1), await p.filler(), await p.filler()]
+        await trio.sleep(5)
+        found = await p.shares(three, 40)
+        assert sum(found) > 0.45
+        assert found == pytest.approx([sum(found) / 3] * 3, abs=0.03)
+
+
+async def draining_filler(p: Fillers) -> Process:
+    """One with a kernel that does not end, behind another and beside a third, as it drains."""
+    lead, _ = await p.service(load=0.1)
+    await p.h.write(f"{lead.pid}/0/compute.priority", 0)
+    long, _ = await p.filler(kernel_us=60_000_000, ahead=1), await p.filler()
+    with trio.fail_after(10):
+        while not p.record(long).compute.draining:  # noqa: ASYNC110 - the scheduler tells nothing
+            await trio.sleep(0.01)
+    return long
+
+
+@virtual
+async def test_a_program_that_speaks_anew_is_waited_for_again(spawn: Spawn) -> None:
+    """It may be another one, after an exec."""
+    async with fillers(spawn) as p:
+        long = await draining_filler(p)
+        while p.record(long).scheduled.undrained is None:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        await p.gpu.open_context(long, 8, lambda finished: None, gated=True)
+        assert p.record(long).scheduled.undrained is None
+
+
+@pytest.mark.logs("cannot be scheduled")
+@virtual
+async def test_a_lever_that_failed_is_not_tried_again_since_a_drain_was_given_up(spawn: Spawn) -> None:
+    async with fillers(spawn) as p:
+        long = await draining_filler(p)
+        scheduler = p.h.controller._schedulers._each[0]
+        scheduler._failed(Member(long, 0), OSError(errno.EIO, "the driver"))
+        failure = p.record(long).scheduled.failure
+        with trio.fail_after(1):
+            while p.record(long).compute.turn_end is not None:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        await trio.sleep(0.9 * AGAIN_S)
+        assert p.record(long).compute.draining is None
+        assert p.record(long).scheduled.failure is failure is not None
+
+
+@virtual
+async def test_a_drain_is_given_up_by_what_it_used_though_a_look_had_no_sample_of_it(spawn: Spawn) -> None:
+    async with fillers(spawn) as p:
+        long = await draining_filler(p)
+        looks = p.h.controller._schedulers._each[0]._ends
+        (drain,) = looks._drains.values()
+        looks.observe({})
+        looks.observe({long: Sample(ends.DRAIN_WORK_US + 1)})
+        assert drain.scope.cancel_called
 
 
 async def _latencies(spawn: Spawn) -> tuple[list[float], float, int]:
