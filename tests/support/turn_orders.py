@@ -416,7 +416,7 @@ class Walk:
             return None
         group, acting = self.member(name), follower(self.h)
         async with self.may_be_gone(name):
-            return await acting.end_turn(group, Place(off=True), bound_us)
+            return await acting.turning.end(group, Place(off=True), bound_us)
         acting.fall_back(group) if self.h.controller.population.holds(group) else None
         return None
 
