@@ -319,6 +319,7 @@ class Managed:
         if program is None or program.departs or is_stopped(process.pid):
             return TurnEnd.UNGATED
         drains = program.turn_end is not None
+        program.bound_until = None  # or it would pass meanwhile, and the gate be opened for that
         end = await program.mover.end_turn(self.info.index, bound_us)
         if self._programs.get(process) is not program or program.departs:
             return TurnEnd.UNGATED

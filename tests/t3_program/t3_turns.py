@@ -115,6 +115,25 @@ def test_a_program_with_a_bounded_run_ahead_gets_rid_of_the_bound(drive: Drive) 
     drive(test)
 
 
+def test_a_bound_does_not_end_in_the_middle_of_the_end_of_a_turn(drive: Drive) -> None:
+    """What lets a program run ahead again opens its gate."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, GIB)
+        await end_turn(rig.h, program)
+        await begin_turn(rig.h, program)
+        await trio.sleep(AHEAD_S - 0.2)
+        program.drain_s = 0.8
+        assert await end_turn(rig.h, program, 1_000_000) is TurnEnd.DRAINED
+        assert program.is_closed
+        assert (Op.BEGIN_TURN, 0) not in program.told
+        await begin_turn(rig.h, program)
+        await trio.sleep(AHEAD_S + LOOKS)
+        assert program.told[-1] == (Op.BEGIN_TURN, 0)
+
+    drive(test)
+
+
 # Not drained
 
 
