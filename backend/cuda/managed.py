@@ -106,6 +106,8 @@ class Program:
     """When what it brought along from another GPU is taken to have come."""
     turn_end: TurnEnd | None = None
     """How its turn ended; None where it has it."""
+    turn_number: int = 0
+    """Number of its turns that began."""
     bound_until: float | None = None
     """Until when its run-ahead is bounded; None where it is not."""
     distrusted_until: float = 0.0
@@ -318,12 +320,12 @@ class Managed:
         program = self._programs.get(process)
         if program is None or program.departs or is_stopped(process.pid):
             return TurnEnd.UNGATED
-        drains = program.turn_end is not None
+        number = program.turn_number
         program.bound_until = None  # or it would pass meanwhile, and the gate be opened for that
         end = await program.mover.end_turn(self.info.index, bound_us)
         if self._programs.get(process) is not program or program.departs:
             return TurnEnd.UNGATED
-        if drains and program.turn_end is None:  # its next one has begun
+        if program.turn_number != number:  # its next one has begun
             return TurnEnd.UNGATED
         if end is TurnEnd.DRAINED and trio.current_time() < program.distrusted_until:
             end = TurnEnd.LATE
@@ -335,11 +337,22 @@ class Managed:
         program = self._programs.get(process)
         if program is None:
             return
-        end, program.turn_end = program.turn_end, None
-        program.mover.begin_turn(self.info.index, AHEAD_US)
+        end = program.turn_end
+        self._begin(program, AHEAD_US)
         program.bound_until = trio.current_time() + AHEAD_S
         if end is not TurnEnd.DRAINED and self.booked.knows(process, self.info.index):
             self.booked.reclaim_soon(process, self.info.index)
+
+    def open_all(self) -> None:
+        """Opens all gates, since the GPU is lost: a launch fails in the driver's words, and waits for no turn, nor for
+        work that never ends. Turns may end again once the GPU is back."""
+        for program in self._programs.values():
+            self._begin(program, 0)
+
+    def _begin(self, program: Program, ahead_us: int) -> None:
+        program.turn_end, program.bound_until = None, None
+        program.turn_number += 1
+        program.mover.begin_turn(self.info.index, ahead_us)
 
     def is_drained(self, process: Process) -> bool:
         """Whether a program waits for its turn, and nothing of it runs until then: its memory moves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -25,7 +26,7 @@ from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_SLICE_US, DRAIN_US, UNDR
 from backend.scheduler.scheduler import Scheduler
 from tests.support.cuda_session import GIB, LOOKS, Drive, Program, Rig, drive, pieces, takes, until_then
 from tests.support.harness import Harness, Spawn, StubGpu, refuses, running, settle, until, virtual
-from tests.support.turns import BOUND_US, LOOK_S, Gated, begin_turn, end_turn, gated, without
+from tests.support.turns import BOUND_US, LOOK_S, Gated, begin_turn, drain, end_turn, gated, without
 
 __all__ = ["drive", "pieces"]  # fixtures
 
@@ -132,6 +133,64 @@ def test_a_bound_does_not_end_in_the_middle_of_the_end_of_a_turn(drive: Drive) -
         assert program.told[-1] == (Op.BEGIN_TURN, 0)
 
     drive(test)
+
+
+# A GPU that is lost
+
+
+@pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
+@pytest.mark.parametrize("how", ["drained", "late", "drains", "asked", "runs"])
+def test_a_gpu_that_is_lost_opens_every_gate(drive: Drive, how: str) -> None:
+    """A launch fails in the driver's words, and none waits for a turn or for work that never ends. Once the GPU is back
+    turns end as before."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB, "/", 0)
+        program.drain_s = 0.0 if how == "drained" else 60.0
+        ended: list[TurnEnd | None] = []
+
+        async def end() -> None:
+            with contextlib.suppress(OSError):  # the engines are not there
+                ended.append(await end_turn(rig.h, program, BOUND_US if how != "asked" else 5_000_000))
+
+        async with trio.open_nursery() as nursery:
+            if how == "drains":
+                await end_turn(rig.h, program, stays=True)
+                nursery.start_soon(drained, rig.h, program)
+            elif how == "runs":
+                await end_turn(rig.h, program)
+                await begin_turn(rig.h, program)
+            else:
+                nursery.start_soon(end)
+            await trio.sleep(0.2)
+            assert program.is_closed is (how != "runs")
+            await rig.lose()
+            await trio.sleep(LOOK_S)
+        assert not program.is_closed
+        assert program.told[-1] == (Op.BEGIN_TURN, 0), "nor is its run-ahead bounded"
+        assert not program.ended.is_set()
+        assert ended == {"drained": [TurnEnd.DRAINED], "late": [TurnEnd.LATE]}.get(how, [])
+        await trio.sleep(1)
+        assert not program.is_closed
+        await rig.restore()
+        await begin_turn(rig.h, program)
+        assert engines(rig, program) == (False, False)
+        program.drain_s = 0.0
+        assert await end_turn(rig.h, program) is TurnEnd.DRAINED
+        assert program.is_closed
+        await rig.h.write(program.file + "gmem.limit.high", "6G")
+        assert program.resident == 6 * GIB
+        await begin_turn(rig.h, program)
+        assert not program.is_closed
+        assert program.ahead_us == AHEAD_US
+
+    drive(test)
+
+
+async def drained(h: Harness, program: Gated) -> None:
+    """Waits for a program that drains, on a GPU that may be lost."""
+    with contextlib.suppress(OSError):
+        await drain(h, program, 5_000_000)
 
 
 # Not drained
