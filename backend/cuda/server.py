@@ -427,8 +427,11 @@ class Session:
                 if gate.asked is not None and not gate.asked.done.is_set():
                     await gate.asked.done.wait()  # of a caller that was cancelled
                 elif left_us or not asked:
-                    asked = True
-                    await self._ask_end(gpu, gate, min(left_us, WAIT_US))
+                    asked, slice_us = True, min(left_us, WAIT_US)
+                    began = trio.current_time()
+                    await self._ask_end(gpu, gate, slice_us)
+                    if gate.asked is not None and gate.asked.end is TurnEnd.LATE:  # at once, in a hostile program
+                        await trio.sleep_until(began + slice_us / 1e6)
                 else:
                     break
                 if gate.asked is None or gate.asked.end is not TurnEnd.LATE:

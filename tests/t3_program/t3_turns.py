@@ -17,7 +17,7 @@ import backend.scheduler.parts
 from backend.core.records import Capability, Place
 from backend.core.turns import TurnEnd
 from backend.cuda.managed import AHEAD_S, AHEAD_US, DISTRUST_S, RECLAIM_S, Standby
-from backend.cuda.server import ANSWER_S, MUTE_S
+from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US
 from backend.door.wire import CUDA, Feature, Message, Op
 from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Member, Process
@@ -350,6 +350,29 @@ def test_a_program_that_never_answers_is_asked_no_more(drive: Drive) -> None:
             await trio.sleep(2 * MUTE_S)
         assert [request.op for request in asked] == [Op.END_TURN, Op.BEGIN_TURN, Op.BEGIN_TURN], "the last: no bound"
         assert not program.ended.is_set()
+
+    drive(test)
+
+
+def test_a_program_that_says_at_once_that_it_is_late_is_asked_as_often_as_another(drive: Drive) -> None:
+    """While it drains: it cannot have the daemon do nothing but ask."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+        asked: list[float] = []
+
+        async def at_once(request: Message) -> Message:
+            if request.op == Op.END_TURN:
+                asked.append(trio.current_time())
+            return request.answer(0)
+
+        program.obey = at_once
+        assert await end_turn(rig.h, program, stays=True) is TurnEnd.LATE
+        async with takes(DRAIN_MOST_US / 1e6, DRAIN_MOST_US / 1e6 + 0.1):
+            assert await drain(rig.h, program, DRAIN_MOST_US) is TurnEnd.LATE
+        assert len(asked) <= DRAIN_MOST_US / WAIT_US + 2
+        await begin_turn(rig.h, program)
+        assert engines(rig, program) == (False, False)
 
     drive(test)
 
