@@ -279,10 +279,13 @@ class Managed:
                 moved += given
                 if answered and given < piece:
                     program.short_until = trio.current_time() + SHORT_S
-                elif not answered and program.turn_end is TurnEnd.DRAINED and not self._halted(process):
+                if answered:
+                    continue
+                if program.turn_end is TurnEnd.DRAINED and program.holding.asked and not self._halted(process):
                     # It waits for kernels of its own, which wait for its turn.
                     program.turn_end = TurnEnd.LATE
                     program.distrusted_until = trio.current_time() + DISTRUST_S
+                break  # it was asked for long enough, or not at all: its socket has no room
         return moved
 
     async def _ask(self, program: Program, nbytes: int) -> bool:
