@@ -33,7 +33,11 @@ DEPART_S = 5.0
 """Seconds for a program to stand by: 43 ms for 8 GiB, 0.3 s for 6 GiB in chunks of 2 MiB, and until nothing runs."""
 
 RETURN_S = 5.0
-"""Seconds in which a program that was moved connects again: a write to its files is not refused meanwhile."""
+"""Seconds in which a program that was moved connects again: it counts as one with the library meanwhile, and a write to
+its files is not refused for that."""
+
+RETURN_WAIT_S = 2.0
+"""Seconds of those in which it is waited for: its library tries once a second, and a write has 5 s for all it does."""
 
 HOME_S = 30.0
 """Seconds in which what a program brought along from another GPU is where it runs now: 3 to 5 s for 16 GiB, and as long
@@ -106,6 +110,8 @@ class Program:
     """When what it brought along from another GPU is taken to have come."""
     turn_end: TurnEnd | None = None
     """How its turn ended; None where it has it."""
+    turn_number: int = 0
+    """Number of its turns that began."""
     bound_until: float | None = None
     """Until when its run-ahead is bounded; None where it is not."""
     distrusted_until: float = 0.0
@@ -137,6 +143,8 @@ class Expected:
 
     movable: int
     """Bytes that it will be able to move then."""
+    waited_until: float
+    """When it is not waited for any more, by trio's clock."""
     until: float
     """When it is not expected any more, by trio's clock."""
     over: trio.Event = attrs.field(factory=trio.Event)
@@ -215,7 +223,9 @@ class Managed:
         """What is known of the memory of a program that speaks, or is about to."""
         program = self._programs.get(process)
         if program is None:
-            return Footprint(movable=self._expected[process].movable)
+            expected = self._expected[process]
+            comes = trio.current_time() < expected.waited_until and not self._halted(process)
+            return Footprint(movable=expected.movable if comes else 0)
         known = program.holding.footprint
         return attrs.evolve(known, movable=0) if self._stuck(program) else known
 
@@ -257,12 +267,15 @@ class Managed:
     # Moving
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
-        """Has a program move at least `nbytes`, or what it can; returns how much it did. EOPNOTSUPP: it does not speak.
+        """Has a program move at least `nbytes`, or what it can; returns how much it did. EOPNOTSUPP: it does not speak,
+        and is not about to.
 
         Never waits long for one that does not answer: what it moves later is booked then.
         """
         await self.returned(process)
         program = self._programs.get(process)
+        if program is None and process in self._expected:
+            return 0
         if program is None:
             raise OSError(errno.EOPNOTSUPP, "the memory of this program cannot be moved")
         moved = 0
@@ -277,10 +290,13 @@ class Managed:
                 moved += given
                 if answered and given < piece:
                     program.short_until = trio.current_time() + SHORT_S
-                elif not answered and program.turn_end is TurnEnd.DRAINED and not self._halted(process):
+                if answered:
+                    continue
+                if program.turn_end is TurnEnd.DRAINED and program.holding.asked and not self._halted(process):
                     # It waits for kernels of its own, which wait for its turn.
                     program.turn_end = TurnEnd.LATE
                     program.distrusted_until = trio.current_time() + DISTRUST_S
+                break  # it was asked for long enough, or not at all: its socket has no room
         return moved
 
     async def _ask(self, program: Program, nbytes: int) -> bool:
@@ -318,11 +334,12 @@ class Managed:
         program = self._programs.get(process)
         if program is None or program.departs or is_stopped(process.pid):
             return TurnEnd.UNGATED
-        drains = program.turn_end is not None
+        number = program.turn_number
+        program.bound_until = None  # or it would pass meanwhile, and the gate be opened for that
         end = await program.mover.end_turn(self.info.index, bound_us)
         if self._programs.get(process) is not program or program.departs:
             return TurnEnd.UNGATED
-        if drains and program.turn_end is None:  # its next one has begun
+        if program.turn_number != number:  # its next one has begun
             return TurnEnd.UNGATED
         if end is TurnEnd.DRAINED and trio.current_time() < program.distrusted_until:
             end = TurnEnd.LATE
@@ -334,11 +351,22 @@ class Managed:
         program = self._programs.get(process)
         if program is None:
             return
-        end, program.turn_end = program.turn_end, None
-        program.mover.begin_turn(self.info.index, AHEAD_US)
+        end = program.turn_end
+        self._begin(program, AHEAD_US)
         program.bound_until = trio.current_time() + AHEAD_S
         if end is not TurnEnd.DRAINED and self.booked.knows(process, self.info.index):
             self.booked.reclaim_soon(process, self.info.index)
+
+    def open_all(self) -> None:
+        """Opens all gates, since the GPU is lost: a launch fails in the driver's words, and waits for no turn, nor for
+        work that never ends. Turns may end again once the GPU is back."""
+        for program in self._programs.values():
+            self._begin(program, 0)
+
+    def _begin(self, program: Program, ahead_us: int) -> None:
+        program.turn_end, program.bound_until = None, None
+        program.turn_number += 1
+        program.mover.begin_turn(self.info.index, ahead_us)
 
     def is_drained(self, process: Process) -> bool:
         """Whether a program waits for its turn, and nothing of it runs until then: its memory moves."""
@@ -407,7 +435,8 @@ class Managed:
         if (program := self._programs.get(process)) is not None:
             self._came(program)
         else:
-            self._expected[process] = Expected(placed, trio.current_time() + RETURN_S)
+            now = trio.current_time()
+            self._expected[process] = Expected(placed, now + RETURN_WAIT_S, now + RETURN_S)
 
     def _came(self, program: Program) -> None:
         """It speaks, from where it was moved to, and its memory follows."""
@@ -421,10 +450,12 @@ class Managed:
             program.holding.comes(0)
 
     async def returned(self, process: Process) -> None:
-        """Returns once a program that is expected speaks, or is not expected any more."""
+        """Returns once a program that is expected speaks, or is not waited for any more; one that is stopped is not."""
         if process not in self._programs and (expected := self._expected.get(process)) is not None:
-            with trio.move_on_at(expected.until):
-                await expected.over.wait()
+            with trio.move_on_at(expected.waited_until):
+                while not expected.over.is_set() and not self._halted(process):
+                    with trio.move_on_after(HALTED_LOOK_S):
+                        await expected.over.wait()
 
     def expects(self, process: Process) -> bool:
         """Whether it has, and is about to speak."""

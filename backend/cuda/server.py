@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -58,8 +59,12 @@ ANSWER_S = 0.02
 scheduler waits for it, with whatever else it has to do."""
 
 MUTE_S, MUTE_MOST_S = 5.0, 60.0
-"""Seconds in which a program that did not answer an END_TURN in time is asked for no other; each time twice as long, up
-to the second."""
+"""Seconds in which a program that did not answer an END_TURN in time is asked for no other, unless it has answered by
+then; each time twice as long, up to the second, and from the second time on whatever it answers."""
+
+MOVED_IN_S = 0.5
+"""Seconds after the last MOVE_IN that was granted in which memory may be coming back: one batch of it, with the wait
+for what runs (0.3 s) and the copy (0.2 s, ``library/move/batch.c``)."""
 
 STAYS = (errno.EBUSY, errno.EOPNOTSUPP, errno.EMFILE, errno.ENOMEM)
 """What a program may say to a DEPART that it does not follow (departure.c)."""
@@ -76,6 +81,8 @@ class Asked:
 
     holding: Holding
     nbytes: int
+    until: float
+    """When it is overdue, by trio's clock."""
     answered: bool = False
     """Whether it was, by something that makes sense."""
     done: trio.Event = attrs.field(factory=trio.Event)
@@ -113,7 +120,9 @@ class Gate:
     closed: bool = False
     """Whether it may be: an END_TURN was sent, and no BEGIN_TURN since then."""
     late: bool = False
-    """Whether it is, and something of the program ran as it said so last."""
+    """Whether it is, and something of the program ran as it said so last; or, `busy`, whether it soon is."""
+    busy: bool = False
+    """Whether the last END_TURN is not answered yet, of a program that was busy with memory when that was sent."""
     asked: Turning | None = None
     """The last END_TURN that was sent."""
     ahead_us: int = 0
@@ -160,6 +169,7 @@ class Session:
         self._turning: dict[int, Turning] = {}
         self._gates: dict[int, Gate] = {}
         self._seq = 0
+        self._moved_in = -math.inf  # when MOVE_IN was last granted
         self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
         self._begins: dict[int, int] = {}  # gpu -> run-ahead of a turn that has begun, not told yet
         self._news = trio.Event()
@@ -266,6 +276,7 @@ class Session:
                 if self._gpus[request.gpu].lost():
                     raise fail(errno.EAGAIN)  # what is in the host is safe there
                 holding.move_in(args[0], args[1])
+                self._moved_in = trio.current_time()
             case Op.LIMITS:
                 self._holding(request.gpu)
                 return self._gpus[request.gpu].limits(self.process)
@@ -304,7 +315,7 @@ class Session:
     async def move_out(self, holding: Holding, nbytes: int, seconds: float) -> bool:
         """See :class:`backend.cuda.managed.Mover`."""
         self._seq += 1
-        seq, asked = self._seq, Asked(holding, nbytes)
+        seq, asked = self._seq, Asked(holding, nbytes, trio.current_time() + seconds)
         holding.ask(nbytes)
         self._asked[seq] = asked
         sent = False
@@ -360,7 +371,7 @@ class Session:
             raise OSError(errno.EOPNOTSUPP, "the library of the program is older, and cannot stand by: start it anew")
         self._begins.pop(gpu, None)  # DEPART opens the gate
         if (gate := self._gates.get(gpu)) is not None:
-            gate.late = False
+            gate.late = gate.busy = False
         self._seq += 1
         seq, departing = self._seq, Departing()
         self._departing[seq] = departing
@@ -383,23 +394,44 @@ class Session:
 
     async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
         """See :class:`backend.cuda.managed.Mover`. A program that does not answer in time is taken to have no gate, and
-        not asked for some time. What it answers later says nothing: its turn may have begun again."""
+        not asked for some time. What it answers later says nothing: its turn may have begun again.
+
+        One that is busy with memory answers once it is done with that, and is late until then: off the runlist with all
+        engines it would not come to an end of it.
+        """
         gate = self._gates.setdefault(gpu, Gate())
         if gate.late:
             return await self._drained(gpu, gate, bound_us)
-        if not self._can(Feature.TURNS) or gate.unanswered or trio.current_time() < gate.again:
+        is_busy = self._is_busy()
+        due = gate.asked is not None and not gate.asked.done.is_set()
+        if not self._can(Feature.TURNS) or due or trio.current_time() < gate.again:
+            return TurnEnd.UNGATED
+        if gate.unanswered > int(is_busy):  # the BEGIN_TURN before it may wait for the same
             return TurnEnd.UNGATED
         self._begins.pop(gpu, None)  # that turn is over before the program heard of it
         gate.closed = True
         with trio.move_on_after(bound_us / 1e6 + ANSWER_S):
             await self._ask_end(gpu, gate, bound_us)
         end = None if gate.asked is None else gate.asked.end
-        if end is None:
-            gate.mute_s = min(MUTE_MOST_S, 2 * gate.mute_s) or MUTE_S
-            gate.again = trio.current_time() + gate.mute_s
-            return TurnEnd.UNGATED
-        gate.mute_s, gate.late = 0.0, gate.closed and end is TurnEnd.LATE
-        return end
+        if end is not None:
+            gate.mute_s, gate.late = 0.0, gate.closed and end is TurnEnd.LATE
+            return end
+        if gate.asked is not None and not gate.asked.done.is_set() and (is_busy or self._is_busy()):
+            gate.late = gate.busy = gate.closed
+            return TurnEnd.LATE if gate.closed else TurnEnd.UNGATED
+        self._distrust(gate)
+        return TurnEnd.UNGATED
+
+    def _is_busy(self) -> bool:
+        """Whether the program may be busy with memory, as it was asked or let: its library answers nothing then."""
+        now = trio.current_time()
+        asked = any(now < one.until for one in self._asked.values())
+        return asked or now < self._moved_in + MOVED_IN_S or any(one.away for one in self._holdings.values())
+
+    def _distrust(self, gate: Gate) -> None:
+        """It did not answer in time, and is not asked for some time."""
+        gate.mute_s = min(MUTE_MOST_S, 2 * gate.mute_s) or MUTE_S
+        gate.again = trio.current_time() + gate.mute_s
 
     async def _ask_end(self, gpu: int, gate: Gate, bound_us: int) -> None:
         """Asks for the end of a turn, and waits for the answer, or for the end of the connection."""
@@ -427,12 +459,19 @@ class Session:
                 if gate.asked is not None and not gate.asked.done.is_set():
                     await gate.asked.done.wait()  # of a caller that was cancelled
                 elif left_us or not asked:
-                    asked = True
-                    await self._ask_end(gpu, gate, min(left_us, WAIT_US))
+                    asked, slice_us = True, min(left_us, WAIT_US)
+                    began = trio.current_time()
+                    await self._ask_end(gpu, gate, slice_us)
+                    if gate.asked is not None and gate.asked.end is TurnEnd.LATE:  # at once, in a hostile program
+                        await trio.sleep_until(began + slice_us / 1e6)
                 else:
                     break
                 if gate.asked is None or gate.asked.end is not TurnEnd.LATE:
                     gate.late = False
+        if gate.late and gate.busy:
+            gate.late = gate.busy = False
+            self._distrust(gate)
+            return TurnEnd.UNGATED
         if gate.late:
             return TurnEnd.LATE
         end = None if gate.asked is None else gate.asked.end
@@ -443,7 +482,8 @@ class Session:
         program that is slow to take it. A gate that is open is left alone, but for the end of a bound."""
         gate = self._gates.get(gpu)
         if gate is not None and (gate.closed or (gate.ahead_us and not ahead_us)):
-            gate.closed, gate.late, gate.ahead_us = False, False, ahead_us
+            gate.closed = gate.late = gate.busy = False
+            gate.ahead_us = ahead_us
             self._begins[gpu] = ahead_us
             self._news.set()
 
@@ -459,7 +499,12 @@ class Session:
         turning.done.set()
         if (reply.op, reply.gpu) != (turning.op, turning.gpu) or (not reply.status and reply.args[0] > 1):
             return False
-        self._gates[turning.gpu].unanswered -= 1
+        gate = self._gates[turning.gpu]
+        gate.unanswered -= 1
+        if turning is gate.asked:
+            gate.busy = False
+            if gate.mute_s <= MUTE_S:
+                gate.again = 0.0
         if reply.status:  # EBUSY: the gate is open; any other error is none that a program has for this
             turning.end = TurnEnd.UNGATED
         else:

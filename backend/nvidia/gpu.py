@@ -211,6 +211,7 @@ class NvidiaGpu:
         self.lost = True
         log.error("GPU %d is lost: %s", self.info.index, error)
         self._usage.gone()
+        self.managed.open_all()
         if self._bookkeeper is not None:
             self._bookkeeper.presence(self.info.index)
 
@@ -433,7 +434,6 @@ class NvidiaGpu:
         return await self.managed.end_turn(process, bound_us)
 
     async def begin_turn(self, process: Process) -> None:
-        self._require()
         self.managed.begin_turn(process)
 
     async def _let_go(self, process: Process, engines: Engines) -> None:

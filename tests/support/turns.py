@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import trio
 
 from backend.core.follower import Follower
@@ -21,6 +23,10 @@ LOOK_S = 0.05
 BOUND_US = 50_000
 """Microseconds for a program to drain."""
 
+LONG_S, GIVEN_UP_S = 2.0, 0.3
+"""Seconds for which the library waits for what runs before it moves memory, as long as kernels end meanwhile, and for
+one kernel (QUEUE_US and WORK_US of ``library/move/batch.c``)."""
+
 COPY_CHANNELS = 12
 """Channels of the copy engines of a program with one context; those before them run kernels."""
 
@@ -38,8 +44,8 @@ def without(program: fake_nvidia.Program) -> tuple[bool, bool]:
 
 
 class Gated(Program):
-    """A program that does at the gate what the library does. Its memory moves only while the engines are on that this
-    takes: those that copy and, as long as kernels of it are pending, GR."""
+    """A program that does at the gate what the library does. Its memory moves only once nothing of it runs, and while
+    the engines are on that this takes: those that copy and, as long as kernels of it are pending, GR."""
 
     def __init__(self, rig: Rig, *words: object) -> None:
         super().__init__(rig, *words)  # type: ignore[arg-type]
@@ -53,30 +59,30 @@ class Gated(Program):
         self.closed_at = 0.0
         """When it closed."""
         self.listens = trio.Lock()
-        """Held while it does what it is asked about the gate: the library has one thread for that."""
+        """Held while it does what it is asked, or has memory come back: the library has one thread for that."""
         self.pending = False
         """Whether kernels of it were not done when it was asked last."""
+        self.departs = False
+        """Whether it stands by to be moved, up to the end of its connection."""
         self.told: list[tuple[Op, int]] = []
         """What it was asked about its gate, and the first word of that."""
 
     async def library(self, message: Message) -> Message | None:
         """The answer to what the daemon asks."""
-        match message.op:
-            case Op.END_TURN:
-                async with self.listens:
+        async with self.listens:
+            match message.op:
+                case Op.END_TURN:
                     self.told.append((Op.END_TURN, message.args[0]))
-                    return await self.end_turn(message)
-            case Op.BEGIN_TURN:
-                async with self.listens:
+                    return message.refuse(errno.EBUSY) if self.departs else await self.end_turn(message)
+                case Op.BEGIN_TURN:
                     self.told.append((Op.BEGIN_TURN, message.args[0]))
-                    self.is_closed, self.pending, self.ahead_us = False, False, message.args[0]
+                    return await self.begin_turn(message)
+                case Op.DEPART:
+                    self.is_closed, self.pending, self.ahead_us, self.departs = False, False, 0, True
                     return message.answer()
-            case Op.DEPART:
-                self.is_closed, self.pending, self.ahead_us = False, False, 0
+            if self.departs:
                 return message.answer()
-        while not self._can_move():  # noqa: ASYNC110 - engines tell nothing
-            await trio.sleep(LOOK_S)
-        return await self.move(message)
+            return await self.move(message) if await self.is_quiet() else message.answer()
 
     async def end_turn(self, message: Message) -> Message:
         """The gate closes, and what runs drains."""
@@ -85,15 +91,32 @@ class Gated(Program):
         self.is_closed = self.pending = True
         bound_s, left_s = message.args[0] / 1e6, max(0.0, self.closed_at + self.drain_s - trio.current_time())
         await trio.sleep(min(bound_s, left_s))
-        self.pending = left_s > bound_s
+        found = self.rig.fake.programs.get(self.process.pid)
+        stands = left_s > 0 and found is not None and without(found)[0]
+        self.pending = left_s > bound_s or stands
+        if stands:  # what does not run does not end
+            self.closed_at = trio.current_time()
         return message.answer(int(not self.pending), round(min(bound_s, left_s) * 1e6))
 
-    def _can_move(self) -> bool:
-        found = self.rig.fake.programs.get(self.process.pid)
-        if found is None:
-            return False
-        gr, copies = without(found)
-        return not copies and not (gr and self.pending)
+    async def begin_turn(self, message: Message) -> Message:
+        """The gate opens."""
+        self.is_closed, self.pending, self.ahead_us = False, False, message.args[0]
+        return message.answer()
+
+    async def is_quiet(self) -> bool:
+        """Waits, as long as the library does, until nothing of it runs. Whether its memory can move then."""
+        drained_at = self.closed_at + self.drain_s if self.pending else 0.0
+        left_s = drained_at - trio.current_time()
+        given_up_at = trio.current_time() + (LONG_S if left_s <= LONG_S else GIVEN_UP_S)
+        while trio.current_time() < given_up_at:
+            if self.process.pid not in self.rig.fake.programs:
+                return False
+            gr, copies = without(self.rig.fake.programs[self.process.pid])
+            is_done = not self.pending or (not gr and trio.current_time() >= drained_at)
+            if is_done and not copies:
+                return True
+            await trio.sleep(LOOK_S if is_done or gr else min(LOOK_S, drained_at - trio.current_time()))
+        return False
 
     async def run(self) -> None:
         """Speaks, until the end of the connection opens the gate."""

@@ -1100,3 +1100,27 @@ def test_who_cannot_be_asked_is_not_waited_for(fails: int) -> None:
 
     trio.run(main)
     assert asked == [4 * MIB, -4 * MIB]
+
+
+def test_a_program_that_cannot_be_asked_is_asked_once(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each time that it would have to give: the daemon does not try without a pause until there is room again."""
+    tried: list[Op] = []
+    send = tenants.Line.send
+
+    async def short(line: tenants.Line, message: Message, descriptors: Sequence[int] = ()) -> bool:
+        if message.op != Op.RECLAIM:
+            return await send(line, message, descriptors)
+        tried.append(Op.RECLAIM)
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(8 * GIB)
+        with monkeypatch.context() as patch:
+            patch.setattr(tenants.Line, "send", short)
+            assert await rig.h.refused(program.file + "gmem.limit.high", "6G") == errno.EAGAIN
+        assert len(tried) == 1
+        await rig.h.write(program.file + "gmem.limit.high", "6G")
+        assert program.resident <= 6 * GIB
+
+    drive(test)

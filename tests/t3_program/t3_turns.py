@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import random
 import signal
+from collections import Counter
 from typing import Any
 
 import attrs
@@ -12,11 +15,12 @@ import pytest
 import trio
 
 import backend.core.reasons
+import backend.cuda.managed
 import backend.scheduler.parts
 from backend.core.records import Capability, Place
 from backend.core.turns import TurnEnd
 from backend.cuda.managed import AHEAD_S, AHEAD_US, DISTRUST_S, RECLAIM_S, Standby
-from backend.cuda.server import ANSWER_S, MUTE_S
+from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US
 from backend.door.wire import CUDA, Feature, Message, Op
 from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Member, Process
@@ -24,8 +28,8 @@ from backend.process.running import is_stopped
 from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_SLICE_US, DRAIN_US, UNDRAINED_S
 from backend.scheduler.scheduler import Scheduler
 from tests.support.cuda_session import GIB, LOOKS, Drive, Program, Rig, drive, pieces, takes, until_then
-from tests.support.harness import Harness, Spawn, StubGpu, refuses, running, settle, until, virtual
-from tests.support.turns import BOUND_US, LOOK_S, Gated, begin_turn, end_turn, gated, without
+from tests.support.harness import Harness, Spawn, StubGpu, answers, refuses, running, settle, until, virtual
+from tests.support.turns import BOUND_US, LOOK_S, Gated, begin_turn, drain, end_turn, follower, gated, without
 
 __all__ = ["drive", "pieces"]  # fixtures
 
@@ -113,6 +117,83 @@ def test_a_program_with_a_bounded_run_ahead_gets_rid_of_the_bound(drive: Drive) 
         assert program.told == [(Op.END_TURN, BOUND_US), (Op.BEGIN_TURN, AHEAD_US)] * 2 + [(Op.BEGIN_TURN, 0)]
 
     drive(test)
+
+
+def test_a_bound_does_not_end_in_the_middle_of_the_end_of_a_turn(drive: Drive) -> None:
+    """What lets a program run ahead again opens its gate."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, GIB)
+        await end_turn(rig.h, program)
+        await begin_turn(rig.h, program)
+        await trio.sleep(AHEAD_S - 0.2)
+        program.drain_s = 0.8
+        assert await end_turn(rig.h, program, 1_000_000) is TurnEnd.DRAINED
+        assert program.is_closed
+        assert (Op.BEGIN_TURN, 0) not in program.told
+        await begin_turn(rig.h, program)
+        await trio.sleep(AHEAD_S + LOOKS)
+        assert program.told[-1] == (Op.BEGIN_TURN, 0)
+
+    drive(test)
+
+
+# A GPU that is lost
+
+
+@pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
+@pytest.mark.parametrize("how", ["drained", "late", "drains", "asked", "runs"])
+def test_a_gpu_that_is_lost_opens_every_gate(drive: Drive, how: str) -> None:
+    """A launch fails in the driver's words, and none waits for a turn or for work that never ends. Once the GPU is back
+    turns end as before."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB, "/", 0)
+        program.drain_s = 0.0 if how == "drained" else 60.0
+        ended: list[TurnEnd | None] = []
+
+        async def end() -> None:
+            with contextlib.suppress(OSError):  # the engines are not there
+                ended.append(await end_turn(rig.h, program, BOUND_US if how != "asked" else 5_000_000))
+
+        async with trio.open_nursery() as nursery:
+            if how == "drains":
+                await end_turn(rig.h, program, stays=True)
+                nursery.start_soon(drained, rig.h, program)
+            elif how == "runs":
+                await end_turn(rig.h, program)
+                await begin_turn(rig.h, program)
+            else:
+                nursery.start_soon(end)
+            await trio.sleep(0.2)
+            assert program.is_closed is (how != "runs")
+            await rig.lose()
+            await trio.sleep(LOOK_S)
+        assert not program.is_closed
+        assert program.told[-1] == (Op.BEGIN_TURN, 0), "nor is its run-ahead bounded"
+        assert not program.ended.is_set()
+        assert ended == {"drained": [TurnEnd.DRAINED], "late": [TurnEnd.LATE]}.get(how, [])
+        await trio.sleep(1)
+        assert not program.is_closed
+        await rig.restore()
+        await begin_turn(rig.h, program)
+        assert engines(rig, program) == (False, False)
+        program.drain_s = 0.0
+        assert await end_turn(rig.h, program) is TurnEnd.DRAINED
+        assert program.is_closed
+        await rig.h.write(program.file + "gmem.limit.high", "6G")
+        assert program.resident == 6 * GIB
+        await begin_turn(rig.h, program)
+        assert not program.is_closed
+        assert program.ahead_us == AHEAD_US
+
+    drive(test)
+
+
+async def drained(h: Harness, program: Gated) -> None:
+    """Waits for a program that drains, on a GPU that may be lost."""
+    with contextlib.suppress(OSError):
+        await drain(h, program, 5_000_000)
 
 
 # Not drained
@@ -219,36 +300,53 @@ async def busy(request: Message) -> Message:
 # Programs that lie, or do not answer
 
 
-def test_a_program_that_does_not_answer_is_not_waited_for_twice(drive: Drive) -> None:
-    """What it answers later is taken, and says nothing; some time later it is asked again."""
+def slow(program: Gated, seconds: float) -> None:
+    """From now on what a program is asked waits for so long."""
+
+    async def late(request: Message) -> Message | None:
+        await trio.sleep(seconds)
+        return await program.library(request)
+
+    program.obey = late
+
+
+def test_a_program_that_does_not_answer_in_time_is_waited_for_less_and_less(drive: Drive) -> None:
+    """What it answers later is taken, and says nothing. After the first time it is asked again, then only some time
+    later."""
 
     async def test(rig: Rig) -> None:
-        program = await gated(rig, 8 * GIB)
-        go = trio.Event()
+        program, asked_s = await gated(rig, 8 * GIB), BOUND_US / 1e6 + ANSWER_S
 
-        async def late(request: Message) -> Message | None:
-            await go.wait()
-            return await program.library(request)
-
-        program.obey = late
-        bound_s = BOUND_US / 1e6
-        async with takes(bound_s + ANSWER_S, bound_s + ANSWER_S + 0.02):
+        async def is_waited_for() -> bool:
+            began = trio.current_time()
             assert await end_turn(rig.h, program) is TurnEnd.UNGATED
-        assert engines(rig, program) == (True, True)
-        await begin_turn(rig.h, program)
-        go.set()
-        await trio.sleep(LOOK_S + bound_s)
-        assert not program.ended.is_set()
-        assert not program.is_closed
-        program.obey = program.library
-        for left_s in (MUTE_S - 1, 0):
-            async with takes(0, 0.02):
-                assert await end_turn(rig.h, program) is TurnEnd.UNGATED
+            took = trio.current_time() - began
+            assert took < 0.02 or asked_s <= took < asked_s + 0.02
+            assert engines(rig, program) == (True, True)
             await begin_turn(rig.h, program)
-            await trio.sleep(left_s)
-        await trio.sleep(1)
+            await trio.sleep(1)
+            assert not program.is_closed
+            return took >= asked_s
+
+        slow(program, asked_s + 0.1)
+        assert await is_waited_for()
+        assert await is_waited_for(), "it may have been once"
+        assert not await is_waited_for()
+        await trio.sleep(MUTE_S)
+        assert not await is_waited_for()
+        await trio.sleep(MUTE_S)
+        assert await is_waited_for(), "for twice as long"
+        await trio.sleep(2 * MUTE_S + 2)
+        assert not await is_waited_for()
+        await trio.sleep(2 * MUTE_S)
+        program.obey = program.library
         assert await end_turn(rig.h, program) is TurnEnd.DRAINED
         assert engines(rig, program) == (True, False)
+        await begin_turn(rig.h, program)
+        slow(program, asked_s + 0.1)
+        assert await is_waited_for()
+        program.obey = program.library
+        assert await end_turn(rig.h, program) is TurnEnd.DRAINED, "as if it had never been"
         await begin_turn(rig.h, program)
         assert not program.is_closed
 
@@ -272,6 +370,29 @@ def test_a_program_that_never_answers_is_asked_no_more(drive: Drive) -> None:
             await trio.sleep(2 * MUTE_S)
         assert [request.op for request in asked] == [Op.END_TURN, Op.BEGIN_TURN, Op.BEGIN_TURN], "the last: no bound"
         assert not program.ended.is_set()
+
+    drive(test)
+
+
+def test_a_program_that_says_at_once_that_it_is_late_is_asked_as_often_as_another(drive: Drive) -> None:
+    """While it drains: it cannot have the daemon do nothing but ask."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+        asked: list[float] = []
+
+        async def at_once(request: Message) -> Message:
+            if request.op == Op.END_TURN:
+                asked.append(trio.current_time())
+            return request.answer(0)
+
+        program.obey = at_once
+        assert await end_turn(rig.h, program, stays=True) is TurnEnd.LATE
+        async with takes(DRAIN_MOST_US / 1e6, DRAIN_MOST_US / 1e6 + 0.1):
+            assert await drain(rig.h, program, DRAIN_MOST_US) is TurnEnd.LATE
+        assert len(asked) <= DRAIN_MOST_US / WAIT_US + 2
+        await begin_turn(rig.h, program)
+        assert engines(rig, program) == (False, False)
 
     drive(test)
 
@@ -326,10 +447,9 @@ def test_a_program_that_says_that_it_is_drained_and_is_not(drive: Drive) -> None
         liar, other = await pair(rig)
 
         async def lie(request: Message) -> Message | None:
-            reply = await liar.library(request)
-            if request.op == Op.END_TURN:
-                liar.pending = True
-            return reply
+            if request.op == Op.RECLAIM:
+                await until_then(lambda: not engines(rig, liar)[0])
+            return await liar.library(request)
 
         liar.obey = lie
         assert await end_turn(rig.h, liar) is TurnEnd.DRAINED
@@ -345,6 +465,147 @@ def test_a_program_that_says_that_it_is_drained_and_is_not(drive: Drive) -> None
         liar.obey = liar.library
         await trio.sleep(DISTRUST_S)
         assert await end_turn(rig.h, liar) is TurnEnd.DRAINED
+
+    drive(test)
+
+
+# With memory that moves as a turn ends: the library does one thing at a time
+
+
+async def coming_back(program: Gated) -> None:
+    """Memory comes back to a program, for a while."""
+    async with program.listens:
+        (await program.ask(Op.MOVE_IN, GIB, 0)).check()
+        program.swapped, program.resident = program.swapped - GIB, program.resident + GIB
+        await trio.sleep(0.3)
+        program.show()
+
+
+async def changing_places(program: Gated) -> None:
+    """Hot memory takes the place of cold."""
+    async with program.listens:
+        (await program.ask(Op.REPORT, 0, 0, GIB)).check()
+        await trio.sleep(0.3)
+        (await program.ask(Op.REPORT, 0, GIB, 0)).check()
+
+
+@pytest.mark.parametrize("begun", ["end", "begin"])
+@pytest.mark.parametrize("why", ["limit", "back", "exchange"])
+def test_a_turn_that_ends_while_memory_moves(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch, why: str, begun: str
+) -> None:
+    """Its program drains until the library is done with that and has closed the gate: it moves on, no write is refused,
+    and the next turn ends as ever. So where its last turn had begun meanwhile."""
+    monkeypatch.setattr(backend.cuda.managed, "PIECE", 4 * GIB)
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 16 * GIB, "/", 0)
+        await rig.h.write(program.file + "gmem.limit.high", "12G")
+        await rig.h.write(program.file + "gmem.limit.high", "max")
+        codes: list[int] = []
+
+        async def move() -> None:
+            if why == "limit":
+                codes.append(await answers(rig.h.write(program.file + "gmem.limit.high", "4G")))
+            else:
+                await (coming_back if why == "back" else changing_places)(program)
+
+        async with trio.open_nursery() as nursery:
+            if begun == "begin":
+                assert await end_turn(rig.h, program) is TurnEnd.DRAINED
+            nursery.start_soon(move)
+            await trio.sleep(0.02)
+            assert program.listens.locked()
+            if begun == "begin":
+                follower(rig.h).schedule(Member(program.process, 0), Place())
+                await follower(rig.h).apply(Member(program.process, 0))
+            assert await end_turn(rig.h, program, DRAIN_US, stays=True) is TurnEnd.LATE
+            assert engines(rig, program) == (False, False)
+            assert rig.gpu.footprint(program.process).movable > 0
+            assert await drain(rig.h, program, DRAIN_MOST_US) is TurnEnd.DRAINED
+            assert engines(rig, program) == (True, False)
+            assert program.is_closed
+        assert codes == ([0] if why == "limit" else [])
+        assert why != "limit" or program.resident == 4 * GIB
+        await begin_turn(rig.h, program)
+        assert not program.is_closed
+        assert await end_turn(rig.h, program, DRAIN_US) is TurnEnd.DRAINED
+        await begin_turn(rig.h, program)
+
+    drive(test)
+
+
+def test_a_program_that_is_busy_with_memory_and_never_answers(drive: Drive) -> None:
+    """It goes off with all engines once it was waited for, and is asked no more."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB, "/", 0)
+        told: list[Op] = []
+
+        async def hang(request: Message) -> None:
+            told.append(Op(request.op))
+
+        program.obey = hang
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.h.refused, program.file + "gmem.limit.high", "6G")
+            await trio.sleep(0.1)
+            assert await end_turn(rig.h, program, DRAIN_US, stays=True) is TurnEnd.LATE
+            async with takes(DRAIN_MOST_US / 1e6, DRAIN_MOST_US / 1e6 + 0.1):
+                assert await drain(rig.h, program, DRAIN_MOST_US) is TurnEnd.UNGATED
+        assert engines(rig, program) == (True, True)
+        for _ in range(3):
+            await begin_turn(rig.h, program)
+            async with takes(0, 0.01):
+                assert await end_turn(rig.h, program, DRAIN_US, stays=True) is TurnEnd.UNGATED
+        assert told == [Op.RECLAIM, Op.END_TURN, Op.BEGIN_TURN]
+
+    drive(test)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_limits_that_are_written_every_200_ms_hold_in_all_turns(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """At each moment of a turn; no write is refused, and no turn ends with the gate open."""
+    monkeypatch.setattr(backend.cuda.managed, "PIECE", 4 * GIB)
+
+    async def test(rig: Rig) -> None:
+        both, rng, ends = [await gated(rig, 8 * GIB, "/job", 0) for _ in range(2)], random.Random(seed), Counter[str]()
+
+        async def write() -> None:
+            while True:
+                program, limit = rng.choice(both), rng.randrange(1, 9)
+                await rig.h.write(program.file + "gmem.limit.high", limit * GIB)
+                assert program.resident <= limit * GIB
+                await rig.h.write(program.file + "gmem.limit.high", "max")
+                back = min(program.swapped, 4 * GIB)
+                if back:
+                    async with program.listens:  # it takes it back, as it has room
+                        (await program.ask(Op.MOVE_IN, back, 0)).check()
+                        program.swapped, program.resident = program.swapped - back, program.resident + back
+                        await trio.sleep(back / (32 * GIB))
+                        program.show()
+                await trio.sleep(0.2 * rng.random())
+
+        async def off(program: Gated) -> None:
+            end: TurnEnd | None = await end_turn(rig.h, program, DRAIN_US, stays=True)
+            ends[f"first {end}"] += 1
+            if end is TurnEnd.LATE:
+                end = await drain(rig.h, program, DRAIN_MOST_US)
+            assert end in (TurnEnd.DRAINED, None), end
+            ends[f"{end}"] += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            for turn in range(40):
+                waits = both[turn % 2]
+                waits.drain_s = 0.02 * rng.random()
+                nursery.start_soon(off, waits)
+                await trio.sleep(0.5)
+                await begin_turn(rig.h, waits)
+            nursery.cancel_scope.cancel()
+        assert ends["first TurnEnd.LATE"] >= 5, "some were in the middle of a move"
+        assert ends["TurnEnd.DRAINED"] >= 35
 
     drive(test)
 
