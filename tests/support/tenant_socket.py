@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -61,6 +62,15 @@ class Raw:
 def descriptors(mount: Mounted) -> int:
     """How many the daemon has open."""
     return len(os.listdir(f"/proc/{mount.daemon.pid}/fd"))
+
+
+def open_files(mount: Mounted) -> set[str]:
+    """What the daemon has open, as the links of proc_pid_fd(5) say; but for what it closes meanwhile."""
+    found = set()
+    for entry in os.scandir(f"/proc/{mount.daemon.pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(entry.path))
+    return found
 
 
 def status(mount: Mounted, key: str) -> int:
