@@ -683,8 +683,31 @@ def program(name: str) -> Path:
 
 
 def run_program(name: str, *words: str, seconds: float = 60.0) -> dict[str, Any]:
-    """Runs it; what it says. Whatever it complains of is in the failure."""
-    done = subprocess.run([program(name), *words], capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, f"{name} exited with {done.returncode}: {done.stderr}{done.stdout}"
-    found: dict[str, Any] = json.loads(done.stdout)
+    """Runs it; what it says. The failure has what it complains of, and where it hangs what each task waits for."""
+    child = subprocess.Popen([program(name), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said, complained = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        waiting = tasks()
+        child.kill()
+        said, complained = child.communicate()
+        raise AssertionError(f"{name} did not end in {seconds:g} s: {complained}{said}\n{waiting}") from None
+    assert child.returncode == 0, f"{name} exited with {child.returncode}: {complained}{said}"
+    found: dict[str, Any] = json.loads(said)
     return found
+
+
+def tasks() -> str:
+    """Every task of a program that runs: its name, its state and, for root, where in the kernel it is."""
+    lines = []
+    for task in sorted(Path("/proc").glob("[0-9]*/task/[0-9]*"), key=lambda path: int(path.name)):
+        try:
+            fields = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+            if "VmSize" not in fields and "Z" not in fields["State"]:
+                continue
+            words = [fields[key].strip() for key in ("Name", "Tgid", "PPid", "Uid", "State", "SigPnd", "ShdPnd")]
+            stack = [line.split()[-1] for line in (task / "stack").read_text().splitlines()]
+        except OSError:
+            continue
+        lines.append(" ".join([task.name, *words, *stack]))
+    return "\n".join(lines)

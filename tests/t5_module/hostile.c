@@ -821,13 +821,20 @@ static void compare(void)
 	quiet++;
 }
 
-/* Until it stands still, or has ended. */
+/*
+ * Until it stands still, or has ended. It is told so more than once: a stop that has begun is forgotten where one of
+ * the threads execs at that moment (zap_other_threads() in kernel/signal.c).
+ */
 static void stop(const struct tenant *tenant)
 {
-	siginfo_t info;
+	siginfo_t info = { .si_pid = 0 };
 
-	kill(tenant->pid, SIGSTOP);
-	waitid(P_PID, tenant->pid, &info, WSTOPPED | WEXITED | WNOWAIT);
+	for (;;) {
+		kill(tenant->pid, SIGSTOP);
+		if (waitid(P_PID, tenant->pid, &info, WSTOPPED | WEXITED | WNOWAIT | WNOHANG) || info.si_pid)
+			return;
+		usleep(1000);
+	}
 }
 
 static void stop_all(void)
@@ -1198,6 +1205,10 @@ int main(int argc, char **argv)
 
 	signal(SIGPIPE, SIG_IGN);
 	if (argc == 4 && !strcmp(argv[1], "tenant")) {
+		/* A thread that execs has none of what another asked for. */
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (getppid() == 1)
+			_exit(0);
 		shared_fd = atoi(argv[3]);
 		map_shared();
 		run_tenant(atoi(argv[2]));
