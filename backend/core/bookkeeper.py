@@ -129,9 +129,9 @@ class Bookkeeper:
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Member(process, gpu)
-        self._ledger.charge(group, nbytes)
+        await self._reclaimer.charge(group, nbytes)
         try:
-            await self._reclaimer.settle_path(group)
+            await self._reclaimer.settle_path(group, nbytes)
         except OSError as error:  # charged is charged: a reclaim that fails is not the program's failure
             if self._population.holds(group) and error.errno != errno.ENODEV:
                 log.error("GPU %d: nothing moved out for %s: %s", gpu, process, error)

@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import select
+import signal
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 
@@ -90,6 +91,18 @@ class ExitWatch:
         """Whether one that is watched has not ended. Waits for nobody, and needs no look at it."""
         pidfd = self._pidfds.get(process)
         return pidfd is not None and not has_exited(pidfd)
+
+    def kill(self, process: Process) -> bool:
+        """Send SIGKILL to that very process, by its pidfd; return whether it is watched and was there."""
+        pidfd = self._pidfds.get(process)
+        if pidfd is None:
+            return False
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except OSError as error:  # it has just ended; or is in a user namespace that is not ours
+            log.warning("process %d cannot be killed: %s", process.pid, error.strerror)
+            return False
+        return True
 
     def unwatch(self, process: Process) -> None:
         """Stops watching."""

@@ -185,6 +185,29 @@ def test_refused(start: Start, path: Path) -> None:
     real(test)
 
 
+def test_over_limit_max_room_is_made_before_or_it_is_refused(start: Start, path: Path) -> None:
+    """The program is told before it allocates: what is refused is not there for a moment."""
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 1024)
+            file = f"{program.process.pid}/0/"
+            await daemon.h.write(file + "gmem.limit.max", "1G")
+            assert await program.do("charge", 256) == [0]
+            assert daemon.books(program) == (1024, 256)
+            assert await program.do("charge", 1025) == [12], "larger than the limit"
+            assert daemon.books(program) == (1024, 256)
+            await daemon.h.write(file + "gmem.swap.max", "256M")
+            assert await program.do("charge", 2) == [12]
+            await program.do("free", 2)
+            assert await program.do("charge", 2) == [0]
+            assert int(await daemon.h.read(file + "gmem.peak")) == 1024 * MIB
+
+    real(test)
+
+
 def test_threads_charge_while_limits_change(start: Start, path: Path) -> None:
     program = start()
 

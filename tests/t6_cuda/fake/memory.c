@@ -40,7 +40,9 @@ struct range {
 	struct range *next;
 	uint64_t start, bytes;
 	struct memory *memory;	/* of a mapping */
+	uint64_t offset;	/* of a mapping, in that */
 	uint64_t accessible;	/* a bit a device */
+	uint64_t read_only;	/* of those */
 	CUcontext context;	/* of an allocation */
 	CUdevice device;
 	bool managed, host;
@@ -54,7 +56,7 @@ struct CUmemPoolHandle_st {
 	uint64_t used;
 };
 
-/* What was exported: who imports that here has what it was. */
+/* What was exported: what is imported here is what it was. */
 static struct export {
 	ino_t file;
 	CUmemAllocationProp prop;
@@ -401,15 +403,20 @@ FAKE_EXPORT cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 	struct memory *memory = memory_of(handle, "cuMemMap");
 	struct range *reserved = containing(reservations, ptr);
 
-	if (flags || offset || !size || size % GRANULE || ptr % GRANULE || size > memory->bytes)
+	if (flags || (offset && !fake_number("FAKE_OFFSETS", 0)) || !size || (size | offset | ptr) % GRANULE ||
+	    offset > memory->bytes || size > memory->bytes - offset)
 		fake_die("cuMemMap(%llx, %zu, %zu)", ptr, size, offset);
 	if (!reserved || ptr + size > reserved->start + reserved->bytes)
 		fake_die("cuMemMap(%llx, %zu): not reserved", ptr, size);
 	if (overlaps(mappings, ptr, size))
 		fake_die("cuMemMap(%llx, %zu): something is mapped there", ptr, size);
-	if (mmap((void *)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, memory->offset) == MAP_FAILED)
+	if (mmap((void *)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd,
+		 memory->offset + (off_t)offset) == MAP_FAILED)
 		fake_die("mmap: %s", strerror(errno));
-	add(&mappings, ptr, size)->memory = memory;
+	struct range *mapping = add(&mappings, ptr, size);
+
+	mapping->memory = memory;
+	mapping->offset = offset;
 	memory->mappings++;
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
@@ -461,11 +468,55 @@ FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 		if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || desc[i].location.id >= fake_devices())
 			fake_die("cuMemSetAccess: location %d of type %d", desc[i].location.id,
 				 (int)desc[i].location.type);
-		for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes)
-			containing(mappings, at)->accessible |= UINT64_C(1) << desc[i].location.id;
+		for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes) {
+			const uint64_t bit = UINT64_C(1) << desc[i].location.id;
+			struct range *range = containing(mappings, at);
+
+			range->accessible &= ~bit;
+			range->read_only &= ~bit;
+			if (desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+				range->accessible |= bit;
+			if (desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ)
+				range->read_only |= bit;
+		}
 	}
-	if (mprotect((void *)ptr, size, PROT_READ | PROT_WRITE))
-		fake_die("mprotect: %s", strerror(errno));
+	for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes) {
+		const struct range *range = containing(mappings, at);
+		const int none = range->accessible ? PROT_READ : PROT_NONE;
+
+		if (mprotect((void *)range->start, range->bytes,
+			     range->accessible & ~range->read_only ? PROT_READ | PROT_WRITE : none))
+			fake_die("mprotect: %s", strerror(errno));
+	}
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
+{
+	CUresult result = CUDA_ERROR_INVALID_VALUE;
+
+	FAKE(cuMemGetAccess);
+	if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE || location->id >= fake_devices())
+		return result;
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(mappings, ptr);
+	const uint64_t bit = UINT64_C(1) << location->id;
+
+	if (range) {
+		*flags = !(range->accessible & bit) ? CU_MEM_ACCESS_FLAGS_PROT_NONE :
+			 range->read_only & bit ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+		result = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+FAKE_EXPORT cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
+	FAKE(cuMemGetAllocationPropertiesFromHandle);
+	pthread_mutex_lock(&lock);
+	*prop = memory_of(handle, "cuMemGetAllocationPropertiesFromHandle")->prop;
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }

@@ -22,7 +22,7 @@ struct pool;		/* memory/kept.h */
 struct quiet;		/* driver/quiet.h */
 struct mover;		/* move/batch.h */
 
-/* One GPU that the program uses. Made at the first context on it, never freed but by fork. */
+/* One GPU that the program uses. Made at the first context, or cuMemCreate, on it, never freed but by fork. */
 struct device {
 	CUdevice ordinal;	/* as this program numbers them */
 	CUuuid uuid;
@@ -49,6 +49,8 @@ struct device {
 /* The device of the current context, or of `ordinal`; set up on first use. NULL: not one that we manage. */
 struct device *device_current(void);
 struct device *device_of(CUdevice ordinal);
+/* device_of, where memory is about to be made on it: set up without a context, too. */
+struct device *device_for_memory(CUdevice ordinal);
 /* Asks the driver which GPU a device is: after a checkpoint it may be another one. Whether it is. */
 bool device_identify(struct device *device);
 /* From here to the other no device is set up; false, at once, while one is. By one thread. */

@@ -17,6 +17,7 @@
 #include "driver.h"
 #include "foreign.h"
 #include "gate.h"
+#include "object.h"
 #include "parked.h"
 #include "pool.h"
 #include "quiet.h"
@@ -207,12 +208,18 @@ WRAPPER cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 WRAPPER cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 {
 	struct region_about about;
+	struct mapped mapped;
 	CUresult result;
 
 	PASS_INSIDE(cuMemGetAddressRange_v2, (pbase, psize, dptr));
 	if (!region_about(dptr, &about)) {
-		CALL_REAL(result, cuMemGetAddressRange_v2, (pbase, psize, dptr));
-		return result;
+		if (object_mapped(dptr, &mapped) && !mapped.whole) {
+			about.start = mapped.start;
+			about.bytes = mapped.bytes;
+		} else {
+			CALL_REAL(result, cuMemGetAddressRange_v2, (pbase, psize, dptr));
+			return result;
+		}
 	}
 	if (pbase)	/* either may be NULL, and is ignored then */
 		*pbase = about.start;

@@ -8,6 +8,7 @@
 #include "keeper.h"
 #include "life.h"
 #include "moment.h"
+#include "object.h"
 #include "ours.h"
 #include "pick.h"
 #include "pool.h"
@@ -121,6 +122,7 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	if (!mover)
 		return 0;
 	freed = begin(device, &busy_us);
+	object_pin_reachable(device);
 	/* What was let back and never came is in the host already. */
 	moved = pool_credited(device);
 	while (freed + moved < bytes && moment_us() - start < CALL_US && batch_reap(device)) {
@@ -222,6 +224,7 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 	pthread_mutex_lock(&mover->lock);
 	ours_enter();
 	busy_us = mover->busy_us;
+	object_pin_reachable(device);
 	gone = batch_reap(device) ? out(device, bytes) : 0;
 	if (gone) {
 		count = pick_in(device, gone, picks, MOST);

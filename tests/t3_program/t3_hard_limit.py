@@ -1,0 +1,392 @@
+"""gmem.limit.max: what goes over it is refused to programs with the library, and ends others. In virtual time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+import pytest
+import trio
+
+from backend.core.oom import NOTICE_S, RETURN_S
+from backend.door.wire import Op
+from backend.process import victims
+from backend.process.identity import Member, Process
+from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Rig, drive, pieces, until_then
+
+__all__ = ["drive", "pieces"]  # fixtures
+
+JOB = "slice/job/0/"
+SEEN_S = 1.2
+"""Seconds in which what the driver says is in the books, and reclaim has done what it can."""
+
+
+OVER_MAX, OVER_HIGH, KILLED = r"over its gmem\.limit\.max: ", r"over its gmem\.limit\.high: ", "cannot be moved: killed"
+"""Lines of the log."""
+SPARED_ADJ = 900
+"""Value that spares a process in these tests: less than the kernel's takes CAP_SYS_RESOURCE."""
+
+
+def spare(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a process be one that is never killed."""
+    monkeypatch.setattr(victims, "SPARED_ADJ", SPARED_ADJ)
+    with open(f"/proc/{process.pid}/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(str(SPARED_ADJ))
+
+
+async def stranger(rig: Rig, nbytes: int, cgroup: str = "/job") -> Process:
+    """A program without the library that holds so much, and is in the tree."""
+    process = rig.process(cgroup)
+    rig.driver_says(process.pid, nbytes)
+    await until_then(lambda: rig.h.controller.bookkeeper.knows(process, 0))
+    await until_then(lambda: rig.h.ledger.books(Member(process, 0)).current == nbytes)
+    return process
+
+
+async def buried(rig: Rig, process: Process) -> None:
+    """Wait until a process was killed, and have the driver and the daemon see that."""
+    await until_then(lambda: has_ended(process))
+    rig.fake.kill(process.pid)
+    rig.nvml.compute[0] = [(pid, held) for pid, held in rig.nvml.compute[0] if pid != process.pid]
+    await rig.h.gone(process)
+
+
+def has_ended(process: Process) -> bool:
+    """Whether a process was killed, as only its parent may still see."""
+    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return found is not None and found.si_status == signal.SIGKILL
+
+
+# Programs with the library
+
+
+def test_an_allocation_over_it_makes_room_before(drive: Drive) -> None:
+    """At no moment the level holds more, as with memory.max; each time that it was met is counted."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(3 * GIB, "/job")
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(LOOKS)
+        held = await rig.number(JOB + "gmem.current")
+        assert held <= 4 * GIB
+        assert await program.alloc(2 * GIB) == 0
+        assert await rig.number(JOB + "gmem.current") <= 4 * GIB
+        assert await rig.number(JOB + "gmem.peak") <= 4 * GIB, "not for a moment"
+        events = await rig.stat(JOB + "gmem.events")
+        assert (events["max"], events["oom"], events["oom_kill"], events["over"]) == (1, 0, 0, 0)
+
+    drive(test)
+
+
+def test_what_is_larger_than_it_is_refused_and_nothing_moves(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        program = await rig.program(1 * GIB, "/job")
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        assert await program.alloc(5 * GIB) == errno.ENOMEM
+        assert program.reclaims == []
+        assert (await rig.stat(program.file + "gmem.events"))["oom"] == 1
+        assert (await rig.stat(JOB + "gmem.events"))["max"] == 1
+        assert await rig.number(program.file + "gmem.current") == 1 * GIB
+        assert await program.alloc(2 * GIB) == 0
+
+    drive(test)
+
+
+def test_where_no_swap_is_left_it_is_refused(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        program = await rig.program(3 * GIB)
+        await rig.h.write(program.file + "gmem.swap.max", "0")
+        await rig.h.write(program.file + "gmem.limit.max", "4G")
+        assert await program.alloc(2 * GIB) == errno.ENOMEM
+        assert program.reclaims == []
+        assert await program.alloc(512 * MIB) == 0
+
+    drive(test)
+
+
+def test_what_does_not_leave_in_time_is_refused(drive: Drive) -> None:
+    """One that says that it moved nothing has moved nothing: the books do not say otherwise."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(3 * GIB)
+        await rig.h.write(program.file + "gmem.limit.max", "4G")
+
+        async def nothing(request: object) -> object:
+            return request.answer(0, 0)  # type: ignore[attr-defined]
+
+        program.obey = nothing  # type: ignore[assignment]
+        assert await program.alloc(2 * GIB) == errno.ENOMEM
+        events = await rig.stat(program.file + "gmem.events")
+        assert (events["max"], events["oom"]) == (1, 1)
+        assert await rig.number(program.file + "gmem.current") <= 4 * GIB
+
+    drive(test)
+
+
+def test_memory_comes_back_no_further_than_it(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        program = await rig.program(4 * GIB)
+        await rig.h.write(program.file + "gmem.limit.max", "2G")
+        assert await rig.number(program.file + "gmem.current") <= 2 * GIB
+        assert (await program.ask(Op.MOVE_IN, GIB, 0)).status == -errno.EAGAIN
+
+    drive(test)
+
+
+# Programs without it
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_one_without_the_library_ends_a_second_after_the_notice(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        small, large = await stranger(rig, 1 * GIB), await stranger(rig, 2 * GIB)
+        outside = await stranger(rig, 30 * GIB, "/other")
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(large.pid, 6 * GIB)
+        await trio.sleep(LOOKS)
+        events = await rig.stat(JOB + "gmem.events")
+        assert (events["max"], events["over"], events["oom"], events["oom_kill"]) == (1, 1, 0, 0), "the notice"
+        assert not has_ended(large)
+        await trio.sleep(NOTICE_S + 0.3)
+        assert has_ended(large)
+        await buried(rig, large)
+        events = await rig.stat(JOB + "gmem.events")
+        assert (events["oom"], events["oom_kill"], events["oom_group_kill"]) == (1, 1, 0)
+        assert not has_ended(small), "it fits now"
+        assert not has_ended(outside), "a level that carries no limit"
+        await trio.sleep(2 * NOTICE_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 0
+        assert not has_ended(small)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX)
+def test_one_that_is_under_it_again_in_time_lives(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 2 * GIB)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        for _ in range(3):
+            rig.driver_says(process.pid, 6 * GIB)
+            await trio.sleep(LOOKS)
+            assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+            rig.driver_says(process.pid, 2 * GIB)
+            await trio.sleep(LOOKS)
+            assert (await rig.stat(JOB + "gmem.events"))["over"] == 0
+        assert not has_ended(process)
+
+    drive(test)
+
+
+def test_those_with_the_library_give_first_and_no_other_ends(drive: Drive) -> None:
+    """The largest could move: it does, down to its part, and then all fit."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(3 * GIB, "/job")
+        process = await stranger(rig, 1 * GIB)
+        await rig.h.write(JOB + "gmem.limit.max", "5G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(process.pid, 2 * GIB + 512 * MIB)
+        await trio.sleep(SEEN_S + NOTICE_S)
+        assert not has_ended(process)
+        assert await rig.number(JOB + "gmem.current") <= 5 * GIB
+        assert program.swapped > 0
+        assert (await rig.stat(JOB + "gmem.events"))["oom_kill"] == 0
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_one_that_goes_past_its_library_counts_as_one_without(drive: Drive) -> None:
+    """To speak to the daemon spares no program."""
+
+    async def test(rig: Rig) -> None:
+        program, honest = await rig.program(0, "/job"), await rig.program(1 * GIB, "/job")
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        program.context = 6 * GIB
+        program.show()
+        await buried(rig, program.process)
+        await trio.sleep(2 * NOTICE_S)
+        assert not has_ended(honest.process)
+        events = await rig.stat(JOB + "gmem.events")
+        assert (events["oom_kill"], events["over"]) == (1, 0)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX)
+def test_one_that_is_spared_stays_and_is_shown(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 2 * GIB)
+        spare(process, monkeypatch)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(process.pid, 6 * GIB)
+        await trio.sleep(SEEN_S + 3 * NOTICE_S)
+        assert not has_ended(process)
+        events = await rig.stat(JOB + "gmem.events")
+        assert (events["over"], events["oom"], events["oom_kill"]) == (1, 0, 0)
+
+    drive(test)
+    lines = [line for line in caplog.messages if "over its gmem.limit.max" in line]
+    assert len(lines) == 1, "said once"
+    assert "ggroupfs run" in lines[0]
+
+
+@pytest.mark.logs(OVER_MAX, "killed with all of")
+def test_a_slice_ends_as_a_whole_where_it_says_so(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The highest that says so at or below the limit, those with the library too; one that is spared stays."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(1 * GIB, "/job/inner")
+        large = await stranger(rig, 1 * GIB, "/job/inner")
+        spared, beside = await stranger(rig, 512 * MIB, "/job/inner"), await stranger(rig, 1 * GIB)
+        spare(spared, monkeypatch)
+        await rig.h.write("slice/job/inner/0/gmem.oom.group", "1")
+        await rig.h.write(JOB + "gmem.limit.max", "8G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(large.pid, 9 * GIB)
+        for process in (large, program.process):
+            await buried(rig, process)
+        assert not has_ended(spared)
+        assert not has_ended(beside)
+        events = await rig.stat(JOB + "gmem.events")
+        assert (events["oom"], events["oom_kill"], events["oom_group_kill"]) == (1, 2, 1)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_none_ends_while_programs_may_still_connect(drive: Drive) -> None:
+    """A daemon that has just begun does not know yet who has the library."""
+
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 2 * GIB)
+        assert await rig.h.refused(JOB + "gmem.limit.max", "1G") == errno.EBUSY
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        rig.driver_says(process.pid, 6 * GIB)
+        await trio.sleep(RETURN_S - 5)
+        assert not has_ended(process)
+        await buried(rig, process)
+
+    drive(test)
+
+
+# Writes
+
+
+def test_a_write_below_what_is_held_moves_what_can_be(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        program = await rig.program(4 * GIB, "/job")
+        await rig.h.write(JOB + "gmem.limit.max", "2G")
+        assert await rig.number(JOB + "gmem.current") <= 2 * GIB
+        assert program.swapped >= 2 * GIB
+        assert not has_ended(program.process)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_a_write_that_reclaim_cannot_make_hold_ends_the_largest(drive: Drive) -> None:
+    """As a write to memory.max; it returns once that holds."""
+
+    async def test(rig: Rig) -> None:
+        small, large = await stranger(rig, 1 * GIB), await stranger(rig, 3 * GIB)
+        await trio.sleep(RETURN_S)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(buried, rig, large)
+            await rig.h.write(JOB + "gmem.limit.max", "2G")
+        assert trio.current_time() - began >= NOTICE_S
+        assert await rig.number(JOB + "gmem.current") == 1 * GIB
+        assert not has_ended(small)
+
+    drive(test)
+
+
+def test_a_write_that_no_kill_makes_hold_is_refused_and_none_ends(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        spared, other = await stranger(rig, 3 * GIB), await stranger(rig, 1 * GIB)
+        spare(spared, monkeypatch)
+        await trio.sleep(RETURN_S)
+        assert await rig.h.refused(JOB + "gmem.limit.max", "2G") == errno.EBUSY
+        assert await rig.h.read(JOB + "gmem.limit.max") == "max\n"
+        await trio.sleep(3 * NOTICE_S)
+        assert not has_ended(other)
+
+    drive(test)
+
+
+def test_a_program_alone_without_the_library_has_none(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 1 * GIB)
+        assert await rig.h.refused(f"{process.pid}/0/gmem.limit.max", "2G") == errno.EOPNOTSUPP
+
+    drive(test)
+
+
+# Nothing is taken, and not held, in silence
+
+
+@pytest.mark.logs(OVER_HIGH)
+def test_a_neighbour_without_the_library_does_not_empty_one_with_it(
+    drive: Drive, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps its part of the limit; the slice is shown to be over it for as long as it is."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(4 * GIB, "/job")
+        process = await stranger(rig, 1 * GIB)
+        await rig.h.write(JOB + "gmem.limit.high", "8G")
+        rig.driver_says(process.pid, 20 * GIB)
+        await trio.sleep(SEEN_S)
+        assert await rig.number(program.file + "gmem.current") >= 4 * GIB
+        assert sum(program.reclaims) <= CONTEXT, "of the 8 GiB its part is 4"
+        events = await rig.stat(JOB + "gmem.events")
+        assert events["over"] == 1
+        assert events["fail"] >= 1
+        stat = await rig.stat(JOB + "gmem.stat")
+        assert stat["unmovable"] >= 20 * GIB
+        await trio.sleep(5)
+        assert not has_ended(process), "a high kills none"
+        rig.driver_says(process.pid, 3 * GIB)
+        await trio.sleep(SEEN_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 0
+
+    drive(test)
+    lines = [line for line in caplog.messages if "over its gmem.limit.high" in line]
+    assert len(lines) == 1
+    assert "ggroupfs run" in lines[0]
+
+
+@pytest.mark.logs(OVER_HIGH)
+def test_what_it_allocates_itself_leaves_in_its_stead(drive: Drive) -> None:
+    """That is not for a neighbour: a program with the library brings no slice further over its limit."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(1 * GIB, "/job")
+        process = await stranger(rig, 3 * GIB)
+        await rig.h.write(JOB + "gmem.limit.high", "5G")
+        assert await program.alloc(2 * GIB) == 0
+        await trio.sleep(SEEN_S)
+        assert await rig.number(JOB + "gmem.current") <= 5 * GIB + CONTEXT
+        assert not has_ended(process)
+
+    drive(test)
+
+
+def test_a_high_that_cannot_hold_is_refused(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        await stranger(rig, 3 * GIB)
+        assert await rig.h.refused(JOB + "gmem.limit.high", "2G") == errno.EBUSY
+        assert await rig.h.read(JOB + "gmem.limit.high") == "max\n"
+
+    drive(test)
