@@ -94,7 +94,7 @@ class Controller:
         )
         self.lives = self._membership.lives
         """How long slices stay that were made. It is to be run once units are held."""
-        self._killer = OomKiller(ledger, self.gpus, self.population, self._membership.exits.kill)
+        self._killer = OomKiller(ledger, self.gpus, self.population, self._membership.exits.signal)
         self._overs = Overs(ledger, self.population, self._killer, self._tell)
         self._reclaimer.left_over = self._overs.mark
         self._migrator = Migrator(
@@ -302,7 +302,7 @@ class Controller:
             if not (excess := self.ledger.excess(group)):
                 self._notices.freed(group.gpu)
                 return
-            # The writer wants that, whoever gives: no neighbour takes it.
+            # The writer wants that, whichever member gives: no neighbour takes it.
             planned = sum(target.nbytes for target in self._reclaimer.plan(group, excess, owed=excess))
             if planned < excess - (await self._killer.killable(group) if setting is settings.LIMIT_MAX else 0):
                 raise fail(errno.EBUSY)
@@ -415,8 +415,9 @@ class Controller:
         """Watcher: nothing is kept for it yet."""
 
     def process_gone(self, process: Process) -> None:
-        """Watcher: a move of it has no end any more."""
+        """Watcher: a move of it has no end any more, and its end is not waited for."""
         self._migrator.gone(process)
+        self._killer.forget(process)
 
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""

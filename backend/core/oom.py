@@ -9,7 +9,9 @@ killed with a slice whose gmem.oom.group says so, or where it goes past the libr
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 from collections.abc import Callable, Mapping, Sequence
 
 import trio
@@ -46,19 +48,25 @@ class OomKiller:
         ledger: Ledger,
         gpus: Mapping[int, Gpu],
         population: Population,
-        kill: Callable[[Process], bool],
+        send: Callable[[Process, int], None],
     ) -> None:
-        """`kill` sends SIGKILL to that very process; whether it was there."""
+        """`send` sends a signal to that very process (:meth:`backend.process.exits.ExitWatch.signal`)."""
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
-        self._kill = kill
+        self._send = send
         self._begun: float | None = None
         self._sent: set[Process] = set()  # SIGKILL, and they are not gone
+        self._refused: set[Process] = set()  # that cannot be killed: they are spared for as long as they live
 
     def begin(self) -> None:
         """Note that the daemon begins now."""
         self._begun = trio.current_time()
+
+    def forget(self, process: Process) -> None:
+        """Drop what is known of a process that has gone."""
+        self._sent.discard(process)
+        self._refused.discard(process)
 
     def is_early(self) -> bool:
         """Whether the daemon began so recently that no process is killed yet."""
@@ -98,7 +106,7 @@ class OomKiller:
         victim = await self._next(level)
         if victim is None:
             return
-        self._ledger.note(level, "oom")
+        self._note(level, "oom")
         while victim is not None and self.beyond(level):
             await self._end(level, victim)
             victim = await self._next(level)
@@ -110,34 +118,64 @@ class OomKiller:
         return None
 
     async def _may_be(self, member: Member) -> bool:
-        try:
-            return await spared(member.process) is None and self._population.holds(member)
-        except OSError:  # it is gone
+        if member.process in self._refused:
             return False
+        try:
+            if await spared(member.process) is not None:
+                return False
+        except OSError:  # it is gone; or something is short here, and it is looked at again
+            return False
+        return self._population.holds(member) and self._sends(member.process, 0)
+
+    def _sends(self, process: Process, number: int) -> bool:
+        """Whether a signal was sent to a process. One to which it cannot be is not chosen again: as it would be the
+        next victim, too, nothing would come between the tries."""
+        try:
+            self._send(process, number)
+        except ProcessLookupError:
+            return False
+        except OSError as error:  # it is in a user namespace that is not ours, or a security module forbids it
+            self._refused.add(process)
+            log.warning("process %d cannot be killed: %s", process.pid, error.strerror)
+            return False
+        return True
 
     async def _end(self, level: Group, victim: Member) -> None:
         """Kill a member of a level, and all of the slice that is to end as a whole; return once they are gone."""
         whole = self._whole(level, victim)
+        group = [Member(one.process, level.gpu) for one in self._population.below(whole)] if whole else []
+        held, limit = self._ledger.books(victim).current, self._ledger.books(level).limit_max
+        if not self._kill(victim):
+            return
         if whole is not None:
-            self._ledger.note(whole, "oom_group_kill")
-        group = [Member(one.process, level.gpu) for one in self._population.below(whole)] if whole else [victim]
-        books, limit = self._ledger.books(victim), self._ledger.books(level).limit_max
+            self._note(whole, "oom_group_kill")
         log.error(
             "GPU %d: %s is over its gmem.limit.max of %d: process %d holds %d that cannot be moved: killed%s",
-            *(level.gpu, level.node, limit, victim.process.pid, books.current),
+            *(level.gpu, level.node, limit, victim.process.pid, held),
             f" with all of {whole.node}" if whole is not None else "",
         )
         for member in group:
-            if await self._may_be(member) and self._population.holds(member) and self._kill(member.process):
-                self._sent.add(member.process)
-                self._ledger.note(member, "oom_kill")
-        ending, until = [member for member in group if member.process in self._sent], trio.current_time() + EXIT_S
+            if member != victim and await self._may_be(member):
+                self._kill(member)
+        ending, until = [one for one in (victim, *group) if one.process in self._sent], trio.current_time() + EXIT_S
         while trio.current_time() < until:
             ending = [member for member in ending if self._population.holds(member)]
             if not ending:
                 break
             await trio.sleep(EXIT_LOOK_S)
-        self._sent = {process for process in self._sent if self._population.resident(process) is not None}
+
+    def _kill(self, member: Member) -> bool:
+        """Whether a member was sent SIGKILL."""
+        if not self._sends(member.process, signal.SIGKILL):
+            return False
+        self._sent.add(member.process)
+        self._note(member, "oom_kill")
+        return True
+
+    def _note(self, group: Group, event: str) -> None:
+        """Count an event; what has gone by the kernel's books, and not yet by ours, counts none."""
+        with contextlib.suppress(OSError):
+            self._ledger.note(group, event)
 
     def _whole(self, level: Group, victim: Member) -> SliceOn | None:
         """The highest slice from a victim to the level that ends as a whole, as mem_cgroup_get_oom_group() finds it."""

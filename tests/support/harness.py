@@ -440,6 +440,7 @@ class Harness:
             "scheduled": len(follower._placed),
             "shown as frozen": len([r for r in population.records() if r.compute.shown]),
             "held": len([r for r in population.records() if r.compute.held]),
+            "kills": len(self.controller._killer._sent) + len(self.controller._killer._refused),
             "moves": len(self.controller._migrator._moves.left()),
             "to be applied": len(follower.background),
             "listeners of the dead": len([g for g in reclaimer._listeners if not population.holds(g)]),

@@ -1,4 +1,4 @@
-"""Who may be killed for the memory of a GPU, by whom, and who never is: real processes, of several users."""
+"""Processes that may be killed for the memory of a GPU, what may do that, and those that are spared: real ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from backend.process.identity import identify
 async def main():
     watch, process = ExitWatch(lambda process: None), identify(int(sys.argv[1]))
     await watch.watch(process)
-    watch.kill(process)
+    watch.signal(process, 9)
 
 trio.run(main)
 """
 """Program that kills a process as the daemon does."""
 
 
-# By whom
+# What may do that
 
 
 def test_the_capabilities_of_the_service_let_it_kill_a_process_of_another_user(spawn: Spawn) -> None:

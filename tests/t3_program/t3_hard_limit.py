@@ -11,7 +11,7 @@ import trio
 
 from backend.core.oom import NOTICE_S, RETURN_S
 from backend.door.wire import Op
-from backend.process import victims
+from backend.process import procfs, victims
 from backend.process.identity import Member, Process
 from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Rig, drive, pieces, until_then
 
@@ -50,6 +50,27 @@ async def buried(rig: Rig, process: Process) -> None:
     rig.fake.kill(process.pid)
     rig.nvml.compute[0] = [(pid, held) for pid, held in rig.nvml.compute[0] if pid != process.pid]
     await rig.h.gone(process)
+
+
+class Refusing:
+    """The kernel, as far as it lets processes be signalled: some cannot be killed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
+        """`numbers` are the signals that are refused."""
+        self.pids: set[int] = set()
+        """Pids that these are refused for."""
+        self.tries: list[tuple[int, int]] = []
+        """(pid, signal) of each that was."""
+        real = signal.pidfd_send_signal
+
+        def send(pidfd: int, number: int) -> None:
+            pid = int(procfs.keyed(procfs.content(f"/proc/self/fdinfo/{pidfd}"))[b"Pid"])
+            if pid in self.pids and number in numbers:
+                self.tries.append((pid, number))
+                raise PermissionError(errno.EPERM, "Operation not permitted")
+            real(pidfd, number)
+
+        monkeypatch.setattr(signal, "pidfd_send_signal", send)
 
 
 def has_ended(process: Process) -> bool:
@@ -264,7 +285,7 @@ def test_a_slice_ends_as_a_whole_where_it_says_so(drive: Drive, monkeypatch: pyt
 
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_none_ends_while_programs_may_still_connect(drive: Drive) -> None:
-    """A daemon that has just begun does not know yet who has the library."""
+    """A daemon that has just begun does not know yet which programs have the library."""
 
     async def test(rig: Rig) -> None:
         process = await stranger(rig, 2 * GIB)
@@ -274,6 +295,80 @@ def test_none_ends_while_programs_may_still_connect(drive: Drive) -> None:
         await trio.sleep(RETURN_S - 5)
         assert not has_ended(process)
         await buried(rig, process)
+
+    drive(test)
+
+
+# Kills that fail
+
+NOT_KILLED = r"process \d+ cannot be killed: Operation not permitted"
+"""Line of the log, once a process."""
+
+
+@pytest.mark.parametrize("numbers", [(0, signal.SIGKILL), (signal.SIGKILL,)], ids=["it is known before", "it is not"])
+@pytest.mark.logs(OVER_MAX, NOT_KILLED)
+def test_one_that_cannot_be_killed_is_tried_once(
+    numbers: tuple[int, ...], drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is counted as killed, and nothing is said to be; the slice is over its limit, and shown to be."""
+    refusing = Refusing(monkeypatch, *numbers)
+
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 2 * GIB)
+        refusing.pids.add(process.pid)
+        await rig.h.write(JOB + "gmem.oom.group", "1")
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(process.pid, 6 * GIB)
+        await trio.sleep(SEEN_S + 5 * NOTICE_S)
+        assert len(refusing.tries) == 1
+        assert not has_ended(process)
+        events = await rig.stat(JOB + "gmem.events")
+        assert (events["over"], events["oom_kill"], events["oom_group_kill"]) == (1, 0, 0)
+        assert await rig.h.refused(JOB + "gmem.limit.max", "1G") == errno.EBUSY, "and not that it took too long"
+        await trio.sleep(3 * NOTICE_S)
+        assert len(refusing.tries) == 1
+        os.kill(process.pid, signal.SIGKILL)
+        await buried(rig, process)
+        assert rig.h.leftovers()["kills"] == 0
+
+    drive(test)
+    assert not [line for line in caplog.messages if "be moved: killed" in line]
+
+
+@pytest.mark.logs(OVER_MAX, NOT_KILLED, KILLED)
+def test_the_next_one_ends_for_one_that_cannot_be_killed(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = Refusing(monkeypatch, signal.SIGKILL)
+
+    async def test(rig: Rig) -> None:
+        large, small = await stranger(rig, 3 * GIB), await stranger(rig, 1 * GIB)
+        refusing.pids.add(large.pid)
+        await rig.h.write(JOB + "gmem.limit.max", "5G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(small.pid, 2 * GIB + 512 * MIB)
+        await buried(rig, small)
+        await trio.sleep(2 * NOTICE_S)
+        events = await rig.stat(JOB + "gmem.events")
+        assert (events["over"], events["oom"], events["oom_kill"]) == (0, 1, 1)
+        assert not has_ended(large)
+
+    drive(test)
+
+
+@pytest.mark.logs(NOT_KILLED)
+def test_a_write_is_refused_and_none_ends_where_one_cannot_be_killed(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it cannot is found before another has ended for it."""
+    refusing = Refusing(monkeypatch, 0, signal.SIGKILL)
+
+    async def test(rig: Rig) -> None:
+        large, small = await stranger(rig, 3 * GIB), await stranger(rig, 1 * GIB)
+        refusing.pids.add(large.pid)
+        await trio.sleep(RETURN_S)
+        assert await rig.h.refused(JOB + "gmem.limit.max", "2G") == errno.EBUSY
+        await trio.sleep(3 * NOTICE_S)
+        assert not has_ended(small)
 
     drive(test)
 

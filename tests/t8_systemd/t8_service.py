@@ -18,7 +18,7 @@ from backend.process.identity import identify
 async def main():
     watch, process = ExitWatch(lambda process: None), identify(int(sys.argv[1]))
     await watch.watch(process)
-    watch.kill(process)
+    watch.signal(process, 9)
 
 
 trio.run(main)
