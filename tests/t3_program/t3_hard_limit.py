@@ -13,7 +13,7 @@ from backend.core.oom import NOTICE_S, RETURN_S
 from backend.door.wire import Op
 from backend.process import procfs, victims
 from backend.process.identity import Member, Process
-from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Rig, drive, pieces, until_then
+from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, until_then
 
 __all__ = ["drive", "pieces"]  # fixtures
 
@@ -151,6 +151,75 @@ def test_memory_comes_back_no_further_than_it(drive: Drive) -> None:
         await rig.h.write(program.file + "gmem.limit.max", "2G")
         assert await rig.number(program.file + "gmem.current") <= 2 * GIB
         assert (await program.ask(Op.MOVE_IN, GIB, 0)).status == -errno.EAGAIN
+
+    drive(test)
+
+
+async def allocated(program: Program, nbytes: int, results: list[int]) -> None:
+    """Have a program allocate, and note what came of it."""
+    results.append(await program.alloc(nbytes))
+
+
+def test_two_allocations_at_once_have_room_made_one_after_the_other(drive: Drive) -> None:
+    """What moves for the first cannot be moved for the second, but what it allocated can."""
+
+    async def test(rig: Rig) -> None:
+        program, results = await rig.program(3 * GIB), list[int]()
+        await rig.h.write(program.file + "gmem.limit.max", "4G")
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(allocated, program, 3 * GIB, results)
+        assert results == [0, 0]
+        assert await rig.number(program.file + "gmem.peak") <= 4 * GIB
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX)
+def test_an_allocation_empties_no_program_for_one_that_cannot_be_moved(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused, as what the programs with the library may be asked for makes no room for it, and nothing moves."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(4 * GIB, "/job")
+        await rig.h.write(JOB + "gmem.limit.max", "8G")
+        process = await stranger(rig, 1 * GIB)
+        spare(process, monkeypatch)
+        rig.driver_says(process.pid, 20 * GIB)
+        await trio.sleep(SEEN_S)
+        before = list(program.reclaims)
+        assert sum(before) <= CONTEXT, "of the 8 GiB its part is 4"
+        for times in (1, 2):
+            assert await program.alloc(64 * MIB) == errno.ENOMEM
+            assert (await rig.stat(program.file + "gmem.events"))["oom"] == times
+        assert program.reclaims == before
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+        rig.driver_says(process.pid, 2 * GIB)
+        await trio.sleep(SEEN_S)
+        assert await program.alloc(64 * MIB) == 0
+
+    drive(test)
+
+
+def test_what_is_allocated_beside_one_that_cannot_be_moved_leaves_once(drive: Drive) -> None:
+    """Each program gives what it allocates itself, and what another took meanwhile of the room that was made for it."""
+
+    async def test(rig: Rig) -> None:
+        one, two = await rig.program(3 * GIB, "/job"), await rig.program(1 * GIB, "/job")
+        await stranger(rig, 6 * GIB)
+        await trio.sleep(LOOKS)
+        await rig.h.write(JOB + "gmem.limit.max", "11G")
+        assert await rig.number(JOB + "gmem.current") >= 11 * GIB - 32 * MIB, "it is full"
+        results: list[int] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(allocated, one, 2 * GIB + 512 * MIB, results)
+            for pause in range(40):
+                nursery.start_soon(allocated, two, 32 * MIB, results)
+                await trio.sleep(0.001 * (pause % 8))
+        assert results == [0] * 41
+        assert await rig.number(JOB + "gmem.peak") <= 11 * GIB
+        assert sum(one.reclaims) + sum(two.reclaims) <= 2 * GIB + 512 * MIB + 40 * 32 * MIB
 
     drive(test)
 
