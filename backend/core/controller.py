@@ -94,7 +94,9 @@ class Controller:
         )
         self.lives = self._membership.lives
         """How long slices stay that were made. It is to be run once units are held."""
-        self._killer = OomKiller(ledger, self.gpus, self.population, self._membership.exits.signal)
+        self._killer = OomKiller(
+            *(ledger, self.gpus, self.population, self._membership.exits.signal, self._membership.locate),
+        )
         self._overs = Overs(ledger, self.population, self._killer, self._tell)
         self._reclaimer.left_over = self._overs.mark
         self._migrator = Migrator(

@@ -18,6 +18,7 @@ import trio
 
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
+from backend.core.silence import RETURN_S, Silences
 from backend.process.identity import Group, Member, Process, SliceOn
 from backend.process.victims import spared
 
@@ -36,9 +37,6 @@ PAST_MOST = 2 << 30
 """Bytes that the driver counts for a program with the library and that no call charged, at most: contexts and code take
 some 0.5 GiB. One that has more allocates past the library, and counts as one without it."""
 
-RETURN_S = 10.0
-"""Seconds after the start of a daemon in which no process is killed: programs with the library connect anew."""
-
 
 class OomKiller:
     """See the module."""
@@ -49,12 +47,16 @@ class OomKiller:
         gpus: Mapping[int, Gpu],
         population: Population,
         send: Callable[[Process, int], None],
+        locate: Callable[[Process], None],
     ) -> None:
-        """`send` sends a signal to that very process (:meth:`backend.process.exits.ExitWatch.signal`)."""
+        """`send` sends a signal to that very process (:meth:`backend.process.exits.ExitWatch.signal`), and `locate` has
+        it be where its cgroup is now."""
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
         self._send = send
+        self._locate = locate
+        self._silences = Silences(gpus)
         self._begun: float | None = None
         self._sent: set[Process] = set()  # SIGKILL, and they are not gone
         self._refused: set[Process] = set()  # that cannot be killed: they are spared for as long as they live
@@ -67,9 +69,10 @@ class OomKiller:
         """Drop what is known of a process that has gone."""
         self._sent.discard(process)
         self._refused.discard(process)
+        self._silences.forget(process)
 
     def is_early(self) -> bool:
-        """Whether the daemon began so recently that no process is killed yet."""
+        """Whether the daemon began so recently that no process is killed yet: programs with the library connect."""
         return self._begun is None or trio.current_time() - self._begun < RETURN_S
 
     def beyond(self, level: Group) -> int:
@@ -95,7 +98,7 @@ class OomKiller:
         """Return the bytes of members of a level that may be killed now."""
         nbytes = 0
         for member in self.obstacles(level) if not self.is_early() else ():
-            if await self._may_be(member):
+            if await self._is_choice(level, member):
                 nbytes += self._ledger.books(member).current
         return nbytes
 
@@ -113,11 +116,19 @@ class OomKiller:
 
     async def _next(self, level: Group) -> Member | None:
         for member in self.obstacles(level):
-            if member.process not in self._sent and await self._may_be(member) and self.beyond(level):
+            if member.process not in self._sent and await self._is_choice(level, member) and self.beyond(level):
                 return member
         return None
 
-    async def _may_be(self, member: Member) -> bool:
+    async def _is_choice(self, level: Group, member: Member) -> bool:
+        """Whether a member of a level may be killed for what it holds itself. It may have connected, or have been moved
+        elsewhere, while it was looked at."""
+        if not self._gpus[member.gpu].manages(member.process) and await self._silences.is_awaited(member):
+            return False
+        return await self._may_be(level, member) and self._stays(member)
+
+    async def _may_be(self, top: Group, member: Member) -> bool:
+        """Whether a process may be killed as a member at or below `top`, which it is once it was looked at."""
         if member.process in self._refused:
             return False
         try:
@@ -125,7 +136,12 @@ class OomKiller:
                 return False
         except OSError:  # it is gone; or something is short here, and it is looked at again
             return False
-        return self._population.holds(member) and self._sends(member.process, 0)
+        return self._is_in(top, member) and self._sends(member.process, 0)
+
+    def _is_in(self, top: Group, member: Member) -> bool:
+        """Whether a member is at or below `top` now, by its cgroup: a move is followed only now and then."""
+        self._locate(member.process)
+        return self._population.holds(member) and top in self._population.path(member)
 
     def _sends(self, process: Process, number: int) -> bool:
         """Whether a signal was sent to a process. One to which it cannot be is not chosen again: as it would be the
@@ -155,7 +171,7 @@ class OomKiller:
             f" with all of {whole.node}" if whole is not None else "",
         )
         for member in group:
-            if member != victim and await self._may_be(member):
+            if whole is not None and member != victim and await self._may_be(whole, member):
                 self._kill(member)
         ending, until = [one for one in (victim, *group) if one.process in self._sent], trio.current_time() + EXIT_S
         while trio.current_time() < until:
@@ -178,7 +194,8 @@ class OomKiller:
             self._ledger.note(group, event)
 
     def _whole(self, level: Group, victim: Member) -> SliceOn | None:
-        """The highest slice from a victim to the level that ends as a whole, as mem_cgroup_get_oom_group() finds it."""
+        """The highest slice from a victim to the level that ends as a whole, as mem_cgroup_get_oom_group() finds it.
+        The victim is in that level."""
         found = None
         for above in self._population.path(victim):
             if isinstance(above, SliceOn) and self._ledger.books(above).oom_group:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import trio
 
-from backend.core.oom import NOTICE_S, RETURN_S
+from backend.core import oom
+from backend.core.oom import NOTICE_S
+from backend.core.silence import RETURN_S
 from backend.door.wire import Op
 from backend.process import procfs, victims
-from backend.process.identity import Member, Process
+from backend.process.identity import Group, Member, Process, Slice
+from backend.process.inside import in_maps
+from backend.process.running import is_stopped
 from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, until_then
+from tests.support.harness import until
 
 __all__ = ["drive", "pieces"]  # fixtures
 
@@ -364,6 +371,170 @@ def test_none_ends_while_programs_may_still_connect(drive: Drive) -> None:
         await trio.sleep(RETURN_S - 5)
         assert not has_ended(process)
         await buried(rig, process)
+
+    drive(test)
+
+
+# Programs with the library that do not speak
+
+
+def preloading(tmp_path: Path) -> tuple[str, ...]:
+    """Words that run a program with a library in it that is called as ours is, and does nothing."""
+    library = tmp_path / "libggroup-cuda.so"
+    shutil.copy(next(Path("/lib").glob("*/libutil.so.1")), library)
+    return "env", f"LD_PRELOAD={library}", "sleep", "600"
+
+
+async def silent(rig: Rig, words: tuple[str, ...], nbytes: int) -> Process:
+    """A program in the job that has it, holds so much, and does not connect."""
+    process = rig.process("/job", *words)
+    await until(lambda: in_maps(process.pid), "the library is in it")
+    rig.driver_says(process.pid, nbytes)
+    await until_then(lambda: rig.h.controller.bookkeeper.knows(process, 0))
+    return process
+
+
+@pytest.mark.logs(OVER_MAX)
+def test_one_that_was_stopped_as_the_daemon_began_has_the_time_to_connect(drive: Drive, tmp_path: Path) -> None:
+    words = preloading(tmp_path)
+
+    async def test(rig: Rig) -> None:
+        process = await silent(rig, words, 3 * GIB)
+        os.kill(process.pid, signal.SIGSTOP)
+        await until(lambda: is_stopped(process.pid), "it is stopped")
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        rig.driver_says(process.pid, 6 * GIB)
+        await trio.sleep(2 * RETURN_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+        os.kill(process.pid, signal.SIGCONT)
+        await until(lambda: not is_stopped(process.pid), "it goes on")
+        await trio.sleep(RETURN_S - 2)
+        assert not has_ended(process)
+        program = await rig.connect(process).manage(6 * GIB - CONTEXT)
+        await trio.sleep(2 * RETURN_S)
+        assert not has_ended(process)
+        assert program.swapped, "it gives"
+        assert (await rig.stat(JOB + "gmem.events"))["oom_kill"] == 0
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_one_that_maps_the_library_and_never_speaks_ends_after_that_time(drive: Drive, tmp_path: Path) -> None:
+    """To have a file of that name in it spares no program for good."""
+    words = preloading(tmp_path)
+
+    async def test(rig: Rig) -> None:
+        process = await silent(rig, words, 3 * GIB)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(process.pid, 6 * GIB)
+        await trio.sleep(SEEN_S + NOTICE_S + RETURN_S - 2)
+        assert not has_ended(process)
+        began = trio.current_time()
+        await buried(rig, process)
+        assert trio.current_time() - began < 2 + 2 * NOTICE_S
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_one_that_speaks_for_moments_has_no_more_time(drive: Drive, tmp_path: Path) -> None:
+    words = preloading(tmp_path)
+
+    async def test(rig: Rig) -> None:
+        process = await silent(rig, words, 512 * MIB)
+        await rig.h.write(JOB + "gmem.limit.max", "1G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(process.pid, 1 * GIB + 512 * MIB)
+        began = trio.current_time()
+        while not has_ended(process):
+            program = rig.connect(process)
+            program.lag = 1 * GIB + 512 * MIB
+            await program.manage()
+            await trio.sleep(0.05)
+            program.close()
+            await trio.sleep(2)
+            assert trio.current_time() - began < 3 * RETURN_S
+        await buried(rig, process)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX)
+def test_one_whose_connection_is_lost_has_the_time_to_connect_anew(
+    drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = preloading(tmp_path)
+
+    async def test(rig: Rig) -> None:
+        process = await silent(rig, words, CONTEXT)
+        program = await rig.connect(process).manage()
+        assert await program.alloc(3 * GIB) == 0
+        hog = await stranger(rig, 128 * MIB)
+        spare(hog, monkeypatch)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        program.close()
+        rig.driver_says(hog.pid, 2 * GIB)
+        await trio.sleep(RETURN_S - 2)
+        assert not rig.gpu.manages(process)
+        await rig.connect(process).manage(3 * GIB)
+        await trio.sleep(3 * NOTICE_S)
+        assert not has_ended(process)
+
+    drive(test)
+
+
+# Members alone
+
+
+@pytest.mark.logs(OVER_MAX)
+def test_one_that_leaves_the_slice_while_it_is_looked_at_lives(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so do all of the slice that it is in then, though that ends as a whole."""
+
+    async def test(rig: Rig) -> None:
+        process, other = await stranger(rig, 2 * GIB), await stranger(rig, 1 * GIB, "/other")
+
+        async def spared(one: Process) -> str | None:
+            rig.h.world.cgroups[process.pid] = Slice("/other")
+            return await victims.spared(one)
+
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await rig.h.write("slice/other/0/gmem.oom.group", "1")
+        await trio.sleep(RETURN_S)
+        monkeypatch.setattr(oom, "spared", spared)
+        rig.driver_says(process.pid, 6 * GIB)
+        await trio.sleep(SEEN_S + 2 * NOTICE_S)
+        assert not has_ended(process)
+        assert not has_ended(other)
+        assert await rig.number("slice/other/0/gmem.current") == 7 * GIB
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, "killed with all of")
+def test_an_event_that_cannot_be_counted_keeps_none_of_a_group_from_its_end(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it has gone by the books of the kernel, and not yet by ours."""
+
+    async def test(rig: Rig) -> None:
+        large, small = await stranger(rig, 2 * GIB), await stranger(rig, 1 * GIB)
+        await rig.h.write(JOB + "gmem.oom.group", "1")
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        real = rig.h.ledger.note
+
+        def note(group: Group, event: str) -> None:
+            if event == "oom_kill" and group == Member(large, 0):
+                raise OSError(errno.ENODEV, "No such device")
+            real(group, event)
+
+        monkeypatch.setattr(rig.h.ledger, "note", note)
+        rig.driver_says(large.pid, 6 * GIB)
+        for process in (large, small):
+            await buried(rig, process)
 
     drive(test)
 
