@@ -2,9 +2,10 @@
 
 Programs with the library never bring it there: an allocation that does not fit is refused. What the driver alone counts
 is not asked before. So members whose memory cannot be moved are killed, NOTICE_S after the notice in gmem.events: the
-largest first, one after the other, until the level is under its limit. As with memory.max, members of that level alone,
-and those that have an oom_score_adj of -1000 are spared (:mod:`backend.process.victims`). A program with the library is
-killed with a slice whose gmem.oom.group says so, or where it goes past the library, and for no other reason.
+one that holds most of such memory first, one after the other, until the level is under its limit. As with memory.max,
+members of that level alone, and those that have an oom_score_adj of -1000 are spared (:mod:`backend.process.victims`).
+A program with the library is killed with a slice whose gmem.oom.group says so, or where it goes past the library, and
+for no other reason; one that does not speak has some time to do so (:mod:`backend.core.silence`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
+import attrs
 import trio
 
 from backend.core.population import Population
@@ -36,6 +38,18 @@ EXIT_LOOK_S = 0.02
 PAST_MOST = 2 << 30
 """Bytes that the driver counts for a program with the library and that no call charged, at most: contexts and code take
 some 0.5 GiB. One that has more allocates past the library, and counts as one without it."""
+
+
+@attrs.frozen
+class Obstacle:
+    """A member of a level that holds what cannot be moved."""
+
+    member: Member
+    """The member."""
+    nbytes: int
+    """Bytes of its memory that cannot be moved."""
+    past: bool = False
+    """Whether it has the library, and they are past that."""
 
 
 class OomKiller:
@@ -82,24 +96,31 @@ class OomKiller:
         books = self._ledger.books(level)
         return max(0, books.current - books.limit_max)
 
-    def obstacles(self, level: Group) -> Sequence[Member]:
-        """Return the members at or below a level whose memory cannot be moved, the largest first."""
+    def obstacles(self, level: Group) -> Sequence[Obstacle]:
+        """Return the members at or below a level that hold what cannot be moved, those with most of that first."""
         members = [Member(resident.process, level.gpu) for resident in self._population.below(level)]
-        stay = [one for one in members if self._stays(one) and self._ledger.books(one).current]
-        return sorted(stay, key=lambda one: self._ledger.books(one).current, reverse=True)
+        found = [one for member in members if (one := self._obstacle(member)) is not None]
+        return sorted(found, key=lambda one: one.nbytes, reverse=True)
 
-    def _stays(self, member: Member) -> bool:
-        """Whether the memory of a member cannot be moved: it is without the library, or goes past it."""
-        gpu = self._gpus[member.gpu]
-        past = gpu.footprint(member.process).implicit or 0
-        return past > PAST_MOST or not gpu.manages(member.process)
+    def _obstacle(self, member: Member) -> Obstacle | None:
+        """What a member holds that cannot be moved; None where it has the library, and does not go past it."""
+        gpu, held = self._gpus[member.gpu], self._ledger.books(member).current
+        if not held:
+            return None
+        if not gpu.manages(member.process):
+            return Obstacle(member, held)
+        found = gpu.footprint(member.process)
+        past = found.implicit or 0
+        if found.whole or past <= PAST_MOST:  # what goes into the host as a whole leaves nothing
+            return None
+        return Obstacle(member, min(held, past + (found.unmovable or 0)), past=True)
 
     async def killable(self, level: Group) -> int:
         """Return the bytes of members of a level that may be killed now."""
         nbytes = 0
-        for member in self.obstacles(level) if not self.is_early() else ():
-            if await self._is_choice(level, member):
-                nbytes += self._ledger.books(member).current
+        for one in self.obstacles(level) if not self.is_early() else ():
+            if await self._is_choice(level, one.member):
+                nbytes += one.nbytes
         return nbytes
 
     async def relieve(self, level: Group) -> None:
@@ -114,10 +135,10 @@ class OomKiller:
             await self._end(level, victim)
             victim = await self._next(level)
 
-    async def _next(self, level: Group) -> Member | None:
-        for member in self.obstacles(level):
-            if member.process not in self._sent and await self._is_choice(level, member) and self.beyond(level):
-                return member
+    async def _next(self, level: Group) -> Obstacle | None:
+        for one in self.obstacles(level):
+            if one.member.process not in self._sent and await self._is_choice(level, one.member):
+                return one
         return None
 
     async def _is_choice(self, level: Group, member: Member) -> bool:
@@ -125,7 +146,7 @@ class OomKiller:
         elsewhere, while it was looked at."""
         if not self._gpus[member.gpu].manages(member.process) and await self._silences.is_awaited(member):
             return False
-        return await self._may_be(level, member) and self._stays(member)
+        return await self._may_be(level, member) and self._obstacle(member) is not None
 
     async def _may_be(self, top: Group, member: Member) -> bool:
         """Whether a process may be killed as a member at or below `top`, which it is once it was looked at."""
@@ -156,18 +177,19 @@ class OomKiller:
             return False
         return True
 
-    async def _end(self, level: Group, victim: Member) -> None:
+    async def _end(self, level: Group, obstacle: Obstacle) -> None:
         """Kill a member of a level, and all of the slice that is to end as a whole; return once they are gone."""
+        victim = obstacle.member
         whole = self._whole(level, victim)
         group = [Member(one.process, level.gpu) for one in self._population.below(whole)] if whole else []
-        held, limit = self._ledger.books(victim).current, self._ledger.books(level).limit_max
+        limit = self._ledger.books(level).limit_max
         if not self._kill(victim):
             return
         if whole is not None:
             self._note(whole, "oom_group_kill")
         log.error(
             "GPU %d: %s is over its gmem.limit.max of %d: process %d holds %d that cannot be moved: killed%s",
-            *(level.gpu, level.node, limit, victim.process.pid, held),
+            *(level.gpu, level.node, limit, victim.process.pid, obstacle.nbytes),
             f" with all of {whole.node}" if whole is not None else "",
         )
         for member in group:

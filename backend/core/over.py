@@ -144,10 +144,12 @@ class Overs:
         which = "gmem.limit.max" if books.current > books.limit_max else "gmem.limit.high"
         obstacles = self._killer.obstacles(level)
         if obstacles:
-            held = self._ledger.books(obstacles[0]).current
-            why = (
-                f"process {obstacles[0].process.pid} holds {held} that cannot be moved, as the library is not in it"
-                " (start it by `ggroupfs run`, or its service with a memory key)"
+            first = obstacles[0]
+            why = f"process {first.member.process.pid} holds {first.nbytes} that cannot be moved, as " + (
+                "it is past the library in it (in PyTorch, expandable segments are not: PYTORCH_CUDA_ALLOC_CONF)"
+                if first.past
+                else "the library is not in it, or does not speak (start it by `ggroupfs run`, or its service with a"
+                " memory key)"
             )
         else:
             why = (

@@ -315,6 +315,42 @@ def test_one_that_goes_past_its_library_counts_as_one_without(drive: Drive) -> N
     drive(test)
 
 
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_what_could_be_moved_makes_none_the_first(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
+    """Of two that hold what cannot be, the one with more of that ends, however large the other is."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(28 * GIB, "/job", context=oom.PAST_MOST + 256 * MIB)
+        process = await stranger(rig, 10 * GIB)
+        await rig.h.write(JOB + "gmem.swap.max", "0")
+        await rig.h.write(JOB + "gmem.limit.max", "41G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(process.pid, 12 * GIB)
+        await buried(rig, process)
+        await trio.sleep(2 * NOTICE_S)
+        assert not has_ended(program.process)
+        assert (await rig.stat(JOB + "gmem.events"))["oom_kill"] == 1
+
+    drive(test)
+    assert [line for line in caplog.messages if line.endswith(f"holds {12 * GIB} that cannot be moved: killed")]
+
+
+@pytest.mark.logs(OVER_HIGH)
+def test_the_log_says_what_of_a_program_is_past_its_library(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(rig: Rig) -> None:
+        program = await rig.program(1 * GIB, "/job")
+        await rig.h.write(JOB + "gmem.swap.max", "0")
+        await rig.h.write(JOB + "gmem.limit.high", "4G")
+        program.context = 5 * GIB
+        program.show()
+        await trio.sleep(SEEN_S + NOTICE_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+
+    drive(test)
+    (line,) = (line for line in caplog.messages if "over its gmem.limit.high" in line)
+    assert f"holds {5 * GIB} that cannot be moved, as it is past the library in it" in line
+
+
 @pytest.mark.logs(OVER_MAX)
 def test_one_that_is_spared_stays_and_is_shown(
     drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
