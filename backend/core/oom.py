@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -22,6 +23,7 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.silence import RETURN_S, Silences
 from backend.process.identity import Group, Member, Process, SliceOn
+from backend.process.running import is_ending
 from backend.process.victims import spared
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,10 @@ NOTICE_S = 1.0
 """Seconds for which a level is over its gmem.limit.max, by a member that cannot be moved, before one is killed."""
 
 EXIT_S = 5.0
-"""Seconds in which a process that was killed is expected to be gone; after that the next one is looked for."""
+"""Seconds in which a process that was killed is expected to end; after that the next one is looked for."""
+
+TEARDOWN_S = 60.0
+"""Seconds in which one that ends is expected to be gone, while the driver takes down what it holds."""
 
 EXIT_LOOK_S = 0.02
 """Seconds between two looks whether it is."""
@@ -72,7 +77,8 @@ class OomKiller:
         self._locate = locate
         self._silences = Silences(gpus)
         self._begun: float | None = None
-        self._sent: set[Process] = set()  # SIGKILL, and they are not gone
+        self._ends: dict[Process, float] = {}  # since when it was sent SIGKILL, or seen to end by itself
+        self._held: Counter[Group] = Counter()  # writes of its limit that are not decided
         self._refused: set[Process] = set()  # that cannot be killed: they are spared for as long as they live
 
     def begin(self) -> None:
@@ -81,7 +87,7 @@ class OomKiller:
 
     def forget(self, process: Process) -> None:
         """Drop what is known of a process that has gone."""
-        self._sent.discard(process)
+        self._ends.pop(process, None)
         self._refused.discard(process)
         self._silences.forget(process)
 
@@ -123,21 +129,64 @@ class OomKiller:
                 nbytes += one.nbytes
         return nbytes
 
+    @contextlib.contextmanager
+    def held(self, level: Group) -> Iterator[None]:
+        """No member is killed for a level meanwhile: its limit is being written, and may be refused yet, or made to
+        hold by reclaim."""
+        self._held[level] += 1
+        try:
+            yield
+        finally:
+            self._held[level] -= 1
+            if not self._held[level]:
+                del self._held[level]
+
+    def is_held(self, level: Group) -> bool:
+        """Whether that is so of a level now."""
+        return level in self._held
+
     async def relieve(self, level: Group) -> None:
-        """Kill members of a level until it is under its gmem.limit.max, or none is left that may be killed."""
-        if self._gpus[level.gpu].lost or not self.beyond(level):
-            return
-        victim = await self._next(level)
-        if victim is None:
-            return
-        self._note(level, "oom")
-        while victim is not None and self.beyond(level):
+        """Kill members of a level until it is under its gmem.limit.max, or none is left that may be killed. None is
+        chosen while another ends, for this level or any other: what that holds may be enough."""
+        told = False
+        while self._is_to_be_relieved(level):
+            self._see_ends(level)
+            if self._ends_in(level):
+                await trio.sleep(EXIT_LOOK_S)
+                continue
+            if (victim := await self._next(level)) is None:
+                return
+            if not self._is_to_be_relieved(level) or self._ends_in(level):  # by what happened while it was looked at
+                continue
+            if not told:
+                told = True
+                self._note(level, "oom")
             await self._end(level, victim)
-            victim = await self._next(level)
+
+    def _is_to_be_relieved(self, level: Group) -> bool:
+        return not self._gpus[level.gpu].lost and not self.is_held(level) and self.beyond(level) > 0
+
+    def _see_ends(self, level: Group) -> None:
+        """Note those of a level that end by themselves."""
+        for one in self.obstacles(level):
+            process = one.member.process
+            if process not in self._ends and _is_ending(process):
+                self._ends[process] = trio.current_time()
+
+    def _ends_in(self, level: Group) -> bool:
+        """Whether a process of a level is on its way out, and is waited for."""
+        return any(self._is_waited_for(one.process) for one in self._population.below(level))
+
+    def _is_waited_for(self, process: Process) -> bool:
+        since = self._ends.get(process)
+        if since is None:
+            return False
+        ago = trio.current_time() - since
+        return ago < EXIT_S or (ago < TEARDOWN_S and _is_ending(process))
 
     async def _next(self, level: Group) -> Obstacle | None:
         for one in self.obstacles(level):
-            if one.member.process not in self._sent and await self._is_choice(level, one.member):
+            if one.member.process not in self._ends and await self._is_choice(level, one.member):
                 return one
         return None
 
@@ -170,6 +219,7 @@ class OomKiller:
         try:
             self._send(process, number)
         except ProcessLookupError:
+            self._ends.setdefault(process, trio.current_time())  # and we have not seen that yet
             return False
         except OSError as error:  # it is in a user namespace that is not ours, or a security module forbids it
             self._refused.add(process)
@@ -178,7 +228,7 @@ class OomKiller:
         return True
 
     async def _end(self, level: Group, obstacle: Obstacle) -> None:
-        """Kill a member of a level, and all of the slice that is to end as a whole; return once they are gone."""
+        """Kill a member of a level, and all of the slice that is to end as a whole."""
         victim = obstacle.member
         whole = self._whole(level, victim)
         group = [Member(one.process, level.gpu) for one in self._population.below(whole)] if whole else []
@@ -195,18 +245,12 @@ class OomKiller:
         for member in group:
             if whole is not None and member != victim and await self._may_be(whole, member):
                 self._kill(member)
-        ending, until = [one for one in (victim, *group) if one.process in self._sent], trio.current_time() + EXIT_S
-        while trio.current_time() < until:
-            ending = [member for member in ending if self._population.holds(member)]
-            if not ending:
-                break
-            await trio.sleep(EXIT_LOOK_S)
 
     def _kill(self, member: Member) -> bool:
         """Whether a member was sent SIGKILL."""
         if not self._sends(member.process, signal.SIGKILL):
             return False
-        self._sent.add(member.process)
+        self._ends[member.process] = trio.current_time()
         self._note(member, "oom_kill")
         return True
 
@@ -225,3 +269,11 @@ class OomKiller:
             if above == level:
                 break
         return found
+
+
+def _is_ending(process: Process) -> bool:
+    """Whether a process runs no more, and gives back what it holds."""
+    try:
+        return is_ending(process.pid)
+    except OSError:  # something is short here
+        return False

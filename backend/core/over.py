@@ -121,6 +121,9 @@ class Overs:
             mark.beyond_since = None
             mark.settled.set()
             return
+        if self._killer.is_held(level):
+            mark.beyond_since = None
+            return
         if mark.beyond_since is None:
             mark.beyond_since = now
         if now - mark.beyond_since >= NOTICE_S and not mark.killing and not self._killer.is_early():
@@ -136,7 +139,8 @@ class Overs:
             log.exception("GPU %d: no process is killed for %s", level.gpu, level.node)
         finally:
             mark.killing, mark.beyond_since = False, None
-            mark.settled.set()
+            if not self._killer.is_held(level):  # else it is not decided what is to hold
+                mark.settled.set()
 
     def _complain(self, level: Group) -> None:
         """Say once what keeps a level over its limit, and what would help."""

@@ -443,7 +443,7 @@ class Harness:
             "scheduled": len(follower._placed),
             "shown as frozen": len([r for r in population.records() if r.compute.shown]),
             "held": len([r for r in population.records() if r.compute.held]),
-            "kills": len(self.controller._killer._sent) + len(self.controller._killer._refused),
+            "kills": len(self.controller._killer._ends) + len(self.controller._killer._refused),
             "silences": len(self.controller._killer._silences),
             "moves": len(self.controller._migrator._moves.left()),
             "to be applied": len(follower.background),

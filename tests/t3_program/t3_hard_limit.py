@@ -681,6 +681,173 @@ def test_a_write_that_reclaim_cannot_make_hold_ends_the_largest(drive: Drive) ->
     drive(test)
 
 
+class Lingering:
+    """Processes that have been killed, and hold what they held for some time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ending: bool) -> None:
+        """`ending` is whether they are seen to end."""
+        self.sent: dict[int, float] = {}
+        """When each was sent SIGKILL, by its pid."""
+        self._monkeypatch, self._ending = monkeypatch, ending
+
+    def __enter__(self) -> Lingering:
+        def send(pidfd: int, number: int) -> None:
+            if number == signal.SIGKILL:
+                fields = procfs.keyed(procfs.content(f"/proc/self/fdinfo/{pidfd}"))
+                self.sent.setdefault(int(fields[b"Pid"]), trio.current_time())
+
+        self._monkeypatch.setattr(signal, "pidfd_send_signal", send)
+        self._monkeypatch.setattr(oom, "is_ending", lambda pid: self._ending and pid in self.sent)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is to be put back before the end of the test."""
+
+    def bury(self, process: Process) -> None:
+        """It is gone after all."""
+        os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ending", [True, False], ids=["it ends", "it does not"])
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_none_is_killed_while_another_ends(ending: bool, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver takes its time to take down what a process held: no other one pays for that. One that does not end is
+    not waited for."""
+
+    async def test(rig: Rig) -> None:
+        large, small = await stranger(rig, 2 * GIB), await stranger(rig, 1 * GIB)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        with Lingering(monkeypatch, ending) as lingering:
+            rig.driver_says(large.pid, 6 * GIB)
+            await until_then(lambda: large.pid in lingering.sent)
+            await trio.sleep(3 * oom.EXIT_S)
+            if ending:
+                assert small.pid not in lingering.sent
+                lingering.bury(large)
+                await buried(rig, large)
+                await trio.sleep(2 * NOTICE_S)
+                assert small.pid not in lingering.sent
+                assert (await rig.stat(JOB + "gmem.events"))["oom_kill"] == 1
+            else:
+                assert oom.EXIT_S <= lingering.sent[small.pid] - lingering.sent[large.pid] < oom.EXIT_S + 1
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_none_is_killed_for_a_slice_while_one_ends_for_the_slice_below(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        inner, outer = await stranger(rig, 2 * GIB, "/job/inner"), await stranger(rig, 7 * GIB)
+        await rig.h.write("slice/job/inner/0/gmem.limit.max", "4G")
+        await rig.h.write(JOB + "gmem.limit.max", "12G")
+        await trio.sleep(RETURN_S)
+        with Lingering(monkeypatch, ending=True) as lingering:
+            rig.driver_says(inner.pid, 6 * GIB)
+            await until_then(lambda: inner.pid in lingering.sent)
+            await trio.sleep(2 * NOTICE_S)
+            assert list(lingering.sent) == [inner.pid]
+            lingering.bury(inner)
+            await buried(rig, inner)
+            await trio.sleep(2 * NOTICE_S)
+            assert outer.pid not in lingering.sent
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_a_write_waits_for_as_long_as_those_end_that_are_killed_for_it(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds then; what has been killed cannot be taken back."""
+
+    async def test(rig: Rig) -> None:
+        await stranger(rig, 1 * GIB)
+        two = [await stranger(rig, 3 * GIB) for _ in range(2)]
+        await trio.sleep(RETURN_S)
+        with Lingering(monkeypatch, ending=True) as lingering:
+
+            async def bury(process: Process) -> None:
+                await until_then(lambda: process.pid in lingering.sent)
+                await trio.sleep(1.5 * oom.EXIT_S)
+                lingering.bury(process)
+                await buried(rig, process)
+
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                for process in two:
+                    nursery.start_soon(bury, process)
+                await rig.h.write(JOB + "gmem.limit.max", "2G")
+            assert trio.current_time() - began >= NOTICE_S + 3 * oom.EXIT_S
+            assert await rig.h.read(JOB + "gmem.limit.max") == f"{2 * GIB}\n"
+            assert await rig.number(JOB + "gmem.current") == 1 * GIB
+
+    drive(test)
+
+
+@pytest.mark.parametrize(("raised", "holds"), [("max", True), ("5G", True), ("3G", False)])
+@pytest.mark.logs(OVER_MAX)
+def test_a_raise_does_not_wait_for_a_write_that_kills(
+    raised: str, holds: bool, drive: Drive, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither writer fails, and no process ends but for the limit that there is then."""
+
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 3 * GIB + 512 * MIB)
+        await trio.sleep(RETURN_S)
+        began, ended = trio.current_time(), list[float]()
+
+        async def write(value: str, seconds: float) -> None:
+            await trio.sleep(seconds)
+            await rig.h.write(JOB + "gmem.limit.max", value)
+            ended.append(trio.current_time() - began)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write, "2G", 0.0)
+            nursery.start_soon(write, raised, 0.5 * NOTICE_S)
+            if not holds:
+                nursery.start_soon(buried, rig, process)
+        assert has_ended(process) is not holds
+        assert (
+            await rig.h.read(JOB + "gmem.limit.max")
+            == {"max": "max", "5G": str(5 * GIB), "3G": str(3 * GIB)}[raised] + "\n"
+        )
+        if holds:
+            assert ended[0] == pytest.approx(0.5 * NOTICE_S, abs=0.01)
+
+    drive(test)
+    killed = [line for line in caplog.messages if "that cannot be moved: killed" in line]
+    assert len(killed) == (not holds)
+
+
+@pytest.mark.logs(OVER_HIGH)
+def test_none_ends_for_a_write_that_is_refused_late(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice that is over another limit is looked at all the time, and so are its members before a write of this."""
+
+    async def test(rig: Rig) -> None:
+        one, other = await stranger(rig, 1 * GIB), await stranger(rig, 2 * GIB)
+        await rig.h.write(JOB + "gmem.limit.high", "4G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(one.pid, 3 * GIB)
+        await trio.sleep(SEEN_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+
+        async def spared(process: Process) -> str | None:
+            await trio.sleep(2.0)
+            return "it is not to be" if process == one else None
+
+        monkeypatch.setattr(oom, "spared", spared)
+        assert await rig.h.refused(JOB + "gmem.limit.max", "2G") == errno.EBUSY
+        await trio.sleep(3 * NOTICE_S)
+        assert not has_ended(other)
+        rig.driver_says(one.pid, 1 * GIB)
+        await trio.sleep(SEEN_S)
+
+    drive(test)
+
+
 def test_a_write_that_no_kill_makes_hold_is_refused_and_none_ends(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
