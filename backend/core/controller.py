@@ -322,6 +322,8 @@ class Controller:
                 await self._reclaimer.settle(group, excess)
                 ends = kills and self._killer.beyond(group) and await self._killer.killable(group)
             if ends:
+                if isinstance(group, SliceOn) and self.population.holds(group):
+                    self.population.keep(group.slice)  # the last of it may be among them
                 scope.deadline = math.inf  # what is killed for it cannot be taken back: the killer is bounded itself
                 await self._overs.settled(group)
             if self.population.holds(group) and self.ledger.excess(group):

@@ -740,14 +740,16 @@ def test_none_is_killed_for_a_slice_while_one_ends_for_the_slice_below(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(rig: Rig) -> None:
-        inner, outer = await stranger(rig, 2 * GIB, "/job/inner"), await stranger(rig, 7 * GIB)
+        inner, outer = await stranger(rig, 2 * GIB, "/job/inner"), await stranger(rig, 5 * GIB)
         await rig.h.write("slice/job/inner/0/gmem.limit.max", "4G")
         await rig.h.write(JOB + "gmem.limit.max", "12G")
         await trio.sleep(RETURN_S)
         with Lingering(monkeypatch, ending=True) as lingering:
             rig.driver_says(inner.pid, 6 * GIB)
             await until_then(lambda: inner.pid in lingering.sent)
-            await trio.sleep(2 * NOTICE_S)
+            rig.driver_says(outer.pid, 7 * GIB)
+            await trio.sleep(SEEN_S + 2 * NOTICE_S)
+            assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
             assert list(lingering.sent) == [inner.pid]
             lingering.bury(inner)
             await buried(rig, inner)
@@ -787,7 +789,10 @@ def test_a_write_waits_for_as_long_as_those_end_that_are_killed_for_it(
     drive(test)
 
 
-@pytest.mark.parametrize(("raised", "holds"), [("max", True), ("5G", True), ("3G", False)])
+@pytest.mark.parametrize(
+    ("raised", "holds"),
+    [("max", True), ("5G", True), pytest.param("3G", False, marks=pytest.mark.logs(OVER_MAX, KILLED))],
+)
 @pytest.mark.logs(OVER_MAX)
 def test_a_raise_does_not_wait_for_a_write_that_kills(
     raised: str, holds: bool, drive: Drive, caplog: pytest.LogCaptureFixture
