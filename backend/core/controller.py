@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import trio
@@ -94,7 +95,9 @@ class Controller:
         )
         self.lives = self._membership.lives
         """How long slices stay that were made. It is to be run once units are held."""
-        self._killer = OomKiller(ledger, self.gpus, self.population, self._membership.exits.kill)
+        self._killer = OomKiller(
+            *(ledger, self.gpus, self.population, self._membership.exits.signal, self._membership.locate),
+        )
         self._overs = Overs(ledger, self.population, self._killer, self._tell)
         self._reclaimer.left_over = self._overs.mark
         self._migrator = Migrator(
@@ -291,24 +294,37 @@ class Controller:
 
     async def _set_limit(self, group: Group, setting: Setting, nbytes: int) -> None:
         assert setting.control is not None
-        changes = {setting.field: nbytes}
-        before = self._writers.ask(group, self.require(group, setting.control), changes)
+        changes, kills = {setting.field: nbytes}, setting is settings.LIMIT_MAX
+        books = self.require(group, setting.control)
+        before = self._writers.ask(group, books, changes)
         if before is not None and not self.ledger.excess(group):
             self._writers.holds(group, changes)
             if nbytes > getattr(before, setting.field):
                 self._notices.freed(group.gpu)
             return
-        async with self._writers.asked(group, changes, before):
+        if before is None and kills and nbytes > books.limit_max:
+            # Another writer may wait for members to end: none is killed for a limit that has been raised.
+            if nbytes >= books.current:
+                self._writers.overrule(group, changes)
+                self._notices.freed(group.gpu)
+                return
+            self.ledger.configure(group, **changes)
+        async with self._writers.asked(group, changes, before, patient=kills) as scope:
             if not (excess := self.ledger.excess(group)):
                 self._notices.freed(group.gpu)
                 return
-            # The writer wants that, whoever gives: no neighbour takes it.
-            planned = sum(target.nbytes for target in self._reclaimer.plan(group, excess, owed=excess))
-            if planned < excess - (await self._killer.killable(group) if setting is settings.LIMIT_MAX else 0):
-                raise fail(errno.EBUSY)
-            promised = self._promised(group)
-            await self._reclaimer.settle(group, excess)
-            if setting is settings.LIMIT_MAX and await self._killer.killable(group):
+            with self._killer.held(group):
+                # The writer wants that, whichever member gives: no neighbour takes it.
+                planned = sum(target.nbytes for target in self._reclaimer.plan(group, excess, owed=excess))
+                if planned < excess - (await self._killer.killable(group) if kills else 0):
+                    raise fail(errno.EBUSY)
+                promised = self._promised(group)
+                await self._reclaimer.settle(group, excess)
+                ends = kills and self._killer.beyond(group) and await self._killer.killable(group)
+            if ends:
+                if isinstance(group, SliceOn) and self.population.holds(group):
+                    self.population.keep(group.slice)  # the last of it may be among them
+                scope.deadline = math.inf  # what is killed for it cannot be taken back: the killer is bounded itself
                 await self._overs.settled(group)
             if self.population.holds(group) and self.ledger.excess(group):
                 raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
@@ -415,8 +431,9 @@ class Controller:
         """Watcher: nothing is kept for it yet."""
 
     def process_gone(self, process: Process) -> None:
-        """Watcher: a move of it has no end any more."""
+        """Watcher: a move of it has no end any more, and its end is not waited for."""
         self._migrator.gone(process)
+        self._killer.forget(process)
 
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""

@@ -243,6 +243,11 @@ class Membership:
                     await trio.sleep(CGROUP_SWEEP_S)
                 self._follow_cgroup(resident)
 
+    def locate(self, process: Process) -> None:
+        """Has a process that is in the tree be where its cgroup is now, without a wait for the next look."""
+        if (resident := self._population.resident(process)) is not None:
+            self._follow_cgroup(resident)
+
     def _follow_cgroup(self, resident: Resident) -> None:
         """A process is where its cgroup is; what goes wrong with one is no other's business."""
         process = resident.process

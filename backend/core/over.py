@@ -121,6 +121,9 @@ class Overs:
             mark.beyond_since = None
             mark.settled.set()
             return
+        if self._killer.is_held(level):
+            mark.beyond_since = None
+            return
         if mark.beyond_since is None:
             mark.beyond_since = now
         if now - mark.beyond_since >= NOTICE_S and not mark.killing and not self._killer.is_early():
@@ -136,7 +139,8 @@ class Overs:
             log.exception("GPU %d: no process is killed for %s", level.gpu, level.node)
         finally:
             mark.killing, mark.beyond_since = False, None
-            mark.settled.set()
+            if not self._killer.is_held(level):  # else it is not decided what is to hold
+                mark.settled.set()
 
     def _complain(self, level: Group) -> None:
         """Say once what keeps a level over its limit, and what would help."""
@@ -144,10 +148,12 @@ class Overs:
         which = "gmem.limit.max" if books.current > books.limit_max else "gmem.limit.high"
         obstacles = self._killer.obstacles(level)
         if obstacles:
-            held = self._ledger.books(obstacles[0]).current
-            why = (
-                f"process {obstacles[0].process.pid} holds {held} that cannot be moved, as the library is not in it"
-                " (start it by `ggroupfs run`, or its service with a memory key)"
+            first = obstacles[0]
+            why = f"process {first.member.process.pid} holds {first.nbytes} that cannot be moved, as " + (
+                "it is past the library in it (in PyTorch, expandable segments are not: PYTORCH_CUDA_ALLOC_CONF)"
+                if first.past
+                else "the library is not in it, or does not speak (start it by `ggroupfs run`, or its service with a"
+                " memory key)"
             )
         else:
             why = (

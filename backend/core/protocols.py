@@ -262,6 +262,9 @@ class Gpu(Protocol):
     def manages(self, process: Process) -> bool:
         """Whether the memory of `process` can be moved (gmem.limit.* act on it)."""
 
+    def spoken(self, process: Process) -> float:
+        """Seconds for which the library of `process` has spoken to this daemon, altogether; 0 where it never has."""
+
     def footprint(self, process: Process) -> Footprint:
         """What is known about the memory of `process`, besides what is in the books."""
 

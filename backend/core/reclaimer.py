@@ -16,6 +16,7 @@ from backend.core.deadlines import Deadlines
 from backend.core.member import Record
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Target
+from backend.core.records import MAX
 from backend.process.identity import ROOT, Group, Member, SliceOn
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ class Reclaimer:
         self._gpus = gpus
         self._population = population
         self._turns = turns
-        self._listeners: Counter[Group] = Counter()  # who has the usermemfd of a group open
+        self._listeners: Counter[Group] = Counter()  # open usermemfds of a group
+        self._moves: dict[Member, list[trio.Event]] = {}  # that are under way: each is set at its end
         self.background = Background("reclaim", population, self.settle_path, deadlines, lambda record: record.memory)
         """For what changed without a writer."""
         self.left_over: Callable[[Group], None] = lambda level: None
@@ -50,6 +52,7 @@ class Reclaimer:
     async def charge(self, group: Member, nbytes: int) -> None:
         """Charges memory to a process, once there is room for it under every limit_max of its path; what is over a high
         then is left to :meth:`settle_path`. ENOMEM where that room is not to be had, ENODEV."""
+        held: dict[Group, int] | None = None
         for _ in range(ROUNDS):
             try:
                 self._ledger.charge(group, nbytes)
@@ -58,22 +61,54 @@ class Reclaimer:
                     raise
             else:
                 return
-            if not await self._make_room(group, nbytes):
+            if held is None:
+                held = {level: self._held(level) for level in self._population.path(group) if self._is_bounded(level)}
+            if not await self._make_room(group, nbytes, held):
                 break
         self._ledger.note(group, "oom")
         raise fail(errno.ENOMEM)
 
-    async def _make_room(self, group: Member, nbytes: int) -> bool:
-        """Whether every limit_max has room for so much more, after memory was moved out for that."""
+    async def _make_room(self, group: Member, nbytes: int, held: dict[Group, int]) -> bool:
+        """Whether every limit_max has room for so much more, after memory was moved out for that.
+
+        Nothing moves where that would not be enough. `held` is what the members of each level held whose memory can be
+        moved, as the charge began: in the stead of those that cannot they give what is charged, once, however many
+        rounds it takes, and what they themselves have taken of that room since then.
+        """
+        waits = 0
         while self._population.holds(group) and (full := self._full(group, nbytes)) is not None:
             level, short = full
+            now = self._held(level)
+            owed = max(0, nbytes + now - held.setdefault(level, now))
+            if _total(self.plan(level, short, owed=owed)) < short:
+                waits += 1
+                if waits > ROUNDS or not await self._moved(level):
+                    return False
+                continue  # what moves for another caller was no part of the plan, and its room may be
             try:
-                if not await self.reclaim(level, short, nbytes):
+                if not await self.reclaim(level, short, owed):
                     return False
             except OSError as error:
                 log.error("GPU %d: nothing moved out for %s: %s", group.gpu, group.process, error)
                 return False
         return True
+
+    async def _moved(self, level: Group) -> bool:
+        """Wait until a move out of a member at or below a level is over; whether there was any."""
+        for resident in self._population.below(level):
+            if moves := self._moves.get(Member(resident.process, level.gpu)):
+                await moves[0].wait()
+                return True
+        return False
+
+    def _is_bounded(self, level: Group) -> bool:
+        return self._ledger.books(level).limit_max != MAX
+
+    def _held(self, level: Group) -> int:
+        """Bytes that the members at or below a level hold whose memory can be moved."""
+        gpu = self._gpus[level.gpu]
+        members = (one.process for one in self._population.below(level) if gpu.manages(one.process))
+        return sum(self._ledger.books(Member(process, level.gpu)).current for process in members)
 
     def _full(self, group: Member, nbytes: int) -> tuple[Group, int] | None:
         """The lowest level of a path that so much more would put over its limit_max, and by how much."""
@@ -185,7 +220,7 @@ class Reclaimer:
         """Takes `nbytes` from the processes at or below `top`, once: returns how much less they hold, and whether any
         was asked. One that gave less than it was asked for is `spent` from then on. `owed` as in :meth:`plan`.
 
-        All of them at the same time: one that is slow keeps only those waiting who wait for it. Each is told through
+        All of them at the same time: one that is slow keeps only those waiting that wait for it. Each is told through
         its usermemfd; one that listens there may give back by itself what it needs least, but not for long.
         """
         given: list[int] = []
@@ -214,6 +249,17 @@ class Reclaimer:
         return sum(given), bool(targets)
 
     async def _take_from(self, target: Target) -> int:
+        moves, over = self._moves.setdefault(target.group, []), trio.Event()
+        moves.append(over)
+        try:
+            return await self._move_from(target)
+        finally:
+            over.set()
+            moves.remove(over)
+            if not moves:
+                del self._moves[target.group]
+
+    async def _move_from(self, target: Target) -> int:
         group = target.group
         if not self._population.holds(group):
             return target.nbytes
@@ -233,7 +279,7 @@ class Reclaimer:
     # The program's own turn
 
     def listens(self, group: Group, change: int) -> None:
-        """Somebody opened (1) or closed (-1) the usermemfd of a group whose memory it is."""
+        """A program opened (1) or closed (-1) the usermemfd of a group whose memory it is."""
         self._listeners[group] += change
         if not self._listeners[group]:
             del self._listeners[group]

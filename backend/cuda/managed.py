@@ -116,6 +116,8 @@ class Program:
     """Until when its run-ahead is bounded; None where it is not."""
     distrusted_until: float = 0.0
     """Until when it is not believed that it is drained."""
+    since: float = attrs.field(factory=trio.current_time)
+    """When it connected, by trio's clock."""
 
     @property
     def overdue(self) -> bool:
@@ -169,6 +171,7 @@ class Managed:
         self.bookkeeper: Bookkeeping | None = None
         self._programs: dict[Process, Program] = {}
         self._expected: dict[Process, Expected] = {}
+        self._spoken: dict[Process, float] = {}  # seconds, over connections that have ended
         self._moving: dict[Process, trio.Event] = {}  # until when nothing is begun with it
         self._frozen = frozen
 
@@ -204,6 +207,7 @@ class Managed:
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
             self.booked.take_down(holding.process, self.info.index)  # what it counted is told no more
+            self._spoken[holding.process] = self.spoken(holding.process)
             del self._programs[holding.process]
             holding.close()
 
@@ -211,6 +215,7 @@ class Managed:
         """The process exited, or runs elsewhere."""
         if (over := self._moving.get(process)) is not None and over.is_set():
             del self._moving[process]
+        self._spoken.pop(process, None)
         program = self._programs.pop(process, None)
         if program is not None:
             program.mover.end()
@@ -228,6 +233,12 @@ class Managed:
             return Footprint(movable=expected.movable if comes else 0)
         known = program.holding.footprint
         return attrs.evolve(known, movable=0) if self._stuck(program) else known
+
+    def spoken(self, process: Process) -> float:
+        """As :meth:`backend.core.protocols.Gpu.spoken`."""
+        program = self._programs.get(process)
+        now = 0.0 if program is None else trio.current_time() - program.since
+        return self._spoken.get(process, 0.0) + now
 
     def counts(self, process: Process) -> tuple[int, int] | None:
         """Kernels submitted and finished; None for a program that does not say."""
