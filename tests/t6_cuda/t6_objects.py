@@ -48,6 +48,15 @@ def test_memory_made_before_the_first_context_is_charged(sanitize: str) -> None:
     run_unit("early", sanitize, program="objects")
 
 
+def test_what_an_open_device_reaches_stays() -> None:
+    run_unit("outside_open", program="objects")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_devices_that_cannot_be_seen_may_be_open(sanitize: str) -> None:
+    run_unit("outside_unseen", sanitize, program="objects")
+
+
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_threads(sanitize: str) -> None:
     run_unit("threads", sanitize, program="objects")

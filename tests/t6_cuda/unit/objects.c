@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of object.c, view.c, place.c, names.c, join.c: `objects NAME` runs one against the double of the driver. */
+/* Tests of object.c, view.c, place.c, names.c, join.c, outside.c: `objects NAME` runs one against the double of the driver. */
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -324,6 +329,68 @@ static void test_export(void)
 	double_agree(device);
 }
 
+/* What a network device could reach, which is all that is mapped. */
+static CUdeviceptr reachable(size_t bytes)
+{
+	CUmemAllocationProp prop = movable();
+	CUmemGenericAllocationHandle handle;
+	const CUdeviceptr address = reserve(bytes);
+
+	prop.allocFlags.gpuDirectRDMACapable = 1;
+	CHECK(cuMemCreate(&handle, bytes, &prop, 0) == CUDA_SUCCESS);
+	map(address, bytes, handle);
+	write_all(address, bytes, 6);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	return address;
+}
+
+/* A device that is open keeps it on the GPU, for good: what was moved before it was opened can be moved on. */
+static void test_outside_open(void)
+{
+	const size_t bytes = 12 << 20;
+	CUdeviceptr before, address;
+	int device_file;
+
+	/* A /dev of our own. */
+	CHECK(!unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNS : CLONE_NEWNS));
+	CHECK(!mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) && !mount("none", "/dev", "tmpfs", 0, NULL));
+	CHECK(!mkdir("/dev/infiniband", 0700));
+	start();
+	before = reachable(bytes);
+	CHECK(double_out(device, UINT64_MAX) == bytes && device->foreign == 0);
+	device_file = open("/dev/infiniband/uverbs0", O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+	CHECK(device_file >= 0);
+	address = reachable(bytes);
+	for (int round = 0; round < 2; round++) {
+		CHECK(double_out(device, UINT64_MAX) == 0 && device->foreign == bytes);
+		close(device_file);
+		CHECK(have(address, bytes, 6) && have(before, bytes, 6));
+	}
+	CHECK(double_in(device, UINT64_MAX) == bytes && double_out(device, UINT64_MAX) == bytes);
+	double_agree(device);
+}
+
+/* Where no descriptor is left to look with, one may be open. */
+static void test_outside_unseen(void)
+{
+	const size_t bytes = 12 << 20;
+	CUdeviceptr address;
+	struct rlimit most, none;
+
+	start();
+	address = reachable(bytes);
+	CHECK(!getrlimit(RLIMIT_NOFILE, &most));
+	none = (struct rlimit){ 0, most.rlim_max };
+	CHECK(!setrlimit(RLIMIT_NOFILE, &none));
+	CHECK(double_out(device, UINT64_MAX) == 0 && device->foreign == bytes);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &most));
+	CHECK(have(address, bytes, 6));
+	/* What is made from here on is looked after again, and is not reached by anything. */
+	address = reachable(bytes);
+	CHECK(double_out(device, UINT64_MAX) == bytes && device->foreign == bytes && have(address, bytes, 6));
+	double_agree(device);
+}
+
 /* Any fault, once: errors are fine, lost data and wrong books are not. */
 static void test_faults(void)
 {
@@ -439,7 +506,8 @@ int main(int count, char **arguments)
 		void (*run)(void);
 	} tests[] = {
 		{ "segments", test_segments }, { "early", test_early }, { "views", test_views }, { "names", test_names },
-		{ "export", test_export }, { "object_faults", test_faults }, { "fuzz", test_fuzz }, { "threads", test_threads },
+		{ "export", test_export }, { "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
+		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "threads", test_threads },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)
