@@ -15,6 +15,7 @@
 #include "device.h"
 #include "double.h"
 #include "fuzz.h"
+#include "gate.h"
 #include "library.h"
 #include "object.h"
 #include "ours.h"
@@ -329,6 +330,102 @@ static void test_export(void)
 	double_agree(device);
 }
 
+/* What has moved, and can be exported; mapped, with 8 in it. */
+struct export_of {
+	CUmemAllocationProp prop;
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr address;
+	size_t bytes;
+};
+
+static struct export_of moved_once(size_t bytes)
+{
+	struct export_of of = { .prop = movable(), .bytes = bytes, .address = reserve(bytes) };
+
+	of.prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	CHECK(cuMemCreate(&of.handle, bytes, &of.prop, 0) == CUDA_SUCCESS);
+	map(of.address, bytes, of.handle);
+	write_all(of.address, bytes, 8);
+	CHECK(double_out(device, UINT64_MAX) == bytes);
+	return of;
+}
+
+static CUresult export(const struct export_of *of)
+{
+	int fd;
+	const CUresult result = cuMemExportToShareableHandle(&fd, of->handle, of->prop.requestedHandleTypes, 0);
+
+	if (result == CUDA_SUCCESS)
+		close(fd);
+	return result;
+}
+
+static void *stay_inside(void *ready)
+{
+	gate_enter();
+	__atomic_store_n((bool *)ready, true, __ATOMIC_RELEASE);
+	usleep(800000);
+	gate_leave();
+	return NULL;
+}
+
+/* What runs is waited for, as the driver would not refuse for that; a copy that does not end is not, and keeps what it has
+ * until it does. */
+static void test_export_waits(void)
+{
+	void (*hold)(bool);
+	struct export_of one, two;
+	bool ready = false;
+	pthread_t thread;
+
+	start();
+	hold = (void (*)(bool))plain("fake_memory_hold");
+	one = moved_once(20 << 20);
+	two = moved_once(36 << 20);
+	CHECK(!pthread_create(&thread, NULL, stay_inside, &ready));
+	while (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE))
+		usleep(1000);
+	CHECK(export(&one) == CUDA_SUCCESS);
+	CHECK(!pthread_join(thread, NULL));
+	CHECK(device->foreign == one.bytes && have(one.address, one.bytes, 8));
+	double_agree(device);
+	hold(true);
+	device->mover->copy_us = 10000;
+	CHECK(export(&two) == CUDA_ERROR_NOT_READY);
+	device->mover->copy_us = 60000000;
+	CHECK(export(&one) == CUDA_SUCCESS);
+	hold(false);
+	CHECK(export(&two) == CUDA_SUCCESS);	/* once the copy has come to its end */
+	CHECK(device->foreign == one.bytes + two.bytes && device->swapped == 0);
+	CHECK(have(two.address, two.bytes, 8));
+	double_agree(device);
+	CHECK(cuMemUnmap(two.address, two.bytes) == CUDA_SUCCESS && cuMemRelease(two.handle) == CUDA_SUCCESS);
+	CHECK(cuMemUnmap(one.address, one.bytes) == CUDA_SUCCESS && cuMemRelease(one.handle) == CUDA_SUCCESS);
+	CHECK(device->foreign == 0 && device->resident == pool_kept(device));
+	double_agree(device);
+}
+
+/* While it changes there are two of it: so many are charged, or none is made. */
+static void test_export_charged(void)
+{
+	const size_t bytes = 36 << 20;
+	struct export_of of;
+
+	start();
+	of = moved_once(bytes);
+	CHECK(double_in(device, 16 << 20) != 0);
+	double_swap(false);
+	double_limit(device->resident + bytes - PAGE);
+	CHECK(export(&of) == CUDA_ERROR_OUT_OF_MEMORY && device->foreign == 0);
+	CHECK(have(of.address, bytes, 8));
+	double_agree(device);
+	double_limit(device->resident + bytes);	/* what is in the host comes */
+	double_limit(2 * bytes);
+	CHECK(device->resident == bytes && export(&of) == CUDA_SUCCESS);
+	CHECK(device->foreign == bytes && device->resident == bytes && have(of.address, bytes, 8));
+	double_agree(device);
+}
+
 /* What a network device could reach, which is all that is mapped. */
 static CUdeviceptr reachable(size_t bytes)
 {
@@ -506,7 +603,8 @@ int main(int count, char **arguments)
 		void (*run)(void);
 	} tests[] = {
 		{ "segments", test_segments }, { "early", test_early }, { "views", test_views }, { "names", test_names },
-		{ "export", test_export }, { "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
+		{ "export", test_export }, { "export_waits", test_export_waits }, { "export_charged", test_export_charged },
+		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "threads", test_threads },
 	};
 

@@ -122,6 +122,7 @@ static bool is_idle(const struct region *region)
 
 static void set_busy(struct region *region, bool busy)
 {
+	region->object->claims = busy;
 	for (size_t i = 0; i < region->chunks; i++)
 		region->chunk[i].busy = busy;
 }
@@ -162,6 +163,13 @@ struct region *object_claim_at(CUdeviceptr address)
 	return claim(of_address, address);
 }
 
+void object_claim_again(struct region *region)
+{
+	pthread_mutex_lock(&tree_lock);
+	region->object->claims++;
+	pthread_mutex_unlock(&tree_lock);
+}
+
 /* No thread can find it any more: it is claimed, without a handle or a view. */
 static void destroy(struct region *region)
 {
@@ -178,6 +186,10 @@ void object_put(struct region *region)
 	struct object *object = region->object;
 
 	pthread_mutex_lock(&tree_lock);
+	if (--object->claims) {
+		pthread_mutex_unlock(&tree_lock);
+		return;
+	}
 	const bool dead = !object->held && !object->views;
 
 	if (dead) {
