@@ -360,6 +360,105 @@ static CUresult export(const struct export_of *of)
 	return result;
 }
 
+/* What an address is asked, of an object that has moved while others of its batch have not. */
+struct question {
+	CUdeviceptr address;
+	size_t bytes;
+	unsigned long long number;	/* BUFFER_ID, from the beginning */
+	bool answered;			/* atomically */
+};
+
+/* What is answered while it moves. */
+static void ask_books(struct question *question)
+{
+	const CUdeviceptr at = question->address + question->bytes / 2 + 5;
+	unsigned long long number = 0;
+	CUdeviceptr base = 0;
+	unsigned int type = 0;
+	size_t size = 0;
+	bool managed = true;
+
+	CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE);
+	CHECK(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at) == CUDA_SUCCESS && !managed);
+	CHECK(cuMemGetAddressRange_v2(&base, &size, at) == CUDA_SUCCESS && base == question->address && size == question->bytes);
+	CHECK(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_BUFFER_ID, at) == CUDA_SUCCESS && number);
+	CHECK(!question->number || number == question->number);
+	question->number = number;
+}
+
+/* What the driver is asked once nothing of it moves. */
+static void *ask_driver(void *argument)
+{
+	CUpointer_attribute kinds[] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+					CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR };
+	const CUmemLocation location = writable.location;
+	struct question *question = argument;
+	const CUdeviceptr at = question->address + 5;
+	CUdeviceptr pointer = 0, begin = 0;
+	unsigned long long flags = 0;
+	unsigned int type = 0;
+	size_t size = 0;
+	CUcontext of;
+	void *data[] = { &type, &pointer, &of, &begin };
+
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at) == CUDA_SUCCESS && size == question->bytes);
+	CHECK(cuPointerGetAttributes(4, kinds, data, at) == CUDA_SUCCESS);
+	CHECK(type == CU_MEMORYTYPE_DEVICE && pointer == at && begin == question->address);
+	CHECK(cuMemGetAccess(&flags, &location, at) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+	__atomic_store_n(&question->answered, true, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static void *move_all_out(void *unused)
+{
+	double_out(device, UINT64_MAX);
+	return unused;
+}
+
+/* Questions about an address have one answer: before the first move, during it and after. */
+static void test_questions(void)
+{
+	const size_t bytes[2] = { 20 << 20, 64 << 20 };
+	CUmemGenericAllocationHandle handle[2];
+	struct question question = { .bytes = bytes[0] };
+	pthread_t asking, moving;
+	CUdeviceptr address[2];
+
+	start();
+	for (int i = 0; i < 2; i++) {
+		handle[i] = create(bytes[i]);
+		address[i] = reserve(bytes[i]);
+		map(address[i], bytes[i], handle[i]);
+		write_all(address[i], bytes[i], (uint64_t)i);
+	}
+	question.address = address[0];
+	ask_books(&question);
+	CHECK(ask_driver(&question) == NULL && question.answered);
+	question.answered = false;
+	/* The first comes to its new place while the other, of one large chunk, is still copied. */
+	((void (*)(uint64_t))plain("fake_memory_hold_from"))(64 << 20);
+	CHECK(!pthread_create(&moving, NULL, move_all_out, NULL));
+	while (place(address[0]) != CU_MEM_LOCATION_TYPE_HOST_NUMA)
+		usleep(1000);
+	ask_books(&question);
+	CHECK(!pthread_create(&asking, NULL, ask_driver, &question));
+	usleep(20000);
+	CHECK(!__atomic_load_n(&question.answered, __ATOMIC_ACQUIRE));
+	((void (*)(bool))plain("fake_memory_hold"))(false);
+	CHECK(!pthread_join(asking, NULL) && !pthread_join(moving, NULL));
+	ask_books(&question);
+	while (device->resident)	/* what was asked about as it was looked for has stayed */
+		double_out(device, UINT64_MAX);
+	double_in(device, UINT64_MAX);
+	ask_books(&question);
+	for (int i = 0; i < 2; i++) {
+		CHECK(have(address[i], bytes[i], (uint64_t)i));
+		CHECK(cuMemUnmap(address[i], bytes[i]) == CUDA_SUCCESS && cuMemRelease(handle[i]) == CUDA_SUCCESS);
+	}
+	double_agree(device);
+}
+
 static void *stay_inside(void *ready)
 {
 	gate_enter();
@@ -603,7 +702,7 @@ int main(int count, char **arguments)
 		void (*run)(void);
 	} tests[] = {
 		{ "segments", test_segments }, { "early", test_early }, { "views", test_views }, { "names", test_names },
-		{ "export", test_export }, { "export_waits", test_export_waits }, { "export_charged", test_export_charged },
+		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits }, { "export_charged", test_export_charged },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "threads", test_threads },
 	};

@@ -160,7 +160,7 @@ struct region *object_claim(CUmemGenericAllocationHandle name)
 
 struct region *object_claim_at(CUdeviceptr address)
 {
-	return claim(of_address, address);
+	return pages_near(address) ? claim(of_address, address) : NULL;
 }
 
 void object_claim_again(struct region *region)
@@ -295,7 +295,7 @@ bool object_mapped(CUdeviceptr address, struct mapped *mapped)
 	if (view)
 		*mapped = (struct mapped){
 			.device = view->region->device, .start = view->address, .bytes = view->bytes,
-			.serial = view->region->serial, .whole = view->region->object->whole,
+			.serial = view->region->serial,
 			.handle_types = view->region->object->prop.requestedHandleTypes,
 		};
 	pthread_mutex_unlock(&tree_lock);

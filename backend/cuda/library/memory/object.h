@@ -68,7 +68,6 @@ struct mapped {
 	size_t bytes;		/* of the mapping */
 	uint64_t serial;	/* of the object */
 	unsigned long long handle_types;
-	bool whole;
 };
 bool object_mapped(CUdeviceptr address, struct mapped *mapped);
 
