@@ -47,6 +47,8 @@ class Holding:
         """Bytes in the host that it said it has."""
         self.unmovable = 0
         """Bytes that it reports to have and not to be able to move."""
+        self.intact = 0
+        """Bytes that it reports to be as the program made them: its library does not carry them from GPU to GPU."""
         self.exchanged = 0
         """Bytes that it said came back in the place of others."""
         self.promised = 0
@@ -141,10 +143,12 @@ class Holding:
         self.swapped += nbytes
         self._correction = max(self._correction, -self.charged)
 
-    def report(self, nbytes: int, exchanged: int, away: int) -> None:
+    def report(self, nbytes: int, exchanged: int, away: int, intact: int = 0) -> None:
         """So much it cannot move, and so much has changed places, ever: its own word, for people. So much may be off
-        the GPU from now on, until it says otherwise: the driver counts less then, and nothing has become free."""
+        the GPU from now on, until it says otherwise: the driver counts less then, and nothing has become free. So much
+        the driver carries with the program, which says so at most some seconds late."""
         self.unmovable = min(nbytes, self._capacity)
+        self.intact = min(intact, self._capacity)
         self.exchanged = min(exchanged, MAX)
         self.away = min(away, AWAY_MOST)
         self._mark()

@@ -80,6 +80,22 @@ struct message session_about(enum op op, const struct managed *managed, uint64_t
 	return (struct message){ .op = op, .gpu = (uint32_t)managed->device->index, .args = { first, second } };
 }
 
+void session_note(struct managed *managed)
+{
+	const struct device *device = managed->device;
+	const uint64_t foreign = __atomic_load_n(&device->foreign, __ATOMIC_RELAXED);
+	const uint64_t exchanged = __atomic_load_n(&device->exchanged, __ATOMIC_RELAXED);
+	const uint64_t away = __atomic_load_n(&device->away, __ATOMIC_RELAXED);
+	const uint64_t intact = __atomic_load_n(&device->intact, __ATOMIC_RELAXED);
+
+	managed->report |= managed->foreign != foreign || managed->exchanged != exchanged || managed->away != away ||
+			   managed->intact != intact;
+	managed->foreign = foreign;
+	managed->exchanged = exchanged;
+	managed->away = away;
+	managed->intact = intact;
+}
+
 /* What was freed, and could not be told. An event: nobody waits for an answer. */
 int session_flush(struct managed *managed)
 {
@@ -96,6 +112,7 @@ int session_flush(struct managed *managed)
 	if (managed->report && session.features & FEATURE_REPORT) {
 		message = session_about(OP_REPORT, managed, managed->foreign, managed->exchanged);
 		message.args[2] = managed->away;
+		message.args[3] = managed->intact;
 		error = transmit(&message);
 		if (error)
 			return error;

@@ -26,7 +26,7 @@ struct managed {
 	struct device *device;
 	uint64_t resident, swapped;	/* as the daemon knows them, or is to know them */
 	uint64_t freed_resident, freed_swapped;	/* not told yet: the socket was full */
-	uint64_t foreign, exchanged, away;	/* as in struct device, told or to be told */
+	uint64_t foreign, exchanged, away, intact;	/* as in struct device, told or to be told */
 	bool report;
 	bool tried;		/* whoever waits in daemon_manage waits no longer */
 	bool ours;		/* the daemon that we are connected to manages it */
@@ -93,6 +93,8 @@ struct message session_about(enum op op, const struct managed *managed, uint64_t
 int session_say(struct managed *managed, const struct message *message);
 /* ... what was not told alone. */
 int session_flush(struct managed *managed);
+/* Notes what is to be reported now, if anything of it is another than was. */
+void session_note(struct managed *managed);
 /* Asks and waits, in a thread of the program; false without an answer. */
 bool session_ask(struct waiter *waiter);
 /* ... in the listening thread, which goes on receiving meanwhile, and calls `work`, without the lock, for
