@@ -62,7 +62,7 @@ class Holding:
         self.given = 0
         """Bytes that left the GPU, freed or moved, since it speaks."""
         self.closed = False
-        """Whether somebody else speaks for the program now, or nobody."""
+        """Whether another connection speaks for the program now, or none."""
         self._bookkeeper = bookkeeper
         self._capacity = capacity
         books = bookkeeper.levels(process, gpu)[0]
@@ -98,7 +98,7 @@ class Holding:
         try:
             await self._bookkeeper.charge(self.process, self.gpu, nbytes)
         except OSError:
-            self._charged(-nbytes)  # refused at once: nobody has looked meanwhile
+            self._charged(-nbytes)  # refused at once: no look came between
             raise
         finally:
             self.promised -= nbytes
@@ -186,7 +186,7 @@ class Holding:
         """It speaks no more, but lives: what the driver says is all that is known now, and of the host nothing."""
         self.closed = True
         with contextlib.suppress(OSError):  # the process is gone from the books
-            if self._look is None:  # nobody knows better than it did; else the next look goes on from here
+            if self._look is None:  # its own word is the best there is; else the next look goes on from here
                 self._bookkeeper.observe(self.process, self.gpu, max(0, self._correction))
             self._bookkeeper.uncharge(self.process, self.gpu, self.swapped, swapped=True)
 

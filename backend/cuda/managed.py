@@ -398,7 +398,7 @@ class Managed:
         return 0 if program is None else max(0, program.holding.charged - program.holding.unmovable)
 
     def follows(self, process: Process) -> int:
-        """Bytes of those that go with a program from GPU to GPU without the driver: by the descriptors of its library."""
+        """Bytes of those that go from GPU to GPU without the driver: by the descriptors of the library."""
         program = self._programs.get(process)
         return 0 if program is None else max(0, self.placed(process) - program.holding.intact)
 

@@ -30,7 +30,7 @@ class ProgramMemory:
         swapped: SwappedPrograms,
         standing: Callable[[Process], Tenant | None],
     ) -> None:
-        """`standing` is who has all its work off the GPU until somebody asks for something else; None for another."""
+        """`standing`: a program with all its work off the GPU until something else is asked for; None for another."""
         self._info = info
         self._nvml = nvml
         self._listed = listed

@@ -331,7 +331,8 @@ def test_one_that_does_not_come_back_is_one_without_the_library(drive: Drive) ->
 
 
 @pytest.mark.parametrize("near", [False, True])
-def test_what_is_as_the_program_made_it_is_carried(drive: Drive, near: bool) -> None:
+@pytest.mark.parametrize(("fixed", "said"), [(0, 2 * GIB), (GIB // 2, GIB), (0, 0), (0, 1 << 60)])
+def test_what_is_as_the_program_made_it_is_carried(drive: Drive, near: bool, fixed: int, said: int) -> None:
     """Such memory can be moved, and the driver has it: there has to be room for it in the host. What cannot be moved is
     counted once, and a program that says too much has all of it carried."""
 
@@ -342,10 +343,9 @@ def test_what_is_as_the_program_made_it_is_carried(drive: Drive, near: bool) -> 
         async def act(program: Program, standby: Standby) -> None:
             raise OSError(errno.EIO, "so far")
 
-        for fixed, said in ((0, 2 * GIB), (GIB // 2, GIB), (0, 0), (0, 1 << 60)):
-            (await program.ask(Op.REPORT, fixed, 0, 0, said)).check()
-            moved_by(rig, act, program, near, min(fixed + said, program.resident))
-            assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EIO
+        (await program.ask(Op.REPORT, fixed, 0, 0, said)).check()
+        moved_by(rig, act, program, near, min(fixed + said, program.resident))
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EIO
 
     drive(test, count=2)
 

@@ -163,8 +163,8 @@ def test_a_program_stands_by_and_goes_on_elsewhere(tmp_path: Path, sanitize: str
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 @pytest.mark.parametrize("near", [True, False])
 def test_objects_go_along(tmp_path: Path, sanitize: str, near: bool) -> None:
-    """What has moved once goes as all that the library has placed; what has not the driver carries, and the daemon is told
-    of that before."""
+    """What has moved once goes as all that the library has placed; what has not the driver carries, and the daemon is
+    told of that before."""
     with departing(tmp_path, sanitize, away=HELD + OBJECT, OBJECTS="1") as (daemon, program):
         eventually(lambda: daemon.reported[3] == OBJECT * MIB, lambda: f"{daemon.reported} is said")
         assert daemon.reported[0] == 0

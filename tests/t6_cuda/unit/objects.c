@@ -381,7 +381,7 @@ static void ask_books(struct question *question)
 	CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE);
 	CHECK(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at) == CUDA_SUCCESS && !managed);
 	CHECK(cuMemGetAddressRange_v2(&base, &size, at) == CUDA_SUCCESS && base == question->address && size == question->bytes);
-	CHECK(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_BUFFER_ID, at) == CUDA_SUCCESS && number);
+	CHECK(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_BUFFER_ID, at) == CUDA_SUCCESS);
 	CHECK(!question->number || number == question->number);
 	question->number = number;
 }

@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Milliseconds that the listening thread sleeps at most: somebody may have closed what wakes us. */
+/* Milliseconds that the listening thread sleeps at most: the program may have closed what wakes us. */
 #define LONGEST 2000
 
 struct session session = {
@@ -96,7 +96,7 @@ void session_note(struct managed *managed)
 	managed->intact = intact;
 }
 
-/* What was freed, and could not be told. An event: nobody waits for an answer. */
+/* What was freed, and could not be told. An event, which has no answer. */
 int session_flush(struct managed *managed)
 {
 	struct message message;
@@ -177,7 +177,7 @@ static void take(const struct message *message, int fd)
 		for (struct waiter *waiter = session.waiters; waiter; waiter = waiter->next) {
 			if (waiter->message.seq == message->seq && !waiter->done) {
 				waiter->message = *message;
-				/* The page of counters: with no other answer anybody expects one. */
+				/* The page of counters: no other answer comes with one. */
 				if (message->op == (OP_MANAGE | OP_REPLY)) {
 					waiter->fd = fd;
 					fd = -1;
@@ -229,7 +229,7 @@ void session_sleep(int64_t timeout)
 
 	pthread_mutex_unlock(&session.lock);
 	timeout = timeout < 0 ? 0 : timeout > LONGEST ? LONGEST : timeout;
-	/* What somebody does before he wakes us is looked at afterwards: so the pipe is emptied first. */
+	/* What a thread does before it wakes us is looked at afterwards: so the pipe is emptied first. */
 	if (poll(fds, 2, (int)timeout) > 0 && fds[0].revents)
 		while (link_ours(&session.pipe[0]) &&
 		       read(session.pipe[0].fd, bytes, sizeof(bytes)) == sizeof(bytes))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the parts of daemon.h share: session.c has the connection and who waits for what, listener.c the
+ * What the parts of daemon.h share: session.c has the connection and which request waits for what, listener.c the
  * thread, daemon.c what the others of the library ask for.
  *
  * What the daemon was told of each device is kept here too (struct managed), apart from what the allocator
@@ -28,7 +28,7 @@ struct managed {
 	uint64_t freed_resident, freed_swapped;	/* not told yet: the socket was full */
 	uint64_t foreign, exchanged, away, intact;	/* as in struct device, told or to be told */
 	bool report;
-	bool tried;		/* whoever waits in daemon_manage waits no longer */
+	bool tried;		/* a thread that waits in daemon_manage waits no longer */
 	bool ours;		/* the daemon that we are connected to manages it */
 	bool strange;		/* ... or does not know it */
 	uint64_t room;		/* it said that so much may come back */
@@ -49,7 +49,7 @@ struct session {
 	pthread_cond_t changed;
 	bool running;			/* there is a thread */
 	bool broken;			/* the connection is to be given up */
-	bool clogged;			/* somebody waits for room in the socket */
+	bool clogged;			/* a thread waits for room in the socket */
 	char path[sizeof(((struct sockaddr_un *)NULL)->sun_path)];
 	struct descriptor socket;
 	struct descriptor pipe[2];	/* wakes the thread */
