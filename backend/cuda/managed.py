@@ -436,6 +436,11 @@ class Managed:
         program = self._programs.get(process)
         return 0 if program is None else max(0, program.holding.charged - program.holding.unmovable)
 
+    def follows(self, process: Process) -> int:
+        """Bytes of those that go from GPU to GPU without the driver: by the descriptors of the library."""
+        program = self._programs.get(process)
+        return 0 if program is None else max(0, self.placed(process) - program.holding.intact)
+
     def departs(self, process: Process) -> bool:
         """Whether a program stands by, or is about to: what it asks for it is given when it is back."""
         program = self._programs.get(process)

@@ -281,7 +281,7 @@ class Session:
                 self._holding(request.gpu)
                 return self._gpus[request.gpu].limits(self.process)
             case Op.REPORT:
-                self._holding(request.gpu).report(*args[:3])
+                self._holding(request.gpu).report(*args[:4])
             case Op.WANT | Op.FAMILY:
                 await self._asking.take(request, next(iter(self._gpus.values())).booked)
             case _:

@@ -38,7 +38,9 @@ MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
-@pytest.mark.parametrize("name", ["segments", "views", "names", "export"])
+@pytest.mark.parametrize(
+    "name", ["segments", "views", "names", "questions", "export", "export_waits", "export_charged"]
+)
 def test_moves(name: str, sanitize: str) -> None:
     run_unit(name, sanitize, program="objects", **(TWO_GPUS if name == "views" else {}))
 
@@ -46,6 +48,15 @@ def test_moves(name: str, sanitize: str) -> None:
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 def test_memory_made_before_the_first_context_is_charged(sanitize: str) -> None:
     run_unit("early", sanitize, program="objects")
+
+
+def test_what_an_open_device_reaches_stays() -> None:
+    run_unit("outside_open", program="objects")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_devices_that_cannot_be_seen_may_be_open(sanitize: str) -> None:
+    run_unit("outside_unseen", sanitize, program="objects")
 
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])

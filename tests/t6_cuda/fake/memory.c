@@ -748,9 +748,10 @@ FAKE_EXPORT cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdevicep
 	return result;
 }
 
-/* As the driver answers: for mapped memory, about the mapping and where the memory is. */
+/* As the driver answers: for mapped memory, about where it is; RANGE_* is "the address of the mappable address range". */
 static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
+	const struct range *reserved = containing(reservations, ptr);
 	struct range *range = containing(allocations, ptr), *mapping = containing(mappings, ptr);
 	const bool host = range ? range->host : mapping && mapping->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
 
@@ -782,10 +783,10 @@ static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdevice
 		*(bool *)data = range != NULL;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-		*(CUdeviceptr *)data = range ? range->start : mapping->start;
+		*(CUdeviceptr *)data = range ? range->start : reserved->start;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-		*(size_t *)data = range ? range->bytes : mapping->bytes;
+		*(size_t *)data = range ? range->bytes : reserved->bytes;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
 		*(CUmemoryPool *)data = range ? range->pool : NULL;
@@ -876,20 +877,26 @@ struct transfer {
 	struct range *noted[2];
 };
 
-static bool held; /* atomically */
+static uint64_t held = UINT64_MAX; /* atomically: copies of so many bytes hang */
 
 /* Asynchronous copies of whole chunks do not end from now on, as if the GPU were taken away; or they do
  * again. Not of the real driver. */
 __attribute__((visibility("default"))) void fake_memory_hold(bool hold)
 {
-	__atomic_store_n(&held, hold, __ATOMIC_RELEASE);
+	__atomic_store_n(&held, hold ? 0 : UINT64_MAX, __ATOMIC_RELEASE);
+}
+
+/* ... those of so many bytes, or more, alone. */
+__attribute__((visibility("default"))) void fake_memory_hold_from(uint64_t bytes)
+{
+	__atomic_store_n(&held, bytes, __ATOMIC_RELEASE);
 }
 
 static void carry_out(void *argument)
 {
 	const struct transfer *transfer = argument;
 
-	while (transfer->can_hang && __atomic_load_n(&held, __ATOMIC_ACQUIRE))
+	while (transfer->can_hang && transfer->width >= __atomic_load_n(&held, __ATOMIC_ACQUIRE))
 		usleep(1000);
 	for (uint64_t slice = 0; slice < transfer->slices; slice++)
 		for (uint64_t row = 0; row < transfer->rows; row++) {

@@ -85,6 +85,24 @@ static uint64_t carry_out(int what, struct device *device, uint64_t bytes)
 	return moved;
 }
 
+/*
+ * As the daemon, it asks again where a call has taken all of its time (mover.c, CALL_US): on a busy
+ * machine that is no matter of bytes.
+ */
+static uint64_t carry_out_whole(int what, struct device *device, uint64_t bytes)
+{
+	uint64_t moved = 0;
+
+	for (int call = 0; call < CALLS_MOST && moved < bytes; call++) {
+		const uint64_t began = moment_us();
+
+		moved += carry_out(what, device, bytes - moved);
+		if (moment_us() - began < CALL_US)
+			break;
+	}
+	return moved;
+}
+
 static void device_known(struct device *device)
 {
 	pthread_t thread;
@@ -183,7 +201,7 @@ void double_limit(uint64_t bytes)
 	limit = bytes;
 	pthread_mutex_unlock(&lock);
 	if (raised && known)
-		carry_out(IN, known, UINT64_MAX);
+		carry_out_whole(IN, known, UINT64_MAX);
 	else if (known)
 		reclaim(known);
 }
@@ -191,24 +209,6 @@ void double_limit(uint64_t bytes)
 void double_swap(bool allowed)
 {
 	swap = allowed;
-}
-
-/*
- * As the daemon, it asks again where a call has taken all of its time (mover.c, CALL_US): on a busy
- * machine that is no matter of bytes.
- */
-static uint64_t carry_out_whole(int what, struct device *device, uint64_t bytes)
-{
-	uint64_t moved = 0;
-
-	for (int call = 0; call < CALLS_MOST && moved < bytes; call++) {
-		const uint64_t began = moment_us();
-
-		moved += carry_out(what, device, bytes - moved);
-		if (moment_us() - began < CALL_US)
-			break;
-	}
-	return moved;
 }
 
 uint64_t double_out(struct device *device, uint64_t bytes)

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of object.c, view.c, place.c, names.c, join.c: `objects NAME` runs one against the double of the driver. */
+/* Tests of object.c, view.c, place.c, names.c, join.c, outside.c: `objects NAME` runs one against the double of the driver. */
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -10,6 +15,7 @@
 #include "device.h"
 #include "double.h"
 #include "fuzz.h"
+#include "gate.h"
 #include "library.h"
 #include "object.h"
 #include "ours.h"
@@ -324,6 +330,263 @@ static void test_export(void)
 	double_agree(device);
 }
 
+/* What has moved, and can be exported; mapped, with 8 in it. */
+struct export_of {
+	CUmemAllocationProp prop;
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr address;
+	size_t bytes;
+};
+
+static struct export_of moved_once(size_t bytes)
+{
+	struct export_of of = { .prop = movable(), .bytes = bytes, .address = reserve(bytes) };
+
+	of.prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	CHECK(cuMemCreate(&of.handle, bytes, &of.prop, 0) == CUDA_SUCCESS);
+	map(of.address, bytes, of.handle);
+	write_all(of.address, bytes, 8);
+	CHECK(double_out(device, UINT64_MAX) == bytes);
+	return of;
+}
+
+static CUresult export(const struct export_of *of)
+{
+	int fd;
+	const CUresult result = cuMemExportToShareableHandle(&fd, of->handle, of->prop.requestedHandleTypes, 0);
+
+	if (result == CUDA_SUCCESS)
+		close(fd);
+	return result;
+}
+
+/* What an address is asked, of an object that has moved while others of its batch have not. */
+struct question {
+	CUdeviceptr address;
+	size_t bytes;
+	unsigned long long number;	/* BUFFER_ID, from the beginning */
+	bool answered;			/* atomically */
+};
+
+/* What is answered while it moves. */
+static void ask_books(struct question *question)
+{
+	const CUdeviceptr at = question->address + question->bytes / 2 + 5;
+	unsigned long long number = 0;
+	CUdeviceptr base = 0;
+	unsigned int type = 0;
+	size_t size = 0;
+	bool managed = true;
+
+	CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE);
+	CHECK(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at) == CUDA_SUCCESS && !managed);
+	CHECK(cuMemGetAddressRange_v2(&base, &size, at) == CUDA_SUCCESS && base == question->address && size == question->bytes);
+	CHECK(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_BUFFER_ID, at) == CUDA_SUCCESS);
+	CHECK(!question->number || number == question->number);
+	question->number = number;
+}
+
+/* What the driver is asked once nothing of it moves. */
+static void *ask_driver(void *argument)
+{
+	CUpointer_attribute kinds[] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+					CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR };
+	const CUmemLocation location = writable.location;
+	struct question *question = argument;
+	const CUdeviceptr at = question->address + 5;
+	CUdeviceptr pointer = 0, begin = 0;
+	unsigned long long flags = 0;
+	unsigned int type = 0;
+	size_t size = 0;
+	CUcontext of;
+	void *data[] = { &type, &pointer, &of, &begin };
+
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at) == CUDA_SUCCESS && size == question->bytes);
+	CHECK(cuPointerGetAttributes(4, kinds, data, at) == CUDA_SUCCESS);
+	CHECK(type == CU_MEMORYTYPE_DEVICE && pointer == at && begin == question->address);
+	CHECK(cuMemGetAccess(&flags, &location, at) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+	__atomic_store_n(&question->answered, true, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static void *move_all_out(void *unused)
+{
+	double_out(device, UINT64_MAX);
+	return unused;
+}
+
+/* Questions about an address have one answer: before the first move, during it and after. */
+static void test_questions(void)
+{
+	const size_t bytes[2] = { 20 << 20, 64 << 20 };
+	CUmemGenericAllocationHandle handle[2];
+	struct question question = { .bytes = bytes[0] };
+	pthread_t asking, moving;
+	CUdeviceptr address[2];
+
+	start();
+	for (int i = 0; i < 2; i++) {
+		handle[i] = create(bytes[i]);
+		address[i] = reserve(bytes[i]);
+		map(address[i], bytes[i], handle[i]);
+		write_all(address[i], bytes[i], (uint64_t)i);
+	}
+	question.address = address[0];
+	ask_books(&question);
+	CHECK(ask_driver(&question) == NULL && question.answered);
+	question.answered = false;
+	/* The first comes to its new place while the other, of one large chunk, is still copied. */
+	((void (*)(uint64_t))plain("fake_memory_hold_from"))(64 << 20);
+	CHECK(!pthread_create(&moving, NULL, move_all_out, NULL));
+	while (place(address[0]) != CU_MEM_LOCATION_TYPE_HOST_NUMA)
+		usleep(1000);
+	ask_books(&question);
+	CHECK(!pthread_create(&asking, NULL, ask_driver, &question));
+	usleep(20000);
+	CHECK(!__atomic_load_n(&question.answered, __ATOMIC_ACQUIRE));
+	((void (*)(bool))plain("fake_memory_hold"))(false);
+	CHECK(!pthread_join(asking, NULL) && !pthread_join(moving, NULL));
+	ask_books(&question);
+	while (device->resident)	/* what was asked about as it was looked for has stayed */
+		double_out(device, UINT64_MAX);
+	double_in(device, UINT64_MAX);
+	ask_books(&question);
+	for (int i = 0; i < 2; i++) {
+		CHECK(have(address[i], bytes[i], (uint64_t)i));
+		CHECK(cuMemUnmap(address[i], bytes[i]) == CUDA_SUCCESS && cuMemRelease(handle[i]) == CUDA_SUCCESS);
+	}
+	double_agree(device);
+}
+
+static void *stay_inside(void *ready)
+{
+	gate_enter();
+	__atomic_store_n((bool *)ready, true, __ATOMIC_RELEASE);
+	usleep(800000);
+	gate_leave();
+	return NULL;
+}
+
+/* What runs is waited for, as the driver would not refuse for that; a copy that does not end is not, and keeps what it has
+ * until it does. */
+static void test_export_waits(void)
+{
+	void (*hold)(bool);
+	struct export_of one, two;
+	bool ready = false;
+	pthread_t thread;
+
+	start();
+	hold = (void (*)(bool))plain("fake_memory_hold");
+	one = moved_once(20 << 20);
+	two = moved_once(36 << 20);
+	CHECK(!pthread_create(&thread, NULL, stay_inside, &ready));
+	while (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE))
+		usleep(1000);
+	CHECK(export(&one) == CUDA_SUCCESS);
+	CHECK(!pthread_join(thread, NULL));
+	CHECK(device->foreign == one.bytes && have(one.address, one.bytes, 8));
+	double_agree(device);
+	hold(true);
+	device->mover->copy_us = 10000;
+	CHECK(export(&two) == CUDA_ERROR_NOT_READY);
+	device->mover->copy_us = 60000000;
+	CHECK(export(&one) == CUDA_SUCCESS);
+	hold(false);
+	CHECK(export(&two) == CUDA_SUCCESS);	/* once the copy has come to its end */
+	CHECK(device->foreign == one.bytes + two.bytes && device->swapped == 0);
+	CHECK(have(two.address, two.bytes, 8));
+	double_agree(device);
+	CHECK(cuMemUnmap(two.address, two.bytes) == CUDA_SUCCESS && cuMemRelease(two.handle) == CUDA_SUCCESS);
+	CHECK(cuMemUnmap(one.address, one.bytes) == CUDA_SUCCESS && cuMemRelease(one.handle) == CUDA_SUCCESS);
+	CHECK(device->foreign == 0 && device->resident == pool_kept(device));
+	double_agree(device);
+}
+
+/* While it changes there are two of it: so many are charged, or none is made. */
+static void test_export_charged(void)
+{
+	const size_t bytes = 36 << 20;
+	struct export_of of;
+
+	start();
+	of = moved_once(bytes);
+	CHECK(double_in(device, 16 << 20) != 0);
+	double_swap(false);
+	double_limit(device->resident + bytes - PAGE);
+	CHECK(export(&of) == CUDA_ERROR_OUT_OF_MEMORY && device->foreign == 0);
+	CHECK(have(of.address, bytes, 8));
+	double_agree(device);
+	double_limit(device->resident + bytes);	/* what is in the host comes */
+	double_limit(2 * bytes);
+	CHECK(device->resident == bytes && export(&of) == CUDA_SUCCESS);
+	CHECK(device->foreign == bytes && device->resident == bytes && have(of.address, bytes, 8));
+	double_agree(device);
+}
+
+/* What a network device could reach, which is all that is mapped. */
+static CUdeviceptr reachable(size_t bytes)
+{
+	CUmemAllocationProp prop = movable();
+	CUmemGenericAllocationHandle handle;
+	const CUdeviceptr address = reserve(bytes);
+
+	prop.allocFlags.gpuDirectRDMACapable = 1;
+	CHECK(cuMemCreate(&handle, bytes, &prop, 0) == CUDA_SUCCESS);
+	map(address, bytes, handle);
+	write_all(address, bytes, 6);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	return address;
+}
+
+/* A device that is open keeps it on the GPU, for good: what was moved before it was opened can be moved on. */
+static void test_outside_open(void)
+{
+	const size_t bytes = 12 << 20;
+	CUdeviceptr before, address;
+	int device_file;
+
+	/* A /dev of our own. */
+	CHECK(!unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNS : CLONE_NEWNS));
+	CHECK(!mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) && !mount("none", "/dev", "tmpfs", 0, NULL));
+	CHECK(!mkdir("/dev/infiniband", 0700));
+	start();
+	before = reachable(bytes);
+	CHECK(double_out(device, UINT64_MAX) == bytes && device->foreign == 0);
+	device_file = open("/dev/infiniband/uverbs0", O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+	CHECK(device_file >= 0);
+	address = reachable(bytes);
+	for (int round = 0; round < 2; round++) {
+		CHECK(double_out(device, UINT64_MAX) == 0 && device->foreign == bytes);
+		close(device_file);
+		CHECK(have(address, bytes, 6) && have(before, bytes, 6));
+	}
+	CHECK(double_in(device, UINT64_MAX) == bytes && double_out(device, UINT64_MAX) == bytes);
+	double_agree(device);
+}
+
+/* Where no descriptor is left to look with, one may be open. */
+static void test_outside_unseen(void)
+{
+	const size_t bytes = 12 << 20;
+	CUdeviceptr address;
+	struct rlimit most, none;
+
+	start();
+	address = reachable(bytes);
+	CHECK(!getrlimit(RLIMIT_NOFILE, &most));
+	none = (struct rlimit){ 0, most.rlim_max };
+	CHECK(!setrlimit(RLIMIT_NOFILE, &none));
+	CHECK(double_out(device, UINT64_MAX) == 0 && device->foreign == bytes);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &most));
+	CHECK(have(address, bytes, 6));
+	/* What is made from here on is looked after again, and is not reached by anything. */
+	address = reachable(bytes);
+	CHECK(double_out(device, UINT64_MAX) == bytes && device->foreign == bytes && have(address, bytes, 6));
+	double_agree(device);
+}
+
 /* Any fault, once: errors are fine, lost data and wrong books are not. */
 static void test_faults(void)
 {
@@ -439,7 +702,9 @@ int main(int count, char **arguments)
 		void (*run)(void);
 	} tests[] = {
 		{ "segments", test_segments }, { "early", test_early }, { "views", test_views }, { "names", test_names },
-		{ "export", test_export }, { "object_faults", test_faults }, { "fuzz", test_fuzz }, { "threads", test_threads },
+		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits }, { "export_charged", test_export_charged },
+		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
+		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "threads", test_threads },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)

@@ -136,8 +136,9 @@ static bool answer(const struct region_about *about, CUpointer_attribute attribu
 	}
 }
 
-/* The same about a view of an object that has moved: the driver would tell of one chunk, where that is. The reservation,
- * which is the program's own, it tells as before. */
+/* The same about a view of an object: of one that has moved the driver would tell of one chunk, where that is, and of one
+ * that moves, nothing. What it tells of the reservation, which is the program's own, is right, and of the access, if it is
+ * asked while nothing of it moves. */
 static bool answer_view(const struct mapped *mapped, CUpointer_attribute attribute, CUdeviceptr address, void *data,
 			CUresult *result)
 {
@@ -156,6 +157,9 @@ static bool answer_view(const struct mapped *mapped, CUpointer_attribute attribu
 	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
 	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
 		*(unsigned long long *)data = 1ULL << 62 | mapped->serial;
+		return true;
+	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+		memset(data, 0, sizeof(bool));
 		return true;
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
 		*(int *)data = mapped->device->ordinal;
@@ -185,27 +189,35 @@ static bool answer_ours(CUpointer_attribute attribute, CUdeviceptr address, void
 
 	if (region_about(address, &about))
 		return answer(&about, attribute, address, data, result);
-	return object_mapped(address, &mapped) && !mapped.whole && answer_view(&mapped, attribute, address, data, result);
+	return object_mapped(address, &mapped) && answer_view(&mapped, attribute, address, data, result);
 }
 
 WRAPPER cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
+	struct region *region;
 	CUresult result;
 
 	PASS_INSIDE(cuPointerGetAttribute, (data, attribute, ptr));
 	if (data && answer_ours(attribute, ptr, data, &result))
 		return result;
+	region = object_claim_at(ptr);	/* it is mapped while it is asked for */
 	CALL_REAL(result, cuPointerGetAttribute, (data, attribute, ptr));
+	if (region)
+		object_put(region);
 	return result;
 }
 
 WRAPPER cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes,
 			       void **data, CUdeviceptr ptr)
 {
+	struct region *region;
 	CUresult result, ignored;
 
 	PASS_INSIDE(cuPointerGetAttributes, (numAttributes, attributes, data, ptr));
+	region = object_claim_at(ptr);
 	CALL_REAL(result, cuPointerGetAttributes, (numAttributes, attributes, data, ptr));
+	if (region)
+		object_put(region);
 	/* "Data is set to NULL or 0 for attributes that do not apply, and the call succeeds." */
 	for (unsigned int i = 0; i < numAttributes && result == CUDA_SUCCESS; i++)
 		answer_ours(attributes[i], ptr, data[i], &ignored);

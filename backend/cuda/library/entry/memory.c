@@ -213,7 +213,7 @@ WRAPPER cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr d
 
 	PASS_INSIDE(cuMemGetAddressRange_v2, (pbase, psize, dptr));
 	if (!region_about(dptr, &about)) {
-		if (object_mapped(dptr, &mapped) && !mapped.whole) {
+		if (object_mapped(dptr, &mapped)) {	/* the driver would tell of one chunk, or of nothing while it moves */
 			about.start = mapped.start;
 			about.bytes = mapped.bytes;
 		} else {

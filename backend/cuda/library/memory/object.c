@@ -60,6 +60,16 @@ static CUresult make(struct device *device, size_t bytes, const CUmemAllocationP
 	return result;
 }
 
+/* What the driver's handle is behind, and can move, is counted. With the lock. */
+static void count_intact(const struct region *region, int sign)
+{
+	uint64_t bytes = 0;
+
+	for (size_t i = 0; region->object->whole && i < region->chunks; i++)
+		bytes += region->chunk[i].pinned ? 0 : chunk_bytes(region, i);
+	__atomic_add_fetch(&region->device->intact, sign * bytes, __ATOMIC_RELAXED);
+}
+
 static bool enter(struct region *region)
 {
 	struct object *object = region->object;
@@ -70,10 +80,12 @@ static bool enter(struct region *region)
 	if (table_get(&objects, object->name))
 		object->name = names_next();
 	entered = table_put(&objects, object->name, region);
+	count_intact(region, 1);
 	pthread_mutex_unlock(&tree_lock);
 	if (entered && tree_insert(region))
 		return true;
 	pthread_mutex_lock(&tree_lock);
+	count_intact(region, -1);
 	if (entered)
 		table_take(&objects, object->name);
 	pthread_mutex_unlock(&tree_lock);
@@ -122,6 +134,7 @@ static bool is_idle(const struct region *region)
 
 static void set_busy(struct region *region, bool busy)
 {
+	region->object->claims = busy;
 	for (size_t i = 0; i < region->chunks; i++)
 		region->chunk[i].busy = busy;
 }
@@ -159,7 +172,14 @@ struct region *object_claim(CUmemGenericAllocationHandle name)
 
 struct region *object_claim_at(CUdeviceptr address)
 {
-	return claim(of_address, address);
+	return pages_near(address) ? claim(of_address, address) : NULL;
+}
+
+void object_claim_again(struct region *region)
+{
+	pthread_mutex_lock(&tree_lock);
+	region->object->claims++;
+	pthread_mutex_unlock(&tree_lock);
 }
 
 /* No thread can find it any more: it is claimed, without a handle or a view. */
@@ -178,10 +198,15 @@ void object_put(struct region *region)
 	struct object *object = region->object;
 
 	pthread_mutex_lock(&tree_lock);
+	if (--object->claims) {
+		pthread_mutex_unlock(&tree_lock);
+		return;
+	}
 	const bool dead = !object->held && !object->views;
 
 	if (dead) {
 		table_take(&objects, object->name);
+		count_intact(region, -1);
 		tree_remove(region);
 		region->device->regions->frees++;
 	} else {
@@ -283,7 +308,7 @@ bool object_mapped(CUdeviceptr address, struct mapped *mapped)
 	if (view)
 		*mapped = (struct mapped){
 			.device = view->region->device, .start = view->address, .bytes = view->bytes,
-			.serial = view->region->serial, .whole = view->region->object->whole,
+			.serial = view->region->serial,
 			.handle_types = view->region->object->prop.requestedHandleTypes,
 		};
 	pthread_mutex_unlock(&tree_lock);
@@ -295,12 +320,14 @@ static uint64_t pin(struct region *region)
 {
 	uint64_t change = 0;
 
+	count_intact(region, -1);
 	for (size_t i = 0; i < region->chunks; i++) {
 		if (region->chunk[i].pinned)
 			continue;
 		region->chunk[i].pinned = true;
 		change += chunk_bytes(region, i);
 	}
+	count_intact(region, 1);
 	region->device->regions->pinned += change;
 	return change;
 }
@@ -347,6 +374,7 @@ CUmemGenericAllocationHandle object_part(struct region *region)
 	pthread_mutex_lock(&tree_lock);
 	const CUmemGenericAllocationHandle whole = region->object->whole;
 
+	count_intact(region, -1);
 	region->object->whole = 0;
 	pthread_mutex_unlock(&tree_lock);
 	return whole;
@@ -356,6 +384,7 @@ void object_join(struct region *region, CUmemGenericAllocationHandle whole)
 {
 	pthread_mutex_lock(&tree_lock);
 	region->object->whole = whole;
+	count_intact(region, 1);
 	pthread_mutex_unlock(&tree_lock);
 }
 

@@ -25,6 +25,7 @@ struct object {
 	uint64_t held;				/* by the program: so often may it release it */
 	CUmemAllocationProp prop;		/* as it asked for it */
 	struct view *views;
+	unsigned int claims;			/* under the lock of the tree: of the thread that has claimed it, of a batch */
 };
 
 /* Whether the driver's own handle is behind a region. With the lock of the tree, or a chunk of the region. */
@@ -44,6 +45,8 @@ bool object_is(CUmemGenericAllocationHandle name);
 /* Claims the one with that name, or that is mapped at an address; NULL: there is none. */
 struct region *object_claim(CUmemGenericAllocationHandle name);
 struct region *object_claim_at(CUdeviceptr address);
+/* ... once more, for a batch, by the thread that has: each lets go of it, whichever is the last. */
+void object_claim_again(struct region *region);
 /* Lets go of one that is claimed; frees it if the program has neither a handle nor a view any more. */
 void object_put(struct region *region);
 
@@ -65,7 +68,6 @@ struct mapped {
 	size_t bytes;		/* of the mapping */
 	uint64_t serial;	/* of the object */
 	unsigned long long handle_types;
-	bool whole;
 };
 bool object_mapped(CUdeviceptr address, struct mapped *mapped);
 

@@ -8,7 +8,8 @@
 
 #include <stdbool.h>
 
-/* Whether the process has one open, or ever was seen to have. */
+/* Whether the process has one open, or ever was seen to have; also where that cannot be seen: /proc is not there, or
+ * descriptors are short. */
 bool outside_is_open(void);
 
 #endif

@@ -204,6 +204,20 @@ static void free_host(struct device *device, const struct batch *batch, size_t i
 	(batch->imported[i] ? host_drop : host_give)(device, batch_class(batch, i), spare);
 }
 
+/* What is joined was charged when there were to be two of it (join.c). */
+static void settle_join(struct device *device, const struct batch *batch, uint64_t moved)
+{
+	struct region *region = batch->pick[0].region;
+
+	if (moved) {
+		object_join(region, batch->joined);
+	} else {
+		kept_release(device, batch->joined);
+		pool_uncharge(device, region->reserved);
+	}
+	object_put(region);
+}
+
 /* The end of a batch: everything is where `moved` says. Returns the bytes that moved. A context is
  * borrowed, or needs not. */
 static uint64_t settle(struct device *device, struct batch *batch)
@@ -221,10 +235,13 @@ static uint64_t settle(struct device *device, struct batch *batch)
 			const bool on_gpu = batch->pick[i].region->chunk[batch->pick[i].index].place == CHUNK_DEVICE;
 
 			tree_moved(&batch->pick[i], CHUNK_DEVICE, 0, 0);
-			if (on_gpu)
+			if (on_gpu) {
 				kept_release(device, batch->from[i]);
-			else
+				pool_uncharge(device, batch->bytes[i]);
+			} else {
 				free_host(device, batch, i);
+				pool_uncharge_swapped(device, batch->bytes[i]);
+			}
 		} else if (batch->moved[i] && batch->in) {
 			tree_moved(&batch->pick[i], CHUNK_DEVICE, to->memory, 0);
 			if (batch->within) {
@@ -253,13 +270,10 @@ static uint64_t settle(struct device *device, struct batch *batch)
 	/* In the books it is on the GPU until mover_booked; once it is let go it may be freed, as that. */
 	if (!batch->in && !batch->within && moved)
 		pool_credit(device, moved);
-	if (batch->join && moved)
-		object_join(batch->pick[0].region, batch->joined);
-	else if (batch->join && batch->count)
-		kept_release(device, batch->joined);
-	/* What is joined is claimed. */
 	if (!batch->join)
 		pick_put(batch->pick, batch->count);
+	else if (batch->count)
+		settle_join(device, batch, moved);
 	return moved;
 }
 

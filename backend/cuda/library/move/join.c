@@ -6,25 +6,19 @@
 #include "batch.h"
 #include "daemon.h"
 #include "driver.h"
+#include "moment.h"
 #include "object.h"
 #include "ours.h"
 #include "pool.h"
 
-#define TRIES 3
-/* How often to look whether the GPU has come to the copies, ns. */
-#define LOOK_NS 5000000
+/* For how long it is tried, us: the driver never refuses because something of the program runs. */
+#define JOIN_US 5000000
+/* Until it is tried again, or looked at whether the GPU has come to the copies, ns. */
+#define PAUSE_NS 5000000
 
-/* What of it is in the host comes: from now on it is on the GPU in the books. */
-static CUresult charge(struct device *device, uint64_t bytes)
+static void pause_for_a_moment(void)
 {
-	if (!bytes)
-		return CUDA_SUCCESS;
-	if (daemon_charge(device, bytes))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	daemon_uncharge(device, 0, bytes);
-	__atomic_add_fetch(&device->resident, bytes, __ATOMIC_RELAXED);
-	__atomic_sub_fetch(&device->swapped, bytes, __ATOMIC_RELAXED);
-	return CUDA_SUCCESS;
+	nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
 }
 
 static CUresult make(struct region *region, CUmemGenericAllocationHandle *whole)
@@ -36,29 +30,31 @@ static CUresult make(struct region *region, CUmemGenericAllocationHandle *whole)
 	return result;
 }
 
-/* With the mover's lock. A copy that does not end has chunks of ours: what it leaves is waited for. */
-static void await_stuck(struct device *device)
+/* With the mover's lock. A copy that does not end has chunks of ours, or of others: what it leaves is waited for; false: it
+ * is there still. */
+static bool await_stuck(struct device *device, uint64_t until)
 {
-	const struct timespec moment = { .tv_nsec = LOOK_NS };
-
 	while (!batch_reap(device)) {
+		if (moment_us() >= until)
+			return false;
 		pthread_mutex_unlock(&device->mover->lock);
-		nanosleep(&moment, NULL);
+		pause_for_a_moment();
 		pthread_mutex_lock(&device->mover->lock);
 	}
+	return true;
 }
 
-/* With the mover's lock. */
-static CUresult join(struct region *region)
+/* With the mover's lock. `began`: the batch has what was charged, and will settle that. */
+static CUresult join(struct region *region, uint64_t until, bool *began)
 {
 	struct device *device = region->device;
 	struct pick picks[BATCH_MOST_CHUNKS];
 	CUmemGenericAllocationHandle whole;
 	struct batch *batch;
 	CUresult result;
-	uint64_t moved;
 
-	await_stuck(device);
+	if (!await_stuck(device, until))
+		return CUDA_ERROR_NOT_READY;
 	for (size_t i = 0; i < region->chunks; i++)
 		picks[i] = (struct pick){ region, i };
 	batch = batch_new(true, picks, region->chunks);
@@ -71,31 +67,39 @@ static CUresult join(struct region *region)
 	}
 	batch->within = batch->join = true;
 	batch->joined = whole;
-	moved = batch_move(device, batch);
-	await_stuck(device);
-	return moved ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+	object_claim_again(region);
+	*began = true;
+	batch_move(device, batch);
+	/* Where it is stuck still it has its claim, and comes to its end without us. */
+	return await_stuck(device, until) && object_is_whole(region) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+/* There are two of it until it has come to its end: both are charged. */
+static CUresult join_once(struct region *region, uint64_t until)
+{
+	struct device *device = region->device;
+	bool began = false;
+	CUresult result;
+
+	if (daemon_charge(device, region->reserved))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	__atomic_add_fetch(&device->resident, region->reserved, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&device->mover->lock);
+	ours_enter();
+	result = join(region, until, &began);
+	ours_leave();
+	pthread_mutex_unlock(&device->mover->lock);
+	if (!began)
+		pool_uncharge(device, region->reserved);
+	return result;
 }
 
 CUresult join_object(struct region *region)
 {
-	struct device *device = region->device;
+	const uint64_t until = moment_us() + JOIN_US;
 	CUresult result;
-	uint64_t need = 0;
 
-	for (size_t i = 0; i < region->chunks; i++)
-		need += region->chunk[i].place == CHUNK_HOST ? chunk_bytes(region, i) : 0;
-	result = charge(device, need);
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = CUDA_ERROR_NOT_SUPPORTED;
-	for (int try = 0; try < TRIES && result == CUDA_ERROR_NOT_SUPPORTED; try++) {
-		pthread_mutex_lock(&device->mover->lock);
-		ours_enter();
-		result = join(region);
-		ours_leave();
-		pthread_mutex_unlock(&device->mover->lock);
-	}
-	if (result != CUDA_SUCCESS && need)	/* it stays in the host, and may come */
-		pool_credit(device, need);
+	while ((result = join_once(region, until)) == CUDA_ERROR_NOT_READY && moment_us() < until)
+		pause_for_a_moment();
 	return result;
 }

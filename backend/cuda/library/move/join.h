@@ -9,7 +9,8 @@
 #include "chunk.h"
 
 /* By a thread of the program that has claimed it, outside the gate. It takes as much memory of the GPU again while it
- * changes. Waits in the daemon. */
+ * changes, which is charged: CUDA_ERROR_OUT_OF_MEMORY. Waits in the daemon, and for seconds until nothing runs and the copies
+ * have come to their end: CUDA_ERROR_NOT_READY, and a copy that has not keeps its claim until it has. */
 CUresult join_object(struct region *region);
 
 #endif
