@@ -65,7 +65,8 @@ class Feature(enum.IntFlag):
     """END_TURN, BEGIN_TURN: the program has a gate of turns. Of one of the software GPU: its LAUNCH may be answered as
     late as in its next turn, and what it asks for meanwhile before that."""
     TOTAL = 1 << 7
-    """TOTAL: a program learns how large its GPU is to look before it uses that, and once."""
+    """TOTAL: a program learns how large its GPU is to look before it uses that, and once. One of the software GPU may
+    ask for its LIMITS then, too."""
 
 
 FIRST = Feature(0b11111)
@@ -77,7 +78,7 @@ CUDA = (
 """What is spoken at the door of CUDA programs."""
 
 
-SOFT = Feature.ENGINE | Feature.FAMILY | Feature.TURNS
+SOFT = Feature.ENGINE | Feature.FAMILY | Feature.TURNS | Feature.TOTAL
 """What is spoken at the door of the software GPU."""
 
 

@@ -55,7 +55,7 @@ async def total(program: Program, gpu: int = 0) -> int:
 
 
 async def greeted(rig: Rig, process: Process) -> Program:
-    """A program that has said who it is, and no more."""
+    """A program that has greeted, and no more."""
     program = rig.connect(process)
     (await program.ask(Op.HELLO, VERSION, CUDA)).check()
     return program

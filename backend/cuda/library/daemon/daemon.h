@@ -2,7 +2,7 @@
 /*
  * The other end of the socket: backend/cuda/server.py, by the messages of backend/door/wire.py.
  *
- * One thread listens: it carries out what the daemon asks (RECLAIM, ROOM), hands replies to whoever waits,
+ * One thread listens: it carries out what the daemon asks (RECLAIM, ROOM), hands replies to the threads that wait,
  * and looks after the counters. It sleeps in poll(2). Requests may come from any thread. When the daemon goes
  * away everything is granted; when one is there again it is told what is resident and what is swapped.
  */

@@ -18,8 +18,8 @@
 /* The most bytes that a device is to look as if it had: UINT64_MAX, what the driver says. false: nothing is kept, since
  * it was not asked for, or an older daemon cannot tell: what it says of its limits holds (daemon_limits). */
 bool sight_kept(CUdevice ordinal, uint64_t *most);
-/* Asks for it, once; waits for the daemon as a first allocation does. `uuid` is the device's: the driver is asked for it
- * by the caller, who holds no lock, since another thread may be in cuInit and ask from inside that. */
+/* Asks for it, once; waits for the daemon as a first allocation does. `uuid` is the device's: the caller asks the
+ * driver for it, and holds no lock meanwhile, since another thread may be in cuInit and ask from inside that. */
 void sight_look(CUdevice ordinal, const CUuuid *uuid);
 /* Whether it was asked. */
 bool sight_looked(CUdevice ordinal);
