@@ -193,6 +193,14 @@ class Membership:
                 return known.families
         return ()
 
+    def place(self, process: Process) -> tuple[Slice, Families]:
+        """The cgroup of a process, and the families that it is in below that: of one that is not in the tree those that
+        it would be in. ProcessLookupError for one that is gone."""
+        resident = self._population.resident(process)
+        if resident is not None:
+            return resident.cgroup, resident.families
+        return cgroup_of(process.pid), self._families(process)
+
     # Processes that go
 
     def expel(self, process: Process) -> None:

@@ -215,6 +215,11 @@ class Bookkeeping(Protocol):
     def levels(self, process: Process, gpu: int) -> Sequence[Books]:
         """The books of the process, and of every slice above it, the GPU's root last. ENODEV for one that is gone."""
 
+    async def prospect(self, process: Process, gpu: int) -> Sequence[Books]:
+        """What :meth:`levels` says once its slices' policy holds; of a process that is not in the books of `gpu`, as it
+        would be if it came now, from the slice above it on. It is not in the books by that. ProcessLookupError for one
+        that is gone."""
+
     def presence(self, gpu: int) -> None:
         """A GPU was lost, or is back: its `lost` says which."""
 
@@ -227,6 +232,10 @@ class Policy(Protocol):
 
     async def prepare(self, slice_: Slice, gpu: int) -> None:
         """Returns once a slice, and every one above it, has what it is to have on a GPU; in any case soon."""
+
+    def asked(self, slice_: Slice, gpu: int) -> Mapping[str, int]:
+        """The limits that a slice which is not in the tree would have on a GPU, as far as that is known: after
+        :meth:`prepare` it is. By the fields of their settings."""
 
     def again(self, gpu: int) -> None:
         """A GPU that was lost is back: what was refused meanwhile is to be asked for once more."""

@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from backend.common.errors import fail
+from backend.core import sight
 from backend.core.protocols import Bookkeeping
 from backend.core.records import Footprint, GpuInfo
 from backend.core.turns import TurnEnd
@@ -484,10 +485,11 @@ class Managed:
         self.expect(process, placed)
 
     def limits(self, process: Process) -> Sequence[int]:
-        """What a program is to see as its GPU: the lowest high above it (2^64 - 1: none), what is free, what is out."""
+        """What holds for a program now: the lowest limit above it (2^64 - 1: none), what is free, what is out."""
         levels = self.booked.levels(process, self.info.index)
-        limited = [books for books in levels[:-1] if books.high < self.info.capacity]
-        if not limited:
-            return (1 << 64) - 1, 0, levels[0].swap
-        free = min(books.high - books.current for books in limited)
-        return min(books.high for books in limited), max(0, free), levels[0].swap
+        return *sight.limits(levels, self.info.capacity), levels[0].swap
+
+    async def total(self, process: Process) -> int:
+        """What a program that asks for the first time is to see as the size of this GPU, whether or not it speaks of
+        its memory yet (2^64 - 1: all that there is)."""
+        return sight.total(await self.booked.prospect(process, self.info.index), self.info.capacity)

@@ -11,6 +11,7 @@
 #include "moment.h"
 #include "mover.h"
 #include "ours.h"
+#include "sight.h"
 
 /* Calls for one order, where each takes all of its time. */
 #define CALLS_MOST 30
@@ -180,6 +181,26 @@ bool daemon_limits(struct device *device, uint64_t *total, uint64_t *left)
 	*left = limit > resident ? limit - resident : 0;
 	pthread_mutex_unlock(&lock);
 	return true;
+}
+
+/* As with an older daemon: the limit of the moment counts. */
+bool sight_looked(CUdevice ordinal)
+{
+	(void)ordinal;
+	return true;
+}
+
+bool sight_kept(CUdevice ordinal, uint64_t *most)
+{
+	(void)ordinal;
+	(void)most;
+	return false;
+}
+
+void sight_look(CUdevice ordinal, const CUuuid *uuid)
+{
+	(void)ordinal;
+	(void)uuid;
 }
 
 void daemon_report(struct device *device)

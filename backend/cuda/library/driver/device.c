@@ -34,14 +34,20 @@ static int attribute(CUdevice ordinal, CUdevice_attribute which)
 	return value;
 }
 
+bool device_uuid(CUdevice ordinal, CUuuid *uuid)
+{
+	/* _v2 differs for a MIG slice only: its own UUID, not that of the GPU it is part of. */
+	if (real.cuDeviceGetUuid_v2 && !real.cuDeviceGetUuid_v2(uuid, ordinal))
+		return true;
+	return real.cuDeviceGetUuid && !real.cuDeviceGetUuid(uuid, ordinal);
+}
+
 bool device_identify(struct device *device)
 {
 	const CUuuid before = device->uuid;
 
-	/* _v2 differs for a MIG slice only: its own UUID, not that of the GPU it is part of. */
-	if (!real.cuDeviceGetUuid_v2 || real.cuDeviceGetUuid_v2(&device->uuid, device->ordinal))
-		if (!real.cuDeviceGetUuid || real.cuDeviceGetUuid(&device->uuid, device->ordinal))
-			log_line("device %d: no UUID", device->ordinal);
+	if (!device_uuid(device->ordinal, &device->uuid))
+		log_line("device %d: no UUID", device->ordinal);
 	device->host_node = attribute(device->ordinal, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
 	if (device->host_node < 0)
 		device->host_node = 0;

@@ -52,6 +52,8 @@ struct device *device_current(void);
 struct device *device_of(CUdevice ordinal);
 /* device_of, where memory is about to be made on it: set up without a context, too. */
 struct device *device_for_memory(CUdevice ordinal);
+/* Which GPU a device is, by the driver; false: it does not say. */
+bool device_uuid(CUdevice ordinal, CUuuid *uuid);
 /* Asks the driver which GPU a device is: after a checkpoint it may be another one. Whether it is. */
 bool device_identify(struct device *device);
 /* From here to the other no device is set up; false, at once, while one is. By one thread. */
