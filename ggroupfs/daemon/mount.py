@@ -28,7 +28,7 @@ from backend.door.wire import CUDA, SOFT, VERSION, names
 from backend.ledgers.journal.file import Busy, Journal, default_path
 from backend.soft import server as soft_server
 from ggroupfs import serving
-from ggroupfs.daemon import successor, watchdog
+from ggroupfs.daemon import guard, successor, watchdog
 from ggroupfs.daemon.options import MountOptions
 from ggroupfs.fs import receiving
 from ggroupfs.fs.connection import Connection, allow_background
@@ -125,7 +125,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         except RuntimeError as error:
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
-        stack.callback(_hang_up, messenger, mountpoint, _connection(stack, _device(mountpoint)))
+        connection = _connection(stack, _device(mountpoint))
+        stack.callback(_hang_up, messenger, mountpoint, connection)
         if options.also is not None:
             try:
                 await in_a_thread(os.fspath(options.also), partial(bind, mountpoint, options.also))
@@ -324,6 +325,10 @@ def _connection(stack: contextlib.AsyncExitStack, device: int) -> Connection | N
         log.info("the connection cannot be aborted: %s", error)
         return None
     stack.callback(found.close)
+    try:
+        stack.callback(guard.end, guard.start(found.fileno()))
+    except OSError as error:  # EAGAIN, ENOMEM
+        log.warning("nothing ends what waits for the tree where the daemon is killed: %s", error)
     return found
 
 

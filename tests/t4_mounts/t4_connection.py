@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from ggroupfs.fs import connection
 from ggroupfs.mounts import mount_of
-from tests.support.mounted import Mounted, eventually, mounted
+from tests.support.mounted import LEFT_BEHIND, Mounted, eventually, mounted
 
 FILES = 800
 AGAIN = 8
@@ -139,8 +140,46 @@ def test_a_message_that_waits_for_a_waiting_program_keeps_neither(held: Held) ->
     assert mount_of(os.fspath(held.path)) is None
 
 
-def test_what_a_killed_daemon_left_so_is_aborted_when_asked(held: Held) -> None:
+def guard_of(pid: int) -> int:
+    """The process beside a daemon that aborts the connection as the daemon ends."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    [found] = [int(child) for child in children if b"sigwait" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return found
+
+
+def test_a_message_that_waits_does_not_outlive_a_killed_daemon(held: Held) -> None:
+    """The guard aborts the connection: the daemon ends, and the program comes back. Another daemon mounts there."""
+    guard = os.pidfd_open(guard_of(held.daemon.pid))
+    try:
+        held.daemon.kill()
+        assert held.daemon.wait(ENDS_S) == -signal.SIGKILL
+        assert held.maker.wait(ENDS_S) != 0
+        assert select.select([guard], [], [], ENDS_S)[0], "the guard ends, too"
+    finally:
+        os.close(guard)
+    with mounted(held.path, expect_errors=[LEFT_BEHIND]) as mount:
+        assert mount.path.exists()
+
+
+def test_the_signals_of_a_service_that_stops_leave_the_guard(mount: Mounted) -> None:
+    """A manager sends them to all of its processes, and the tree answers until the daemon has unmounted it."""
+    guard = guard_of(mount.daemon.pid)
+    pidfd = os.pidfd_open(guard)
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(guard, number)
+        assert (mount / "ggroup.backend").read_text()
+        assert not select.select([pidfd], [], [], 0)[0]
+        mount.daemon.terminate()
+        assert mount.daemon.wait(ENDS_S) == 0
+        assert select.select([pidfd], [], [], ENDS_S)[0]
+    finally:
+        os.close(pidfd)
+
+
+def test_what_a_killed_daemon_without_its_guard_left_so_is_aborted_when_asked(held: Held) -> None:
     """Neither ends by SIGKILL. A mount and an umount say what does it, and it does."""
+    os.kill(guard_of(held.daemon.pid), signal.SIGKILL)
     held.daemon.kill()
     for command in ("mount", "umount"):
         refused = ggroupfs(command, held.path)
