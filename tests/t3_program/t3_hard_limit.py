@@ -841,8 +841,11 @@ def test_none_ends_for_a_write_that_is_refused_late(drive: Drive, monkeypatch: p
         await trio.sleep(SEEN_S)
         assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
 
+        looks: list[Process] = []
+
         async def spared(process: Process) -> str | None:
-            await trio.sleep(2.0)
+            looks.append(process)
+            await trio.sleep(3 * NOTICE_S if len(looks) == 1 else 0)  # the writer's
             return "it is not to be" if process == one else None
 
         monkeypatch.setattr(oom, "spared", spared)
