@@ -33,7 +33,11 @@ DEPART_S = 5.0
 """Seconds for a program to stand by: 43 ms for 8 GiB, 0.3 s for 6 GiB in chunks of 2 MiB, and until nothing runs."""
 
 RETURN_S = 5.0
-"""Seconds in which a program that was moved connects again: a write to its files is not refused meanwhile."""
+"""Seconds in which a program that was moved connects again: it counts as one with the library meanwhile, and a write to
+its files is not refused for that."""
+
+RETURN_WAIT_S = 2.0
+"""Seconds of those in which it is waited for: its library tries once a second, and a write has 5 s for all it does."""
 
 HOME_S = 30.0
 """Seconds in which what a program brought along from another GPU is where it runs now: 3 to 5 s for 16 GiB, and as long
@@ -139,6 +143,8 @@ class Expected:
 
     movable: int
     """Bytes that it will be able to move then."""
+    waited_until: float
+    """When it is not waited for any more, by trio's clock."""
     until: float
     """When it is not expected any more, by trio's clock."""
     over: trio.Event = attrs.field(factory=trio.Event)
@@ -217,7 +223,9 @@ class Managed:
         """What is known of the memory of a program that speaks, or is about to."""
         program = self._programs.get(process)
         if program is None:
-            return Footprint(movable=self._expected[process].movable)
+            expected = self._expected[process]
+            comes = trio.current_time() < expected.waited_until and not self._halted(process)
+            return Footprint(movable=expected.movable if comes else 0)
         known = program.holding.footprint
         return attrs.evolve(known, movable=0) if self._stuck(program) else known
 
@@ -259,12 +267,15 @@ class Managed:
     # Moving
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
-        """Has a program move at least `nbytes`, or what it can; returns how much it did. EOPNOTSUPP: it does not speak.
+        """Has a program move at least `nbytes`, or what it can; returns how much it did. EOPNOTSUPP: it does not speak,
+        and is not about to.
 
         Never waits long for one that does not answer: what it moves later is booked then.
         """
         await self.returned(process)
         program = self._programs.get(process)
+        if program is None and process in self._expected:
+            return 0
         if program is None:
             raise OSError(errno.EOPNOTSUPP, "the memory of this program cannot be moved")
         moved = 0
@@ -424,7 +435,8 @@ class Managed:
         if (program := self._programs.get(process)) is not None:
             self._came(program)
         else:
-            self._expected[process] = Expected(placed, trio.current_time() + RETURN_S)
+            now = trio.current_time()
+            self._expected[process] = Expected(placed, now + RETURN_WAIT_S, now + RETURN_S)
 
     def _came(self, program: Program) -> None:
         """It speaks, from where it was moved to, and its memory follows."""
@@ -438,10 +450,12 @@ class Managed:
             program.holding.comes(0)
 
     async def returned(self, process: Process) -> None:
-        """Returns once a program that is expected speaks, or is not expected any more."""
+        """Returns once a program that is expected speaks, or is not waited for any more; one that is stopped is not."""
         if process not in self._programs and (expected := self._expected.get(process)) is not None:
-            with trio.move_on_at(expected.until):
-                await expected.over.wait()
+            with trio.move_on_at(expected.waited_until):
+                while not expected.over.is_set() and not self._halted(process):
+                    with trio.move_on_after(HALTED_LOOK_S):
+                        await expected.over.wait()
 
     def expects(self, process: Process) -> bool:
         """Whether it has, and is about to speak."""
