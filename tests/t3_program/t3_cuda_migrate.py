@@ -363,6 +363,31 @@ def test_one_that_does_not_come_back_does_not_keep_its_slice_from_a_limit(drive:
     drive(test, count=2)
 
 
+def test_one_that_has_more_in_the_host_than_it_may_is_moved(drive: Drive) -> None:
+    """As its limit of that goes along: it may have that much, and no more goes there."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+        await rig.h.write(program.file + "gmem.swap.max", GIB // 2)
+        swapped = await rig.number(program.file + "gmem.swap.current")
+        assert swapped > GIB // 2
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            program.gpu = 1
+            program.show()
+
+        moved_by(rig, act, program)
+        await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
+        await until_then(program.ended.is_set)
+        assert await rig.number(program.file + "gmem.swap.current") == swapped
+        assert await rig.number(program.file + "gmem.swap.max") == GIB // 2
+        program = await again(rig, program, 1)
+        assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EBUSY
+
+    drive(test, count=2)
+
+
 @pytest.mark.parametrize("near", [False, True])
 def test_what_the_other_gpu_could_not_use_is_carried(drive: Drive, near: bool) -> None:
     async def test(rig: Rig) -> None:
