@@ -1,8 +1,11 @@
 """The end of a turn and the beginning of the next, held at each of their steps while a test does something.
 
-Two programs of one slice change places: `a` has its turn and `b` waits, whose memory is protected; then `b` has it, and
-`a` again. What is done at one step is begun in order, and is still going on when the next step comes where it takes
-longer than that. What is asked of a daemon that ends meanwhile is asked no more; the next daemon goes on with the rest.
+Programs of one slice change places: `a` has its turn and `b` waits, whose memory is protected; then `b` has it, and `a`
+again. There may be a third, `c`, that waits too, and gives memory where `a` cannot. What is done at one step is begun
+in order, and is still going on when the next step comes where it takes longer than that. What is asked of a daemon that
+ends meanwhile is asked no more; the next daemon goes on with the rest.
+
+What each action may answer follows from those that were begun before it was answered, in the life of that daemon.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import attrs
 import trio
@@ -23,10 +28,12 @@ from backend.cuda.managed import Standby
 from backend.cuda.page import CounterPage
 from backend.cuda.server import Session
 from backend.door import tenants
-from backend.door.wire import CUDA, Feature, Message, Op
+from backend.door.wire import CUDA, Feature, Message
 from backend.ledgers.forwarding import ForwardingGpu
+from backend.nvidia.discover import TICK
 from backend.nvidia.gpu import NvidiaGpu
 from backend.process.identity import Group, Member, Slice, SliceOn
+from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_US
 from tests.support.cuda_session import GIB
 from tests.support.harness import Harness, answers
 from tests.support.killed import Killed, Life, Machine
@@ -37,8 +44,12 @@ STEPS = ("runs", "asked", "drains", "ended", "off", "next", "begins")
 """Steps of a change: `a` runs; it was asked to close its gate; that is closed and kernels of it run; its turn has ended
 and all its engines are on; GR is off; the gate of `b` is about to open; that of `a` is about to open again."""
 
-INSIDE = ("asked", "drains", "next", "begins")
-"""Those of them at which a program has not answered yet."""
+WAITED_FOR = ("asked", "drains")
+"""Those of them at which a program is waited for that has not answered yet; for long only where its time is long."""
+
+DRAINING = ("runs", "ended", "next", "waits", "drained", "off", "begins")
+"""Those of a program that drains on the runlist: it runs; its turn has ended; the gate of `b` is about to open; it was
+asked once more; it is drained, or given up, and all its engines are on; GR is off; its gate is about to open."""
 
 ACTIONS = ("limit", "low", "swap_max", "reclaim", "freeze", "thaw", "migrate", "upgrade", "kill_daemon", "kill")
 """What may be done: to `a`, to its slice, or to the daemon."""
@@ -46,14 +57,17 @@ ACTIONS = ("limit", "low", "swap_max", "reclaim", "freeze", "thaw", "migrate", "
 HELD_BYTES = 4 * GIB
 """What each program has on the GPU at first."""
 
-LIMIT_BYTES = 6 * GIB
-"""A limit of the slice: a part of what `a` has, and nothing of `b`."""
+GIVEN_BYTES = 2 * GIB
+"""What a limit of the slice takes: a part of what `a` has, or `c`, and nothing of `b`."""
 
 BOUND_US, SHORT_US = 10_000_000, 50_000
-"""Microseconds that `a` has to drain; and one whose kernel does not end."""
+"""Microseconds that a program has to drain; and one whose kernel does not end."""
 
-SPIN_S = 3600.0
-"""Seconds of a kernel that does not end."""
+SOON_S, SPIN_S = 0.15, 3600.0
+"""Seconds of what one runs that drains, and of a kernel that does not end."""
+
+RECONNECT_S = 0.3
+"""Seconds after which a program connects again: the library tries once a second."""
 
 MOMENT_S = 0.03
 """Seconds of virtual time from one action to the next."""
@@ -61,14 +75,39 @@ MOMENT_S = 0.03
 SETTLED_S = 3.0
 """Seconds in which what was begun comes to its end."""
 
-KINDS = {"gated": TurnEnd.DRAINED, "late": TurnEnd.LATE, "ungated": TurnEnd.UNGATED}
-"""What `a` may be, and how its turn ends."""
 
-STAYS = {"freeze", "migrate", "swap_max", "upgrade", "kill_daemon", "kill"}
+@attrs.frozen
+class Kind:
+    """What `a` may be."""
+
+    end: TurnEnd
+    """How its turn ends at first."""
+    bound_us: int = BOUND_US
+    """Microseconds that it has for that."""
+    drain_s: float = 0.0
+    """Seconds of what it runs then."""
+    drained: TurnEnd | None = None
+    """How its drain ends, of one that stays on the runlist."""
+    stays: bool = False
+    """Whether it does."""
+    returns: bool = False
+    """Whether its next turn begins while it drains."""
+    gives: bool = False
+    """Whether its memory moves whenever nothing else keeps it."""
+
+
+KINDS = {
+    "gated": Kind(TurnEnd.DRAINED, gives=True),
+    "late": Kind(TurnEnd.LATE, SHORT_US, SPIN_S),
+    "ungated": Kind(TurnEnd.UNGATED),
+    "drains": Kind(TurnEnd.LATE, DRAIN_US, SOON_S, TurnEnd.DRAINED, stays=True, gives=True),
+    "stuck": Kind(TurnEnd.LATE, DRAIN_US, SPIN_S, TurnEnd.LATE, stays=True),
+    "returns": Kind(TurnEnd.LATE, DRAIN_US, SPIN_S, None, stays=True, returns=True),
+}
+"""By names of them. Those that stay are waited for as the scheduler does."""
+
+HOLDS = {"freeze", "migrate", "swap_max", "kill"}
 """After these memory of `a` may have to stay where it is."""
-
-REFUSED = {0, errno.EBUSY, errno.EAGAIN}
-"""What a write that moves memory says where that has to stay."""
 
 GONE = {errno.ENOENT, errno.ESRCH, errno.ENODEV}
 """What is said of a program that died meanwhile."""
@@ -80,23 +119,22 @@ class Held(Gated):
     arrive: Callable[[str], Awaitable[None]]
     """What it tells the steps of its gate."""
     steps: Sequence[str] = ()
-    """Names of them: before its gate closes, once it is closed, before it opens."""
-    departs = False
+    """Names of them: before its gate closes, once it is closed, as it is asked again, before it opens."""
 
-    async def library(self, message: Message) -> Message | None:
-        """The answer to what the daemon asks, in its time."""
-        self.departs |= message.op == Op.DEPART
-        if message.op == Op.BEGIN_TURN and message.args[0] and self.is_closed:
-            await self.arrive(self.steps[2])
-        return await super().library(message)
+    async def begin_turn(self, message: Message) -> Message:
+        """The gate opens."""
+        if message.args[0] and self.is_closed:
+            await self.arrive(self.steps[3])
+        return await super().begin_turn(message)
 
     async def end_turn(self, message: Message) -> Message:
-        """The gate closes, unless it stands by to be moved."""
-        await self.arrive(self.steps[0])
-        if self.departs:
-            return message.refuse(errno.EBUSY)
-        self.is_closed = self.pending = True
-        await self.arrive(self.steps[1])
+        """The gate closes."""
+        if self.is_closed:
+            await self.arrive(self.steps[2])
+        else:
+            await self.arrive(self.steps[0])
+            self.is_closed, self.pending, self.closed_at = True, True, trio.current_time()
+            await self.arrive(self.steps[1])
         return await super().end_turn(message)
 
 
@@ -114,11 +152,8 @@ class Case:
     actions: list[str]
     """Those that are left to do."""
     all: tuple[str, ...] = attrs.Factory(lambda self: tuple(self.actions), takes_self=True)
-
-    @property
-    def may_stay(self) -> bool:
-        """Whether memory of `a` may have to stay where it is."""
-        return bool(STAYS & set(self.all))
+    names: tuple[str, ...] = ("a", "b")
+    """The programs."""
 
 
 @attrs.define
@@ -126,7 +161,7 @@ class Stage:
     """A machine whose daemons come and go, and the orders that are left."""
 
     machine: Machine
-    kind: str
+    kind: Kind
     cases: list[Case]
     pages: list[CounterPage] = attrs.field(factory=list)
     """Those of killed daemons, which look at them no more once their lives have ended."""
@@ -135,36 +170,39 @@ class Stage:
     at: int | None = None
     """The point of the next daemon's life at which it is killed."""
 
-    @property
-    def fake(self) -> Any:
-        """The driver, as a program knows it."""
-        return self.machine.fake
-
-    def driver_says(self, pid: int, nbytes: int, gpu: int = 0) -> None:
-        """NVML counts so much for a process."""
-        others = [entry for entry in self.machine.nvml.compute.get(gpu, []) if entry[0] != pid]
-        self.machine.nvml.compute[gpu] = [*others, (pid, nbytes)]
-
     def walk(self) -> None:
         """All orders, over as many daemons as they take."""
         while self.cases:
             self.next_daemon()
+        self.next_daemon()  # the last one may have been killed, or replaced
         for program in self.machine.programs.values():
             assert without(program) == (False, False)
 
     def next_daemon(self) -> int:
         """Has one more daemon live, to its end; returns the points of its life."""
         self.life, self.at = Life(self.at), None
+        # A program that started in the same tick as the daemon is none that a daemon before it has known.
+        newest = max((program.identity.start for program in self.machine.programs.values()), default=0)
+        while time.clock_gettime(time.CLOCK_BOOTTIME) * TICK < newest + 1:
+            time.sleep(0.001)
 
         async def story(machine: Machine, h: Harness) -> None:
             await Walk(self, h).run()
 
-        live(self.machine, self.life, story, rest_s=0.0)
+        places = ("backend.nvidia.memory.has_library", "backend.nvidia.swapped.has_library")
+        with mock.patch(places[0], has_the_library), mock.patch(places[1], has_the_library):
+            live(self.machine, self.life, story, rest_s=0.0)
         while self.pages:
             self.pages.pop().close()  # as the kernel does
         for program in self.programs.values():
             program.ended.set()
         return self.life.points
+
+
+async def has_the_library(pid: int) -> bool:
+    """Every program has it, whether or not it speaks."""
+    await trio.lowlevel.checkpoint()
+    return True
 
 
 @attrs.define
@@ -178,6 +216,10 @@ class Walk:
     go: trio.Event = attrs.field(factory=trio.Event)
     may_run: bool = False
     """Whether it was said that `a` is to run, or to be moved, in this order."""
+    begun: list[str] = attrs.field(factory=list)
+    """Actions of this order that were begun, in the life of this daemon."""
+    moves: int = 0
+    """Moves that were begun in this order."""
 
     @property
     def gpu(self) -> NvidiaGpu:
@@ -217,12 +259,15 @@ class Walk:
         if self.stage.life.dead:
             raise Killed
 
-    async def reconnect(self, nursery: trio.Nursery) -> None:
-        """Programs without a connection have one: those that are new to this daemon, or were to be moved."""
-        for name in ("a", "b"):
-            found = self.stage.programs.get(name)
-            if found is None or name not in self.stage.machine.programs or found.ended.is_set():
+    async def connected(self, nursery: trio.Nursery) -> None:
+        """Returns once all programs of the order speak. Those that are new, and all with a new daemon, do so now."""
+        for name in self.case.names:
+            found: Any = self.stage.programs.get(name)
+            if found is None or name not in self.stage.machine.programs or found.rig is not self:
                 await self.connect(nursery, name)
+        with trio.fail_after(60):
+            while any(self.program(name).ended.is_set() for name in self.case.names):  # noqa: ASYNC110
+                await trio.sleep(MOMENT_S)
 
     async def connect(self, nursery: trio.Nursery, name: str) -> None:
         """A program that lives speaks to this daemon, and has what it had; a new one has some memory."""
@@ -234,8 +279,9 @@ class Walk:
         if before is not None and before.process == process:
             resident, swapped = before.resident, before.swapped
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        kind = Ungated if name == "a" and self.stage.kind == "ungated" else Held
-        program = kind(self.stage, process, trio.socket.from_stdlib_socket(ours))  # type: ignore[arg-type]
+        kind, is_a = self.stage.kind, name == "a"
+        made = Ungated if is_a and kind.end is TurnEnd.UNGATED else Held
+        program = made(self, process, trio.socket.from_stdlib_socket(ours))  # type: ignore[arg-type]
         session = Session(process, {0: self.gpu.managed}, tenants.Line(trio.socket.from_stdlib_socket(theirs), process))
 
         async def serve() -> None:
@@ -252,17 +298,42 @@ class Walk:
         nursery.start_soon(serve)
         nursery.start_soon(program.run)
         program.context, program.arrive = 0, self.arrive
-        program.steps = ("asked", "drains", "begins") if name == "a" else ("", "", "next")
-        if name == "a" and self.stage.kind == "late":
-            program.drain_s = SPIN_S
+        program.steps = ("asked", "drains", "waits", "begins") if is_a else ("", "", "", "next" if name == "b" else "")
+        program.drain_s = kind.drain_s if is_a else 0.0
         await program.manage(resident, swapped)
         self.stage.programs[name] = program
+        nursery.start_soon(self.connect_again, nursery, name, program)
+
+    async def connect_again(self, nursery: trio.Nursery, name: str, program: Held) -> None:
+        """As the library does, once its connection has ended: after a move."""
+        await program.ended.wait()
+        await trio.sleep(RECONNECT_S)
+        found = self.stage.machine.programs.get(name)
+        if found is not None and found.identity == program.process and self.stage.programs[name] is program:
+            await self.connect(nursery, name)
+
+    @property
+    def fake(self) -> Any:
+        """The driver, as a program knows it."""
+        return self.stage.machine.fake
+
+    def driver_says(self, pid: int, nbytes: int, gpu: int = 0) -> None:
+        """NVML counts so much for a process."""
+        nvml = self.stage.machine.nvml
+        if pid in self.fake.programs:
+            nvml.compute[gpu] = [*[entry for entry in nvml.compute.get(gpu, []) if entry[0] != pid], (pid, nbytes)]
 
     async def move(self, *words: Any) -> None:
         """The agent of checkpoints, as the daemon sees it: it finds a program that runs and launches."""
         standby = words[-1]
         assert isinstance(standby, Standby)
-        assert without(self.stage.machine.programs["a"]) == (False, False)
+        self.moves += 1
+        if self.lives("a"):
+            assert without(self.stage.machine.programs["a"]) == (False, False)
+            with trio.move_on_after(1):  # its library may be busy, or held
+                while self.program("a").is_closed:  # noqa: ASYNC110
+                    await trio.sleep(MOMENT_S / 3)
+            assert not self.program("a").is_closed, "it was not told that it is to leave its turn"
         await standby.begin()
         assert not self.program("a").is_closed
         standby.over.set()
@@ -272,14 +343,15 @@ class Walk:
 
     async def one(self, nursery: trio.Nursery, case: Case) -> bool:
         """Does one order, from a start that is the same for all. Whether the daemon is still there."""
-        self.case, self.may_run = case, False
+        self.case, self.may_run, self.moves = case, False, 0
+        self.begun = []
         self.arrived, self.go = trio.Event(), trio.Event()
         await self.begin_anew(nursery)
         async with trio.open_nursery() as acting:
             acting.start_soon(self.change)
             with trio.fail_after(60):
                 await self.arrived.wait()
-            if await self.act(nursery, acting):
+            if await self.act(acting):
                 acting.cancel_scope.cancel()
                 nursery.cancel_scope.cancel()
                 return False
@@ -289,25 +361,28 @@ class Walk:
         return True
 
     async def begin_anew(self, nursery: trio.Nursery) -> None:
-        """What the order before has left is set back; `b` waits for its turn, and is protected."""
-        await self.reconnect(nursery)
+        """What the order before has left is set back; all but `a` wait for their turn, and `b` is protected."""
+        step, self.case.step = self.case.step, ""
+        await self.connected(nursery)
         await self.settled()
         await self.thaw()
+        while self.h.controller._migrator._moves.left():  # noqa: ASYNC110 - it is not sure yet where it is
+            await trio.sleep(MOMENT_S)
         for path in ("slice/job/0/", f"{self.program('a').process.pid}/0/"):
             for file, value in (("gmem.limit.high", "max"), ("gmem.limit.low", 0), ("gmem.swap.max", "max")):
                 assert await answers(self.h.write(path + file, value)) == 0
-        for name in ("a", "b"):
+        for name in self.case.names:
             found = self.program(name)
             await found.free(found.resident, found.swapped)
             assert await found.alloc(HELD_BYTES) == 0
             found.reclaims.clear()
         await self.write("b", "gmem.limit.low", "max")
-        self.case.step, step = "", self.case.step
-        assert await self.finish("b", BOUND_US) is TurnEnd.DRAINED
-        await self.apply("b")
-        self.case.step = step
+        for name in self.case.names[1:]:
+            assert await self.finish(name, BOUND_US) is TurnEnd.DRAINED
+            await self.apply(name)
+        self.case.step, self.begun = step, []
 
-    async def act(self, nursery: trio.Nursery, acting: trio.Nursery) -> bool:
+    async def act(self, acting: trio.Nursery) -> bool:
         """Begins the actions in their order. Whether one of them ends the daemon."""
         while self.case.actions:
             action = self.case.actions.pop(0)
@@ -319,7 +394,7 @@ class Walk:
                     self.stage.cases.pop(0)
                 return True
             if self.lives("a"):
-                await self.reconnect(nursery)
+                self.begun.append(action)
                 acting.start_soon(self.do, action)
             await trio.sleep(MOMENT_S)
         return False
@@ -327,20 +402,30 @@ class Walk:
     async def do(self, action: str) -> None:
         """One action, and what it may say."""
         code = await getattr(self, action)()
-        can_give = self.stage.kind == "gated" and not self.case.may_stay
-        allowed = {0} if can_give else REFUSED
-        if "kill" in self.case.all:
-            allowed = allowed | GONE
-        if "migrate" in self.case.all:  # until it is connected again none of its memory can be moved
-            allowed = allowed | {errno.EOPNOTSUPP}
-        assert code in allowed, (action, errno.errorcode.get(code))
+        assert code in self.allowed(action), (action, errno.errorcode.get(code), self.begun)
+
+    def allowed(self, action: str) -> set[int]:
+        """What an action may say by now."""
+        dies = "kill" in self.begun
+        stays = not self.stage.kind.gives or not HOLDS.isdisjoint(self.begun)
+        match action:
+            case "limit" if "c" in self.case.names:
+                return {0}
+            case "limit":  # of the slice, which is there as long as `b` is
+                return {0, errno.EBUSY, errno.EAGAIN} if stays else {0}
+            case "reclaim":
+                return {0, *({errno.EAGAIN} if stays else ()), *(GONE if dies else ())}
+            case "migrate":
+                return {errno.EBUSY, *(GONE if dies else ())}
+        return {0, *(GONE if dies else ())}
 
     async def write(self, name: str, file: str, value: object) -> int:
         """The errno of a write to a file of a program."""
         return await answers(self.h.write(f"{self.program(name).process.pid}/0/{file}", value))
 
     async def limit(self) -> int:
-        return await answers(self.h.write("slice/job/0/gmem.limit.high", LIMIT_BYTES))
+        limit = len(self.case.names) * HELD_BYTES - GIVEN_BYTES
+        return await answers(self.h.write("slice/job/0/gmem.limit.high", limit))
 
     async def low(self) -> int:
         return await self.write("a", "gmem.limit.low", "max")
@@ -354,6 +439,8 @@ class Walk:
     async def freeze(self) -> int:
         """From the answer on it does not run, not for a moment."""
         code = await self.write("a", "compute.freeze", 1)
+        if not code and self.is_last("freeze"):
+            assert without(self.stage.machine.programs["a"]) == (True, True)
         self.stand_still()
         return code
 
@@ -363,27 +450,34 @@ class Walk:
             self.stage.machine.fake.still = frozenset({self.program("a").process.pid})
 
     async def thaw(self) -> int:
-        """It runs again, in its turn."""
+        """It runs again, in its turn: what a gate holds back moves its memory, at least."""
         self.may_run, self.stage.machine.fake.still = True, frozenset()
-        return await self.write("a", "compute.freeze", 0)
+        code = await self.write("a", "compute.freeze", 0)
+        if not code and self.is_last("thaw") and self.stage.kind.end is not TurnEnd.UNGATED:
+            assert not without(self.stage.machine.programs["a"])[1]
+        return code
+
+    def is_last(self, action: str) -> bool:
+        """Whether it holds that `a` was frozen, or thawed, and it is there."""
+        asked = [one for one in self.begun if one in ("freeze", "thaw")]
+        return asked[-1:] == [action] and {"migrate", "kill"}.isdisjoint(self.begun)
 
     async def migrate(self) -> int:
         """It stands by, which takes that it runs, and does not come to a rest."""
         before, self.may_run, self.stage.machine.fake.still = self.may_run, True, frozenset()
         code = await self.write("a", "compute.migrate", 1)
-        full = {errno.ENOSPC} if "swap_max" in self.case.all else set()
-        assert code in {errno.EBUSY, *GONE, *full}, errno.errorcode.get(code)
+        assert self.moves or "kill" in self.begun, "nothing moved it"
         self.may_run = before
         await trio.sleep(MOMENT_S)
         self.stand_still()
-        return errno.EBUSY
+        return code
 
     async def kill(self) -> int:
         """The program dies."""
         process = self.program("a").process
         self.stage.machine.fake.still = frozenset()
-        self.program("a").socket.close()
         self.stage.machine.end("a")
+        self.program("a").socket.close()
         await self.h.gone(process)
         return 0
 
@@ -396,27 +490,60 @@ class Walk:
             await self.go.wait()
 
     async def change(self) -> None:
-        """`a` ends its turn, `b` has one, and `a` begins again."""
+        """`a` ends its turn, the others have one each, and `a` begins again."""
+        kind = self.stage.kind
         await self.arrive("runs")
-        end = await self.finish("a", SHORT_US if self.stage.kind == "late" else BOUND_US)
-        if not {"migrate", "kill", "freeze"} & set(self.case.all):
-            assert end is KINDS[self.stage.kind], end
+        end = await self.finish("a", kind.bound_us, stays=kind.stays)
+        if self.is_plain:
+            assert end is kind.end, end
         await self.arrive("ended")
         await self.apply("a")
-        await self.arrive("off")
-        await self.start("b")
-        await self.finish("b", BOUND_US)
-        await self.apply("b")
-        await self.start("a")
+        if kind.stays:
+            await self.change_while_it_drains(kind)
+        else:
+            await self.arrive("off")
+            await self.start("b")
+        for name, follows in zip(self.case.names[1:], (*self.case.names[2:], "a"), strict=True):
+            await self.finish(name, BOUND_US)
+            await self.apply(name)
+            if follows != "a" or not kind.returns:
+                await self.start(follows)
         self.arrived.set()  # at the latest: it has no gate that would be held
 
-    async def finish(self, name: str, bound_us: int) -> TurnEnd | None:
+    async def change_while_it_drains(self, kind: Kind) -> None:
+        """`b` has its turn, and `a` goes off once it is drained or was waited for; or its next turn begins before."""
+        await self.start("b")
+        found: list[TurnEnd | None] = []
+
+        async def drain() -> None:
+            if self.lives("a"):
+                async with self.may_be_gone("a"):
+                    found.append(await follower(self.h).turning.drain(self.member("a"), DRAIN_MOST_US))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drain)
+            if kind.returns:
+                await trio.sleep(2 * MOMENT_S)
+                await self.arrive("waits")
+                await self.start("a")
+        if self.is_plain:
+            assert found == [kind.drained], found
+        await self.arrive("drained")
+        await self.apply("a")
+        await self.arrive("off")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing was begun that changes how the turn of `a` ends."""
+        return {"migrate", "kill", "freeze"}.isdisjoint(self.begun)
+
+    async def finish(self, name: str, bound_us: int, *, stays: bool = False) -> TurnEnd | None:
         """Ends the turn of a program that lives, unless it is frozen already."""
         if not self.lives(name) or self.h.ledger.books(self.member(name)).frozen:
             return None
         group, acting = self.member(name), follower(self.h)
         async with self.may_be_gone(name):
-            return await acting.turning.end(group, Place(off=True), bound_us)
+            return await acting.turning.end(group, Place(off=True), bound_us, stays=stays)
         acting.fall_back(group) if self.h.controller.population.holds(group) else None
         return None
 
@@ -435,26 +562,33 @@ class Walk:
 
     @contextlib.asynccontextmanager
     async def may_be_gone(self, name: str) -> AsyncIterator[None]:
-        """A program may have died meanwhile, or be moved by its driver."""
-        dies = name == "a" and {"kill", "migrate"} & set(self.case.all)
-        with contextlib.suppress(OSError) if dies else contextlib.nullcontext():
+        """A program may have died meanwhile."""
+        try:
             yield
+        except OSError:
+            if name != "a" or "kill" not in self.begun:
+                raise
 
     # What holds
 
     def holds(self) -> None:
         """At each step: what waits launches nothing, what is frozen does not run, and `b` keeps what is protected."""
         assert not self.stage.machine.fake.ran, "a frozen program ran"
-        for name in ("a", "b"):
-            if self.lives(name):
-                compute = self.h.controller.population.record(self.member(name)).compute
-                gr, copies = without(self.stage.machine.programs[name])
-                program = self.program(name)
-                if compute.turn_end in (TurnEnd.DRAINED, TurnEnd.LATE) and not program.ended.is_set():
-                    assert program.is_closed or compute.is_busy(), f"{name} may launch, and waits"
-                if copies:
-                    assert gr, f"{name} has GR alone"
-        if "low" not in self.case.all and not self.case.may_stay and self.stage.kind == "gated":
+        for name in filter(self.lives, self.case.names):
+            compute = self.h.controller.population.record(self.member(name)).compute
+            gr, copies = without(self.stage.machine.programs[name])
+            program = self.program(name)
+            if copies:
+                assert gr, f"{name} has GR alone"
+            if compute.is_busy() or program.ended.is_set():
+                continue
+            if compute.turn_end in (TurnEnd.DRAINED, TurnEnd.LATE):
+                closes = compute.place.drains and program.listens.locked()  # as soon as it can
+                assert program.is_closed or closes, f"{name} may launch, and waits"
+            if compute.turn_end is TurnEnd.DRAINED:
+                assert not program.pending, f"{name} is not drained"
+        protected = self.stage.kind.gives and HOLDS.isdisjoint(self.begun)
+        if "low" not in self.begun and (protected or "c" in self.case.names):
             assert not self.program("b").reclaims, "what was protected has moved"
         self.h.check()
 
@@ -462,11 +596,21 @@ class Walk:
         """Every program runs in the end, has the gate open and holds its limits, and the books are the driver's."""
         self.holds()
         if self.lives("a"):
-            await self.reconnect(nursery)
-            await self.thaw()
-        for name in ("a", "b"):
-            await self.start(name)
+            await self.connected(nursery)
+            assert await self.thaw() == 0
+            await self.is_told("a")
+        for name in filter(self.lives, self.case.names):
+            if follower(self.h).place(self.member(name)).off:  # what has its turn is told by what began it
+                await self.start(name)
         await self.settled()
+
+    async def is_told(self, name: str) -> None:
+        """What has its turn and is not frozen was told so, by what let it run: nothing has to come and mend that."""
+        program = self.program(name)
+        while program.listens.locked():  # noqa: ASYNC110
+            await trio.sleep(MOMENT_S / 3)
+        await trio.sleep(MOMENT_S / 3)
+        assert follower(self.h).place(self.member(name)).off or not program.is_closed, f"{name} has its turn, and waits"
 
     async def settled(self) -> None:
         """Waits until all that holds at the end of an order does."""
@@ -480,24 +624,23 @@ class Walk:
     def wrong(self) -> Sequence[str]:
         """What does not hold yet."""
         found = []
-        for name in ("a", "b"):
-            if not self.lives(name):
-                continue
+        for name in filter(self.lives, self.case.names):
             program, books = self.program(name), self.h.ledger.books(self.member(name))
             compute = self.h.controller.population.record(self.member(name)).compute
             waits = compute.turn_end is not None
             frozen = any(self.h.ledger.books(level).frozen for level in (self.member(name), SliceOn(Slice("/job"), 0)))
-            if not program.ended.is_set():
-                if (books.current, books.swap) != (program.resident, program.swapped):
-                    found.append(f"{name}: {books.current}, {books.swap} in the books")
-                if program.is_closed != (waits and compute.turn_end is not TurnEnd.UNGATED):
-                    found.append(f"{name}: its gate")
+            if program.ended.is_set():
+                found.append(f"{name}: its connection")
+            elif (books.current, books.swap) != (program.resident, program.swapped):
+                found.append(f"{name}: {books.current}, {books.swap} in the books")
+            elif program.is_closed != (waits and compute.turn_end is not TurnEnd.UNGATED):
+                found.append(f"{name}: its gate")
             if without(self.stage.machine.programs[name]) != ((True, True) if frozen else (waits, False)):
                 found.append(f"{name}: its engines")
             if compute.doubtful or compute.inherited:
                 found.append(f"{name}: in doubt")
         job: Group = SliceOn(Slice("/job"), 0)
-        if self.h.controller.population.holds(job) and "swap_max" not in self.case.all:
+        if self.h.controller.population.holds(job) and ("swap_max" not in self.case.all or "c" in self.case.names):
             books = self.h.ledger.books(job)
             if books.current > books.high:
                 found.append(f"{books.current} over {books.high}")

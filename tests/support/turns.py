@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import trio
 
 from backend.core.follower import Follower
@@ -60,6 +62,8 @@ class Gated(Program):
         """Held while it does what it is asked, or has memory come back: the library has one thread for that."""
         self.pending = False
         """Whether kernels of it were not done when it was asked last."""
+        self.departs = False
+        """Whether it stands by to be moved, up to the end of its connection."""
         self.told: list[tuple[Op, int]] = []
         """What it was asked about its gate, and the first word of that."""
 
@@ -69,14 +73,15 @@ class Gated(Program):
             match message.op:
                 case Op.END_TURN:
                     self.told.append((Op.END_TURN, message.args[0]))
-                    return await self.end_turn(message)
+                    return message.refuse(errno.EBUSY) if self.departs else await self.end_turn(message)
                 case Op.BEGIN_TURN:
                     self.told.append((Op.BEGIN_TURN, message.args[0]))
-                    self.is_closed, self.pending, self.ahead_us = False, False, message.args[0]
-                    return message.answer()
+                    return await self.begin_turn(message)
                 case Op.DEPART:
-                    self.is_closed, self.pending, self.ahead_us = False, False, 0
+                    self.is_closed, self.pending, self.ahead_us, self.departs = False, False, 0, True
                     return message.answer()
+            if self.departs:
+                return message.answer()
             return await self.move(message) if await self.is_quiet() else message.answer()
 
     async def end_turn(self, message: Message) -> Message:
@@ -86,8 +91,17 @@ class Gated(Program):
         self.is_closed = self.pending = True
         bound_s, left_s = message.args[0] / 1e6, max(0.0, self.closed_at + self.drain_s - trio.current_time())
         await trio.sleep(min(bound_s, left_s))
-        self.pending = left_s > bound_s
+        found = self.rig.fake.programs.get(self.process.pid)
+        stands = left_s > 0 and found is not None and without(found)[0]
+        self.pending = left_s > bound_s or stands
+        if stands:  # what does not run does not end
+            self.closed_at = trio.current_time()
         return message.answer(int(not self.pending), round(min(bound_s, left_s) * 1e6))
+
+    async def begin_turn(self, message: Message) -> Message:
+        """The gate opens."""
+        self.is_closed, self.pending, self.ahead_us = False, False, message.args[0]
+        return message.answer()
 
     async def is_quiet(self) -> bool:
         """Waits, as long as the library does, until nothing of it runs. Whether its memory can move then."""
