@@ -684,28 +684,31 @@ def program(name: str) -> Path:
 
 def run_program(name: str, *words: str, seconds: float = 60.0) -> dict[str, Any]:
     """Runs it; what it says. The failure has what it complains of, and where it hangs what each task waits for."""
-    child = subprocess.Popen([program(name), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        said, complained = child.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        waiting = tasks()
-        child.kill()
-        said, complained = child.communicate()
-        raise AssertionError(f"{name} did not end in {seconds:g} s: {complained}{said}\n{waiting}") from None
+    with subprocess.Popen([program(name), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            said, complained = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            # No more is read: what the program made may hold its end of the pipes for as long as it hangs.
+            heard = b"".join((error.stderr or b"", error.stdout or b"")).decode(errors="replace")
+            raise AssertionError(f"{name} did not end in {seconds:g} s: {heard}\n{tasks()}") from None
+        finally:
+            child.kill()
     assert child.returncode == 0, f"{name} exited with {child.returncode}: {complained}{said}"
     found: dict[str, Any] = json.loads(said)
     return found
 
 
 def tasks() -> str:
-    """Every task of a program that runs: its name, its state and, for root, where in the kernel it is."""
+    """Every task on the machine that is not the kernel's own: its name, its state and, for root, where in the kernel it
+    is. A line each."""
     lines = []
     for task in sorted(Path("/proc").glob("[0-9]*/task/[0-9]*"), key=lambda path: int(path.name)):
         try:
             fields = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
             if "VmSize" not in fields and "Z" not in fields["State"]:
                 continue
-            words = [fields[key].strip() for key in ("Name", "Tgid", "PPid", "Uid", "State", "SigPnd", "ShdPnd")]
+            keys = ("Name", "Tgid", "PPid", "Uid", "State", "SigPnd", "ShdPnd")
+            words = [" ".join(fields[key].split()) for key in keys]
             stack = [line.split()[-1] for line in (task / "stack").read_text().splitlines()]
         except OSError:
             continue
