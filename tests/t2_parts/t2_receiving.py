@@ -1,9 +1,11 @@
-"""Requests are taken in a row, and nobody is left out: over pipes, without a mount."""
+"""Requests are taken in a row, and no task is left out: over pipes, without a mount."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import trio
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from ggroupfs.fs.receiving import ROW, Lock, Requests
+from ggroupfs.fs.yielding import shorten_slices
 from tests.support.harness import virtual
 
 
@@ -56,6 +59,59 @@ async def test_a_row_is_taken_without_a_turn_and_then_there_is_one(pipe: tuple[i
 
 
 @virtual
+async def test_what_a_program_asks_once_it_runs_belongs_to_the_row(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program that was answered waits for the daemon's CPU: it writes its next request when it has it."""
+    here, there = pipe
+    monkeypatch.setattr(os, "sched_yield", lambda: os.write(there, b"x"))
+    requests, others = Requests(yields=True), Others()
+    os.write(there, b"x")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others.run)
+        await requests.wait_readable(here)
+        os.read(here, 1)
+        before = others.turns
+        for _ in range(ROW):
+            await requests.wait_readable(here)
+            os.read(here, 1)
+        assert others.turns == before
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_a_daemon_that_would_pay_for_it_does_not_yield(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pipe
+    monkeypatch.setattr(os, "sched_yield", lambda: pytest.fail("it yields"))
+    requests = Requests()
+    async with trio.open_nursery() as nursery:
+        for _ in range(ROW):
+            nursery.start_soon(requests.wait_readable, here)
+            await wait_all_tasks_blocked()
+            os.write(there, b"x")
+            await wait_all_tasks_blocked()
+            os.read(here, 1)
+
+
+def test_slices_are_short_where_the_kernel_keeps_them() -> None:
+    """Of the thread that asks, whose nice value and policy stay."""
+
+    def look() -> tuple[int, int]:
+        return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def ask() -> tuple[bool, bool]:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 3)
+        before = look()
+        return shorten_slices(), look() == before
+
+    linux = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(ask).result() == (linux >= (6, 12), True)
+
+
+@virtual
 async def test_what_is_not_there_is_waited_for(pipe: tuple[int, int]) -> None:
     here, there = pipe
     requests, taken = Requests(), []
@@ -89,8 +145,8 @@ async def test_a_row_ends_when_the_daemon_does(pipe: tuple[int, int]) -> None:
 
 
 @virtual
-async def test_who_lets_go_takes_it_again_first() -> None:
-    """... and who waits has it as soon as he waits himself."""
+async def test_the_task_that_lets_go_takes_it_again_first() -> None:
+    """A task that waits has the lock as soon as the one that took it again waits itself."""
     lock, had = Lock(), []
 
     async def worker(number: int, times: int) -> None:
@@ -110,7 +166,7 @@ async def test_who_lets_go_takes_it_again_first() -> None:
 
 @given(st.lists(st.lists(st.sampled_from(["take", "wait", "turn", "end"]), max_size=8), min_size=1, max_size=6))
 def test_one_at_a_time_and_each_in_the_end(workers: list[list[str]]) -> None:
-    """Whatever workers do while they have it and while they do not, and whoever is cancelled while he waits for it."""
+    """Whatever workers do while they have it and while they do not, and whichever ends while it waits for it."""
 
     @virtual
     async def run() -> None:
