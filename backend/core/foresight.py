@@ -100,9 +100,7 @@ class Foresight:
             sights[process] = Sight(books.current + books.swap, _done(activity), has_work)
         return began
 
-    def _tell(
-        self, index: int, told: Told, classes: Mapping[Process, NextUse], ranks: Mapping[Process, int]
-    ) -> None:
+    def _tell(self, index: int, told: Told, classes: Mapping[Process, NextUse], ranks: Mapping[Process, int]) -> None:
         """Have the ledger know, all at once: what is far each time, as it holds for a while only, and what is near as
         it comes to be."""
         news = {process: rank for process, rank in ranks.items() if rank or told.ranks.get(process) != rank}

@@ -143,6 +143,7 @@ def test_a_process_that_the_machine_cannot_tell_of_is_near() -> None:
     outlook.see(1003.0, {OTHER: Sight(1)})
     assert outlook.judge(1003.0) == {OTHER: NextUse.SOON}, "what is gone is forgotten"
 
+
 def test_a_process_that_is_off_without_work_waits_for_nothing() -> None:
     """A scheduler may keep one off whose turns come seldom: it is as idle as it is."""
     outlook, order = Outlook(), Order([OTHER, ONE, TWIN])

@@ -24,6 +24,7 @@ from backend.core.turns import TurnEnd
 from backend.process.identity import Member, Process
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
+from tests.support.cuda_session import until_then
 from tests.support.harness import MIB, Harness, StubGpu, running, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
@@ -359,8 +360,7 @@ async def test_what_the_ledger_could_not_be_told_is_told_with_the_next_look(spaw
         number = await r.gpu.open_context(process, 8, lambda finished: None)
         with mock.patch.object(r.h.ledger, "set_next_use", side_effect=OSError(errno.ENOMEM, "")) as refused:
             await r.gpu.launch(process, number, 1, 1000, range(0))
-            while not refused.called:
-                await trio.sleep(0.1)
+            await until_then(lambda: refused.called)
         await trio.sleep(5)
         assert r.next_use(process) is NextUse.SOON
         assert account.next_use(clock.boot_usec()) == 0
