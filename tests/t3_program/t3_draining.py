@@ -26,10 +26,10 @@ from backend.scheduler.ends import DRAIN_SLICE_US, UNDRAINED_S
 from backend.scheduler.fair import SWITCH_US
 from backend.scheduler.scheduler import AGAIN_S
 from backend.scheduler.use import Sample
+from tests.support.contenders import Bench, Programs
 from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, until_then
 from tests.support.harness import MIB, answers, running, virtual
 from tests.support.turns import BOUND_US, Gated, begin_turn, drain, end_turn, gated, without
-from tests.t3_program.t3_scheduler import Bench, Programs
 
 __all__ = ["drive", "pieces"]  # fixtures
 
