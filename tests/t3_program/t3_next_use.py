@@ -84,6 +84,10 @@ class Rig:
         """Return the class of a process."""
         return self.h.controller.population.record(Member(process, 0)).memory.next_use
 
+    def rank(self, process: Process) -> int:
+        """Return what the ledger knows of the next use of a process, for as long as it holds."""
+        return self.h.ledger._accounts[Member(process, 0)].next_use(clock.boot_usec())
+
     def turn_end(self, process: Process) -> TurnEnd | None:
         """Return how the turn of a process ended."""
         return self.h.controller.population.record(Member(process, 0)).compute.turn_end
@@ -105,6 +109,13 @@ async def rig(spawn: Spawn, *, scheduler: bool, config: SoftConfig = LARGE) -> A
     async with running(gpu, scheduler=scheduler) as h, trio.open_nursery() as nursery:
         yield Rig(h, gpu, spawn, nursery)
         nursery.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def virtual_boot() -> AsyncIterator[None]:
+    """Has what holds for a time by the clock of this boot end by trio's."""
+    with mock.patch.object(clock, "boot_usec", side_effect=lambda: int(1e6 * trio.current_time())):
+        yield
 
 
 each_way = pytest.mark.parametrize("scheduler", [True, False], ids=["scheduled", "not scheduled"])
@@ -223,12 +234,59 @@ async def test_a_look_that_takes_long_makes_none_idle(spawn: Spawn, scheduler: b
             virtual_clock.jump(0.1)
             return r.gpu.activity(process)
 
-        slow = SimpleNamespace(lost=False, activity=activity)
+        slow = SimpleNamespace(lost=False, activity=activity, footprint=r.gpu.footprint)
         with mock.patch.object(r.h.controller._foresight, "_gpus", {0: slow}):
             for _ in range(100):
                 await trio.sleep(1)
                 assert {r.next_use(one) for one in each} == {NextUse.SOON}
         assert 9 <= looks <= 18, "20 s of rest for three"
+
+
+@each_way
+@virtual
+async def test_what_the_ledger_knows_outlasts_a_part_of_a_look_that_takes_long(spawn: Spawn, scheduler: bool) -> None:
+    """A daemon that was stopped in a look, or a machine that was: it rests no longer than what it said holds."""
+    async with rig(spawn, scheduler=scheduler) as r, virtual_boot():
+        each = [await r.program(8 * MIB) for _ in range(3)]
+        await trio.sleep(IDLE)
+        virtual_clock = trio.lowlevel.current_clock()
+        assert isinstance(virtual_clock, trio.testing.MockClock)
+
+        def activity(process: Process) -> Activity:
+            virtual_clock.jump(1.0)
+            return r.gpu.activity(process)
+
+        slow = SimpleNamespace(lost=False, activity=activity, footprint=r.gpu.footprint)
+        with mock.patch.object(r.h.controller._foresight, "_gpus", {0: slow}):
+            for _ in range(100):
+                await trio.sleep(1)
+                assert all(r.rank(one) > 0 for one in each)
+
+
+@each_way
+@virtual
+async def test_what_wakes_during_a_look_that_takes_long_is_near_at_the_next_rest(spawn: Spawn, scheduler: bool) -> None:
+    async with rig(spawn, scheduler=scheduler) as r:
+        first, last = await r.program(8 * MIB), await r.program(8 * MIB)
+        await trio.sleep(IDLE)
+        virtual_clock, looks = trio.lowlevel.current_clock(), 0
+        assert isinstance(virtual_clock, trio.testing.MockClock)
+
+        def activity(process: Process) -> Activity:
+            nonlocal looks
+            looks += 1
+            virtual_clock.jump(0.05)
+            return attrs.evolve(r.gpu.activity(process), finished=looks)
+
+        slow = SimpleNamespace(lost=False, activity=activity, footprint=r.gpu.footprint)
+        with mock.patch.object(r.h.controller._foresight, "_gpus", {0: slow}):
+            while looks < 1:
+                assert min(r.rank(first), r.rank(last)) > 0
+                await trio.sleep(0.1)
+            await trio.sleep(0.1)
+            assert r.rank(first) == 0, "at the first rest, which takes 5 s"
+            assert r.rank(last) > 0
+            assert looks == 1
 
 
 @each_way
