@@ -322,6 +322,37 @@ class Lagging(Bench):
         return used
 
 
+class Untold(Bench):
+    """A software GPU whose driver refuses the trace: nothing tells what a process uses."""
+
+    is_traced = False
+    """Whether there is a trace all the same."""
+
+    def activity(self, process: Process) -> Activity:
+        found = super().activity(process)
+        return found if self.is_traced else attrs.evolve(found, gpu_usec=None, stays=None)
+
+    def used(self, process: Process) -> int:
+        used = super().activity(process).gpu_usec
+        assert used is not None
+        return used
+
+
+class Sampled(Untold):
+    """A software GPU that estimates once a second what a process used, as from samples of NVML."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._estimates: dict[Process, tuple[int, int]] = {}  # the second, and the estimate
+
+    def activity(self, process: Process) -> Activity:
+        second, (at, estimate) = int(trio.current_time()), self._estimates.get(process, (-1, 0))
+        if at != second:
+            estimate = super().used(process)
+            self._estimates[process] = second, estimate
+        return attrs.evolve(super().activity(process), gpu_usec_estimate=estimate)
+
+
 @contextlib.asynccontextmanager
 async def fillers(spawn: Spawn, gpu: Bench | None = None) -> AsyncIterator[Fillers]:
     """A GPU, its daemon with a scheduler, and the programs on it."""
@@ -405,6 +436,21 @@ async def test_long_kernels_have_no_more_than_their_share(spawn: Spawn, kernel_u
         assert long == pytest.approx(short, abs=0.06), "half a turn of 2 s in 40 s, to or fro"
 
 
+@pytest.mark.parametrize("gpu", [Untold, Sampled])
+@pytest.mark.parametrize("kernel_us", [300_000, 500_000, 2_000_000])
+@virtual
+async def test_where_nothing_tells_what_drains_it_is_late(spawn: Spawn, gpu: type[Bench], kernel_us: int) -> None:
+    """It could not be charged, and would have what the other has not."""
+    async with fillers(spawn, gpu()) as p:
+        lead, _ = await p.service(load=0.1)
+        await p.h.write(f"{lead.pid}/0/compute.priority", 0)
+        two = [await p.filler(kernel_us=kernel_us, ahead=1), await p.filler()]
+        await trio.sleep(5)
+        long, short = await p.shares(two, 40)
+        assert long + short > 0.85
+        assert long == pytest.approx(short, abs=0.06)
+
+
 @virtual
 async def test_long_kernels_of_one_of_three(spawn: Spawn) -> None:
     """And behind one that has half of the engine."""
@@ -465,6 +511,19 @@ async def test_a_drain_is_given_up_by_what_it_used_though_a_look_had_no_sample_o
         looks.observe({})
         looks.observe({long: Sample(ends.DRAIN_WORK_US + 1)})
         assert drain.scope.cancel_called
+
+
+@virtual
+async def test_a_drain_is_given_up_when_nothing_tells_any_more_what_it_uses(spawn: Spawn) -> None:
+    """The driver ended the trace."""
+    gpu = Untold()
+    gpu.is_traced = True
+    async with fillers(spawn, gpu) as p:
+        long = await draining_filler(p)
+        gpu.is_traced = False
+        await trio.sleep(0.2)
+        assert p.record(long).compute.draining is None
+        assert p.record(long).compute.turn_end is TurnEnd.LATE
 
 
 async def _latencies(spawn: Spawn) -> tuple[list[float], float, int]:

@@ -17,7 +17,7 @@ import trio
 import backend.core.reasons
 import backend.cuda.managed
 import backend.scheduler.parts
-from backend.core.records import Capability, Place
+from backend.core.records import Activity, Capability, Place
 from backend.core.turns import TurnEnd
 from backend.cuda.managed import AHEAD_S, AHEAD_US, DISTRUST_S, RECLAIM_S, Standby
 from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US
@@ -756,6 +756,7 @@ async def test_a_program_that_does_not_drain_is_waited_for_less_and_less(spawn: 
             assert {end[:2] for end in ends} == {("end", who.pid)}
             return [end[2] for end in ends]
 
+        gpu.works[who] = Activity(tsgs=1, attached=1, managed=True, gpu_usec=0)
         gpu.ends[who] = TurnEnd.LATE, 10.0
         assert [await turn(), await turn()] == [[DRAIN_US, DRAIN_MOST_US], [0]]
         await trio.sleep(UNDRAINED_S)
@@ -769,6 +770,9 @@ async def test_a_program_that_does_not_drain_is_waited_for_less_and_less(spawn: 
         assert [await turn(), await turn()] == [[DRAIN_US, DRAIN_MOST_US], [0]]
         gpu.ends[who] = TurnEnd.DRAINED, 0.0
         assert [await turn(), await turn()] == [[0], [DRAIN_US]], "it was drained at once"
+        del gpu.works[who]
+        gpu.ends[who] = TurnEnd.LATE, 10.0
+        assert [await turn(), await turn()] == [[DRAIN_US], [DRAIN_US]], "it drains only where its use is told"
 
 
 @virtual
