@@ -39,7 +39,7 @@ DRAIN_US = 5_000
 the end of all that end in one: of a turn of 0.5 s it is a tenth, in which the engine is used."""
 DRAIN_MOST_US = 2_000_000
 """Microseconds that it has after that, on the runlist: in rounds of 60 ms, behind others that always have work, 33
-slices of 2 ms. It has 20 ms of work: what it may be ahead (AHEAD_US of ``cuda/managed.py``) and one kernel."""
+slices of 2 ms. It has 20 ms of work: what it may be ahead (AHEAD_US of ``core/turns.py``) and one kernel."""
 DRAIN_SLICE_US = 2_000
 """Slice of a program that drains, microseconds: about what the driver gives (2.048 ms)."""
 DRAIN_WORK_US = 400_000

@@ -310,11 +310,17 @@ class Lagging(Bench):
         if found.gpu_usec is None:
             return found
         heard = self._heard.setdefault(process, [(0.0, 0)])
-        heard.append((trio.current_time(), found.gpu_usec))
         at = int(10 * trio.current_time()) / 10 - self.LAG_S
         while len(heard) > 1 and heard[1][0] <= at:
             del heard[0]
         return attrs.evolve(found, gpu_usec=heard[0][1])
+
+    async def follow(self) -> None:
+        """Writes the trace, for ever: whatever programs do, what is read is no older."""
+        while True:
+            for process in self._tenants:
+                self._heard.setdefault(process, [(0.0, 0)]).append((trio.current_time(), self.used(process)))
+            await trio.sleep(0.005)
 
     def used(self, process: Process) -> int:
         used = super().activity(process).gpu_usec
@@ -358,15 +364,22 @@ async def fillers(spawn: Spawn, gpu: Bench | None = None) -> AsyncIterator[Fille
     """A GPU, its daemon with a scheduler, and the programs on it."""
     gpu = gpu or Bench()
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        if isinstance(gpu, Lagging):
+            nursery.start_soon(gpu.follow)
         yield Fillers(h, gpu, spawn, nursery)
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("ahead", [AHEAD, 200])
 @virtual
-async def test_limits_of_those_that_wait_behind_one_that_is_always_busy(spawn: Spawn) -> None:
-    """No write is refused, to none of them, and their slice holds its limit."""
+async def test_limits_of_those_that_wait_behind_one_that_is_always_busy(spawn: Spawn, ahead: int) -> None:
+    """No write is refused, to none of them, and their slice holds its limit. What would be far ahead is held."""
     async with fillers(spawn) as p:
-        lead, three = await p.lead(), [await p.filler() for _ in range(3)]
+        service, _ = await p.service(load=0.1)
+        await p.h.write(f"{service.pid}/0/compute.priority", 0)
+        three = [await p.filler(ahead=ahead) for _ in range(3)]
+        await trio.sleep(15)  # what each was ahead before its first turn has run
+        lead = await p.lead()
         await trio.sleep(5)
         rng, refused, waited = random.Random(1), [], 0
         for _ in range(20):

@@ -20,7 +20,7 @@ from backend.core.foresight import Foresight
 from backend.core.nextuse import HOLD_S, IDLE_S, NextUse
 from backend.core.reasons import Engines
 from backend.core.records import Activity
-from backend.core.turns import TurnEnd
+from backend.core.turns import AHEAD_US, TurnEnd
 from backend.process.identity import Member, Process
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
@@ -40,8 +40,6 @@ BUS = SoftConfig().in_bytes_per_s * GPU // SoftConfig().capacity
 """Bytes a second of each direction of the bus, as much less as the GPU has less memory."""
 SMALL = SoftConfig(capacity=GPU, out_bytes_per_s=BUS, in_bytes_per_s=BUS)
 """A GPU of 64 MiB that is to its bus as one of 16 GiB."""
-AHEAD_US = 10_000
-"""Microseconds of work that a program is ahead of the GPU, about."""
 BRIEF_US = 2650
 """Microseconds of a kernel that is brief beside the fetch of a page of that GPU: 377 of them a second."""
 

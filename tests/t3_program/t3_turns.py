@@ -18,8 +18,8 @@ import backend.core.reasons
 import backend.cuda.managed
 import backend.scheduler.parts
 from backend.core.records import Activity, Capability, Place
-from backend.core.turns import TurnEnd
-from backend.cuda.managed import AHEAD_S, AHEAD_US, DISTRUST_S, RECLAIM_S, Standby
+from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
+from backend.cuda.managed import DISTRUST_S, RECLAIM_S, Standby
 from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US
 from backend.door.wire import CUDA, Feature, Message, Op
 from backend.nvidia.proven import GR_ALONE
