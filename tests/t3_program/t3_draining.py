@@ -236,6 +236,14 @@ def test_what_else_may_become_of_it_while_it_drains(drive: Drive, how: str) -> N
                     program.obey = refuse
         if how in ("moved", "dies"):
             assert found == [None]
+            await trio.sleep(1)
+            assert not program.is_closed, "nor is it closed again by what waited"
+            assert program.process not in rig.gpu.managed
+            assert rig.h.controller.population.holds(group) is (how == "moved")
+            if how == "moved":
+                assert engines(rig, program) == (False, False)
+                assert turn_end(rig, program) is None
+                assert not rig.h.controller._follower.place(group).off
             return
         await rig.h.controller._follower.apply(group)
         assert found == [TurnEnd.UNGATED], "its gate is open"
@@ -379,7 +387,7 @@ async def test_limits_of_those_that_wait_behind_one_that_is_always_busy(spawn: S
         await p.h.write(f"{service.pid}/0/compute.priority", 0)
         three = [await p.filler(ahead=ahead) for _ in range(3)]
         await trio.sleep(15)  # what each was ahead before its first turn has run
-        lead = await p.lead()
+        lead, began, before = await p.lead(), trio.current_time(), p.gpu.used(service)
         await trio.sleep(5)
         rng, refused, waited = random.Random(1), [], 0
         for _ in range(20):
@@ -397,7 +405,8 @@ async def test_limits_of_those_that_wait_behind_one_that_is_always_busy(spawn: S
         for _ in range(100):
             await trio.sleep(0.05)
             assert int(await p.h.read("slice/jobs/0/gmem.current")) <= 2 * SIZE
-        assert p.gpu.used(lead) > 0.9e6 * 5
+        used = p.gpu.used(lead) + p.gpu.used(service) - before
+        assert used > 0.95e6 * (trio.current_time() - began), "those before them have nearly all of the engine"
 
 
 @pytest.mark.parametrize("kernel_us", [3_000_000, 60_000_000])
@@ -412,7 +421,7 @@ async def test_long_kernels_go_off_as_they_are_and_are_waited_for_less_and_less(
         record = p.h.controller.population.record(Member(long, 0))
         drained_s, late, longest_s = 0.0, 0, 0.0
         before = p.gpu.used(long), p.gpu.used(short)
-        for _ in range(300):
+        for _ in range(600):
             await trio.sleep(0.1)
             drained_s += 0.1 * record.compute.place.drains
             if record.scheduled.undrained is not None:
@@ -426,7 +435,7 @@ async def test_long_kernels_go_off_as_they_are_and_are_waited_for_less_and_less(
         assert longest_s >= 2 * UNDRAINED_S
         assert 0 < drained_s < 4, "not at each of its turns, nor for all of DRAIN_MOST_US"
         used = p.gpu.used(long) - before[0], p.gpu.used(short) - before[1]
-        assert min(used) > 0.3 * max(used), "both go on"
+        assert min(used) > 0.8 * max(used), "both go on, and neither has more than the other"
 
 
 @pytest.mark.parametrize(
