@@ -535,6 +535,50 @@ def test_a_turn_that_ends_while_memory_moves(
     drive(test)
 
 
+@pytest.mark.parametrize("turns", [2, 6])
+def test_turns_that_are_shorter_than_a_move(drive: Drive, turns: int) -> None:
+    """Each ends late, with the engines on, and its program drains: the move goes on, and no write is refused. What the
+    library says of the turns before, once it is done with that, says nothing of the last one."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB, "/", 0)
+
+        async def long(request: Message) -> Message | None:
+            if request.op == Op.RECLAIM:
+                async with program.listens:
+                    await trio.sleep(0.6)
+            return await program.library(request)
+
+        program.obey = long
+        codes: list[int] = []
+
+        async def move() -> None:
+            codes.append(await answers(rig.h.write(program.file + "gmem.limit.high", "6G")))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(move)
+            await trio.sleep(0.02)
+            for turn in range(turns):
+                assert await end_turn(rig.h, program, DRAIN_US, stays=True) is TurnEnd.LATE
+                assert engines(rig, program) == (False, False)
+                if turn < turns - 1:
+                    await trio.sleep(0.4 / turns)
+                    follower(rig.h).schedule(Member(program.process, 0), Place())
+                    await follower(rig.h).apply(Member(program.process, 0))
+                    await trio.sleep(0.01)
+            assert not codes, "the move is under way"
+            assert await drain(rig.h, program, DRAIN_MOST_US) is TurnEnd.DRAINED
+            assert program.is_closed
+        assert engines(rig, program) == (True, False)
+        assert (codes, program.resident) == ([0], 6 * GIB)
+        await begin_turn(rig.h, program)
+        assert not program.is_closed
+        program.obey = program.library
+        assert await end_turn(rig.h, program, DRAIN_US) is TurnEnd.DRAINED
+
+    drive(test)
+
+
 def test_a_program_that_is_busy_with_memory_and_never_answers(drive: Drive) -> None:
     """It goes off with all engines once it was waited for, and is asked no more."""
 
