@@ -81,6 +81,11 @@ class Tenant:
         return sum(sum(tsg.queue) for tsg in self.tsgs.values())
 
     @property
+    def ahead_us(self) -> float:
+        """Microseconds of work that it has queued beyond its bound: kernels wait where that is more than nothing."""
+        return self.pending / US - self.gate.ahead_us
+
+    @property
     def is_busy(self) -> bool:
         """Whether something of it runs, is queued or being copied, as far as the engine was brought."""
         return bool(self.gate.under_way or any(tsg.queue for tsg in self.tsgs.values()))
@@ -99,7 +104,7 @@ class Tenant:
         """Opens its gate. What has not run yet goes on in this turn, with the memory that it uses."""
         if self.is_late:
             self.memory.carry(self.gate.turn)
-        self.gate.open()
+        self.gate.begin()
 
     async def copies(self) -> None:
         """Waits until the copy engine may work for it."""

@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from backend.core.reasons import Engines
+from backend.core.settings import Lever
 from backend.process.identity import Process
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
@@ -35,9 +36,9 @@ class Bench(SoftGpu):
         self.broken: set[Process] = set()
         """Whose TSGs cannot be detached."""
 
-    async def set_timeslice(self, process: Process, us: int) -> None:
+    async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
         self.moved.append(trio.current_time())
-        await super().set_timeslice(process, us)
+        await super().set_lever(lever, process, value)
 
     async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
         self.moved.append(trio.current_time())

@@ -20,7 +20,7 @@ from backend.core.foresight import Foresight
 from backend.core.nextuse import HOLD_S, IDLE_S, NextUse
 from backend.core.reasons import Engines
 from backend.core.records import Activity
-from backend.core.turns import TurnEnd
+from backend.core.turns import AHEAD_US, TurnEnd
 from backend.process.identity import Member, Process
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
@@ -40,8 +40,6 @@ BUS = SoftConfig().in_bytes_per_s * GPU // SoftConfig().capacity
 """Bytes a second of each direction of the bus, as much less as the GPU has less memory."""
 SMALL = SoftConfig(capacity=GPU, out_bytes_per_s=BUS, in_bytes_per_s=BUS)
 """A GPU of 64 MiB that is to its bus as one of 16 GiB."""
-AHEAD_US = 10_000
-"""Microseconds of work that a program is ahead of the GPU, about."""
 BRIEF_US = 2650
 """Microseconds of a kernel that is brief beside the fetch of a page of that GPU: 377 of them a second."""
 
@@ -163,6 +161,49 @@ async def test_a_busy_program_beside_an_idle_one_keeps_its_rate(
     print(f"kernels/s: alone {alone:.0f}, beside an idle one {beside:.0f}, by size alone {by_size:.0f}")
     assert beside >= 0.9 * alone
     assert by_size <= 0.1 * alone
+
+
+@each_way
+@pytest.mark.parametrize(("idle", "busy", "limit"), [(28, 44, "max"), (16, 24, "32M")], ids=["full card", "slice"])
+@virtual
+async def test_what_a_busy_program_gave_to_one_that_rests_since_it_has_back_by_a_reclaim(
+    spawn: Spawn, idle: int, busy: int, limit: str, scheduler: bool
+) -> None:
+    """The other order: the busy one is there first, and the other is at work as it allocates, so that the larger gives.
+    None takes it from the other once that is idle: the busy one reaches over the bus for it in each kernel, until an
+    operator has the idle one give."""
+    async with rig(spawn, scheduler=scheduler, config=SMALL) as r:
+        works = await r.program(busy * MIB, "/job", busy=True, kernel_us=BRIEF_US)
+        await r.h.write("slice/job/0/gmem.limit.high", limit)
+        alone = await r.rate(works, 10.0)
+        rests = await r.program(idle * MIB, "/job")
+        room = 64 if limit == "max" else 32
+        assert (r.held(works), r.held(rests)) == ((room - idle) * MIB, idle * MIB)
+        await trio.sleep(IDLE + 30)
+        assert r.next_use(rests) is NextUse.IDLE
+        beside, held = await r.rate(works, 10.0), r.held(rests)
+        await r.h.write(f"{rests.pid}/0/gmem.reclaim", held)
+        await trio.sleep(2)
+        after = await r.rate(works, 10.0)
+        print(f"kernels/s: alone {alone:.0f}, beside one that rests {beside:.0f}, after a reclaim {after:.0f}")
+        assert held == idle * MIB
+        assert 0.03 * alone <= beside <= 0.05 * alone
+        assert after >= 0.9 * alone
+        assert r.held(works) == busy * MIB
+
+
+@each_way
+@virtual
+async def test_a_busy_program_with_a_low_gives_nothing_to_one_that_comes(spawn: Spawn, scheduler: bool) -> None:
+    """What comes has so much in the host as there is no room for."""
+    async with rig(spawn, scheduler=scheduler, config=SMALL) as r:
+        works = await r.program(44 * MIB, busy=True, kernel_us=BRIEF_US)
+        await r.h.write(f"{works.pid}/0/gmem.limit.low", "44M")
+        alone = await r.rate(works, 10.0)
+        rests = await r.program(28 * MIB)
+        assert (r.held(works), r.held(rests)) == (44 * MIB, 20 * MIB)
+        await trio.sleep(IDLE)
+        assert await r.rate(works, 10.0) >= 0.9 * alone
 
 
 @each_way

@@ -53,6 +53,7 @@ async def test_weights(spawn: Spawn, contexts: int) -> None:
         await trio.sleep(1)
         found = await p.shares(three, 10)
         assert of_all(found) == pytest.approx([1 / 7, 2 / 7, 4 / 7], rel=0.03 if contexts == 1 else 0.05)
+        assert p.gpu.calls(since=0) >= len(three), "only timeslices are set here, of each at least once"
         assert p.gpu.calls(since=1) <= 5
 
 
