@@ -51,14 +51,14 @@ DRAINING = ("runs", "ended", "next", "waits", "drained", "off", "begins")
 """Those of a program that drains on the runlist: it runs; its turn has ended; the gate of `b` is about to open; it was
 asked once more; it is drained, or given up, and all its engines are on; GR is off; its gate is about to open."""
 
-ACTIONS = ("limit", "low", "swap_max", "reclaim", "freeze", "thaw", "migrate", "upgrade", "kill_daemon", "kill")
+ACTIONS = ("limit", "own_limit", "low", "swap_max", "reclaim", "freeze", "thaw", "migrate", "upgrade", "kill_daemon", "kill")
 """What may be done: to `a`, to its slice, or to the daemon."""
 
 HELD_BYTES = 4 * GIB
 """What each program has on the GPU at first."""
 
 GIVEN_BYTES = 2 * GIB
-"""What a limit of the slice takes: a part of what `a` has, or `c`, and nothing of `b`."""
+"""What a limit takes: that of the slice a part of what `a` has, or `c`, and nothing of `b`; that of `a` from it alone."""
 
 BOUND_US, SHORT_US = 10_000_000, 50_000
 """Microseconds that a program has to drain; and one whose kernel does not end."""
@@ -366,6 +366,7 @@ class Walk:
         await self.connected(nursery)
         await self.settled()
         await self.thaw()
+        await self.settled()
         while self.h.controller._migrator._moves.left():  # noqa: ASYNC110 - it is not sure yet where it is
             await trio.sleep(MOMENT_S)
         for path in ("slice/job/0/", f"{self.program('a').process.pid}/0/"):
@@ -401,23 +402,35 @@ class Walk:
 
     async def do(self, action: str) -> None:
         """One action, and what it may say."""
+        before = self.begun[:-1]
         code = await getattr(self, action)()
-        assert code in self.allowed(action), (action, errno.errorcode.get(code), self.begun)
+        assert code in self.allowed(action, before), (action, errno.errorcode.get(code), self.begun)
 
-    def allowed(self, action: str) -> set[int]:
-        """What an action may say by now."""
+    def allowed(self, action: str, before: Sequence[str]) -> set[int]:
+        """What an action may say by now that was begun after those `before` it."""
         dies = "kill" in self.begun
         stays = not self.stage.kind.gives or not HOLDS.isdisjoint(self.begun)
         match action:
-            case "limit" if "c" in self.case.names:
+            case "limit":  # of the slice: another program gives where `a` cannot
                 return {0}
-            case "limit":  # of the slice, which is there as long as `b` is
-                return {0, errno.EBUSY, errno.EAGAIN} if stays else {0}
+            case "own_limit":
+                return self.own_limit_says(before) | (GONE if dies else set())
             case "reclaim":
                 return {0, *({errno.EAGAIN} if stays else ()), *(GONE if dies else ())}
             case "migrate":
                 return {errno.EBUSY, *(GONE if dies else ())}
         return {0, *(GONE if dies else ())}
+
+    def own_limit_says(self, before: Sequence[str]) -> set[int]:
+        """What is said of a limit of `a` alone: 0 wherever it waits, unless something else keeps its memory."""
+        several = len(self.begun) > 2 and not HOLDS.isdisjoint(self.begun)
+        if several or not self.stage.kind.gives:
+            return {0, errno.EBUSY, errno.EAGAIN}
+        if "freeze" in before or "swap_max" in before:
+            return {errno.EBUSY}
+        if "migrate" in before and self.case.step == "runs":  # what moves it has it stand by already
+            return {errno.EAGAIN}
+        return {0}
 
     async def write(self, name: str, file: str, value: object) -> int:
         """The errno of a write to a file of a program."""
@@ -426,6 +439,12 @@ class Walk:
     async def limit(self) -> int:
         limit = len(self.case.names) * HELD_BYTES - GIVEN_BYTES
         return await answers(self.h.write("slice/job/0/gmem.limit.high", limit))
+
+    async def own_limit(self) -> int:
+        """Of `a`: no other program gives in its stead."""
+        code = await self.write("a", "gmem.limit.high", HELD_BYTES - GIVEN_BYTES)
+        assert code or not self.lives("a") or self.program("a").resident <= HELD_BYTES - GIVEN_BYTES
+        return code
 
     async def low(self) -> int:
         return await self.write("a", "gmem.limit.low", "max")
@@ -639,6 +658,8 @@ class Walk:
                 found.append(f"{name}: its engines")
             if compute.doubtful or compute.inherited:
                 found.append(f"{name}: in doubt")
+            if books.current > books.high and not frozen and "swap_max" not in self.case.all:
+                found.append(f"{name}: {books.current} over {books.high}")
         job: Group = SliceOn(Slice("/job"), 0)
         if self.h.controller.population.holds(job) and ("swap_max" not in self.case.all or "c" in self.case.names):
             books = self.h.ledger.books(job)
