@@ -6,6 +6,7 @@ The rules write a story; it is told at the end of them, in virtual time, over as
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -424,8 +425,11 @@ UNGATED = pytest.mark.logs("older than this daemon and lacks turns, .* without i
 """What is said of the program without a gate."""
 
 TestTurns = UNGATED(Turns.TestCase)
+STORIES = int(os.environ.get("GGROUP_TURN_STORIES", "8"))
+"""Stories that chance tells."""
+
 TestTurns.settings = settings(
-    max_examples=8, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=STORIES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
