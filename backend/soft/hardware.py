@@ -244,6 +244,7 @@ class Hardware:
             while nbytes:
                 tenant = self._living(process)
                 await tenant.copies()
+                self._living(process)  # still
                 piece = min(nbytes, self.config.batch)
                 await self.bus.move(way, piece)
                 tenant.copied += piece

@@ -107,9 +107,17 @@ class Tenant:
         self.gate.begin()
 
     async def copies(self) -> None:
-        """Waits until the copy engine may work for it."""
-        while self.engines is Engines.ALL:
+        """Waits until the copy engine may work for it, or what it has is lost."""
+        while self.engines is Engines.ALL and not self.dead:
             await self.copying.park()
+
+    def lose(self) -> None:
+        """What it has is lost, with the GPU or the process: nothing waits for a turn, a thaw or the engine."""
+        self.dead = True
+        for tsg in self.tsgs.values():
+            tsg.drop()
+        self.gate.open()
+        self.copying.unpark_all()
 
     @property
     def holds_work(self) -> bool:
