@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from backend.common.errors import fail
 from backend.common.turns import Turns
 from backend.core.deadlines import deadline
-from backend.core.families import Families
+from backend.core.families import Families, below
 from backend.core.follower import Follower
 from backend.core.membership import Membership
 from backend.core.population import Population
@@ -18,9 +18,9 @@ from backend.core.protocols import Gpu, Ledger, Policy
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Books, Capability, Channel
 from backend.core.room import RoomNotices
-from backend.core.settings import BY_FIELD
+from backend.core.settings import BY_FIELD, HIGH, LIMIT_MAX, MAX
 from backend.core.totals import Totals
-from backend.process.identity import ROOT, Group, Member, Process, SliceOn
+from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.scheduler.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -129,9 +129,9 @@ class Bookkeeper:
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Member(process, gpu)
-        self._ledger.charge(group, nbytes)
+        await self._reclaimer.charge(group, nbytes)
         try:
-            await self._reclaimer.settle_path(group)
+            await self._reclaimer.settle_path(group, nbytes)
         except OSError as error:  # charged is charged: a reclaim that fails is not the program's failure
             if self._population.holds(group) and error.errno != errno.ENODEV:
                 log.error("GPU %d: nothing moved out for %s: %s", gpu, process, error)
@@ -179,6 +179,26 @@ class Bookkeeper:
         if not self._population.holds(group):
             raise fail(errno.ENODEV)
         return [self._ledger.books(level) for level in self._population.path(group)]
+
+    async def prospect(self, process: Process, gpu: int) -> Sequence[Books]:
+        if self.policy is not None:
+            await self.policy.prepare(below(*self._membership.place(process)), gpu)
+        if self.knows(process, gpu):  # by now
+            return self.levels(process, gpu)
+        cgroup, families = self._membership.place(process)
+        asked = {below(cgroup, families[:count]): families[count - 1].asked for count in range(1, len(families) + 1)}
+        return [self._foreseen(level, asked) for level in self._population.path(SliceOn(below(cgroup, families), gpu))]
+
+    def _foreseen(self, level: Group, asked: Mapping[Slice, Mapping[str, int]]) -> Books:
+        """The books of a slice, or what they will say of its limits once it is in the tree, where families have `asked`
+        for some."""
+        assert isinstance(level, SliceOn)
+        if self._population.slice_entry(level.slice) is not None:
+            return self._ledger.books(level)
+        wanted = asked.get(level.slice)
+        if wanted is None:
+            wanted = self.policy.asked(level.slice, level.gpu) if self.policy is not None else {}
+        return Books(high=wanted.get(HIGH.field, MAX), limit_max=wanted.get(LIMIT_MAX.field, MAX))
 
     def presence(self, gpu: int) -> None:
         root, is_lost = SliceOn(ROOT, gpu), self._gpus[gpu].lost

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import trio
@@ -14,6 +15,7 @@ import trio
 from backend.common.errors import fail
 from backend.common.lasting import lasting
 from backend.common.turns import Turns
+from backend.core import settings
 from backend.core.bookkeeper import Bookkeeper
 from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
@@ -22,6 +24,8 @@ from backend.core.lives import Memory as LivesMemory
 from backend.core.member import Record
 from backend.core.membership import Membership
 from backend.core.migrator import Migrator
+from backend.core.oom import OomKiller
+from backend.core.over import Overs
 from backend.core.peaks import Mark, Peaks
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
@@ -91,6 +95,11 @@ class Controller:
         )
         self.lives = self._membership.lives
         """How long slices stay that were made. It is to be run once units are held."""
+        self._killer = OomKiller(
+            *(ledger, self.gpus, self.population, self._membership.exits.signal, self._membership.locate),
+        )
+        self._overs = Overs(ledger, self.population, self._killer, self._tell)
+        self._reclaimer.left_over = self._overs.mark
         self._migrator = Migrator(
             ledger,
             self.gpus,
@@ -120,6 +129,7 @@ class Controller:
                 nursery.start_soon(lasting, "the watch for exits", self._membership.exits.run)
                 nursery.start_soon(lasting, "compute", self._follower.background.run)
                 nursery.start_soon(lasting, "reclaim", self._reclaimer.background.run)
+                nursery.start_soon(lasting, "the watch for levels over their limit", self._overs.run)
                 nursery.start_soon(lasting, "the watch for moves", self._membership.follow_cgroups)
                 nursery.start_soon(lasting, "telling of room", self._notices.run)
                 nursery.start_soon(lasting, "figures", self._totals.run)
@@ -274,23 +284,50 @@ class Controller:
     async def set_high(self, group: Group, nbytes: int) -> None:
         """gmem.limit.high: returns once the group is under it. EBUSY where swap.max, or memory that cannot be moved,
         keeps it from getting there. EAGAIN where less was moved for another reason."""
-        changes = {"high": nbytes}
-        before = self._writers.ask(group, self.require(group, "gmem.limit.high"), changes)
+        await self._set_limit(group, settings.HIGH, nbytes)
+
+    async def set_max(self, group: Group, nbytes: int) -> None:
+        """gmem.limit.max: returns once the group is under it, by reclaim; where that is not enough, by the end of
+        members whose memory cannot be moved, as with memory.max. EBUSY, and none ends, where that would not be enough
+        either. EAGAIN as for gmem.limit.high."""
+        await self._set_limit(group, settings.LIMIT_MAX, nbytes)
+
+    async def _set_limit(self, group: Group, setting: Setting, nbytes: int) -> None:
+        assert setting.control is not None
+        changes, kills = {setting.field: nbytes}, setting is settings.LIMIT_MAX
+        books = self.require(group, setting.control)
+        before = self._writers.ask(group, books, changes)
         if before is not None and not self.ledger.excess(group):
             self._writers.holds(group, changes)
-            if nbytes > before.high:
+            if nbytes > getattr(before, setting.field):
                 self._notices.freed(group.gpu)
             return
-        async with self._writers.asked(group, changes, before):
-            if excess := self.ledger.excess(group):
-                if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
+        if before is None and kills and nbytes > books.limit_max:
+            # Another writer may wait for members to end: none is killed for a limit that has been raised.
+            if nbytes >= books.current:
+                self._writers.overrule(group, changes)
+                self._notices.freed(group.gpu)
+                return
+            self.ledger.configure(group, **changes)
+        async with self._writers.asked(group, changes, before, patient=kills) as scope:
+            if not (excess := self.ledger.excess(group)):
+                self._notices.freed(group.gpu)
+                return
+            with self._killer.held(group):
+                # The writer wants that, whichever member gives: no neighbour takes it.
+                planned = sum(target.nbytes for target in self._reclaimer.plan(group, excess, owed=excess))
+                if planned < excess - (await self._killer.killable(group) if kills else 0):
                     raise fail(errno.EBUSY)
                 promised = self._promised(group)
-                await self._reclaimer.settle(group)
-                if self.ledger.excess(group):
-                    raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
-            else:
-                self._notices.freed(group.gpu)
+                await self._reclaimer.settle(group, excess)
+                ends = kills and self._killer.beyond(group) and await self._killer.killable(group)
+            if ends:
+                if isinstance(group, SliceOn) and self.population.holds(group):
+                    self.population.keep(group.slice)  # the last of it may be among them
+                scope.deadline = math.inf  # what is killed for it cannot be taken back: the killer is bounded itself
+                await self._overs.settled(group)
+            if self.population.holds(group) and self.ledger.excess(group):
+                raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
 
     def _promised(self, group: Group) -> int:
         """Bytes that the processes of a group could move by their own word. They are asked for more all the same: not
@@ -379,6 +416,11 @@ class Controller:
                 raise fail(errno.EOPNOTSUPP)
         return books
 
+    def is_over(self, group: Group) -> bool:
+        """Whether a group is over a limit, and reclaim has not changed that. ENODEV when the group is gone."""
+        self.books(group)
+        return self._overs.is_over(group)
+
     def listens(self, group: Group, change: int) -> None:
         """A program whose memory it is opened (1) or closed (-1) a usermemfd."""
         self._reclaimer.listens(group, change)
@@ -389,8 +431,9 @@ class Controller:
         """Watcher: nothing is kept for it yet."""
 
     def process_gone(self, process: Process) -> None:
-        """Watcher: a move of it has no end any more."""
+        """Watcher: a move of it has no end any more, and its end is not waited for."""
         self._migrator.gone(process)
+        self._killer.forget(process)
 
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""

@@ -19,7 +19,10 @@ OVERCOMMIT = 16
 driver's figure corrects it, so unbounded one program could take from its neighbours all that there is to count."""
 
 
-OF_MEMORY = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd")
+OF_MEMORY = (
+    *("gmem.limit.high", "gmem.limit.max", "gmem.limit.low", "gmem.swap.max", "gmem.oom.group"),
+    *("gmem.reclaim", "usermemfd"),
+)
 """Controls that act by moving memory."""
 
 
@@ -121,7 +124,8 @@ class Books:
     events_high: int = 0
     """Times the group was found over its high and reclaim began."""
     events_max: int = 0
-    """Times an allocation met an exhausted gmem.swap.max."""
+    """Times the group met its gmem.limit.max: by an allocation, or found over it. Modules without that setting count
+    allocations that met an exhausted gmem.swap.max, each of which is in `events_oom`, too."""
     events_oom: int = 0
     """Allocations refused to the program."""
     events_reclaim: int = 0
@@ -150,6 +154,19 @@ class Books:
     """Why a process is off the runlist with all engines: bits of `REASONS`."""
     off_gr: int = 0
     """Why a process is off the runlist with the GR engine alone: bits of `REASONS`."""
+    limit_max: int = MAX
+    """gmem.limit.max."""
+    oom_group: bool = False
+    """gmem.oom.group."""
+    events_oom_kill: int = 0
+    """Processes that were killed, since they held a group over its gmem.limit.max."""
+    events_oom_group_kill: int = 0
+    """Times that all processes of a group were killed for that, as gmem.oom.group asks for."""
+
+    @property
+    def limit(self) -> int:
+        """What the group is brought under by reclaim, bytes: the lower one of its two limits."""
+        return min(self.high, self.limit_max)
 
 
 @attrs.frozen

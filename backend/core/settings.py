@@ -185,8 +185,29 @@ GID = Setting(
     follows_migration=False,
     slices_only=True,
 )
+LIMIT_MAX = Setting(
+    "limit_max",
+    Kind.SIZE,
+    most=MAX,
+    default=MAX,
+    control="gmem.limit.max",
+    unit_key="GMemMax",
+    environment="GGROUP_GMEM_MAX",
+    summary="memory over it is refused",
+)
+OOM_GROUP = Setting(
+    "oom_group",
+    Kind.SWITCH,
+    most=1,
+    control="gmem.oom.group",
+    unit_key="GMemOOMGroup",
+    summary="0 or 1, whether all of it ends where one is killed",
+)
 
-SETTINGS = (HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID)
+SETTINGS = (
+    *(HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID),
+    *(LIMIT_MAX, OOM_GROUP),
+)
 """In the order of their bits."""
 
 BY_FIELD = {one.field: one for one in SETTINGS}

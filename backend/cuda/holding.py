@@ -47,6 +47,8 @@ class Holding:
         """Bytes in the host that it said it has."""
         self.unmovable = 0
         """Bytes that it reports to have and not to be able to move."""
+        self.intact = 0
+        """Bytes that it reports to be as the program made them: its library does not carry them from GPU to GPU."""
         self.exchanged = 0
         """Bytes that it said came back in the place of others."""
         self.promised = 0
@@ -60,7 +62,7 @@ class Holding:
         self.given = 0
         """Bytes that left the GPU, freed or moved, since it speaks."""
         self.closed = False
-        """Whether somebody else speaks for the program now, or nobody."""
+        """Whether another connection speaks for the program now, or none."""
         self._bookkeeper = bookkeeper
         self._capacity = capacity
         books = bookkeeper.levels(process, gpu)[0]
@@ -96,7 +98,7 @@ class Holding:
         try:
             await self._bookkeeper.charge(self.process, self.gpu, nbytes)
         except OSError:
-            self._charged(-nbytes)  # refused at once: nobody has looked meanwhile
+            self._charged(-nbytes)  # refused at once: no look came between
             raise
         finally:
             self.promised -= nbytes
@@ -141,10 +143,12 @@ class Holding:
         self.swapped += nbytes
         self._correction = max(self._correction, -self.charged)
 
-    def report(self, nbytes: int, exchanged: int, away: int) -> None:
+    def report(self, nbytes: int, exchanged: int, away: int, intact: int = 0) -> None:
         """So much it cannot move, and so much has changed places, ever: its own word, for people. So much may be off
-        the GPU from now on, until it says otherwise: the driver counts less then, and nothing has become free."""
+        the GPU from now on, until it says otherwise: the driver counts less then, and nothing has become free. So much
+        the driver carries with the program, which says so at most some seconds late."""
         self.unmovable = min(nbytes, self._capacity)
+        self.intact = min(intact, self._capacity)
         self.exchanged = min(exchanged, MAX)
         self.away = min(away, AWAY_MOST)
         self._mark()
@@ -182,7 +186,7 @@ class Holding:
         """It speaks no more, but lives: what the driver says is all that is known now, and of the host nothing."""
         self.closed = True
         with contextlib.suppress(OSError):  # the process is gone from the books
-            if self._look is None:  # nobody knows better than it did; else the next look goes on from here
+            if self._look is None:  # its own word is the best there is; else the next look goes on from here
                 self._bookkeeper.observe(self.process, self.gpu, max(0, self._correction))
             self._bookkeeper.uncharge(self.process, self.gpu, self.swapped, swapped=True)
 

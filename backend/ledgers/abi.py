@@ -114,6 +114,8 @@ EVENT_MAX = 2
 EVENT_OOM = 3
 EVENT_RECLAIM = 4
 EVENT_FAIL = 5
+EVENT_OOM_KILL = 6
+EVENT_OOM_GROUP_KILL = 7
 
 # struct ggroup_target.flags
 
@@ -239,6 +241,8 @@ class Books(ctypes.Structure):
         ("off_all", c_uint32),
         ("off_gr", c_uint32),
         *_later(),
+        ("events_oom_kill", c_uint64),
+        ("events_oom_group_kill", c_uint64),
     )
 
 

@@ -39,6 +39,9 @@ class ForwardingGpu:
     def manages(self, process: Process) -> bool:
         return self._inner.manages(process)
 
+    def spoken(self, process: Process) -> float:
+        return self._inner.spoken(process)
+
     def footprint(self, process: Process) -> Footprint:
         return self._inner.footprint(process)
 

@@ -365,6 +365,9 @@ class NvidiaGpu:
     def manages(self, process: Process) -> bool:
         return self.memory.manages(process)
 
+    def spoken(self, process: Process) -> float:
+        return self.managed.spoken(process)
+
     def footprint(self, process: Process) -> Footprint:
         return self.memory.footprint(process)
 

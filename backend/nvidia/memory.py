@@ -30,7 +30,7 @@ class ProgramMemory:
         swapped: SwappedPrograms,
         standing: Callable[[Process], Tenant | None],
     ) -> None:
-        """`standing` is who has all its work off the GPU until somebody asks for something else; None for another."""
+        """`standing`: a program with all its work off the GPU until something else is asked for; None for another."""
         self._info = info
         self._nvml = nvml
         self._listed = listed
@@ -80,7 +80,7 @@ class ProgramMemory:
         near = await self._nvml.are_near(self._info.index, target._info.index)
         placed, standby = self._managed.placed(process), self._managed.standby(process, target._managed, near)
         try:
-            carried = max(0, held - placed) if near else held
+            carried = max(0, held - self._managed.follows(process)) if near else held
             await self._mover.move(process, self._info, target._info, held, carried, standby)
         except BaseException:
             self._managed.stay(process, placed)

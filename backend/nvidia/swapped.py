@@ -120,7 +120,7 @@ class SwappedPrograms:
             if bookkeeper is None or process not in self._away:
                 return 0
             nbytes = self._away[process]
-            if any(books.current + nbytes > books.high for books in bookkeeper.levels(process, self._info.index)):
+            if any(books.current + nbytes > books.limit for books in bookkeeper.levels(process, self._info.index)):
                 raise OSError(errno.ENOSPC, f"there is no room for the {nbytes} bytes that are in the host")
             began = time.monotonic()
             await checkpoint.resume(process, self._info.uuid, nbytes)

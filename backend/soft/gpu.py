@@ -98,6 +98,9 @@ class SoftGpu(Hardware):
     def manages(self, process: Process) -> bool:
         return True
 
+    def spoken(self, process: Process) -> float:
+        return 0.0
+
     def footprint(self, process: Process) -> Footprint:
         tenant = self._tenants.get(process)
         if tenant is None or not (self._is_late(tenant) and tenant.is_stuck):

@@ -74,6 +74,9 @@ def _gmem_events(controller: Controller, group: Group) -> str:
             "oom": books.events_oom,
             "reclaim": books.events_reclaim,
             "fail": books.events_fail,
+            "oom_kill": books.events_oom_kill,
+            "oom_group_kill": books.events_oom_group_kill,
+            "over": int(controller.is_over(group)),
         }
     )
 
@@ -168,6 +171,7 @@ def _set(setting: Setting) -> Apply:
 
 ACTS: dict[Setting, Apply] = {
     settings.HIGH: Controller.set_high,
+    settings.LIMIT_MAX: Controller.set_max,
     settings.FROZEN: Controller.set_frozen,
 }
 """What makes a setting hold, where it takes more than to have it in the books, or a lever follow."""

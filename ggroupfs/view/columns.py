@@ -139,6 +139,17 @@ class Column:
         return text.rjust(width) if self.number else text.ljust(width)
 
 
+OVER = "!"
+"""Mark behind the memory of a group that is over a limit."""
+
+
+class _Memory(Column):
+    """Memory on the GPU, marked where it is over a limit and reclaim does not change that."""
+
+    def cell(self, node: Node) -> str:
+        return super().cell(node) + (OVER if node.figures.over else "")
+
+
 def _figure(
     name: str, text: Callable[[Any], str], *, field: str | None = None, heading: str | None = None, width: int = 7
 ) -> Column:
@@ -162,7 +173,7 @@ PID = _of_process("pid", number=True)
 GPU = _of_process("gpu", number=True)
 COMMAND = _of_process("command", number=False)
 SLICE = _of_process("slice", number=False)
-CURRENT = _figure("current", human)
+CURRENT = _Memory("current", "CURRENT", lambda node: node.figures.current, human, "current")
 HIGH = _figure("high", limit)
 SWAP = _figure("swap", human)
 TIMESLICE = _figure("timeslice", timeslice, width=9)

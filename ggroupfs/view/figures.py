@@ -39,6 +39,10 @@ class Figures:
     """gmem.limit.low; MAX: all of it is protected."""
     swap_max: int | None = None
     """gmem.swap.max; MAX: no limit."""
+    limit_max: int | None = None
+    """gmem.limit.max; MAX: no limit."""
+    oom_group: bool | None = None
+    """gmem.oom.group."""
     swapin: int | None = None
     """Moves to the GPU, ever."""
     swapin_bytes: int | None = None
@@ -112,7 +116,9 @@ class Figures:
     managed: bool | None = None
     """Whether its memory can be moved."""
     events: Mapping[str, int] | None = None
-    """gmem.events."""
+    """gmem.events, what is counted there."""
+    over: bool | None = None
+    """Whether it is over a limit, and reclaim has not changed that (gmem.events)."""
 
 
 @attrs.frozen
@@ -147,6 +153,13 @@ def _keyed(keys: str) -> Source:
     return Source(frozenset(fields.values()), parse)
 
 
+def _events(text: str) -> Mapping[str, Any]:
+    """Parse gmem.events: counts, and one state."""
+    counts = dict(flat(text))
+    over = counts.pop("over", None)
+    return {"events": counts, **({} if over is None else {"over": bool(over)})}
+
+
 OFF = "off_"
 """What the keys of gcgroup.stat begin with that say why processes are off the runlist."""
 
@@ -174,7 +187,9 @@ SOURCES: Mapping[str, Source] = {
     "gmem.limit.high": _one("high", values.size),
     "gmem.limit.low": _one("low", values.size),
     "gmem.swap.max": _one("swap_max", values.size),
-    "gmem.events": _one("events", flat),
+    "gmem.limit.max": _one("limit_max", values.size),
+    "gmem.oom.group": _one("oom_group", values.switch),
+    "gmem.events": Source(frozenset(("events", "over")), _events),
     "compute.timeslice": _one("timeslice", lambda text: values.timeslice(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
     "compute.events": _keyed("frozen populated migrated undone lost"),
@@ -186,6 +201,9 @@ SOURCES: Mapping[str, Source] = {
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""
+
+LATER = frozenset(("gmem.limit.max", "gmem.oom.group"))
+"""Control files that a daemon which was started before an upgrade has not: no reason to take a group for gone."""
 
 EVERYTHING = frozenset(field.name for field in attrs.fields(Figures))
 
@@ -211,7 +229,7 @@ def figures_of(directory: str | os.PathLike[str], files: Iterable[str]) -> Figur
         try:
             text = content(f"{path}/{name}")
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:
+            if error.errno != errno.EOPNOTSUPP and not (error.errno == errno.ENOENT and name in LATER):
                 raise
         else:
             told |= SOURCES[name].parse(text)

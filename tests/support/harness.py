@@ -190,6 +190,9 @@ class StubGpu:
     def manages(self, process: Process) -> bool:
         return process not in self.unmanaged
 
+    def spoken(self, process: Process) -> float:
+        return 0.0
+
     def footprint(self, process: Process) -> Footprint:
         return self.footprints.get(process, Footprint(movable=0) if process in self.unmanaged else Footprint())
 
@@ -440,6 +443,8 @@ class Harness:
             "scheduled": len(follower._placed),
             "shown as frozen": len([r for r in population.records() if r.compute.shown]),
             "held": len([r for r in population.records() if r.compute.held]),
+            "kills": len(self.controller._killer._ends) + len(self.controller._killer._refused),
+            "silences": len(self.controller._killer._silences),
             "moves": len(self.controller._migrator._moves.left()),
             "to be applied": len(follower.background),
             "listeners of the dead": len([g for g in reclaimer._listeners if not population.holds(g)]),

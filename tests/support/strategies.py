@@ -89,6 +89,7 @@ policies = st.one_of(
     st.fixed_dictionaries({"low": limits}),
     st.fixed_dictionaries({"swap_max": swap_limits}),
     st.fixed_dictionaries({"high": small, "swap_max": swap_limits}),
+    st.fixed_dictionaries({"limit_max": limits}, optional={"high": limits, "swap_max": swap_limits}),
     st.fixed_dictionaries({"high": limits, "low": limits, "swap_max": swap_limits}),
     st.fixed_dictionaries(
         {
@@ -97,7 +98,7 @@ policies = st.one_of(
             "priority": st.integers(0, 15),
             "weight": st.integers(1, 10_000),
         },
-        optional={"kept": st.booleans(), "uid": users, "gid": users},
+        optional={"kept": st.booleans(), "uid": users, "gid": users, "oom_group": st.booleans()},
     ),
     st.just({"current": 0}),  # nothing that can be set
 )

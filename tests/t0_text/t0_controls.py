@@ -9,7 +9,9 @@ from ggroupfs.fs.inodes import FIRST_FILE_SLOT, SLOT_BITS
 
 DESIGN = {
     "gmem.limit.high": 0o644,
+    "gmem.limit.max": 0o644,
     "gmem.limit.low": 0o644,
+    "gmem.oom.group": 0o644,
     "gmem.current": 0o444,
     "gmem.peak": 0o644,
     "gmem.swap.peak": 0o644,

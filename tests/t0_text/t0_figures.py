@@ -44,8 +44,8 @@ def test_every_figure_is_in_a_file() -> None:
 
 def test_what_an_entry_costs() -> None:
     """Opens: of a frame of top, and of a scrape."""
-    assert len(files_for(FIELDS)) == 7
-    assert len(collector.FILES) == 12
+    assert len(files_for(FIELDS)) == 8
+    assert len(collector.FILES) == 13
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,9 @@ def test_what_an_entry_costs() -> None:
         ("gmem.limit.high", "max", {"high": MAX}),
         ("gmem.limit.low", "0", {"low": 0}),
         ("gmem.events", "low 0\nhigh 2", {"events": {"low": 0, "high": 2}}),
+        ("gmem.events", "max 3\nover 1", {"events": {"max": 3}, "over": True}),
+        ("gmem.limit.max", "max", {"limit_max": MAX}),
+        ("gmem.oom.group", "1", {"oom_group": True}),
         ("gmem.stat", "resident 5\nswapped 7\nof_tomorrow 1", {"current": 5, "swap": 7}),
         ("compute.timeslice", "default", {"timeslice": 0.0}),
         ("compute.timeslice", "2.048", {"timeslice": 2.048}),

@@ -124,9 +124,11 @@ FILES = {
     "gmem.peak": "6\n",
     "gmem.swap.peak": "9\n",
     "gmem.limit.high": "max\n",
+    "gmem.limit.max": "max\n",
+    "gmem.oom.group": "0\n",
     "gmem.limit.low": "0\n",
     "gmem.swap.max": "8\n",
-    "gmem.events": "low 0\nhigh 2\n",
+    "gmem.events": "low 0\nhigh 2\nover 1\n",
     "compute.timeslice": "2.048\n",
     "compute.freeze": "0\n",
     "compute.events": "populated 1\nfrozen 1\n",
@@ -175,6 +177,8 @@ def test_a_pass_reads_everything_there_is(tree: Path) -> None:
         peak=6,
         swap_peak=9,
         high=MAX,
+        limit_max=MAX,
+        oom_group=False,
         low=0,
         swap_max=8,
         swapin=1,
@@ -193,6 +197,7 @@ def test_a_pass_reads_everything_there_is(tree: Path) -> None:
         attached=1,
         managed=True,
         events={"low": 0, "high": 2},
+        over=True,
     )
     pid = os.getpid()
     command = Path("/proc/self/comm").read_text().strip()

@@ -99,6 +99,8 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "peak_bytes": tenant.number("gmem.peak"),
             "swap_peak_bytes": tenant.number("gmem.swap.peak"),
             "limit_high_bytes": 32 * MIB,
+            "limit_max_bytes": math.inf,
+            "over_limit": 0,
             "limit_low_bytes": MIB,
             "swap_max_bytes": math.inf,
             "swapin_bytes_total": memory["swapin_bytes"],

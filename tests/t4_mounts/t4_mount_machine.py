@@ -194,7 +194,9 @@ def gmem_stat(controller: Controller, group: Group) -> str:
 def gmem_events(controller: Controller, group: Group) -> str:
     b = controller.books(group)
     limits = {"low": b.events_low, "high": b.events_high, "max": b.events_max, "oom": b.events_oom}
-    return table(**limits, reclaim=b.events_reclaim, fail=b.events_fail)
+    kills = {"oom_kill": b.events_oom_kill, "oom_group_kill": b.events_oom_group_kill}
+    over = int(controller.is_over(group))
+    return table(**limits, reclaim=b.events_reclaim, fail=b.events_fail, **kills, over=over)
 
 
 def timeslice(controller: Controller, group: Group) -> str:
@@ -250,6 +252,8 @@ def gcgroup_stat(controller: Controller, group: Group) -> str:
 
 CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "gmem.limit.high": lambda c, g: size(c.books(g).high),
+    "gmem.limit.max": lambda c, g: size(c.books(g).limit_max),
+    "gmem.oom.group": lambda c, g: f"{int(c.books(g).oom_group)}\n",
     "gmem.limit.low": lambda c, g: size(c.books(g).low),
     "gmem.current": lambda c, g: f"{c.books(g).current}\n",
     "gmem.peak": lambda c, g: f"{c.peak(g, 'peak')}\n",

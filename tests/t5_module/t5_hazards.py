@@ -1236,7 +1236,7 @@ def test_no_group_holds_more_than_max(admin: File, spawn: Spawn) -> None:
             assert errno_of(admin.charge, nbytes, group) == errno.ENOMEM, nbytes
         for id_ in (group, gpu.root):
             books = admin.books(id_)
-            assert (books.current_bytes, books.peak, books.events_max) == (abi.MAX, abi.MAX, 4)
+            assert (books.current_bytes, books.peak, books.events_oom) == (abi.MAX, abi.MAX, 4)
         assert errno_of(admin.charge, abi.MAX + 1, group) == errno.EINVAL
         admin.uncharge(abi.MAX, group)
         gpu.unregister(abi.UNREGISTER_FORGET)

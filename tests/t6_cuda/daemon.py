@@ -46,6 +46,9 @@ class CudaStub(StubGpu):
     def manages(self, process: Process) -> bool:
         return process in self.managed
 
+    def spoken(self, process: Process) -> float:
+        return self.managed.spoken(process)
+
     def footprint(self, process: Process) -> Footprint:
         return self.managed.footprint(process) if process in self.managed else Footprint(movable=0)
 

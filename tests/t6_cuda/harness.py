@@ -279,6 +279,8 @@ class BookingDaemon(GrantingDaemon):
     swapped = 0
     room = False
     """Whether MOVE_IN is granted."""
+    reported: tuple[int, ...] = (0, 0, 0, 0)
+    """What the last REPORT said."""
 
     def _serve(self, connection: socket.socket) -> None:
         page = CounterPage()
@@ -312,6 +314,8 @@ class BookingDaemon(GrantingDaemon):
                 self.swapped -= heard.args[0]
             case 9:  # LIMITS
                 answer = heard.answer(64 << 20, 1 << 20, self.swapped)
+            case Op.REPORT:
+                self.reported = heard.args
         if heard.seq:
             fds = [page.descriptor] if heard.op == 5 else []
             socket.send_fds(connection, [answer.encode()], fds)

@@ -21,6 +21,8 @@ HELD = 86
 """MiB that the program has, all the time."""
 EXTRA = 4
 """MiB that it allocates and frees besides: what of that is in the host when it is freed is gone from there."""
+OBJECT = 20
+"""MiB of each object that it makes besides, if it is to: one before it gives memory back, and one after."""
 AWAY = 40
 """MiB of the former that are in the host, whatever happens to the latter."""
 
@@ -95,9 +97,9 @@ class DepartingDaemon(BookingDaemon):
 
 @contextlib.contextmanager
 def departing(
-    tmp_path: Path, sanitize: str = "", moves: int = 1, **extra: str
+    tmp_path: Path, sanitize: str = "", moves: int = 1, away: int = AWAY + EXTRA, **extra: str
 ) -> Iterator[tuple[DepartingDaemon, Program]]:
-    """A program that works, with `AWAY` in the host."""
+    """A program that works, with `AWAY` in the host, or all of `away`."""
     path = tmp_path / "socket"
     daemon = DepartingDaemon(path)
     variables = {
@@ -109,7 +111,7 @@ def departing(
     try:
         with running("departs", tmp_path=tmp_path, sanitize=sanitize, extra=variables) as program:
             assert program.hears("ready") == 0
-            eventually(lambda: daemon.has_given((AWAY + EXTRA) * MIB), lambda: "it gives nothing")
+            eventually(lambda: daemon.has_given(away * MIB), lambda: "it gives nothing")
             program.go()
             assert program.hears("armed") == 0
             yield daemon, program
@@ -152,6 +154,35 @@ def test_a_program_stands_by_and_goes_on_elsewhere(tmp_path: Path, sanitize: str
             eventually(lambda: daemon.counts(number)[1] > before + 8, lambda: "it does not go on")  # noqa: B023
         daemon.room = True
         eventually(lambda: not daemon.swapped, lambda: f"{daemon.swapped} bytes stay away")
+        program.go()
+        assert program.hears("launched") > 0
+        program.go()
+        program.ends()
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+@pytest.mark.parametrize("near", [True, False])
+def test_objects_go_along(tmp_path: Path, sanitize: str, near: bool) -> None:
+    """What has moved once goes as all that the library has placed; what has not the driver carries, and the daemon is
+    told of that before."""
+    with departing(tmp_path, sanitize, away=HELD + OBJECT, OBJECTS="1") as (daemon, program):
+        eventually(lambda: daemon.reported[3] == OBJECT * MIB, lambda: f"{daemon.reported} is said")
+        assert daemon.reported[0] == 0
+        eventually(lambda: daemon.depart(near) == 0, lambda: "it does not stand by")
+        program.go()
+        assert program.hears("host") == 0
+        program.go()
+        assert program.hears("objects") <= 2 + 1
+        for what in ("launched", "moved"):
+            program.go()
+            program.hears(what)
+        daemon.let_go()
+        eventually(lambda: daemon.reported[3] == OBJECT * MIB, lambda: f"{daemon.reported} is said")
+        daemon.room = True
+        eventually(lambda: not daemon.swapped, lambda: f"{daemon.swapped} bytes stay away")
+        # Once it moves the library carries it.
+        eventually(lambda: daemon.has_given((HELD + 2 * OBJECT) * MIB), lambda: "it gives nothing")
+        eventually(lambda: daemon.reported[3] == 0, lambda: f"{daemon.reported} is said")
         program.go()
         assert program.hears("launched") > 0
         program.go()

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from tests.t6_cuda.harness import CUDA_INCLUDE, HERE, OPTIONS, build
 
+STEP_S = 0.2
+"""Seconds that a step of a generator may take on top of that (UNIT_STEPS)."""
+
 SECONDS = 240.0
 """What a test may take: some are built with a sanitizer, and other programs may want the processors."""
 
@@ -24,25 +27,31 @@ def build_unit(sanitize: str = "") -> Path:
     return at
 
 
-def attempt(name: str, sanitize: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
-    """Runs one test of unit.c to its end."""
+def attempt(name: str, sanitize: str = "", program: str = "unit", **extra: str) -> subprocess.CompletedProcess[str]:
+    """Return what one test of unit.c, or of another program there, came to at its end."""
     at = build_unit(sanitize)
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("GGROUP_", "FAKE_", "CUDA_", "UNIT_"))
     }
     environment = {**kept, "LD_LIBRARY_PATH": str(at / "fake"), "GGROUP_CUDA_POOL": "0", **OPTIONS, **extra}
-    words = [str(at / "unit" / "unit"), name]
-    return subprocess.run(words, env=environment, text=True, capture_output=True, timeout=SECONDS)
+    words = [str(at / "unit" / program), name]
+    return subprocess.run(
+        words,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=SECONDS + STEP_S * int(extra.get("UNIT_STEPS", 0)),
+    )
 
 
-def run_unit(name: str, sanitize: str = "", **extra: str) -> str:
-    """The same, which is to succeed; its output."""
-    done = attempt(name, sanitize, **extra)
+def run_unit(name: str, sanitize: str = "", program: str = "unit", **extra: str) -> str:
+    """Return the output of one that is to succeed."""
+    done = attempt(name, sanitize, program, **extra)
     assert done.returncode == 0, f"{name}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
-def calls(name: str, log: Path) -> Counter[str]:
-    """How often a test calls each entry point of the driver."""
-    run_unit(name, FAKE_LOG=str(log))
+def calls(name: str, log: Path, program: str = "unit") -> Counter[str]:
+    """Return how often a test calls each entry point of the driver."""
+    run_unit(name, program=program, FAKE_LOG=str(log))
     return Counter(line.split()[0] for line in log.read_text(encoding="utf-8").splitlines())

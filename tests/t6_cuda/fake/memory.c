@@ -40,7 +40,9 @@ struct range {
 	struct range *next;
 	uint64_t start, bytes;
 	struct memory *memory;	/* of a mapping */
+	uint64_t offset;	/* of a mapping, in that */
 	uint64_t accessible;	/* a bit a device */
+	uint64_t read_only;	/* of those */
 	CUcontext context;	/* of an allocation */
 	CUdevice device;
 	bool managed, host;
@@ -54,7 +56,7 @@ struct CUmemPoolHandle_st {
 	uint64_t used;
 };
 
-/* What was exported: who imports that here has what it was. */
+/* What was exported: what is imported here is what it was. */
 static struct export {
 	ino_t file;
 	CUmemAllocationProp prop;
@@ -401,15 +403,20 @@ FAKE_EXPORT cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 	struct memory *memory = memory_of(handle, "cuMemMap");
 	struct range *reserved = containing(reservations, ptr);
 
-	if (flags || offset || !size || size % GRANULE || ptr % GRANULE || size > memory->bytes)
+	if (flags || (offset && !fake_number("FAKE_OFFSETS", 0)) || !size || (size | offset | ptr) % GRANULE ||
+	    offset > memory->bytes || size > memory->bytes - offset)
 		fake_die("cuMemMap(%llx, %zu, %zu)", ptr, size, offset);
 	if (!reserved || ptr + size > reserved->start + reserved->bytes)
 		fake_die("cuMemMap(%llx, %zu): not reserved", ptr, size);
 	if (overlaps(mappings, ptr, size))
 		fake_die("cuMemMap(%llx, %zu): something is mapped there", ptr, size);
-	if (mmap((void *)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, memory->offset) == MAP_FAILED)
+	if (mmap((void *)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd,
+		 memory->offset + (off_t)offset) == MAP_FAILED)
 		fake_die("mmap: %s", strerror(errno));
-	add(&mappings, ptr, size)->memory = memory;
+	struct range *mapping = add(&mappings, ptr, size);
+
+	mapping->memory = memory;
+	mapping->offset = offset;
 	memory->mappings++;
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
@@ -461,11 +468,55 @@ FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 		if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || desc[i].location.id >= fake_devices())
 			fake_die("cuMemSetAccess: location %d of type %d", desc[i].location.id,
 				 (int)desc[i].location.type);
-		for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes)
-			containing(mappings, at)->accessible |= UINT64_C(1) << desc[i].location.id;
+		for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes) {
+			const uint64_t bit = UINT64_C(1) << desc[i].location.id;
+			struct range *range = containing(mappings, at);
+
+			range->accessible &= ~bit;
+			range->read_only &= ~bit;
+			if (desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+				range->accessible |= bit;
+			if (desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ)
+				range->read_only |= bit;
+		}
 	}
-	if (mprotect((void *)ptr, size, PROT_READ | PROT_WRITE))
-		fake_die("mprotect: %s", strerror(errno));
+	for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes) {
+		const struct range *range = containing(mappings, at);
+		const int none = range->accessible ? PROT_READ : PROT_NONE;
+
+		if (mprotect((void *)range->start, range->bytes,
+			     range->accessible & ~range->read_only ? PROT_READ | PROT_WRITE : none))
+			fake_die("mprotect: %s", strerror(errno));
+	}
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
+{
+	CUresult result = CUDA_ERROR_INVALID_VALUE;
+
+	FAKE(cuMemGetAccess);
+	if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE || location->id >= fake_devices())
+		return result;
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(mappings, ptr);
+	const uint64_t bit = UINT64_C(1) << location->id;
+
+	if (range) {
+		*flags = !(range->accessible & bit) ? CU_MEM_ACCESS_FLAGS_PROT_NONE :
+			 range->read_only & bit ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+		result = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+FAKE_EXPORT cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
+	FAKE(cuMemGetAllocationPropertiesFromHandle);
+	pthread_mutex_lock(&lock);
+	*prop = memory_of(handle, "cuMemGetAllocationPropertiesFromHandle")->prop;
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
@@ -697,9 +748,10 @@ FAKE_EXPORT cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdevicep
 	return result;
 }
 
-/* As the driver answers: for mapped memory, about the mapping and where the memory is. */
+/* As the driver answers: for mapped memory, about where it is; RANGE_* is "the address of the mappable address range". */
 static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
+	const struct range *reserved = containing(reservations, ptr);
 	struct range *range = containing(allocations, ptr), *mapping = containing(mappings, ptr);
 	const bool host = range ? range->host : mapping && mapping->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
 
@@ -731,10 +783,10 @@ static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdevice
 		*(bool *)data = range != NULL;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-		*(CUdeviceptr *)data = range ? range->start : mapping->start;
+		*(CUdeviceptr *)data = range ? range->start : reserved->start;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-		*(size_t *)data = range ? range->bytes : mapping->bytes;
+		*(size_t *)data = range ? range->bytes : reserved->bytes;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
 		*(CUmemoryPool *)data = range ? range->pool : NULL;
@@ -825,20 +877,26 @@ struct transfer {
 	struct range *noted[2];
 };
 
-static bool held; /* atomically */
+static uint64_t held = UINT64_MAX; /* atomically: copies of so many bytes hang */
 
 /* Asynchronous copies of whole chunks do not end from now on, as if the GPU were taken away; or they do
  * again. Not of the real driver. */
 __attribute__((visibility("default"))) void fake_memory_hold(bool hold)
 {
-	__atomic_store_n(&held, hold, __ATOMIC_RELEASE);
+	__atomic_store_n(&held, hold ? 0 : UINT64_MAX, __ATOMIC_RELEASE);
+}
+
+/* ... those of so many bytes, or more, alone. */
+__attribute__((visibility("default"))) void fake_memory_hold_from(uint64_t bytes)
+{
+	__atomic_store_n(&held, bytes, __ATOMIC_RELEASE);
 }
 
 static void carry_out(void *argument)
 {
 	const struct transfer *transfer = argument;
 
-	while (transfer->can_hang && __atomic_load_n(&held, __ATOMIC_ACQUIRE))
+	while (transfer->can_hang && transfer->width >= __atomic_load_n(&held, __ATOMIC_ACQUIRE))
 		usleep(1000);
 	for (uint64_t slice = 0; slice < transfer->slices; slice++)
 		for (uint64_t row = 0; row < transfer->rows; row++) {

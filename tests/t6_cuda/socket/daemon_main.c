@@ -11,6 +11,7 @@
 #include "mover.h"
 #include "ours.h"
 #include "session.h"
+#include "sight.h"
 #include "totals.h"
 #include "turn.h"
 
@@ -176,13 +177,20 @@ int64_t exchange_tick(struct device *device)
 	return 2000;
 }
 
-static void use(struct device *device, int ordinal)
+static CUuuid uuid_of(int ordinal)
 {
 	static const unsigned char name[16] = { 0x50, 0xf7, 0x99, 0, 0, 0, 0x40, 0, 0x80 };
+	CUuuid uuid;
 
+	memcpy(&uuid, name, sizeof(name));
+	uuid.bytes[15] = (char)ordinal;
+	return uuid;
+}
+
+static void use(struct device *device, int ordinal)
+{
 	memset(device, 0, sizeof(*device));
-	memcpy(&device->uuid, name, sizeof(name));
-	device->uuid.bytes[15] = (char)ordinal;
+	device->uuid = uuid_of(ordinal);
 	device->ordinal = ordinal;
 	device->index = -1;
 	listener_begin();
@@ -256,6 +264,7 @@ static int in_a_child(uint64_t mib)
 
 	if (!child) {
 		daemon_forget();
+		sight_forget();
 		if (session.running || session.socket.fd >= 0)
 			_exit(90);
 		if (charge(mib))	/* no daemon: granted */
@@ -292,6 +301,15 @@ int main(void)
 
 			printf("%d %llu %llu\n", limited, (unsigned long long)(total / GG_MIB),
 			       (unsigned long long)(free / GG_MIB));
+		} else if (!strcmp(command, "sight")) {
+			CUuuid uuid = uuid_of((int)a);
+			uint64_t most = 0;
+			bool kept;
+
+			if (!sight_looked((int)a))
+				sight_look((int)a, &uuid);
+			kept = sight_kept((int)a, &most);
+			printf("%d %llu\n", kept, (unsigned long long)(most / GG_MIB));
 		} else if (!strcmp(command, "report")) {
 			devices[0].foreign = a * GG_MIB;
 			devices[0].exchanged = b * GG_MIB;

@@ -11,6 +11,7 @@
 #include "moment.h"
 #include "mover.h"
 #include "ours.h"
+#include "sight.h"
 
 /* Calls for one order, where each takes all of its time. */
 #define CALLS_MOST 30
@@ -82,6 +83,24 @@ static uint64_t carry_out(int what, struct device *device, uint64_t bytes)
 	taken = false;
 	pthread_cond_broadcast(&changed);
 	pthread_mutex_unlock(&lock);
+	return moved;
+}
+
+/*
+ * As the daemon, it asks again where a call has taken all of its time (mover.c, CALL_US): on a busy
+ * machine that is no matter of bytes.
+ */
+static uint64_t carry_out_whole(int what, struct device *device, uint64_t bytes)
+{
+	uint64_t moved = 0;
+
+	for (int call = 0; call < CALLS_MOST && moved < bytes; call++) {
+		const uint64_t began = moment_us();
+
+		moved += carry_out(what, device, bytes - moved);
+		if (moment_us() - began < CALL_US)
+			break;
+	}
 	return moved;
 }
 
@@ -164,6 +183,26 @@ bool daemon_limits(struct device *device, uint64_t *total, uint64_t *left)
 	return true;
 }
 
+/* As with an older daemon: the limit of the moment counts. */
+bool sight_looked(CUdevice ordinal)
+{
+	(void)ordinal;
+	return true;
+}
+
+bool sight_kept(CUdevice ordinal, uint64_t *most)
+{
+	(void)ordinal;
+	(void)most;
+	return false;
+}
+
+void sight_look(CUdevice ordinal, const CUuuid *uuid)
+{
+	(void)ordinal;
+	(void)uuid;
+}
+
 void daemon_report(struct device *device)
 {
 	if (device->away) {
@@ -183,7 +222,7 @@ void double_limit(uint64_t bytes)
 	limit = bytes;
 	pthread_mutex_unlock(&lock);
 	if (raised && known)
-		carry_out(IN, known, UINT64_MAX);
+		carry_out_whole(IN, known, UINT64_MAX);
 	else if (known)
 		reclaim(known);
 }
@@ -191,24 +230,6 @@ void double_limit(uint64_t bytes)
 void double_swap(bool allowed)
 {
 	swap = allowed;
-}
-
-/*
- * As the daemon, it asks again where a call has taken all of its time (mover.c, CALL_US): on a busy
- * machine that is no matter of bytes.
- */
-static uint64_t carry_out_whole(int what, struct device *device, uint64_t bytes)
-{
-	uint64_t moved = 0;
-
-	for (int call = 0; call < CALLS_MOST && moved < bytes; call++) {
-		const uint64_t began = moment_us();
-
-		moved += carry_out(what, device, bytes - moved);
-		if (moment_us() - began < CALL_US)
-			break;
-	}
-	return moved;
 }
 
 uint64_t double_out(struct device *device, uint64_t bytes)

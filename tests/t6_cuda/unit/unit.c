@@ -794,7 +794,8 @@ static void test_exchange_more(void)
 static void test_foreign(void)
 {
 	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
+					   .allocFlags = { .compressionType = CU_MEM_ALLOCATION_COMP_GENERIC } };
 	const CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 	const CUmemPoolProps pool_props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = prop.location };
 	const CUDA_ARRAY_DESCRIPTOR array_props = { .Width = 1000, .Height = 1000, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
@@ -805,7 +806,7 @@ static void test_foreign(void)
 	CUarray array;
 
 	start();
-	/* As PyTorch's expandable segments do it, but for the handle that goes first. */
+	/* Compressed memory cannot move (what can: objects.c). Its handle goes first. */
 	CHECK(cuMemCreate(&handle, 4 << 20, &prop, 0) == CUDA_SUCCESS);
 	CHECK(device->foreign == 4 << 20 && device->resident == 4 << 20);
 	CHECK(cuMemAddressReserve(&address, 4 << 20, 0, 0, 0) == CUDA_SUCCESS);

@@ -262,9 +262,9 @@ static void manage(struct managed *managed)
 		return;
 	}
 	managed->ours = true;
-	managed->foreign = __atomic_load_n(&managed->device->foreign, __ATOMIC_RELAXED);
-	managed->exchanged = __atomic_load_n(&managed->device->exchanged, __ATOMIC_RELAXED);
-	managed->report = managed->foreign || managed->exchanged;
+	managed->foreign = managed->exchanged = managed->away = managed->intact = 0;	/* a daemon begins with that */
+	managed->report = false;
+	session_note(managed);
 	log_line("gpu %d: managed, with %llu MiB", managed->device->index,
 		  (unsigned long long)(managed->resident / GG_MIB));
 	if (waiter.fd >= 0) {
@@ -343,9 +343,12 @@ static void receive(void)
 	if (session.socket.fd >= 0)
 		session_drain();
 	session.clogged = false;
-	for (int i = 0; i < session.managed_count; i++)
+	for (int i = 0; i < session.managed_count; i++) {
+		/* What is made changes what is intact with each call: that is told when this thread next looks. */
+		session_note(&session.managed[i]);
 		if (session.managed[i].ours && session_flush(&session.managed[i]) == EAGAIN)
 			session.clogged = true;
+	}
 	lost = session.broken;
 	pthread_cond_broadcast(&session.changed);	/* a thread that found the socket full tries again */
 	pthread_mutex_unlock(&session.lock);

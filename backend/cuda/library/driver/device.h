@@ -22,7 +22,7 @@ struct pool;		/* memory/kept.h */
 struct quiet;		/* driver/quiet.h */
 struct mover;		/* move/batch.h */
 
-/* One GPU that the program uses. Made at the first context on it, never freed but by fork. */
+/* One GPU that the program uses. Made at the first context, or cuMemCreate, on it, never freed but by fork. */
 struct device {
 	CUdevice ordinal;	/* as this program numbers them */
 	CUuuid uuid;
@@ -42,6 +42,7 @@ struct device {
 	uint64_t resident;	/* in chunks of the GPU, those cached in the pool included: what is charged */
 	uint64_t swapped;	/* in pinned host chunks that serve the program */
 	uint64_t foreign;	/* that cannot be moved: the program's own cuMemCreate, native pools, arrays, managed memory */
+	uint64_t intact;	/* in objects that can move and have not yet: a checkpoint carries them */
 	uint64_t exchanged;	/* bytes that came back in the place of others, ever (exchange.c) */
 	uint64_t away;		/* bytes in `resident` that may be off the GPU just now: they change places */
 };
@@ -49,6 +50,10 @@ struct device {
 /* The device of the current context, or of `ordinal`; set up on first use. NULL: not one that we manage. */
 struct device *device_current(void);
 struct device *device_of(CUdevice ordinal);
+/* device_of, where memory is about to be made on it: set up without a context, too. */
+struct device *device_for_memory(CUdevice ordinal);
+/* Which GPU a device is, by the driver; false: it does not say. */
+bool device_uuid(CUdevice ordinal, CUuuid *uuid);
 /* Asks the driver which GPU a device is: after a checkpoint it may be another one. Whether it is. */
 bool device_identify(struct device *device);
 /* From here to the other no device is set up; false, at once, while one is. By one thread. */

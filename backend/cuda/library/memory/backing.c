@@ -13,13 +13,13 @@
 #include "small.h"
 #include "tree.h"
 
-/* A region takes chunks of a class from this size on; below, they would hold memory that hardly anybody uses. */
+/* A region takes chunks of a class from this size on; below, they would hold memory that is hardly used. */
 #define LARGE_FROM (1024 * GG_MIB)
 #define MIDDLE_FROM (16 * GG_MIB)
 /* What undoes something is tried so often. */
 #define TRIES 3
 
-static struct region *plan(struct device *device, size_t bytes)
+struct region *backing_plan(struct device *device, size_t bytes)
 {
 	size_t reserved = (bytes + GG_CHUNK - 1) & ~(size_t)(GG_CHUNK - 1), rest = reserved, chunks = 0;
 	size_t count[CLASSES] = { 0 };
@@ -134,7 +134,7 @@ static CUresult back(struct region *region, size_t alignment)
 
 CUresult backing_make(struct device *device, size_t bytes, size_t alignment, struct region **made)
 {
-	struct region *region = plan(device, bytes);
+	struct region *region = backing_plan(device, bytes);
 	CUresult result;
 
 	if (!region)
@@ -156,16 +156,25 @@ bool backing_unmap(const struct region *region)
 
 void backing_return(struct region *region)
 {
+	unreserve(region);
+	backing_give(region);
+}
+
+void backing_give(struct region *region)
+{
 	struct device *device = region->device;
 	int64_t pinned = 0;
 
-	unreserve(region);
 	for (size_t i = 0; i < region->chunks; i++) {
 		struct chunk *chunk = &region->chunk[i];
 		enum chunk_class class = chunk_class(region, i);
 
 		if (chunk->pinned)
 			pinned += (int64_t)class_bytes[class];
+		if (!chunk->memory) {	/* of what the driver has freed as a whole */
+			pool_uncharge(device, class_bytes[class]);
+			continue;
+		}
 		if (chunk->place == CHUNK_DEVICE) {
 			(chunk->shareable || chunk->imported ? pool_drop : pool_give)(device, class, chunk->memory);
 			continue;

@@ -30,10 +30,14 @@ struct chunk {
 };
 
 struct small;
+struct object;
+
+/* Chunks that move together at most. */
+#define CHUNKS_TOGETHER 512
 
 struct region {
 	struct region *next, *previous;	/* of the device: a ring */
-	CUdeviceptr address;
+	CUdeviceptr address;	/* 0: the program maps it itself, where `object` says */
 	size_t bytes;		/* as asked for */
 	size_t reserved;	/* of addresses, and of memory behind all of them */
 	uint64_t serial;	/* no two allocations of the process have the same */
@@ -41,6 +45,7 @@ struct region {
 	CUcontext context;	/* it was allocated in, and goes with */
 	struct small *small;	/* what is in it, if it is one for small allocations */
 	struct region *next_small;
+	struct object *object;	/* what the program made by cuMemCreate (object.h); else NULL */
 	bool freeing;		/* a thread is at it */
 	size_t count[CLASSES];	/* of chunks of each class, in this order */
 	size_t chunks;		/* all of them */

@@ -7,6 +7,9 @@
 
 #include <stdlib.h>
 
+/* How far from an address its mapping may begin, in GG_CHUNKs: 256 GiB. */
+#define MAPPING_PAGES (1 << 17)
+
 /* One allocation. */
 struct foreign {
 	struct device *device;
@@ -193,13 +196,27 @@ static struct foreign *put(struct foreign *memory)
 	return --memory->references ? NULL : memory;
 }
 
+/* The mapping that holds an address: mappings are known by where they begin. With the lock. */
+static struct foreign *mapping_of(CUdeviceptr address)
+{
+	CUdeviceptr at = address & ~(GG_CHUNK - 1);
+
+	for (size_t pages = 0; at && pages < MAPPING_PAGES; pages++, at -= GG_CHUNK) {
+		struct foreign *mapping = table_get(&mappings, at);
+
+		if (mapping)
+			return address - at < mapping->mapped ? mapping : NULL;
+	}
+	return NULL;
+}
+
 void foreign_retained(CUmemGenericAllocationHandle handle, CUdeviceptr mapped_at)
 {
 	struct foreign *memory, *mapping;
 
 	pthread_mutex_lock(&lock);
 	memory = table_get(&handles, handle);
-	mapping = table_get(&mappings, mapped_at & ~(GG_CHUNK - 1));
+	mapping = memory ? NULL : mapping_of(mapped_at);
 	if (!memory && mapping)	/* its handle was released: it has one again */
 		memory = table_put(&handles, handle, mapping->memory) ? mapping->memory : NULL;
 	if (memory) {

@@ -12,7 +12,7 @@
  * that pages_use needs no lock and nothing that it looks at can go away: it does not look at regions at all.
  *
  * A kernel is told where something begins, not how long it is. So uses are counted where a pointer points to,
- * and when somebody looks, they hold from there to the next page that something else was seen to begin in: a
+ * and at each look, they hold from there to the next page that something else was seen to begin in: a
  * tensor in a large allocation has its own heat. Where nothing was seen to begin for some looks, nothing
  * does.
  */
@@ -25,7 +25,7 @@
 
 struct leaf {
 	struct region *region[LEAF_PAGES];	/* under the lock */
-	uint16_t uses[LEAF_PAGES];		/* since somebody looked; atomically */
+	uint16_t uses[LEAF_PAGES];		/* since the last look; atomically */
 	uint8_t begins[LEAF_PAGES];		/* looks for which something is known to begin here; atomically */
 };
 
@@ -50,11 +50,9 @@ struct region *pages_region(CUdeviceptr address)
 	return leaf ? leaf->region[page_of(address)] : NULL;
 }
 
-bool pages_ready(const struct region *region)
+bool pages_ready(CUdeviceptr address, size_t bytes)
 {
-	const CUdeviceptr end = region->address + region->reserved;
-
-	for (CUdeviceptr at = region->address; at < end; at += GG_CHUNK) {
+	for (CUdeviceptr at = address; at < address + bytes; at += GG_CHUNK) {
 		uint64_t index = at >> (CHUNK_BITS + LEAF_BITS);
 
 		if (index >= 1 << ROOT_BITS)

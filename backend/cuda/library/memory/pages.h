@@ -7,8 +7,8 @@
 
 /* With the lock of the tree, but the three at the end. */
 struct region *pages_region(CUdeviceptr address);
-/* Makes room for what is to be said of a region; false without memory. */
-bool pages_ready(const struct region *region);
+/* Makes room for what is to be said of [address, address + bytes); false without memory. */
+bool pages_ready(CUdeviceptr address, size_t bytes);
 /* From now on, `value` is at the addresses of `region`. */
 void pages_set(const struct region *region, struct region *value);
 /* Of a page of a region that is set: how often something that begins in it was used since the last look. */

@@ -12,12 +12,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* Below it, allocations share a chunk. */
 #define SMALL_BELOW GG_MIB
-/* How often to look whether the GPU has come to an old copy. */
-#define LOOK_NS 5000000
 
 bool region_about(CUdeviceptr address, struct region_about *about)
 {
@@ -110,28 +107,11 @@ static bool any_busy(const struct region *region)
 }
 
 /* Waits until the mover is done with it. With the lock, which is let go meanwhile: `region` may only be
- * one that cannot be freed by anybody else. */
+ * one that cannot be freed by another thread. */
 static void wait_idle(struct region *region)
 {
-	const struct region_tree *tree = region->device->regions;
-	struct timespec until;
-
-	while (any_busy(region)) {
-		pthread_mutex_unlock(&tree_lock);
-		/* What it left for later, because the GPU did not come to it, may be done by now. */
-		if (tree->reap)
-			tree->reap(region->device);
-		pthread_mutex_lock(&tree_lock);
-		if (!any_busy(region))
-			break;
-		clock_gettime(CLOCK_MONOTONIC, &until);
-		until.tv_nsec += LOOK_NS;
-		if (until.tv_nsec >= 1000000000) {
-			until.tv_nsec -= 1000000000;
-			until.tv_sec++;
-		}
-		pthread_cond_clockwait(&tree_idle, &tree_lock, CLOCK_MONOTONIC, &until);
-	}
+	while (any_busy(region))
+		tree_await(region->device);
 }
 
 CUresult region_alloc(struct device *device, size_t bytes, size_t alignment, CUdeviceptr *address)

@@ -24,6 +24,9 @@ struct region_tree {
 	uint32_t usual;		/* heat of what is new: it is not known yet, and is as good as any */
 };
 
+/* Waits for a moment, or until something is no longer busy. With the lock, which is let go meanwhile. */
+void tree_await(struct device *device);
+
 /* No two allocations have the same; this was the last. With the lock. */
 extern uint64_t tree_serials;
 /* From now on it is found; false without memory. Without the lock. */

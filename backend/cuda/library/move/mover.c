@@ -8,6 +8,7 @@
 #include "keeper.h"
 #include "life.h"
 #include "moment.h"
+#include "object.h"
 #include "ours.h"
 #include "pick.h"
 #include "pool.h"
@@ -24,8 +25,12 @@
 #endif
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
-/* It takes as much memory again while it changes. */
-#define SHARED_AT_ONCE 8
+/* It takes as much memory of the GPU again while it changes, in no books: a large chunk at most. */
+#define SHARED_AT_ONCE 1
+/* For how long the next of it is tried, us, and until it is tried again, ns: the driver never refuses because something of
+ * the program runs. */
+#define SHARE_US 5000000
+#define LOOK_NS 5000000
 
 static void reap(struct device *device)
 {
@@ -121,6 +126,7 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	if (!mover)
 		return 0;
 	freed = begin(device, &busy_us);
+	object_pin_reachable(device);
 	/* What was let back and never came is in the host already. */
 	moved = pool_credited(device);
 	while (freed + moved < bytes && moment_us() - start < CALL_US && batch_reap(device)) {
@@ -222,6 +228,7 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 	pthread_mutex_lock(&mover->lock);
 	ours_enter();
 	busy_us = mover->busy_us;
+	object_pin_reachable(device);
 	gone = batch_reap(device) ? out(device, bytes) : 0;
 	if (gone) {
 		count = pick_in(device, gone, picks, MOST);
@@ -272,34 +279,46 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes)
+/* The bytes of it that moved; `left`: there is more. */
+static uint64_t share_some(struct device *device, CUdeviceptr address, size_t bytes, bool *left)
 {
 	struct mover *mover = device->mover;
 	struct pick picks[SHARED_AT_ONCE];
 	struct batch *batch;
-	bool ready, left = true;
+	uint64_t moved = 0;
+	size_t count = 0;
 
-	for (int try = 0; try < TRIES && left; try++) {
-		size_t count = 1;
-
-		while (count) {
-			pthread_mutex_lock(&mover->lock);
-			ours_enter();
-			ready = batch_reap(device);
-			count = ready ? pick_shareable(address, bytes, 0, false, picks, SHARED_AT_ONCE) : 0;
-			left = !ready || count;
-			batch = count ? batch_new(true, picks, count) : NULL;
-			if (batch) {
-				batch->within = true;
-				count = batch_move(device, batch) ? count : 0;
-			} else if (count) {
-				pick_put(picks, count);
-				count = 0;
-			}
-			ours_leave();
-			pthread_mutex_unlock(&mover->lock);
-		}
+	pthread_mutex_lock(&mover->lock);
+	ours_enter();
+	*left = true;
+	if (batch_reap(device)) {
+		count = pick_shareable(address, bytes, 0, false, picks, SHARED_AT_ONCE);
+		*left = count;
 	}
+	batch = count ? batch_new(true, picks, count) : NULL;
+	if (batch) {
+		batch->within = true;
+		moved = batch_move(device, batch);
+	} else {
+		pick_put(picks, count);
+	}
+	ours_leave();
+	pthread_mutex_unlock(&mover->lock);
+	return moved;
+}
+
+CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes)
+{
+	const struct timespec moment = { .tv_nsec = LOOK_NS };
+	uint64_t until = moment_us() + SHARE_US;
+	bool left;
+
+	do
+		if (share_some(device, address, bytes, &left))
+			until = moment_us() + SHARE_US;
+		else if (left)
+			nanosleep(&moment, NULL);
+	while (left && moment_us() < until);
 	return left ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 

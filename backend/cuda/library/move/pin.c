@@ -3,9 +3,12 @@
 
 #include "chunk.h"
 #include "driver.h"
+#include "join.h"
 #include "mover.h"
+#include "object.h"
 #include "pages.h"
 #include "tree.h"
+#include "view.h"
 
 CUresult pin_range(CUdeviceptr address, size_t bytes)
 {
@@ -39,6 +42,33 @@ CUresult pin_range(CUdeviceptr address, size_t bytes)
 	return result;
 }
 
+CUresult pin_whole(struct region *region)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	if (!object_is_whole(region))
+		result = join_object(region);
+	if (result == CUDA_SUCCESS)
+		object_pin(region);
+	return result;
+}
+
+CUresult pin_objects(CUdeviceptr address, size_t bytes)
+{
+	struct object_range range;
+	CUresult result = CUDA_SUCCESS;
+
+	if (!pages_near(address))
+		return result;
+	range = object_claim_range(address, bytes);
+	if (range.failed)
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	for (size_t i = 0; i < range.count && result == CUDA_SUCCESS; i++)
+		result = pin_whole(range.views[i]->region);
+	object_put_range(&range, false);
+	return result;
+}
+
 /* The first region with a serial above `after`: a walk that survives regions that come and go. */
 static bool next_region(struct device *device, uint64_t after, uint64_t *serial, CUdeviceptr *address, size_t *bytes)
 {
@@ -47,7 +77,7 @@ static bool next_region(struct device *device, uint64_t after, uint64_t *serial,
 	pthread_mutex_lock(&tree_lock);
 	first = region = device->regions->ring;
 	while (region) {
-		if (region->serial > after && !region->freeing && (!found || region->serial < found->serial))
+		if (region->serial > after && !region->freeing && !region->object && (!found || region->serial < found->serial))
 			found = region;
 		region = region->next == first ? NULL : region->next;
 	}

@@ -1,0 +1,84 @@
+"""Level 6: memory that a program makes by cuMemCreate and maps itself (unit/objects.c, unit/fuzz.c), while it moves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.t6_cuda.units import attempt, calls, run_unit
+
+TWO_GPUS = {"FAKE_DEVICES": "2", "FAKE_OFFSETS": "1"}
+"""A double with another GPU to give access to, whose cuMemMap takes offsets."""
+
+STEPS = int(os.environ.get("FUZZ", "2000"))
+"""Calls that the generator makes; 50,000 for an evening."""
+
+SEED = os.environ.get("SEED", "1")
+"""Which ones they are."""
+
+SANITIZED_STEPS = 300
+"""The same with a sanitizer, which takes several times as long."""
+
+FAULTY = [
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemcpyDtoDAsync_v2",
+]
+"""What moving such memory calls, but for what t6_memory has: that is the same for all memory."""
+
+MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
+"""Faults of one entry point that are tried, spread over all its calls."""
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+@pytest.mark.parametrize(
+    "name", ["segments", "views", "names", "questions", "export", "export_waits", "export_charged"]
+)
+def test_moves(name: str, sanitize: str) -> None:
+    run_unit(name, sanitize, program="objects", **(TWO_GPUS if name == "views" else {}))
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_memory_made_before_the_first_context_is_charged(sanitize: str) -> None:
+    run_unit("early", sanitize, program="objects")
+
+
+def test_what_an_open_device_reaches_stays() -> None:
+    run_unit("outside_open", program="objects")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_devices_that_cannot_be_seen_may_be_open(sanitize: str) -> None:
+    run_unit("outside_unseen", sanitize, program="objects")
+
+
+@pytest.mark.parametrize("sanitize", ["", "thread"])
+def test_threads(sanitize: str) -> None:
+    run_unit("threads", sanitize, program="objects")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_random_calls(sanitize: str) -> None:
+    """Whatever is mapped, contents are right and the books are what the driver has."""
+    steps = SANITIZED_STEPS if sanitize else STEPS
+    said = run_unit("fuzz", sanitize, program="objects", UNIT_STEPS=str(steps), UNIT_SEED=SEED, **TWO_GPUS)
+    assert " moves, " in said
+    assert not said.startswith("0 moves")
+
+
+@pytest.mark.parametrize("entry", FAULTY)
+def test_any_call_may_fail(entry: str, tmp_path: Path) -> None:
+    """No data is lost, and the books are what the driver has, whichever call fails, with whichever error."""
+    count = calls("object_faults", tmp_path / "calls", program="objects")[entry]
+    assert count, f"{entry} is not called: what is tested here?"
+    for number in range(1, count + 1, -(-count // MOST)):
+        for code in (2, 999):
+            done = attempt("object_faults", program="objects", FAKE_FAIL=f"{entry}:{number}:{code}")
+            assert done.returncode == 0, f"call {number} of {count} answers {code}: {done.stderr}"

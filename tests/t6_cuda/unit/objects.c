@@ -1,0 +1,716 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Tests of object.c, view.c, place.c, names.c, join.c, outside.c: `objects NAME` runs one against the double of the driver. */
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "carry.h"
+#include "device.h"
+#include "double.h"
+#include "fuzz.h"
+#include "gate.h"
+#include "library.h"
+#include "object.h"
+#include "ours.h"
+#include "tree.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define PAGE GG_CHUNK
+
+static struct device *device;
+static CUcontext context;
+static int (*place)(CUdeviceptr);
+
+static void *plain(const char *name)
+{
+	void *found = driver_dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
+
+	CHECK(found);
+	return found;
+}
+
+static void enter_context(void)
+{
+	__typeof__(&cuDevicePrimaryCtxRetain) retain = (__typeof__(retain))plain("cuDevicePrimaryCtxRetain");
+
+	CHECK(retain(&context, 0) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	device = device_current();
+	CHECK(device && device->elastic);
+	device->mover->copy_us = 60000000;	/* a driver made of threads, on a busy machine */
+}
+
+static void begin(void)
+{
+	library_begin();
+	CHECK(real.cuInit(0) == CUDA_SUCCESS);
+	place = (int (*)(CUdeviceptr))plain("fake_memory_place");
+}
+
+static void start(void)
+{
+	begin();
+	enter_context();
+}
+
+static uint64_t random_state = 88172645463325252;
+static uint64_t any(uint64_t below)
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return random_state % below;
+}
+
+static CUmemAllocationProp movable(void)
+{
+	return (CUmemAllocationProp){ .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				      .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+}
+
+static const CUmemAccessDesc writable = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
+					  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+
+static CUmemGenericAllocationHandle create(size_t bytes)
+{
+	const CUmemAllocationProp prop = movable();
+	CUmemGenericAllocationHandle handle;
+
+	CHECK(cuMemCreate(&handle, bytes, &prop, 0) == CUDA_SUCCESS);
+	return handle;
+}
+
+static CUdeviceptr reserve(size_t bytes)
+{
+	CUdeviceptr address;
+
+	CHECK(cuMemAddressReserve(&address, bytes, 0, 0, 0) == CUDA_SUCCESS);
+	return address;
+}
+
+static void map(CUdeviceptr address, size_t bytes, CUmemGenericAllocationHandle handle)
+{
+	CHECK(cuMemMap(address, bytes, 0, handle, 0) == CUDA_SUCCESS);
+	CHECK(cuMemSetAccess(address, bytes, &writable, 1) == CUDA_SUCCESS);
+}
+
+/* A word at the beginning and the end of a page. */
+static void write_page(CUdeviceptr page, uint64_t word)
+{
+	CHECK(cuMemcpyHtoD_v2(page, &word, 8) == CUDA_SUCCESS && cuMemcpyHtoD_v2(page + PAGE - 8, &word, 8) == CUDA_SUCCESS);
+}
+
+static bool has(CUdeviceptr page, uint64_t word)
+{
+	uint64_t first = ~word, last = ~word;
+
+	CHECK(cuMemcpyDtoH_v2(&first, page, 8) == CUDA_SUCCESS && cuMemcpyDtoH_v2(&last, page + PAGE - 8, 8) == CUDA_SUCCESS);
+	return first == word && last == word;
+}
+
+static void write_all(CUdeviceptr address, size_t bytes, uint64_t word)
+{
+	for (size_t at = 0; at < bytes; at += PAGE)
+		write_page(address + at, word + at);
+}
+
+static bool have(CUdeviceptr address, size_t bytes, uint64_t word)
+{
+	bool right = true;
+
+	for (size_t at = 0; at < bytes; at += PAGE)
+		right = right && has(address + at, word + at);
+	return right;
+}
+
+/* As PyTorch's expandable segments do it, and a server that sleeps, under a limit that holds all the time. */
+static void test_segments(void)
+{
+	enum { SEGMENTS = 8, BYTES = 20 << 20 };
+	const size_t limit = 64 << 20;
+	CUmemGenericAllocationHandle handle[SEGMENTS];
+	CUdeviceptr address;
+
+	start();
+	double_limit(limit);
+	address = reserve((size_t)SEGMENTS * BYTES);
+	for (int round = 0; round < 3; round++) {
+		for (int i = 0; i < SEGMENTS; i++) {
+			handle[i] = create(BYTES);
+			map(address + (CUdeviceptr)i * BYTES, BYTES, handle[i]);
+			write_all(address + (CUdeviceptr)i * BYTES, BYTES, (uint64_t)(i + round) << 40);
+			CHECK(device->resident <= limit);
+			double_agree(device);
+		}
+		CHECK(device->resident + device->swapped == (uint64_t)SEGMENTS * BYTES && device->foreign == 0);
+		for (int i = 0; i < SEGMENTS; i++)
+			CHECK(have(address + (CUdeviceptr)i * BYTES, BYTES, (uint64_t)(i + round) << 40));
+		double_limit(UINT64_MAX);
+		CHECK(device->swapped == 0);
+		double_agree(device);
+		double_limit(limit);
+		/* All at once, as for sleep; or in the middle, as for what is not used. */
+		if (round != 1)
+			CHECK(cuMemUnmap(address, (size_t)SEGMENTS * BYTES) == CUDA_SUCCESS);
+		for (int i = 0; i < SEGMENTS; i++) {
+			if (round == 1)
+				CHECK(cuMemUnmap(address + (CUdeviceptr)i * BYTES, BYTES) == CUDA_SUCCESS);
+			CHECK(cuMemRelease(handle[i]) == CUDA_SUCCESS);
+			double_agree(device);
+		}
+		CHECK(device->resident == pool_kept(device) && device->swapped == 0);
+	}
+	CHECK(cuMemAddressFree(address, (size_t)SEGMENTS * BYTES) == CUDA_SUCCESS);
+}
+
+/* What is made before the first context is charged, and moves once there is one. */
+static void test_early(void)
+{
+	CUmemAllocationProp prop = movable();
+	CUmemGenericAllocationHandle handle, none;
+	CUdeviceptr address;
+
+	begin();
+	prop.location.id = 7;
+	CHECK(device_for_memory(7) == NULL && device_for_memory(-1) == NULL);
+	prop.location.id = 0;
+	CHECK(cuMemCreate(&handle, 12 << 20, &prop, 0) == CUDA_SUCCESS);
+	device = device_of(0);
+	CHECK(device && device->resident == 12 << 20);
+	double_agree(device);
+	double_limit(4 << 20);	/* there is no context to move anything in */
+	CHECK(device->resident == 12 << 20);
+	address = reserve(12 << 20);
+	enter_context();
+	map(address, 12 << 20, handle);
+	write_all(address, 12 << 20, 5);
+	double_swap(false);
+	CHECK(cuMemCreate(&none, 2 << 20, &prop, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+	double_swap(true);
+	double_limit(4 << 20);
+	CHECK(device->resident <= 4 << 20 && have(address, 12 << 20, 5));
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS && cuMemUnmap(address, 12 << 20) == CUDA_SUCCESS);
+	CHECK(device->resident == pool_kept(device) && device->swapped == 0);
+	double_agree(device);
+}
+
+/* All of its views show the same, wherever it is, with the access that each has; FAKE_OFFSETS is 1. */
+static void test_views(void)
+{
+	const CUmemAccessDesc readable = { .location = writable.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READ };
+	const CUmemAccessDesc both[] = { writable, { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1 },
+						     .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE } };
+	const size_t bytes = 20 << 20, half = 8 << 20;
+	const CUmemLocation first = writable.location;
+	bool (*accessible)(CUdeviceptr, CUdevice);
+	CUmemGenericAllocationHandle handle, again;
+	CUdeviceptr one, two, three, base;
+	unsigned long long flags;
+	unsigned int type;
+	size_t size;
+
+	start();
+	accessible = (bool (*)(CUdeviceptr, CUdevice))plain("fake_memory_accessible");
+	handle = create(bytes);
+	one = reserve(bytes);
+	two = reserve(bytes);
+	three = reserve(half);
+	map(one, bytes, handle);
+	CHECK(cuMemMap(two, bytes, 0, handle, 0) == CUDA_SUCCESS);
+	CHECK(cuMemSetAccess(two, bytes, &readable, 1) == CUDA_SUCCESS);
+	CHECK(cuMemMap(three, half, half, handle, 0) == CUDA_SUCCESS);	/* without any access */
+	CHECK(cuMemUnmap(one, half) == CUDA_ERROR_INVALID_VALUE);
+	write_all(one, bytes, 9);
+	for (int round = 0; round < 3; round++) {
+		CHECK(double_out(device, round == 1 ? 4 << 20 : UINT64_MAX) == (round == 1 ? 16 << 20 : bytes) || round);
+		double_agree(device);
+		CHECK(place(one) == place(two) && place(one + half) == place(three));
+		CHECK(have(one, bytes, 9 + (uint64_t)round) && have(two, bytes, 9 + (uint64_t)round));
+		CHECK(cuMemGetAccess(&flags, &first, two + half) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_READ);
+		CHECK(cuMemGetAccess(&flags, &first, three) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+		CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, one + half) == CUDA_SUCCESS);
+		CHECK(type == CU_MEMORYTYPE_DEVICE);
+		CHECK(cuMemGetAddressRange_v2(&base, &size, two + 5) == CUDA_SUCCESS && base == two && size == bytes);
+		CHECK(cuMemUnmap(one, half) == CUDA_ERROR_INVALID_VALUE);
+		write_all(one, bytes, 10 + (uint64_t)round);
+		CHECK(double_in(device, UINT64_MAX) || !device->swapped);
+		double_agree(device);
+		CHECK(have(one, bytes, 10 + (uint64_t)round) && have(two, bytes, 10 + (uint64_t)round));
+	}
+	/* Access for another GPU is there after a move, too; its handle is released, and may be had again. */
+	CHECK(cuMemSetAccess(three, half, both, 2) == CUDA_SUCCESS);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	CHECK(cuMemRelease(handle) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(double_out(device, UINT64_MAX) == bytes);
+	CHECK(accessible(three, 1) && accessible(three, 0) && !accessible(one, 1) && have(three, half, 12 + half));
+	CHECK(cuMemUnmap(one, bytes) == CUDA_SUCCESS && cuMemUnmap(two, bytes) == CUDA_SUCCESS);
+	CHECK(cuMemRetainAllocationHandle(&again, (void *)(three + 7)) == CUDA_SUCCESS && again == handle);
+	CHECK(cuMemUnmap(three, half) == CUDA_SUCCESS);
+	CHECK(device->swapped == bytes);	/* mapped nowhere, and with a handle */
+	CHECK(double_in(device, 4 << 20) && double_out(device, UINT64_MAX) && double_in(device, UINT64_MAX) == bytes);
+	map(two, bytes, handle);
+	CHECK(have(two, bytes, 12));
+	CHECK(cuMemUnmap(two, bytes) == CUDA_SUCCESS && cuMemRelease(again) == CUDA_SUCCESS);
+	CHECK(device->resident == pool_kept(device) && device->swapped == 0);
+	double_agree(device);
+}
+
+/* The driver gives values out again; the program has none twice. */
+static void test_names(void)
+{
+	enum { COUNT = 24, MORE = 48 };
+	CUmemAllocationProp prop = movable(), got;
+	CUmemGenericAllocationHandle handle[MORE];
+	size_t count;
+	bool again = false;
+
+	start();
+	for (count = 0; count < COUNT; count++)
+		handle[count] = create((1 + count % 3) * PAGE);
+	CHECK(double_out(device, UINT64_MAX) != 0);
+	/* Of both kinds: what can move, and what cannot. */
+	for (; count < MORE; count++) {
+		prop.allocFlags.compressionType = count % 2;
+		CHECK(cuMemCreate(&handle[count], (1 + count % 3) * PAGE, &prop, 0) == CUDA_SUCCESS);
+		again |= handle[count] >> 48 == 0x6767;
+		for (size_t i = 0; i < count; i++)
+			CHECK(handle[i] != handle[count]);
+	}
+	CHECK(again);	/* else this tests nothing */
+	for (size_t i = 0; i < count; i++) {
+		const CUdeviceptr address = reserve((1 + i % 3) * PAGE);
+
+		CHECK(cuMemGetAllocationPropertiesFromHandle(&got, handle[i]) == CUDA_SUCCESS);
+		CHECK(got.allocFlags.compressionType == (i >= COUNT ? i % 2 : 0));
+		map(address, (1 + i % 3) * PAGE, handle[i]);
+		write_all(address, (1 + i % 3) * PAGE, i);
+		CHECK(have(address, (1 + i % 3) * PAGE, i));
+		CHECK(cuMemRelease(handle[i]) == CUDA_SUCCESS && cuMemUnmap(address, (1 + i % 3) * PAGE) == CUDA_SUCCESS);
+		double_agree(device);
+	}
+	CHECK(device->resident == pool_kept(device) && device->swapped == 0 && device->foreign == 0);
+}
+
+/* What is exported has one handle of the driver's from then on, wherever it was, and stays. */
+static void test_export(void)
+{
+	const size_t bytes = 36 << 20;
+	CUmemAllocationProp prop = movable();
+	CUmemGenericAllocationHandle handle, imported;
+	CUdeviceptr address, other;
+	int fd = -1;
+
+	start();
+	prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	prop.allocFlags.gpuDirectRDMACapable = 1;	/* no device that uses it is open */
+	CHECK(cuMemCreate(&handle, bytes, &prop, 0) == CUDA_SUCCESS);
+	address = reserve(bytes);
+	other = reserve(bytes);
+	map(address, bytes, handle);
+	write_all(address, bytes, 3);
+	CHECK(double_out(device, UINT64_MAX) == bytes && double_in(device, 4 << 20) && device->foreign == 0);
+	CHECK(cuMemExportToShareableHandle(&fd, handle, prop.requestedHandleTypes, 0) == CUDA_SUCCESS && fd >= 0);
+	CHECK(device->foreign == bytes && device->resident - pool_kept(device) == bytes && device->swapped == 0);
+	double_agree(device);
+	CHECK(double_out(device, UINT64_MAX) == 0 && have(address, bytes, 3));
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, prop.requestedHandleTypes) == CUDA_SUCCESS);
+	map(other, bytes, imported);
+	write_all(address, bytes, 4);
+	CHECK(have(other, bytes, 4));
+	CHECK(cuMemUnmap(other, bytes) == CUDA_SUCCESS && cuMemRelease(imported) == CUDA_SUCCESS);
+	CHECK(cuMemUnmap(address, bytes) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+	close(fd);
+	CHECK(device->foreign == 0 && device->resident == pool_kept(device));
+	double_agree(device);
+}
+
+/* What has moved, and can be exported; mapped, with 8 in it. */
+struct export_of {
+	CUmemAllocationProp prop;
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr address;
+	size_t bytes;
+};
+
+static struct export_of moved_once(size_t bytes)
+{
+	struct export_of of = { .prop = movable(), .bytes = bytes, .address = reserve(bytes) };
+
+	of.prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	CHECK(cuMemCreate(&of.handle, bytes, &of.prop, 0) == CUDA_SUCCESS);
+	map(of.address, bytes, of.handle);
+	write_all(of.address, bytes, 8);
+	CHECK(double_out(device, UINT64_MAX) == bytes);
+	return of;
+}
+
+static CUresult export(const struct export_of *of)
+{
+	int fd;
+	const CUresult result = cuMemExportToShareableHandle(&fd, of->handle, of->prop.requestedHandleTypes, 0);
+
+	if (result == CUDA_SUCCESS)
+		close(fd);
+	return result;
+}
+
+/* What an address is asked, of an object that has moved while others of its batch have not. */
+struct question {
+	CUdeviceptr address;
+	size_t bytes;
+	unsigned long long number;	/* BUFFER_ID, from the beginning */
+	bool answered;			/* atomically */
+};
+
+/* What is answered while it moves. */
+static void ask_books(struct question *question)
+{
+	const CUdeviceptr at = question->address + question->bytes / 2 + 5;
+	unsigned long long number = 0;
+	CUdeviceptr base = 0;
+	unsigned int type = 0;
+	size_t size = 0;
+	bool managed = true;
+
+	CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE);
+	CHECK(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at) == CUDA_SUCCESS && !managed);
+	CHECK(cuMemGetAddressRange_v2(&base, &size, at) == CUDA_SUCCESS && base == question->address && size == question->bytes);
+	CHECK(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_BUFFER_ID, at) == CUDA_SUCCESS);
+	CHECK(!question->number || number == question->number);
+	question->number = number;
+}
+
+/* What the driver is asked once nothing of it moves. */
+static void *ask_driver(void *argument)
+{
+	CUpointer_attribute kinds[] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+					CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR };
+	const CUmemLocation location = writable.location;
+	struct question *question = argument;
+	const CUdeviceptr at = question->address + 5;
+	CUdeviceptr pointer = 0, begin = 0;
+	unsigned long long flags = 0;
+	unsigned int type = 0;
+	size_t size = 0;
+	CUcontext of;
+	void *data[] = { &type, &pointer, &of, &begin };
+
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at) == CUDA_SUCCESS && size == question->bytes);
+	CHECK(cuPointerGetAttributes(4, kinds, data, at) == CUDA_SUCCESS);
+	CHECK(type == CU_MEMORYTYPE_DEVICE && pointer == at && begin == question->address);
+	CHECK(cuMemGetAccess(&flags, &location, at) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+	__atomic_store_n(&question->answered, true, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static void *move_all_out(void *unused)
+{
+	double_out(device, UINT64_MAX);
+	return unused;
+}
+
+/* Questions about an address have one answer: before the first move, during it and after. */
+static void test_questions(void)
+{
+	const size_t bytes[2] = { 20 << 20, 64 << 20 };
+	CUmemGenericAllocationHandle handle[2];
+	struct question question = { .bytes = bytes[0] };
+	pthread_t asking, moving;
+	CUdeviceptr address[2];
+
+	start();
+	for (int i = 0; i < 2; i++) {
+		handle[i] = create(bytes[i]);
+		address[i] = reserve(bytes[i]);
+		map(address[i], bytes[i], handle[i]);
+		write_all(address[i], bytes[i], (uint64_t)i);
+	}
+	question.address = address[0];
+	ask_books(&question);
+	CHECK(ask_driver(&question) == NULL && question.answered);
+	question.answered = false;
+	/* The first comes to its new place while the other, of one large chunk, is still copied. */
+	((void (*)(uint64_t))plain("fake_memory_hold_from"))(64 << 20);
+	CHECK(!pthread_create(&moving, NULL, move_all_out, NULL));
+	while (place(address[0]) != CU_MEM_LOCATION_TYPE_HOST_NUMA)
+		usleep(1000);
+	ask_books(&question);
+	CHECK(!pthread_create(&asking, NULL, ask_driver, &question));
+	usleep(20000);
+	CHECK(!__atomic_load_n(&question.answered, __ATOMIC_ACQUIRE));
+	((void (*)(bool))plain("fake_memory_hold"))(false);
+	CHECK(!pthread_join(asking, NULL) && !pthread_join(moving, NULL));
+	ask_books(&question);
+	while (device->resident)	/* what was asked about as it was looked for has stayed */
+		double_out(device, UINT64_MAX);
+	double_in(device, UINT64_MAX);
+	ask_books(&question);
+	for (int i = 0; i < 2; i++) {
+		CHECK(have(address[i], bytes[i], (uint64_t)i));
+		CHECK(cuMemUnmap(address[i], bytes[i]) == CUDA_SUCCESS && cuMemRelease(handle[i]) == CUDA_SUCCESS);
+	}
+	double_agree(device);
+}
+
+static void *stay_inside(void *ready)
+{
+	gate_enter();
+	__atomic_store_n((bool *)ready, true, __ATOMIC_RELEASE);
+	usleep(800000);
+	gate_leave();
+	return NULL;
+}
+
+/* What runs is waited for, as the driver would not refuse for that; a copy that does not end is not, and keeps what it has
+ * until it does. */
+static void test_export_waits(void)
+{
+	void (*hold)(bool);
+	struct export_of one, two;
+	bool ready = false;
+	pthread_t thread;
+
+	start();
+	hold = (void (*)(bool))plain("fake_memory_hold");
+	one = moved_once(20 << 20);
+	two = moved_once(36 << 20);
+	CHECK(!pthread_create(&thread, NULL, stay_inside, &ready));
+	while (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE))
+		usleep(1000);
+	CHECK(export(&one) == CUDA_SUCCESS);
+	CHECK(!pthread_join(thread, NULL));
+	CHECK(device->foreign == one.bytes && have(one.address, one.bytes, 8));
+	double_agree(device);
+	hold(true);
+	device->mover->copy_us = 10000;
+	CHECK(export(&two) == CUDA_ERROR_NOT_READY);
+	device->mover->copy_us = 60000000;
+	CHECK(export(&one) == CUDA_SUCCESS);
+	hold(false);
+	CHECK(export(&two) == CUDA_SUCCESS);	/* once the copy has come to its end */
+	CHECK(device->foreign == one.bytes + two.bytes && device->swapped == 0);
+	CHECK(have(two.address, two.bytes, 8));
+	double_agree(device);
+	CHECK(cuMemUnmap(two.address, two.bytes) == CUDA_SUCCESS && cuMemRelease(two.handle) == CUDA_SUCCESS);
+	CHECK(cuMemUnmap(one.address, one.bytes) == CUDA_SUCCESS && cuMemRelease(one.handle) == CUDA_SUCCESS);
+	CHECK(device->foreign == 0 && device->resident == pool_kept(device));
+	double_agree(device);
+}
+
+/* While it changes there are two of it: so many are charged, or none is made. */
+static void test_export_charged(void)
+{
+	const size_t bytes = 36 << 20;
+	struct export_of of;
+
+	start();
+	of = moved_once(bytes);
+	CHECK(double_in(device, 16 << 20) != 0);
+	double_swap(false);
+	double_limit(device->resident + bytes - PAGE);
+	CHECK(export(&of) == CUDA_ERROR_OUT_OF_MEMORY && device->foreign == 0);
+	CHECK(have(of.address, bytes, 8));
+	double_agree(device);
+	double_limit(device->resident + bytes);	/* what is in the host comes */
+	double_limit(2 * bytes);
+	CHECK(device->resident == bytes && export(&of) == CUDA_SUCCESS);
+	CHECK(device->foreign == bytes && device->resident == bytes && have(of.address, bytes, 8));
+	double_agree(device);
+}
+
+/* What a network device could reach, which is all that is mapped. */
+static CUdeviceptr reachable(size_t bytes)
+{
+	CUmemAllocationProp prop = movable();
+	CUmemGenericAllocationHandle handle;
+	const CUdeviceptr address = reserve(bytes);
+
+	prop.allocFlags.gpuDirectRDMACapable = 1;
+	CHECK(cuMemCreate(&handle, bytes, &prop, 0) == CUDA_SUCCESS);
+	map(address, bytes, handle);
+	write_all(address, bytes, 6);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	return address;
+}
+
+/* A device that is open keeps it on the GPU, for good: what was moved before it was opened can be moved on. */
+static void test_outside_open(void)
+{
+	const size_t bytes = 12 << 20;
+	CUdeviceptr before, address;
+	int device_file;
+
+	/* A /dev of our own. */
+	CHECK(!unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNS : CLONE_NEWNS));
+	CHECK(!mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) && !mount("none", "/dev", "tmpfs", 0, NULL));
+	CHECK(!mkdir("/dev/infiniband", 0700));
+	start();
+	before = reachable(bytes);
+	CHECK(double_out(device, UINT64_MAX) == bytes && device->foreign == 0);
+	device_file = open("/dev/infiniband/uverbs0", O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+	CHECK(device_file >= 0);
+	address = reachable(bytes);
+	for (int round = 0; round < 2; round++) {
+		CHECK(double_out(device, UINT64_MAX) == 0 && device->foreign == bytes);
+		close(device_file);
+		CHECK(have(address, bytes, 6) && have(before, bytes, 6));
+	}
+	CHECK(double_in(device, UINT64_MAX) == bytes && double_out(device, UINT64_MAX) == bytes);
+	double_agree(device);
+}
+
+/* Where no descriptor is left to look with, one may be open. */
+static void test_outside_unseen(void)
+{
+	const size_t bytes = 12 << 20;
+	CUdeviceptr address;
+	struct rlimit most, none;
+
+	start();
+	address = reachable(bytes);
+	CHECK(!getrlimit(RLIMIT_NOFILE, &most));
+	none = (struct rlimit){ 0, most.rlim_max };
+	CHECK(!setrlimit(RLIMIT_NOFILE, &none));
+	CHECK(double_out(device, UINT64_MAX) == 0 && device->foreign == bytes);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &most));
+	CHECK(have(address, bytes, 6));
+	/* What is made from here on is looked after again, and is not reached by anything. */
+	address = reachable(bytes);
+	CHECK(double_out(device, UINT64_MAX) == bytes && device->foreign == bytes && have(address, bytes, 6));
+	double_agree(device);
+}
+
+/* Any fault, once: errors are fine, lost data and wrong books are not. */
+static void test_faults(void)
+{
+	const CUmemAllocationProp prop = movable();
+	CUmemGenericAllocationHandle handle[2];
+	const size_t bytes[2] = { 6 << 20, 18 << 20 };
+	CUdeviceptr address[2], alias;
+	bool aliased;
+
+	start();
+	for (int i = 0; i < 2; i++) {
+		if (cuMemAddressReserve(&address[i], bytes[i], 0, 0, 0) != CUDA_SUCCESS)
+			address[i] = reserve(bytes[i]);
+		if (cuMemCreate(&handle[i], bytes[i], &prop, 0) != CUDA_SUCCESS)
+			handle[i] = create(bytes[i]);
+		double_agree(device);
+		if (cuMemMap(address[i], bytes[i], 0, handle[i], 0) != CUDA_SUCCESS)
+			CHECK(cuMemMap(address[i], bytes[i], 0, handle[i], 0) == CUDA_SUCCESS);
+		if (cuMemSetAccess(address[i], bytes[i], &writable, 1) != CUDA_SUCCESS)
+			CHECK(cuMemSetAccess(address[i], bytes[i], &writable, 1) == CUDA_SUCCESS);
+		write_all(address[i], bytes[i], (uint64_t)i);
+	}
+	if (cuMemAddressReserve(&alias, bytes[1], 0, 0, 0) != CUDA_SUCCESS)
+		alias = reserve(bytes[1]);
+	for (uint64_t round = 0; round < 3; round++) {
+		double_out(device, round == 1 ? 4 << 20 : UINT64_MAX);
+		double_agree(device);
+		CHECK(have(address[0], bytes[0], round * 10) && have(address[1], bytes[1], round * 10 + 1));
+		aliased = cuMemMap(alias, bytes[1], 0, handle[1], 0) == CUDA_SUCCESS;
+		if (aliased && cuMemSetAccess(alias, bytes[1], &writable, 1) == CUDA_SUCCESS)
+			CHECK(have(alias, bytes[1], round * 10 + 1));
+		write_all(address[0], bytes[0], round * 10 + 10);
+		write_all(address[1], bytes[1], round * 10 + 11);
+		double_in(device, UINT64_MAX);
+		double_agree(device);
+		CHECK(have(address[0], bytes[0], round * 10 + 10) && have(address[1], bytes[1], round * 10 + 11));
+		if (aliased && cuMemUnmap(alias, bytes[1]) != CUDA_SUCCESS)
+			CHECK(cuMemUnmap(alias, bytes[1]) == CUDA_SUCCESS);
+	}
+	double_out(device, UINT64_MAX);
+	for (int i = 0; i < 2; i++) {
+		if (cuMemRelease(handle[i]) != CUDA_SUCCESS)
+			CHECK(cuMemRelease(handle[i]) == CUDA_SUCCESS);
+		if (cuMemUnmap(address[i], bytes[i]) != CUDA_SUCCESS)
+			CHECK(cuMemUnmap(address[i], bytes[i]) == CUDA_SUCCESS);
+		double_agree(device);
+	}
+	ours_enter();
+	pool_trim(device, 0);
+	ours_leave();
+	double_agree(device);
+	CHECK(device->resident + device->swapped <= pool_credited(device));
+}
+
+static void test_fuzz(void)
+{
+	start();
+	fuzz(device);
+}
+
+/* Threads that make, map and free, while memory moves under them. */
+
+static bool stop; /* atomically */
+
+static void *mapper(void *argument)
+{
+	const uint64_t number = (uintptr_t)argument, bytes = (3 + number) << 21;
+	const CUdeviceptr address = reserve(bytes), alias = reserve(bytes);
+	uint64_t round = 0;
+
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+		const CUmemGenericAllocationHandle handle = create(bytes);
+		const uint64_t word = number << 50 | round++ << 30;
+
+		map(address, bytes, handle);
+		write_all(address, bytes, word);
+		map(alias, bytes, handle);
+		CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+		CHECK(have(alias, bytes, word) && cuMemUnmap(alias, bytes) == CUDA_SUCCESS);
+		CHECK(have(address, bytes, word) && cuMemUnmap(address, bytes) == CUDA_SUCCESS);
+	}
+	CHECK(cuMemAddressFree(address, bytes) == CUDA_SUCCESS && cuMemAddressFree(alias, bytes) == CUDA_SUCCESS);
+	return NULL;
+}
+
+static void test_threads(void)
+{
+	const char *text = getenv("UNIT_SECONDS");
+	const time_t until = time(NULL) + (text ? atoi(text) : 2);
+	pthread_t threads[2];
+
+	start();
+	for (uintptr_t i = 0; i < 2; i++)
+		CHECK(!pthread_create(&threads[i], NULL, mapper, (void *)i));
+	while (time(NULL) < until || double_reclaims() <= 10) {
+		double_limit((2 + any(16)) << 20);
+		if (any(2))
+			double_exchange(device, 4 << 20);
+		double_limit(UINT64_MAX);
+	}
+	__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+	for (int i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+	double_agree(device);
+	CHECK(device->swapped == 0 && device->resident == pool_kept(device));
+}
+
+int main(int count, char **arguments)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} tests[] = {
+		{ "segments", test_segments }, { "early", test_early }, { "views", test_views }, { "names", test_names },
+		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits }, { "export_charged", test_export_charged },
+		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
+		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "threads", test_threads },
+	};
+
+	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)
+		if (!strcmp(tests[i].name, arguments[1])) {
+			tests[i].run();
+			return 0;
+		}
+	return 2;
+}
