@@ -326,7 +326,7 @@ class Controller:
                     self.population.keep(group.slice)  # the last of it may be among them
                 scope.deadline = math.inf  # what is killed for it cannot be taken back: the killer is bounded itself
                 await self._overs.settled(group)
-            if self.population.holds(group) and self.ledger.excess(group):
+            if self.ledger.excess(group):  # ENODEV for one that is gone
                 raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
 
     def _promised(self, group: Group) -> int:

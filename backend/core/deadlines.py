@@ -1,4 +1,4 @@
-"""How long somebody waits for levers: longer where programs go into the host, or come back, only as a whole."""
+"""How long a caller waits for levers: longer where programs go into the host, or come back, only as a whole."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def deadline(seconds: float) -> Iterator[trio.CancelScope]:
 
 @attrs.define
 class Deadlines:
-    """Of those who wait for levers at one place."""
+    """Of those that wait for levers at one place."""
 
     seconds: float
     """For a lever that moves no memory."""

@@ -63,8 +63,11 @@ def test_the_capabilities_of_the_service_let_it_kill_a_process_of_another_user(s
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Path:
-    """A directory with the programs of MPS in it: a shell as the control daemon, and one that waits as the server."""
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the programs of MPS in it: a shell as the control daemon, and one that waits as the server. They
+    have names of their own, as other tests look whether there is any of that name on this machine."""
+    for name in ("CONTROL", "SERVER"):
+        monkeypatch.setattr(victims, name, getattr(victims, name).replace("nvidia", "double"))
     for name, program in ((victims.CONTROL, "dash"), (victims.SERVER, "sleep")):
         shutil.copy(shutil.which(program) or "", tmp_path / name)
     for above in (tmp_path, *tmp_path.parents[:3]):

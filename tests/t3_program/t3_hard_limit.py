@@ -810,16 +810,23 @@ def raised_meanwhile(raised: int, drive: Drive, caplog: pytest.LogCaptureFixture
             if not holds:
                 nursery.start_soon(buried, rig, process)
         assert has_ended(process) is not holds
-        assert (
-            await rig.h.read(JOB + "gmem.limit.max")
-            == {"max": "max", "5G": str(5 * GIB), "3G": str(3 * GIB)}[raised] + "\n"
-        )
+        assert await rig.number(JOB + "gmem.limit.max") == raised
         if holds:
             assert ended[0] == pytest.approx(0.5 * NOTICE_S, abs=0.01)
 
     drive(test)
     killed = [line for line in caplog.messages if "that cannot be moved: killed" in line]
     assert len(killed) == (not holds)
+
+
+@pytest.mark.logs(OVER_MAX)
+def test_a_raise_does_not_wait_for_a_write_that_kills(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
+    raised_meanwhile(5 * GIB, drive, caplog)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_a_raise_that_is_not_enough_is_what_is_killed_for(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
+    raised_meanwhile(3 * GIB, drive, caplog)
 
 
 @pytest.mark.logs(OVER_HIGH)
@@ -834,8 +841,11 @@ def test_none_ends_for_a_write_that_is_refused_late(drive: Drive, monkeypatch: p
         await trio.sleep(SEEN_S)
         assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
 
+        looks: list[Process] = []
+
         async def spared(process: Process) -> str | None:
-            await trio.sleep(2.0)
+            looks.append(process)
+            await trio.sleep(3 * NOTICE_S if len(looks) == 1 else 0)  # the writer's
             return "it is not to be" if process == one else None
 
         monkeypatch.setattr(oom, "spared", spared)
