@@ -4,7 +4,7 @@
  * is not mapped, or not accessible, faults; a kernel that runs while its memory moves gets SIGSEGV, or loses
  * what it writes.
  */
-#include "fake.h"
+#include "memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +31,7 @@ struct memory {
 	bool descriptor;	/* it came by one */
 	ino_t file;		/* of memory that can be exported */
 	unsigned int handles, mappings;
-	struct memory *next;	/* all that live */
+	struct memory *next;	/* all that live; of spares, the next one */
 };
 #define MAGIC UINT64_C(0x6d656d6f7279aa01)
 
@@ -45,15 +45,10 @@ struct range {
 	uint64_t read_only;	/* of those */
 	CUcontext context;	/* of an allocation */
 	CUdevice device;
-	bool managed, host;
+	bool managed, host, graph;
 	CUmemoryPool pool;
 	unsigned long long id;
 	uint64_t charged;	/* bytes of the GPU */
-};
-
-struct CUmemPoolHandle_st {
-	CUdevice device;
-	uint64_t used;
 };
 
 /* What was exported: what is imported here is what it was. */
@@ -64,7 +59,8 @@ static struct export {
 } *exports;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct memory *memories;
+static struct memory *memories, *spares;
+static const CUmemAllocationProp on_gpu = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
 static struct range *reservations, *mappings, *allocations, *copies;
 static uint64_t gpu_bytes[DEVICES], host_bytes;
 static struct CUmemPoolHandle_st default_pools[DEVICES];
@@ -252,7 +248,24 @@ static void forget(struct memory *memory)
 		at = &(*at)->next;
 	*at = memory->next;
 	memory->magic = 0;
-	free(memory);
+	memory->next = spares;
+	spares = memory;
+}
+
+/* The driver gives the value of a handle out again, often at once: here the last one that memory of such properties had, so
+ * that a program meets those of its own again. */
+static struct memory *new_memory(const CUmemAllocationProp *prop)
+{
+	struct memory **at = &spares, *memory;
+
+	pthread_mutex_lock(&lock);
+	while (*at && memcmp(&(*at)->prop, prop, sizeof(*prop)))
+		at = &(*at)->next;
+	memory = *at;
+	if (memory)
+		*at = memory->next;
+	pthread_mutex_unlock(&lock);
+	return memory ? memory : calloc(1, sizeof(*memory));
 }
 
 static ino_t file_of(int fd)
@@ -294,15 +307,17 @@ FAKE_EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
 		fake_die("cuMemCreate: location %d of type %d", prop->location.id, (int)prop->location.type);
 	if (is_busy())
 		nanosleep(&(struct timespec){ .tv_nsec = BUSY_NS }, NULL);
+	struct memory *memory = new_memory(prop);
+
 	pthread_mutex_lock(&lock);
 	uint64_t *sum = host ? &host_bytes : &gpu_bytes[prop->location.id];
 
 	if (*sum + size > (host ? fake_number("FAKE_HOST_MEMORY", UINT64_MAX / 2) : capacity())) {
+		memory->next = spares;
+		spares = memory;
 		pthread_mutex_unlock(&lock);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	struct memory *memory = calloc(1, sizeof(*memory));
-
 	if (arena < 0)
 		arena = memfd_create("fake-gpu", MFD_CLOEXEC);
 	*memory = (struct memory){ .magic = MAGIC, .bytes = size, .prop = *prop, .handles = 1, .next = memories };
@@ -365,7 +380,7 @@ FAKE_EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 					   CUmemAllocationHandleType shHandleType)
 {
 	FAKE(cuMemImportFromShareableHandle);
-	struct memory *memory = calloc(1, sizeof(*memory));
+	struct memory *memory = new_memory(&on_gpu);
 	struct stat status;
 
 	if (!memory || shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
@@ -373,7 +388,7 @@ FAKE_EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 		fake_die("cuMemImportFromShareableHandle: no descriptor");
 	*memory = (struct memory){ .magic = MAGIC, .bytes = (uint64_t)status.st_size, .handles = 1, .imported = true,
 				    .descriptor = true };
-	memory->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	memory->prop = on_gpu;
 	memory->fd = fcntl((int)(intptr_t)osHandle, F_DUPFD_CLOEXEC, 3);
 	memory->file = status.st_ino;
 	pthread_mutex_lock(&lock);
@@ -458,6 +473,13 @@ FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 	return CUDA_SUCCESS;
 }
 
+/* What others than the program's GPUs get at: it has to be memory that the driver knows as the program's, and on a GPU. */
+static void must_be_on_gpu(const struct memory *memory, const char *what)
+{
+	if (memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+		fake_die("%s: it is in the host", what);
+}
+
 FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
 	FAKE(cuMemSetAccess);
@@ -465,6 +487,11 @@ FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 	if (!desc || !count || !covered(ptr, size))
 		fake_die("cuMemSetAccess(%llx, %zu): not whole mappings", ptr, size);
 	for (size_t i = 0; i < count; i++) {
+		if (desc[i].location.type == CU_MEM_LOCATION_TYPE_HOST) {
+			for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes)
+				must_be_on_gpu(containing(mappings, at)->memory, "cuMemSetAccess for the host");
+			continue;
+		}
 		if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || desc[i].location.id >= fake_devices())
 			fake_die("cuMemSetAccess: location %d of type %d", desc[i].location.id,
 				 (int)desc[i].location.type);
@@ -540,7 +567,7 @@ FAKE_EXPORT cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, vo
 
 /* The driver's own allocations */
 
-static CUresult allocate(CUdeviceptr *ptr, size_t bytes, bool managed, CUmemoryPool pool)
+CUresult fake_allocate(CUdeviceptr *ptr, size_t bytes, enum fake_memory_kind kind, CUmemoryPool pool)
 {
 	const CUcontext context = fake_context();
 	const uint64_t whole = (bytes + GRANULE - 1) & ~(GRANULE - 1);
@@ -553,7 +580,7 @@ static CUresult allocate(CUdeviceptr *ptr, size_t bytes, bool managed, CUmemoryP
 	const CUdevice device = pool ? pool->device : fake_device_of(context);
 
 	pthread_mutex_lock(&lock);
-	if (!managed && (whole < bytes || gpu_bytes[device] + whole > capacity())) {
+	if (kind == FAKE_PLAIN && (whole < bytes || gpu_bytes[device] + whole > capacity())) {
 		pthread_mutex_unlock(&lock);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -563,10 +590,11 @@ static CUresult allocate(CUdeviceptr *ptr, size_t bytes, bool managed, CUmemoryP
 	range = add(&allocations, *ptr, bytes);
 	range->context = context;
 	range->device = device;
-	range->managed = managed;
+	range->managed = kind == FAKE_MANAGED;
+	range->graph = kind == FAKE_OF_GRAPH;
 	range->pool = pool;
 	range->id = ++ids;
-	range->charged = managed ? 0 : whole;
+	range->charged = kind == FAKE_PLAIN ? whole : 0;
 	gpu_bytes[device] += range->charged;
 	if (pool)
 		pool->used += bytes;
@@ -584,12 +612,41 @@ static void deallocate(struct range *range)
 	drop(&allocations, range);
 }
 
+bool fake_deallocate(CUdeviceptr address)
+{
+	struct range *range;
+
+	pthread_mutex_lock(&lock);
+	range = containing(allocations, address);
+	if (range && (range->start != address || range->host))
+		range = NULL;
+	if (range)
+		deallocate(range);
+	pthread_mutex_unlock(&lock);
+	return range;
+}
+
+uint64_t fake_allocated(CUdeviceptr address, CUmemoryPool *pool)
+{
+	uint64_t bytes = 0;
+
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(allocations, address);
+
+	if (range && range->start == address) {
+		bytes = range->bytes;
+		*pool = range->pool;
+	}
+	pthread_mutex_unlock(&lock);
+	return bytes;
+}
+
 FAKE_EXPORT cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
 	CUresult result = fake_unsafe();
 
 	FAKE(cuMemAlloc_v2);
-	return result ? result : allocate(dptr, bytesize, false, NULL);
+	return result ? result : fake_allocate(dptr, bytesize, FAKE_PLAIN, NULL);
 }
 
 FAKE_EXPORT cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int element)
@@ -600,7 +657,7 @@ FAKE_EXPORT cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthIn
 	if (!pPitch || (element != 4 && element != 8 && element != 16))
 		return CUDA_ERROR_INVALID_VALUE;
 	*pPitch = (WidthInBytes + 511) & ~(size_t)511;
-	return result ? result : allocate(dptr, *pPitch * Height, false, NULL);
+	return result ? result : fake_allocate(dptr, *pPitch * Height, FAKE_PLAIN, NULL);
 }
 
 FAKE_EXPORT cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
@@ -608,13 +665,12 @@ FAKE_EXPORT cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int f
 	FAKE(cuMemAllocManaged);
 	if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
 		return CUDA_ERROR_INVALID_VALUE;
-	return allocate(dptr, bytesize, true, NULL);
+	return fake_allocate(dptr, bytesize, FAKE_MANAGED, NULL);
 }
 
 FAKE_EXPORT cuMemFree_v2(CUdeviceptr dptr)
 {
 	CUresult result = fake_unsafe();
-	struct range *range;
 
 	FAKE(cuMemFree_v2);
 	if (result || !dptr)
@@ -622,14 +678,7 @@ FAKE_EXPORT cuMemFree_v2(CUdeviceptr dptr)
 	if (!fake_context())
 		return CUDA_ERROR_INVALID_CONTEXT;
 	fake_drain_context(fake_context());
-	pthread_mutex_lock(&lock);
-	range = containing(allocations, dptr);
-	if (range && (range->start != dptr || range->host))
-		range = NULL;
-	if (range)
-		deallocate(range);
-	pthread_mutex_unlock(&lock);
-	return range ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return fake_deallocate(dptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult host_allocate(void **pp, size_t bytes)
@@ -690,6 +739,67 @@ FAKE_EXPORT cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned i
 	return CUDA_SUCCESS;
 }
 
+/* For what is to be on a GPU, and stay, while something but the program gets at it. */
+
+CUmemGenericAllocationHandle fake_memory_multicast(uint64_t bytes)
+{
+	struct memory *memory = new_memory(&on_gpu);
+
+	pthread_mutex_lock(&lock);
+	*memory = (struct memory){ .magic = MAGIC, .bytes = bytes, .fd = arena, .offset = arena_end, .handles = 1, .imported = true,
+				    .next = memories };
+	memory->prop = on_gpu;
+	if (arena < 0)
+		arena = memory->fd = memfd_create("fake-gpu", MFD_CLOEXEC);
+	arena_end += (off_t)bytes;
+	if (arena < 0 || ftruncate(arena, arena_end))
+		fake_die("memfd: %s", strerror(errno));
+	memories = memory;
+	pthread_mutex_unlock(&lock);
+	return (uintptr_t)memory;
+}
+
+struct memory *fake_memory_keep(CUmemGenericAllocationHandle handle, uint64_t offset, uint64_t bytes, const char *what)
+{
+	pthread_mutex_lock(&lock);
+	struct memory *memory = memory_of(handle, what);
+
+	must_be_on_gpu(memory, what);
+	if (offset > memory->bytes || bytes > memory->bytes - offset)
+		fake_die("%s: it has %llu bytes", what, (unsigned long long)memory->bytes);
+	memory->mappings++;
+	pthread_mutex_unlock(&lock);
+	return memory;
+}
+
+void fake_memory_let_go(struct memory *memory)
+{
+	pthread_mutex_lock(&lock);
+	memory->mappings--;
+	forget(memory);
+	pthread_mutex_unlock(&lock);
+}
+
+bool fake_memory_known(CUdeviceptr address, uint64_t bytes, const char *what)
+{
+	uint64_t at = address;
+
+	pthread_mutex_lock(&lock);
+	while (at < address + bytes) {
+		struct range *range = containing(mappings, at);
+
+		if (range)
+			must_be_on_gpu(range->memory, what);
+		else
+			range = containing(allocations, at);
+		if (!range || range->host)
+			break;
+		at = range->start + range->bytes;
+	}
+	pthread_mutex_unlock(&lock);
+	return at >= address + bytes;
+}
+
 /* A context that ends takes its allocations with it; what was mapped stays. */
 void fake_memory_context_gone(CUcontext context)
 {
@@ -714,6 +824,35 @@ FAKE_EXPORT cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 		*total = capacity();
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
+}
+
+/* Before CUDA 3.2 figures had 32 bits. */
+FAKE_EXPORT cuMemGetInfo(unsigned int *free_bytes, unsigned int *total)
+{
+	size_t left, all;
+	CUresult result;
+
+	FAKE(cuMemGetInfo);
+	result = cuMemGetInfo_v2(&left, &all);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (free_bytes)
+		*free_bytes = left > UINT32_MAX ? UINT32_MAX : (unsigned int)left;
+	if (total)
+		*total = all > UINT32_MAX ? UINT32_MAX : (unsigned int)all;
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
+{
+	size_t all;
+	CUresult result;
+
+	FAKE(cuDeviceTotalMem);
+	result = cuDeviceTotalMem_v2(&all, device);
+	if (result == CUDA_SUCCESS)
+		*bytes = all > UINT32_MAX ? UINT32_MAX : (unsigned int)all;
+	return result;
 }
 
 FAKE_EXPORT cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
@@ -829,40 +968,6 @@ FAKE_EXPORT cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 	memset(handle, 0, sizeof(*handle));
 	memcpy(handle, &dptr, sizeof(dptr));
 	return CUDA_SUCCESS;
-}
-
-/* Arrays: linear, rows side by side. */
-
-struct CUarray_st {
-	CUdeviceptr data;
-	size_t width;	/* bytes */
-};
-
-FAKE_EXPORT cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *descriptor)
-{
-	struct CUarray_st *array = calloc(1, sizeof(*array));
-	CUresult result;
-
-	FAKE(cuArrayCreate_v2);
-	if (!array || !pHandle || !descriptor || descriptor->Format != CU_AD_FORMAT_FLOAT)
-		fake_die("cuArrayCreate");
-	array->width = descriptor->Width * descriptor->NumChannels * 4;
-	result = allocate(&array->data, array->width * (descriptor->Height ? descriptor->Height : 1), false, NULL);
-	if (result)
-		free(array);
-	else
-		*pHandle = array;
-	return result;
-}
-
-FAKE_EXPORT cuArrayDestroy(CUarray array)
-{
-	CUresult result;
-
-	FAKE(cuArrayDestroy);
-	result = cuMemFree_v2(array->data);
-	free(array);
-	return result;
 }
 
 /* Copies and fills */
@@ -1109,12 +1214,20 @@ FAKE_EXPORT cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
+static CUmemoryPool current_pool(CUdevice device)
+{
+	CUmemoryPool pool;
+
+	pthread_mutex_lock(&lock);
+	pool = current_pools[device] ? current_pools[device] : default_pool(device);
+	pthread_mutex_unlock(&lock);
+	return pool;
+}
+
 FAKE_EXPORT cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
 {
 	FAKE(cuDeviceGetMemPool);
-	pthread_mutex_lock(&lock);
-	*pool = current_pools[device] ? current_pools[device] : default_pool(device);
-	pthread_mutex_unlock(&lock);
+	*pool = current_pool(device);
 	return CUDA_SUCCESS;
 }
 
@@ -1123,44 +1236,6 @@ FAKE_EXPORT cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 	FAKE(cuDeviceSetMemPool);
 	pthread_mutex_lock(&lock);
 	current_pools[device] = pool;
-	pthread_mutex_unlock(&lock);
-	return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
-{
-	FAKE(cuMemPoolCreate);
-	*pool = calloc(1, sizeof(**pool));
-	(*pool)->device = props->location.id;
-	return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT cuMemPoolDestroy(CUmemoryPool pool)
-{
-	FAKE(cuMemPoolDestroy);
-	if (pool->used)
-		fake_die("cuMemPoolDestroy: %llu bytes in use", (unsigned long long)pool->used);
-	free(pool);
-	return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)
-{
-	FAKE(cuMemPoolTrimTo);
-	(void)pool;
-	(void)bytes;
-	return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
-	FAKE(cuMemPoolGetAttribute);
-	if (attribute < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
-		*(int *)value = 1;
-		return CUDA_SUCCESS;
-	}
-	pthread_mutex_lock(&lock);
-	*(cuuint64_t *)value = attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? 0 : pool->used;
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
@@ -1179,17 +1254,21 @@ static CUresult allocate_async(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool
 		return CUDA_ERROR_INVALID_CONTEXT;
 	stream = fake_stream(handle, per_thread);
 	if (!pool)
-		cuDeviceGetMemPool(&pool, fake_device_of(fake_context()));
-	result = allocate(ptr, bytes, false, pool);
+		pool = current_pool(fake_device_of(fake_context()));
+	result = fake_allocate(ptr, bytes, fake_capturing(stream) ? FAKE_OF_GRAPH : FAKE_PLAIN, pool);
 	if (result == CUDA_SUCCESS)
 		result = fake_enqueue(stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC, nothing, NULL, NULL);
 	return result;
 }
 
+/* What a graph has allocated is there again at its next launch, and counted nowhere. */
 static void free_now(void *argument)
 {
 	pthread_mutex_lock(&lock);
-	deallocate(containing(allocations, (uintptr_t)argument));
+	struct range *range = containing(allocations, (uintptr_t)argument);
+
+	if (!range->graph)
+		deallocate(range);
 	pthread_mutex_unlock(&lock);
 }
 
