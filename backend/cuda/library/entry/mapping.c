@@ -56,12 +56,13 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	if (result != CUDA_SUCCESS || !device)
 		return result;
 	ours_enter();
-	if (real.cuCtxPushCurrent_v2(peerContext) == CUDA_SUCCESS) {
+	result = real.cuCtxPushCurrent_v2(peerContext);
+	if (result == CUDA_SUCCESS) {
 		peer = device_current();
 		real.cuCtxPopCurrent_v2(&context);
 	}
 	/* The current context may use from now on all that is, and will be, on the peer. */
-	if (peer && peer->regions && peer != device)
+	if (result == CUDA_SUCCESS && peer && peer->regions && peer != device)
 		result = pin_peer(peer, device->ordinal);
 	if (result != CUDA_SUCCESS) {
 		undone = real.cuCtxDisablePeerAccess(peerContext);

@@ -109,16 +109,18 @@ CUresult pin_peer(struct device *device, CUdevice peer)
 	CUresult result = CUDA_SUCCESS;
 	uint64_t serial = 0;
 	CUdeviceptr address;
-	size_t bytes;
-	bool known = false;
+	size_t bytes, number = 0;
+	bool done;
 
+	/* Said first: what is allocated meanwhile is given to it as well. */
 	pthread_mutex_lock(&tree_lock);
-	for (size_t i = 0; i < tree->peer_count; i++)
-		known |= tree->peers[i] == peer;
-	if (!known && tree->peer_count < GG_DEVICES - 1)
+	while (number < tree->peer_count && tree->peers[number] != peer)
+		number++;
+	if (number == tree->peer_count && number < GG_DEVICES - 1)
 		tree->peers[tree->peer_count++] = peer;
+	done = tree->peers_done >> number & 1;
 	pthread_mutex_unlock(&tree_lock);
-	if (known)
+	if (done)
 		return CUDA_SUCCESS;
 	while (next_region(device, serial, &serial, &address, &bytes) && result == CUDA_SUCCESS) {
 		result = pin_range(address, bytes);
@@ -128,5 +130,10 @@ CUresult pin_peer(struct device *device, CUdevice peer)
 		if (result == CUDA_ERROR_INVALID_VALUE && !still(address, serial))
 			result = CUDA_SUCCESS;
 	}
+	/* After an error it is done again by the next call, and not taken for done. */
+	pthread_mutex_lock(&tree_lock);
+	if (result == CUDA_SUCCESS && number < tree->peer_count)
+		tree->peers_done |= UINT64_C(1) << number;
+	pthread_mutex_unlock(&tree_lock);
 	return result;
 }
