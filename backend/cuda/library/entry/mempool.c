@@ -4,9 +4,12 @@
  * to serve (async.c); the others are the driver's, what is allocated from them charged and named.
  */
 
+#include <string.h>
+
 #include "async.h"
 #include "driver.h"
 #include "foreign.h"
+#include "life.h"
 #include "memory.h"
 #include "parked.h"
 #include "pin.h"
@@ -17,18 +20,34 @@
 #include "turn.h"
 #include "wrapper.h"
 
+/* The default pools, by ordinal, as far as they were asked for: a device has one for good. Atomically. */
+static CUmemoryPool standards[GG_ORDINALS];
+
+static CUresult default_pool(const struct device *device, CUmemoryPool *pool)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	*pool = __atomic_load_n(&standards[device->ordinal], __ATOMIC_RELAXED);
+	if (*pool)
+		return result;
+	if (!real.cuDeviceGetDefaultMemPool)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CALL_REAL(result, cuDeviceGetDefaultMemPool, (pool, device->ordinal));
+	if (result == CUDA_SUCCESS)
+		__atomic_store_n(&standards[device->ordinal], *pool, __ATOMIC_RELAXED);
+	return result;
+}
+
 /* The pool that cuMemAllocAsync takes from, if it is the device's default one:
  * that is ours to serve. */
 static bool from_default(const struct device *device, CUmemoryPool pool)
 {
-	CUmemoryPool standard = NULL;
-	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+	CUmemoryPool standard;
+	CUresult result = CUDA_SUCCESS;
 
 	if (!pool && real.cuDeviceGetMemPool)
 		CALL_REAL(result, cuDeviceGetMemPool, (&pool, device->ordinal));
-	if (real.cuDeviceGetDefaultMemPool)
-		CALL_REAL(result, cuDeviceGetDefaultMemPool, (&standard, device->ordinal));
-	return result == CUDA_SUCCESS && pool == standard;
+	return pool && result == CUDA_SUCCESS && default_pool(device, &standard) == CUDA_SUCCESS && pool == standard;
 }
 
 static CUresult alloc_async(struct device *device, CUdeviceptr *dptr, size_t bytes, CUstream stream,
@@ -122,24 +141,34 @@ FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 struct pool_search {
 	CUmemoryPool pool;
 	struct device *device;
+	CUresult result;
 };
 
 static void match_pool(struct device *device, void *argument)
 {
 	struct pool_search *search = argument;
+	CUmemoryPool standard;
+	CUresult result;
 
-	if (memory_elastic(device) && from_default(device, search->pool))
+	if (!memory_elastic(device))
+		return;
+	result = default_pool(device, &standard);
+	if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_SUPPORTED)
+		search->result = result;
+	else if (result == CUDA_SUCCESS && standard == search->pool)
 		search->device = device;
 }
 
-/* The device whose default pool it is, if we serve that. */
-static struct device *served_by_us(CUmemoryPool pool)
+/* The device whose default pool it is, if we serve that. An error: that is not known, and what is asked of the pool is not
+ * to be done by halves. */
+static CUresult served_by_us(CUmemoryPool pool, struct device **device)
 {
 	struct pool_search search = { .pool = pool };
 
 	if (pool)
 		device_each(match_pool, &search);
-	return search.device;
+	*device = search.device;
+	return search.device ? CUDA_SUCCESS : search.result;
 }
 
 WRAPPER cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
@@ -149,7 +178,9 @@ WRAPPER cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 	CUresult result;
 
 	PASS_INSIDE(cuMemPoolTrimTo, (pool, minBytesToKeep));
-	device = served_by_us(pool);
+	result = served_by_us(pool, &device);
+	if (result != CUDA_SUCCESS)
+		return result;
 	CALL_REAL(result, cuMemPoolTrimTo, (pool, minBytesToKeep));
 	if (device && result == CUDA_SUCCESS) {
 		mode = driver_enter();
@@ -167,7 +198,9 @@ WRAPPER cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void 
 	CUresult result;
 
 	PASS_INSIDE(cuMemPoolGetAttribute, (pool, attr, value));
-	device = served_by_us(pool);
+	result = served_by_us(pool, &device);
+	if (result != CUDA_SUCCESS)
+		return result;
 	CALL_REAL(result, cuMemPoolGetAttribute, (pool, attr, value));
 	if (result != CUDA_SUCCESS || !device)
 		return result;
@@ -195,7 +228,9 @@ WRAPPER cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t
 	CUresult result;
 
 	PASS_INSIDE(cuMemPoolSetAccess, (pool, map, count));
-	device = served_by_us(pool);
+	result = served_by_us(pool, &device);
+	if (result != CUDA_SUCCESS)
+		return result;
 	CALL_REAL(result, cuMemPoolSetAccess, (pool, map, count));
 	for (size_t i = 0; device && i < count && result == CUDA_SUCCESS; i++)
 		if (map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
@@ -227,3 +262,9 @@ FORWARD(cuMemPoolImportPointer,
 	(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData),
 	(ptr_out, pool, shareData))
 
+static void forget(void)
+{
+	memset(standards, 0, sizeof(standards));
+}
+
+LIFE(.stage = LIFE_CALLS, .forget = forget);
