@@ -76,8 +76,7 @@ static bool is_due(const struct block *block, const void *argument)
 	(void)argument;
 	if (block->later)
 		return false;
-	/* An error is one of the context: nothing runs there any more. */
-	return real.cuEventQuery(block->event) != CUDA_ERROR_NOT_READY;
+	return quiet_passed(block->event);
 }
 
 static bool is_later(const struct block *block, const void *argument)
@@ -131,9 +130,8 @@ void parked_sweep(bool wait)
 		break;
 	}
 	for (rounds = parked_count(); wait && rounds && (block = next(is_any)); rounds--) {
-		if (block->event)
-			real.cuEventSynchronize(block->event);
 		if (block->event) {
+			quiet_await(block->event);
 			finish(block);
 			continue;
 		}

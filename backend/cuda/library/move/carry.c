@@ -5,6 +5,7 @@
 #include "log.h"
 #include "moment.h"
 #include "place.h"
+#include "quiet.h"
 
 #include <string.h>
 #include <time.h>
@@ -43,7 +44,7 @@ CUresult carry_prepare(struct device *device)
 bool carry_idle(struct device *device)
 {
 	for (int i = 0; i < 2; i++)
-		if (real.cuStreamQuery(device->mover->stream[i]) == CUDA_ERROR_NOT_READY)
+		if (!quiet_ended(device->mover->stream[i]))
 			return false;
 	return true;
 }
