@@ -222,7 +222,7 @@ static void settle_join(struct device *device, const struct batch *batch, uint64
  * borrowed, or needs not. */
 static uint64_t settle(struct device *device, struct batch *batch)
 {
-	uint64_t moved = 0;
+	uint64_t moved = 0, stayed = 0;
 
 	if (batch->in)
 		batch_drop_window(batch, batch->window_bytes);
@@ -265,11 +265,14 @@ static uint64_t settle(struct device *device, struct batch *batch)
 		} else {
 			host_give(device, class, *to);
 		}
-		moved += batch->moved[i] ? batch->bytes[i] : 0;
+		*(batch->moved[i] ? &moved : &stayed) += batch->bytes[i];
 	}
 	/* In the books it is on the GPU until mover_booked; once it is let go it may be freed, as that. */
 	if (!batch->in && !batch->within && moved)
 		pool_credit(device, moved);
+	/* What was to come is in the books as on the GPU; and the same. */
+	if (batch->in && !batch->within && stayed)
+		pool_credit(device, stayed);
 	if (!batch->join)
 		pick_put(batch->pick, batch->count);
 	else if (batch->count)
@@ -281,7 +284,6 @@ bool batch_reap(struct device *device)
 {
 	struct mover *mover = device->mover;
 	struct batch *batch = mover->stuck;
-	uint64_t bytes = 0;
 
 	if (!batch)
 		return true;
@@ -289,11 +291,7 @@ bool batch_reap(struct device *device)
 		return false;
 	/* In another context than theirs: that one is gone, and they with it. */
 	if (mover->made_in != device->contexts || carry_idle(device)) {
-		for (size_t i = 0; batch->in && !batch->within && i < batch->count; i++)
-			bytes += batch->bytes[i];
 		settle(device, batch);
-		if (bytes)
-			pool_credit(device, bytes);
 		mover->stuck = NULL;
 		free(batch);
 	}

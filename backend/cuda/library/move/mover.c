@@ -145,23 +145,16 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 
 /* In */
 
-/* Moves the picks in, for which `bytes` are in the books already; what did not move becomes credit. */
+/* Moves the picks in, for which `bytes` are in the books already; what does not move becomes credit. */
 static uint64_t in(struct device *device, const struct pick *picks, size_t count, uint64_t bytes)
 {
 	struct batch *batch = batch_new(true, picks, count);
-	uint64_t moved = 0;
 
-	if (batch) {
-		moved = batch_move(device, batch);
-		/* Of a batch that is stuck the credit comes when it is reaped. */
-		for (size_t i = 0; device->mover->stuck && i < device->mover->stuck->count; i++)
-			bytes -= device->mover->stuck->bytes[i];
-	} else {
-		pick_put(picks, count);
-	}
-	if (bytes > moved)
-		pool_credit(device, bytes - moved);
-	return moved;
+	if (batch)
+		return batch_move(device, batch);
+	pool_credit(device, bytes);	/* before it is let go: it may be freed at once */
+	pick_put(picks, count);
+	return 0;
 }
 
 static uint64_t bytes_of(const struct pick *picks, size_t count)
@@ -239,6 +232,28 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 	return moved;
 }
 
+/* `charged` bytes may come: they are credit for what of it is still in the host, as it may have come, or gone, meanwhile. */
+static void let_come(struct device *device, CUdeviceptr address, size_t bytes, uint64_t charged)
+{
+	struct pick picks[MOST];
+	uint64_t there, credit;
+	size_t count;
+
+	pthread_mutex_lock(&device->mover->lock);
+	count = pick_range(address, bytes, picks, MOST);
+	there = bytes_of(picks, count);
+	if (there > charged)
+		there = charged;
+	credit = pool_spend(device, there);
+	__atomic_sub_fetch(&device->swapped, there - credit, __ATOMIC_RELAXED);
+	if (there > credit)
+		daemon_uncharge(device, 0, there - credit);
+	pool_credit(device, there);
+	pick_put(picks, count);
+	pthread_mutex_unlock(&device->mover->lock);
+	pool_uncharge(device, charged - (there - credit));
+}
+
 CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
 {
 	struct mover *mover = device->mover;
@@ -271,10 +286,8 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
 		/* Without the lock: it may be this process that has to give for it. */
 		if (daemon_charge(device, need))
 			return CUDA_ERROR_OUT_OF_MEMORY;
-		daemon_uncharge(device, 0, need);
 		__atomic_add_fetch(&device->resident, need, __ATOMIC_RELAXED);
-		__atomic_sub_fetch(&device->swapped, need, __ATOMIC_RELAXED);
-		pool_credit(device, need);
+		let_come(device, address, bytes, need);
 	}
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
