@@ -1,4 +1,4 @@
-"""Level 6: memory that a program makes by cuMemCreate and maps itself (unit/objects.c, unit/fuzz.c), while it moves."""
+"""Level 6: memory that a program makes by cuMemCreate and maps itself (unit/objects.c), while it moves."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.t6_cuda.units import attempt, calls, run_unit
-
-TWO_GPUS = {"FAKE_DEVICES": "2", "FAKE_OFFSETS": "1"}
-"""A double with another GPU to give access to, whose cuMemMap takes offsets."""
-
-STEPS = int(os.environ.get("FUZZ", "2000"))
-"""Calls that the generator makes; 50,000 for an evening."""
-
-SEED = os.environ.get("SEED", "1")
-"""Which ones they are."""
-
-SANITIZED_STEPS = 300
-"""The same with a sanitizer, which takes several times as long."""
+from tests.t6_cuda.units import TWO_GPUS, attempt, calls, run_unit
 
 FAULTY = [
     "cuMemAddressFree",
@@ -62,15 +50,6 @@ def test_devices_that_cannot_be_seen_may_be_open(sanitize: str) -> None:
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_threads(sanitize: str) -> None:
     run_unit("threads", sanitize, program="objects")
-
-
-@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
-def test_random_calls(sanitize: str) -> None:
-    """Whatever is mapped, contents are right and the books are what the driver has."""
-    steps = SANITIZED_STEPS if sanitize else STEPS
-    said = run_unit("fuzz", sanitize, program="objects", UNIT_STEPS=str(steps), UNIT_SEED=SEED, **TWO_GPUS)
-    assert " moves, " in said
-    assert not said.startswith("0 moves")
 
 
 @pytest.mark.parametrize("entry", FAULTY)

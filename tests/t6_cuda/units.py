@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 from collections import Counter
 from pathlib import Path
+from subprocess import PIPE
 
 from tests.t6_cuda.harness import CUDA_INCLUDE, HERE, OPTIONS, build
 
 STEP_S = 0.2
 """Seconds that a step of a generator may take on top of that (UNIT_STEPS)."""
+
+TWO_GPUS = {"FAKE_DEVICES": "2", "FAKE_OFFSETS": "1"}
+"""A double with another GPU to give access to, whose cuMemMap takes offsets."""
+
+STACKS_S = 30.0
+"""Seconds that a program gets to say where its threads are, once it has taken too long."""
 
 SECONDS = 240.0
 """What a test may take: some are built with a sanitizer, and other programs may want the processors."""
@@ -35,13 +43,20 @@ def attempt(name: str, sanitize: str = "", program: str = "unit", **extra: str) 
     }
     environment = {**kept, "LD_LIBRARY_PATH": str(at / "fake"), "GGROUP_CUDA_POOL": "0", **OPTIONS, **extra}
     words = [str(at / "unit" / program), name]
-    return subprocess.run(
-        words,
-        env=environment,
-        text=True,
-        capture_output=True,
-        timeout=SECONDS + STEP_S * int(extra.get("UNIT_STEPS", 0)),
-    )
+    most = SECONDS + STEP_S * int(extra.get("UNIT_STEPS", 0))
+    with subprocess.Popen(words, env=environment, text=True, stdout=PIPE, stderr=PIPE) as running:
+        try:
+            out, error = running.communicate(timeout=most)
+        except subprocess.TimeoutExpired:
+            # The generator says where each thread is (unit/fuzz/watch.c); others just end.
+            running.send_signal(signal.SIGQUIT)
+            try:
+                out, error = running.communicate(timeout=STACKS_S)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                out, error = running.communicate()
+            error += f"\n{name}: not at its end after {most:.0f} s"
+    return subprocess.CompletedProcess(words, running.returncode, out, error)
 
 
 def run_unit(name: str, sanitize: str = "", program: str = "unit", **extra: str) -> str:

@@ -18,6 +18,7 @@
 #include "gate.h"
 #include "library.h"
 #include "object.h"
+#include "opened.h"
 #include "ours.h"
 #include "tree.h"
 
@@ -643,8 +644,19 @@ static void test_faults(void)
 
 static void test_fuzz(void)
 {
+	CUcontext other;
+
+	fuzz_prepare();
 	start();
-	fuzz(device);
+	CHECK(((__typeof__(&cuDevicePrimaryCtxRetain))plain("cuDevicePrimaryCtxRetain"))(&other, 1) == CUDA_SUCCESS);
+	fuzz(device, context, other);
+}
+
+/* Of the generator: not for itself. */
+static void test_peer(void)
+{
+	start();
+	opened_peer();
 }
 
 /* Threads that make, map and free, while memory moves under them. */
@@ -704,7 +716,7 @@ int main(int count, char **arguments)
 		{ "segments", test_segments }, { "early", test_early }, { "views", test_views }, { "names", test_names },
 		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits }, { "export_charged", test_export_charged },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
-		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "threads", test_threads },
+		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)
