@@ -53,6 +53,13 @@ def test_unit(name: str, sanitize: str) -> None:
     run_unit(name, sanitize, **ENVIRONMENT.get(name, {}))
 
 
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+@pytest.mark.parametrize("name", ["peers", "pools", "captures", "copies", "frees", "books"])
+def test_one_failure_is_no_more_than_that(name: str, sanitize: str) -> None:
+    """What a call of the driver leaves that fails once (unit/once.c): nothing is taken for done, free or out of the books."""
+    run_unit(name, sanitize, program="once", FAKE_DEVICES="2")
+
+
 @pytest.mark.parametrize("entry", FAULTY)
 def test_any_call_may_fail(entry: str, tmp_path: Path) -> None:
     """No data is lost, and the books are what the driver has, whichever call fails, with whichever error."""
