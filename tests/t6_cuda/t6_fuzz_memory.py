@@ -1,7 +1,7 @@
 """Level 6: every entry point that makes, maps, shares or frees memory, by a generator (unit/fuzz), while memory moves.
 
-What has to be called comes from entries.def: the generator ends with an error where a row about memory was not. SEED says
-which calls it makes, FUZZ how many: 50000 for an evening.
+What has to be called comes from entries.def: the generator ends with an error where a row about memory was not. SEED
+says which calls it makes, FUZZ how many: 50000 for an evening.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def test_any_call_within_them_may_fail(sanitize: str) -> None:
 
 
 def test_an_entry_point_that_is_left_out_is_told() -> None:
-    done = attempt("fuzz", program="objects", UNIT_STEPS="2000", UNIT_SEED=SEED, UNIT_WITHOUT="cuMemPoolTrimTo", **DRIVER)
+    done = attempt("fuzz", program="objects", UNIT_STEPS="2000", UNIT_WITHOUT="cuMemPoolTrimTo", **DRIVER)
     assert done.returncode == 1
     assert "cuMemPoolTrimTo: 0 right" in done.stderr
 
 
 def test_a_step_that_does_not_end_is_told_with_stacks() -> None:
-    done = attempt("fuzz", program="objects", UNIT_STEPS="100", UNIT_SEED=SEED, UNIT_STEP_S="1", UNIT_HANGS="1", **DRIVER)
+    done = attempt("fuzz", program="objects", UNIT_STEPS="100", UNIT_STEP_S="1", UNIT_HANGS="1", **DRIVER)
     assert done.returncode < 0
     assert "in step 50" in done.stderr
     assert done.stderr.count("thread ") > 2
