@@ -15,7 +15,7 @@ from tests.t6_cuda.units import TWO_GPUS, attempt, run_unit
 STEPS = int(os.environ.get("FUZZ", "2000"))
 """Steps of a generator, of a call or a few each. So many reach every entry point."""
 
-FAULTY_STEPS = STEPS * 3 // 2
+FAULTY_STEPS = STEPS * 2
 """The same, with each call of the driver within each of them failing once: that takes more."""
 
 SANITIZED_STEPS = STEPS * 3 // 20

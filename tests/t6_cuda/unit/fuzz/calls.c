@@ -161,7 +161,7 @@ void calls_check_all(void)
 	bool all = true;
 
 	for (size_t i = 0; i < ENTRIES; i++) {
-		if (strcmp(rows[i].kind, "MEMORY"))
+		if (strcmp(rows[i].kind, "MEMORY") && strcmp(rows[i].kind, "CONTEXT"))
 			continue;
 		if (without && !strcmp(without, rows[i].name))
 			rows[i].right = 0;

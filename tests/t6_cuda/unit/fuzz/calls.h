@@ -22,8 +22,8 @@ void calls_spare(void);
 /* Around each call. False of `calls_end`: the call failed as one of the driver's failed; it is to be made again. */
 void calls_begin(enum entry entry);
 bool calls_end(enum entry entry, CUresult result, CUresult expected, const char *file, int line);
-/* Ends the test unless every entry point about memory has succeeded, and with faults, was called with each of its calls of
- * the driver failing in turn. */
+/* Ends the test unless every entry point about memory, or about a context that has some, has succeeded, and with faults,
+ * was called with each of its calls of the driver failing in turn. */
 void calls_check_all(void);
 /* The last calls, on stderr. */
 void calls_say(void);

@@ -71,7 +71,7 @@ void plain_refused(void)
 
 	moves_allow(false);
 	double_swap(false);
-	double_limit(model.device->resident);
+	double_limit(0);
 	switch (model_any(4)) {
 	case 0:
 		CALL(CUDA_ERROR_OUT_OF_MEMORY, cuMemCreate, (&handle, 4 * PAGE, &prop, 0));

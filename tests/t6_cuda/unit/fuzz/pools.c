@@ -52,13 +52,15 @@ static CUstream any_stream(void)
 	return number < 2 ? model.streams[number] : NULL;
 }
 
+/* By each entry point in turn: each has a dozen calls of the driver that are to fail. */
 static void alloc_default(struct plain *plain)
 {
+	static unsigned int turn;
 	const CUstream stream = any_stream();
 	const CUmemoryPool pool = pools_default();
 	CUdeviceptr address;
 
-	switch (model_any(4)) {
+	switch (turn++ % 4) {
 	case 0:
 		DO(cuMemAllocAsync, (&address, plain->bytes, stream));
 		break;
@@ -93,7 +95,7 @@ static void alloc_own(struct plain *plain, const struct own *own)
 void pools_alloc(void)
 {
 	struct plain *plain = model_free_plain();
-	const struct own *own = model_any(2) ? any_pool(false) : NULL;
+	const struct own *own = model_any(3) ? NULL : any_pool(false);
 
 	if (!plain)
 		return;

@@ -37,6 +37,8 @@ void arrays_map(void);
 void arrays_end(void);
 void graphs_run(void);
 void contexts_come_and_go(void);
+void contexts_green(void);
+void contexts_primary(void);
 
 /* bound.c, shares.c, opened.c, peers.c: what others get at */
 void bound_make(void);
