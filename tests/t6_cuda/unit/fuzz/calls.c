@@ -39,7 +39,7 @@ static bool armed;			/* atomically */
 static uint64_t left;			/* atomically: calls of the driver until one fails */
 static bool fired;			/* atomically */
 static const char *fault;		/* atomically: which one failed */
-static CUresult code;
+static CUresult code;			/* atomically */
 
 /* What was called last, for what a test says that ends with an error. */
 static struct made {
@@ -72,7 +72,7 @@ static CUresult on_call(const char *name)
 	if (faulty && may_fail(name) && __atomic_fetch_sub(&left, 1, __ATOMIC_ACQ_REL) == 1) {
 		__atomic_store_n(&fault, name, __ATOMIC_RELAXED);
 		__atomic_store_n(&fired, true, __ATOMIC_RELEASE);
-		return code;
+		return __atomic_load_n(&code, __ATOMIC_RELAXED);
 	}
 	return CUDA_SUCCESS;
 }
@@ -119,7 +119,7 @@ void calls_spare(void)
 void calls_begin(enum entry entry)
 {
 	making = entry;
-	code = all_faults % 2 ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_OUT_OF_MEMORY;
+	__atomic_store_n(&code, all_faults % 2 ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_OUT_OF_MEMORY, __ATOMIC_RELAXED);
 	__atomic_store_n(&fired, false, __ATOMIC_RELEASE);
 	__atomic_store_n(&left, rests || spared ? 0 : rows[entry].next, __ATOMIC_RELEASE);
 	__atomic_store_n(&armed, true, __ATOMIC_RELEASE);
