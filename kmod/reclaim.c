@@ -58,18 +58,20 @@ int ggroup_reclaim_below(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *mo
 	unsigned long end = jiffies + msecs_to_jiffies(timeout_ms ?: GGROUP_TIMEOUT_MS);
 	struct ggroup_targets targets;
 	unsigned int i;
-	int err;
+	int err, each;
 
 	*moved = 0;
 	err = ggroup_plan_make(top, nbytes, &targets);
-	for (i = 0; !err && i < targets.count; i++) {
+	/* One that cannot give keeps none of the others from it: the error is told where none has given. */
+	for (i = 0; err != -ETIMEDOUT && i < targets.count; i++) {
 		long left = end - jiffies;
 
-		err = left > 0 ? reclaim_from(&targets.target[i], max(1U, jiffies_to_msecs(left)),
-					      moved) : -ETIMEDOUT;
+		each = left > 0 ? reclaim_from(&targets.target[i], max(1U, jiffies_to_msecs(left)),
+					       moved) : -ETIMEDOUT;
+		err = each == -ETIMEDOUT ? each : err ?: each;
 	}
 	ggroup_plan_free(&targets);
-	return err;
+	return *moved && err != -ETIMEDOUT ? 0 : err;
 }
 
 /*

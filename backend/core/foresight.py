@@ -7,7 +7,7 @@ one begins with what it sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import attrs
@@ -28,7 +28,7 @@ PART_S, REST = 0.001, 99
 """Seconds of a look after which it rests, and how many times as long: on a slow machine, too, it has a hundredth of a
 CPU. The end of a look rests as each part does: where one process takes PART_S there is no other to rest before."""
 REST_MOST_S = 10.0
-"""Seconds of rest after a look at most."""
+"""Seconds of rest after a look, or a part of one, at most: a daemon that was stopped meanwhile rested for minutes."""
 AGAIN_S = 10.0
 """Seconds after which the ledger is told again what it was told last, where a look takes longer: it forgets after three
 times as long."""
@@ -69,7 +69,7 @@ class Foresight:
             await trio.sleep(max(LOOK_S, each, min(REST_MOST_S, REST * busy)))
             busy, sights = 0.0, dict[Process, Sight]()
             if not self._gpus[index].lost:
-                began = await self._see(index, sights, told)
+                began = await self._see(index, sights, outlook, told)
                 now = trio.current_time()  # a look takes its time: what was seen at its begin is taken for as late
                 outlook.see(now, sights)
                 order = self._order(index)
@@ -79,12 +79,15 @@ class Foresight:
             else:
                 self._tell(index, told, {}, {})
 
-    async def _see(self, index: int, sights: dict[Process, Sight], told: Told) -> float:
-        """Note what is seen of the processes with a context on a GPU, and return when the last part of that began."""
-        began = trio.current_time()
+    async def _see(self, index: int, sights: dict[Process, Sight], outlook: Outlook, told: Told) -> float:
+        """Note what is seen of the processes with a context on a GPU, and return when the last part of that began. What
+        is at work again is told at each rest: the look may take many seconds, and what is far gives first."""
+        began, woken = trio.current_time(), list[Process]()
         for resident in list(self._population.below(SliceOn(ROOT, index))):
             if (busy := trio.current_time() - began) >= PART_S:
-                await trio.sleep(REST * busy)
+                self._tell_woken(index, told, woken)
+                woken.clear()
+                await trio.sleep(min(REST_MOST_S, REST * busy))
                 self._tell_again(index, told)
                 began = trio.current_time()
             process, group = resident.process, Member(resident.process, index)
@@ -97,12 +100,13 @@ class Foresight:
             activity = self._gpus[index].activity(process)
             # What waits at the gate of turns to be launched is counted by none.
             has_work = activity.pending != 0 or self._population.record(group).compute.turn_end is not None
-            sights[process] = Sight(books.current + books.swap, _done(activity), has_work)
+            can_give = self._gpus[index].footprint(process).movable > 0
+            sights[process] = Sight(books.current + books.swap, _done(activity), has_work, can_give)
+            if outlook.is_at_work(process, sights[process]):
+                woken.append(process)
         return began
 
-    def _tell(
-        self, index: int, told: Told, classes: Mapping[Process, NextUse], ranks: Mapping[Process, int]
-    ) -> None:
+    def _tell(self, index: int, told: Told, classes: Mapping[Process, NextUse], ranks: Mapping[Process, int]) -> None:
         """Have the ledger know, all at once: what is far each time, as it holds for a while only, and what is near as
         it comes to be."""
         news = {process: rank for process, rank in ranks.items() if rank or told.ranks.get(process) != rank}
@@ -112,6 +116,14 @@ class Foresight:
             if self._population.holds(group):
                 self._population.record(group).memory.next_use = classes.get(process)
         told.ranks, told.at = ranks, trio.current_time()
+
+    def _tell_woken(self, index: int, told: Told, woken: Iterable[Process]) -> None:
+        """Have the ledger know at once of processes that were far and are at work; but not of those that are as far as
+        others that they are behind."""
+        behind = {process for those, _ in self._order(index).behind for process in those}
+        news = dict.fromkeys((one for one in woken if told.ranks.get(one) and one not in behind), int(NextUse.SOON))
+        self._set(index, news)
+        told.ranks = {**told.ranks, **news} if news else told.ranks
 
     def _tell_again(self, index: int, told: Told) -> None:
         """Have the ledger know what is far still, as far as is known before a long look has ended."""

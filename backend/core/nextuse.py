@@ -31,8 +31,9 @@ class NextUse(enum.IntEnum):
     """It ran nothing for ten minutes."""
 
 
-NEXT_USE_MOST = len(NextUse) ** 2 - 1
-"""Greatest number that the ledger is told (:meth:`Outlook.rank`)."""
+NEXT_USE_MOST = 255
+"""Greatest number that a ledger takes (GGROUP_NEXT_USE_MOST): more than :meth:`Outlook.rank` has use for, so that a
+daemon with more classes is understood by a module that has been loaded for long."""
 NEXT_USE_S = 30
 """Seconds after which a class that was not said again is not known any more: the daemon that said it may be gone."""
 
@@ -40,6 +41,8 @@ IDLE_S: Mapping[NextUse, float] = {NextUse.ASLEEP: 600.0, NextUse.RESTING: 60.0,
 """Seconds without any use after which a process is of a class, the farthest class first."""
 HOLD_S = 1.0
 """Seconds for which a process looks farther than its class before it is of a farther one."""
+GREW_LEAST = 2 << 20
+"""Bytes by which a process grows that came by memory: less is the driver's own, which a move may take as well."""
 TURNS_NEAR = 1
 """Programs that wait and count as near, those whose turns come first: while one runs, the next has its memory."""
 
@@ -72,6 +75,8 @@ class Sight:
     """What it has done ever, in any figures that change as it uses the GPU; None where the machine cannot tell."""
     has_work: bool = True
     """Whether it may have work that is not done."""
+    can_give: bool = True
+    """Whether memory of it can be moved now."""
 
 
 @attrs.define
@@ -95,7 +100,7 @@ class Prospect:
         before, self.sight = self.sight, sight
         if sight.done is None or sight.done != before.done:
             self.used = now
-        if sight.charged > before.charged:
+        if sight.charged >= before.charged + GREW_LEAST:
             self.grew = now
 
     def judge(self, now: float, place: int | None, is_leading: bool) -> NextUse:
@@ -127,6 +132,16 @@ class Outlook:
 
     def __init__(self) -> None:
         self._known: dict[Process, Prospect] = {}
+        self._judged: float | None = None
+        """When classes were judged last, seconds."""
+
+    def is_at_work(self, process: Process, sight: Sight) -> bool:
+        """Whether what is seen of a process says that it did something, or grew, since it was seen before; False of one
+        that was not."""
+        known = self._known.get(process)
+        return known is not None and (
+            sight.done != known.sight.done or sight.charged >= known.sight.charged + GREW_LEAST
+        )
 
     def see(self, now: float, sights: Mapping[Process, Sight]) -> None:
         """Note what is seen of all processes at the time `now`, seconds; one that is not among them is forgotten."""
@@ -137,8 +152,13 @@ class Outlook:
 
     def judge(self, now: float, order: Order = NO_ORDER) -> Mapping[Process, NextUse]:
         """Return the class of each process, at the time `now`, seconds. One that is behind others is at least as far as
-        the farthest of them: it gives with them, and not after them."""
-        places = {process: place for place, process in enumerate(order.waiting)}
+        the farthest of them: it gives with them, or before them.
+
+        Where two looks are farther apart than HOLD_S it says nothing that a process waits for its turn at both: it may
+        have had turns in between, and have one before the next look."""
+        far_apart = self._judged is not None and now - self._judged > HOLD_S
+        self._judged = now
+        places = {process: 0 if far_apart else place for place, process in enumerate(order.waiting)}
         found = {
             process: one.judge(now, places.get(process), process in order.leads) for process, one in self._known.items()
         }
@@ -150,9 +170,12 @@ class Outlook:
 
     def rank(self, classes: Mapping[Process, NextUse], order: Order = NO_ORDER) -> Mapping[Process, int]:
         """Return what the ledger is told for classes that were judged, 0 to NEXT_USE_MOST: the greater, the farther. Of
-        those that are as far as others that they are behind the ones give first that are idle themselves."""
+        those that are as far as others that they are behind the ones give first that are idle themselves. One that has
+        nothing to give now is asked last: a plan of the module breaks off where the first that it asks give nothing."""
         behind = {process for those, _ in order.behind for process in those}
         return {
             process: len(NextUse) * next_use + (self._known[process].next_use if process in behind else 0)
+            if self._known[process].sight.can_give
+            else int(NextUse.SOON)
             for process, next_use in classes.items()
         }

@@ -136,11 +136,11 @@ class Ledger(Protocol):
         """What to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible; first
         from those whose next use is the farthest, level among those of one class."""
 
-    def set_next_use(self, gpu: int, classes: Mapping[Member, int]) -> None:
-        """Note how soon processes of a GPU use their memory again, as :class:`backend.core.nextuse.NextUse`. It holds
-        for NEXT_USE_S from now on; after that, and for a process of which nothing was said, it is SOON. A process that
-        is not in the books is passed over. ENODEV for the GPU; EINVAL for a slice, a process of another GPU, or a class
-        that is none, and then nothing is set."""
+    def set_next_use(self, gpu: int, ranks: Mapping[Member, int]) -> None:
+        """Note how soon processes of a GPU use their memory again, from 0 to NEXT_USE_MOST, the greater, the farther
+        (:meth:`backend.core.nextuse.Outlook.rank`). It holds for NEXT_USE_S from now on; after that, and for a process
+        of which nothing was said, it is 0. A process that is not in the books is passed over. ENODEV for the GPU;
+        EINVAL for a slice, a process of another GPU, or a number beyond that, and then nothing is set."""
 
     def note(self, group: Group, event: str) -> None:
         """Counts one event, here and in every group above: ``low``, ``high``, ``reclaim``, ``fail``; and of a limit_max

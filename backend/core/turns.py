@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import enum
 
+AHEAD_US = 10_000
+"""Microseconds of work that a program which takes turns may be ahead of the GPU. A thread of a busy host is late by
+less, so the engine does not wait for it; and so much, with the kernel that runs, is to be waited for when its turn
+ends."""
+
+AHEAD_S = 10.0
+"""Seconds after its last turn in which a program is bound to that: one that is alone on the GPU need not be."""
+
 
 class TurnEnd(enum.Enum):
     """State of a program at the end of its turn."""

@@ -15,7 +15,7 @@ from backend.common.errors import fail
 from backend.core import sight
 from backend.core.protocols import Bookkeeping
 from backend.core.records import Footprint, GpuInfo
-from backend.core.turns import TurnEnd
+from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
 from backend.cuda.holding import Holding
 from backend.process.identity import Process
 from backend.process.running import is_stopped
@@ -43,14 +43,6 @@ RETURN_WAIT_S = 2.0
 HOME_S = 30.0
 """Seconds in which what a program brought along from another GPU is where it runs now: 3 to 5 s for 16 GiB, and as long
 as it is frozen or stopped nothing comes (docs/nvidia.md)."""
-
-AHEAD_US = 10_000
-"""Microseconds of work that a program which takes turns may be ahead of the GPU. A thread of a busy host is late by
-less, so the engine does not wait for it; and so much, with the kernel that runs, is to be waited for when its turn
-ends."""
-
-AHEAD_S = 10.0
-"""Seconds after its last turn in which a program is bound to that: one that is alone on the GPU need not be."""
 
 DISTRUST_S = 60.0
 """Seconds in which a program that said that it is drained, and then moved nothing, is not believed that it is."""

@@ -63,6 +63,10 @@ MUTE_S, MUTE_MOST_S = 5.0, 60.0
 """Seconds in which a program that did not answer an END_TURN in time is asked for no other, unless it has answered by
 then; each time twice as long, up to the second, and from the second time on whatever it answers."""
 
+UNANSWERED_MOST = 32
+"""Messages about its gate that a program which is busy with memory may leave unanswered and gets another END_TURN: two
+a turn, of which five may begin at once and 2.5 in a second (``scheduler/filler.py``), in the 3 s of a RECLAIM."""
+
 MOVED_IN_S = 0.5
 """Seconds after the last MOVE_IN that was granted in which memory may be coming back: one batch of it, with the wait
 for what runs (0.3 s) and the copy (0.2 s, ``library/move/batch.c``)."""
@@ -129,7 +133,8 @@ class Gate:
     ahead_us: int = 0
     """The run-ahead that the program was told last, microseconds; 0 for no bound."""
     unanswered: int = 0
-    """Messages about it that were sent and not answered: a program that answers none gets no further END_TURN."""
+    """Messages about it that were sent and not answered: a program that answers none gets no further END_TURN, or no
+    more than UNANSWERED_MOST while it is busy with memory."""
     again: float = 0.0
     """When the program may be asked for another END_TURN, by trio's clock."""
     mute_s: float = 0.0
@@ -409,9 +414,9 @@ class Session:
             return await self._drained(gpu, gate, bound_us)
         is_busy = self._is_busy()
         due = gate.asked is not None and not gate.asked.done.is_set()
-        if not self._can(Feature.TURNS) or due or trio.current_time() < gate.again:
+        if not self._can(Feature.TURNS) or (due and not is_busy) or trio.current_time() < gate.again:
             return TurnEnd.UNGATED
-        if gate.unanswered > int(is_busy):  # the BEGIN_TURN before it may wait for the same
+        if gate.unanswered > (UNANSWERED_MOST if is_busy else 0):  # those before it may wait for the same
             return TurnEnd.UNGATED
         self._begins.pop(gpu, None)  # that turn is over before the program heard of it
         gate.closed = True

@@ -331,14 +331,14 @@ class KernelLedger:
             raise fail(errno.EINVAL)
         self._off[group] = off_all, off_gr
 
-    def set_next_use(self, gpu: int, classes: Mapping[Member, int]) -> None:
+    def set_next_use(self, gpu: int, ranks: Mapping[Member, int]) -> None:
         root = self._id(SliceOn(ROOT, gpu))
-        for group, next_use in classes.items():
-            if not isinstance(group, Member) or group.gpu != gpu or not 0 <= next_use <= abi.NEXT_USE_MOST:
+        for group, rank in ranks.items():
+            if not isinstance(group, Member) or group.gpu != gpu or not 0 <= rank <= abi.NEXT_USE_MOST:
                 raise fail(errno.EINVAL)
         if not self._has_next_use:
             return  # such a module plans by size alone
-        known = [abi.Use(id=self._ids[group], next=classes[group]) for group in classes if group in self._ids]
+        known = [abi.Use(id=self._ids[group], next=ranks[group]) for group in ranks if group in self._ids]
         for start in range(0, len(known), abi.USES_MOST):
             part = known[start : start + abi.USES_MOST]
             uses = (abi.Use * len(part))(*part)

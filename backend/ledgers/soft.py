@@ -126,14 +126,14 @@ class SoftLedger:
         if (off_all, off_gr) != (account.figures.off_all, account.figures.off_gr):
             account.update(off_all=off_all, off_gr=off_gr)
 
-    def set_next_use(self, gpu: int, classes: Mapping[Member, int]) -> None:
+    def set_next_use(self, gpu: int, ranks: Mapping[Member, int]) -> None:
         self._account(SliceOn(ROOT, gpu))
-        for group, next_use in classes.items():
-            if not isinstance(group, Member) or group.gpu != gpu or not 0 <= next_use <= NEXT_USE_MOST:
+        for group, rank in ranks.items():
+            if not isinstance(group, Member) or group.gpu != gpu or not 0 <= rank <= NEXT_USE_MOST:
                 raise fail(errno.EINVAL)
-        for group, next_use in classes.items():
+        for group, rank in ranks.items():
             if group in self._accounts:
-                self._accounts[group].foresee(next_use)
+                self._accounts[group].foresee(rank)
 
     def held(self, group: Group) -> Held:
         return self._account(group).held

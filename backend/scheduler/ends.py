@@ -39,7 +39,7 @@ DRAIN_US = 5_000
 the end of all that end in one: of a turn of 0.5 s it is a tenth, in which the engine is used."""
 DRAIN_MOST_US = 2_000_000
 """Microseconds that it has after that, on the runlist: in rounds of 60 ms, behind others that always have work, 33
-slices of 2 ms. It has 20 ms of work: what it may be ahead (AHEAD_US of ``cuda/managed.py``) and one kernel."""
+slices of 2 ms. It has 20 ms of work: what it may be ahead (AHEAD_US of ``core/turns.py``) and one kernel."""
 DRAIN_SLICE_US = 2_000
 """Slice of a program that drains, microseconds: about what the driver gives (2.048 ms)."""
 DRAIN_WORK_US = 400_000
@@ -73,15 +73,17 @@ class Ends:
         member: Callable[[Process], Member],
         slot: Callable[[Process], Scheduled],
         over: Callable[[Process, Callable[[], Awaitable[bool]]], Awaitable[None]],
+        is_exact: Callable[[Process], bool],
         lever_s: float,
     ) -> None:
-        """`slot` is what is kept of a process. `over` calls the function that has a process off once it was drained,
-        and that returns whether it was to be, and takes note of what comes of it. `lever_s` is what the levers of one
-        process may take, seconds."""
+        """`slot` is what is kept of a process; `is_exact` says whether the machine tells exactly what it uses. `over`
+        calls the function that has a process off once it was drained, and that returns whether it was to be, and takes
+        note of what comes of it. `lever_s` is what the levers of one process may take, seconds."""
         self._follower = follower
         self._member = member
         self._slot = slot
         self._over = over
+        self._is_exact = is_exact
         self._lever_s = lever_s
         self._drains: dict[Process, Drain] = {}
         self.nursery: trio.Nursery | None = None
@@ -93,7 +95,8 @@ class Ends:
         last = self._slot(process).undrained
         waits = last is None or trio.current_time() >= last.again
         bound_us = DRAIN_US if waits else 0
-        end = await self._follower.turning.end(self._member(process), place, bound_us, stays=waits)
+        stays = waits and self._is_exact(process)
+        end = await self._follower.turning.end(self._member(process), place, bound_us, stays=stays)
         if end is TurnEnd.DRAINED:
             self._slot(process).undrained = None
 
@@ -136,15 +139,15 @@ class Ends:
 
     def observe(self, samples: Mapping[Process, Sample]) -> Mapping[Process, Sample]:
         """Note what processes used since the last look, and return it with those marked that drained. One that drains
-        and used more than what it can have been ahead is given up. Of one that is frozen, or without another on its
-        GPU, there is no sample: it goes on to drain."""
+        and used more than what it can have been ahead is given up, and so is one of which nothing tells that any more.
+        Of one that is frozen, or without another on its GPU, there is no sample: it goes on to drain."""
         found, now = dict(samples), trio.current_time()
         for process, drain in list(self._drains.items()):
             if drain.over is not None and now >= drain.over + HEARD_S:
                 del self._drains[process]
             elif (sample := samples.get(process)) is not None:
                 drain.used_us += sample.used_us or 0
-                if drain.used_us > DRAIN_WORK_US:
+                if drain.used_us > DRAIN_WORK_US or not self._is_exact(process):
                     drain.scope.cancel()
                 found[process] = attrs.evolve(sample, drains=True)
         return found

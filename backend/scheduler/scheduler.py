@@ -69,7 +69,7 @@ class Scheduler:
         self._seconds = seconds
         self._core = Core(gpu.info.timeslice_default_us)
         self._bucket = Bucket(RATE, BURST)
-        self._ends = Ends(follower, self._member, self._of, self._pull, LEVER * seconds)
+        self._ends = Ends(follower, self._member, self._of, self._pull, self._is_exact, LEVER * seconds)
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
         self._looked = 0.0
@@ -179,6 +179,10 @@ class Scheduler:
             pending = activity.pending
             samples[one.process] = Sample(used, None if pending is None else pending > 0, activity.contexts, stays)
         return samples
+
+    def _is_exact(self, process: Process) -> bool:
+        """Whether the machine tells exactly what a process uses."""
+        return self._gpu.activity(process).gpu_usec is not None
 
     # What is done about it
 

@@ -73,10 +73,7 @@ class SoftGpu(Hardware):
         self._engine.advance()
         self.lost = True
         for tenant in self._tenants.values():
-            tenant.dead = True
-            for tsg in tenant.tsgs.values():
-                tsg.drop()
-            tenant.gate.open()
+            tenant.lose()
         log.error("GPU %d is lost", self.info.index)
         self.booked.presence(self.info.index)
 
@@ -255,7 +252,7 @@ class SoftGpu(Hardware):
             for tsg in tenant.tsgs.values():
                 self._engine.remove(tsg)
             tenant.memory.clear()
-            tenant.gate.open()
+            tenant.lose()
 
     def hand_over(self) -> None:
         pass  # it ends with its daemon, whatever comes then

@@ -6,6 +6,7 @@ Time is trio's: the wall clock in a mount, a MockClock in tests.
 from __future__ import annotations
 
 import errno
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -32,6 +33,11 @@ PAGES_AT_ONCE = 64
 
 KERNEL_MOST_US = 60_000_000
 """Microseconds that one kernel may take."""
+
+
+AHEAD_LEAST_S, AHEAD_MOST_S = 0.001, 0.01
+"""Seconds between two looks whether a program is less far ahead, at least and at most: its bound may end, or its
+turn."""
 
 
 class Hardware:
@@ -151,15 +157,26 @@ class Hardware:
 
     # Work, which waits for the turn of its program
 
-    def is_held(self, process: Process) -> bool:
-        """Whether a launch of a process would wait for its turn."""
-        tenant = self._tenants.get(process)
-        return tenant is not None and tenant.gate.is_closed
-
     async def let_through(self, process: Process) -> None:
-        """Returns once a launch of a process does not have to wait for its turn, be it that it is gone."""
+        """Returns once a copy of a process does not have to wait for its turn, be it that it is gone."""
         while (tenant := self._tenants.get(process)) is not None and tenant.gate.is_closed:
             await tenant.gate.change()
+
+    async def let_launch(self, process: Process) -> None:
+        """Returns once a kernel of a process does not have to wait, for its turn or until it is less far ahead, be it
+        that it is gone."""
+        while True:
+            await self.let_through(process)
+            tenant = self._tenants.get(process)
+            if tenant is None or (ahead_us := self._ahead_us(tenant)) <= 0:
+                return
+            await trio.sleep(max(AHEAD_LEAST_S, min(ahead_us / 1e6, AHEAD_MOST_S)))
+
+    def _ahead_us(self, tenant: Tenant) -> float:
+        """See :meth:`Tenant.ahead_us`, at the present."""
+        if tenant.gate.ahead_us < math.inf:
+            self._engine.advance()
+        return tenant.ahead_us
 
     def _is_late(self, tenant: Tenant) -> bool:
         if tenant.gate.is_closed:
@@ -167,29 +184,40 @@ class Hardware:
         return tenant.is_late
 
     async def launch(self, process: Process, number: int, kernels: int, us: int, pages: range) -> None:
-        """Queues kernels that each touch `pages`, in the turn of the process. ENOENT for the TSG, EAGAIN for a full
-        queue, EFAULT for a page.
+        """Queues kernels that each touch `pages`, in the turn of the process, each once it is not too far ahead. Errors
+        as of :meth:`launch_some`."""
+        while True:
+            await self.let_launch(process)
+            kernels -= await self.launch_some(process, number, kernels, us, pages)
+            if not kernels:
+                return
+
+    async def launch_some(self, process: Process, number: int, kernels: int, us: int, pages: range) -> int:
+        """Queues those of some kernels, which each touch `pages`, that need not wait, and returns how many these are.
+        ENOENT for the TSG, EAGAIN for a full queue, EFAULT for a page.
 
         A page in the host comes back if the limits have room for it; else each kernel reaches over the bus for it.
         """
-        await self.let_through(process)
         tenant = self._living(process)
         tsg = tenant.tsgs.get(number)
         if tsg is None:
             raise fail(errno.ENOENT)
         if not (kernels > 0 and 0 < us <= KERNEL_MOST_US):
             raise fail(errno.EINVAL)
+        if tenant.gate.is_closed or (ahead_us := self._ahead_us(tenant)) > 0:
+            return 0
         if len(tsg.queue) + kernels > self.config.queue:
             raise fail(errno.EAGAIN)
+        through = kernels if ahead_us == -math.inf else min(kernels, 1 + int(-ahead_us / us))
         with tenant.gate.passed():
             once, every = await self._touch(process, tenant, pages)
             self._living(process)  # still
             self._engine.advance()
             if once:
                 tsg.launch(1, (us + every + once) * US, (every + once) * US)
-                kernels -= 1
-            tsg.launch(kernels, (us + every) * US, every * US)
+            tsg.launch(through - bool(once), (us + every) * US, every * US)
         self._engine.wake()
+        return through
 
     async def _touch(self, process: Process, tenant: Tenant, pages: range) -> tuple[int, int]:
         """Uses pages, and has those come back that may. The microseconds of the bus that this takes, once, and that
@@ -216,6 +244,7 @@ class Hardware:
             while nbytes:
                 tenant = self._living(process)
                 await tenant.copies()
+                self._living(process)  # still
                 piece = min(nbytes, self.config.batch)
                 await self.bus.move(way, piece)
                 tenant.copied += piece

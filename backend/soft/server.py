@@ -13,6 +13,7 @@ import errno
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+import attrs
 import trio
 
 from backend.common.errors import errno_of, fail
@@ -43,7 +44,13 @@ NEEDS: Mapping[int, Feature] = {
 
 
 class NotItsTurn(Exception):
-    """A launch that would have to wait for the next turn of its program."""
+    """A launch of which some kernels would have to wait, for the next turn of its program or until it is less far
+    ahead."""
+
+    def __init__(self, rest: Message) -> None:
+        """`rest` is what of the launch was not done."""
+        super().__init__(rest)
+        self.rest = rest
 
 
 async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu], tree: int = 0) -> None:
@@ -80,8 +87,10 @@ class Session:
         while request := await self._line.receive():
             reply = None
             if request.op != Op.LAUNCH or request.gpu not in self._waiting:
-                with contextlib.suppress(NotItsTurn):
+                try:
                     reply = await self._reply(request)
+                except NotItsTurn as waits:
+                    request = waits.rest
             if reply is None:
                 reply = self._put_off(request, nursery)
             if reply is not None:
@@ -116,9 +125,11 @@ class Session:
 
     async def _reply_in_turn(self, request: Message) -> Message:
         while True:
-            await self._meant(request.gpu).let_through(self.process)
-            with contextlib.suppress(NotItsTurn):  # it was its turn for a moment only
+            await self._meant(request.gpu).let_launch(self.process)
+            try:
                 return await self._reply(request)
+            except NotItsTurn as waits:
+                request = waits.rest
 
     async def _report(self) -> None:
         """Sends progress. What the program is too slow to take is summed up, not queued."""
@@ -200,10 +211,11 @@ class Session:
             case Op.LAUNCH:
                 if self._contexts.get(args[0]) != named:
                     raise fail(errno.ENOENT)
-                if gpu.is_held(self.process):
-                    raise NotItsTurn
                 touched = range(args[3], args[3] + (self._bounded(named, args[3], args[4]) if args[4] else 0))
-                await gpu.launch(self.process, args[0], args[1], args[2], touched)
+                launched = await gpu.launch_some(self.process, args[0], args[1], args[2], touched)
+                if launched != args[1]:
+                    rest = (args[0], args[1] - launched, *args[2:])
+                    raise NotItsTurn(attrs.evolve(request, args=rest))
             case _:
                 raise fail(errno.ENOSYS)
         return ()

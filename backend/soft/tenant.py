@@ -81,6 +81,11 @@ class Tenant:
         return sum(sum(tsg.queue) for tsg in self.tsgs.values())
 
     @property
+    def ahead_us(self) -> float:
+        """Microseconds of work that it has queued beyond its bound: kernels wait where that is more than nothing."""
+        return self.pending / US - self.gate.ahead_us
+
+    @property
     def is_busy(self) -> bool:
         """Whether something of it runs, is queued or being copied, as far as the engine was brought."""
         return bool(self.gate.under_way or any(tsg.queue for tsg in self.tsgs.values()))
@@ -99,12 +104,20 @@ class Tenant:
         """Opens its gate. What has not run yet goes on in this turn, with the memory that it uses."""
         if self.is_late:
             self.memory.carry(self.gate.turn)
-        self.gate.open()
+        self.gate.begin()
 
     async def copies(self) -> None:
-        """Waits until the copy engine may work for it."""
-        while self.engines is Engines.ALL:
+        """Waits until the copy engine may work for it, or what it has is lost."""
+        while self.engines is Engines.ALL and not self.dead:
             await self.copying.park()
+
+    def lose(self) -> None:
+        """What it has is lost, with the GPU or the process: nothing waits for a turn, a thaw or the engine."""
+        self.dead = True
+        for tsg in self.tsgs.values():
+            tsg.drop()
+        self.gate.open()
+        self.copying.unpark_all()
 
     @property
     def holds_work(self) -> bool:

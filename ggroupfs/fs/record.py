@@ -100,6 +100,7 @@ def _compute(compute: Compute, wanted: Wanted) -> Lines:
         yield f"compute.{name}.timeslice_us", state.timeslice_us
     yield "compute.place", _place(compute.place)
     yield "compute.turn_end", NONE if compute.turn_end is None else compute.turn_end.value
+    yield "compute.draining", _switch(compute.draining is not None)
     yield "compute.lever", "pulled" if compute.is_busy() else "idle"
     yield "compute.doubtful", _switch(compute.doubtful)
     yield "compute.held", _switch(compute.held)
@@ -108,9 +109,11 @@ def _compute(compute: Compute, wanted: Wanted) -> Lines:
 
 
 def _place(place: Place) -> str:
-    """Return what the scheduler has a process have: its timeslice, and the engines that it is without."""
+    """Return what the scheduler has a process have: its timeslice, and the engines that it is without, or the timeslice
+    with which it drains before that."""
     words = [f"timeslice_us={place.timeslice_us}"] if place.timeslice_us else []
-    return ",".join([*words, *([f"off={place.engines.name.lower()}"] if place.off else [])]) or NONE
+    words += [f"off={place.engines.name.lower()}"] if place.off else []
+    return ",".join([*words, *([f"drain_us={place.drain_us}"] if place.drains else [])]) or NONE
 
 
 def _memory(memory: Memory) -> Lines:

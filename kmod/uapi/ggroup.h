@@ -327,9 +327,9 @@ struct ggroup_plan {
 	__u32 count;		/* out: how many there are; ENOSPC where they do not fit */
 };
 
-/* struct ggroup_use.next: the greater, the farther */
+/* struct ggroup_use.next: the greater, the farther. More than any daemon has use for yet. */
 #define GGROUP_NEXT_USE_SOON	0		/* also where nothing was said */
-#define GGROUP_NEXT_USE_MOST	24
+#define GGROUP_NEXT_USE_MOST	255
 #define GGROUP_NEXT_USE_S	30		/* seconds for which it holds */
 #define GGROUP_USES_MOST	1024		/* processes in one call */
 

@@ -204,7 +204,7 @@ async def until_then(condition: Callable[[], bool]) -> None:
 
 
 class Drive(Protocol):
-    def __call__(self, test: Callable[[Rig], Awaitable[None]], count: int = 1) -> None: ...
+    def __call__(self, test: Callable[[Rig], Awaitable[None]], count: int = 1, *, scheduler: bool = False) -> None: ...
 
 
 @attrs.define
@@ -285,15 +285,15 @@ class Rig:
 
 @pytest.fixture
 def drive(spawn: Spawn) -> Drive:
-    """Runs a test on fake GPUs of 80 GiB, one if nothing else is said; books are checked, and no descriptor may be left
-    over."""
+    """Runs a test on fake GPUs of 80 GiB, one if nothing else is said, and with a scheduler if that is; books are
+    checked, and no descriptor may be left over."""
 
-    def run(test: Callable[[Rig], Awaitable[None]], count: int = 1) -> None:
+    def run(test: Callable[[Rig], Awaitable[None]], count: int = 1, *, scheduler: bool = False) -> None:
         fake, nvml = FakeSystem(), NvmlWithNames(count=count)
 
         async def main() -> None:
             gpu, *others = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
-            async with running(gpu, *others, world=World()) as h:
+            async with running(gpu, *others, world=World(), scheduler=scheduler) as h:
                 programs: list[Program] = []
                 try:
                     async with trio.open_nursery() as nursery:

@@ -33,11 +33,11 @@ from backend.ledgers.forwarding import ForwardingGpu
 from backend.nvidia.discover import TICK
 from backend.nvidia.gpu import NvidiaGpu
 from backend.process.identity import Group, Member, Slice, SliceOn
-from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_US
+from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_SLICE_US, DRAIN_US
 from tests.support.cuda_session import GIB
 from tests.support.harness import Harness, answers
 from tests.support.killed import Killed, Life, Machine
-from tests.support.killed_life import live
+from tests.support.killed_life import live, timeslices
 from tests.support.turns import Gated, follower, proven, without
 
 STEPS = ("runs", "asked", "drains", "ended", "off", "next", "begins")
@@ -51,17 +51,23 @@ DRAINING = ("runs", "ended", "next", "waits", "drained", "off", "begins")
 """Those of a program that drains on the runlist: it runs; its turn has ended; the gate of `b` is about to open; it was
 asked once more; it is drained, or given up, and all its engines are on; GR is off; its gate is about to open."""
 
-ACTIONS = ("limit", "low", "swap_max", "reclaim", "freeze", "thaw", "migrate", "upgrade", "kill_daemon", "kill")
+ONE = ("own_limit", "low", "swap_max", "reclaim", "freeze", "thaw", "migrate", "kill")
+"""What may be done to a program: to `a`, or to the one whose name comes after it ("freeze b")."""
+
+ACTIONS = ("limit", *ONE[:-1], "upgrade", "kill_daemon", "kill")
 """What may be done: to `a`, to its slice, or to the daemon."""
 
 HELD_BYTES = 4 * GIB
 """What each program has on the GPU at first."""
 
 GIVEN_BYTES = 2 * GIB
-"""What a limit of the slice takes: a part of what `a` has, or `c`, and nothing of `b`."""
+"""What a limit takes: that of the slice from what `a` has, or `c`, and nothing of `b`; that of `a` from it alone."""
 
 BOUND_US, SHORT_US = 10_000_000, 50_000
 """Microseconds that a program has to drain; and one whose kernel does not end."""
+
+OWN_SLICE_US = 2048
+"""Slice that the driver gives a program, microseconds."""
 
 SOON_S, SPIN_S = 0.15, 3600.0
 """Seconds of what one runs that drains, and of a kernel that does not end."""
@@ -144,6 +150,11 @@ class Ungated(Held):
     features = CUDA & ~Feature.TURNS
 
 
+def acted_on(action: str) -> str:
+    """The program that an action is done to."""
+    return action.partition(" ")[2] or "a"
+
+
 @attrs.define
 class Case:
     """One order: actions at one step."""
@@ -214,12 +225,12 @@ class Walk:
     case: Case = attrs.field(factory=lambda: Case("", []))
     arrived: trio.Event = attrs.field(factory=trio.Event)
     go: trio.Event = attrs.field(factory=trio.Event)
-    may_run: bool = False
-    """Whether it was said that `a` is to run, or to be moved, in this order."""
+    may_run: set[str] = attrs.field(factory=set)
+    """Programs of which was said in this order that they are to run, or to be moved."""
     begun: list[str] = attrs.field(factory=list)
     """Actions of this order that were begun, in the life of this daemon."""
-    moves: int = 0
-    """Moves that were begun in this order."""
+    moves: set[str] = attrs.field(factory=set)
+    """Programs whose move was begun in this order."""
 
     @property
     def gpu(self) -> NvidiaGpu:
@@ -325,17 +336,19 @@ class Walk:
 
     async def move(self, *words: Any) -> None:
         """The agent of checkpoints, as the daemon sees it: it finds a program that runs and launches."""
-        standby = words[-1]
+        process, standby = words[0], words[-1]
         assert isinstance(standby, Standby)
-        self.moves += 1
-        if self.lives("a"):
-            assert without(self.stage.machine.programs["a"]) == (False, False)
+        (name,) = [name for name in self.case.names if self.program(name).process == process]
+        program = self.program(name)
+        self.moves.add(name)
+        if self.lives(name):
+            assert without(self.stage.machine.programs[name]) == (False, False)
             with trio.move_on_after(1):  # its library may be busy, or held
-                while self.program("a").is_closed:  # noqa: ASYNC110
+                while program.is_closed:  # noqa: ASYNC110
                     await trio.sleep(MOMENT_S / 3)
-            assert not self.program("a").is_closed, "it was not told that it is to leave its turn"
+            assert not program.is_closed, "it was not told that it is to leave its turn"
         await standby.begin()
-        assert not self.program("a").is_closed
+        assert not program.is_closed
         standby.over.set()
         raise OSError(errno.EBUSY, "it does not come to a rest")
 
@@ -343,8 +356,7 @@ class Walk:
 
     async def one(self, nursery: trio.Nursery, case: Case) -> bool:
         """Does one order, from a start that is the same for all. Whether the daemon is still there."""
-        self.case, self.may_run, self.moves = case, False, 0
-        self.begun = []
+        self.case, self.may_run, self.moves, self.begun = case, set(), set(), []
         self.arrived, self.go = trio.Event(), trio.Event()
         await self.begin_anew(nursery)
         async with trio.open_nursery() as acting:
@@ -365,10 +377,12 @@ class Walk:
         step, self.case.step = self.case.step, ""
         await self.connected(nursery)
         await self.settled()
-        await self.thaw()
+        for name in self.case.names:
+            await self.thaw(name)
+        await self.settled()
         while self.h.controller._migrator._moves.left():  # noqa: ASYNC110 - it is not sure yet where it is
             await trio.sleep(MOMENT_S)
-        for path in ("slice/job/0/", f"{self.program('a').process.pid}/0/"):
+        for path in ("slice/job/0/", *(self.program(name).file for name in self.case.names)):
             for file, value in (("gmem.limit.high", "max"), ("gmem.limit.low", 0), ("gmem.swap.max", "max")):
                 assert await answers(self.h.write(path + file, value)) == 0
         for name in self.case.names:
@@ -393,7 +407,7 @@ class Walk:
                 if not self.case.actions:
                     self.stage.cases.pop(0)
                 return True
-            if self.lives("a"):
+            if self.lives(acted_on(action)):
                 self.begun.append(action)
                 acting.start_soon(self.do, action)
             await trio.sleep(MOMENT_S)
@@ -401,84 +415,139 @@ class Walk:
 
     async def do(self, action: str) -> None:
         """One action, and what it may say."""
-        code = await getattr(self, action)()
-        assert code in self.allowed(action), (action, errno.errorcode.get(code), self.begun)
+        before, verb = self.begun[:-1], action.split()[0]
+        code = await getattr(self, verb)(acted_on(action))
+        allowed = self.allowed(verb, acted_on(action), before)
+        assert code in allowed, (action, errno.errorcode.get(code), self.begun)
 
-    def allowed(self, action: str) -> set[int]:
-        """What an action may say by now."""
-        dies = "kill" in self.begun
-        stays = not self.stage.kind.gives or not HOLDS.isdisjoint(self.begun)
-        match action:
-            case "limit" if "c" in self.case.names:
-                return {0}
-            case "limit":  # of the slice, which is there as long as `b` is
-                return {0, errno.EBUSY, errno.EAGAIN} if stays else {0}
+    def done_to(self, name: str, begun: Sequence[str] | None = None) -> list[str]:
+        """What was begun with a program, or its slice."""
+        return [one.split()[0] for one in (self.begun if begun is None else begun) if acted_on(one) == name]
+
+    def gives(self, name: str) -> bool:
+        """Whether memory of a program moves, as far as what was begun in this order goes."""
+        return HOLDS.isdisjoint(self.done_to(name)) and self.can_give(name)
+
+    def can_give(self, name: str) -> bool:
+        """Whether memory of a program moves wherever nothing is done to it."""
+        return self.stage.kind.gives if name == "a" else not self.is_ungated(name)
+
+    def allowed(self, verb: str, name: str, before: Sequence[str]) -> set[int]:
+        """What an action on a program may say by now that was begun after those `before` it."""
+        gone = GONE if "kill" in self.done_to(name) else set()
+        match verb:
+            case "limit":  # of the slice: another program gives where one cannot
+                return {0} if any(map(self.gives, self.case.names)) else {0, errno.EBUSY, errno.EAGAIN}
+            case "own_limit":
+                return self.own_limit_says(name, self.done_to(name, before)) | gone
             case "reclaim":
-                return {0, *({errno.EAGAIN} if stays else ()), *(GONE if dies else ())}
+                return {0, *(() if self.gives(name) else (errno.EAGAIN,)), *gone}
             case "migrate":
-                return {errno.EBUSY, *(GONE if dies else ())}
-        return {0, *(GONE if dies else ())}
+                return {errno.EBUSY, *gone}
+        return {0, *gone}
+
+    def own_limit_says(self, name: str, before: Sequence[str]) -> set[int]:
+        """What is said of a limit of one program: 0 wherever it waits, unless something else keeps its memory."""
+        done = self.done_to(name)
+        several = max(len(done), len(self.case.all)) > 2 and not HOLDS.isdisjoint(done)
+        if several or not self.can_give(name):
+            return {0, errno.EBUSY, errno.EAGAIN}
+        if "freeze" in before or "swap_max" in before:
+            return {errno.EBUSY}
+        if "migrate" in before and name != "a":
+            return {0, errno.EAGAIN}
+        if "migrate" in before and self.case.step == "runs":  # what moves it has it stand by already
+            return {errno.EAGAIN}
+        return {0}
 
     async def write(self, name: str, file: str, value: object) -> int:
         """The errno of a write to a file of a program."""
         return await answers(self.h.write(f"{self.program(name).process.pid}/0/{file}", value))
 
-    async def limit(self) -> int:
+    async def limit(self, _: str) -> int:
         limit = len(self.case.names) * HELD_BYTES - GIVEN_BYTES
         return await answers(self.h.write("slice/job/0/gmem.limit.high", limit))
 
-    async def low(self) -> int:
-        return await self.write("a", "gmem.limit.low", "max")
+    async def own_limit(self, name: str) -> int:
+        """Of one program: no other gives in its stead."""
+        code = await self.write(name, "gmem.limit.high", HELD_BYTES - GIVEN_BYTES)
+        assert code or not self.lives(name) or self.program(name).resident <= HELD_BYTES - GIVEN_BYTES
+        return code
 
-    async def swap_max(self) -> int:
-        return await self.write("a", "gmem.swap.max", GIB)
+    async def low(self, name: str) -> int:
+        return await self.write(name, "gmem.limit.low", "max")
 
-    async def reclaim(self) -> int:
-        return await self.write("a", "gmem.reclaim", GIB)
+    async def swap_max(self, name: str) -> int:
+        return await self.write(name, "gmem.swap.max", GIB)
 
-    async def freeze(self) -> int:
+    async def reclaim(self, name: str) -> int:
+        return await self.write(name, "gmem.reclaim", GIB)
+
+    async def freeze(self, name: str) -> int:
         """From the answer on it does not run, not for a moment."""
-        code = await self.write("a", "compute.freeze", 1)
-        if not code and self.is_last("freeze"):
-            assert without(self.stage.machine.programs["a"]) == (True, True)
+        code = await self.write(name, "compute.freeze", 1)
+        if not code and self.is_last("freeze", name):
+            assert without(self.stage.machine.programs[name]) == (True, True)
         self.stand_still()
         return code
 
     def stand_still(self) -> None:
         """What is frozen, and is not asked to run, does not."""
-        if self.lives("a") and not self.may_run and self.h.ledger.books(self.member("a")).frozen:
-            self.stage.machine.fake.still = frozenset({self.program("a").process.pid})
+        still = filter(self.lives, set(self.case.names) - self.may_run)
+        self.stage.machine.fake.still = frozenset(
+            self.program(name).process.pid for name in still if self.h.ledger.books(self.member(name)).frozen
+        )
 
-    async def thaw(self) -> int:
+    def let_run(self, name: str) -> None:
+        """A program may run from now on."""
+        self.stage.machine.fake.still -= {self.program(name).process.pid}
+
+    async def thaw(self, name: str) -> int:
         """It runs again, in its turn: what a gate holds back moves its memory, at least."""
-        self.may_run, self.stage.machine.fake.still = True, frozenset()
-        code = await self.write("a", "compute.freeze", 0)
-        if not code and self.is_last("thaw") and self.stage.kind.end is not TurnEnd.UNGATED:
-            assert not without(self.stage.machine.programs["a"])[1]
+        self.may_run.add(name)
+        self.let_run(name)
+        code = await self.write(name, "compute.freeze", 0)
+        if not code and self.is_last("thaw", name) and not self.is_ungated(name):
+            assert not without(self.stage.machine.programs[name])[1]
         return code
 
-    def is_last(self, action: str) -> bool:
-        """Whether it holds that `a` was frozen, or thawed, and it is there."""
-        asked = [one for one in self.begun if one in ("freeze", "thaw")]
-        return asked[-1:] == [action] and {"migrate", "kill"}.isdisjoint(self.begun)
+    def is_ungated(self, name: str) -> bool:
+        """Whether a program waits for its turn without its copy engines: `a` has no gate, or that of another was held
+        as it was to open, and its turn has ended since."""
+        if name == "a":
+            return self.stage.kind.end is TurnEnd.UNGATED
+        known = self.h.controller.population
+        return self.lives(name) and known.record(self.member(name)).compute.turn_end is TurnEnd.UNGATED
 
-    async def migrate(self) -> int:
+    def is_last(self, verb: str, name: str) -> bool:
+        """Whether it holds that a program was frozen, or thawed, and it is there."""
+        done = self.done_to(name)
+        asked = [one for one in done if one in ("freeze", "thaw")]
+        return asked[-1:] == [verb] and {"migrate", "kill"}.isdisjoint(done)
+
+    async def migrate(self, name: str) -> int:
         """It stands by, which takes that it runs, and does not come to a rest."""
-        before, self.may_run, self.stage.machine.fake.still = self.may_run, True, frozenset()
-        code = await self.write("a", "compute.migrate", 1)
-        assert self.moves or "kill" in self.begun, "nothing moved it"
-        self.may_run = before
+        before = name in self.may_run
+        self.may_run.add(name)
+        self.let_run(name)
+        code = await self.write(name, "compute.migrate", 1)
+        if code == errno.EOPNOTSUPP and not self.program(name).resident:
+            code = errno.EBUSY  # two limits have taken all that it has, and the driver moves none without
+        else:
+            assert name in self.moves or "kill" in self.done_to(name), "nothing moved it"
+        if not before:
+            self.may_run.discard(name)
         await trio.sleep(MOMENT_S)
         self.stand_still()
         return code
 
-    async def kill(self) -> int:
+    async def kill(self, name: str) -> int:
         """The program dies."""
-        process = self.program("a").process
-        self.stage.machine.fake.still = frozenset()
-        self.stage.machine.end("a")
-        self.program("a").socket.close()
-        await self.h.gone(process)
+        program = self.program(name)
+        self.let_run(name)
+        self.stage.machine.end(name)
+        program.socket.close()
+        await self.h.gone(program.process)
         return 0
 
     # The change, as the scheduler makes it
@@ -497,6 +566,7 @@ class Walk:
         if self.is_plain:
             assert end is kind.end, end
         await self.arrive("ended")
+        self.lengthen()
         await self.apply("a")
         if kind.stays:
             await self.change_while_it_drains(kind)
@@ -532,10 +602,15 @@ class Walk:
         await self.apply("a")
         await self.arrive("off")
 
+    def lengthen(self) -> None:
+        """Has `a` want the slice of what drains, if it does."""
+        if self.lives("a") and (place := follower(self.h).place(self.member("a"))).drains:
+            follower(self.h).schedule(self.member("a"), attrs.evolve(place, drain_us=DRAIN_SLICE_US))
+
     @property
     def is_plain(self) -> bool:
         """Whether nothing was begun that changes how the turn of `a` ends."""
-        return {"migrate", "kill", "freeze"}.isdisjoint(self.begun)
+        return {"migrate", "kill", "freeze"}.isdisjoint(self.done_to("a"))
 
     async def finish(self, name: str, bound_us: int, *, stays: bool = False) -> TurnEnd | None:
         """Ends the turn of a program that lives, unless it is frozen already."""
@@ -566,7 +641,7 @@ class Walk:
         try:
             yield
         except OSError:
-            if name != "a" or "kill" not in self.begun:
+            if "kill" not in self.done_to(name):
                 raise
 
     # What holds
@@ -587,8 +662,8 @@ class Walk:
                 assert program.is_closed or closes, f"{name} may launch, and waits"
             if compute.turn_end is TurnEnd.DRAINED:
                 assert not program.pending, f"{name} is not drained"
-        protected = self.stage.kind.gives and HOLDS.isdisjoint(self.begun)
-        if "low" not in self.begun and (protected or "c" in self.case.names):
+        others = [name for name in self.case.names if name != "b" and "low" not in self.done_to(name)]
+        if any(map(self.gives, others)) and not self.done_to("b"):
             assert not self.program("b").reclaims, "what was protected has moved"
         self.h.check()
 
@@ -597,7 +672,9 @@ class Walk:
         self.holds()
         if self.lives("a"):
             await self.connected(nursery)
-            assert await self.thaw() == 0
+        for name in filter(self.lives, self.case.names):
+            assert await self.thaw(name) == 0
+        if self.lives("a"):
             await self.is_told("a")
         for name in filter(self.lives, self.case.names):
             if follower(self.h).place(self.member(name)).off:  # what has its turn is told by what began it
@@ -624,6 +701,7 @@ class Walk:
     def wrong(self) -> Sequence[str]:
         """What does not hold yet."""
         found = []
+        bounds_swap = any(one.startswith("swap_max") for one in self.case.all)
         for name in filter(self.lives, self.case.names):
             program, books = self.program(name), self.h.ledger.books(self.member(name))
             compute = self.h.controller.population.record(self.member(name)).compute
@@ -639,6 +717,11 @@ class Walk:
                 found.append(f"{name}: its engines")
             if compute.doubtful or compute.inherited:
                 found.append(f"{name}: in doubt")
+            wanted = DRAIN_SLICE_US if compute.place.drains else OWN_SLICE_US
+            if set(timeslices(self.stage.machine.programs[name])) != {wanted}:
+                found.append(f"{name}: its slice")
+            if books.current > books.high and not frozen and not bounds_swap:
+                found.append(f"{name}: {books.current} over {books.high}")
         job: Group = SliceOn(Slice("/job"), 0)
         if self.h.controller.population.holds(job) and ("swap_max" not in self.case.all or "c" in self.case.names):
             books = self.h.ledger.books(job)

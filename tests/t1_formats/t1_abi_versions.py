@@ -134,7 +134,8 @@ def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> 
         "version 1, features books,provider,tenant,usermem,counters; "
         "lacks bounds: a user can make as many groups as there is room for; "
         "lacks peaks: gmem.swap.peak is EOPNOTSUPP; after a restart gmem.peak begins at its last reset; "
-        "lacks reasons: a turn takes all engines, and memory with them; after a restart no reason is known but a freeze; "
+        "lacks reasons: a turn takes all engines, and memory with them; "
+        "after a restart no reason is known but a freeze; "
         "lacks next_use: reclaim takes from the largest first, however busy it is"
         + "".join(f"; lacks {setting.field}: {setting.control} is refused" for setting in LATER)
     )

@@ -6,7 +6,7 @@ import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.core.nextuse import HOLD_S, IDLE_S, NEXT_USE_MOST, TURNS_NEAR, NextUse, Order, Outlook, Sight
+from backend.core.nextuse import GREW_LEAST, HOLD_S, IDLE_S, NEXT_USE_MOST, TURNS_NEAR, NextUse, Order, Outlook, Sight
 from backend.process.identity import Process
 from backend.scheduler.order import behind, leads
 from backend.scheduler.shares import Contender, Level
@@ -24,7 +24,7 @@ class Step:
     busy_usec: int
     """Microseconds on the engine meanwhile."""
     charged: int
-    """Bytes that it came by, or gave up."""
+    """How often GREW_LEAST it came by, or gave up."""
     turn: int | None
     """Its place among those that wait for their turns; None where it does not."""
     is_leading: bool
@@ -46,7 +46,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.now, self.busy_usec = 100.0, 0
-        self.sight = Sight(100, self.busy_usec)
+        self.sight = Sight(100 * GREW_LEAST, self.busy_usec)
         self.outlook = Outlook()
         self.outlook.see(self.now, {ONE: self.sight})
         self.next_use = self.outlook.judge(self.now)[ONE]
@@ -55,7 +55,7 @@ class Watched:
         """Return the class of the process after a step."""
         self.now += step.seconds
         self.busy_usec += step.busy_usec
-        self.sight = Sight(self.sight.charged + step.charged, self.busy_usec)
+        self.sight = Sight(self.sight.charged + step.charged * GREW_LEAST, self.busy_usec)
         self.outlook.see(self.now, {ONE: self.sight})
         turns = () if step.turn is None else (*(Process(100 + n, 0) for n in range(step.turn)), ONE)
         leads = {ONE} if step.is_leading else set()
@@ -143,13 +143,32 @@ def test_a_process_that_the_machine_cannot_tell_of_is_near() -> None:
     outlook.see(1003.0, {OTHER: Sight(1)})
     assert outlook.judge(1003.0) == {OTHER: NextUse.SOON}, "what is gone is forgotten"
 
+
 def test_a_process_that_is_off_without_work_waits_for_nothing() -> None:
     """A scheduler may keep one off whose turns come seldom: it is as idle as it is."""
     outlook, order = Outlook(), Order([OTHER, ONE, TWIN])
-    for now in (0.0, 10.0, 11.0):
+    for now in (0.0, 10.0, 11.0, 12.0):
         outlook.see(now, {ONE: Sight(1, 1, has_work=False), TWIN: Sight(1, 1), OTHER: Sight(1, 1)})
         found = outlook.judge(now, order)
     assert found == {OTHER: NextUse.SOON, ONE: NextUse.IDLE, TWIN: NextUse.LATER}
+
+
+def test_between_looks_that_are_far_apart_turns_have_come_and_gone() -> None:
+    """A thousand programs are looked at every ten seconds: one that waits at two looks may have run in between."""
+    outlook, order = Outlook(), Order([OTHER, ONE, TWIN])
+    for look in range(6):
+        outlook.see(10.0 * look, dict.fromkeys([ONE, TWIN, OTHER], Sight(1, 1)))
+        found = outlook.judge(10.0 * look, order)
+        assert set(found.values()) == {NextUse.SOON}, "it is not idle either: it has work"
+
+
+def test_one_that_can_give_nothing_is_asked_last() -> None:
+    outlook = Outlook()
+    for now in (0.0, 10.0, 11.0):
+        outlook.see(now, {ONE: Sight(1, 1, can_give=False), TWIN: Sight(1, 1)})
+        found = outlook.judge(now)
+    assert found == {ONE: NextUse.IDLE, TWIN: NextUse.IDLE}
+    assert outlook.rank(found) == {ONE: 0, TWIN: len(NextUse) * NextUse.IDLE}
 
 
 IDLE_FOR = st.sampled_from((0.0, *sorted(IDLE_S.values())))
@@ -180,7 +199,7 @@ def test_one_that_is_behind_others_is_as_far_as_the_farthest_of_them(
     ranks = outlook.rank(found, order)
     last = {process for those, _ in behind for process in those}
     for process, rank in ranks.items():
-        assert 0 <= rank <= NEXT_USE_MOST
+        assert 0 <= rank < len(NextUse) ** 2 <= NEXT_USE_MOST
         assert divmod(rank, len(NextUse)) == (found[process], own[process] if process in last else 0)
 
 
@@ -235,5 +254,7 @@ def test_memory_that_comes_back_from_the_host_is_no_use() -> None:
         outlook.see(now, {ONE: Sight(100, 0)})
         found = outlook.judge(now)
     assert found == {ONE: NextUse.IDLE}
-    outlook.see(12.0, {ONE: Sight(101, 0)})
+    outlook.see(11.5, {ONE: Sight(100 + GREW_LEAST - 1, 0)})
+    assert outlook.judge(11.5) == {ONE: NextUse.IDLE}, "page tables that a move takes are no growth"
+    outlook.see(12.0, {ONE: Sight(100 + 2 * GREW_LEAST, 0)})
     assert outlook.judge(12.0) == {ONE: NextUse.SOON}

@@ -20,10 +20,11 @@ from backend.core.foresight import Foresight
 from backend.core.nextuse import HOLD_S, IDLE_S, NextUse
 from backend.core.reasons import Engines
 from backend.core.records import Activity
-from backend.core.turns import TurnEnd
+from backend.core.turns import AHEAD_US, TurnEnd
 from backend.process.identity import Member, Process
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
+from tests.support.cuda_session import until_then
 from tests.support.harness import MIB, Harness, StubGpu, running, virtual
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
@@ -39,8 +40,6 @@ BUS = SoftConfig().in_bytes_per_s * GPU // SoftConfig().capacity
 """Bytes a second of each direction of the bus, as much less as the GPU has less memory."""
 SMALL = SoftConfig(capacity=GPU, out_bytes_per_s=BUS, in_bytes_per_s=BUS)
 """A GPU of 64 MiB that is to its bus as one of 16 GiB."""
-AHEAD_US = 10_000
-"""Microseconds of work that a program is ahead of the GPU, about."""
 BRIEF_US = 2650
 """Microseconds of a kernel that is brief beside the fetch of a page of that GPU: 377 of them a second."""
 
@@ -83,6 +82,10 @@ class Rig:
         """Return the class of a process."""
         return self.h.controller.population.record(Member(process, 0)).memory.next_use
 
+    def rank(self, process: Process) -> int:
+        """Return what the ledger knows of the next use of a process, for as long as it holds."""
+        return self.h.ledger._accounts[Member(process, 0)].next_use(clock.boot_usec())
+
     def turn_end(self, process: Process) -> TurnEnd | None:
         """Return how the turn of a process ended."""
         return self.h.controller.population.record(Member(process, 0)).compute.turn_end
@@ -104,6 +107,13 @@ async def rig(spawn: Spawn, *, scheduler: bool, config: SoftConfig = LARGE) -> A
     async with running(gpu, scheduler=scheduler) as h, trio.open_nursery() as nursery:
         yield Rig(h, gpu, spawn, nursery)
         nursery.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def virtual_boot() -> AsyncIterator[None]:
+    """Has what holds for a time by the clock of this boot end by trio's."""
+    with mock.patch.object(clock, "boot_usec", side_effect=lambda: int(1e6 * trio.current_time())):
+        yield
 
 
 each_way = pytest.mark.parametrize("scheduler", [True, False], ids=["scheduled", "not scheduled"])
@@ -151,6 +161,49 @@ async def test_a_busy_program_beside_an_idle_one_keeps_its_rate(
     print(f"kernels/s: alone {alone:.0f}, beside an idle one {beside:.0f}, by size alone {by_size:.0f}")
     assert beside >= 0.9 * alone
     assert by_size <= 0.1 * alone
+
+
+@each_way
+@pytest.mark.parametrize(("idle", "busy", "limit"), [(28, 44, "max"), (16, 24, "32M")], ids=["full card", "slice"])
+@virtual
+async def test_what_a_busy_program_gave_to_one_that_rests_since_it_has_back_by_a_reclaim(
+    spawn: Spawn, idle: int, busy: int, limit: str, scheduler: bool
+) -> None:
+    """The other order: the busy one is there first, and the other is at work as it allocates, so that the larger gives.
+    None takes it from the other once that is idle: the busy one reaches over the bus for it in each kernel, until an
+    operator has the idle one give."""
+    async with rig(spawn, scheduler=scheduler, config=SMALL) as r:
+        works = await r.program(busy * MIB, "/job", busy=True, kernel_us=BRIEF_US)
+        await r.h.write("slice/job/0/gmem.limit.high", limit)
+        alone = await r.rate(works, 10.0)
+        rests = await r.program(idle * MIB, "/job")
+        room = 64 if limit == "max" else 32
+        assert (r.held(works), r.held(rests)) == ((room - idle) * MIB, idle * MIB)
+        await trio.sleep(IDLE + 30)
+        assert r.next_use(rests) is NextUse.IDLE
+        beside, held = await r.rate(works, 10.0), r.held(rests)
+        await r.h.write(f"{rests.pid}/0/gmem.reclaim", held)
+        await trio.sleep(2)
+        after = await r.rate(works, 10.0)
+        print(f"kernels/s: alone {alone:.0f}, beside one that rests {beside:.0f}, after a reclaim {after:.0f}")
+        assert held == idle * MIB
+        assert 0.03 * alone <= beside <= 0.05 * alone
+        assert after >= 0.9 * alone
+        assert r.held(works) == busy * MIB
+
+
+@each_way
+@virtual
+async def test_a_busy_program_with_a_low_gives_nothing_to_one_that_comes(spawn: Spawn, scheduler: bool) -> None:
+    """What comes has so much in the host as there is no room for."""
+    async with rig(spawn, scheduler=scheduler, config=SMALL) as r:
+        works = await r.program(44 * MIB, busy=True, kernel_us=BRIEF_US)
+        await r.h.write(f"{works.pid}/0/gmem.limit.low", "44M")
+        alone = await r.rate(works, 10.0)
+        rests = await r.program(28 * MIB)
+        assert (r.held(works), r.held(rests)) == (44 * MIB, 20 * MIB)
+        await trio.sleep(IDLE)
+        assert await r.rate(works, 10.0) >= 0.9 * alone
 
 
 @each_way
@@ -222,12 +275,59 @@ async def test_a_look_that_takes_long_makes_none_idle(spawn: Spawn, scheduler: b
             virtual_clock.jump(0.1)
             return r.gpu.activity(process)
 
-        slow = SimpleNamespace(lost=False, activity=activity)
+        slow = SimpleNamespace(lost=False, activity=activity, footprint=r.gpu.footprint)
         with mock.patch.object(r.h.controller._foresight, "_gpus", {0: slow}):
             for _ in range(100):
                 await trio.sleep(1)
                 assert {r.next_use(one) for one in each} == {NextUse.SOON}
         assert 9 <= looks <= 18, "20 s of rest for three"
+
+
+@each_way
+@virtual
+async def test_what_the_ledger_knows_outlasts_a_part_of_a_look_that_takes_long(spawn: Spawn, scheduler: bool) -> None:
+    """A daemon that was stopped in a look, or a machine that was: it rests no longer than what it said holds."""
+    async with rig(spawn, scheduler=scheduler) as r, virtual_boot():
+        each = [await r.program(8 * MIB) for _ in range(3)]
+        await trio.sleep(IDLE)
+        virtual_clock = trio.lowlevel.current_clock()
+        assert isinstance(virtual_clock, trio.testing.MockClock)
+
+        def activity(process: Process) -> Activity:
+            virtual_clock.jump(1.0)
+            return r.gpu.activity(process)
+
+        slow = SimpleNamespace(lost=False, activity=activity, footprint=r.gpu.footprint)
+        with mock.patch.object(r.h.controller._foresight, "_gpus", {0: slow}):
+            for _ in range(100):
+                await trio.sleep(1)
+                assert all(r.rank(one) > 0 for one in each)
+
+
+@each_way
+@virtual
+async def test_what_wakes_during_a_look_that_takes_long_is_near_at_the_next_rest(spawn: Spawn, scheduler: bool) -> None:
+    async with rig(spawn, scheduler=scheduler) as r:
+        first, last = await r.program(8 * MIB), await r.program(8 * MIB)
+        await trio.sleep(IDLE)
+        virtual_clock, looks = trio.lowlevel.current_clock(), 0
+        assert isinstance(virtual_clock, trio.testing.MockClock)
+
+        def activity(process: Process) -> Activity:
+            nonlocal looks
+            looks += 1
+            virtual_clock.jump(0.05)
+            return attrs.evolve(r.gpu.activity(process), finished=looks)
+
+        slow = SimpleNamespace(lost=False, activity=activity, footprint=r.gpu.footprint)
+        with mock.patch.object(r.h.controller._foresight, "_gpus", {0: slow}):
+            while looks < 1:
+                assert min(r.rank(first), r.rank(last)) > 0
+                await trio.sleep(0.1)
+            await trio.sleep(0.1)
+            assert r.rank(first) == 0, "at the first rest, which takes 5 s"
+            assert r.rank(last) > 0
+            assert looks == 1
 
 
 @each_way
@@ -359,8 +459,7 @@ async def test_what_the_ledger_could_not_be_told_is_told_with_the_next_look(spaw
         number = await r.gpu.open_context(process, 8, lambda finished: None)
         with mock.patch.object(r.h.ledger, "set_next_use", side_effect=OSError(errno.ENOMEM, "")) as refused:
             await r.gpu.launch(process, number, 1, 1000, range(0))
-            while not refused.called:
-                await trio.sleep(0.1)
+            await until_then(lambda: refused.called)
         await trio.sleep(5)
         assert r.next_use(process) is NextUse.SOON
         assert account.next_use(clock.boot_usec()) == 0

@@ -57,6 +57,8 @@ async def test_of_a_process(spawn: Spawn) -> None:
         for name in ("off", "compute.wanted.off", "compute.applied.off"):
             assert found[name] == "freeze,turn/gr", name
         assert (found["compute.place"], found["compute.applied.timeslice_us"]) == ("timeslice_us=500,off=gr", "500")
+        h.controller._follower.schedule(group, Place(off=True, engines=Engines.GR, drain_us=2000))
+        assert (await known(h, path))["compute.place"] == "off=gr,drain_us=2000"
         assert found["asked.compute.freeze"] == "0", "that is the slice's"
         assert (await known(h, "slice/job"))["asked.compute.freeze"] == "1"
 

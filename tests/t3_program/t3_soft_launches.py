@@ -158,6 +158,32 @@ async def test_a_turn_on_one_gpu_holds_nothing_on_another(spawn: Spawn) -> None:
 
 
 @virtual
+async def test_a_launch_waits_until_its_program_is_less_far_ahead_and_holds_up_nothing_else(spawn: Spawn) -> None:
+    """It is answered once its last kernel is queued; a turn that ends meanwhile is drained all the same."""
+    gpu = soft()
+    async with running(gpu) as h:
+        process = await h.arrive(spawn().pid)
+        async with connected(process, gpu) as (client, tsg):
+            assert await gpu.end_turn(process, 0) is TurnEnd.DRAINED
+            await gpu.begin_turn(process)
+            launch, behind = client.say(Op.LAUNCH, tsg, 40, 5000), client.say(Op.LAUNCH, tsg, 1, 5000)
+            await client.hear()
+            assert gpu.activity(process).submitted == 3
+            first, count = (await client.ask(Op.ALLOC, 4 * MIB))[:2]
+            await client.ask(Op.FREE, first, count)
+            await trio.sleep(0.1)
+            assert await gpu.end_turn(process, 15_000) is TurnEnd.DRAINED
+            await trio.sleep(1)
+            assert launch not in await client.hear()
+            await gpu.begin_turn(process)
+            await trio.sleep(0.3)
+            answers = await client.hear()
+            assert (answers[launch].status, answers[behind].status) == (0, 0)
+            assert list(answers).index(launch) < list(answers).index(behind)
+            assert client.finished[tsg] == 41
+
+
+@virtual
 async def test_launches_that_wait_for_a_turn_are_bounded(spawn: Spawn) -> None:
     """Those beyond are refused as for a full queue, and the others are answered all the same."""
     gpu = soft()

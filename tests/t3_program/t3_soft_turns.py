@@ -16,7 +16,7 @@ import trio
 
 from backend.core.reasons import Engines
 from backend.core.records import NOWHERE, Footprint, Place
-from backend.core.turns import TurnEnd
+from backend.core.turns import AHEAD_S, TurnEnd
 from backend.core.workingset import WorkingSet
 from backend.process.identity import Member, Process
 from backend.soft.bus import Way
@@ -125,6 +125,42 @@ async def test_what_was_launched_before_runs_out_and_what_comes_then_waits(spawn
         await trio.sleep(0.01)
         assert one.work == (13, 13)
         assert one.answered[1] == pytest.approx(began + 1.010, abs=0.001)
+
+
+@virtual
+async def test_a_program_that_takes_turns_is_not_far_ahead_of_the_engine(spawn: Spawn) -> None:
+    """Each kernel of a launch waits as one of its own, for the engine or for the next turn. Before its first turn has
+    ended, and some time after its last one began, a program may be as far ahead as it likes."""
+    gpu = soft()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        one = await program(h, gpu, spawn)
+        await one.launch(100, 5 * MS)
+        assert one.work == (100, 0)
+        assert await one.end(bound_us=MS) is TurnEnd.LATE
+        await one.begin()
+        nursery.start_soon(one.launch, 100, 5 * MS)
+        await trio.sleep(0.45)
+        assert one.work[0] == 100, "what it was ahead before goes first"
+        await trio.sleep(0.1)
+        for _ in range(20):
+            await trio.sleep(0.0123)
+            launched, finished = one.work
+            assert launched is not None
+            assert finished is not None
+            assert 1 <= launched - finished <= 3, "10 ms of them, and one"
+        assert await one.end(bound_us=15 * MS) is TurnEnd.DRAINED
+        done = one.work[1]
+        await trio.sleep(1)
+        assert one.work == (done, done)
+        await one.begin()
+        await trio.sleep(0.5)
+        assert one.work == (200, 200)
+        assert len(one.answered) == 2
+        await trio.sleep(AHEAD_S - 0.6)
+        began = trio.current_time()
+        await one.launch(100, 5 * MS)
+        assert trio.current_time() - began == pytest.approx(0.1, abs=0.02)
+        assert one.work[0] == 300
 
 
 @virtual

@@ -1,4 +1,5 @@
-"""Turns of up to three programs on a software GPU, with all else that they and an operator do meanwhile.
+"""Turns of up to three programs on two software GPUs, with all else that they and an operator do meanwhile: limits,
+protection, bounds of swap, reclaim, freezes, moves, a GPU that is lost, and the end of a program.
 
 Pages hold what was written to them, the books are those of the pages, nothing runs behind a closed gate, and every
 launch is answered in the end. Rules are synchronous; the daemon runs in a thread and its time is set by hand, so that
@@ -9,34 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import subprocess
-import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
 
-import attrs
 import pytest
-import trio
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from trio.testing import MockClock, wait_all_tasks_blocked
 
 from backend.core.reasons import Engines
-from backend.core.records import NOWHERE, Place
+from backend.core.records import MAX, NOWHERE, Place
 from backend.core.turns import TurnEnd
-from backend.process.identity import Member, Process
 from backend.soft.bus import Way
-from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
-from tests.support.harness import MIB, answers, looks_at_once, running
-
-T = TypeVar("T")
-
-CAPACITY = 32
-"""Pages of 1 MiB that the GPU has."""
-LONG_S = 600.0
-"""Virtual seconds after which something hangs: more than everything together that can be queued."""
+from tests.support.harness import MIB, answers
+from tests.support.stepped import CAPACITY, GPUS, LONG_S, Daemon, Program
 
 PROCESSES: list[subprocess.Popen[bytes]] = []
 """Idle processes, as long as this module's tests run."""
@@ -52,117 +41,13 @@ def processes() -> Iterator[None]:
         process.wait()
 
 
-class Daemon:
-    """A daemon in virtual time, which stands still between calls."""
-
-    def __init__(self) -> None:
-        self.gpu = SoftGpu(0, SoftConfig(CAPACITY * MIB, MIB, 1 << 30, 1 << 30, batch=4 * MIB, switch_us=20))
-        self._clock = MockClock()
-        self._started, self._failure = threading.Event(), list[BaseException]()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        assert self._started.wait(600)
-        self._check()
-
-    def _run(self) -> None:
-        try:
-            with looks_at_once():
-                trio.run(self._main, clock=self._clock)
-        except BaseException as error:
-            self._failure.append(error)
-        finally:
-            self._started.set()
-
-    async def _main(self) -> None:
-        self._over = trio.Event()
-        async with running(self.gpu) as self.h, trio.open_nursery() as self.nursery:
-            self._token = trio.lowlevel.current_trio_token()
-            self._started.set()
-            await self._over.wait()
-            self.nursery.cancel_scope.cancel()
-
-    def _check(self) -> None:
-        if self._failure:
-            raise self._failure[0]
-
-    def end(self) -> None:
-        """Ends it, with the checks that it makes then."""
-        if self._thread.is_alive():
-            self._token.run_sync_soon(lambda: self._over.set())
-        self._thread.join(600)
-        assert not self._thread.is_alive()
-        self._check()
-
-    def do(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Calls something in the daemon that takes no virtual time, and lets what can run do so."""
-
-        async def call() -> T:
-            result = await function(*args)
-            await wait_all_tasks_blocked()
-            return result
-
-        return trio.from_thread.run(call, trio_token=self._token)
-
-    def finish(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Calls something in the daemon that takes as long as it does."""
-        results: list[T] = []
-
-        async def call() -> None:
-            results.append(await function(*args))
-
-        async def start() -> None:
-            self.nursery.start_soon(call)
-            await self._pass(LONG_S, lambda: bool(results))
-
-        self.do(start)
-        self._check()
-        assert results, "it hangs"
-        return results[0]
-
-    def sleep(self, seconds: float) -> None:
-        """Time passes."""
-        self.do(self._pass, seconds, lambda: False)
-
-    async def _pass(self, seconds: float, enough: Callable[[], bool]) -> None:
-        end = trio.current_time() + seconds
-        while True:
-            await wait_all_tasks_blocked()
-            left = end - trio.current_time()
-            if enough() or left <= 0:
-                return
-            until_next = trio.lowlevel.current_statistics().seconds_to_next_deadline
-            self._clock.jump(min(max(until_next, 1e-7), left))
-
-
-@attrs.define
-class Program:
-    """What is known of one program."""
-
-    process: Process
-    tsg: int
-    pages: dict[range, list[int]] = attrs.field(factory=dict)
-    """Its allocations, and what stands in their pages."""
-    asked: int = 0
-    """Launches and copies."""
-    answered: int = 0
-    refused: list[OSError] = attrs.field(factory=list)
-    """What they were answered that were refused."""
-    is_off: bool = False
-    """Whether it has no turn."""
-    ended: TurnEnd | None = None
-    """How its last turn ended, while it has no other."""
-    work: tuple[int | None, int | None] = (0, 0)
-    """Kernels that it had launched and finished then."""
-    frozen: bool = False
-
-
 class Turns(RuleBasedStateMachine):
     """See the module."""
 
     def __init__(self) -> None:
         super().__init__()
         self.daemon = Daemon()
-        self.gpu, self.h = self.daemon.gpu, self.daemon.h
+        self.h = self.daemon.h
         self.programs: list[Program] = []
         self.stamp = 0
 
@@ -177,7 +62,8 @@ class Turns(RuleBasedStateMachine):
             for one in self.programs:
                 assert one.answered == one.asked, "every launch is answered in the end"
                 submitted, finished = self.work(one)
-                assert submitted == finished, "every kernel runs in the end"
+                assert submitted is not None
+                assert submitted - one.dropped == finished, "every kernel runs in the end"
             self.what_holds()
 
     # What programs do
@@ -185,21 +71,40 @@ class Turns(RuleBasedStateMachine):
     def pick(self, number: int) -> Program:
         return self.programs[number % len(self.programs)]
 
+    def on(self, one: Program) -> SoftGpu:
+        """The GPU of a program."""
+        return self.daemon.gpus[one.gpu]
+
     @precondition(lambda self: len(self.programs) < 3)
     @rule()
     def come(self) -> None:
-        self.programs.append(self.daemon.do(self._come, PROCESSES[len(self.programs)].pid))
+        (pid, *_) = {process.pid for process in PROCESSES} - {one.process.pid for one in self.programs}
+        self.programs.append(self.daemon.do(self._come, pid))
 
     async def _come(self, pid: int) -> Program:
         process = await self.h.arrive(pid, "/jobs")
-        return Program(process, await self.gpu.open_context(process, 1, lambda finished: None, gated=True))
+        return Program(process, await self.daemon.gpus[0].open_context(process, 1, lambda finished: None, gated=True))
 
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 2), pages=st.integers(1, 16))
     def allocate(self, who: int, pages: int) -> None:
         one = self.pick(who)
         if sum(map(len, one.pages)) + pages <= 2 * CAPACITY:
-            one.pages[self.daemon.finish(self.gpu.allocate, one.process, pages * MIB)] = [0] * pages
+            found = self.daemon.finish(self._allocate, one, pages * MIB)
+            if found is not None:
+                one.pages[found] = [0] * pages
+            else:
+                below = [other for other in self.programs if other.gpu == one.gpu]
+                assert not all(map(self.gives, below)), "it is refused only where something keeps what is there"
+
+    async def _allocate(self, one: Program, nbytes: int) -> range | None:
+        """Pages for a program; None where its limits refuse them."""
+        try:
+            return await self.on(one).allocate(one.process, nbytes)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            return None
 
     @precondition(lambda self: any(one.pages for one in self.programs))
     @rule(number=st.integers(0, 20), action=st.sampled_from(["free", "write", "write"]))
@@ -209,12 +114,12 @@ class Turns(RuleBasedStateMachine):
 
         async def act() -> None:
             if action == "free":
-                self.gpu.free(one.process, pages)
+                self.on(one).free(one.process, pages)
                 del one.pages[pages]
                 return
             for i, page in enumerate(pages):
                 self.stamp += 1
-                self.gpu.write(one.process, page, self.stamp)
+                self.on(one).write(one.process, page, self.stamp)
                 one.pages[pages][i] = self.stamp
 
         self.daemon.do(act)
@@ -229,13 +134,13 @@ class Turns(RuleBasedStateMachine):
     def launch(self, who: int, kernels: int, us: int, number: int) -> None:
         one = self.pick(who)
         pages = list(one.pages)[number % len(one.pages)] if number and one.pages else range(0)
-        self.ask(one, self.gpu.launch, one.process, one.tsg, kernels, us, pages)
+        self.ask(one, self.on(one).launch, one.process, one.tsg, kernels, us, pages)
 
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 2), mib=st.integers(1, 100), way=st.sampled_from(Way))
     def copy(self, who: int, mib: int, way: Way) -> None:
         one = self.pick(who)
-        self.ask(one, self.gpu.copy, one.process, mib * MIB, way)
+        self.ask(one, self.on(one).copy, one.process, mib * MIB, way)
 
     def ask(self, one: Program, function: Callable[..., Awaitable[None]], *args: object) -> None:
         """What is answered in the turn of a program."""
@@ -265,7 +170,7 @@ class Turns(RuleBasedStateMachine):
         assert one.ended is not TurnEnd.UNGATED
 
     async def _end(self, one: Program, bound_us: int) -> TurnEnd:
-        ended = await self.gpu.end_turn(one.process, bound_us)
+        ended = await self.on(one).end_turn(one.process, bound_us)
         await self._off(one, Place(off=True, engines=Engines.GR))
         return ended
 
@@ -278,23 +183,116 @@ class Turns(RuleBasedStateMachine):
     async def _begin(self, one: Program) -> None:
         await self._off(one, NOWHERE)
         one.is_off, one.ended = False, None
-        await self.gpu.begin_turn(one.process)
+        await self.on(one).begin_turn(one.process)
 
     async def _off(self, one: Program, place: Place) -> None:
         follower = self.h.controller._follower
-        follower.schedule(Member(one.process, 0), place)
-        await follower.apply(Member(one.process, 0))
+        follower.schedule(one.member, place)
+        await follower.apply(one.member)
 
     # What an operator does
 
+    def group(self, who: int) -> tuple[str, list[Program]]:
+        """A program or the slice of all, on the GPU of one of them: its directory, and the programs in it."""
+        one = self.pick(who % 3)
+        if who < 3:
+            return one.path, [one]
+        return f"slice/jobs/{one.gpu}", [other for other in self.programs if other.gpu == one.gpu]
+
     @precondition(lambda self: self.programs)
-    @rule(who=st.integers(0, 3), mib=st.one_of(st.just(CAPACITY), st.integers(0, CAPACITY)))
+    @rule(who=st.integers(0, 5), mib=st.one_of(st.just(CAPACITY), st.integers(0, CAPACITY)))
     def limit(self, who: int, mib: int) -> None:
-        """Of a program, or of the slice of all. Only one that is late keeps it from being held at once."""
-        path = f"{self.pick(who).process.pid}/0" if who < 3 else "slice/jobs/0"
-        below = [self.pick(who)] if who < 3 else self.programs
+        """Only one that is late, or may not swap, keeps it from being held at once."""
+        path, below = self.group(who)
         refused = self.daemon.finish(answers, self.h.write(f"{path}/gmem.limit.high", mib * MIB))
-        assert not refused or any(self.is_late(one) for one in below), refused
+        assert not refused or not all(map(self.gives, below)), refused
+        assert refused in (0, errno.EBUSY, errno.EAGAIN)
+        if not refused:
+            assert int(self.daemon.do(self.h.read, f"{path}/gmem.current")) <= mib * MIB
+
+    @precondition(lambda self: self.programs)
+    @rule(who=st.integers(0, 5), file=st.sampled_from(["limit.low", "swap.max"]), mib=st.integers(0, CAPACITY))
+    def bound(self, who: int, file: str, mib: int) -> None:
+        """A protection, or a bound of what may be in the host; at the upper end none of it."""
+        path, _ = self.group(who)
+        none = "max" if file == "swap.max" else 0
+        self.daemon.finish(self.h.write, f"{path}/gmem.{file}", mib * MIB if mib < CAPACITY else none)
+
+    @precondition(lambda self: self.programs)
+    @rule(who=st.integers(0, 5), mib=st.integers(1, CAPACITY))
+    def reclaim(self, who: int, mib: int) -> None:
+        """So much leaves the GPU, if it is there and nothing keeps it."""
+        path, below = self.group(who)
+        before = int(self.daemon.do(self.h.read, f"{path}/gmem.current"))
+        refused = self.daemon.finish(answers, self.h.write(f"{path}/gmem.reclaim", mib * MIB))
+        assert refused in (0, errno.EAGAIN)
+        assert not refused or before < mib * MIB or not all(map(self.gives, below))
+        if not refused:
+            assert int(self.daemon.do(self.h.read, f"{path}/gmem.current")) <= before - mib * MIB
+
+    @precondition(lambda self: any(one.asked == one.answered for one in self.programs))
+    @rule(who=st.integers(0, 2))
+    def migrate(self, who: int) -> None:
+        """To the other GPU, with all that it has, and out of its turn; what waits at its gate would be refused here,
+        where no client asks for it again."""
+        idle = [one for one in self.programs if one.asked == one.answered]
+        one = idle[who % len(idle)]
+        target = (one.gpu + 1) % GPUS
+        self.daemon.finish(self.h.write, f"{one.path}/compute.migrate", target)
+        one.gpu, one.is_off, one.ended = target, False, None
+        assert not self.on(one).is_held(one.process)
+
+    @precondition(lambda self: self.programs)
+    @rule(who=st.integers(0, 2))
+    def kill(self, who: int) -> None:
+        """What it had is free, and what waited for it goes on."""
+        one = self.pick(who)
+        (process,) = [process for process in PROCESSES if process.pid == one.process.pid]
+        process.kill()
+        process.wait()
+        PROCESSES.remove(process)
+        PROCESSES.append(subprocess.Popen(["sleep", "3600"]))
+        self.daemon.do(self.h.gone, one.process)
+        self.programs.remove(one)
+        self.daemon.sleep(1)
+        assert one.answered == one.asked, "nothing waits for a program that is gone"
+
+    @precondition(lambda self: self.programs)
+    @rule(who=st.integers(0, 2))
+    def lose(self, who: int) -> None:
+        """The GPU is lost and comes back: each program hears of it, whether or not it has its turn, gives back what is
+        lost, and begins anew."""
+        gpu = self.on(self.pick(who))
+        those = [one for one in self.programs if self.on(one) is gpu]
+
+        async def lose() -> None:
+            gpu.lose()
+
+        async def restore() -> None:
+            gpu.restore()
+
+        self.daemon.do(lose)
+        self.daemon.sleep(1)
+        waits = [one for one in those if one.answered != one.asked]
+        said = [self.daemon.finish(answers, self.h.write(f"{one.path}/gmem.limit.high", 0)) for one in those]
+        self.daemon.do(restore)
+        assert not waits, "nothing waits at the gate of a GPU that is lost, or for a thaw"
+        assert said == [errno.ENODEV] * len(those)
+        for one in those:
+            self.daemon.do(self._begin_anew, one)
+            self.daemon.finish(self._begin, one)
+
+    async def _begin_anew(self, one: Program) -> None:
+        gpu = self.on(one)
+        for pages in one.pages:
+            gpu.free(one.process, pages)
+        one.pages.clear()
+        gpu.close_context(one.process, one.tsg)
+        one.tsg = await gpu.open_context(one.process, 1, lambda finished: None, gated=True)
+        activity = gpu.activity(one.process)
+        assert activity.submitted is not None
+        assert activity.finished is not None
+        one.dropped = activity.submitted - activity.finished
 
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 2))
@@ -303,7 +301,7 @@ class Turns(RuleBasedStateMachine):
         self.daemon.finish(self._freeze, one)
 
     async def _freeze(self, one: Program) -> None:
-        await self.h.write(f"{one.process.pid}/0/compute.freeze", 1)
+        await self.h.write(f"{one.path}/compute.freeze", 1)
         one.frozen = True
 
     @precondition(lambda self: any(one.frozen for one in self.programs))
@@ -313,7 +311,7 @@ class Turns(RuleBasedStateMachine):
         self.daemon.finish(self._thaw, frozen[who % len(frozen)])
 
     async def _thaw(self, one: Program) -> None:
-        await self.h.write(f"{one.process.pid}/0/compute.freeze", 0)
+        await self.h.write(f"{one.path}/compute.freeze", 0)
         one.frozen = False
 
     @rule(ms=st.sampled_from([1, 10, 100, 3000]))
@@ -324,14 +322,24 @@ class Turns(RuleBasedStateMachine):
 
     def work(self, one: Program) -> tuple[int | None, int | None]:
         async def look() -> tuple[int | None, int | None]:
-            activity = self.gpu.activity(one.process)
+            activity = self.on(one).activity(one.process)
             return activity.submitted, activity.finished
 
         return self.daemon.do(look)
 
+    def gives(self, one: Program) -> bool:
+        """Whether all of its memory moves."""
+
+        async def look() -> bool:
+            return all(
+                self.h.ledger.books(level).swap_max == MAX for level in self.h.controller.population.path(one.member)
+            )
+
+        return not self.is_late(one) and self.daemon.do(look)
+
     def is_late(self, one: Program) -> bool:
         async def look() -> bool:
-            return self.gpu.footprint(one.process).movable == 0
+            return self.on(one).footprint(one.process).movable == 0
 
         return self.daemon.do(look)
 
@@ -341,22 +349,44 @@ class Turns(RuleBasedStateMachine):
             self.h.check()
             for one in self.programs:
                 for pages, stamps in one.pages.items():
-                    assert [self.gpu.read(one.process, page) for page in pages] == stamps
-                tenant = self.gpu._tenants[one.process]
+                    assert [self.on(one).read(one.process, page) for page in pages] == stamps
+                tenant = self.on(one)._tenants[one.process]
                 expected = Engines.ALL if one.frozen else Engines.GR if one.is_off else Engines.NONE
                 assert tenant.engines is expected
-                found = self.gpu.working_set(one.process)
+                found = self.on(one).working_set(one.process)
                 assert 0 <= found.resident <= found.used <= len(tenant.memory) * MIB
 
         self.daemon.do(look)
         for one in self.programs:
-            assert {error.errno for error in one.refused} <= {errno.EFAULT}, "of what was freed while they waited alone"
+            allowed = {errno.EFAULT, errno.ENODEV, errno.ESRCH}  # of what was freed meanwhile, or lost, or killed
+            assert {error.errno for error in one.refused} <= allowed
             if one.is_off:
                 assert self.work(one) == one.work, "nothing runs behind a closed gate"
                 if one.ended is TurnEnd.DRAINED:
-                    assert one.work[0] == one.work[1]
+                    submitted, finished = one.work
+                    assert submitted is not None
+                    assert submitted - one.dropped == finished
                     assert not self.is_late(one), "its memory moves while it waits"
 
 
-Turns.TestCase.settings = settings(max_examples=12, stateful_step_count=30)
-TestTurns = Turns.TestCase
+STORIES = int(os.environ.get("GGROUP_TURN_STORIES", "12"))
+"""Stories that chance tells."""
+
+Turns.TestCase.settings = settings(max_examples=STORIES, stateful_step_count=30)
+LOST = pytest.mark.logs("GPU [01] is lost", "GPU [01] is back")
+"""What is said of a GPU that is lost, and comes back."""
+
+TestTurns = LOST(Turns.TestCase)
+
+
+@pytest.mark.parametrize("end", [pytest.param("lose", marks=LOST), "kill"])
+def test_what_a_frozen_program_copies_ends_with_its_gpu_or_with_it(end: str) -> None:
+    """A copy that waits for the thaw, in its turn."""
+    machine = Turns()
+    try:
+        machine.come()
+        machine.freeze(who=0)
+        machine.copy(who=0, mib=8, way=Way.OUT)
+        getattr(machine, end)(who=0)
+    finally:
+        machine.teardown()

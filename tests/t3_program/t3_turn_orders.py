@@ -5,6 +5,8 @@ at each step of a change of turns every pair of actions, and a daemon that is ki
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 import random
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.support.killed import a_machine
 from tests.support.killed_life import sleepers
-from tests.support.turn_orders import ACTIONS, DRAINING, KINDS, STEPS, WAITED_FOR, Case, Stage
+from tests.support.turn_orders import ACTIONS, DRAINING, KINDS, ONE, STEPS, WAITED_FOR, Case, Stage
 
 UNGATED = pytest.mark.logs("its library is older than this daemon and lacks turns")
 
@@ -22,8 +24,11 @@ ALL_BUT_ENDS = tuple(action for action in ACTIONS if action not in ("upgrade", "
 KILLED = ("limit", "freeze", "thaw", "migrate")
 """What a daemon does that is killed at each point."""
 
-SAMPLED = 12
-"""Orders of three programs that are gone through of each kind of program and each step."""
+SAMPLED = int(os.environ.get("GGROUP_TURN_ORDERS", "12"))
+"""Orders of each sort that are gone through of each kind of program and each step, where they are more than can be."""
+
+SEED = os.environ.get("GGROUP_TURN_SEED", "")
+"""What they are chosen by, beside the name of their sort."""
 
 Orders = Iterable[tuple[str, ...]]
 
@@ -112,27 +117,79 @@ def test_every_triple_with_a_move_after_a_limit(kind: str, step: str) -> None:
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=UNGATED) if kind == "ungated" else kind for kind in KINDS])
 def test_orders_of_three_programs(kind: str) -> None:
     """Up to three actions each, as chance has it. The third program gives what `a` cannot: no limit is refused."""
-    rng = random.Random(kind)
+    rng = random.Random(kind + SEED)
     for step in steps_of(kind):
         orders = [rng.sample(ACTIONS, rng.randint(1, 3)) for _ in range(SAMPLED)]
         walk(kind, step, map(tuple, orders), ("a", "b", "c"))
 
 
-@pytest.mark.logs("the library in this program does not speak to us")  # yet: it is frozen, and over a limit
-@pytest.mark.parametrize(("kind", "step", "every"), [("gated", "off", 1), ("drains", "waits", 2)])
-def test_a_daemon_that_is_killed_at_each_point(kind: str, step: str, every: int) -> None:
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=UNGATED) if kind == "ungated" else kind for kind in KINDS])
+def test_orders_with_the_program_that_has_its_turn(kind: str) -> None:
+    """One action or more on it, or on the third, between those on `a` and on the slice."""
+    rng = random.Random(f"{kind} and others{SEED}")
+    for step in steps_of(kind):
+        orders = []
+        for _ in range(-(-SAMPLED // 2)):
+            order = rng.sample(ACTIONS, rng.randint(0, 2))
+            other = rng.sample(ONE, rng.randint(1, 3 - len(order)))
+            order += [f"{action} {rng.choice('bbc')}" for action in other]
+            orders.append(tuple(rng.sample(order, len(order))))
+        walk(kind, step, orders, ("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"), [*(("gated", step) for step in STEPS), *(("drains", step) for step in DRAINING)]
+)
+def test_triples_at_each_step(caplog: pytest.LogCaptureFixture, kind: str, step: str) -> None:
+    """As chance has them, of all that is done to one program; the last may be its end, or its daemon's."""
+    rng = random.Random(f"{kind} {step}{SEED}")
+    triples = [triple for triple in itertools.permutations(ACTIONS, 3) if {*triple[:2]} <= {*ALL_BUT_ENDS}]
+    walk(kind, step, rng.sample(triples, min(SAMPLED, len(triples))))
+    may_be_silent(caplog)
+
+
+SILENT = "the library in this program does not speak to us"
+"""What may be said of a program that has not connected again yet: it is frozen, and over a limit."""
+
+EACH = int(os.environ.get("GGROUP_TURN_KILLS", "0"))
+"""One of so many points of a daemon's life is gone through at each step; 0 for as many as the test has."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "every"),
+    [
+        pytest.param("gated", "off", 1, marks=pytest.mark.logs(SILENT)),
+        pytest.param("drains", "waits", 2, marks=pytest.mark.logs(SILENT)),
+        *(("gated", step, 15) for step in STEPS if step != "off"),
+        *(("drains", step, 15) for step in DRAINING if step != "waits"),
+    ],
+)
+def test_a_daemon_that_is_killed_at_each_point(
+    caplog: pytest.LogCaptureFixture, kind: str, step: str, every: int
+) -> None:
     """Before, in the middle of and after all that it changes on the hardware and writes down, while turns change; the
-    next daemon finds everything as it was asked, and goes on with what is left. One point of so many, beside the first
-    kind: of the others it comes by the same."""
+    next daemon finds everything as it was asked, and goes on with what is left. One point of so many, where other steps
+    come by the same."""
+    is_sparse, every = every > 2, EACH or every
     with sleepers() as spawn, a_machine(spawn, wide=True) as machine:
         machine.scheduler = False
         stage = Stage(machine, KINDS[kind], [Case(step, list(KILLED))])
         points = stage.next_daemon()
         assert points > 50
-        for at in range(1, points + 1, every):
+        first = random.Random(f"{kind} {step}{SEED}").randint(1, every)
+        for at in range(first, points + 1, every):
             stage.cases, stage.at = [Case(step, list(KILLED))], at
             try:
                 stage.walk()
             except BaseException as error:
                 error.add_note(f"killed at point {at} of {points}")
                 raise
+    if is_sparse:
+        may_be_silent(caplog)
+
+
+def may_be_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing else was said, and that need not have been."""
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert all(SILENT in line for line in lines), lines
+    caplog.clear()

@@ -17,9 +17,9 @@ import trio
 import backend.core.reasons
 import backend.cuda.managed
 import backend.scheduler.parts
-from backend.core.records import Capability, Place
-from backend.core.turns import TurnEnd
-from backend.cuda.managed import AHEAD_S, AHEAD_US, DISTRUST_S, RECLAIM_S, Standby
+from backend.core.records import Activity, Capability, Place
+from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
+from backend.cuda.managed import DISTRUST_S, RECLAIM_S, Standby
 from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US
 from backend.door.wire import CUDA, Feature, Message, Op
 from backend.nvidia.proven import GR_ALONE
@@ -226,18 +226,23 @@ def test_a_program_whose_kernel_goes_on_keeps_its_memory_until_its_turn(drive: D
 
 
 def test_what_a_program_had_too_much_it_gives_with_its_turn(drive: Drive) -> None:
+    """What the driver allocated for it while it was late: no write asked for that, and no other program can give."""
+
     async def test(rig: Rig) -> None:
         late = await gated(rig, 8 * GIB, "/job", 0)
         await rig.h.write(SLICE + "gmem.limit.high", "8G")
         late.drain_s = 60.0
-        await end_turn(rig.h, late)
-        other = await gated(rig, 0, "/job", 0)
-        assert await other.alloc(GIB) == 0
-        assert await other.free(0) == 0
+        assert await end_turn(rig.h, late) is TurnEnd.LATE
+        late.context = GIB
+        late.show()
+        await trio.sleep(LOOKS)
+        assert await rig.number(SLICE + "gmem.current") == 9 * GIB
+        assert (late.resident, late.reclaims) == (8 * GIB, [])
         late.drain_s = 0.0
         await begin_turn(rig.h, late)
         await settle()
-        assert await rig.number(SLICE + "gmem.current") <= 8 * GIB
+        assert (late.resident, late.reclaims) == (7 * GIB, [GIB])
+        assert await rig.number(SLICE + "gmem.current") == 8 * GIB
 
     drive(test)
 
@@ -535,6 +540,50 @@ def test_a_turn_that_ends_while_memory_moves(
     drive(test)
 
 
+@pytest.mark.parametrize("turns", [2, 6])
+def test_turns_that_are_shorter_than_a_move(drive: Drive, turns: int) -> None:
+    """Each ends late, with the engines on, and its program drains: the move goes on, and no write is refused. What the
+    library says of the turns before, once it is done with that, says nothing of the last one."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB, "/", 0)
+
+        async def long(request: Message) -> Message | None:
+            if request.op == Op.RECLAIM:
+                async with program.listens:
+                    await trio.sleep(0.6)
+            return await program.library(request)
+
+        program.obey = long
+        codes: list[int] = []
+
+        async def move() -> None:
+            codes.append(await answers(rig.h.write(program.file + "gmem.limit.high", "6G")))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(move)
+            await trio.sleep(0.02)
+            for turn in range(turns):
+                assert await end_turn(rig.h, program, DRAIN_US, stays=True) is TurnEnd.LATE
+                assert engines(rig, program) == (False, False)
+                if turn < turns - 1:
+                    await trio.sleep(0.4 / turns)
+                    follower(rig.h).schedule(Member(program.process, 0), Place())
+                    await follower(rig.h).apply(Member(program.process, 0))
+                    await trio.sleep(0.01)
+            assert not codes, "the move is under way"
+            assert await drain(rig.h, program, DRAIN_MOST_US) is TurnEnd.DRAINED
+            assert program.is_closed
+        assert engines(rig, program) == (True, False)
+        assert (codes, program.resident) == ([0], 6 * GIB)
+        await begin_turn(rig.h, program)
+        assert not program.is_closed
+        program.obey = program.library
+        assert await end_turn(rig.h, program, DRAIN_US) is TurnEnd.DRAINED
+
+    drive(test)
+
+
 def test_a_program_that_is_busy_with_memory_and_never_answers(drive: Drive) -> None:
     """It goes off with all engines once it was waited for, and is asked no more."""
 
@@ -756,6 +805,7 @@ async def test_a_program_that_does_not_drain_is_waited_for_less_and_less(spawn: 
             assert {end[:2] for end in ends} == {("end", who.pid)}
             return [end[2] for end in ends]
 
+        gpu.works[who] = Activity(tsgs=1, attached=1, managed=True, gpu_usec=0)
         gpu.ends[who] = TurnEnd.LATE, 10.0
         assert [await turn(), await turn()] == [[DRAIN_US, DRAIN_MOST_US], [0]]
         await trio.sleep(UNDRAINED_S)
@@ -769,6 +819,9 @@ async def test_a_program_that_does_not_drain_is_waited_for_less_and_less(spawn: 
         assert [await turn(), await turn()] == [[DRAIN_US, DRAIN_MOST_US], [0]]
         gpu.ends[who] = TurnEnd.DRAINED, 0.0
         assert [await turn(), await turn()] == [[0], [DRAIN_US]], "it was drained at once"
+        del gpu.works[who]
+        gpu.ends[who] = TurnEnd.LATE, 10.0
+        assert [await turn(), await turn()] == [[DRAIN_US], [DRAIN_US]], "it drains only where its use is told"
 
 
 @virtual

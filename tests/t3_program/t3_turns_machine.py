@@ -6,6 +6,7 @@ The rules write a story; it is told at the end of them, in virtual time, over as
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -228,32 +229,37 @@ class Telling:
             self.program(name).drain_s = SPIN_S * (number % 2)
 
     async def limit(self, name: str, number: int) -> None:
-        await self.write(self.program(name).file + "gmem.limit.high", number)
+        await self.write(self.program(name).file + "gmem.limit.high", number, [name])
 
     async def low(self, name: str, number: int) -> None:
-        await self.write(self.program(name).file + "gmem.limit.low", number)
+        await self.write(self.program(name).file + "gmem.limit.low", number, ())
 
     async def swap_max(self, name: str, number: int) -> None:
-        await self.write(self.program(name).file + "gmem.swap.max", number)
+        await self.write(self.program(name).file + "gmem.swap.max", number, ())
 
     async def slice_limit(self, _: str, number: int) -> None:
         if self.job is not None:
-            await self.write("slice/job/0/gmem.limit.high", number)
+            await self.write("slice/job/0/gmem.limit.high", number, self.below(self.job))
 
     async def reclaim(self, name: str, number: int) -> None:
-        code = await answers(self.h.write(self.program(name).file + "gmem.reclaim", GIB * (1 + number % 2)))
-        assert code in REFUSED
+        nbytes = GIB * (1 + number % 2)
+        able = self.gives(name) and self.program(name).resident >= nbytes
+        code = await answers(self.h.write(self.program(name).file + "gmem.reclaim", nbytes))
+        assert code in ({0} if able else REFUSED), (name, nbytes, code)
 
-    async def write(self, path: str, number: int) -> None:
-        """A limit, in GiB; none for what is more than a program has. No program that could give is passed over."""
-        able = not any(self.stands(name) for name in self.story.told) and not self.bounds_swap
+    async def write(self, path: str, number: int, below: Sequence[str]) -> None:
+        """A limit of these programs, in GiB; none for what is more than a program has. It is refused only where one of
+        them keeps what it has."""
         code = await answers(self.h.write(path, "max" if number * GIB > MOST_BYTES else number * GIB))
-        assert code in ({0} if able else REFUSED), (path, number, code)
+        assert code in ({0} if all(map(self.gives, below)) else REFUSED), (path, number, code)
 
     async def alloc(self, name: str, number: int) -> None:
         program, nbytes = self.program(name), GIB * (1 + number % 2)
         if program.resident + program.swapped + nbytes <= MOST_BYTES:
-            assert await program.alloc(nbytes) in (0, errno.ENOMEM)
+            levels = self.h.controller.population.path(self.member(name))
+            fits = all(nbytes <= self.h.ledger.books(level).high for level in levels)
+            able = fits and all(self.gives(one) for level in levels[:-1] for one in self.below(level))
+            assert await program.alloc(nbytes) in ({0} if able else {0, errno.ENOMEM}), (name, nbytes)
 
     async def freeze(self, name: str, number: int) -> None:
         await self.h.write(self.program(name).file + "compute.freeze", number % 2)
@@ -307,19 +313,19 @@ class Telling:
         slice_ = SliceOn(Slice("/job"), 0)
         return slice_ if self.h.controller.population.holds(slice_) else None
 
-    @property
-    def bounds_swap(self) -> bool:
-        """Whether a gmem.swap.max may keep memory on the GPU."""
-        return any(self.h.ledger.books(self.member(name)).swap_max < MAX for name in self.story.told)
+    def below(self, level: Group) -> Sequence[str]:
+        """The programs of a group."""
+        return [name for name in self.story.told if level in self.h.controller.population.path(self.member(name))]
 
     def is_frozen(self, name: str) -> bool:
         """Whether it, or its slice, is asked to be frozen."""
         path = self.h.controller.population.path(self.member(name))
         return any(self.h.ledger.books(level).frozen for level in path)
 
-    def stands(self, name: str) -> bool:
-        """Whether its memory stays where it is."""
-        return self.is_frozen(name) or self.story.told[name].waits in (TurnEnd.LATE, TurnEnd.UNGATED)
+    def gives(self, name: str) -> bool:
+        """Whether all of its memory moves: nothing holds it, and no gmem.swap.max keeps it on the GPU."""
+        holds = self.is_frozen(name) or self.story.told[name].waits in (TurnEnd.LATE, TurnEnd.UNGATED)
+        return not holds and self.h.ledger.books(self.member(name)).swap_max == MAX
 
     async def holds(self) -> None:
         """All of it, once it has settled."""
@@ -360,8 +366,8 @@ class Telling:
     def is_limited(self, level: Group) -> None:
         """A group holds no more than its limit, unless what it has too much stays where it is."""
         books = self.h.ledger.books(level)
-        below = [n for n in self.story.told if level in self.h.controller.population.path(self.member(n))]
-        if not self.bounds_swap and not any(self.stands(name) for name in below):
+        below = self.below(level)
+        if all(map(self.gives, below)):
             assert books.current <= books.high, (level, [self.story.told[name] for name in below])
 
 
@@ -419,8 +425,11 @@ UNGATED = pytest.mark.logs("older than this daemon and lacks turns, .* without i
 """What is said of the program without a gate."""
 
 TestTurns = UNGATED(Turns.TestCase)
+STORIES = int(os.environ.get("GGROUP_TURN_STORIES", "8"))
+"""Stories that chance tells."""
+
 TestTurns.settings = settings(
-    max_examples=8, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=STORIES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -58,7 +60,9 @@ def test_what_has_not_begun_in_time_is_given_up(lab: real.GpuLab) -> None:
     with lab.critical(PYTHON, "decode") as critical:
         served = critical.serve([0.0] * 100, 10 * REQUEST_NS / 1e9)
         assert 85 <= served.given_up <= 99
-        assert max(served.latencies) < 90 * REQUEST_NS / 1e9
+        ends = served.latencies[-served.given_up :]
+        took = statistics.median(after - before for before, after in itertools.pairwise(ends))
+        assert took < REQUEST_NS / 1e9, "what is given up takes no time, whatever the machine does in between"
         with pytest.raises(ValueError, match="4097 requests"):
             critical.serve([0.0] * 4097, 1.0)
 

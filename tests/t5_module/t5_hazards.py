@@ -1449,6 +1449,24 @@ def test_reclaim_of_a_slice(gpu: Provider, spawn: Spawn, admin: File) -> None:
     assert askers[0].value == 3 * MIB
 
 
+def test_a_reclaim_goes_on_past_one_that_cannot_give(gpu: Provider, spawn: Spawn, admin: File) -> None:
+    """The error is told where none has given."""
+    gpu.parent = gpu.add_slice(gpu.root, "/s")
+    (_, one), (_, two) = (tenant_of(gpu, spawn) for _ in range(2))
+    admin.charge(6 * MIB, one)
+    admin.charge(6 * MIB, two)
+    first, last = (id_ for id_, _, _ in admin.plan(gpu.parent, 4 * MIB))
+    refusing = {first}
+    gpu.answers[abi.OP_RECLAIM] = lambda provider, asked: (
+        (-errno.EOPNOTSUPP, 0) if asked.group in refusing else Provider.give(provider, asked)
+    )
+    asker = Asker(admin.lever, abi.IOC_RECLAIM, gpu.parent, 4 * MIB)
+    assert (asker.outcome(gpu), asker.value) == (0, 2 * MIB)
+    assert [admin.books(id_).current_bytes for id_ in (first, last)] == [6 * MIB, 4 * MIB]
+    refusing.add(last)
+    assert Asker(admin.lever, abi.IOC_RECLAIM, gpu.parent, 4 * MIB).outcome(gpu) == errno.EOPNOTSUPP
+
+
 def test_a_reclaim_that_was_asked_of_who_died(gpu: Provider, spawn: Spawn, admin: File) -> None:
     gpu.parent = gpu.add_slice(gpu.root, "/s")
     (doomed, one), (_, two) = (tenant_of(gpu, spawn) for _ in range(2))

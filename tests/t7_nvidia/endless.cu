@@ -27,22 +27,28 @@ static void check(cudaError_t error, const char *what)
 	_exit(1);
 }
 
-// Counts only cycles in which it ran: a difference larger than a few instructions is time spent preempted.
-__global__ void persist(Page *page, long long millisecond)
+// Counts only cycles in which it ran: a difference larger than a few instructions is time spent preempted. One thread
+// reads over the bus whether it is to end: with a warp of every block at it a read took longer than that.
+__global__ void persist(Page *page, volatile unsigned *over, long long millisecond)
 {
+	bool first = blockIdx.x == 0 && threadIdx.x == 0;
 	long long ran = 0, last = clock64();
 
-	while (!page->stop) {
+	while (!*over) {
 		long long now = clock64(), step = now - last;
 
 		last = now;
 		if (step < 65536)  // a read over the bus is among them
 			ran += step;
-		if (blockIdx.x == 0 && threadIdx.x == 0 && ran >= millisecond) {
+		if (!first)
+			continue;
+		if (ran >= millisecond) {
 			ran -= millisecond;
 			page->ran = page->ran + 1;
 			__threadfence_system();
 		}
+		if (page->stop)
+			*over = 1;
 	}
 }
 
@@ -55,13 +61,16 @@ int main(int argc, char **argv)
 	if (fd < 0 || page == MAP_FAILED)
 		return 2;
 	int khz = 0, sms = 0;
+	unsigned *over;
 	void *seen, *memory;
 	check(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0), "clock");
 	check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "processors");
 	check(cudaMalloc(&memory, 1ull << 30), "allocate");
+	check(cudaMalloc(&over, sizeof *over), "allocate");
+	check(cudaMemset(over, 0, sizeof *over), "clear");
 	check(cudaHostRegister(page, 4096, cudaHostRegisterMapped), "register");
 	check(cudaHostGetDevicePointer(&seen, page, 0), "device pointer");
-	persist<<<sms, 128>>>((Page *)seen, khz);
+	persist<<<sms, 128>>>((Page *)seen, over, khz);
 	check(cudaGetLastError(), "launch");
 	check(cudaDeviceSynchronize(), "end");
 	return 0;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes hook_faults.c's table of calls from entries.def: one of each entry point, with nothing in its arguments but the
-stream that a test gives, if it does.
+"""Writes hook_faults.c's table of calls from entries.def: one of each entry point, with nothing in its arguments but
+the stream that a test gives, if it does.
 
 python3 faults.py ENTRIES_DEF > hook_faults.inc
 """

@@ -37,6 +37,7 @@ static _Atomic uint64_t to_book;	/* moved, and not in the books yet */
 static _Atomic uint64_t moved_out, moved_in;
 static _Atomic uint64_t turn_us;	/* of the last END_TURN, or the run-ahead of the last BEGIN_TURN */
 static _Atomic int turn;		/* -1: opened by the end of a connection; 1: over; 2: begun */
+static _Atomic bool late;		/* it is over, and was not drained */
 
 void log_line(const char *format, ...)
 {
@@ -89,6 +90,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 	turn_us = timeout_us;
 	turn = 1;
 	*drained = device->ordinal == 0 && timeout_us;
+	late = !*drained && timeout_us != 77;
 	return timeout_us == 77 ? EBUSY : 0;
 }
 
@@ -97,11 +99,19 @@ void turn_begin(struct device *device, uint64_t run_ahead_us)
 	(void)device;
 	turn_us = run_ahead_us;
 	turn = 2;
+	late = false;
+}
+
+bool turn_is_late(const struct device *device)
+{
+	(void)device;
+	return late;
 }
 
 void turn_open_all(void)
 {
 	turn = -1;
+	late = false;
 }
 
 int64_t home_some(struct device *device)

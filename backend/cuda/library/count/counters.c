@@ -296,7 +296,7 @@ static bool tick(struct counted *counted, bool over, bool *passed)
 bool counters_drain(struct device *device)
 {
 	const CUstreamCaptureMode mode = driver_enter();
-	bool more = false, passed;
+	bool more = false, passed = false;
 
 	for (struct counted *counted = first(); counted; counted = counted->next) {
 		pthread_mutex_lock(&counted->lock);
