@@ -418,17 +418,21 @@ async def test_frozen_when_its_turn_begins(spawn: Spawn) -> None:
 
 @virtual
 async def test_moved_to_another_gpu_it_leaves_its_turn(spawn: Spawn) -> None:
+    """What it launches there is held neither by that nor by a bound of the turns that it had."""
     machine = Machine(2)
     gpus = soft(machine=machine), soft(index=1, machine=machine)
     async with running(*gpus) as h:
         one = await program(h, gpus[0], spawn, 4)
+        assert await one.end() is TurnEnd.DRAINED
+        await one.begin()
         await one.launch(2)
         assert await one.end() is TurnEnd.DRAINED
         await h.write(f"{one.file}/compute.migrate", 1)
         one.gpu = gpus[1]
-        await one.launch(3)
-        await trio.sleep(0.1)
-        assert one.work == (5, 5)
+        await one.launch(100)
+        assert one.work == (102, 2)
+        await trio.sleep(0.2)
+        assert one.work == (102, 102)
         assert await gpus[1].end_turn(one.process, 0) is TurnEnd.DRAINED, "there it has turns, too"
 
 

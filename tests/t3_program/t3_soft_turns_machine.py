@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
@@ -240,7 +241,13 @@ class Turns(RuleBasedStateMachine):
         target = (one.gpu + 1) % GPUS
         self.daemon.finish(self.h.write, f"{one.path}/compute.migrate", target)
         one.gpu, one.is_off, one.ended = target, False, None
-        assert not self.on(one).is_held(one.process)
+
+        async def look() -> None:
+            gate = self.on(one)._tenants[one.process].gate
+            assert not gate.is_closed, "its turn has not ended"
+            assert gate.ahead_us == math.inf, "it takes no turns there yet"
+
+        self.daemon.do(look)
 
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 2))
