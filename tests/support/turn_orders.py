@@ -5,12 +5,14 @@ again. There may be a third, `c`, that waits too, and gives memory where `a` can
 in order, and is still going on when the next step comes where it takes longer than that. What is asked of a daemon that
 ends meanwhile is asked no more; the next daemon goes on with the rest.
 
-What each action may answer follows from those that were begun before it was answered, in the life of that daemon.
+What each action may answer follows from those that were begun before it was answered, in the life of that daemon, and
+from what was found of its program as it began.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import socket
 import time
@@ -111,6 +113,29 @@ KINDS = {
     "returns": Kind(TurnEnd.LATE, DRAIN_US, SPIN_S, None, stays=True, returns=True),
 }
 """By names of them. Those that stay are waited for as the scheduler does."""
+
+
+class Moves(enum.Enum):
+    """How memory of a program moves in its turn, or while it waits for that."""
+
+    AT_ONCE = enum.auto()
+    """Nothing keeps it; of what drains, not for long."""
+    IN_VAIN = enum.auto()
+    """It would once kernels have ended that are on the runlist and do not end."""
+    NOT = enum.auto()
+    """What moves it is off the runlist, or what it waits for."""
+
+
+@attrs.frozen
+class Found:
+    """A program as a write of its limit begins, or is answered."""
+
+    is_over: bool
+    """Whether it has more on the GPU than that limit leaves it."""
+    moves: Moves
+    is_away: bool
+    """Whether a write that moves it is under way."""
+
 
 HOLDS = {"freeze", "migrate", "swap_max", "kill"}
 """After these memory of `a` may have to stay where it is."""
@@ -231,6 +256,8 @@ class Walk:
     """Actions of this order that were begun, in the life of this daemon."""
     moves: set[str] = attrs.field(factory=set)
     """Programs whose move was begun in this order."""
+    away: set[str] = attrs.field(factory=set)
+    """Programs whose move is asked for, and not answered."""
 
     @property
     def gpu(self) -> NvidiaGpu:
@@ -390,6 +417,12 @@ class Walk:
             await found.free(found.resident, found.swapped)
             assert await found.alloc(HELD_BYTES) == 0
             found.reclaims.clear()
+        for name in self.case.names:
+            with trio.fail_after(SETTLED_S):  # what gave less than it was asked for is not asked again for a while
+                while self.gpu.footprint(self.program(name).process).movable < HELD_BYTES:  # noqa: ASYNC110
+                    await trio.sleep(MOMENT_S)
+        await self.settled()
+        assert {(found.resident, found.swapped) for found in map(self.program, self.case.names)} == {(HELD_BYTES, 0)}
         await self.write("b", "gmem.limit.low", "max")
         for name in self.case.names[1:]:
             assert await self.finish(name, BOUND_US) is TurnEnd.DRAINED
@@ -415,9 +448,10 @@ class Walk:
 
     async def do(self, action: str) -> None:
         """One action, and what it may say."""
-        before, verb = self.begun[:-1], action.split()[0]
-        code = await getattr(self, verb)(acted_on(action))
-        allowed = self.allowed(verb, acted_on(action), before)
+        before, verb, name = self.begun[:-1], action.split()[0], acted_on(action)
+        found = self.found(name)
+        code = await getattr(self, verb)(name)
+        allowed = self.allowed(verb, name, before, found)
         assert code in allowed, (action, errno.errorcode.get(code), self.begun)
 
     def done_to(self, name: str, begun: Sequence[str] | None = None) -> list[str]:
@@ -432,33 +466,60 @@ class Walk:
         """Whether memory of a program moves wherever nothing is done to it."""
         return self.stage.kind.gives if name == "a" else not self.is_ungated(name)
 
-    def allowed(self, verb: str, name: str, before: Sequence[str]) -> set[int]:
-        """What an action on a program may say by now that was begun after those `before` it."""
+    def found(self, name: str) -> Found:
+        """A program as it is now."""
+        is_over = self.program(name).resident > HELD_BYTES - GIVEN_BYTES
+        return Found(is_over, self.moves_of(name), name in self.away)
+
+    def moves_of(self, name: str) -> Moves:
+        """How memory of a program moves, as far as its turn goes."""
+        if not self.lives(name):
+            return Moves.NOT
+        end = self.h.controller.population.record(self.member(name)).compute.turn_end
+        ends_soon = end is TurnEnd.LATE and (name != "a" or self.stage.kind.gives)
+        if end in (None, TurnEnd.DRAINED) or ends_soon:
+            return Moves.AT_ONCE
+        if without(self.stage.machine.programs[name])[0]:
+            return Moves.NOT
+        return Moves.IN_VAIN if end is TurnEnd.LATE else Moves.AT_ONCE
+
+    def allowed(self, verb: str, name: str, before: Sequence[str], found: Found) -> set[int]:
+        """What an action on a program may say by now that was begun after those `before` it, as it was found then."""
         gone = GONE if "kill" in self.done_to(name) else set()
         match verb:
             case "limit":  # of the slice: another program gives where one cannot
                 return {0} if any(map(self.gives, self.case.names)) else {0, errno.EBUSY, errno.EAGAIN}
             case "own_limit":
-                return self.own_limit_says(name, self.done_to(name, before)) | gone
+                return self.own_limit_says(name, self.done_to(name, before), found) | gone
             case "reclaim":
                 return {0, *(() if self.gives(name) else (errno.EAGAIN,)), *gone}
             case "migrate":
                 return {errno.EBUSY, *gone}
         return {0, *gone}
 
-    def own_limit_says(self, name: str, before: Sequence[str]) -> set[int]:
-        """What is said of a limit of one program: 0 wherever it waits, unless something else keeps its memory."""
-        done = self.done_to(name)
-        several = max(len(done), len(self.case.all)) > 2 and not HOLDS.isdisjoint(done)
-        if several or not self.can_give(name):
-            return {0, errno.EBUSY, errno.EAGAIN}
-        if "freeze" in before or "swap_max" in before:
-            return {errno.EBUSY}
-        if "migrate" in before and name != "a":
-            return {0, errno.EAGAIN}
-        if "migrate" in before and self.case.step == "runs":  # what moves it has it stand by already
-            return {errno.EAGAIN}
-        return {0}
+    def own_limit_says(self, name: str, before: Sequence[str], found: Found) -> set[int]:
+        """What is said of a limit of one program: 0 wherever it waits, unless something else keeps its memory. Writes
+        of one program go one after the other, so what is done to it afterwards changes nothing of that."""
+        if not found.is_over:
+            return {0}
+        now = self.found(name)
+        taken = set() if now.is_over else {0}  # by the limit of its slice, meanwhile
+        if "swap_max" in before:
+            return {errno.EBUSY} | taken
+        levers = [one for one in before if one in ("freeze", "thaw", "migrate")]
+        if [one for one in levers if one != "migrate"][-1:] == ["freeze"]:
+            # After a move it is frozen anew, soon: before the write of a limit that has waited for that, or after it.
+            soon = {errno.EAGAIN} if levers[-1] == "migrate" and found.is_away else set()
+            return {errno.EBUSY} | soon | taken
+        match found.moves:
+            case Moves.NOT:
+                return {errno.EBUSY} | taken
+            case Moves.IN_VAIN:
+                return {errno.EAGAIN} | taken
+        if now.moves is Moves.AT_ONCE:
+            return {0}
+        # Its turn has ended meanwhile; in that of a program that was to move its library did not speak.
+        return {errno.EAGAIN} | (taken if "migrate" in levers else {0})
 
     async def write(self, name: str, file: str, value: object) -> int:
         """The errno of a write to a file of a program."""
@@ -530,7 +591,11 @@ class Walk:
         before = name in self.may_run
         self.may_run.add(name)
         self.let_run(name)
-        code = await self.write(name, "compute.migrate", 1)
+        self.away.add(name)
+        try:
+            code = await self.write(name, "compute.migrate", 1)
+        finally:
+            self.away.discard(name)
         if code == errno.EOPNOTSUPP and not self.program(name).resident:
             code = errno.EBUSY  # two limits have taken all that it has, and the driver moves none without
         else:
@@ -701,7 +766,6 @@ class Walk:
     def wrong(self) -> Sequence[str]:
         """What does not hold yet."""
         found = []
-        bounds_swap = any(one.startswith("swap_max") for one in self.case.all)
         for name in filter(self.lives, self.case.names):
             program, books = self.program(name), self.h.ledger.books(self.member(name))
             compute = self.h.controller.population.record(self.member(name)).compute
@@ -720,11 +784,12 @@ class Walk:
             wanted = DRAIN_SLICE_US if compute.place.drains else OWN_SLICE_US
             if set(timeslices(self.stage.machine.programs[name])) != {wanted}:
                 found.append(f"{name}: its slice")
-            if books.current > books.high and not frozen and not bounds_swap:
+            if books.current > books.high and not frozen and books.swap < books.swap_max:
                 found.append(f"{name}: {books.current} over {books.high}")
         job: Group = SliceOn(Slice("/job"), 0)
-        if self.h.controller.population.holds(job) and ("swap_max" not in self.case.all or "c" in self.case.names):
-            books = self.h.ledger.books(job)
-            if books.current > books.high:
+        if self.h.controller.population.holds(job):
+            books, members = self.h.ledger.books(job), map(self.member, filter(self.lives, self.case.names))
+            some_may_go = any(one.swap < one.swap_max and not one.frozen for one in map(self.h.ledger.books, members))
+            if books.current > books.high and some_may_go and not books.frozen:
                 found.append(f"{books.current} over {books.high}")
         return found

@@ -113,6 +113,13 @@ def test_every_triple_with_a_move_after_a_limit(kind: str, step: str) -> None:
     walk(kind, step, [("limit", *triple) for triple in triples if {"swap_max", "migrate"} < {*triple}])
 
 
+def test_an_order_finds_nothing_of_those_before_it() -> None:
+    """A program that gave less than it was asked for is not asked again for a while; what a limit took that a killed
+    daemon was asked for comes later."""
+    walk("gated", "runs", [("limit", "reclaim", "own_limit"), ("limit", "thaw", "own_limit")])
+    walk("gated", "begins", [("own_limit", "thaw", "kill_daemon"), ("swap_max", "own_limit", "kill_daemon")])
+
+
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=UNGATED) if kind == "ungated" else kind for kind in KINDS])
 def test_orders_of_three_programs(kind: str) -> None:
     """Up to three actions each, as chance has it. The third program gives what `a` cannot: no limit is refused."""
