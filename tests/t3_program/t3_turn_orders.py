@@ -13,7 +13,9 @@ import pytest
 
 from tests.support.killed import a_machine
 from tests.support.killed_life import sleepers
-from tests.support.turn_orders import ACTIONS, DRAINING, KINDS, ONE, STEPS, WAITED_FOR, Case, Stage
+from tests.support.turn_orders import ACTIONS, DRAINING, KINDS, ONE, STEPS, WAITED_FOR, Case
+from tests.support.turn_programs import Stage
+from tests.support.turn_walks import go_through, next_daemon
 
 UNGATED = pytest.mark.logs("its library is older than this daemon and lacks turns")
 
@@ -38,7 +40,7 @@ def walk(kind: str, step: str, orders: Orders, names: Sequence[str] = ("a", "b")
         machine.scheduler = False
         stage = Stage(machine, KINDS[kind], [Case(step, list(order), names=tuple(names)) for order in orders])
         try:
-            stage.walk()
+            go_through(stage)
         except BaseException as error:
             error.add_note(f"{kind}: {stage.cases[:1]}")
             raise
@@ -174,13 +176,13 @@ def test_a_daemon_that_is_killed_at_each_point(kind: str, step: str, every: int)
     with sleepers() as spawn, a_machine(spawn, wide=True) as machine:
         machine.scheduler = False
         stage = Stage(machine, KINDS[kind], [Case(step, list(KILLED))])
-        points = stage.next_daemon()
+        points = next_daemon(stage)
         assert points > 50
         first = random.Random(f"{kind} {step}{SEED}").randint(1, every)
         for at in range(first, points + 1, every):
             stage.cases, stage.at = [Case(step, list(KILLED))], at
             try:
-                stage.walk()
+                go_through(stage)
             except BaseException as error:
                 error.add_note(f"killed at point {at} of {points}")
                 raise
