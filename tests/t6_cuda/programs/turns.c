@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* turns: a program that knows nothing, works in two threads, and says for each line what it launched in 50 ms, until one
- * is "end". After "hold" a kernel of it runs until "let". */
+/* turns: a program that knows nothing, works in two threads, and says for each line what it launched in 50 ms, until
+ * one is "end". After "hold" a kernel of it runs until "let". */
 
 #include "common.h"
 

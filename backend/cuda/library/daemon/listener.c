@@ -292,7 +292,8 @@ static void tell_families(void)
 	family_taken();
 }
 
-/* Says which version we are; the lock is held. What the daemon says that it can comes with the answer: nothing, from one of 0.1. */
+/* Says which version we are; the lock is held. What the daemon says that it can comes with the answer: nothing, from one
+ * of 0.1. */
 static bool meet(void)
 {
 	struct waiter hello = { .message = { .op = OP_HELLO, .args = { WIRE_VERSION, FEATURES } } };

@@ -7,8 +7,8 @@
 
 #include "device.h"
 
-/* `context` works on `device`: what runs in it is waited for. Cheap where it is known. Where there are too many, nothing
- * of the device moves any more. */
+/* `context` works on `device`: what runs in it is waited for. Cheap where it is known. Where there are too many,
+ * nothing of the device moves any more. */
 void quiet_context(struct device *device, CUcontext context);
 
 /* With the gate closed, or that of turns (turn.h): waits until nothing runs. False: something does not end within

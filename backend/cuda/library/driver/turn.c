@@ -3,8 +3,8 @@
  * A thread that waits has no lock and is not inside the gate: it sleeps in futex(2) on the word of its GPU. So memory
  * moves meanwhile; a handler of a signal may fork there; and nothing is left behind by a thread that ends.
  *
- * Run-ahead is what is pending, by the counters, times what a kernel took lately. A kernel may wait for another one that
- * its program has yet to launch: so a wait ends after the bound, or twice the time that one took before, without
+ * Run-ahead is what is pending, by the counters, times what a kernel took lately. A kernel may wait for another one
+ * that its program has yet to launch: so a wait ends after the bound, or twice the time that one took before, without
  * anything that finishes, and the next such wait is half as long, of whichever thread.
  *
  * `lock` is taken with no other but that of totals.c after it.
@@ -275,7 +275,8 @@ static bool runs_nothing(struct device *device, uint64_t timeout_us)
 int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 {
 	const uint64_t start = moment_us();
-	const uint64_t until = start + (timeout_us < DRAIN_LEAST ? DRAIN_LEAST : timeout_us > DRAIN_MOST ? DRAIN_MOST : timeout_us);
+	const uint64_t bound = timeout_us < DRAIN_LEAST ? DRAIN_LEAST : timeout_us > DRAIN_MOST ? DRAIN_MOST : timeout_us;
+	const uint64_t until = start + bound;
 	struct turn *turn = &turns[device->ordinal];
 	const bool again = is_closed(turn);
 	uint64_t now, pause = LOOK_LEAST;

@@ -42,7 +42,8 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained);
  * much as the driver lets it. */
 void turn_begin(struct device *device, uint64_t run_ahead_us);
 
-/* Whether it is over, and something ran still when turn_end said so last: what waits until nothing runs waits in vain. */
+/* Whether it is over, and something ran still when turn_end said so last: what waits until nothing runs waits in
+ * vain. */
 bool turn_is_late(const struct device *device);
 /* Opens all of them, and bounds nothing. */
 void turn_open_all(void);
