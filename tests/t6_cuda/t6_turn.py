@@ -18,7 +18,8 @@ from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, daemon, 
 
 SANITIZERS = ["", "thread", "address,undefined"]
 
-CASES = ["drain", "nested", "devices", "captures", "stale", "joins", "never", "hammer", "fork", "cancelled", "callback"]
+CASES = ["drain", "events", "nested", "devices", "captures", "stale", "joins", "never"]
+CASES += ["hammer", "fork", "cancelled", "callback"]
 
 KERNEL_US = 20_000
 """Microseconds that a kernel takes where run-ahead is bounded, to eight of them: more than a busy machine adds."""

@@ -44,11 +44,14 @@ def waits(group: Member) -> bool:
 
 
 @contextlib.contextmanager
-def turns(mount: Mounted, elastic: str, within: str, count: int) -> Iterator[list[tuple[Program, Member]]]:
+def turns(
+    mount: Mounted, elastic: str, within: str, count: int, *options: str
+) -> Iterator[list[tuple[Program, Member]]]:
     """Programs that fill what a better one leaves, in turns."""
     with contextlib.ExitStack() as stack:
         words = run_in(mount, "compute.priority=5", within=within)
-        runs = [stack.enter_context(program(*words, elastic, "PAGE", str(SIZE >> 20))) for _ in range(count)]
+        words += [elastic, "PAGE", str(SIZE >> 20), *options]
+        runs = [stack.enter_context(program(*words)) for _ in range(count)]
         yield [(run, member(mount, run)) for run in runs]
 
 
@@ -84,13 +87,15 @@ def total_used(runs: Sequence[Program]) -> int:
 
 
 @pytest.mark.timeout(240)
-def test_what_waits_for_its_turn_gives(gpu_mount: Mounted, elastic: str) -> None:
-    """Limits are written while the program is off for its turn: each write is taken, and holds by the driver."""
+@pytest.mark.parametrize("options", [(), ("1", "steps")], ids=["busy", "steps"])
+def test_what_waits_for_its_turn_gives(gpu_mount: Mounted, elastic: str, options: Sequence[str]) -> None:
+    """Limits are written while the program is off for its turn: each write is taken, and holds by the driver. So, too,
+    where its turn ends in a rest of the program, which then begins with events."""
     with (
         slice_of(gpu_mount, "turns") as (name, _),
         lead(gpu_mount) as one,
         serving(one),
-        turns(gpu_mount, elastic, name, 3) as each,
+        turns(gpu_mount, elastic, name, 3, *options) as each,
     ):
         rng, refused, took, over = random.Random(1), Counter[str](), [], []
         for _ in range(WRITES):

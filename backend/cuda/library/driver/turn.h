@@ -13,8 +13,9 @@
 #include "device.h"
 #include "gate.h"
 
-/* What is about to go to the GPU. Run-ahead is bounded for what is counted (counters.h): kernels. */
-enum turn_work { TURN_KERNELS, TURN_OTHER };
+/* What is about to go to the GPU. Run-ahead is bounded for what is counted (counters.h): kernels. A wait for an event may
+ * take its stream into a capture, and nothing tells of which one the event is: those pass while any stream is captured. */
+enum turn_work { TURN_KERNELS, TURN_OTHER, TURN_JOINS };
 
 extern unsigned int turn_any;	/* atomically: GPUs whose gate of turns is closed, or where run-ahead is bounded */
 
@@ -22,6 +23,8 @@ extern unsigned int turn_any;	/* atomically: GPUs whose gate of turns is closed,
  * too far ahead; returns inside, and whether it has waited. A thread that is inside more than once, and work that is
  * captured, never wait. */
 bool turn_hold(enum turn_work work, CUstream stream, bool per_thread);
+/* gate_enter, for what puts work into all streams of `context`; NULL: the current one. */
+void turn_enter_context(CUcontext context);
 
 /* gate_enter, for what puts work on a GPU; left by gate_leave. */
 static inline void turn_enter(enum turn_work work, CUstream stream, bool per_thread)
