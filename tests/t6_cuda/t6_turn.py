@@ -18,7 +18,7 @@ from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, daemon, 
 
 SANITIZERS = ["", "thread", "address,undefined"]
 
-CASES = ["drain", "events", "nested", "devices", "captures", "stale", "joins", "never"]
+CASES = ["drain", "events", "nested", "devices", "captures", "stale", "joins", "never", "destroys"]
 CASES += ["hammer", "fork", "cancelled", "callback"]
 
 KERNEL_US = 20_000

@@ -621,8 +621,31 @@ static uint64_t synchronized;	/* atomically */
 static bool failing;		/* atomically */
 static __typeof__(&cuCtxSynchronize) real_synchronize;
 
+static CUcontext visited[2];	/* atomically: that a thread waits for, while such are destroyed */
+static bool destroying;		/* atomically */
+
+static CUresult visits(void)
+{
+	static int last;	/* atomically */
+	static __thread int number;
+	CUcontext current = NULL;
+	CUresult result;
+
+	if (!number)
+		number = __atomic_add_fetch(&last, 1, __ATOMIC_SEQ_CST);
+	CHECK(number <= 2);
+	DO(real.cuCtxGetCurrent(&current));
+	__atomic_store_n(&visited[number - 1], current, __ATOMIC_SEQ_CST);
+	usleep(300);
+	result = real_synchronize();
+	__atomic_store_n(&visited[number - 1], NULL, __ATOMIC_SEQ_CST);
+	return result;
+}
+
 static CUresult synchronizes(void)
 {
+	if (__atomic_load_n(&destroying, __ATOMIC_SEQ_CST))
+		return visits();
 	__atomic_add_fetch(&synchronized, 1, __ATOMIC_SEQ_CST);
 	return __atomic_load_n(&failing, __ATOMIC_SEQ_CST) ? CUDA_ERROR_UNKNOWN : real_synchronize();
 }
@@ -667,6 +690,66 @@ static void never(void)
 	CHECK(!turn_any);
 	device->elastic = true;
 	__atomic_store_n(&failing, false, __ATOMIC_SEQ_CST);
+	until_drained();
+}
+
+static __typeof__(&cuCtxDestroy_v2) real_destroy;
+
+static CUresult destroys_it(CUcontext ended)
+{
+	for (int i = 0; i < 2; i++)
+		CHECK(__atomic_load_n(&visited[i], __ATOMIC_SEQ_CST) != ended);
+	return real_destroy(ended);
+}
+
+static void comes_and_goes(struct doing *doing)
+{
+	CUcontext own;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		DO(cuCtxCreate_v2(&own, 0, 0));
+		/* Long enough to be waited for. */
+		usleep(i % 4 * 200);
+		DO(cuCtxDestroy_v2(own));
+		/* This stays: it is retained by others. */
+		DO(cuDevicePrimaryCtxRetain(&own, 0));
+		CHECK(own == doing->context);
+		DO(cuDevicePrimaryCtxRelease_v2(0));
+	}
+}
+
+static void frees_at_once(struct doing *doing)
+{
+	CUdeviceptr address;
+
+	(void)doing;
+	while (!__atomic_load_n(&release, __ATOMIC_ACQUIRE)) {
+		DO(cuMemAlloc_v2(&address, 4 << 20));
+		DO(cuMemFree_v2(address));
+	}
+}
+
+/* What a drain, and a free, wait for is not destroyed meanwhile, and what is destroyed is not waited for. */
+static void contexts_go(void)
+{
+	struct doing going = { 0 }, freeing = { 0 };
+	unsigned int drained_times = 0;
+	bool drained;
+
+	real_destroy = real.cuCtxDestroy_v2;
+	real.cuCtxDestroy_v2 = destroys_it;
+	__atomic_store_n(&destroying, true, __ATOMIC_SEQ_CST);
+	begin_doing(&going, comes_and_goes);
+	begin_doing(&freeing, frees_at_once);
+	while (!is_done(&going)) {
+		CHECK(!turn_end(device, 5000, &drained));
+		drained_times += drained;
+		turn_begin(device, 0);
+	}
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	end_doing(&going);
+	end_doing(&freeing);
+	CHECK(drained_times);
 	until_drained();
 }
 
@@ -1085,7 +1168,7 @@ static const struct {
 	{ "rows", each_row }, { "drain", drain }, { "events", events }, { "nested", nested }, { "devices", devices }, { "captures", captures },
 	{ "stale", stale }, { "joins", joins }, { "late", late }, { "never", never }, { "marks", marks }, { "hammer", hammer }, { "fork", in_fork },
 	{ "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead }, { "longer", longer }, { "idle", idle },
-	{ "stands", stands }, { "dependent", dependent }, { "cost", cost },
+	{ "stands", stands }, { "destroys", contexts_go }, { "dependent", dependent }, { "cost", cost },
 };
 
 int main(int argc, char **argv)
