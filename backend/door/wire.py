@@ -144,7 +144,8 @@ class Op(enum.IntEnum):
     runs, all of its memory that the library has placed in the host and, if `what` is 1, on every GPU, is held by
     descriptors alone, and its page says so (`stands`). So it stays until the connection ends; then it takes its
     memory back, and connects anew from where it is. EBUSY for one that does not come to a rest, EOPNOTSUPP for one
-    that shares memory, EMFILE where descriptors are short."""
+    that shares memory, EMFILE where descriptors are short. Its gates of turns open; that of `gpu` alone where it
+    refuses."""
     END_TURN = 22
     """(microseconds) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing more on
     `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after that

@@ -20,14 +20,14 @@ import backend.scheduler.parts
 from backend.core.records import Activity, Capability, Place
 from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
 from backend.cuda.managed import DISTRUST_S, RECLAIM_S, SHORT_S, Standby
-from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US
+from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US, Session
 from backend.door.wire import CUDA, Feature, Message, Op
 from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Member, Process
 from backend.process.running import is_stopped
 from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_SLICE_US, DRAIN_US, UNDRAINED_S
 from backend.scheduler.scheduler import Scheduler
-from tests.support.cuda_session import GIB, LOOKS, Drive, Program, Rig, drive, pieces, takes, until_then
+from tests.support.cuda_session import GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, takes, until_then
 from tests.support.harness import Harness, Spawn, StubGpu, answers, refuses, running, settle, until, virtual
 from tests.support.turns import (
     BOUND_US,
@@ -769,6 +769,41 @@ def test_a_program_that_is_moved_leaves_its_turn(drive: Drive) -> None:
         assert rig.h.controller.population.record(Member(program.process, 0)).compute.turn_end is None
 
     drive(test, 2)
+
+
+@pytest.mark.parametrize("how", ["late", "cancelled"])
+def test_a_departure_that_is_not_sent_loses_no_beginning_of_a_turn(drive: Drive, how: str) -> None:
+    """The program is slow to take what it is told, and its turn has begun meanwhile."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+        assert await end_turn(rig.h, program) is TurnEnd.DRAINED
+        session = rig.gpu.managed._programs[program.process].mover
+        assert isinstance(session, Session)
+        send, has_room = session._line.send, trio.Event()
+
+        async def send_slowly(*words: Any) -> bool:
+            await has_room.wait()
+            return await send(*words)
+
+        session._line.send = send_slowly  # type: ignore[method-assign]
+        session.room(0, MIB)
+        await settle()
+        session.begin_turn(0, AHEAD_US)
+        if how == "late":
+            with pytest.raises(OSError, match="does not come to a rest"):
+                await session.depart(0, near=True, seconds=1)
+        else:
+            with trio.move_on_after(1) as scope:
+                await session.depart(0, near=True, seconds=5)
+            assert scope.cancelled_caught
+        has_room.set()
+        with trio.fail_after(1):
+            await until_then(lambda: not program.is_closed)
+        assert program.told[-1] == (Op.BEGIN_TURN, AHEAD_US)
+        assert not program.departs
+
+    drive(test)
 
 
 def test_the_end_of_the_connection_opens_the_gate_and_nothing_moves_until_the_turn(drive: Drive) -> None:

@@ -359,11 +359,21 @@ void turn_begin(struct device *device, uint64_t run_ahead_us)
 	set(turn, OPEN, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST);
 }
 
+static void open_one(struct turn *turn)
+{
+	if (is_closed(turn) || __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED))
+		set(turn, OPEN, 0);
+}
+
+void turn_open(struct device *device)
+{
+	open_one(&turns[device->ordinal]);
+}
+
 void turn_open_all(void)
 {
 	for (size_t i = 0; i < GG_ORDINALS; i++)
-		if (is_closed(&turns[i]) || __atomic_load_n(&turns[i].run_ahead_us, __ATOMIC_RELAXED))
-			set(&turns[i], OPEN, 0);
+		open_one(&turns[i]);
 }
 
 unsigned int turn_waiting(const struct device *device)

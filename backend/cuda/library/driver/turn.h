@@ -47,7 +47,8 @@ void turn_begin(struct device *device, uint64_t run_ahead_us);
 
 /* Whether it is over, and something ran still when turn_end said so last: what waits until nothing runs waits in vain. */
 bool turn_is_late(const struct device *device);
-/* Opens all of them, and bounds nothing. */
+/* Opens that of a device, or all of them, and bounds nothing. */
+void turn_open(struct device *device);
 void turn_open_all(void);
 /* Threads that wait there for their turn, or since they are too far ahead. */
 unsigned int turn_waiting(const struct device *device);
