@@ -150,7 +150,8 @@ class Op(enum.IntEnum):
     """(microseconds) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing more on
     `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after that
     long, with 0: it is held all the same. Asked again meanwhile it waits again. EBUSY, and it is not held: a stream is
-    being captured, or it stands by to be moved. ENODEV: `gpu` is none that it has said is managed."""
+    being captured, or it stands by to be moved. EOPNOTSUPP, and it is not held: of what it has on `gpu` nothing is the
+    library's to move. ENODEV: `gpu` is none that it has said is managed."""
     BEGIN_TURN = 23
     """(run-ahead in microseconds) -> (): asked of a CUDA program: it launches again. With a run-ahead it launches
     nothing more while what is pending would take longer than that, by how fast its kernels finished lately; 0: as far
