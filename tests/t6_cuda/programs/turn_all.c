@@ -364,6 +364,18 @@ static void launches_host(struct doing *doing)
 	DO(cuLaunchHostFunc(doing->stream, calls_host, NULL));
 }
 
+static void uploads(struct doing *doing)
+{
+	CUDA_GRAPH_INSTANTIATE_PARAMS how = { .flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = doing->stream };
+	CUgraphExec exec;
+	CUgraph graph;
+
+	DO(cuGraphCreate(&graph, 0));
+	DO(cuGraphInstantiateWithParams(&exec, graph, &how));
+	DO(cuGraphExecDestroy(exec));
+	DO(cuGraphDestroy(graph));
+}
+
 static void records_all(struct doing *doing)
 {
 	/* The GPU is that of the context that is given. */
@@ -374,7 +386,9 @@ static void records_all(struct doing *doing)
 /* A program that is drained stays so: the first thing of its next step comes with its next turn. */
 static void events(void)
 {
-	static void (*const what[])(struct doing *) = { records_event, waits_for_event, launches_host, records_all };
+	static void (*const what[])(struct doing *) = {
+		records_event, waits_for_event, launches_host, uploads, records_all,
+	};
 	CUstream streams[2];
 	CUevent events_of[2];
 	CUcontext contexts[2] = { context };
