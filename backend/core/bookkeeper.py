@@ -20,6 +20,7 @@ from backend.core.records import Books, Capability, Channel
 from backend.core.room import RoomNotices
 from backend.core.settings import BY_FIELD
 from backend.core.totals import Totals
+from backend.core.turns import TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn
 from backend.scheduler.schedulers import Schedulers
 
@@ -197,6 +198,12 @@ class Bookkeeper:
             if self.policy is not None:
                 self.policy.again(gpu)
         self._schedulers.poke(gpu)
+
+    def not_drained(self, process: Process, gpu: int) -> None:
+        if self.knows(process, gpu):
+            compute = self._population.record(Member(process, gpu)).compute
+            if compute.turn_end is TurnEnd.DRAINED:
+                compute.turn_end = TurnEnd.LATE
 
     def reclaim_soon(self, process: Process, gpu: int) -> None:
         group = Member(process, gpu)

@@ -214,6 +214,9 @@ class Bookkeeping(Protocol):
     def presence(self, gpu: int) -> None:
         """A GPU was lost, or is back: its `lost` says which."""
 
+    def not_drained(self, process: Process, gpu: int) -> None:
+        """The process, whose turn was said to have ended drained, waits with work that has not run: it is late."""
+
     def reclaim_soon(self, process: Process, gpu: int) -> None:
         """What the process holds has changed: every level above it is to be back under its high, soon."""
 

@@ -397,3 +397,17 @@ def test_what_a_frozen_program_copies_ends_with_its_gpu_or_with_it(end: str) -> 
         getattr(machine, end)(who=0)
     finally:
         machine.teardown()
+
+
+def test_a_program_that_waits_leaves_its_turn_as_it_moves() -> None:
+    """Its turns on the GPU that it was on bound nothing on the other."""
+    machine = Turns()
+    try:
+        machine.come()
+        machine.end_turn(who=0, bound_us=0)
+        machine.begin_turn(who=0)
+        machine.migrate(who=0)
+        machine.end_turn(who=0, bound_us=0)
+        machine.migrate(who=0)
+    finally:
+        machine.teardown()

@@ -11,6 +11,11 @@
  * nothing of the device moves any more. */
 void quiet_context(struct device *device, CUcontext context);
 
+/* From here to the other `context` may be destroyed, by the calling thread, which is inside the gate: no thread of ours is in
+ * it meanwhile, to wait for what runs there. Returns once none is. One context at a time. */
+void quiet_context_ends(CUcontext context);
+void quiet_context_ended(void);
+
 /* With the gate closed, or that of turns (turn.h): waits until nothing runs. False: something does not end within
  * `timeout_us`, or cannot be waited for. */
 bool quiet_wait(struct device *device, uint64_t timeout_us);

@@ -226,9 +226,9 @@ static void fall_back(struct turn *turn, struct device *device)
 /* Holding */
 
 /* Whether work for the stream is captured: it runs later, and its capture must come to an end. */
-static bool is_captured(CUstream stream, bool per_thread)
+static bool is_captured(enum turn_work work, CUstream stream, bool per_thread)
 {
-	return !stream_runs(stream, per_thread);
+	return work == TURN_JOINS ? stream_capturing_any() : !stream_runs(stream, per_thread);
 }
 
 bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
@@ -237,7 +237,7 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 	bool waited = false, fell_back = false;
 	struct device *device;
 
-	while (turn && !is_captured(stream, per_thread)) {
+	while (turn && !is_captured(work, stream, per_thread)) {
 		const bool closed = is_closed(turn);
 
 		if (!closed && (fell_back || work != TURN_KERNELS || stream_capturing_any() ||
@@ -260,6 +260,23 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 		fell_back |= !closed;
 	}
 	return waited;
+}
+
+void turn_enter_context(CUcontext context)
+{
+	bool pushed;
+
+	gate_enter();
+	if (!__atomic_load_n(&turn_any, __ATOMIC_RELAXED))
+		return;
+	ours_enter();
+	pushed = context && context != driver_context() && !real.cuCtxPushCurrent_v2(context);
+	ours_leave();
+	turn_hold(TURN_OTHER, NULL, false);
+	ours_enter();
+	if (pushed)
+		real.cuCtxPopCurrent_v2(&context);
+	ours_leave();
 }
 
 /* Turns */
@@ -343,11 +360,21 @@ void turn_begin(struct device *device, uint64_t run_ahead_us)
 	set(turn, OPEN, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST);
 }
 
+static void open_one(struct turn *turn)
+{
+	if (is_closed(turn) || __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED))
+		set(turn, OPEN, 0);
+}
+
+void turn_open(struct device *device)
+{
+	open_one(&turns[device->ordinal]);
+}
+
 void turn_open_all(void)
 {
 	for (size_t i = 0; i < GG_ORDINALS; i++)
-		if (is_closed(&turns[i]) || __atomic_load_n(&turns[i].run_ahead_us, __ATOMIC_RELAXED))
-			set(&turns[i], OPEN, 0);
+		open_one(&turns[i]);
 }
 
 unsigned int turn_waiting(const struct device *device)
