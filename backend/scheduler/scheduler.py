@@ -69,7 +69,9 @@ class Scheduler:
         self._seconds = seconds
         self._core = Core(gpu.info.timeslice_default_us)
         self._bucket = Bucket(RATE, BURST)
-        self._ends = Ends(follower, self._member, self._of, self._pull, self._is_exact, LEVER * seconds)
+        self._ends = Ends(
+            follower, self._member, self._of, self._pull, self._is_exact, self._is_moving, LEVER * seconds
+        )
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
         self._looked = 0.0
@@ -183,6 +185,10 @@ class Scheduler:
     def _is_exact(self, process: Process) -> bool:
         """Whether the machine tells exactly what a process uses."""
         return self._gpu.activity(process).gpu_usec is not None
+
+    def _is_moving(self, process: Process) -> bool:
+        """Whether memory of a process may be moving, so that its program does nothing else."""
+        return self._gpu.is_leaving(process) or self._population.record(self._member(process)).memory.may_come()
 
     # What is done about it
 
