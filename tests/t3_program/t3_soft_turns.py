@@ -163,6 +163,47 @@ async def test_a_program_that_takes_turns_is_not_far_ahead_of_the_engine(spawn: 
         assert one.work[0] == 300
 
 
+@pytest.mark.parametrize(("limit", "ahead"), [(0, range(1, 3)), (28, range(3, 5))])
+@virtual
+async def test_what_reaches_over_the_bus_is_no_farther_ahead(spawn: Spawn, limit: int, ahead: range) -> None:
+    """Of 32 MiB in the host, or 4, kernels of 10 us take 31 ms, or 4: each counts with that."""
+    gpu = soft()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        one = await program(h, gpu, spawn, 32)
+        assert await one.end() is TurnEnd.DRAINED
+        await h.write(f"{one.file}/gmem.limit.high", limit * MIB)
+        await one.begin()
+        nursery.start_soon(one.launch, 100, 10, one.pages)
+        for _ in range(20):
+            await trio.sleep(0.0123)
+            launched, finished = one.work
+            assert launched is not None
+            assert finished is not None
+            assert launched - finished in ahead
+        assert await one.end(bound_us=50 * MS) is TurnEnd.DRAINED
+        await one.begin()
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_what_comes_back_once_is_no_farther_ahead(spawn: Spawn) -> None:
+    """The first of some kernels has 31 ms of the bus: those behind it wait until that is nearly over."""
+    gpu = soft()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        one = await program(h, gpu, spawn, 32)
+        assert await one.end() is TurnEnd.DRAINED
+        await h.write(f"{one.file}/gmem.limit.high", 0)
+        await h.write(f"{one.file}/gmem.limit.high", "max")
+        await one.begin()
+        nursery.start_soon(one.launch, 100, MS, one.pages)
+        await trio.sleep(0.01)
+        assert one.work == (1, 0)
+        await trio.sleep(0.03)
+        assert one.work[0] in range(10, 21)
+        await trio.sleep(0.2)
+        assert one.work == (100, 100)
+
+
 @virtual
 async def test_a_neighbour_makes_a_drain_longer_and_stays_as_it_is(spawn: Spawn) -> None:
     gpu = soft()
