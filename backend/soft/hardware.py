@@ -204,10 +204,11 @@ class Hardware:
             raise fail(errno.ENOENT)
         if not (kernels > 0 and 0 < us <= KERNEL_MOST_US):
             raise fail(errno.EINVAL)
-        if tenant.gate.is_closed or self._ahead_us(tenant) > 0:
-            return 0
+        ahead_us = self._ahead_us(tenant)
         if len(tsg.queue) + kernels > self.config.queue:
             raise fail(errno.EAGAIN)
+        if tenant.gate.is_closed or ahead_us > 0:
+            return 0
         with tenant.gate.passed():
             once, every = await self._touch(process, tenant, pages)
             self._living(process)  # still

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import subprocess
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import attrs
 import pytest
@@ -202,6 +203,41 @@ async def test_what_comes_back_once_is_no_farther_ahead(spawn: Spawn) -> None:
         assert one.work[0] in range(10, 21)
         await trio.sleep(0.2)
         assert one.work == (100, 100)
+
+
+class Uncounted(deque[int]):
+    """A queue that nothing goes through."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("it may be very long")
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@virtual
+async def test_a_launch_costs_no_look_at_what_is_queued(spawn: Spawn, bounded: bool) -> None:
+    """Refused or not, and again and again while it waits."""
+    gpu = soft()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        one = await program(h, gpu, spawn)
+        tenant = gpu._tenants[one.process]
+        if bounded:
+            await one.end()
+            await one.begin()
+        tsg = tenant.tsgs[one.tsg]
+        tsg.queue = Uncounted()
+        most = gpu.config.queue
+        nursery.start_soon(one.launch, most, 100)
+        await settle()
+        assert tenant.pending == 100_000 * tsg.submitted
+        await one.launch(most + 1)
+        assert one.refused == [errno.EAGAIN]
+        await trio.sleep(0.5)
+        assert tenant.pending == pytest.approx(100_000 * (tsg.submitted - tsg.finished), abs=100_000)
+        assert await gpu.end_turn(one.process, MS) is TurnEnd.LATE
+        await one.begin()
+        await trio.sleep(10)
+        assert tenant.pending == 0
+        assert one.work == (most, most)
 
 
 @virtual
