@@ -150,8 +150,12 @@ class Ends:
         elif end is TurnEnd.LATE and was_waited_for:
             wait = UNDRAINED_S if slot.undrained is None else min(UNDRAINED_MOST_S, 2 * slot.undrained.wait)
             slot.undrained = Undrained(trio.current_time() + wait, wait)
-        with deadline(self._lever_s):
-            await self._follower.apply(group)
+        try:
+            with deadline(self._lever_s):
+                await self._follower.apply(group)
+        except trio.Cancelled:  # the scheduler begins anew, and would take it to be off
+            self._follower.background.later(group)
+            raise
         return True
 
     async def _wait(self, process: Process, is_told: bool) -> TurnEnd | None:

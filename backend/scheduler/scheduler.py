@@ -231,8 +231,13 @@ class Scheduler:
         return (0 if before.off and not place.off else 2 if place.off else 1), -place.timeslice_us
 
     async def _change(self, process: Process, place: Place) -> None:
-        """Has a process have its place."""
-        await self._pull(process, lambda: self._place_at(process, place))
+        """Has a process have its place. Cancelled, it has what it had: the next look begins anew."""
+        try:
+            await self._pull(process, lambda: self._place_at(process, place))
+        except BaseException:
+            if self._population.holds(group := self._member(process)):
+                self._follower.fall_back(group)
+            raise
         self._ends.wait(process)
 
     async def _place_at(self, process: Process, place: Place) -> bool:

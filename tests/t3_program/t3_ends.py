@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
@@ -17,10 +19,11 @@ from backend.core.turns import TurnEnd
 from backend.door.wire import Op
 from backend.process.identity import Member, Process
 from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_UNTOLD_US, DRAIN_US, UNDRAINED_S
+from backend.scheduler.parts import Pace
 from backend.scheduler.scheduler import Scheduler
 from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, takes, until_then
 from tests.support.draining import SIZE, Sampled, Untold, fillers
-from tests.support.harness import MIB, Harness, StubGpu, answers, running, virtual
+from tests.support.harness import MIB, Harness, StubGpu, answers, running, settle, virtual
 from tests.support.turns import Gated, gated, without
 
 __all__ = ["drive", "pieces"]  # fixtures
@@ -62,6 +65,11 @@ class Turns:
         """Its kernels did not end in time, some turns ago."""
         self.record.scheduled.undrained = Undrained(trio.current_time() + 60, 60)
 
+    def ended(self) -> TurnEnd | None:
+        """How its last turn ended; None where it has one."""
+        found: TurnEnd | None = self.record.compute.turn_end
+        return found
+
     @property
     def drains(self) -> bool:
         """Whether it is on the runlist to drain."""
@@ -83,7 +91,7 @@ async def test_where_no_use_is_told_it_is_waited_for_by_the_clock(spawn: Spawn) 
             while turns.drains:  # noqa: ASYNC110 - it is found by polling
                 await trio.sleep(0.001)
         assert gpu.without_gr == {turns.process}
-        assert turns.record.compute.turn_end is TurnEnd.LATE
+        assert turns.ended() is TurnEnd.LATE
         await turns.begin()
         async with takes(0, 0.001):
             await turns.end()
@@ -92,6 +100,81 @@ async def test_where_no_use_is_told_it_is_waited_for_by_the_clock(spawn: Spawn) 
         await trio.sleep(UNDRAINED_S)
         await turns.end()
         assert turns.drains
+
+
+@virtual
+async def test_an_end_of_a_turn_that_is_cancelled_leaves_no_gate_closed(spawn: Spawn) -> None:
+    """Wherever it was: as it asked, and as it took the engines off."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.ends[turns.process] = TurnEnd.DRAINED, 0.003
+        gpu.script("detach", partial(trio.sleep, 0.003))
+        for seconds in (0.002, 0.004):
+            with trio.move_on_after(seconds) as scope:
+                await turns.end()
+            assert scope.cancelled_caught
+            assert turns.ended() is not None
+            await settle()
+            assert turns.ended() is None
+            assert gpu.turns == [("end", turns.process.pid, DRAIN_US), ("begin", turns.process.pid, 0)]
+            assert gpu.without_gr == gpu.detached == set()
+            assert not turns.record.compute.place.off
+            gpu.turns.clear()
+        await turns.end()
+        assert gpu.without_gr == {turns.process}
+
+
+@virtual
+async def test_a_failure_at_the_end_of_one_turn_leaves_that_of_another_to_begin_anew(spawn: Spawn) -> None:
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        one, other = await h.arrive(spawn().pid), await h.arrive(spawn().pid)
+        turns = Turns.of(h, gpu, other, nursery)
+        gpu.ends |= {one: (TurnEnd.DRAINED, 0.0), other: (TurnEnd.DRAINED, 0.003)}
+        scheduler: Any = turns.scheduler
+        scheduler._core.decide = places(one, other)
+        wait = scheduler._ends.wait
+        scheduler._ends.wait = mock.Mock(side_effect=KeyError)
+        with pytest.raises(ExceptionGroup):
+            await scheduler._step(Pace())
+        await settle()
+        assert turns.ended() is None
+        assert gpu.turns[-1] == ("begin", other.pid, 0)
+        scheduler._ends.wait = wait
+        await scheduler._step(Pace())
+        assert gpu.without_gr == {one, other}
+
+
+@virtual
+async def test_what_a_scheduler_left_as_it_failed_goes_off_all_the_same(spawn: Spawn) -> None:
+    """A program that had drained just then."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.works[turns.process] = Activity(tsgs=1, attached=1, managed=True, gpu_usec=0)
+        gpu.ends[turns.process] = TurnEnd.LATE, 60.0
+        async with trio.open_nursery() as turns.scheduler._ends.nursery:
+            await turns.end()
+            assert turns.drains
+            gpu.ends[turns.process] = TurnEnd.DRAINED, 0.0
+            gpu.script("detach", partial(trio.sleep, 0.01))
+            await trio.sleep(0.005)
+            assert not turns.drains
+            assert not gpu.without_gr
+            turns.scheduler._ends.nursery.cancel_scope.cancel()
+        await settle()
+        assert gpu.without_gr == {turns.process}
+
+
+def places(*off: Process) -> Any:
+    """A core that decides so."""
+
+    def decide(window: int, contenders: Any, samples: Any) -> Any:
+        yield
+        return {process: Place(100, off=True) for process in off}
+
+    return decide
 
 
 @pytest.mark.parametrize("how", ["leaves", "comes"])
@@ -155,12 +238,12 @@ def test_a_turn_that_ends_while_memory_moves(drive: Drive, monkeypatch: pytest.M
             await trio.sleep(0.02)
             assert program.listens.locked()
             await turns.end()
-            assert turns.record.compute.turn_end is TurnEnd.LATE
+            assert turns.ended() is TurnEnd.LATE
             assert without(rig.fake.programs[program.process.pid]) == (False, False)
             assert rig.gpu.footprint(program.process).movable > 0
         with trio.fail_after(2 * DRAIN_UNTOLD_US / 1e6 + ANSWER_S):
             await until_then(lambda: not turns.drains)
-        assert turns.record.compute.turn_end is TurnEnd.DRAINED
+        assert turns.ended() is TurnEnd.DRAINED
         assert codes == ([0] if why == "limit" else [])
         assert program.is_closed
         await trio.sleep(0.01)
@@ -168,7 +251,7 @@ def test_a_turn_that_ends_while_memory_moves(drive: Drive, monkeypatch: pytest.M
         await turns.begin()
         await trio.sleep(0.01)
         await turns.end()
-        assert turns.record.compute.turn_end is TurnEnd.DRAINED
+        assert turns.ended() is TurnEnd.DRAINED
         await turns.begin()
 
     drive(test)
