@@ -7,6 +7,8 @@ import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import trio
+
 from backend.common.errors import fail
 from backend.common.turns import Turns
 from backend.core.deadlines import deadline
@@ -167,12 +169,14 @@ class Bookkeeper:
             self._ledger.configure(level, swap_max=books.swap_max)
 
     def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:
+        group = Member(process, gpu)
         try:
-            self._ledger.swap_in(Member(process, gpu), nbytes, usec)
+            self._ledger.swap_in(group, nbytes, usec)
         except OSError as error:
             if error.errno != errno.EAGAIN:
                 raise
             return False
+        self._population.record(group).memory.came_at = trio.current_time()
         return True
 
     def levels(self, process: Process, gpu: int) -> Sequence[Books]:

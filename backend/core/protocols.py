@@ -264,6 +264,10 @@ class Gpu(Protocol):
     def footprint(self, process: Process) -> Footprint:
         """What is known about the memory of `process`, besides what is in the books."""
 
+    def is_leaving(self, process: Process) -> bool:
+        """Whether memory of `process` is on its way to the host, by :meth:`reclaim`, and its program may answer nothing
+        else before that is over, the end of its turn neither."""
+
     def offer(self, room: Callable[[Process], int]) -> None:
         """There may be room on the GPU again: programs that have memory in the host may ask for it back. `room` is
         how many bytes one could get now; not all of them at once."""

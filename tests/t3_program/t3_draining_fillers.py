@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -102,18 +103,43 @@ async def test_long_kernels_have_no_more_than_their_share(spawn: Spawn, kernel_u
 
 
 @pytest.mark.parametrize("gpu", [Untold, Sampled])
-@pytest.mark.parametrize("kernel_us", [300_000, 500_000, 2_000_000])
+@pytest.mark.parametrize("kernel_us", [60_000, 300_000, 500_000, 2_000_000])
 @virtual
-async def test_where_nothing_tells_what_drains_it_is_late(spawn: Spawn, gpu: type[Bench], kernel_us: int) -> None:
-    """It could not be charged, and would have what the other has not."""
+async def test_where_nothing_tells_what_drains_a_long_kernel_is_late(
+    spawn: Spawn, gpu: type[Bench], kernel_us: int
+) -> None:
+    """It could not be charged, and would have what the other has not. That one gives memory whenever it waits."""
     async with fillers(spawn, gpu()) as p:
         lead, _ = await p.service(load=0.1)
         await p.h.write(f"{lead.pid}/0/compute.priority", 0)
         two = [await p.filler(kernel_us=kernel_us, ahead=1), await p.filler()]
         await trio.sleep(5)
-        long, short = await p.shares(two, 40)
+        ends = [Counter[TurnEnd | None](), Counter[TurnEnd | None]()]
+        async with trio.open_nursery() as nursery:
+
+            async def look() -> None:
+                while True:
+                    for process, seen in zip(two, ends, strict=True):
+                        if p.is_off(process):
+                            seen[p.record(process).compute.turn_end] += 1
+                    await trio.sleep(0.1)
+
+            nursery.start_soon(look)
+            long, short = await p.shares(two, 40)
+            nursery.cancel_scope.cancel()
         assert long + short > 0.85
         assert long == pytest.approx(short, abs=0.06)
+        late, drained = ends
+        assert set(drained) == {TurnEnd.DRAINED}
+        assert set(late) <= {TurnEnd.DRAINED, TurnEnd.LATE}
+        assert late[TurnEnd.LATE] > 50 or kernel_us == 60_000
+        file = f"{two[1].pid}/0/gmem.limit.high"
+        for limit in range(1, 6):
+            while not p.is_off(two[1]):  # noqa: ASYNC110 - the runlist tells nothing
+                await trio.sleep(0.02)
+            assert await answers(p.h.write(file, limit * MIB)) == 0
+            await p.h.write(file, "max")
+            await trio.sleep(0.7)
 
 
 @virtual
