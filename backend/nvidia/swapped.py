@@ -1,7 +1,7 @@
 """Frozen programs without the library whose memory is in the host: whole, as cuCheckpoint knows no parts.
 
-A program that runs cannot be moved so: it would stand still until somebody brought it back, and nobody could say when
-it wants to go on. One that is frozen stands still anyway, and whoever thaws it brings it back.
+A program that runs cannot be moved so: it would stand still until it was brought back, and nothing tells when it wants
+to go on. One that is frozen stands still anyway, and the thaw brings it back.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class SwappedPrograms:
         """`freeze` is the lever. `anew` is told that a process has come back: nothing that the driver had for it is as
         before. `room` is how many bytes a process may have in the host besides what it has."""
         self.bookkeeper: Bookkeeping | None = None
-        """Who keeps the books, once the GPU runs."""
+        """The books, once the GPU runs."""
         self.ends = False
-        """Whether nobody is left to thaw what is frozen from now on."""
+        """Whether the daemon ends: what is frozen from now on would not be thawed any more."""
         self._info = info
         self._freeze = freeze
         self._anew = anew
@@ -74,7 +74,7 @@ class SwappedPrograms:
         return self._is_moving(process) or self._moved.get(process, -math.inf) >= when
 
     async def out(self, process: Process, held: Callable[[], Awaitable[int]]) -> int:
-        """Has a frozen program go into the host; returns the bytes that it held. `held` says so when it is its turn,
+        """Have a frozen program go into the host; return the bytes that it held. `held` says so when it is its turn,
         and once more before it runs (its calls that allocate do return): 0 where it may not go any more. OSError as for
         :func:`backend.nvidia.checkpoint.suspend`, and EAGAIN where it has allocated meanwhile: what is not known of has
         no room kept for it. Then it is on the GPU as before."""
@@ -112,7 +112,7 @@ class SwappedPrograms:
         return await self._finish(process, go)
 
     async def back(self, process: Process) -> None:
-        """Has one that is in the host, or on the way there, be on the GPU again. ENOSPC where some limit, or the GPU,
+        """Have one that is in the host, or on the way there, be on the GPU again. ENOSPC where some limit, or the GPU,
         has no room for it: it stays in the host."""
 
         async def come() -> int:
@@ -127,7 +127,7 @@ class SwappedPrograms:
             self._anew(process)
             self._away.pop(process, None)  # it may have ended right then
             if not bookkeeper.move_in(process, self._info.index, nbytes, _usec(began)):
-                # Somebody was given that room meanwhile: it is there all the same, and the books follow the driver.
+                # That room was given away meanwhile: it is there all the same, and the books follow the driver.
                 bookkeeper.uncharge(process, self._info.index, nbytes, swapped=True)
             return nbytes
 
@@ -163,8 +163,8 @@ class SwappedPrograms:
         return process in self._turns and self._turns[process].locked()
 
     async def _finish(self, process: Process, work: Callable[[], Awaitable[int]]) -> int:
-        """Does something when its turn comes, and to the end, even where whoever asked is gone by then: an agent goes
-        on as well, and what it does is to be known here."""
+        """Do something when its turn comes, and to the end, even where the caller is gone by then: an agent goes on as
+        well, and what it does is to be known here."""
         done = trio.Event()
         results: list[outcome.Outcome[int]] = []
 
@@ -178,7 +178,7 @@ class SwappedPrograms:
                 results.append(await outcome.acapture(work))
                 if process in self._turns:
                     self._moved[process] = trio.current_time()
-                if not waits:  # who would have it thawed was told that it is frozen
+                if not waits:  # the caller was told that it is frozen, and would have thawed it
                     results.append(await outcome.acapture(freeze_again))
             done.set()
             for result in () if waits else results:
