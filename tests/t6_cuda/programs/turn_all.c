@@ -1004,9 +1004,9 @@ static const struct {
 	void (*test)(void);
 } cases[] = {
 	{ "rows", each_row }, { "drain", drain }, { "nested", nested }, { "devices", devices }, { "captures", captures },
-	{ "stale", stale }, { "joins", joins }, { "late", late }, { "never", never }, { "marks", marks }, { "hammer", hammer }, { "fork", in_fork },
-	{ "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead }, { "longer", longer }, { "idle", idle },
-	{ "stands", stands }, { "dependent", dependent }, { "cost", cost },
+	{ "stale", stale }, { "joins", joins }, { "late", late }, { "never", never }, { "marks", marks }, { "hammer", hammer },
+	{ "fork", in_fork }, { "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead }, { "longer", longer },
+	{ "idle", idle }, { "stands", stands }, { "dependent", dependent }, { "cost", cost },
 };
 
 int main(int argc, char **argv)
