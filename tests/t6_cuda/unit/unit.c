@@ -716,6 +716,25 @@ static void test_heat_in_one(void)
 	double_agree(device);
 }
 
+/* What is copied begins once: all of it is as hot as what works on it is told at its first page. */
+static void test_heat_copied(void)
+{
+	CUdeviceptr copied, other;
+
+	start();
+	CHECK(cuMemAlloc_v2(&copied, 8 << 20) == CUDA_SUCCESS && cuMemAlloc_v2(&other, 8 << 20) == CUDA_SUCCESS);
+	pages_use(copied, 8 << 20);
+	for (int round = 0; round < 3; round++) {
+		use(copied, 20);
+		use(other, 10);
+		CHECK(pick_look(device, false));
+	}
+	CHECK(double_out(device, 8 << 20) == 8 << 20);
+	for (CUdeviceptr at = 0; at < 8 << 20; at += 2 << 20)
+		CHECK(on_gpu(copied + at) && !on_gpu(other + at));
+	double_agree(device);
+}
+
 /* Makes every other one hot. */
 static void heat_every_other(const CUdeviceptr address[8])
 {
@@ -979,6 +998,7 @@ int main(int count, char **arguments)
 		{ "exhaustion", test_exhaustion }, { "faults", test_faults }, { "stress", test_stress },
 		{ "persistent", test_persistent }, { "queue", test_queue }, { "async", test_async }, { "contexts", test_contexts },
 		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
+		{ "heat_copied", test_heat_copied },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
 		{ "foreign", test_foreign },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
