@@ -320,7 +320,7 @@ class BookingDaemon(GrantingDaemon):
             fds = [page.descriptor] if heard.op == 5 else []
             socket.send_fds(connection, [answer.encode()], fds)
 
-    def reclaim(self, nbytes: int) -> int:
+    def reclaim(self, nbytes: int, gpu: int = 0) -> int:
         """Asks the program to move so much out; what it says it has moved."""
-        self._connections[-1].send(Message(Op.RECLAIM, 77, 0, (0, 0, 0, nbytes)).encode())
+        self._connections[-1].send(Message(Op.RECLAIM, 77, gpu, (0, 0, 0, nbytes)).encode())
         return self.answers.get(timeout=SECONDS).check().args[0]

@@ -76,7 +76,7 @@ class DepartingDaemon(BookingDaemon):
     def has_given(self, nbytes: int) -> bool:
         """Whether so much of it is in the host; it is asked for what is not. One that works gives nothing at times."""
         if self.swapped < nbytes:
-            self.reclaim(nbytes - self.swapped)
+            self.reclaim(nbytes - self.swapped, self.located)
         return self.swapped >= nbytes
 
     @property
