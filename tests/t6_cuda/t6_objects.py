@@ -27,7 +27,11 @@ MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 @pytest.mark.parametrize(
-    "name", ["segments", "views", "names", "questions", "export", "export_waits", "export_charged"]
+    "name",
+    [
+        *("segments", "views", "names", "questions", "export", "export_waits", "export_charged"),
+        *("bound", "bound_allocation", "bound_to_what_goes", "bound_to_array"),
+    ],
 )
 def test_moves(name: str, sanitize: str) -> None:
     run_unit(name, sanitize, program="objects", **(TWO_GPUS if name == "views" else {}))

@@ -107,15 +107,18 @@ FAKE_EXPORT cuMipmappedArrayDestroy(CUmipmappedArray array)
 	return destroy((CUarray)array);
 }
 
-static void unmap(CUarray array, unsigned int x, unsigned int y)
+/* All tiles that begin there. */
+static void unmap(CUarray array, unsigned int x, unsigned int y, unsigned int width, unsigned int height)
 {
-	for (struct tile **at = &array->tiles, *tile; (tile = *at); at = &(*at)->next)
-		if (tile->x == x && tile->y == y) {
-			*at = tile->next;
-			fake_memory_let_go(tile->memory);
-			free(tile);
-			return;
+	for (struct tile **at = &array->tiles, *tile; (tile = *at);) {
+		if (tile->x < x || tile->x - x >= width || tile->y < y || tile->y - y >= height) {
+			at = &tile->next;
+			continue;
 		}
+		*at = tile->next;
+		fake_memory_let_go(tile->memory);
+		free(tile);
+	}
 }
 
 /* Where something is mapped it is so no more. */
@@ -127,7 +130,7 @@ static void map(const CUarrayMapInfo *info)
 
 	if (info->resourceType != CU_RESOURCE_TYPE_ARRAY || array->data || info->deviceBitMask != 1)
 		fake_die("cuMemMapArrayAsync: not into a sparse array of the first GPU");
-	unmap(array, x, y);
+	unmap(array, x, y, info->subresource.sparseLevel.extentWidth, info->subresource.sparseLevel.extentHeight);
 	if (info->memOperationType != CU_MEM_OPERATION_TYPE_MAP)
 		return;
 	tile = malloc(sizeof(*tile));

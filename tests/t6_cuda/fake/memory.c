@@ -31,9 +31,17 @@ struct memory {
 	bool descriptor;	/* it came by one */
 	ino_t file;		/* of memory that can be exported */
 	unsigned int handles, mappings;
+	struct bound *bound;	/* to a multicast object */
 	struct memory *next;	/* all that live; of spares, the next one */
 };
 #define MAGIC UINT64_C(0x6d656d6f7279aa01)
+
+/* What is bound to a multicast object: one piece of memory, of a binding that may have several. */
+struct bound {
+	struct bound *next;
+	uint64_t offset, bytes;	/* of the binding */
+	struct memory *memory;	/* NULL: an allocation of the driver's own, which does not live longer */
+};
 
 /* Reserved addresses, mappings in them, and allocations of the driver's own; sorted by nothing. */
 struct range {
@@ -228,12 +236,15 @@ static struct memory *memory_of(CUmemGenericAllocationHandle handle, const char 
 	return memory;
 }
 
+static bool unbind(struct bound **at, uint64_t offset, uint64_t bytes);
+
 static void forget(struct memory *memory)
 {
 	struct memory **at = &memories;
 
 	if (memory->handles || memory->mappings)
 		return;
+	unbind(&memory->bound, 0, UINT64_MAX);
 	if (memory->imported)
 		;
 	else if (memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
@@ -746,14 +757,12 @@ CUmemGenericAllocationHandle fake_memory_multicast(uint64_t bytes)
 	struct memory *memory = new_memory(&on_gpu);
 
 	pthread_mutex_lock(&lock);
-	*memory = (struct memory){ .magic = MAGIC, .bytes = bytes, .fd = arena, .offset = arena_end, .handles = 1, .imported = true,
-				    .next = memories };
+	*memory = (struct memory){ .magic = MAGIC, .bytes = bytes, .fd = memfd_create("fake-gpu-multicast", MFD_CLOEXEC),
+				    .handles = 1, .imported = true, .next = memories };
 	memory->prop = on_gpu;
-	if (arena < 0)
-		arena = memory->fd = memfd_create("fake-gpu", MFD_CLOEXEC);
-	arena_end += (off_t)bytes;
-	if (arena < 0 || ftruncate(arena, arena_end))
+	if (memory->fd < 0 || ftruncate(memory->fd, (off_t)bytes))
 		fake_die("memfd: %s", strerror(errno));
+	memory->file = file_of(memory->fd);
 	memories = memory;
 	pthread_mutex_unlock(&lock);
 	return (uintptr_t)memory;
@@ -770,6 +779,79 @@ struct memory *fake_memory_keep(CUmemGenericAllocationHandle handle, uint64_t of
 	memory->mappings++;
 	pthread_mutex_unlock(&lock);
 	return memory;
+}
+
+/* With the lock. */
+static void bind(CUmemGenericAllocationHandle object, struct bound bound, const char *what)
+{
+	struct memory *to = memory_of(object, what);
+	struct bound *more = malloc(sizeof(*more));
+
+	if (!more || (bound.offset | bound.bytes) % GRANULE || bound.offset + bound.bytes > to->bytes)
+		fake_die("%s: a binding of %llu bytes", what, (unsigned long long)bound.bytes);
+	*more = bound;
+	more->next = to->bound;
+	to->bound = more;
+	if (bound.memory)
+		bound.memory->mappings++;
+}
+
+/* What lies in [offset, offset + bytes). With the lock. */
+static bool unbind(struct bound **at, uint64_t offset, uint64_t bytes)
+{
+	struct bound *bound;
+	bool any = false;
+
+	while ((bound = *at)) {
+		if (bound->offset < offset || bound->offset - offset > bytes || bound->bytes > bytes - (bound->offset - offset)) {
+			at = &bound->next;
+			continue;
+		}
+		*at = bound->next;
+		any = true;
+		if (bound->memory) {
+			bound->memory->mappings--;
+			forget(bound->memory);
+		}
+		free(bound);
+	}
+	return any;
+}
+
+void fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle, uint64_t from,
+		      uint64_t bytes, const char *what)
+{
+	struct memory *memory = fake_memory_keep(handle, from, bytes, what);
+
+	pthread_mutex_lock(&lock);
+	bind(object, (struct bound){ .offset = offset, .bytes = bytes, .memory = memory }, what);
+	memory->mappings--;
+	pthread_mutex_unlock(&lock);
+}
+
+bool fake_memory_bind_at(CUmemGenericAllocationHandle object, uint64_t offset, CUdeviceptr address, uint64_t bytes,
+			 const char *what)
+{
+	if (!fake_memory_known(address, bytes, what))
+		return false;
+	pthread_mutex_lock(&lock);
+	for (uint64_t at = address; at < address + bytes;) {
+		const struct range *mapping = containing(mappings, at);
+		const struct range *range = mapping ? mapping : containing(allocations, at);
+
+		bind(object, (struct bound){ .offset = offset, .bytes = bytes, .memory = mapping ? mapping->memory : NULL }, what);
+		at = range->start + range->bytes;
+	}
+	pthread_mutex_unlock(&lock);
+	return true;
+}
+
+bool fake_memory_unbind(CUmemGenericAllocationHandle object, uint64_t offset, uint64_t bytes, const char *what)
+{
+	pthread_mutex_lock(&lock);
+	const bool any = unbind(&memory_of(object, what)->bound, offset, bytes);
+	pthread_mutex_unlock(&lock);
+	return any;
 }
 
 void fake_memory_let_go(struct memory *memory)

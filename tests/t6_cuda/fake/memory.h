@@ -34,8 +34,16 @@ bool fake_deallocate(CUdeviceptr address);
 /* The bytes of one; 0: there is none that begins there. */
 uint64_t fake_allocated(CUdeviceptr address, CUmemoryPool *pool);
 
-/* A multicast object: a handle without memory of its own. */
+/* A multicast object: a handle without memory of its own. What is bound to it lives until it is unbound, or the object is
+ * gone. */
 CUmemGenericAllocationHandle fake_memory_multicast(uint64_t bytes);
+void fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle, uint64_t from,
+		      uint64_t bytes, const char *what);
+/* False: there is nothing at some of these addresses. */
+bool fake_memory_bind_at(CUmemGenericAllocationHandle object, uint64_t offset, CUdeviceptr address, uint64_t bytes,
+			 const char *what);
+/* False: there is none that was bound so. */
+bool fake_memory_unbind(CUmemGenericAllocationHandle object, uint64_t offset, uint64_t bytes, const char *what);
 /* Memory that lives until it is let go, as if it were mapped. Dies where it is no handle, or not on a GPU. */
 struct memory *fake_memory_keep(CUmemGenericAllocationHandle handle, uint64_t offset, uint64_t bytes, const char *what);
 void fake_memory_let_go(struct memory *memory);

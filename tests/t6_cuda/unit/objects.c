@@ -526,6 +526,175 @@ static void test_export_charged(void)
 	double_agree(device);
 }
 
+/* Nothing is on the GPU but what is kept, and what is fixed and has so many bytes. */
+static void has_fixed(uint64_t bytes)
+{
+	CHECK(double_out(device, UINT64_MAX) == 0);
+	CHECK(device->foreign == bytes && device->resident - pool_kept(device) == bytes && device->swapped == 0);
+	double_agree(device);
+}
+
+static CUmemGenericAllocationHandle make_multicast(size_t bytes)
+{
+	const CUmulticastObjectProp prop = { .numDevices = 1, .size = bytes,
+					     .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR };
+	CUmemGenericAllocationHandle handle;
+
+	CHECK(cuMulticastCreate(&handle, &prop) == CUDA_SUCCESS && cuMulticastAddDevice(handle, 0) == CUDA_SUCCESS);
+	return handle;
+}
+
+/* What can move, and what cannot, as the program makes it. */
+static CUmemGenericAllocationHandle create_either(size_t bytes, bool fixed)
+{
+	CUmemAllocationProp prop = movable();
+	CUmemGenericAllocationHandle handle;
+
+	prop.allocFlags.compressionType = fixed ? CU_MEM_ALLOCATION_COMP_GENERIC : 0;
+	CHECK(cuMemCreate(&handle, bytes, &prop, 0) == CUDA_SUCCESS);
+	return handle;
+}
+
+/* Bound by its handle, or where it is mapped, memory lives without either, and is charged as long: until it is unbound. */
+static void test_bound(void)
+{
+	enum { BYTES = 20 << 20, OFFSET = 4 << 20 };
+	CUmemGenericAllocationHandle object, handle;
+	CUdeviceptr address;
+
+	start();
+	object = make_multicast(64 << 20);
+	address = reserve(BYTES);
+	for (int fixed = 0; fixed < 2; fixed++) {
+		handle = create_either(BYTES, fixed);
+		CHECK(fixed || double_out(device, UINT64_MAX) == BYTES);
+		CHECK(cuMulticastBindMem(object, OFFSET, handle, 0, BYTES, 1) == CUDA_ERROR_INVALID_VALUE);
+		CHECK(cuMulticastBindMem(object, OFFSET, handle, 0, BYTES, 0) == CUDA_SUCCESS);
+		CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+		has_fixed(BYTES);
+		CHECK(cuMulticastUnbind(object, 0, 0, OFFSET) == CUDA_ERROR_INVALID_VALUE);
+		has_fixed(BYTES);
+		CHECK(cuMulticastUnbind(object, 0, OFFSET, BYTES) == CUDA_SUCCESS);
+		has_fixed(0);
+		/* By its address. Each of two bindings keeps it. */
+		handle = create_either(BYTES, fixed);
+		map(address, BYTES, handle);
+		CHECK(cuMulticastBindAddr(object, 0, address + OFFSET, BYTES - OFFSET, 0) == CUDA_SUCCESS);
+		CHECK(cuMulticastBindMem(object, 32 << 20, handle, 0, OFFSET, 0) == CUDA_SUCCESS);
+		CHECK(cuMemRelease(handle) == CUDA_SUCCESS && cuMemUnmap(address, BYTES) == CUDA_SUCCESS);
+		has_fixed(BYTES);
+		CHECK(cuMulticastUnbind(object, 0, 32 << 20, OFFSET) == CUDA_SUCCESS);
+		has_fixed(BYTES);
+		CHECK(cuMulticastUnbind(object, 0, 0, BYTES - OFFSET) == CUDA_SUCCESS);
+		has_fixed(0);
+	}
+	CHECK(cuMemRelease(object) == CUDA_SUCCESS);
+}
+
+/* An allocation that is freed: no other gets what is behind it while something has that bound. */
+static void test_bound_allocation(void)
+{
+	CUmemGenericAllocationHandle object;
+	CUdeviceptr address, other;
+
+	start();
+	object = make_multicast(64 << 20);
+	CHECK(cuMemAlloc_v2(&address, 4 << 20) == CUDA_SUCCESS);
+	CHECK(double_out(device, UINT64_MAX) == 4 << 20);
+	CHECK(cuMulticastBindAddr(object, 0, address, 4 << 20, 0) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
+	has_fixed(4 << 20);
+	CHECK(cuMemAlloc_v2(&other, 4 << 20) == CUDA_SUCCESS && device->resident == 8 << 20);
+	CHECK(double_out(device, UINT64_MAX) == 4 << 20);
+	double_agree(device);
+	CHECK(cuMemFree_v2(other) == CUDA_SUCCESS);
+	has_fixed(4 << 20);
+	CHECK(cuMulticastUnbind(object, 0, 0, 4 << 20) == CUDA_SUCCESS);
+	has_fixed(0);
+}
+
+/* A multicast object that goes lets go of what is bound to it: once it has neither a handle nor a mapping. What another process
+ * may have goes on. */
+static void test_bound_to_what_goes(void)
+{
+	enum { BYTES = 6 << 20 };
+	CUmemGenericAllocationHandle object, handle;
+	CUdeviceptr address;
+	int fd;
+
+	start();
+	address = reserve(BYTES);
+	for (int exported = 0; exported < 2; exported++) {
+		object = make_multicast(BYTES);
+		handle = create(BYTES);
+		CHECK(cuMulticastBindMem(object, 0, handle, 0, BYTES, 0) == CUDA_SUCCESS);
+		CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+		map(address, BYTES, object);
+		if (exported) {
+			CHECK(cuMemExportToShareableHandle(&fd, object, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS);
+			close(fd);
+		}
+		CHECK(cuMemRelease(object) == CUDA_SUCCESS);
+		has_fixed(BYTES);
+		CHECK(cuMemUnmap(address, BYTES) == CUDA_SUCCESS);
+		CHECK(device->foreign == (exported ? BYTES : 0));
+		if (!exported)
+			has_fixed(0);
+	}
+}
+
+static CUarrayMapInfo tile(CUarray array, unsigned int first, unsigned int count, CUmemGenericAllocationHandle handle)
+{
+	return (CUarrayMapInfo){
+		.resourceType = CU_RESOURCE_TYPE_ARRAY, .resource.array = array,
+		.subresourceType = CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL,
+		.subresource.sparseLevel = { .offsetY = first * 512, .extentWidth = 1024, .extentHeight = count * 512,
+					     .extentDepth = 1 },
+		.memOperationType = handle ? CU_MEM_OPERATION_TYPE_MAP : CU_MEM_OPERATION_TYPE_UNMAP,
+		.memHandleType = CU_MEM_HANDLE_TYPE_GENERIC, .memHandle.memHandle = handle, .deviceBitMask = 1,
+	};
+}
+
+/* Memory of a sparse array is charged until each of its tiles is unmapped, is mapped otherwise, or went with the array. */
+static void test_bound_to_array(void)
+{
+	enum { BYTES = 4 << 20 };
+	const CUDA_ARRAY3D_DESCRIPTOR about = { .Width = 1024, .Height = 2048, .Depth = 1, .Format = CU_AD_FORMAT_FLOAT,
+						.NumChannels = 1, .Flags = CUDA_ARRAY3D_SPARSE };
+	CUmemGenericAllocationHandle handle[2];
+	CUarrayMapInfo maps[3];
+	CUarray array;
+
+	start();
+	CHECK(cuArray3DCreate_v2(&array, &about) == CUDA_SUCCESS);
+	for (int fixed = 0; fixed < 2; fixed++) {
+		for (int i = 0; i < 2; i++)
+			handle[i] = create_either(BYTES, fixed);
+		maps[0] = tile(array, 0, 1, handle[0]);
+		maps[1] = tile(array, 1, 1, handle[0]);
+		maps[2] = tile(array, 2, 1, handle[1]);
+		CHECK(cuMemMapArrayAsync(maps, 3, NULL) == CUDA_SUCCESS);
+		CHECK(maps[0].memHandle.memHandle == handle[0]);	/* they are the program's */
+		CHECK(cuMemRelease(handle[0]) == CUDA_SUCCESS && cuMemRelease(handle[1]) == CUDA_SUCCESS);
+		has_fixed(2 * BYTES);
+		maps[0] = tile(array, 0, 1, 0);
+		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS);
+		has_fixed(2 * BYTES);
+		handle[0] = create_either(BYTES, fixed);
+		maps[1] = tile(array, 1, 1, handle[0]);
+		CHECK(cuMemMapArrayAsync_ptsz(&maps[1], 1, NULL) == CUDA_SUCCESS);
+		CHECK(cuMemRelease(handle[0]) == CUDA_SUCCESS);
+		has_fixed(2 * BYTES);
+		if (!fixed) {	/* two tiles at once */
+			maps[0] = tile(array, 1, 2, 0);
+			CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS);
+			has_fixed(0);
+		}
+	}
+	CHECK(cuArrayDestroy(array) == CUDA_SUCCESS);
+	has_fixed(0);
+}
+
 /* What a network device could reach, which is all that is mapped. */
 static CUdeviceptr reachable(size_t bytes)
 {
@@ -714,7 +883,9 @@ int main(int count, char **arguments)
 		void (*run)(void);
 	} tests[] = {
 		{ "segments", test_segments }, { "early", test_early }, { "views", test_views }, { "names", test_names },
-		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits }, { "export_charged", test_export_charged },
+		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits },
+		{ "export_charged", test_export_charged }, { "bound", test_bound }, { "bound_allocation", test_bound_allocation },
+		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
 	};

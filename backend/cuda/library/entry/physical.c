@@ -9,6 +9,7 @@
 
 #include "driver.h"
 #include "foreign.h"
+#include "handle.h"
 #include "memory.h"
 #include "names.h"
 #include "object.h"
@@ -19,21 +20,6 @@
 #include "tree.h"
 #include "view.h"
 #include "wrapper.h"
-
-/* The name of a handle that the driver has just given; without memory for it, it is given back. */
-static CUresult give(CUmemGenericAllocationHandle *handle, bool again)
-{
-	const CUmemGenericAllocationHandle name = names_give(*handle, again);
-	CUresult ignored;
-
-	if (name) {
-		*handle = name;
-		return CUDA_SUCCESS;
-	}
-	CALL_REAL(ignored, cuMemRelease, (*handle));
-	(void)ignored;
-	return CUDA_ERROR_OUT_OF_MEMORY;
-}
 
 /* Handles */
 
@@ -46,7 +32,7 @@ static CUresult create_foreign(struct device *device, CUmemGenericAllocationHand
 		return result;
 	CALL_REAL(result, cuMemCreate, (handle, size, prop, flags));
 	if (result == CUDA_SUCCESS)
-		result = give(handle, false);
+		result = handle_give(handle, false);
 	if (result == CUDA_SUCCESS) {
 		foreign_made_in_host(&prop->location);
 		foreign_created(device, *handle, size);
@@ -127,40 +113,24 @@ WRAPPER cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *
 	}
 	CALL_REAL(result, cuMemRetainAllocationHandle, (handle, addr));
 	if (result == CUDA_SUCCESS)
-		result = give(handle, true);
+		result = handle_give(handle, true);
 	if (result == CUDA_SUCCESS)
 		foreign_retained(*handle, address);
-	return result;
-}
-
-/* Makes one handle of the driver's stand for an object for good, since it goes where we do not see. Then `real` is what
- * the driver calls any handle. */
-static CUresult fix(CUmemGenericAllocationHandle handle, CUmemGenericAllocationHandle *real)
-{
-	CUstreamCaptureMode mode = driver_enter();
-	struct region *region = object_claim(handle);
-	CUresult result = CUDA_SUCCESS;
-
-	if (region) {
-		result = pin_whole(region);
-		*real = region->object->whole;
-		object_put(region);
-	} else {
-		*real = names_real(handle);
-	}
-	driver_leave(mode);
 	return result;
 }
 
 WRAPPER cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle,
 				     CUmemAllocationHandleType handleType, unsigned long long flags)
 {
+	CUmemGenericAllocationHandle known;
 	CUresult result;
 
 	PASS_INSIDE(cuMemExportToShareableHandle, (shareableHandle, handle, handleType, flags));
-	result = fix(handle, &handle);
+	result = handle_fix(handle, &known, NULL);
 	if (result == CUDA_SUCCESS)
-		CALL_REAL(result, cuMemExportToShareableHandle, (shareableHandle, handle, handleType, flags));
+		CALL_REAL(result, cuMemExportToShareableHandle, (shareableHandle, known, handleType, flags));
+	if (result == CUDA_SUCCESS)
+		foreign_exported(handle);
 	return result;
 }
 
@@ -172,7 +142,7 @@ WRAPPER cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, voi
 
 	PASS_INSIDE(cuMemImportFromShareableHandle, (handle, osHandle, shHandleType));
 	CALL_REAL(result, cuMemImportFromShareableHandle, (handle, osHandle, shHandleType));
-	return result == CUDA_SUCCESS ? give(handle, false) : result;
+	return result == CUDA_SUCCESS ? handle_give(handle, false) : result;
 }
 
 WRAPPER cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
@@ -332,75 +302,5 @@ WRAPPER cuMemAddressFree(CUdeviceptr ptr, size_t size)
 	if (region_about(ptr, &about))
 		return CUDA_ERROR_INVALID_VALUE;
 	CALL_REAL(result, cuMemAddressFree, (ptr, size));
-	return result;
-}
-
-/* Sparse arrays, whose memory is mapped where no address is. */
-
-#define MAP_ARRAY(name)											\
-	WRAPPER name(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream)			\
-	{												\
-		CUarrayMapInfo *list;									\
-		CUresult result = CUDA_SUCCESS;								\
-													\
-		PASS_INSIDE(name, (mapInfoList, count, hStream));					\
-		list = mapInfoList && count ? malloc(count * sizeof(*list)) : NULL;			\
-		if (mapInfoList && count && !list)							\
-			return CUDA_ERROR_OUT_OF_MEMORY;						\
-		for (unsigned int i = 0; list && i < count && result == CUDA_SUCCESS; i++) {		\
-			list[i] = mapInfoList[i];							\
-			if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP)			\
-				result = fix(list[i].memHandle.memHandle, &list[i].memHandle.memHandle);	\
-		}											\
-		if (result == CUDA_SUCCESS)								\
-			CALL_REAL(result, name, (list ? list : mapInfoList, count, hStream));		\
-		free(list);										\
-		return result;										\
-	}
-
-MAP_ARRAY(cuMemMapArrayAsync)
-MAP_ARRAY(cuMemMapArrayAsync_ptsz)
-
-/* Multicast objects: the memory that is bound to one stays. */
-
-WRAPPER cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle, const CUmulticastObjectProp *prop)
-{
-	CUresult result;
-
-	PASS_INSIDE(cuMulticastCreate, (mcHandle, prop));
-	CALL_REAL(result, cuMulticastCreate, (mcHandle, prop));
-	return result == CUDA_SUCCESS ? give(mcHandle, false) : result;
-}
-
-FORWARD(cuMulticastAddDevice, (CUmemGenericAllocationHandle mcHandle, CUdevice dev), (names_real(mcHandle), dev))
-FORWARD(cuMulticastUnbind, (CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, size_t size),
-	(names_real(mcHandle), dev, mcOffset, size))
-
-WRAPPER cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle,
-			   size_t memOffset, size_t size, unsigned long long flags)
-{
-	CUresult result;
-
-	PASS_INSIDE(cuMulticastBindMem, (mcHandle, mcOffset, memHandle, memOffset, size, flags));
-	result = fix(memHandle, &memHandle);
-	if (result == CUDA_SUCCESS)
-		CALL_REAL(result, cuMulticastBindMem,
-			  (names_real(mcHandle), mcOffset, memHandle, memOffset, size, flags));
-	return result;
-}
-
-WRAPPER cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size,
-			    unsigned long long flags)
-{
-	struct region_about about;
-	CUstreamCaptureMode mode;
-	CUresult result;
-
-	PASS_INSIDE(cuMulticastBindAddr, (mcHandle, mcOffset, memptr, size, flags));
-	mode = driver_enter();
-	result = region_about(memptr, &about) ? pin_range(memptr, size) : pin_objects(memptr, size);
-	driver_leave(mode);
-	if (result == CUDA_SUCCESS)
-		CALL_REAL(result, cuMulticastBindAddr, (names_real(mcHandle), mcOffset, memptr, size, flags));
 	return result;
 }

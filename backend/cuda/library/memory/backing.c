@@ -54,7 +54,7 @@ static bool unmap(const struct region *region, size_t mapped)
 	return result == CUDA_SUCCESS;
 }
 
-static void unreserve(const struct region *region)
+void backing_unreserve(const struct region *region)
 {
 	CUresult result = CUDA_ERROR_UNKNOWN;
 
@@ -90,7 +90,7 @@ static CUresult map(struct region *region, size_t alignment)
 	if (result == CUDA_SUCCESS)
 		return CUDA_SUCCESS;
 	if (unmap(region, mapped))
-		unreserve(region);
+		backing_unreserve(region);
 	return result;
 }
 
@@ -156,7 +156,7 @@ bool backing_unmap(const struct region *region)
 
 void backing_return(struct region *region)
 {
-	unreserve(region);
+	backing_unreserve(region);
 	backing_give(region);
 }
 

@@ -11,7 +11,9 @@ CUresult backing_make(struct device *device, size_t bytes, size_t alignment, str
 struct region *backing_plan(struct device *device, size_t bytes);
 /* Unmaps all of it; false: it is still mapped. */
 bool backing_unmap(const struct region *region);
-/* Gives back what is behind a region that is mapped nowhere, and that no thread can find any more; frees it. */
+/* Gives back the addresses of a region that is mapped nowhere, and that no thread can find any more. */
+void backing_unreserve(const struct region *region);
+/* ... and what is behind it; frees it. */
 void backing_return(struct region *region);
 /* ... of one that has no addresses. */
 void backing_give(struct region *region);

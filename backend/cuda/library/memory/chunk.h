@@ -47,6 +47,8 @@ struct region {
 	struct region *next_small;
 	struct object *object;	/* what the program made by cuMemCreate (object.h); else NULL */
 	bool freeing;		/* a thread is at it */
+	bool gone;		/* it is freed, but for what is behind it, which is bound still */
+	size_t bound;		/* so often (binding.h) */
 	size_t count[CLASSES];	/* of chunks of each class, in this order */
 	size_t chunks;		/* all of them */
 	struct chunk chunk[];

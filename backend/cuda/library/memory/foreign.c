@@ -16,10 +16,13 @@ struct foreign {
 	uint64_t bytes;
 	CUcontext context;
 	bool managed;
-	unsigned int references;	/* of physical memory: to its handle, and mappings */
+	unsigned int references;	/* of physical memory: to its handle, mappings, and what it is bound to */
 	unsigned int named;		/* those to its handle */
 	uint64_t mapped;		/* bytes of this mapping */
 	struct foreign *memory;		/* of a mapping: what is behind it */
+	uint64_t multicast;		/* the number of a multicast object, which has no memory of its own; 0: it is none */
+	bool exported;			/* other processes may have it */
+	void (*gone)(uint64_t multicast);
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -129,7 +132,10 @@ void foreign_is_managed(struct device *device, uint64_t key, uint64_t bytes, CUc
 
 static void drop(struct foreign *foreign)
 {
-	if (foreign->managed)
+	if (foreign->multicast) {
+		if (!foreign->exported)
+			foreign->gone(foreign->multicast);
+	} else if (foreign->managed)
 		name(foreign->device, foreign->bytes, false);
 	else
 		foreign_uncharge(foreign->device, foreign->bytes);
@@ -187,6 +193,39 @@ void foreign_created(struct device *device, CUmemGenericAllocationHandle handle,
 	pthread_mutex_lock(&lock);
 	if (!table_put(&handles, handle, memory))
 		free(memory);
+	pthread_mutex_unlock(&lock);
+}
+
+void foreign_is_multicast(CUmemGenericAllocationHandle handle, uint64_t number, void (*gone)(uint64_t))
+{
+	struct foreign *object = calloc(1, sizeof(*object));
+
+	if (!object)
+		return;
+	*object = (struct foreign){ .references = 1, .named = 1, .multicast = number, .gone = gone };
+	pthread_mutex_lock(&lock);
+	if (!table_put(&handles, handle, object))
+		free(object);
+	pthread_mutex_unlock(&lock);
+}
+
+uint64_t foreign_multicast(CUmemGenericAllocationHandle handle)
+{
+	pthread_mutex_lock(&lock);
+	const struct foreign *object = table_get(&handles, handle);
+	const uint64_t number = object ? object->multicast : 0;
+	pthread_mutex_unlock(&lock);
+	return number ? number : handle;
+}
+
+void foreign_exported(CUmemGenericAllocationHandle handle)
+{
+	struct foreign *memory;
+
+	pthread_mutex_lock(&lock);
+	memory = table_get(&handles, handle);
+	if (memory)
+		memory->exported = true;
 	pthread_mutex_unlock(&lock);
 }
 
@@ -278,6 +317,47 @@ void foreign_unmapped(CUdeviceptr address, uint64_t bytes)
 			drop(dead);
 		address += step;
 	}
+}
+
+/* With the lock. */
+static struct foreign *bind(struct foreign *memory)
+{
+	if (memory && memory->multicast)	/* the driver refuses it */
+		memory = NULL;
+	if (memory)
+		memory->references++;
+	return memory;
+}
+
+struct foreign *foreign_bind(CUmemGenericAllocationHandle handle)
+{
+	pthread_mutex_lock(&lock);
+	struct foreign *memory = bind(table_get(&handles, handle));
+	pthread_mutex_unlock(&lock);
+	return memory;
+}
+
+struct foreign *foreign_bind_at(CUdeviceptr address)
+{
+	pthread_mutex_lock(&lock);
+	const struct foreign *mapping = mapping_of(address);
+	struct foreign *memory = mapping ? bind(mapping->memory) : NULL;
+	pthread_mutex_unlock(&lock);
+	return memory;
+}
+
+struct device *foreign_device(const struct foreign *memory)
+{
+	return memory->device;
+}
+
+void foreign_unbind(struct foreign *memory)
+{
+	pthread_mutex_lock(&lock);
+	struct foreign *dead = put(memory);
+	pthread_mutex_unlock(&lock);
+	if (dead)
+		drop(dead);
 }
 
 static bool in_host;	/* atomically */

@@ -32,6 +32,21 @@ void foreign_released(CUmemGenericAllocationHandle handle);
 void foreign_mapped(CUdeviceptr address, uint64_t bytes, CUmemGenericAllocationHandle handle);
 void foreign_unmapped(CUdeviceptr address, uint64_t bytes);
 
+/* ... or is bound to something: that has it until foreign_unbind (binding.h). NULL: nothing is known of it. */
+struct foreign;
+struct foreign *foreign_bind(CUmemGenericAllocationHandle handle);
+struct foreign *foreign_bind_at(CUdeviceptr address);
+struct device *foreign_device(const struct foreign *memory);
+void foreign_unbind(struct foreign *memory);
+
+/* A multicast object: as physical memory, but there is none. `gone` is called, with the number that stands for it, once the
+ * program has neither a handle of it nor a mapping, unless it was exported. */
+void foreign_is_multicast(CUmemGenericAllocationHandle handle, uint64_t number, void (*gone)(uint64_t number));
+/* The number of one that was made here; else its handle. */
+uint64_t foreign_multicast(CUmemGenericAllocationHandle handle);
+/* Other processes may have what a handle stands for. */
+void foreign_exported(CUmemGenericAllocationHandle handle);
+
 /* An allocation of the driver's own, that `key` tells afterwards: charged before, or undone. */
 #define FOREIGN(result, device, bytes, key, name, arguments)					\
 	do {											\

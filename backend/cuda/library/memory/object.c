@@ -182,7 +182,7 @@ void object_claim_again(struct region *region)
 	pthread_mutex_unlock(&tree_lock);
 }
 
-/* No thread can find it any more: it is claimed, without a handle or a view. */
+/* No thread can find it any more: it is claimed, without a handle or a view, and not bound. */
 static void destroy(struct region *region)
 {
 	const CUstreamCaptureMode mode = driver_enter();
@@ -202,7 +202,7 @@ void object_put(struct region *region)
 		pthread_mutex_unlock(&tree_lock);
 		return;
 	}
-	const bool dead = !object->held && !object->views;
+	const bool dead = !object->held && !object->views && !region->bound;
 
 	if (dead) {
 		table_take(&objects, object->name);
@@ -223,6 +223,17 @@ void object_put(struct region *region)
 		pthread_mutex_unlock(&tree_lock);
 		free(object);
 	}
+}
+
+void object_unbind(struct region *region)
+{
+	pthread_mutex_lock(&tree_lock);
+	while (!is_idle(region))
+		tree_await(region->device);
+	set_busy(region, true);
+	region->bound--;
+	pthread_mutex_unlock(&tree_lock);
+	object_put(region);
 }
 
 /* The views there, in `range`, if there is room for `most` of them; one that is not idle, or NULL. With the lock. */

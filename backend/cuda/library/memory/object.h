@@ -7,7 +7,8 @@
  * released, since the memory goes with it, and the value that the program has is a name of ours. The driver
  * may give that value out again: what has it then gets another name (names.h).
  *
- * The handle is released by us, once the program has let go of all that it had, and mapped none of it any more.
+ * The handle is released by us, once the program has let go of all that it had, and mapped none of it any more; nor is any of it
+ * bound to something (binding.h).
  *
  * A thread of the program that changes anything of an object claims it first: all its chunks are busy then, and none is
  * moved.
@@ -47,8 +48,11 @@ struct region *object_claim(CUmemGenericAllocationHandle name);
 struct region *object_claim_at(CUdeviceptr address);
 /* ... once more, for a batch, by the thread that has: each lets go of it, whichever is the last. */
 void object_claim_again(struct region *region);
-/* Lets go of one that is claimed; frees it if the program has neither a handle nor a view any more. */
+/* Lets go of one that is claimed; frees it if the program has neither a handle nor a view any more, and nothing else has it
+ * bound. */
 void object_put(struct region *region);
+/* It is bound once less. */
+void object_unbind(struct region *region);
 
 /* Claims all that are mapped in [address, address + bytes), or none. */
 struct object_range {

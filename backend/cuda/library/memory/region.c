@@ -68,12 +68,18 @@ static CUresult destroy(struct region *region)
 {
 	struct region_tree *tree = region->device->regions;
 	const bool unmapped = backing_unmap(region);
+	bool bound = false;
 
 	if (unmapped) {
 		pthread_mutex_lock(&tree_lock);
 		tree_remove(region);
 		pthread_mutex_unlock(&tree_lock);
-		backing_return(region);
+		backing_unreserve(region);
+		pthread_mutex_lock(&tree_lock);
+		bound = region->gone = region->bound;
+		pthread_mutex_unlock(&tree_lock);
+		if (!bound)
+			backing_give(region);
 	}
 	pthread_mutex_lock(&tree_lock);
 	if (!unmapped)
@@ -81,6 +87,15 @@ static CUresult destroy(struct region *region)
 	tree->frees--;
 	pthread_mutex_unlock(&tree_lock);
 	return unmapped ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
+
+void region_unbind(struct region *region)
+{
+	pthread_mutex_lock(&tree_lock);
+	const bool last = !--region->bound && region->gone;
+	pthread_mutex_unlock(&tree_lock);
+	if (last)
+		backing_give(region);
 }
 
 static CUresult alloc_large(struct device *device, size_t bytes, size_t alignment, CUdeviceptr *address)

@@ -30,6 +30,8 @@ CUresult region_alloc(struct device *device, size_t bytes, size_t alignment, CUd
 /* CUDA_ERROR_INVALID_VALUE for an address that is not the start of one of ours (the caller then asks the driver). The
  * caller has made sure that nothing in flight uses it (cuMemFree waits; see memory.c). */
 CUresult region_free(CUdeviceptr address);
+/* One is bound once less (binding.h): what is behind one that was freed meanwhile is given back then. */
+void region_unbind(struct region *region);
 
 /* The allocation that holds `address`, as cuMemGetAddressRange tells it. */
 bool region_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, struct device **device);

@@ -53,6 +53,12 @@ void arrays_make(void)
 	}
 }
 
+static void unmapped(struct thing *thing)
+{
+	thing->bound--;
+	model_settle(thing);
+}
+
 static void destroy(struct array *array)
 {
 	if (array->levels)
@@ -61,7 +67,7 @@ static void destroy(struct array *array)
 		DO(cuArrayDestroy, (array->array));
 	for (int i = 0; i < TILES; i++)
 		if (array->tile[i])
-			array->tile[i]->bound--;
+			unmapped(array->tile[i]);
 	*array = (struct array){ 0 };
 }
 
@@ -113,7 +119,7 @@ void arrays_map(void)
 	else
 		DO(cuMemMapArrayAsync_ptsz, (&info, 1, NULL));
 	if (array->tile[tile]) {
-		array->tile[tile]->bound--;
+		unmapped(array->tile[tile]);
 		array->tile[tile] = NULL;
 	} else {
 		thing->bound++;

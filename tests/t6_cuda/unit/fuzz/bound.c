@@ -11,7 +11,7 @@ static struct binding {
 	struct thing *object;	/* NULL: none */
 	size_t offset, pages;
 	struct thing *thing;	/* what is bound; NULL: an allocation is */
-	struct plain *plain;
+	struct plain *plain;	/* which one; NULL: it is freed */
 } bindings[BINDINGS];
 
 static bool is_object(const struct thing *thing)
@@ -50,12 +50,12 @@ static size_t at_most(size_t pages, size_t most)
 	return pages < most ? pages : most;
 }
 
-/* A part of a mapping, with all of which its memory stays. */
+/* A part of a mapping: all of its memory stays. */
 static bool bind_view(struct binding *binding)
 {
 	const struct seen *view = model_view();
 
-	if (!view || !can_be_bound(view->thing))
+	if (!view || view->thing->multicast)
 		return false;
 	binding->pages = at_most(binding->pages, view->pages);
 	DO(cuMulticastBindAddr, (binding->object->name, binding->offset * PAGE,
@@ -90,52 +90,64 @@ static bool bind_handle(struct binding *binding)
 	return true;
 }
 
-static struct binding *free_binding(const struct thing *object, size_t offset)
+/* Pages from there on to which nothing is bound. */
+static size_t room(const struct thing *object, size_t offset)
 {
-	struct binding *found = NULL;
+	size_t pages = object->pages - offset;
 
-	for (struct binding *binding = bindings; binding < bindings + BINDINGS; binding++) {
-		if (binding->object == object && binding->offset == offset)
-			return NULL;
-		if (!binding->object)
-			found = binding;
+	for (const struct binding *binding = bindings; binding < bindings + BINDINGS; binding++) {
+		if (binding->object != object || binding->offset + binding->pages <= offset)
+			continue;
+		pages = binding->offset <= offset ? 0 : at_most(binding->offset - offset, pages);
 	}
-	return found;
+	return pages;
+}
+
+static struct binding *free_binding(void)
+{
+	for (struct binding *binding = bindings; binding < bindings + BINDINGS; binding++)
+		if (!binding->object)
+			return binding;
+	return NULL;
 }
 
 void bound_bind(void)
 {
 	static bool (*const ways[])(struct binding *) = { bind_view, bind_plain, bind_handle };
 	struct thing *object = model_thing_that(is_object);
-	const size_t offset = object ? model_any(object->pages) : 0;
-	struct binding *binding = object ? free_binding(object, offset) : NULL;
+	const size_t offset = object ? model_any(object->pages) : 0, pages = object ? room(object, offset) : 0;
+	struct binding *binding = free_binding();
 
-	if (!binding)
+	if (!binding || !pages)
 		return;
-	*binding = (struct binding){ .object = object, .offset = offset, .pages = 1 + model_any(object->pages - offset) };
+	*binding = (struct binding){ .object = object, .offset = offset, .pages = 1 + model_any(pages) };
 	if (!ways[model_any(3)](binding)) {
 		binding->object = NULL;
 		return;
 	}
-	object->bound++;
 	if (binding->thing) {
 		binding->thing->bound++;
 		binding->thing->stays = true;
 	} else {
-		binding->plain->bound++;
 		binding->plain->stays = true;
 	}
+}
+
+static void unbound(struct binding *binding)
+{
+	struct thing *thing = binding->thing;
+
+	binding->object = NULL;
+	if (!thing)
+		return;
+	thing->bound--;
+	model_settle(thing);
 }
 
 static void unbind(struct binding *binding)
 {
 	DO(cuMulticastUnbind, (binding->object->name, 0, binding->offset * PAGE, binding->pages * PAGE));
-	binding->object->bound--;
-	if (binding->thing)
-		binding->thing->bound--;
-	else
-		binding->plain->bound--;
-	binding->object = NULL;
+	unbound(binding);
 }
 
 void bound_unbind(void)
@@ -143,16 +155,32 @@ void bound_unbind(void)
 	for (size_t i = 0, first = model_any(BINDINGS); i < BINDINGS; i++) {
 		struct binding *binding = &bindings[(first + i) % BINDINGS];
 
-		if (!binding->object)
+		if (!binding->object || !binding->object->held)
 			continue;
 		unbind(binding);
 		return;
 	}
 }
 
+/* What was bound to it is so no more. */
+void bound_gone(const struct thing *object)
+{
+	for (struct binding *binding = bindings; binding < bindings + BINDINGS; binding++)
+		if (binding->object == object)
+			unbound(binding);
+}
+
+/* What is behind it stays bound. */
+void bound_freed(const struct plain *plain)
+{
+	for (struct binding *binding = bindings; binding < bindings + BINDINGS; binding++)
+		if (binding->plain == plain)
+			binding->plain = NULL;
+}
+
 void bound_end(void)
 {
 	for (struct binding *binding = bindings; binding < bindings + BINDINGS; binding++)
-		if (binding->object)
+		if (binding->object && binding->object->held)
 			unbind(binding);
 }

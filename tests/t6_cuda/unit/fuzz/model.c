@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "moves.h"
+#include "steps.h"
 
 /* Views, and allocations, that are looked at between steps: each has up to 40 copies. */
 #define SOME 3
@@ -47,7 +48,7 @@ CUdeviceptr model_address(size_t page)
 
 bool model_lives(const struct thing *thing)
 {
-	return thing->held || thing->seen;
+	return thing->held || thing->seen || thing->bound;
 }
 
 struct thing *model_thing_that(bool (*is)(const struct thing *))
@@ -134,7 +135,11 @@ void model_named(const struct thing *thing)
 
 void model_settle(struct thing *thing)
 {
-	if (model_lives(thing) || !thing->contents)
+	if (model_lives(thing))
+		return;
+	if (thing->multicast)
+		bound_gone(thing);
+	if (!thing->contents)
 		return;
 	if (!--thing->contents->users)
 		free(thing->contents);

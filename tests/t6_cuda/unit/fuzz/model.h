@@ -22,7 +22,7 @@ struct contents {
 	uint64_t word[PAGES_MOST];
 };
 
-/* Physical memory that has a handle. */
+/* Physical memory, or a multicast object: it has a handle, is mapped, or is bound to something. */
 struct thing {
 	CUmemGenericAllocationHandle name;
 	size_t pages, held, seen, bound;	/* seen: views; bound: to multicast objects and arrays */
@@ -47,7 +47,6 @@ struct plain {
 	enum plain_kind kind;
 	size_t bytes;
 	bool stays;
-	size_t bound;		/* to multicast objects */
 	size_t pool;		/* of OF_POOL, and IMPORTED: its number */
 	struct contents contents;
 	uint64_t tail;		/* the last word; 0: none yet */
@@ -89,7 +88,7 @@ struct plain *model_free_plain(void);
 
 /* A new handle: no other thing has it for its name. */
 void model_named(const struct thing *thing);
-/* The program has neither a handle of it nor a view, or has. */
+/* The program may have let go of all of it. */
 void model_settle(struct thing *thing);
 
 /* Where memory is, by its type; -1: it is an allocation of the driver's own. */

@@ -50,8 +50,9 @@ void plain_free(void)
 {
 	struct plain *plain = model_plain();
 
-	if (!plain || plain->bound)
+	if (!plain)
 		return;
+	bound_freed(plain);
 	if (plain->kind == PLAIN || plain->kind == MANAGED || !model_any(3))
 		DO(cuMemFree_v2, (plain->address));
 	else

@@ -44,6 +44,11 @@ void contexts_primary(void);
 void bound_make(void);
 void bound_bind(void);
 void bound_unbind(void);
+/* A multicast object is gone; an allocation is freed. */
+struct thing;
+void bound_gone(const struct thing *object);
+struct plain;
+void bound_freed(const struct plain *plain);
 void bound_end(void);
 void shares_name(void);
 void shares_set(void);

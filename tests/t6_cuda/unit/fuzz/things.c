@@ -43,15 +43,9 @@ void things_make(void)
 	model_named(thing);
 }
 
-/* What is bound to something keeps a handle: it is unbound by that. */
-static bool can_go(const struct thing *thing)
-{
-	return thing->held > (thing->bound != 0);
-}
-
 void things_release(void)
 {
-	struct thing *thing = model_thing_that(can_go);
+	struct thing *thing = model_thing();
 
 	if (!thing)
 		return;
