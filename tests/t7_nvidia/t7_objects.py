@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import wait_for
-from tests.t7_nvidia.programs import GIB, MIB, held, member, nvml_used, program, run_in, write
+from tests.t7_nvidia.programs import GIB, MIB, Program, held, member, nvml_used, program, run_in, write
 
 SEGMENTS = 200
 """Segments of 20 MiB: 4000 MiB."""
@@ -25,10 +25,29 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def facts(text: str) -> tuple[list[str], list[str]]:
-    """Return what the driver said of a mapping at the beginning, and at the end: they are to be the same."""
-    lines = text.splitlines()
+def facts(run: Program) -> tuple[list[str], list[str]]:
+    """Return what the driver said of a mapping at the beginning, and at the end, of one that has ended."""
+    assert run.process.stdout is not None
+    lines = run.process.stdout.read().splitlines()
     return lines[: len(lines) // 2], lines[len(lines) // 2 :]
+
+
+def test_mappings_are_what_the_driver_says(gpu_mount: Mounted, objects: str) -> None:
+    """What a program is told of a mapping, and may do with it, is the same without the library, with it, and once it
+    has moved: the answers that are the library's own are held against the driver's."""
+    with program(objects, "PAGE", "2") as plain:
+        wait_for(lambda: plain.passes > 2, "it works", seconds=60)
+        plain.finish()
+        expected, again = facts(plain)
+    print("\n".join(expected))
+    assert again == expected
+    with program(*run_in(gpu_mount), objects, "PAGE", "2") as run:
+        group = member(gpu_mount, run)
+        held(group)
+        write(group, "gmem.reclaim", 40 * MIB)
+        assert group.flat("gmem.stat")["swapout_bytes"] >= 40 * MIB
+        run.finish()
+        assert facts(run) == (expected, expected)
 
 
 def test_segments_stay_below_their_limit(gpu_mount: Mounted, objects: str) -> None:
@@ -46,7 +65,5 @@ def test_segments_stay_below_their_limit(gpu_mount: Mounted, objects: str) -> No
         write(group, "gmem.limit.high", "max")
         wait_for(lambda: nvml_used(run.process.pid) >= whole - 64 * MIB, "all is back", seconds=20)
         run.finish()
-        assert run.process.stdout is not None
-        before, after = facts(run.process.stdout.read())
-        print("\n".join(before))
+        before, after = facts(run)
         assert before == after
