@@ -88,7 +88,9 @@ def built(tmp_path_factory: pytest.TempPathFactory, name: str) -> str:
     """NAME.cu, built."""
     path = os.fspath(tmp_path_factory.mktemp("cuda") / name)
     source = Path(__file__).with_name(f"{name}.cu")
-    subprocess.run(["nvcc", "-O2", "-I", ROOT / "backend" / "cuda" / "library", "-o", path, source], check=True)
+    subprocess.run(
+        ["nvcc", "-O2", "-I", ROOT / "backend" / "cuda" / "library", "-o", path, source, "-lcuda"], check=True
+    )
     return path
 
 

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 
 from tests.support.mounted import Mounted
-from tests.t7_nvidia.conftest import wait_for
+from tests.t7_nvidia.conftest import built, wait_for
 from tests.t7_nvidia.programs import GIB, MIB, Program, held, member, nvml_used, program, run_in, write
 
 SEGMENTS = 200
 """Segments of 20 MiB: 4000 MiB."""
+SERVED = 4
+"""GiB that a server has, of 1 GiB each."""
+SLEEP, SLEEPS = 32, 36
+"""Offsets in the page of sleeps.cu."""
 
 
 @pytest.fixture(scope="session")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the path of objects.cu, built: it calls the driver itself."""
-    path = os.fspath(tmp_path_factory.mktemp("cuda") / "objects")
-    source = Path(__file__).with_name("objects.cu")
-    subprocess.run(["nvcc", "-O2", "-o", path, source, "-lcuda"], check=True)
-    return path
+    return built(tmp_path_factory, "objects")
+
+
+@pytest.fixture(scope="session")
+def sleeps(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return built(tmp_path_factory, "sleeps")
 
 
 def facts(run: Program) -> tuple[list[str], list[str]]:
@@ -67,3 +68,26 @@ def test_segments_stay_below_their_limit(gpu_mount: Mounted, objects: str) -> No
         run.finish()
         before, after = facts(run)
         assert before == after
+
+
+def test_a_server_wakes_below_half_of_its_size(gpu_mount: Mounted, sleeps: str) -> None:
+    """What it has let go of to sleep it makes again under the same addresses, of which half fits: the rest goes to the
+    host, and what it serves from is right."""
+    with program(*run_in(gpu_mount), sleeps, "PAGE", str(SERVED)) as run:
+        group = member(gpu_mount, run)
+        whole = held(group)
+        for _ in range(2):
+            run.set(SLEEP, 1)
+            wait_for(lambda: run.u32(SLEEPS) == 1, "it sleeps", seconds=60)
+            wait_for(lambda: nvml_used(run.pid) <= whole - (SERVED * GIB - 64 * MIB), "its memory is free")
+            limit = held(group) + SERVED // 2 * GIB
+            write(group, "gmem.limit.high", limit)
+            run.set(SLEEP, 0)
+            wait_for(lambda: run.u32(SLEEPS) == 0, "it wakes", seconds=60)
+            count = run.passes
+            wait_for(lambda count=count: run.passes > count + 4, "it serves", seconds=60)  # type: ignore[misc]
+            assert nvml_used(run.pid) <= limit + 64 * MIB
+            assert run.u64(16) == 0
+            write(group, "gmem.limit.high", "max")
+            wait_for(lambda: nvml_used(run.pid) >= whole - 64 * MIB, "all is back", seconds=20)
+        run.finish()
