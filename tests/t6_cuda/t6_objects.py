@@ -29,7 +29,7 @@ MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
 @pytest.mark.parametrize(
     "name",
     [
-        *("segments", "views", "names", "questions", "export", "export_waits", "export_charged"),
+        *("segments", "segments_are_hot", "views", "names", "questions", "export", "export_waits", "export_charged"),
         *("bound", "bound_allocation", "bound_to_what_goes", "bound_to_array"),
     ],
 )

@@ -20,6 +20,8 @@
 #include "object.h"
 #include "opened.h"
 #include "ours.h"
+#include "pages.h"
+#include "pick.h"
 #include "tree.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -168,6 +170,51 @@ static void test_segments(void)
 		CHECK(device->resident == pool_kept(device) && device->swapped == 0);
 	}
 	CHECK(cuMemAddressFree(address, (size_t)SEGMENTS * BYTES) == CUDA_SUCCESS);
+}
+
+/* A tensor in several segments is hot as a whole by the pointer to its first page; so is not what was mapped there before it. */
+static void test_segments_are_hot(void)
+{
+	enum { SEGMENTS = 4, BYTES = 20 << 20 };
+	CUmemGenericAllocationHandle handle[SEGMENTS], other;
+	CUdeviceptr address, elsewhere;
+	uint64_t out;
+
+	start();
+	address = reserve((size_t)SEGMENTS * BYTES);
+	elsewhere = reserve(BYTES);
+	for (int i = 0; i < SEGMENTS; i++) {
+		handle[i] = create(BYTES);
+		map(address + (CUdeviceptr)i * BYTES, BYTES, handle[i]);
+	}
+	other = create(BYTES);
+	map(elsewhere, BYTES, other);
+	for (int round = 0; round < 2; round++) {
+		for (int use = 0; use < 20; use++) {
+			pages_use_from(address + 100);
+			pages_use_from(elsewhere);
+		}
+		CHECK(pick_look(device, false));
+		CHECK(pick_misplaced(device, UINT64_MAX) == 0);
+		out = double_out(device, BYTES);
+		CHECK(out >= BYTES && pick_misplaced(device, UINT64_MAX) == 0);	/* all are as hot */
+		CHECK(double_in(device, UINT64_MAX) == out);
+		/* The last two are mapped anew, behind what begins there now. */
+		CHECK(cuMemUnmap(address + 2 * BYTES, 2 * BYTES) == CUDA_SUCCESS);
+		for (int i = 2; i < SEGMENTS; i++) {
+			pages_use_from(address + (CUdeviceptr)i * BYTES + PAGE);
+			map(address + (CUdeviceptr)i * BYTES, BYTES, handle[i]);
+		}
+	}
+	/* What is mapped right behind it, and begins by itself, is not hot by it. */
+	for (int use = 0; use < 20; use++)
+		pages_use_from(address);
+	pages_use_from(address + 2 * BYTES);
+	for (int round = 0; round < 3; round++)
+		CHECK(pick_look(device, true));
+	CHECK(double_out(device, BYTES) == BYTES);
+	CHECK(place(address) == CU_MEM_LOCATION_TYPE_DEVICE && place(address + BYTES) == CU_MEM_LOCATION_TYPE_DEVICE);
+	double_agree(device);
 }
 
 /* What is made before the first context is charged, and moves once there is one. */
@@ -882,7 +929,7 @@ int main(int count, char **arguments)
 		const char *name;
 		void (*run)(void);
 	} tests[] = {
-		{ "segments", test_segments }, { "early", test_early }, { "views", test_views }, { "names", test_names },
+		{ "segments", test_segments }, { "segments_are_hot", test_segments_are_hot }, { "early", test_early }, { "views", test_views }, { "names", test_names },
 		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits },
 		{ "export_charged", test_export_charged }, { "bound", test_bound }, { "bound_allocation", test_bound_allocation },
 		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },

@@ -68,13 +68,19 @@ bool pages_ready(CUdeviceptr address, size_t bytes)
 	return true;
 }
 
-void pages_set(const struct region *region, struct region *value)
+void pages_fresh(CUdeviceptr address, size_t bytes)
 {
-	for (CUdeviceptr at = region->address; at < region->address + region->reserved; at += GG_CHUNK) {
-		leaf_of(at)->region[page_of(at)] = value;
+	for (CUdeviceptr at = address; at < address + bytes; at += GG_CHUNK) {
 		__atomic_store_n(&leaf_of(at)->uses[page_of(at)], 0, __ATOMIC_RELAXED);
 		__atomic_store_n(&leaf_of(at)->begins[page_of(at)], 0, __ATOMIC_RELAXED);
 	}
+}
+
+void pages_set(const struct region *region, struct region *value)
+{
+	for (CUdeviceptr at = region->address; at < region->address + region->reserved; at += GG_CHUNK)
+		leaf_of(at)->region[page_of(at)] = value;
+	pages_fresh(region->address, region->reserved);
 }
 
 bool pages_near(CUdeviceptr address)

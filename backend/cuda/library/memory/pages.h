@@ -9,6 +9,8 @@
 struct region *pages_region(CUdeviceptr address);
 /* Makes room for what is to be said of [address, address + bytes); false without memory. */
 bool pages_ready(CUdeviceptr address, size_t bytes);
+/* Nothing was used at these addresses yet, for which there is room. */
+void pages_fresh(CUdeviceptr address, size_t bytes);
 /* From now on, `value` is at the addresses of `region`. */
 void pages_set(const struct region *region, struct region *value);
 /* Of a page of a region that is set: how often something that begins in it was used since the last look. */

@@ -98,13 +98,11 @@ static void most_used(struct region *region, CUdeviceptr at, size_t bytes, size_
 		*most = pages_uses(at) > *most ? pages_uses(at) : *most;
 }
 
-/* Uses there become heat. */
-static void warm(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *unused)
+/* Uses there become heat. `uses`, and what is returned: those that hold for the page before it, and for the last one. */
+static uint32_t warm(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, uint32_t uses)
 {
 	const size_t end = offset + bytes;
-	uint32_t uses = 0;
 
-	(void)unused;
 	for (size_t i = chunk_at(region, offset); offset < end; i++) {
 		const size_t next = chunk_offset(region, i) + chunk_bytes(region, i);
 		uint64_t sum = 0;
@@ -114,6 +112,21 @@ static void warm(struct region *region, CUdeviceptr at, size_t bytes, size_t off
 			sum += uses;
 		}
 		region->chunk[i].heat += (uint32_t)(sum * ONE_USE / (chunk_bytes(region, i) / GG_CHUNK));
+	}
+	return uses;
+}
+
+/* What begins in a view goes on in the next one, if that is mapped right behind it: a tensor is larger than a segment. */
+static void warm_views(const struct device *device)
+{
+	CUdeviceptr end = 0;
+	uint32_t uses = 0;
+
+	for (const struct view *view = view_from(0); view; view = view_after(view)) {
+		if (view->region->device != device)
+			continue;
+		uses = warm(view->region, view->address, view->bytes, view->offset, view->address == end ? uses : 0);
+		end = view->address + view->bytes;
 	}
 }
 
@@ -147,10 +160,13 @@ bool pick_look(struct device *device, bool must)
 	for (bool more = region && must; more; more = (region = region->next) != tree->ring) {
 		for (size_t i = 0; i < region->chunks; i++)
 			region->chunk[i].heat /= 2;
-		if (region->object)
-			view_each(region, warm, NULL);
-		else
-			warm(region, region->address, region->reserved, 0, NULL);
+		if (!region->object)
+			warm(region, region->address, region->reserved, 0, 0);
+	}
+	if (must)
+		warm_views(device);
+	region = tree->ring;
+	for (bool more = region && must; more; more = (region = region->next) != tree->ring) {
 		if (object_is_whole(region))
 			even_out(region);
 		for (size_t i = 0; i < region->chunks; i++) {

@@ -56,6 +56,7 @@ bool view_insert(struct view *view)
 		views = bigger;
 		room = more;
 	}
+	pages_fresh(view->address, view->bytes);
 	memmove(&views[at + 1], &views[at], (count - at) * sizeof(views[0]));
 	views[at] = view;
 	count++;
