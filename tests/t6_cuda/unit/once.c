@@ -136,6 +136,44 @@ static void test_pools(void)
 	CHECK(cuMemPoolSetAccess(pool, &access, 1) == CUDA_SUCCESS && for_the_other(address));
 }
 
+/* What is allocated is charged to the GPU that it is on: that of the pool, or of the stream, whichever context is current. */
+static void test_elsewhere(void)
+{
+	const CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+				       .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1 } };
+	struct device *other;
+	CUmemoryPool pools[2];
+	CUdeviceptr address;
+	CUcontext current;
+
+	start();
+	CHECK(real.cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
+	other = device_current();
+	CHECK(other && other->ordinal == 1);
+	fail_next("cuStreamGetCtx");
+	CHECK(cuMemAllocAsync(&address, BYTES, stream) != CUDA_SUCCESS && has_failed());
+	CHECK(cuMemAllocAsync(&address, BYTES, stream) == CUDA_SUCCESS);
+	CHECK(device->resident == BYTES && other->resident == 0);
+	CHECK(real.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == contexts[1]);
+	CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
+	CHECK(real.cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS && real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+	CHECK(cuMemAlloc_v2(&address, BYTES) == CUDA_SUCCESS && cuMemFree_v2(address) == CUDA_SUCCESS);
+	CHECK(device->resident == pool_kept(device) && device->foreign == 0);
+	CHECK(cuMemPoolCreate(&pools[0], &props) == CUDA_SUCCESS);
+	CHECK(real.cuDeviceGetDefaultMemPool(&pools[1], 1) == CUDA_SUCCESS);
+	for (int i = 0; i < 2; i++) {
+		CHECK(cuMemAllocFromPoolAsync(&address, BYTES, pools[i], stream) == CUDA_SUCCESS);
+		CHECK(other->foreign == BYTES && other->resident == BYTES && device->foreign == 0);
+		CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS && real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+		CHECK(other->foreign == 0 && other->resident == 0);
+	}
+	fail_next("cuMemPoolDestroy");
+	CHECK(cuMemPoolDestroy(pools[0]) != CUDA_SUCCESS && has_failed());
+	CHECK(cuMemAllocFromPoolAsync(&address, BYTES, pools[0], stream) == CUDA_SUCCESS && other->foreign == BYTES);
+	CHECK(cuMemFree_v2(address) == CUDA_SUCCESS && cuMemPoolDestroy(pools[0]) == CUDA_SUCCESS);
+	double_agree(device);
+}
+
 /* Whether a stream is captured: an error says nothing of what is charged, and nothing is kept from moving for good. */
 static void test_captures(void)
 {
@@ -262,8 +300,8 @@ int main(int count, char **arguments)
 		const char *name;
 		void (*run)(void);
 	} tests[] = {
-		{ "peers", test_peers }, { "pools", test_pools }, { "captures", test_captures }, { "copies", test_copies },
-		{ "frees", test_frees }, { "books", test_books }, { "contexts", test_contexts },
+		{ "peers", test_peers }, { "pools", test_pools }, { "elsewhere", test_elsewhere },
+		{ "captures", test_captures }, { "copies", test_copies }, { "frees", test_frees }, { "books", test_books }, { "contexts", test_contexts },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)

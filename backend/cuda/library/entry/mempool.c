@@ -4,6 +4,8 @@
  * to serve (async.c); the others are the driver's, what is allocated from them charged and named.
  */
 
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "async.h"
@@ -17,6 +19,7 @@
 #include "quiet.h"
 #include "region.h"
 #include "stream.h"
+#include "table.h"
 #include "turn.h"
 #include "wrapper.h"
 
@@ -50,6 +53,89 @@ static bool from_default(const struct device *device, CUmemoryPool pool)
 	return pool && result == CUDA_SUCCESS && default_pool(device, &standard) == CUDA_SUCCESS && pool == standard;
 }
 
+/* Pools that the program has made: where what they give is. */
+
+struct made {
+	CUmemAllocationType type;
+	CUmemLocation location;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct table pools;	/* under the lock */
+
+static void put_pool(CUmemoryPool pool, struct made *made)
+{
+	bool put = false;
+
+	pthread_mutex_lock(&lock);
+	if (made)
+		put = table_put(&pools, (uintptr_t)pool, made);
+	pthread_mutex_unlock(&lock);
+	if (!put)	/* it is taken for one of the current GPU */
+		free(made);
+}
+
+static struct made *take_pool(CUmemoryPool pool)
+{
+	pthread_mutex_lock(&lock);
+	struct made *made = pool ? table_take(&pools, (uintptr_t)pool) : NULL;
+	pthread_mutex_unlock(&lock);
+	return made;
+}
+
+static void made_pool(CUmemoryPool pool, const CUmemPoolProps *props)
+{
+	struct made *made = calloc(1, sizeof(*made));
+
+	foreign_made_in_host(&props->location);
+	if (made)
+		*made = (struct made){ props->allocType, props->location };
+	put_pool(pool, made);
+}
+
+static bool find_pool(CUmemoryPool pool, struct made *found)
+{
+	pthread_mutex_lock(&lock);
+	const struct made *made = pool ? table_get(&pools, (uintptr_t)pool) : NULL;
+
+	if (made)
+		*found = *made;
+	pthread_mutex_unlock(&lock);
+	return made;
+}
+
+/* What an allocation that the driver places is charged to; NULL: no GPU. */
+struct source {
+	struct device *device;
+	bool managed;
+	CUmemoryPool pool;
+};
+
+static void match_source(struct device *device, void *argument)
+{
+	struct source *source = argument;
+	CUmemoryPool standard;
+
+	if (default_pool(device, &standard) == CUDA_SUCCESS && standard == source->pool)
+		source->device = device;
+}
+
+static struct source source_of(struct device *device, CUmemoryPool pool)
+{
+	struct source source = { .device = device, .pool = pool };
+	struct made made;
+
+	if (!pool)
+		return source;
+	if (!find_pool(pool, &made)) {
+		device_each(match_source, &source);
+		return source;
+	}
+	source.device = made.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_for_memory(made.location.id) : NULL;
+	source.managed = made.type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+	return source;
+}
+
 static CUresult alloc_async(struct device *device, CUdeviceptr *dptr, size_t bytes, CUstream stream,
 			    bool per_thread)
 {
@@ -65,22 +151,73 @@ static CUresult alloc_async(struct device *device, CUdeviceptr *dptr, size_t byt
 	return result;
 }
 
+/* "The allocation comes from the memory pool current to the stream's device": whose context is current from then on, if it was
+ * another. An error: it is not known which. */
+static CUresult enter_stream(CUstream stream, bool per_thread, bool *entered)
+{
+	CUcontext context = NULL, current = driver_context();
+	CUresult result = CUDA_SUCCESS;
+
+	*entered = false;
+	if (!current || !stream || stream == CU_STREAM_LEGACY || stream_is_own(stream, per_thread) || !real.cuStreamGetCtx)
+		return result;
+	CALL_REAL(result, cuStreamGetCtx, (stream, &context));
+	if (result != CUDA_SUCCESS || context == current)
+		return result;
+	CALL_REAL(result, cuCtxPushCurrent_v2, (context));
+	*entered = result == CUDA_SUCCESS;
+	return result;
+}
+
+static void leave_stream(bool entered)
+{
+	CUcontext context;
+	CUresult ignored;
+
+	if (entered)
+		CALL_REAL(ignored, cuCtxPopCurrent_v2, (&context));
+	(void)ignored;
+}
+
 /* In a capture it becomes a node of the graph, which has memory of its own. */
 #define ALLOC_ASYNC(name, parameters, arguments, pool, per_thread)				\
-	WRAPPER name parameters									\
+	static CUresult name##_there parameters							\
 	{											\
-		struct device *device;								\
+		struct device *device = device_current();					\
+		struct source source;								\
 		CUresult result;								\
 												\
-		PASS_INSIDE(name, arguments);							\
-		device = device_current();						\
-		if (!dptr || !bytesize || !device || stream_captured(hStream, per_thread)) {	\
+		if (!device || stream_captured(hStream, per_thread)) {				\
 			CALL_REAL(result, name, arguments);					\
 			return result;								\
 		}										\
 		if (memory_elastic(device) && from_default(device, pool))			\
 			return alloc_async(device, dptr, bytesize, hStream, per_thread);	\
-		FOREIGN(result, device, bytesize, *dptr, name, arguments);			\
+		source = source_of(device, pool);						\
+		if (!source.managed) {								\
+			FOREIGN(result, source.device, bytesize, *dptr, name, arguments);	\
+			return result;								\
+		}										\
+		CALL_REAL(result, name, arguments);						\
+		if (result == CUDA_SUCCESS)							\
+			foreign_is_managed(source.device, *dptr, bytesize, driver_context());	\
+		return result;									\
+	}											\
+												\
+	WRAPPER name parameters									\
+	{											\
+		CUresult result;								\
+		bool entered;									\
+												\
+		PASS_INSIDE(name, arguments);							\
+		if (!dptr || !bytesize) {							\
+			CALL_REAL(result, name, arguments);					\
+			return result;								\
+		}										\
+		result = enter_stream(hStream, per_thread, &entered);				\
+		if (result == CUDA_SUCCESS)							\
+			result = name##_there arguments;					\
+		leave_stream(entered);								\
 		return result;									\
 	}
 
@@ -241,8 +378,24 @@ WRAPPER cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t
 }
 
 FORWARD_THEN(cuMemPoolCreate, (CUmemoryPool *pool, const CUmemPoolProps *poolProps), (pool, poolProps),
-	     foreign_made_in_host(&poolProps->location))
-FORWARD(cuMemPoolDestroy, (CUmemoryPool pool), (pool))
+	     made_pool(*pool, poolProps))
+
+/* Its value may be another's as soon as it is gone. */
+WRAPPER cuMemPoolDestroy(CUmemoryPool pool)
+{
+	struct made *made;
+	CUresult result;
+
+	PASS_INSIDE(cuMemPoolDestroy, (pool));
+	made = take_pool(pool);
+	CALL_REAL(result, cuMemPoolDestroy, (pool));
+	if (result == CUDA_SUCCESS)
+		free(made);
+	else
+		put_pool(pool, made);
+	return result;
+}
+
 FORWARD(cuMemPoolSetAttribute, (CUmemoryPool pool, CUmemPool_attribute attr, void *value),
 	(pool, attr, value))
 FORWARD(cuMemPoolGetAccess,
@@ -264,6 +417,8 @@ FORWARD(cuMemPoolImportPointer,
 
 static void forget(void)
 {
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	pools = (struct table){ 0 };
 	memset(standards, 0, sizeof(standards));
 }
 
