@@ -54,7 +54,9 @@ def test_unit(name: str, sanitize: str) -> None:
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
-@pytest.mark.parametrize("name", ["peers", "pools", "elsewhere", "captures", "copies", "frees", "books", "contexts"])
+@pytest.mark.parametrize(
+    "name", ["peers", "pools", "readers", "elsewhere", "captures", "copies", "frees", "books", "contexts"]
+)
 def test_one_failure_is_no_more_than_that(name: str, sanitize: str) -> None:
     """Nothing is taken for done, free or out of the books for one call of the driver that fails (unit/once.c)."""
     run_unit(name, sanitize, program="once", FAKE_DEVICES="2")

@@ -116,6 +116,20 @@ static void test_peers(void)
 	CHECK(enable() == CUDA_SUCCESS && for_the_other(address));
 }
 
+/* One that may only read what the default pool gives can do that. */
+static void test_readers(void)
+{
+	const CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1 },
+					 .flags = CU_MEM_ACCESS_FLAGS_PROT_READ };
+	CUmemoryPool pool;
+	CUdeviceptr address;
+
+	start();
+	CHECK(real.cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
+	CHECK(cuMemAllocAsync(&address, BYTES, stream) == CUDA_SUCCESS && !for_the_other(address));
+	CHECK(cuMemPoolSetAccess(pool, &access, 1) == CUDA_SUCCESS && for_the_other(address));
+}
+
 /* What is said to the default pool is for what we serve of it, whether or not the driver could say which pool that is. */
 static void test_pools(void)
 {
@@ -136,7 +150,7 @@ static void test_pools(void)
 	CHECK(cuMemPoolSetAccess(pool, &access, 1) == CUDA_SUCCESS && for_the_other(address));
 }
 
-/* What is allocated is charged to the GPU that it is on: that of the pool, or of the stream, whichever context is current. */
+/* What is allocated is charged to the GPU that it is on: the pool's, or the stream's, whichever context is current. */
 static void test_elsewhere(void)
 {
 	const CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -300,8 +314,9 @@ int main(int count, char **arguments)
 		const char *name;
 		void (*run)(void);
 	} tests[] = {
-		{ "peers", test_peers }, { "pools", test_pools }, { "elsewhere", test_elsewhere },
-		{ "captures", test_captures }, { "copies", test_copies }, { "frees", test_frees }, { "books", test_books }, { "contexts", test_contexts },
+		{ "peers", test_peers }, { "pools", test_pools }, { "readers", test_readers }, { "elsewhere", test_elsewhere },
+		{ "captures", test_captures }, { "copies", test_copies }, { "frees", test_frees }, { "books", test_books },
+		{ "contexts", test_contexts },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)

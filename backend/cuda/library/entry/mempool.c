@@ -372,7 +372,7 @@ WRAPPER cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t
 	for (size_t i = 0; device && i < count && result == CUDA_SUCCESS; i++)
 		if (map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
 		    map[i].location.id != device->ordinal &&
-		    map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+		    map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
 			result = give_access(device, map[i].location.id);
 	return result;
 }
