@@ -4,7 +4,6 @@
  * to serve (async.c); the others are the driver's, what is allocated from them charged and named.
  */
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,8 +17,8 @@
 #include "pool.h"
 #include "quiet.h"
 #include "region.h"
+#include "source.h"
 #include "stream.h"
-#include "table.h"
 #include "turn.h"
 #include "wrapper.h"
 
@@ -53,87 +52,36 @@ static bool from_default(const struct device *device, CUmemoryPool pool)
 	return pool && result == CUDA_SUCCESS && default_pool(device, &standard) == CUDA_SUCCESS && pool == standard;
 }
 
-/* Pools that the program has made: where what they give is. */
-
-struct made {
-	CUmemAllocationType type;
-	CUmemLocation location;
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct table pools;	/* under the lock */
-
-static void put_pool(CUmemoryPool pool, struct made *made)
-{
-	bool put = false;
-
-	pthread_mutex_lock(&lock);
-	if (made)
-		put = table_put(&pools, (uintptr_t)pool, made);
-	pthread_mutex_unlock(&lock);
-	if (!put)	/* it is taken for one of the current GPU */
-		free(made);
-}
-
-static struct made *take_pool(CUmemoryPool pool)
-{
-	pthread_mutex_lock(&lock);
-	struct made *made = pool ? table_take(&pools, (uintptr_t)pool) : NULL;
-	pthread_mutex_unlock(&lock);
-	return made;
-}
-
-static void made_pool(CUmemoryPool pool, const CUmemPoolProps *props)
-{
-	struct made *made = calloc(1, sizeof(*made));
-
-	foreign_made_in_host(&props->location);
-	if (made)
-		*made = (struct made){ props->allocType, props->location };
-	put_pool(pool, made);
-}
-
-static bool find_pool(CUmemoryPool pool, struct made *found)
-{
-	pthread_mutex_lock(&lock);
-	const struct made *made = pool ? table_get(&pools, (uintptr_t)pool) : NULL;
-
-	if (made)
-		*found = *made;
-	pthread_mutex_unlock(&lock);
-	return made;
-}
-
 /* What an allocation that the driver places is charged to; NULL: no GPU. */
-struct source {
+struct charged {
 	struct device *device;
 	bool managed;
 	CUmemoryPool pool;
 };
 
-static void match_source(struct device *device, void *argument)
+static void match_charged(struct device *device, void *argument)
 {
-	struct source *source = argument;
+	struct charged *charged = argument;
 	CUmemoryPool standard;
 
-	if (default_pool(device, &standard) == CUDA_SUCCESS && standard == source->pool)
-		source->device = device;
+	if (default_pool(device, &standard) == CUDA_SUCCESS && standard == charged->pool)
+		charged->device = device;
 }
 
-static struct source source_of(struct device *device, CUmemoryPool pool)
+static struct charged charged_for(struct device *device, CUmemoryPool pool)
 {
-	struct source source = { .device = device, .pool = pool };
-	struct made made;
+	struct charged charged = { .device = device, .pool = pool };
+	struct source source;
 
 	if (!pool)
-		return source;
-	if (!find_pool(pool, &made)) {
-		device_each(match_source, &source);
-		return source;
+		return charged;
+	if (!source_find(pool, &source)) {
+		device_each(match_charged, &charged);
+		return charged;
 	}
-	source.device = made.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_for_memory(made.location.id) : NULL;
-	source.managed = made.type == CU_MEM_ALLOCATION_TYPE_MANAGED;
-	return source;
+	charged.device = source.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_for_memory(source.location.id) : NULL;
+	charged.managed = source.type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+	return charged;
 }
 
 static CUresult alloc_async(struct device *device, CUdeviceptr *dptr, size_t bytes, CUstream stream,
@@ -184,7 +132,7 @@ static void leave_stream(bool entered)
 	static CUresult name##_there parameters							\
 	{											\
 		struct device *device = device_current();					\
-		struct source source;								\
+		struct charged charged;								\
 		CUresult result;								\
 												\
 		if (!device || stream_captured(hStream, per_thread)) {				\
@@ -193,14 +141,14 @@ static void leave_stream(bool entered)
 		}										\
 		if (memory_elastic(device) && from_default(device, pool))			\
 			return alloc_async(device, dptr, bytesize, hStream, per_thread);	\
-		source = source_of(device, pool);						\
-		if (!source.managed) {								\
-			FOREIGN(result, source.device, bytesize, *dptr, name, arguments);	\
+		charged = charged_for(device, pool);						\
+		if (!charged.managed) {								\
+			FOREIGN(result, charged.device, bytesize, *dptr, name, arguments);	\
 			return result;								\
 		}										\
 		CALL_REAL(result, name, arguments);						\
 		if (result == CUDA_SUCCESS)							\
-			foreign_is_managed(source.device, *dptr, bytesize, driver_context());	\
+			foreign_is_managed(charged.device, *dptr, bytesize, driver_context());	\
 		return result;									\
 	}											\
 												\
@@ -378,21 +326,21 @@ WRAPPER cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t
 }
 
 FORWARD_THEN(cuMemPoolCreate, (CUmemoryPool *pool, const CUmemPoolProps *poolProps), (pool, poolProps),
-	     made_pool(*pool, poolProps))
+	     foreign_made_in_host(&poolProps->location); source_enter(*pool, poolProps))
 
 /* Its value may be another's as soon as it is gone. */
 WRAPPER cuMemPoolDestroy(CUmemoryPool pool)
 {
-	struct made *made;
+	struct source *source;
 	CUresult result;
 
 	PASS_INSIDE(cuMemPoolDestroy, (pool));
-	made = take_pool(pool);
+	source = source_take(pool);
 	CALL_REAL(result, cuMemPoolDestroy, (pool));
 	if (result == CUDA_SUCCESS)
-		free(made);
+		free(source);
 	else
-		put_pool(pool, made);
+		source_give_back(pool, source);
 	return result;
 }
 
@@ -417,8 +365,6 @@ FORWARD(cuMemPoolImportPointer,
 
 static void forget(void)
 {
-	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	pools = (struct table){ 0 };
 	memset(standards, 0, sizeof(standards));
 }
 

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pools that the program has made: where what is allocated from them is. */
+#ifndef GGROUP_CUDA_SOURCE_H
+#define GGROUP_CUDA_SOURCE_H
+
+#include <stdbool.h>
+
+#include "api.h"
+
+struct source {
+	CUmemAllocationType type;
+	CUmemLocation location;
+};
+
+/* One was made. Without memory for that nothing is known of it. */
+void source_enter(CUmemoryPool pool, const CUmemPoolProps *props);
+/* One is about to go: what was known of it, or NULL; to be given back where it has not gone, else to be freed. */
+struct source *source_take(CUmemoryPool pool);
+void source_give_back(CUmemoryPool pool, struct source *source);
+/* False: it is a pool of the driver's, or another process's. */
+bool source_find(CUmemoryPool pool, struct source *found);
+
+#endif
