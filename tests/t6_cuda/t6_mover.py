@@ -20,7 +20,7 @@ def test_exact_under_random_limits(sanitize: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("persistent", "queue", "contexts", "pin", "heat", "heat_in_one", "heat_copied", "stuck"),
+        *("persistent", "queue", "contexts", "pin", "reached", "heat", "heat_in_one", "heat_copied", "stuck"),
         *("exchange", "exchange_by_itself", "exchange_more"),
     ],
 )

@@ -641,6 +641,22 @@ static void test_pin(void)
 	CHECK(pin_range(items[1].address, 1) == CUDA_ERROR_INVALID_VALUE);
 }
 
+/* What something outside may still reach after it is freed goes to the driver, which has that let go; no other gets it. */
+static void test_reached(void)
+{
+	CUdeviceptr address;
+	int fd;
+
+	start();
+	CHECK(cuMemAlloc_v2(&address, 4 << 20) == CUDA_SUCCESS && cuMemFree_v2(address) == CUDA_SUCCESS);
+	CHECK(pool_kept(device) == 4 << 20);
+	CHECK(cuMemAlloc_v2(&address, 4 << 20) == CUDA_SUCCESS && pool_kept(device) == 0);
+	CHECK(cuMemGetHandleForAddressRange(&fd, address, 2 << 20, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
+	CHECK(pool_kept(device) == 2 << 20 && device->resident == 2 << 20);
+	double_agree(device);
+}
+
 static void use(CUdeviceptr address, int times)
 {
 	while (times--)
@@ -998,7 +1014,7 @@ int main(int count, char **arguments)
 		{ "exhaustion", test_exhaustion }, { "faults", test_faults }, { "stress", test_stress },
 		{ "persistent", test_persistent }, { "queue", test_queue }, { "async", test_async }, { "contexts", test_contexts },
 		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
-		{ "heat_copied", test_heat_copied },
+		{ "heat_copied", test_heat_copied }, { "reached", test_reached },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
 		{ "foreign", test_foreign },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },

@@ -25,6 +25,7 @@ struct chunk {
 	uint8_t place;		/* enum chunk_place */
 	bool busy;		/* the mover has it */
 	bool pinned;		/* never moves: mapped by a peer, exported, registered */
+	bool reached;		/* ... by what is outside of the program: no other allocation gets it */
 	bool shareable;		/* other processes may have it mapped (ipc.h) */
 	bool imported;		/* by a descriptor: it cannot be exported (departure.h) */
 };

@@ -10,7 +10,8 @@
 #include "tree.h"
 #include "view.h"
 
-CUresult pin_range(CUdeviceptr address, size_t bytes)
+/* `reached`: by what is outside of the program. */
+static CUresult stay(CUdeviceptr address, size_t bytes, bool reached)
 {
 	struct region *region;
 	struct device *device;
@@ -29,6 +30,7 @@ CUresult pin_range(CUdeviceptr address, size_t bytes)
 	first = chunk_at(region, address - region->address);
 	last = chunk_at(region, address - region->address + (bytes ? bytes - 1 : 0));
 	for (size_t i = first; i <= last && i < region->chunks; i++) {
+		region->chunk[i].reached |= reached;
 		host |= region->chunk[i].place == CHUNK_HOST || region->chunk[i].busy;
 		if (region->chunk[i].pinned)
 			continue;
@@ -40,6 +42,11 @@ CUresult pin_range(CUdeviceptr address, size_t bytes)
 	tree_report_pinned(device, change);
 	result = host ? mover_fetch(device, address, bytes) : CUDA_SUCCESS;
 	return result;
+}
+
+CUresult pin_range(CUdeviceptr address, size_t bytes)
+{
+	return stay(address, bytes, true);
 }
 
 CUresult pin_whole(struct region *region)
@@ -123,7 +130,7 @@ CUresult pin_peer(struct device *device, CUdevice peer)
 	if (done)
 		return CUDA_SUCCESS;
 	while (next_region(device, serial, &serial, &address, &bytes) && result == CUDA_SUCCESS) {
-		result = pin_range(address, bytes);
+		result = stay(address, bytes, false);
 		if (result == CUDA_SUCCESS)
 			CALL_REAL(result, cuMemSetAccess, (address, bytes, &access, 1));
 		/* It was freed meanwhile. */
