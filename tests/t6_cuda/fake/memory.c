@@ -36,10 +36,10 @@ struct memory {
 };
 #define MAGIC UINT64_C(0x6d656d6f7279aa01)
 
-/* What is bound to a multicast object: one piece of memory, of a binding that may have several. */
+/* What is bound to a multicast object. */
 struct bound {
 	struct bound *next;
-	uint64_t offset, bytes;	/* of the binding */
+	uint64_t offset, bytes;
 	struct memory *memory;	/* NULL: an allocation of the driver's own, which does not live longer */
 };
 
@@ -781,19 +781,25 @@ struct memory *fake_memory_keep(CUmemGenericAllocationHandle handle, uint64_t of
 	return memory;
 }
 
-/* With the lock. */
-static void bind(CUmemGenericAllocationHandle object, struct bound bound, const char *what)
+/* False: it does not end within the object. With the lock. */
+static bool bind(CUmemGenericAllocationHandle object, struct bound bound, const char *what)
 {
 	struct memory *to = memory_of(object, what);
-	struct bound *more = malloc(sizeof(*more));
+	struct bound *more;
 
-	if (!more || (bound.offset | bound.bytes) % GRANULE || bound.offset + bound.bytes > to->bytes)
+	if ((bound.offset | bound.bytes) % GRANULE)
 		fake_die("%s: a binding of %llu bytes", what, (unsigned long long)bound.bytes);
+	if (bound.offset + bound.bytes > to->bytes)
+		return false;
+	more = malloc(sizeof(*more));
+	if (!more)
+		fake_die("out of memory");
 	*more = bound;
 	more->next = to->bound;
 	to->bound = more;
 	if (bound.memory)
 		bound.memory->mappings++;
+	return true;
 }
 
 /* What lies in [offset, offset + bytes). With the lock. */
@@ -818,32 +824,34 @@ static bool unbind(struct bound **at, uint64_t offset, uint64_t bytes)
 	return any;
 }
 
-void fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle, uint64_t from,
+bool fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle, uint64_t from,
 		      uint64_t bytes, const char *what)
 {
 	struct memory *memory = fake_memory_keep(handle, from, bytes, what);
 
 	pthread_mutex_lock(&lock);
-	bind(object, (struct bound){ .offset = offset, .bytes = bytes, .memory = memory }, what);
+	const bool bound = bind(object, (struct bound){ .offset = offset, .bytes = bytes, .memory = memory }, what);
+
 	memory->mappings--;
 	pthread_mutex_unlock(&lock);
+	return bound;
 }
 
+/* "The size cannot be larger than the size of the allocated memory." */
 bool fake_memory_bind_at(CUmemGenericAllocationHandle object, uint64_t offset, CUdeviceptr address, uint64_t bytes,
 			 const char *what)
 {
-	if (!fake_memory_known(address, bytes, what))
-		return false;
-	pthread_mutex_lock(&lock);
-	for (uint64_t at = address; at < address + bytes;) {
-		const struct range *mapping = containing(mappings, at);
-		const struct range *range = mapping ? mapping : containing(allocations, at);
+	const bool known = fake_memory_known(address, bytes, what);
 
-		bind(object, (struct bound){ .offset = offset, .bytes = bytes, .memory = mapping ? mapping->memory : NULL }, what);
-		at = range->start + range->bytes;
-	}
+	pthread_mutex_lock(&lock);
+	const struct range *mapping = containing(mappings, address);
+	const struct range *range = mapping ? mapping : containing(allocations, address);
+	const bool one = known && range && bytes <= range->start + range->bytes - address;
+	const struct bound bound = { .offset = offset, .bytes = bytes, .memory = mapping ? mapping->memory : NULL };
+	const bool is_bound = one && bind(object, bound, what);
+
 	pthread_mutex_unlock(&lock);
-	return true;
+	return is_bound;
 }
 
 bool fake_memory_unbind(CUmemGenericAllocationHandle object, uint64_t offset, uint64_t bytes, const char *what)

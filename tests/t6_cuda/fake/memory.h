@@ -37,9 +37,10 @@ uint64_t fake_allocated(CUdeviceptr address, CUmemoryPool *pool);
 /* A multicast object: a handle without memory of its own. What is bound to it lives until it is unbound, or the object is
  * gone. */
 CUmemGenericAllocationHandle fake_memory_multicast(uint64_t bytes);
-void fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle, uint64_t from,
+/* False: it does not end within the object. */
+bool fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle, uint64_t from,
 		      uint64_t bytes, const char *what);
-/* False: there is nothing at some of these addresses. */
+/* False: nor that, or these addresses are not of one piece of memory. */
 bool fake_memory_bind_at(CUmemGenericAllocationHandle object, uint64_t offset, CUdeviceptr address, uint64_t bytes,
 			 const char *what);
 /* False: there is none that was bound so. */

@@ -32,10 +32,8 @@ FAKE_EXPORT cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t offse
 			       size_t from, size_t bytes, unsigned long long flags)
 {
 	FAKE(cuMulticastBindMem);
-	if (flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	fake_memory_bind(object, offset, handle, from, bytes, "cuMulticastBindMem");
-	return CUDA_SUCCESS;
+	return !flags && fake_memory_bind(object, offset, handle, from, bytes, "cuMulticastBindMem") ? CUDA_SUCCESS :
+												   CUDA_ERROR_INVALID_VALUE;
 }
 
 FAKE_EXPORT cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t bytes,

@@ -648,6 +648,8 @@ static void test_bound_allocation(void)
 	object = make_multicast(64 << 20);
 	CHECK(cuMemAlloc_v2(&address, 4 << 20) == CUDA_SUCCESS);
 	CHECK(double_out(device, UINT64_MAX) == 4 << 20);
+	CHECK(cuMulticastBindAddr(object, 62 << 20, address, 4 << 20, 0) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMulticastUnbind(object, 0, 62 << 20, 2 << 20) == CUDA_ERROR_INVALID_VALUE);	/* nor a part of it */
 	CHECK(cuMulticastBindAddr(object, 0, address, 4 << 20, 0) == CUDA_SUCCESS);
 	CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
 	has_fixed(4 << 20);

@@ -61,36 +61,79 @@ WRAPPER cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffse
 	return result;
 }
 
+/* What is at one address, which is of one piece of memory to the driver, or not known here. */
+static CUresult bind_piece(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size,
+			   unsigned long long flags)
+{
+	struct binding *binding = binding_new();
+	CUresult result;
+
+	if (!binding)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	binding_hold_address(binding, address);
+	CALL_REAL(result, cuMulticastBindAddr, (names_real(object), offset, address, size, flags));
+	settle(binding, result, object, offset, size);
+	return result;
+}
+
+/* The driver is asked to unbind what it was asked to bind: of memory of ours each piece by itself. */
+static CUresult unbind(CUmemGenericAllocationHandle object, CUdevice ordinal, size_t offset, size_t size)
+{
+	const uint64_t holder = foreign_multicast(object);
+	const struct binding_box box = box_of(ordinal, offset, size);
+	struct binding_box piece = box;
+	CUresult result = CUDA_SUCCESS;
+	bool any = false;
+
+	while (result == CUDA_SUCCESS && (binding_find(holder, &box, &piece) || !any)) {
+		CALL_REAL(result, cuMulticastUnbind, (names_real(object), ordinal, piece.from[0], piece.to[0] - piece.from[0]));
+		if (result == CUDA_SUCCESS)
+			binding_clear(holder, &piece);
+		any = true;
+	}
+	return result;
+}
+
+/* An allocation of ours is several pieces of memory, of which the driver binds one at a time: all, or none. */
+static CUresult bind_pieces(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size,
+			    unsigned long long flags, int ordinal)
+{
+	CUresult result = CUDA_SUCCESS;
+	size_t done = 0, piece;
+
+	while (result == CUDA_SUCCESS && done < size) {
+		piece = region_piece(address + done);
+		if (!piece || piece > size - done)
+			piece = size - done;
+		result = bind_piece(object, offset + done, address + done, piece, flags);
+		done += result == CUDA_SUCCESS ? piece : 0;
+	}
+	if (result != CUDA_SUCCESS && done)
+		unbind(object, ordinal, offset, done);
+	return result;
+}
+
 WRAPPER cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size,
 			    unsigned long long flags)
 {
 	struct region_about about;
-	struct binding *binding;
 	CUstreamCaptureMode mode;
 	CUresult result;
+	bool ours;
 
 	PASS_INSIDE(cuMulticastBindAddr, (mcHandle, mcOffset, memptr, size, flags));
-	binding = binding_new();
-	if (!binding)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	binding_hold_address(binding, memptr);
+	ours = region_about(memptr, &about);
 	mode = driver_enter();
-	result = region_about(memptr, &about) ? pin_range(memptr, size) : pin_objects(memptr, size);
+	result = ours ? pin_range(memptr, size) : pin_objects(memptr, size);
 	driver_leave(mode);
-	if (result == CUDA_SUCCESS)
-		CALL_REAL(result, cuMulticastBindAddr, (names_real(mcHandle), mcOffset, memptr, size, flags));
-	settle(binding, result, mcHandle, mcOffset, size);
-	return result;
+	if (result != CUDA_SUCCESS)
+		return result;
+	return ours ? bind_pieces(mcHandle, mcOffset, memptr, size, flags, about.device->ordinal) :
+		      bind_piece(mcHandle, mcOffset, memptr, size, flags);
 }
 
 WRAPPER cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, size_t size)
 {
-	const struct binding_box box = box_of(dev, mcOffset, size);
-	CUresult result;
-
 	PASS_INSIDE(cuMulticastUnbind, (mcHandle, dev, mcOffset, size));
-	CALL_REAL(result, cuMulticastUnbind, (names_real(mcHandle), dev, mcOffset, size));
-	if (result == CUDA_SUCCESS)
-		binding_clear(foreign_multicast(mcHandle), &box);
-	return result;
+	return unbind(mcHandle, dev, mcOffset, size);
 }

@@ -121,6 +121,20 @@ static bool is_unbound(const struct binding *binding, const struct unbound *unbo
 	return binding->holder == unbound->holder && (!unbound->box || lies_in(&binding->box, unbound->box));
 }
 
+bool binding_find(uint64_t holder, const struct binding_box *box, struct binding_box *found)
+{
+	const struct unbound unbound = { .holder = holder, .box = box };
+	const struct binding *binding;
+
+	pthread_mutex_lock(&lock);
+	for (binding = bindings; binding && !is_unbound(binding, &unbound);)
+		binding = binding->next;
+	if (binding)
+		*found = binding->box;
+	pthread_mutex_unlock(&lock);
+	return binding;
+}
+
 static void clear(const struct unbound *unbound)
 {
 	struct binding *cleared = NULL, *binding;

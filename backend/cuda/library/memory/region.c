@@ -44,6 +44,24 @@ bool region_about(CUdeviceptr address, struct region_about *about)
 	return found;
 }
 
+size_t region_piece(CUdeviceptr address)
+{
+	const struct region *region;
+	size_t piece = 0, offset, index;
+
+	if (!pages_near(address))
+		return 0;
+	pthread_mutex_lock(&tree_lock);
+	region = pages_region(address);
+	if (region) {
+		offset = address - region->address;
+		index = chunk_at(region, offset);
+		piece = chunk_offset(region, index) + chunk_bytes(region, index) - offset;
+	}
+	pthread_mutex_unlock(&tree_lock);
+	return piece;
+}
+
 bool region_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, struct device **device)
 {
 	struct region_about about;

@@ -36,5 +36,7 @@ void region_unbind(struct region *region);
 /* The allocation that holds `address`, as cuMemGetAddressRange tells it. */
 bool region_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, struct device **device);
 bool region_about(CUdeviceptr address, struct region_about *about);
+/* How many bytes from an address on are of the same memory to the driver; 0: none of ours is there. */
+size_t region_piece(CUdeviceptr address);
 
 #endif
