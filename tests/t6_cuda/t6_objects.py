@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.t6_cuda.harness import CUDA_INCLUDE, entries
 from tests.t6_cuda.units import TWO_GPUS, attempt, calls, run_unit
 
 FAULTY = [
@@ -23,6 +25,16 @@ FAULTY = [
 
 MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
 """Faults of one entry point that are tried, spread over all its calls."""
+
+
+def test_every_call_that_has_a_handle_is_caught() -> None:
+    """What the program calls a handle is no handle of the driver's once the memory has moved, or another's value came
+    again: a call of a newer driver that is not known would be made with it."""
+    header = re.sub(r"/\*.*?\*/", "", (CUDA_INCLUDE / "cuda.h").read_text(encoding="utf-8"), flags=re.S)
+    calls = re.findall(r"CUresult CUDAAPI (\w+)\(([^;]*)\);", header)
+    have = {name for name, parameters in calls if re.search("CUmemGenericAllocationHandle|CUarrayMapInfo", parameters)}
+    assert {"cuMemMap", "cuMulticastBindMem", "cuMemMapArrayAsync"} <= have
+    assert have <= {row.name for row in entries()}
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
