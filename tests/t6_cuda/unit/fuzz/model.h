@@ -10,7 +10,7 @@
 
 #define PAGE GG_CHUNK
 #define PAGES_MOST 20
-#define THINGS 16
+#define THINGS 24
 #define ARENA 128	/* pages */
 #define PLAINS 16
 #define GPUS 2
