@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
@@ -240,7 +241,13 @@ class Turns(RuleBasedStateMachine):
         target = (one.gpu + 1) % GPUS
         self.daemon.finish(self.h.write, f"{one.path}/compute.migrate", target)
         one.gpu, one.is_off, one.ended = target, False, None
-        assert not self.on(one).is_held(one.process)
+
+        async def look() -> None:
+            gate = self.on(one)._tenants[one.process].gate
+            assert not gate.is_closed, "its turn has not ended"
+            assert gate.ahead_us == math.inf, "it takes no turns there yet"
+
+        self.daemon.do(look)
 
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 2))
@@ -388,5 +395,19 @@ def test_what_a_frozen_program_copies_ends_with_its_gpu_or_with_it(end: str) -> 
         machine.freeze(who=0)
         machine.copy(who=0, mib=8, way=Way.OUT)
         getattr(machine, end)(who=0)
+    finally:
+        machine.teardown()
+
+
+def test_a_program_that_waits_leaves_its_turn_as_it_moves() -> None:
+    """Its turns on the GPU that it was on bound nothing on the other."""
+    machine = Turns()
+    try:
+        machine.come()
+        machine.end_turn(who=0, bound_us=0)
+        machine.begin_turn(who=0)
+        machine.migrate(who=0)
+        machine.end_turn(who=0, bound_us=0)
+        machine.migrate(who=0)
     finally:
         machine.teardown()
