@@ -288,7 +288,8 @@ class Controller:
                 promised = self._promised(group)
                 await self._reclaimer.settle(group)
                 if self.ledger.excess(group):
-                    raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
+                    stays = promised < excess or self._kept(group) > nbytes
+                    raise fail(errno.EBUSY if stays else errno.EAGAIN)
             else:
                 self._notices.freed(group.gpu)
 
@@ -298,6 +299,12 @@ class Controller:
         gpu = self.gpus[group.gpu]
         each = [gpu.footprint(resident.process) for resident in self.population.below(group)]
         return sum(max(0, one.movable - (one.unmovable or 0)) for one in each)
+
+    def _kept(self, group: Group) -> int:
+        """Bytes of the processes of a group that stay on the GPU, as far as is known: some of it only once they were
+        asked."""
+        gpu = self.gpus[group.gpu]
+        return sum(gpu.footprint(resident.process).unmovable or 0 for resident in self.population.below(group))
 
     async def set_value(self, group: Group, setting: Setting, value: int) -> None:
         """Sets what holds as soon as it is in the books, or once a lever has followed: what is in the host already

@@ -30,7 +30,7 @@ class ProgramMemory:
         swapped: SwappedPrograms,
         standing: Callable[[Process], Tenant | None],
     ) -> None:
-        """`standing` is who has all its work off the GPU until somebody asks for something else; None for another."""
+        """`standing` gives what has all its work off the GPU until something else is asked for; None for another."""
         self._info = info
         self._nvml = nvml
         self._listed = listed
@@ -41,7 +41,9 @@ class ProgramMemory:
 
     def manages(self, process: Process) -> bool:
         """As :meth:`backend.core.protocols.Gpu.manages`."""
-        return self._speaks(process) or process in self._swapped or self._goes(process) > 0
+        if self._speaks(process) or process in self._swapped or self._goes(process) > 0:
+            return True
+        return self._swapped.is_silent(process) and self._standing(process) is not None
 
     def footprint(self, process: Process) -> Footprint:
         """As :meth:`backend.core.protocols.Gpu.footprint`."""
