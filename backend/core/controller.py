@@ -319,6 +319,15 @@ class Controller:
         else:
             await self._writers.pull(group, books, changes)
 
+    async def set_quota(self, group: Group, value: tuple[int, int | None]) -> None:
+        """compute.max: the quota and the period, microseconds; without a period it stays what it was. Both are in the
+        books at once, and the scheduler acts right after."""
+        books, (quota_us, period_us) = self.require(group, "compute.max"), value
+        changes = {"quota_us": quota_us}
+        if period_us is not None:
+            changes["period_us"] = period_us
+        await self._writers.note(group, books, changes)
+
     def peak(self, group: Group, peak: Peak, mark: Mark | None = None) -> int:
         """The most that a group held: ever, or since `mark` was reset, bytes. ENODEV when the group is gone."""
         return self._peaks.ever(group, peak) if mark is None else self._peaks.highest(group, mark)

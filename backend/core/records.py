@@ -136,6 +136,10 @@ class Books:
     """compute.priority."""
     weight: int = settings.WEIGHT.default
     """compute.weight."""
+    quota_us: int = settings.QUOTA.default
+    """compute.max: work on the GPU in each period, microseconds; MAX is no quota."""
+    period_us: int = settings.PERIOD.default
+    """compute.max: the period, microseconds."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0

@@ -19,7 +19,7 @@ from backend.scheduler.scheduler import Scheduler
 
 LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
 """What they pull."""
-CONTROLS = tuple(str(setting.control) for setting in OF_THE_SCHEDULER)
+CONTROLS = tuple(setting.control for setting in OF_THE_SCHEDULER if setting.control is not None)
 """What they act on."""
 FIGURES = frozenset((*(BY_CONTROL[lever].field for lever in LEVERS), *(setting.field for setting in OF_THE_SCHEDULER)))
 """What of the books they look at."""

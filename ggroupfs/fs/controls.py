@@ -152,6 +152,8 @@ def _peak(name: str) -> Control:
 def _value(setting: Setting) -> Show:
     if setting.kind is Kind.SPAN:
         return _timeslice
+    if setting.kind is Kind.QUOTA:
+        return _books(lambda books: values.show_quota(books.quota_us, books.period_us))
     if setting.kind is Kind.SIZE:
         return _books(lambda books: values.show_size(getattr(books, setting.field)))
     return _books(lambda books: int(getattr(books, setting.field)))
@@ -169,6 +171,7 @@ def _set(setting: Setting) -> Apply:
 ACTS: dict[Setting, Apply] = {
     settings.HIGH: Controller.set_high,
     settings.FROZEN: Controller.set_frozen,
+    settings.QUOTA: Controller.set_quota,
 }
 """What makes a setting hold, where it takes more than to have it in the books, or a lever follow."""
 

@@ -74,7 +74,10 @@ def _asked(books: Books) -> Lines:
     """Return what is asked for, by the names of the control files."""
     for name, setting in BY_CONTROL.items():
         value = getattr(books, setting.field)
-        yield f"asked.{name}", values.show_size(value) if setting.kind is Kind.SIZE else int(value)
+        if setting.kind is Kind.QUOTA:
+            yield f"asked.{name}", values.show_quota(value, books.period_us)
+        else:
+            yield f"asked.{name}", values.show_size(value) if setting.kind is Kind.SIZE else int(value)
 
 
 def _noted(books: Books, record: Record) -> Lines:

@@ -77,6 +77,10 @@ class Figures:
     """compute.priority."""
     weight: int | None = None
     """compute.weight."""
+    quota: int | None = None
+    """compute.max: work on the GPU in each period, microseconds; MAX: no quota."""
+    period: int | None = None
+    """compute.max: the period, microseconds."""
     submitted: int | None = None
     """Kernels launched, ever."""
     finished: int | None = None
@@ -180,6 +184,10 @@ SOURCES: Mapping[str, Source] = {
     "compute.events": _keyed("frozen populated migrated undone lost"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
+    "compute.max": Source(
+        frozenset(("quota", "period")),
+        lambda text: dict(zip(("quota", "period"), values.quota(text.strip()), strict=True)),
+    ),
     "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
         " channels attached nr_throttled throttled_usec frozen_usec managed since"

@@ -97,7 +97,9 @@ def test_the_books_of_a_new_group_have_each_at_its_default() -> None:
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.field)
 def test_a_row_makes_sense(setting: Setting) -> None:
     assert setting.default in setting.allowed or setting.kind is Kind.OWNER
-    assert (setting.control is None) == (setting.kind is Kind.OWNER or setting.field == "kept")
+    is_beside = setting.in_file_of is not None
+    assert (setting.control is None) == (setting.kind is Kind.OWNER or setting.field == "kept" or is_beside)
+    assert not is_beside or BY_FIELD[str(setting.in_file_of)].kind is Kind.QUOTA
     assert setting.control is None or setting.summary
     assert setting.control is not None or setting.unit_key is None
     assert set(setting.needs) <= {other.control for other in SETTINGS}
