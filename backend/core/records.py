@@ -256,6 +256,8 @@ class Wanted:
     """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
     drains: bool = False
     """Whether it waits for its turn, and is on the runlist until what it launched has run."""
+    spent: bool = False
+    """Whether it waits until its quota lets it work: at its gate, or off the runlist, too."""
 
     @property
     def engines(self) -> Engines:

@@ -204,6 +204,8 @@ class Filler:
         else:
             self._choose(window_us, hungry, parts, use)
         off = {process for process in parts if process != self._current}
+        # One that stands and waits for its turn goes on to: to have it on the runlist would take calls of the driver.
+        off |= {process for process in self._off if process in self._accounts and use.stands(process)}
         for process in off - self._off:
             self._accounts[process].end(had_it=process == before)
         self._off = off
@@ -243,7 +245,9 @@ class Filler:
         return {process: us / whole for process, us in drained.items()}
 
     def _is_hungry(self, process: Process, use: Use) -> bool:
-        return use.wants(process, HUNGRY_US) and not self._accounts[process].is_rare(self._now)
+        """Whether a process has something to do in a turn; one whose quota is used up has not."""
+        is_rare = self._accounts[process].is_rare(self._now)
+        return use.wants(process, HUNGRY_US) and not is_rare and not use.stands(process)
 
     # Whose turn it is
 

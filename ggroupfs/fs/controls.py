@@ -126,6 +126,7 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "tsgs": activity.tsgs,
             "channels": activity.channels,
             "attached": activity.attached,
+            "nr_periods": controller.periods(group),
             "nr_throttled": throttled.times,
             "throttled_usec": throttled.usec,
             "frozen_usec": controller.frozen_usec(group),

@@ -102,6 +102,7 @@ def _compute(compute: Compute, wanted: Wanted) -> Lines:
         yield f"compute.{name}.off", off(state.off)
         yield f"compute.{name}.timeslice_us", state.timeslice_us
     yield "compute.place", _place(compute.place)
+    yield "compute.spent", NONE if compute.spent is None else compute.spent.name.lower()
     yield "compute.turn_end", NONE if compute.turn_end is None else compute.turn_end.value
     yield "compute.draining", _switch(compute.draining is not None)
     yield "compute.lever", "pulled" if compute.is_busy() else "idle"

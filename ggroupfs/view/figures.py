@@ -103,8 +103,10 @@ class Figures:
     """Channels in them."""
     attached: int | None = None
     """TSGs that are on the runlist."""
+    nr_periods: int | None = None
+    """Periods of its quota in which it had something to do."""
     nr_throttled: int | None = None
-    """Times that the scheduler took it off the runlist."""
+    """Times that it was kept from running, for the turn of another or as a quota was used up."""
     throttled_usec: int | None = None
     """For how long, microseconds."""
     frozen_usec: int | None = None
@@ -190,7 +192,7 @@ SOURCES: Mapping[str, Source] = {
     ),
     "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
-        " channels attached nr_throttled throttled_usec frozen_usec managed since"
+        " channels attached nr_periods nr_throttled throttled_usec frozen_usec managed since"
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""

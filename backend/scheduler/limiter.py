@@ -1,0 +1,314 @@
+"""The quotas of one GPU at work: who works by compute.max, and who stands until the next period.
+
+Each group with a quota has an account (``quota.py``), each process below one a meter (``meter.py``), and what that says
+is charged to all accounts above the process. A process stands while one of them is spent. With the library it stands at
+its gate, which takes no call of the driver; without, its GR engine is off the runlist, which takes two to three in each
+period. There are RATE of those a second for all processes of a GPU: where they do not do for every period, several are
+strung together, and the work of all of them is done at their beginning.
+
+A program whose gate does not hold what it does is off the runlist as well, once it has done GATE_US of work there: one
+with long kernels, or a library that lies.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator
+
+import attrs
+import trio
+
+from backend.core.follower import Follower
+from backend.core.population import Population
+from backend.core.protocols import Gpu, Ledger
+from backend.core.reasons import Engines
+from backend.core.records import Books
+from backend.core.turns import AHEAD_US
+from backend.process.identity import ROOT, Group, Member, Process, SliceOn
+from backend.scheduler.bucket import Bucket
+from backend.scheduler.meter import Meter
+from backend.scheduler.quota import CHECK_US, Account
+
+log = logging.getLogger(__name__)
+
+RATE, BURST = 12, 8
+"""Calls of the driver a second for quotas, and at once. They are taken from those that the scheduler has."""
+CYCLE_CALLS = 3
+"""Calls for each context in a period: one that takes it off the runlist, and two that put it back and look."""
+READ_US = 5_000
+"""Microseconds between two reads of processes that may run, where what they use is told late: whether they have work
+is known only at these."""
+GATE_US = 2 * AHEAD_US
+"""Work after its gate closed, microseconds, with which a process counts as one that the gate does not hold."""
+GATE_LOOK_US = 2_000
+"""Microseconds between two looks at processes that stand at their gate with work that goes on."""
+AGAIN_S = 5.0
+"""Seconds after which a process is asked to stand again whose levers failed."""
+CALLS_AGAIN_US = 20_000
+"""Microseconds after which calls of the driver are asked for again."""
+TURN_US = 10_000
+"""Microseconds for which a process is to stand at least for its turn to be another's."""
+
+
+@attrs.define(eq=False)
+class Limited:
+    """A process below a quota."""
+
+    accounts: tuple[Account, ...]
+    """Those of the process itself and of the slices above it."""
+    meter: Meter = attrs.field(factory=lambda: Meter(0))
+    """What it works."""
+    contexts: int = 1
+    """Calls that a lever takes."""
+    levers: bool = False
+    """Whether it takes calls of the driver to have it stand."""
+    after_us: int = 0
+    """Work since its gate closed, microseconds."""
+    busy: bool = False
+    """Whether it is being had stand, or go on."""
+    again: float = 0.0
+    """When that is tried again, by trio's clock."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it is to stand."""
+        return any(account.is_spent for account in self.accounts)
+
+
+class Limiter:
+    """See the module."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        ledger: Ledger,
+        population: Population,
+        follower: Follower,
+        calls: Bucket,
+        changed: Callable[[Process, bool], None],
+        periods: Callable[[Group, int], None],
+    ) -> None:
+        """`calls` are those that the scheduler has of the driver. `changed` is told of a process that stands from now
+        on, or does not, and whether that is for long; `periods` of periods of a group that have ended."""
+        self._gpu = gpu
+        self._index = gpu.info.index
+        self._ledger = ledger
+        self._population = population
+        self._follower = follower
+        self._calls = calls
+        self._own = Bucket(RATE, BURST)
+        self._changed = changed
+        self._periods = periods
+        self._accounts: dict[Group, Account] = {}
+        self._limited: dict[Process, Limited] = {}
+        self._known: set[Process] | None = None  # all processes at the last search; None where no quota was
+        self._is_stale = True
+        self._woken = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._epoch = 0.0
+
+    def poke(self) -> None:
+        """Has it look for processes and quotas anew, soon."""
+        self._is_stale = True
+        self._woken.set()
+
+    def stands(self, process: Process) -> bool:
+        """Whether a process is to stand, as its quota is used up."""
+        one = self._limited.get(process)
+        return one is not None and one.is_spent
+
+    def ended(self, process: Process) -> None:
+        """A process is about to be gone: what it did last is charged."""
+        one = self._limited.pop(process, None)
+        if one is not None:
+            self._charge(process, one)
+        elif self._known is not None and process not in self._known:  # it came and went between two searches
+            member = Member(process, self._index)
+            accounts = self._accounts_of(member)
+            if accounts:
+                self._charge(process, Limited(accounts, Meter.begun(self._gpu.late_us, None)))
+
+    async def run(self) -> None:
+        """Has quotas hold until cancelled."""
+        self._epoch = trio.current_time()
+        async with trio.open_nursery() as self._nursery:
+            while True:
+                self._woken = trio.Event()
+                if self._is_stale:
+                    self._is_stale = False
+                    self._find()
+                due_us = self._look() if self._accounts else None
+                with trio.CancelScope(deadline=math.inf if due_us is None else self._epoch + due_us / 1e6):
+                    await self._woken.wait()
+                await trio.sleep(CHECK_US / 1e6)  # so much passes between two looks in any case
+
+    # Who works by quotas
+
+    def _find(self) -> None:
+        """The processes below quotas, and the accounts of these. What an account says outlives each process."""
+        there = [
+            Member(resident.process, self._index)
+            for resident in self._population.below(SliceOn(ROOT, self._index))
+            if self._index in resident.contexts
+        ]
+        levels = {level: None for member in there for level in self._population.path(member)[:-1]}  # without the root
+        levels |= {level: None for level in self._accounts if self._population.holds(level)}
+        accounts = {}
+        for level in levels:
+            books = self._books(level)
+            if books is not None and books.quota_us < books.period_us:  # one engine does no more than that
+                accounts[level] = self._account(level, books)
+        self._accounts, before, self._limited = accounts, self._limited, {}
+        known = set()
+        for member in there if accounts or before else ():
+            process = member.process
+            known.add(process)
+            if mine := self._accounts_of(member):
+                self._limited[process] = self._renewed(process, before.get(process), mine)
+            elif self._follower.spent(member) is not None and not (one := before.get(process) or Limited(())).busy:
+                self._start(process, one, self._restore)
+        self._known = known if accounts else None
+
+    def _renewed(self, process: Process, one: Limited | None, accounts: tuple[Account, ...]) -> Limited:
+        """What is kept of a process with these accounts. One that came since the last search has worked since then."""
+        activity = self._gpu.activity(process)
+        if one is None:
+            is_new = self._known is not None and process not in self._known
+            one = Limited(accounts, Meter.begun(self._gpu.late_us, None if is_new else activity))
+        one.accounts, one.contexts = accounts, max(1, activity.contexts)
+        return one
+
+    def _books(self, level: Group) -> Books | None:
+        try:
+            return self._ledger.books(level)
+        except OSError:
+            return None  # the kernel has seen it die, and we have not yet
+
+    def _account(self, level: Group, books: Books) -> Account:
+        account = self._accounts.get(level)
+        if account is None:
+            return Account(books.quota_us, books.period_us, self._now_us())
+        if (account.quota_us, account.period_us) != (books.quota_us, books.period_us):
+            account.change(books.quota_us, books.period_us)
+        return account
+
+    def _accounts_of(self, member: Member) -> tuple[Account, ...]:
+        path = self._population.path(member)
+        return tuple(self._accounts[level] for level in path if level in self._accounts)
+
+    # What they work
+
+    def _now_us(self) -> int:
+        return round((trio.current_time() - self._epoch) * 1e6)
+
+    def _charge(self, process: Process, one: Limited) -> None:
+        member, activity = Member(process, self._index), self._gpu.activity(process)
+        holds = self._population.holds(member)
+        spent = self._follower.spent(member) if holds else None
+        could_run = holds and self._follower.runs(member) and (spent is None or activity.pending is not None)
+        worked = one.meter.read(self._now_us(), activity, could_run)
+        if not worked:
+            return
+        if spent is Engines.NONE:
+            one.after_us += worked
+        for account in one.accounts:
+            account.charge(worked)
+
+    def _look(self) -> int:
+        """Charges what was worked, has processes stand or go on, and returns when to look again, microseconds."""
+        now_us = self._now_us()
+        self._string()
+        for process, one in self._limited.items():
+            self._charge(process, one)
+        for level, account in self._accounts.items():
+            if (ended := account.advance(now_us)) and self._population.holds(level):
+                self._periods(level, ended)
+        for account in self._accounts.values():
+            account.decide()
+        dues = [account.next_us(now_us) for account in self._busy_accounts()]
+        dues += [due_us for process, one in self._limited.items() if (due_us := self._act(process, one, now_us))]
+        return min(dues, default=now_us + 1_000_000)
+
+    def _busy_accounts(self) -> Iterator[Account]:
+        """The accounts that a process is charged to."""
+        return iter({id(account): account for one in self._limited.values() for account in one.accounts}.values())
+
+    def _string(self) -> None:
+        """Has as many periods strung together as the calls of the driver ask for."""
+        calls = sum(CYCLE_CALLS * one.contexts for one in self._limited.values() if one.levers)
+        for account in self._accounts.values():
+            account.strung = 1
+        if calls:
+            for one in self._limited.values():
+                for account in one.accounts if one.levers else ():
+                    account.strung = max(1, math.ceil(calls / RATE * 1e6 / account.period_us))
+
+    # What is done about it
+
+    def _act(self, process: Process, one: Limited, now_us: int) -> int | None:
+        """Has a process stand or go on, as its accounts say; returns when to look at it again, if that matters."""
+        member = Member(process, self._index)
+        if one.busy or not self._population.holds(member) or self._gpu.lost or self._follower.is_held(member):
+            return None
+        spent, is_spent = self._follower.spent(member), one.is_spent
+        if trio.current_time() < one.again:
+            return now_us + CALLS_AGAIN_US
+        if is_spent and spent is None:
+            if one.levers and not self._take(one, 1):
+                return now_us + CALLS_AGAIN_US
+            one.after_us = 0
+            self._start(process, one, self._spend)
+        elif not is_spent and spent is not None:
+            if spent is not Engines.NONE and not self._take(one, 2):
+                return now_us + CALLS_AGAIN_US
+            self._start(process, one, self._restore)
+        elif spent is Engines.NONE and self._gpu.activity(process).pending != 0:
+            if one.after_us > GATE_US and self._take(one, 1):
+                self._start(process, one, self._stop)
+            return now_us + GATE_LOOK_US
+        elif not is_spent and self._gpu.late_us:
+            return now_us + READ_US
+        return None
+
+    def _take(self, one: Limited, calls: int) -> bool:
+        """Whether there are so many calls for each context of a process; they are taken then."""
+        now, calls = trio.current_time(), calls * one.contexts
+        return self._own.take(now, min(BURST, calls)) and self._calls.take(now, min(BURST, calls))
+
+    def _start(self, process: Process, one: Limited, act: Callable[[Member, Limited], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        one.busy = True
+        self._nursery.start_soon(self._try, process, one, act)
+
+    async def _try(self, process: Process, one: Limited, act: Callable[[Member, Limited], Awaitable[None]]) -> None:
+        member = Member(process, self._index)
+        try:
+            await act(member, one)
+        except Exception as error:
+            if self._population.holds(member) and not self._gpu.lost:
+                one.again = trio.current_time() + AGAIN_S
+                log.error("GPU %d: pid %d cannot be held to its quota: %s", self._index, process.pid, error)
+        finally:
+            one.busy = False
+        if not self._population.holds(member):
+            return
+        if self._follower.spent(member) is not None and process not in self._limited:  # it has no quota any more
+            self._start(process, one, self._restore)
+        self._changed(process, self._follower.spent(member) is not None and self._stands_for_long(one))
+        self._woken.set()
+
+    def _stands_for_long(self, one: Limited) -> bool:
+        now_us = self._now_us()
+        return any(account.is_spent and account.next_us(now_us) - now_us >= TURN_US for account in one.accounts)
+
+    async def _spend(self, member: Member, one: Limited) -> None:
+        await self._follower.spend(member)
+        one.levers = self._follower.spent(member) is Engines.GR
+
+    async def _stop(self, member: Member, one: Limited) -> None:
+        one.levers = True
+        await self._follower.stop(member)
+
+    async def _restore(self, member: Member, one: Limited) -> None:
+        await self._follower.restore(member)
