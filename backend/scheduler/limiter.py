@@ -7,14 +7,15 @@ period. There are RATE of those a second for all processes of a GPU: where they 
 strung together, and the work of all of them is done at their beginning.
 
 A program whose gate does not hold what it does is off the runlist as well, once it has done GATE_US of work there: one
-with long kernels, or a library that lies.
+with long kernels, or a library that lies. One that stands for the first time is so at once: nothing bounded before how
+far it launched ahead.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import attrs
 import trio
@@ -27,18 +28,22 @@ from backend.core.records import Books
 from backend.core.turns import AHEAD_US
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn
 from backend.scheduler.bucket import Bucket
-from backend.scheduler.meter import Meter
+from backend.scheduler.meter import Look, Meters
 from backend.scheduler.quota import CHECK_US, Account
 
 log = logging.getLogger(__name__)
 
 RATE, BURST = 12, 8
 """Calls of the driver a second for quotas, and at once. They are taken from those that the scheduler has."""
+USED = 0.8
+"""Part of these that periods are strung together for: each process is to find some when it needs them."""
 CYCLE_CALLS = 3
 """Calls for each context in a period: one that takes it off the runlist, and two that put it back and look."""
 READ_US = 5_000
 """Microseconds between two reads of processes that may run, where what they use is told late: whether they have work
 is known only at these."""
+WAIT_US = 20_000
+"""Microseconds between two reads of processes that stand, so that it is known of when a figure is that comes late."""
 GATE_US = 2 * AHEAD_US
 """Work after its gate closed, microseconds, with which a process counts as one that the gate does not hold."""
 GATE_LOOK_US = 2_000
@@ -57,12 +62,14 @@ class Limited:
 
     accounts: tuple[Account, ...]
     """Those of the process itself and of the slices above it."""
-    meter: Meter = attrs.field(factory=lambda: Meter(0))
-    """What it works."""
     contexts: int = 1
     """Calls that a lever takes."""
     levers: bool = False
     """Whether it takes calls of the driver to have it stand."""
+    stands_at_gate: bool = False
+    """Whether it stands, and on the runlist."""
+    is_bound: bool = False
+    """Whether it has stood before, so that its library bounds what it launches ahead."""
     after_us: int = 0
     """Work since its gate closed, microseconds."""
     busy: bool = False
@@ -102,6 +109,7 @@ class Limiter:
         self._periods = periods
         self._accounts: dict[Group, Account] = {}
         self._limited: dict[Process, Limited] = {}
+        self._meters = Meters(gpu.late_us)
         self._known: set[Process] | None = None  # all processes at the last search; None where no quota was
         self._is_stale = True
         self._woken = trio.Event()
@@ -121,13 +129,11 @@ class Limiter:
     def ended(self, process: Process) -> None:
         """A process is about to be gone: what it did last is charged."""
         one = self._limited.pop(process, None)
-        if one is not None:
-            self._charge(process, one)
-        elif self._known is not None and process not in self._known:  # it came and went between two searches
-            member = Member(process, self._index)
-            accounts = self._accounts_of(member)
-            if accounts:
-                self._charge(process, Limited(accounts, Meter.begun(self._gpu.late_us, None)))
+        if one is None and self._known is not None and process not in self._known:
+            one = Limited(self._accounts_of(Member(process, self._index)))  # it came and went between two searches
+            self._meters.begin(process, None)
+        if one is not None and one.accounts:
+            self._charge({process: one})
 
     async def run(self) -> None:
         """Has quotas hold until cancelled."""
@@ -168,14 +174,16 @@ class Limiter:
                 self._limited[process] = self._renewed(process, before.get(process), mine)
             elif self._follower.spent(member) is not None and not (one := before.get(process) or Limited(())).busy:
                 self._start(process, one, self._restore)
+        self._meters.keep(self._limited)
         self._known = known if accounts else None
 
     def _renewed(self, process: Process, one: Limited | None, accounts: tuple[Account, ...]) -> Limited:
         """What is kept of a process with these accounts. One that came since the last search has worked since then."""
         activity = self._gpu.activity(process)
         if one is None:
-            is_new = self._known is not None and process not in self._known
-            one = Limited(accounts, Meter.begun(self._gpu.late_us, None if is_new else activity))
+            one = Limited(accounts)
+        is_new = self._known is not None and process not in self._known
+        self._meters.begin(process, None if is_new else activity)
         one.accounts, one.contexts = accounts, max(1, activity.contexts)
         return one
 
@@ -202,25 +210,28 @@ class Limiter:
     def _now_us(self) -> int:
         return round((trio.current_time() - self._epoch) * 1e6)
 
-    def _charge(self, process: Process, one: Limited) -> None:
+    def _charge(self, limited: Mapping[Process, Limited]) -> None:
+        """Charges what processes worked since the last time to all accounts above them."""
+        looks = [self._look_at(process) for process in limited]
+        for process, worked in self._meters.look(self._now_us(), looks).items():
+            one = limited[process]
+            if worked and one.stands_at_gate:
+                one.after_us += worked
+            for account in one.accounts if worked else ():
+                account.charge(worked)
+
+    def _look_at(self, process: Process) -> Look:
         member, activity = Member(process, self._index), self._gpu.activity(process)
-        holds = self._population.holds(member)
-        spent = self._follower.spent(member) if holds else None
-        could_run = holds and self._follower.runs(member) and (spent is None or activity.pending is not None)
-        worked = one.meter.read(self._now_us(), activity, could_run)
-        if not worked:
-            return
-        if spent is Engines.NONE:
-            one.after_us += worked
-        for account in one.accounts:
-            account.charge(worked)
+        if not self._population.holds(member):
+            return process, activity, False
+        stands = self._follower.spent(member) is not None and activity.pending is None
+        return process, activity, self._follower.runs(member) and not stands
 
     def _look(self) -> int:
         """Charges what was worked, has processes stand or go on, and returns when to look again, microseconds."""
         now_us = self._now_us()
         self._string()
-        for process, one in self._limited.items():
-            self._charge(process, one)
+        self._charge(self._limited)
         for level, account in self._accounts.items():
             if (ended := account.advance(now_us)) and self._population.holds(level):
                 self._periods(level, ended)
@@ -242,7 +253,7 @@ class Limiter:
         if calls:
             for one in self._limited.values():
                 for account in one.accounts if one.levers else ():
-                    account.strung = max(1, math.ceil(calls / RATE * 1e6 / account.period_us))
+                    account.strung = max(1, math.ceil(calls / (USED * RATE) * 1e6 / account.period_us))
 
     # What is done about it
 
@@ -261,14 +272,16 @@ class Limiter:
             self._start(process, one, self._spend)
         elif not is_spent and spent is not None:
             if spent is not Engines.NONE and not self._take(one, 2):
+                for account in one.accounts:
+                    account.is_kept = True
                 return now_us + CALLS_AGAIN_US
             self._start(process, one, self._restore)
         elif spent is Engines.NONE and self._gpu.activity(process).pending != 0:
-            if one.after_us > GATE_US and self._take(one, 1):
+            if one.after_us > (GATE_US if one.is_bound else 0) and self._take(one, 1):
                 self._start(process, one, self._stop)
             return now_us + GATE_LOOK_US
-        elif not is_spent and self._gpu.late_us:
-            return now_us + READ_US
+        elif self._gpu.late_us:
+            return now_us + (WAIT_US if is_spent else READ_US)
         return None
 
     def _take(self, one: Limited, calls: int) -> bool:
@@ -293,6 +306,7 @@ class Limiter:
             one.busy = False
         if not self._population.holds(member):
             return
+        one.stands_at_gate = self._follower.spent(member) is Engines.NONE
         if self._follower.spent(member) is not None and process not in self._limited:  # it has no quota any more
             self._start(process, one, self._restore)
         self._changed(process, self._follower.spent(member) is not None and self._stands_for_long(one))
@@ -307,8 +321,9 @@ class Limiter:
         one.levers = self._follower.spent(member) is Engines.GR
 
     async def _stop(self, member: Member, one: Limited) -> None:
-        one.levers = True
+        one.levers = one.is_bound
         await self._follower.stop(member)
 
     async def _restore(self, member: Member, one: Limited) -> None:
         await self._follower.restore(member)
+        one.is_bound = True

@@ -1,31 +1,41 @@
-"""What one process works on a GPU, as soon as it can be told. Pure, in microseconds.
+"""What processes work on a GPU, as soon as it can be told. Pure, in microseconds.
 
 The software GPU tells at once. The trace of a real one is 0.2 s late, and charges a program that is alone with all of
-the time, also while it idles (``nvidia/residency.py``). So the meter goes ahead of it: what a process worked is taken
-to be its *chances*, the time in which it could run and had work as far as it says, times what it made of these of late.
-When the figure comes it takes the place of that guess. It counts up to the chances of its time: an engine that stood at
-the context of a program without work was not used by it. Of a process without the library no chance is known by its
-word: what NVML's samples say is taken, which are a second late.
+the time, also while it idles (``nvidia/residency.py``). So the meters go ahead of it: what a process worked is taken to
+be its *chances*, the time in which it could run and had work as far as it says, times what it made of these of late.
+
+When the figures come they take the place of that guess. What a process had of the engine counts up to its chances of
+that time, and what all had up to the time in which one of them had a chance: for what is more the engine stood at the
+context of one without work, so it is taken from the one that had most.
+
+A process without the library does not say whether it has work. NVML's samples tell how busy it is, a second late and
+coarsely: what part of its time they say is learnt from several, and one of nearly all of it counts as all.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 
 import attrs
 
 from backend.core.records import Activity
+from backend.process.identity import Process
 
+SILENT_US = 500_000
+"""Microseconds beyond their delay after which figures that did not change say that nothing was used."""
+LEARNT_US = 20_000
+"""Microseconds of chances from which what was made of them is learnt."""
 SAMPLES_US = 1_500_000
-"""Microseconds of chances after which samples that did not change say that nothing was used."""
+"""Microseconds of work after which samples that did not change say that a process idled."""
 KEPT = 0.8
 """Part of what was sampled that counts still with the next sample."""
 ALL = 0.9
-"""Part of its chances from which on a process is taken to use all of them: samples are no better than that."""
-SILENT_US = 500_000
-"""Microseconds beyond its delay after which a figure that did not change says that nothing was used."""
-LEARNT_US = 50_000
-"""Microseconds of chances after which what was made of them is learnt."""
+"""Part of its work from which on a process is taken to have idled at no time: samples are no better than that."""
+
+Look = tuple[Process, Activity, bool]
+"""A process, what is told of it, and whether it could run since the last look: it was on the runlist, and launched, or
+had launched what it could."""
 
 
 @attrs.frozen
@@ -41,114 +51,155 @@ class Mark:
 
 
 @attrs.define(eq=False)
+class Marks:
+    """What was known at the moments from one up to which all is settled."""
+
+    _each: deque[Mark] = attrs.field(factory=deque, init=False)
+
+    def add(self, now_us: int, chance: float, share: float = 1.0) -> None:
+        """It is that time, and since the last one it had chances in this part of it, of which it used that share."""
+        last = self._each[-1] if self._each else Mark(now_us, 0.0, 0.0)
+        chances = max(0, now_us - last.at) * chance
+        self._each.append(Mark(now_us, last.chances + chances, last.guessed + share * chances))
+
+    def settle(self, until_us: int) -> float:
+        """Return the chances up to a moment; from then on they are counted anew."""
+        before = self._each[0]
+        while len(self._each) > 1 and self._each[1].at <= until_us:
+            self._each.popleft()
+        first = self._each[0]
+        if len(self._each) > 1 and until_us > first.at:
+            after = self._each[1]
+            part = (until_us - first.at) / (after.at - first.at)
+            chances = first.chances + (after.chances - first.chances) * part
+            first = self._each[0] = Mark(until_us, chances, first.guessed + (after.guessed - first.guessed) * part)
+        return first.chances - before.chances
+
+    @property
+    def guessed(self) -> float:
+        """What was taken to be used since the moment up to which all is settled, microseconds."""
+        return self._each[-1].guessed - self._each[0].guessed
+
+
+@attrs.define(eq=False)
 class Meter:
     """The meter of one process."""
 
-    late_us: int
-    """How late its time on the engine is told, microseconds; 0 where it is told at once."""
-    told_us: int = 0
-    """What had been told when the meter began, or was read last, microseconds."""
-    _sums: tuple[float, float] = attrs.field(default=(0.0, 0.0), init=False)  # of samples, and of chances meanwhile
-    _since_us: float = attrs.field(default=0.0, init=False)  # chances since the last sample
-    _is_sampled: bool = attrs.field(default=False, init=False)
-    _known_us: float = attrs.field(default=0.0, init=False)  # what it worked up to a time that is late
-    _counted_us: int = attrs.field(default=0, init=False)  # what was returned so far
-    _share: float = attrs.field(default=1.0, init=False)  # of its chances, of late
-    _had_work: bool = attrs.field(default=True, init=False)  # when it was read last
-    _marks: deque[Mark] = attrs.field(factory=deque, init=False)  # the oldest is of the time up to which is known
+    told_us: int | None = None
+    """Time on the engine as it was told last, microseconds; None where that is not told."""
+    sampled_us: int | None = None
+    """Busy time as samples told it last, microseconds."""
+    known_us: float = 0.0
+    """Work up to the time of which is known, since the meter began, microseconds."""
+    counted_us: int = 0
+    """Work that was returned so far, microseconds."""
+    share: float = 1.0
+    """What the process made of its chances of late."""
+    had_work: bool = True
+    """Whether it had work at the last look."""
+    marks: Marks = attrs.field(factory=Marks)
+    _busy: float = 1.0  # part of its work that samples say
+    _sampled: float = 0.0  # of late, in samples
+    _worked: float = 0.0  # ... and as it was known without them
+    _since: float = 0.0  # ... since the last sample
 
-    @classmethod
-    def begun(cls, late_us: int, activity: Activity | None) -> Meter:
-        """Return the meter of a process that goes on from what is told of it; None: all that it ever does counts."""
-        meter = cls(late_us)
+    def learn(self, worked: float, chances: float, activity: Activity) -> None:
+        """So much was worked in a time with these chances, unless samples say less."""
+        if activity.pending is None and activity.busy_usec is not None:
+            self._take_sample(worked, activity.busy_usec)
+            worked *= self._busy
+        self.known_us += worked
+        if chances >= LEARNT_US:
+            self.share = (self.share + min(1.0, worked / chances)) / 2
+
+    def _take_sample(self, worked: float, busy_us: int) -> None:
+        before = busy_us if self.sampled_us is None else self.sampled_us
+        if busy_us != before or self._since >= SAMPLES_US:
+            self._sampled = KEPT * self._sampled + max(0, busy_us - before)
+            self._worked = KEPT * self._worked + self._since
+            self._since = 0.0
+            if self._worked >= LEARNT_US:
+                self._busy = 1.0 if self._sampled >= ALL * self._worked else self._sampled / self._worked
+        self.sampled_us = busy_us
+        self._since += worked
+
+
+class Meters:
+    """The meters of the processes of one GPU that are below quotas."""
+
+    def __init__(self, late_us: int) -> None:
+        """`late_us` is how late time on the engine is told, microseconds; 0 where it is told at once."""
+        self._late_us = late_us
+        self._each: dict[Process, Meter] = {}
+        self._any = Marks()  # of the time in which one of them had a chance
+        self._until: int | None = None  # all is settled up to then
+
+    def begin(self, process: Process, activity: Activity | None) -> None:
+        """A process is below a quota from now on, and what is told of it so far is done; None: all that it ever did
+        counts. Nothing where it was already."""
+        if process in self._each:
+            return
+        meter = self._each[process] = Meter(told_us=0)
         if activity is not None:
-            meter._is_sampled = meter._takes_samples(activity)
-            meter.told_us = meter._figure(activity) or 0
-        return meter
+            meter.told_us, meter.sampled_us = self._figure(activity), activity.busy_usec
 
-    def read(self, now_us: int, activity: Activity, could_run: bool) -> int:
-        """Return what the process worked since it was read last, microseconds; less than nothing where that was less
-        than was thought. `could_run`: since then it was on the runlist, and let launch or had work launched."""
-        figure = self._figure(activity)
-        if self.late_us == 0 and figure is not None:
-            grown, self.told_us = max(0, figure - self.told_us), figure
-            return grown
-        has_work = activity.pending != 0
-        self._mark(now_us, could_run * (self._had_work + has_work) / 2)
-        self._had_work = has_work
-        if figure is None:  # all chances count
-            self._settle(self._marks[-1].chances - self._marks[0].chances)
-        elif self._is_sampled != self._takes_samples(activity):
-            self._is_sampled, self.told_us = not self._is_sampled, figure
-        elif self._is_sampled:
-            self._take_sample(figure)
-        else:
-            self._learn(now_us, figure)
-        whole = round(self._known_us + self._marks[-1].guessed - self._marks[0].guessed)
-        grown, self._counted_us = whole - self._counted_us, whole
-        return grown
-
-    def _takes_samples(self, activity: Activity) -> bool:
-        """Whether samples tell of it: it does not say whether it has work."""
-        return activity.pending is None and activity.busy_usec is not None
+    def keep(self, processes: Iterable[Process]) -> None:
+        """No other process is below a quota."""
+        there = set(processes)
+        self._each = {process: meter for process, meter in self._each.items() if process in there}
 
     def _figure(self, activity: Activity) -> int | None:
-        """Return what is told of it, microseconds."""
-        if self._takes_samples(activity) or (self.late_us == 0 and activity.busy_usec is not None):
+        if self._late_us == 0 and activity.busy_usec is not None:
             return activity.busy_usec
         return activity.gpu_usec
 
-    def _mark(self, now_us: int, chance: float) -> None:
-        if not self._marks:
-            self._marks.append(Mark(now_us, 0.0, 0.0))
+    def look(self, now_us: int, looks: Iterable[Look]) -> Mapping[Process, int]:
+        """Return what processes worked since the last look, microseconds; less than nothing where that was less than
+        was thought."""
+        found: dict[Process, int] = {}
+        behind: dict[Process, Activity] = {}
+        any_chance = 0.0
+        for process, activity, could_run in looks:
+            meter, figure = self._each[process], self._figure(activity)
+            if self._late_us == 0 and figure is not None:
+                found[process] = max(0, figure - (meter.told_us or 0))
+                meter.told_us = figure
+                continue
+            behind[process] = activity
+            has_work = activity.pending != 0
+            chance = could_run * (meter.had_work + has_work) / 2
+            meter.had_work = has_work
+            meter.marks.add(now_us, chance, meter.share)
+            any_chance = max(any_chance, chance)
+        if behind:
+            self._any.add(now_us, any_chance)
+            self._settle(now_us, behind)
+            for process in behind:
+                meter = self._each[process]
+                whole = round(meter.known_us + meter.marks.guessed)
+                found[process], meter.counted_us = whole - meter.counted_us, whole
+        return found
+
+    def _settle(self, now_us: int, behind: Mapping[Process, Activity]) -> None:
+        """Puts figures that have come in the place of guesses."""
+        until_us = now_us - self._late_us
+        if self._until is None:
+            self._until = until_us
+        is_news = any(self._figure(one) != self._each[process].told_us for process, one in behind.items())
+        if until_us <= self._until or (not is_news and until_us - self._until < SILENT_US):
             return
-        last = self._marks[-1]
-        chances = max(0, now_us - last.at) * chance
-        self._marks.append(Mark(now_us, last.chances + chances, last.guessed + self._share * chances))
-
-    def _settle(self, worked_us: float) -> None:
-        """So much was worked up to now, and nothing of that will be known better."""
-        self._known_us += worked_us
-        self._marks = deque((self._marks[-1],))
-
-    def _take_sample(self, figure: int) -> None:
-        """A sample is of a time that is known too roughly to be set against the chances of that time. So what is made
-        of chances is learnt from several."""
-        used, chances = self._sums
-        if figure != self.told_us or self._since_us >= SAMPLES_US:
-            used = KEPT * used + max(0, figure - self.told_us)
-            self.told_us = figure
-            chances = KEPT * chances + self._since_us
-            self._since_us = 0.0
-            self._sums = used, chances
-            if chances >= LEARNT_US:
-                self._share = 1.0 if used >= ALL * chances else used / chances
-        self._since_us += self._marks[-1].chances - self._marks[0].chances
-        self._settle(self._marks[-1].guessed - self._marks[0].guessed)
-
-    def _learn(self, now_us: int, figure: int) -> None:
-        if figure == self.told_us and now_us - self._marks[0].at < self.late_us + SILENT_US:
-            return
-        used, self.told_us = max(0, figure - self.told_us), figure
-        before = self._marks[0]
-        until = now_us - self.late_us
-        if until <= before.at:  # it is of the time before the meter
-            return
-        while len(self._marks) > 1 and self._marks[1].at <= until:
-            self._marks.popleft()
-        there = self._marks[0] = self._between(until)
-        chances = there.chances - before.chances
-        worked = min(used, chances)
-        self._known_us += worked
-        if chances >= LEARNT_US:
-            self._share = (self._share + worked / chances) / 2
-
-    def _between(self, at: int) -> Mark:
-        """Return what was known at a moment between the first two marks, or at the first."""
-        first = self._marks[0]
-        if len(self._marks) < 2 or at <= first.at:
-            return first
-        after = self._marks[1]
-        part = min(1.0, (at - first.at) / max(1, after.at - first.at))
-        chances = first.chances + (after.chances - first.chances) * part
-        return Mark(at, chances, first.guessed + (after.guessed - first.guessed) * part)
+        self._until = until_us
+        chances, worked = {}, dict[Process, float]()
+        for process, activity in behind.items():
+            meter, figure = self._each[process], self._figure(activity)
+            chances[process] = meter.marks.settle(until_us)
+            used = chances[process] if figure is None else max(0, figure - (meter.told_us or 0))
+            worked[process], meter.told_us = min(used, chances[process]), figure
+        excess = sum(worked.values()) - self._any.settle(until_us)
+        for process in sorted(worked, key=lambda one: worked[one], reverse=True):
+            if excess > 0:
+                less = min(excess, worked[process])
+                worked[process] -= less
+                excess -= less
+        for process, activity in behind.items():
+            self._each[process].learn(worked[process], chances[process], activity)

@@ -33,6 +33,8 @@ class Account:
     """What is left of the quota; less than nothing where more was used."""
     is_spent: bool = False
     """Whether nothing of the group may run now."""
+    is_kept: bool = False
+    """Whether something of it stood in this period: what is left is owed to it."""
     strung: int = 1
     """Periods that are to be strung together from the next one on: their quotas are there at the beginning of them."""
     _span: int = attrs.field(default=1, init=False)  # periods that are strung together now
@@ -56,13 +58,13 @@ class Account:
             if self.is_spent or self._worked:
                 active += self._span
             self.began_us += self._span * self.period_us
-            kept = min(self.left_us, self._span * self.quota_us) if self.is_spent else min(0, self.left_us)
-            self._worked, self._idles, self._span = False, not self._worked, self.strung
+            kept = min(self.left_us, self._span * self.quota_us if self.is_kept else 0)
+            self.is_kept, self._worked, self._idles, self._span = False, False, not self._worked, self.strung
             if kept == 0 and self._idles:  # nothing is to be reckoned up to now
                 spans = max(0, (now_us - self.began_us) // (self._span * self.period_us))
                 self.began_us += spans * self._span * self.period_us
             self.left_us = kept + self._span * self.quota_us
-            self.is_spent = self.is_spent and self.left_us < self._due_us
+            self.is_kept = self.is_spent = self.is_spent and self.left_us < self._due_us
         return active
 
     def charge(self, us: int) -> None:
@@ -73,6 +75,7 @@ class Account:
     def decide(self) -> bool:
         """Return whether the group is to stand from now on, or to go on standing."""
         self.is_spent = self.left_us < self._due_us if self.is_spent else self.left_us <= 0
+        self.is_kept = self.is_kept or self.is_spent
         return self.is_spent
 
     @property

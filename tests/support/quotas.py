@@ -43,6 +43,7 @@ class Traced(Bench):
         self._seen: deque[tuple[float, Mapping[Process, int]]] = deque()
         self._told: Mapping[Process, int] = {}
         self._sampled: dict[Process, int] = {}
+        self._engine._runlist.switch = 0  # a trace charges switches as well, and the figures of work here are without
 
     async def run(
         self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -101,13 +102,23 @@ class Limited:
     gpu: Bench
     spawn: Spawn
     nursery: trio.Nursery
+    _bodies: dict[Process, subprocess.Popen[bytes]] = attrs.field(factory=dict)
+
+    async def end(self, process: Process) -> None:
+        """A process is killed, and gone from the tree."""
+        body = self._bodies.pop(process)
+        body.kill()
+        body.wait()
+        await self.h.gone(process)
 
     async def program(
         self, cgroup: str = "/", *, library: bool = True, work_s: float = 0.0, rest_s: float = 0.0, kernel_us: int = 0
     ) -> Process:
         """A program that always has something to do; or one that works for `work_s` seconds of the engine and then has
         nothing to do for `rest_s`, again and again."""
-        process = await self.h.arrive(self.spawn().pid, cgroup)
+        body = self.spawn()
+        process = await self.h.arrive(body.pid, cgroup)
+        self._bodies[process] = body
         number = await self.gpu.open_context(process, 8, lambda finished: None, gated=library)
         if rest_s:
             self.nursery.start_soon(self._idle_in_between, process, number, work_s, rest_s)
