@@ -232,6 +232,10 @@ class Limiter:
         now_us = self._now_us()
         self._string()
         self._charge(self._limited)
+        for process, one in self._limited.items():
+            if self._waits_for_its_turn(process):
+                for account in one.accounts:
+                    account.waited_us = now_us
         for level, account in self._accounts.items():
             if (ended := account.advance(now_us)) and self._population.holds(level):
                 self._periods(level, ended)
@@ -240,6 +244,10 @@ class Limiter:
         dues = [account.next_us(now_us) for account in self._busy_accounts()]
         dues += [due_us for process, one in self._limited.items() if (due_us := self._act(process, one, now_us))]
         return min(dues, default=now_us + 1_000_000)
+
+    def _waits_for_its_turn(self, process: Process) -> bool:
+        member = Member(process, self._index)
+        return self._population.holds(member) and self._follower.place(member).off
 
     def _busy_accounts(self) -> Iterator[Account]:
         """The accounts that a process is charged to."""

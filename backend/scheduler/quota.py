@@ -14,6 +14,10 @@ LEAST_US = 1_000
 """Microseconds that a group has left at least when it is let go on: less is not worth a start."""
 CHECK_US = 1_000
 """Microseconds between two looks at a group that may run, at least."""
+OWED_US = 1_000_000
+"""Microseconds of which the quotas are owed at most to a group that waits for its turn meanwhile."""
+TURN_US = 500_000
+"""Microseconds in which a turn has begun, and what is owed is used."""
 IDLE_CHECK_US = 20_000
 """Microseconds between two looks, at least, at a group that did nothing in its last period: so much it may do beyond
 its quota when it begins."""
@@ -35,6 +39,8 @@ class Account:
     """Whether nothing of the group may run now."""
     is_kept: bool = False
     """Whether something of it stood in this period: what is left is owed to it."""
+    waited_us: int | None = None
+    """When something of it waited for its turn last: what is left then is owed to it, up to the quotas of OWED_US."""
     strung: int = 1
     """Periods that are to be strung together from the next one on: their quotas are there at the beginning of them."""
     _span: int = attrs.field(default=1, init=False)  # periods that are strung together now
@@ -58,7 +64,7 @@ class Account:
             if self.is_spent or self._worked:
                 active += self._span
             self.began_us += self._span * self.period_us
-            kept = min(self.left_us, self._span * self.quota_us if self.is_kept else 0)
+            kept = min(self.left_us, self._owed_us)
             self.is_kept, self._worked, self._idles, self._span = False, False, not self._worked, self.strung
             if kept == 0 and self._idles:  # nothing is to be reckoned up to now
                 spans = max(0, (now_us - self.began_us) // (self._span * self.period_us))
@@ -77,6 +83,13 @@ class Account:
         self.is_spent = self.left_us < self._due_us if self.is_spent else self.left_us <= 0
         self.is_kept = self.is_kept or self.is_spent
         return self.is_spent
+
+    @property
+    def _owed_us(self) -> int:
+        """What may be left for the next period, microseconds."""
+        waited = self.waited_us is not None and self.began_us - self.waited_us < TURN_US
+        periods = self._span if self.is_kept else 0
+        return self.quota_us * (max(periods, OWED_US // self.period_us) if waited else periods)
 
     @property
     def _due_us(self) -> int:

@@ -1,0 +1,247 @@
+"""compute.max beside all else: nested, with priorities and weights, frozen, moved, and with daemons that are killed."""
+
+from __future__ import annotations
+
+import errno
+
+import attrs
+import pytest
+import trio
+
+from backend.core.reasons import ON, Engines
+from backend.core.records import Activity
+from backend.core.turns import TurnEnd
+from backend.process.identity import Member, Slice
+from tests.support.harness import StubGpu, settle, virtual
+from tests.support.quotas import Limited, Spawn, limited
+from tests.support.restarted import Machine
+
+BUSY = Activity(tsgs=1, attached=1, managed=True, contexts=1)
+
+
+async def stat(p: Limited, path: str, key: str) -> int:
+    text = await p.h.read(f"{path}/0/gcgroup.stat")
+    return int(dict(line.split() for line in text.splitlines())[key])
+
+
+@virtual
+async def test_the_least_on_the_path_holds(spawn: Spawn) -> None:
+    """Of a process, of its slice, of the slice above: each is an account of its own."""
+    async with limited(spawn) as p:
+        one, two, three = await p.program("/jobs/a"), await p.program("/jobs/a"), await p.program("/jobs/b")
+        await p.h.write(f"{one.pid}/0/compute.max", "5000 100000")
+        await p.h.write("slice/jobs/a/0/compute.max", "20000 100000")
+        await p.h.write("slice/jobs/0/compute.max", "60000 100000")
+        await trio.sleep(3)
+        found = await p.shares([one, two, three], 10)
+        assert found[0] == pytest.approx(0.05, rel=0.05)
+        assert found[0] + found[1] == pytest.approx(0.2, rel=0.03)
+        assert sum(found) == pytest.approx(0.6, rel=0.05)
+
+
+@virtual
+async def test_a_quota_goes_with_its_next_value(spawn: Spawn) -> None:
+    async with limited(spawn) as p:
+        one = await p.program()
+        for text, share in (("30000 100000", 0.3), ("600000 1000000", 0.6), ("max", 1.0), ("10000 50000", 0.2)):
+            await p.h.write(f"{one.pid}/0/compute.max", text)
+            await trio.sleep(2)
+            (found,) = await p.shares([one], 10)
+            assert found == pytest.approx(share, rel=0.03)
+        assert await p.h.read(f"{one.pid}/0/compute.max") == "10000 50000\n"
+        await p.h.write(f"{one.pid}/0/compute.max", "max")
+        assert await p.h.read(f"{one.pid}/0/compute.max") == "max 50000\n"
+
+
+@virtual
+async def test_what_the_files_tell(spawn: Spawn) -> None:
+    async with limited(spawn) as p:
+        one, idle = await p.program("/jobs"), await p.program("/jobs", work_s=0.001, rest_s=100)
+        assert await stat(p, "slice/jobs", "nr_periods") == 0
+        await p.h.write("slice/jobs/0/compute.max", "30000 100000")
+        await p.h.write(f"{idle.pid}/0/compute.max", "30000 100000")
+        await trio.sleep(1)
+        before = [await stat(p, f"{one.pid}", key) for key in ("nr_throttled", "throttled_usec")]
+        periods = await stat(p, "slice/jobs", "nr_periods")
+        await trio.sleep(10)
+        assert await stat(p, "slice/jobs", "nr_periods") - periods == 100
+        assert await stat(p, f"{idle.pid}", "nr_periods") <= 1, "an idle one has none, as in cpu.stat"
+        assert await stat(p, f"{one.pid}", "nr_periods") == 0, "they are those of its own quota"
+        times, usec = [await stat(p, f"{one.pid}", key) for key in ("nr_throttled", "throttled_usec")]
+        assert times - before[0] == pytest.approx(100, abs=20)
+        assert usec - before[1] == pytest.approx(7.5e6, rel=0.1)
+        seen = set()
+        for _ in range(40):
+            await trio.sleep(0.0225)
+            seen.add((await stat(p, f"{one.pid}", "off_quota"), await stat(p, f"{one.pid}", "off_gr")))
+        assert seen == {(0, 0), (1, 0)}, "it stands at its gate, and not off the runlist"
+
+
+@virtual
+async def test_one_without_the_library_is_off_the_runlist(spawn: Spawn) -> None:
+    async with limited(spawn) as p:
+        one = await p.program(library=False)
+        await p.h.write(f"{one.pid}/0/compute.max", "30000 100000")
+        seen = set()
+        for _ in range(60):
+            await trio.sleep(0.0225)
+            seen.add((await stat(p, f"{one.pid}", "off_quota"), await stat(p, f"{one.pid}", "off_gr")))
+        assert seen == {(0, 0), (1, 1)}
+
+
+@virtual
+async def test_long_kernels_are_stopped(spawn: Spawn) -> None:
+    """The gate holds no kernel that runs: one of 400 ms goes off the runlist, and on in the next periods."""
+    async with limited(spawn) as p:
+        one = await p.program(kernel_us=400_000)
+        await p.h.write(f"{one.pid}/0/compute.max", "10000 100000")
+        await trio.sleep(2)
+        (found,) = await p.shares([one], 20)
+        assert found == pytest.approx(0.1, rel=0.05)
+
+
+@virtual
+async def test_others_have_what_it_may_not_use(spawn: Spawn) -> None:
+    """Of two that fill in turns, one has a quota: while it stands the turn is the other's."""
+    async with limited(spawn) as p:
+        lead = await p.program(work_s=0.02, rest_s=0.08)
+        one, other = await p.program(), await p.program()
+        for process in (one, other):
+            await p.h.write(f"{process.pid}/0/compute.priority", 12)
+        await trio.sleep(5)
+        before = sum(await p.shares([lead, one, other], 10))  # switches to the leader and back cost the rest
+        await p.h.write(f"{one.pid}/0/compute.max", "10000 100000")
+        await trio.sleep(5)
+        found = await p.shares([lead, one, other], 10)
+        assert found[1] <= 0.103
+        assert sum(found) >= before - 0.03
+
+
+@virtual
+async def test_a_leader_with_a_quota_leaves_the_rest(spawn: Spawn) -> None:
+    async with limited(spawn) as p:
+        lead, other = await p.program(), await p.program()
+        await p.h.write(f"{lead.pid}/0/compute.priority", 0)
+        await p.h.write(f"{lead.pid}/0/compute.max", "50000 100000")
+        await trio.sleep(5)
+        found = await p.shares([lead, other], 10)
+        assert found[0] == pytest.approx(0.5, rel=0.03)
+        assert found[1] >= 0.46
+
+
+@virtual
+async def test_weights_hold_below_a_quota(spawn: Spawn) -> None:
+    async with limited(spawn) as p:
+        one, two = await p.program("/jobs"), await p.program("/jobs")
+        await p.h.write(f"{one.pid}/0/compute.weight", 300)
+        await p.h.write("slice/jobs/0/compute.max", "400000 1000000")
+        await trio.sleep(10)
+        found = await p.shares([one, two], 20)
+        assert sum(found) == pytest.approx(0.4, rel=0.05)
+        assert found[0] / found[1] == pytest.approx(3, rel=0.15)
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["library", "levers"])
+@virtual
+async def test_frozen_meanwhile(spawn: Spawn, library: bool) -> None:
+    async with limited(spawn) as p:
+        one = await p.program(library=library)
+        await p.h.write(f"{one.pid}/0/compute.max", "30000 100000")
+        await trio.sleep(2.06)
+        for _ in range(5):
+            await p.h.write(f"{one.pid}/0/compute.freeze", 1)
+            assert await p.shares([one], 0.53) == [0]
+            await p.h.write(f"{one.pid}/0/compute.freeze", 0)
+            await trio.sleep(0.37)
+        await trio.sleep(2)
+        (found,) = await p.shares([one], 10)
+        assert found == pytest.approx(0.3, rel=0.03)
+
+
+@virtual
+async def test_moved_into_a_slice_and_out(spawn: Spawn) -> None:
+    async with limited(spawn) as p:
+        one, other = await p.program("/jobs"), await p.program()
+        await p.h.write("slice/jobs/0/compute.max", "10000 100000")
+        await trio.sleep(2)
+        p.h.world.cgroups[other.pid] = Slice("/jobs")
+        p.h.world.cgroups[one.pid] = Slice("/")
+        await trio.sleep(2)
+        found = await p.shares([one, other], 10)
+        assert found[1] == pytest.approx(0.1, rel=0.03)
+        assert found[0] >= 0.85
+        p.h.world.cgroups[other.pid] = Slice("/")
+        await trio.sleep(2)
+        assert (await p.shares([other], 10))[0] == pytest.approx(0.5, rel=0.1), "it has no quota any more"
+
+
+@virtual
+async def test_a_killed_daemon_leaves_none_without_its_engine(spawn: Spawn) -> None:
+    """What is asked for is there again, and each process goes on: why it was off the runlist was that daemon's."""
+    gpu = StubGpu()
+    machine = Machine(gpu)
+    pid = spawn().pid
+    async with machine.daemon(scheduler=True) as h:
+        who = await h.arrive(pid)
+        gpu.works[who] = attrs.evolve(BUSY, gpu_usec=0)
+        await h.write(f"{pid}/0/compute.max", "30000 100000")
+        await trio.sleep(0.1)
+        gpu.works[who] = attrs.evolve(BUSY, gpu_usec=500_000)
+        await trio.sleep(0.1)
+        assert gpu.without_gr == {who}
+        h.kill()
+    gpu.works[who] = attrs.evolve(BUSY, gpu_usec=500_000)
+    async with machine.daemon(scheduler=True) as h:
+        await settle()
+        await trio.sleep(0.1)
+        assert not gpu.without_gr
+        assert machine.ledger.books(Member(who, 0)).off_gr == 0
+        assert await h.read(f"{pid}/0/compute.max") == "30000 100000\n"
+
+
+@virtual
+async def test_the_end_of_a_daemon_lets_all_go_on(spawn: Spawn) -> None:
+    gpu = StubGpu()
+    pid = spawn().pid
+    async with Machine(gpu).daemon(scheduler=True) as h:
+        who = await h.arrive(pid)
+        gpu.works[who] = attrs.evolve(BUSY, gpu_usec=0)
+        gpu.ends[who] = TurnEnd.DRAINED, 0.0
+        await h.write(f"{pid}/0/compute.max", "30000 100000")
+        await trio.sleep(0.1)
+        gpu.works[who] = attrs.evolve(BUSY, gpu_usec=500_000, pending=0)
+        await trio.sleep(0.1)
+        assert gpu.turns[-1][0] == "end"
+        assert h.controller._follower.spent(Member(who, 0)) is Engines.NONE
+        assert h.controller._follower.applied(Member(who, 0)).off == ON
+    assert gpu.turns[-1][0] == "begin"
+
+
+@pytest.mark.logs("cannot be held to its quota")
+@virtual
+async def test_levers_that_fail(spawn: Spawn) -> None:
+    """It is said, and tried again; nothing that is asked for by others fails for it."""
+    async with limited(spawn) as p:
+        one = await p.program(library=False)
+        p.gpu.broken.add(one)
+        await p.h.write(f"{one.pid}/0/compute.max", "30000 100000")
+        await trio.sleep(3)
+        p.gpu.broken.clear()
+        await trio.sleep(6)
+        (found,) = await p.shares([one], 10)
+        assert found == pytest.approx(0.3, rel=0.1) or found < 0.3, "it has a debt"
+
+
+@virtual
+async def test_a_machine_that_cannot(spawn: Spawn) -> None:
+    gpu = StubGpu()
+    gpu.unsupported.add("compute.freeze")
+    pid = spawn().pid
+    async with Machine(gpu).daemon(scheduler=True) as h:
+        await h.arrive(pid)
+        assert await h.refused(f"{pid}/0/compute.max", "30000 100000") == errno.EOPNOTSUPP
+        assert await h.refused(f"{pid}/0/compute.max", "30 percent") == errno.EINVAL
+        assert await h.read(f"{pid}/0/compute.max") == "max 100000\n"
+    async with Machine(StubGpu()).daemon() as h:
+        await h.arrive(pid)
+        assert await h.refused(f"{pid}/0/compute.max", "30000 100000") == errno.EOPNOTSUPP, "there is no scheduler"
