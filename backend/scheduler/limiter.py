@@ -1,4 +1,4 @@
-"""The quotas of one GPU at work: who works by compute.max, and who stands until the next period.
+"""The quotas of one GPU at work: which programs work by compute.max, and which stand until the next period.
 
 Each group with a quota has an account (``quota.py``), each process below one a meter (``meter.py``), and what that says
 is charged to all accounts above the process. A process stands while one of them is spent. With the library it stands at
@@ -149,7 +149,7 @@ class Limiter:
                     await self._woken.wait()
                 await trio.sleep(CHECK_US / 1e6)  # so much passes between two looks in any case
 
-    # Who works by quotas
+    # The processes below quotas
 
     def _find(self) -> None:
         """The processes below quotas, and the accounts of these. What an account says outlives each process."""

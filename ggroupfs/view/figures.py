@@ -197,6 +197,9 @@ SOURCES: Mapping[str, Source] = {
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""
 
+LATER = frozenset(("compute.max",))
+"""Files that a daemon of an earlier version does not have: it serves until it is upgraded."""
+
 EVERYTHING = frozenset(field.name for field in attrs.fields(Figures))
 
 
@@ -214,14 +217,16 @@ def files_for(fields: Iterable[str]) -> tuple[str, ...]:
 
 
 def figures_of(directory: str | os.PathLike[str], files: Iterable[str]) -> Figures:
-    """What some control files of a group say, but for those that this machine refuses. OSError when it is gone."""
+    """What some control files of a group say, but for those that this machine refuses, or that its daemon is too old to
+    have. OSError when it is gone."""
     path = os.fspath(directory)
     told: dict[str, Any] = {}
     for name in files:
         try:
             text = content(f"{path}/{name}")
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:
+            is_older = error.errno == errno.ENOENT and name in LATER and os.path.isdir(path)
+            if error.errno != errno.EOPNOTSUPP and not is_older:
                 raise
         else:
             told |= SOURCES[name].parse(text)

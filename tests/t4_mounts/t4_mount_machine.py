@@ -240,6 +240,7 @@ def gcgroup_stat(controller: Controller, group: Group) -> str:
         tsgs=a.tsgs,
         channels=a.channels,
         attached=a.attached,
+        nr_periods=controller.periods(group),
         nr_throttled=controller.throttled(group).times,
         throttled_usec=controller.throttled(group).usec,
         off_freeze=sum(is_asked_to_freeze(controller, leaf) for leaf in leaves(controller, group)),
