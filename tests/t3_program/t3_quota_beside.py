@@ -12,7 +12,10 @@ from backend.core.reasons import ON, Engines
 from backend.core.records import Activity
 from backend.core.turns import TurnEnd
 from backend.process.identity import Member, Slice
-from tests.support.harness import StubGpu, settle, virtual
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
+from backend.soft.machine import Machine as SoftMachine
+from tests.support.harness import MIB, StubGpu, running, settle, virtual
 from tests.support.quotas import Limited, Spawn, limited
 from tests.support.restarted import Machine
 
@@ -245,3 +248,68 @@ async def test_a_machine_that_cannot(spawn: Spawn) -> None:
     async with Machine(StubGpu()).daemon() as h:
         await h.arrive(pid)
         assert await h.refused(f"{pid}/0/compute.max", "30000 100000") == errno.EOPNOTSUPP, "there is no scheduler"
+
+
+@virtual
+async def test_moved_to_another_gpu_while_it_stands(spawn: Spawn) -> None:
+    """What is asked for goes along, and holds there; nothing of it is left where it was."""
+    machine = SoftMachine(2)
+    gpus = [SoftGpu(index, SoftConfig(capacity=64 * MIB), machine) for index in range(2)]
+    async with running(*gpus, scheduler=True) as h, trio.open_nursery() as nursery:
+        process = await h.arrive(spawn().pid)
+        number = await gpus[0].open_context(process, 8, lambda finished: None, gated=True)
+
+        async def feed() -> None:
+            while True:
+                there = next(gpu for gpu in gpus if process in gpu._tenants)
+                try:
+                    await there.launch(process, number, 10, 1000, range(0))
+                except OSError:
+                    await trio.sleep(0.001)
+
+        def used() -> int:
+            return sum(gpu.activity(process).gpu_usec or 0 for gpu in gpus)
+
+        nursery.start_soon(feed)
+        await h.write(f"{process.pid}/0/compute.max", "30000 100000")
+        await trio.sleep(3)
+        for here, there in ((0, 1), (1, 0), (0, 1)):
+            for _ in range(1000):
+                if h.controller._follower.spent(Member(process, here)) is not None:
+                    break
+                await trio.sleep(0.001)
+            else:
+                pytest.fail("it never stands")
+            await h.write(f"{process.pid}/{here}/compute.migrate", there)
+            assert await h.read(f"{process.pid}/{there}/compute.max") == "30000 100000\n"
+            await trio.sleep(2)
+            before = used()
+            await trio.sleep(10)
+            assert (used() - before) / 1e7 == pytest.approx(0.3, rel=0.03)
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_a_new_context_that_has_no_gate(spawn: Spawn) -> None:
+    """A program that stands at its gate opens a context that knows of none: it is held to its quota all the same."""
+    async with limited(spawn) as p:
+        one = await p.program()
+        await p.h.write(f"{one.pid}/0/compute.max", "20000 100000")
+        await trio.sleep(2.05)
+        number = await p.gpu.open_context(one, 8, lambda finished: None)
+        p.nursery.start_soon(p._feed, one, number, 1000)
+        await trio.sleep(2)
+        (found,) = await p.shares([one], 20)
+        assert found == pytest.approx(0.2, rel=0.03)
+
+
+@virtual
+async def test_idle_programs_cost_no_calls(spawn: Spawn) -> None:
+    async with limited(spawn) as p:
+        for _ in range(20):
+            await p.program("/jobs", work_s=0.001, rest_s=1000, library=False)
+        await p.h.write("slice/jobs/0/compute.max", "30000 100000")
+        await trio.sleep(20)  # timeslices are set meanwhile
+        calls = p.gpu.calls(since=0)
+        await trio.sleep(20)
+        assert p.gpu.calls(since=0) == calls
