@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import attrs
 import trio
 
+from backend.core.deadlines import deadline
 from backend.core.follower import Follower
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
@@ -28,7 +29,9 @@ from backend.core.records import Books
 from backend.core.turns import AHEAD_US
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn
 from backend.scheduler.bucket import Bucket
+from backend.scheduler.failing import AGAIN_MOST_S, AGAIN_S, PASSING
 from backend.scheduler.meter import Look, Meters
+from backend.scheduler.parts import Pace
 from backend.scheduler.quota import CHECK_US, Account
 
 log = logging.getLogger(__name__)
@@ -48,8 +51,6 @@ GATE_US = 2 * AHEAD_US
 """Work after its gate closed, microseconds, with which a process counts as one that the gate does not hold."""
 GATE_LOOK_US = 2_000
 """Microseconds between two looks at processes that stand at their gate with work that goes on."""
-AGAIN_S = 5.0
-"""Seconds after which a process is asked to stand again whose levers failed."""
 CALLS_AGAIN_US = 20_000
 """Microseconds after which calls of the driver are asked for again."""
 TURN_US = 10_000
@@ -76,6 +77,10 @@ class Limited:
     """Whether it is being had stand, or go on."""
     again: float = 0.0
     """When that is tried again, by trio's clock."""
+    failed_s: float = 0.0
+    """Seconds for which it was put off the last time; 0 where it did not fail."""
+    told: bool = False
+    """Whether the log says that it fails."""
 
     @property
     def is_spent(self) -> bool:
@@ -93,17 +98,20 @@ class Limiter:
         population: Population,
         follower: Follower,
         calls: Bucket,
+        lever_s: float,
         changed: Callable[[Process, bool], None],
         periods: Callable[[Group, int], None],
     ) -> None:
-        """`calls` are those that the scheduler has of the driver. `changed` is told of a process that stands from now
-        on, or does not, and whether that is for long; `periods` of periods of a group that have ended."""
+        """`calls` are those that the scheduler has of the driver, `lever_s` what those of one process may take, in
+        seconds. `changed` is told of a process that stands from now on, or does not, and whether that is for long;
+        `periods` of periods of a group that have ended."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
         self._population = population
         self._follower = follower
         self._calls = calls
+        self._lever_s = lever_s
         self._own = Bucket(RATE, BURST)
         self._changed = changed
         self._periods = periods
@@ -111,15 +119,15 @@ class Limiter:
         self._limited: dict[Process, Limited] = {}
         self._meters = Meters(gpu.late_us)
         self._known: set[Process] | None = None  # all processes at the last search; None where no quota was
-        self._is_stale = True
+        self._poked = trio.Event()
+        self._poked.set()
         self._woken = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._epoch = 0.0
 
     def poke(self) -> None:
         """Has it look for processes and quotas anew, soon."""
-        self._is_stale = True
-        self._woken.set()
+        self._poked.set()
 
     def stands(self, process: Process) -> bool:
         """Whether a process is to stand, as its quota is used up."""
@@ -139,11 +147,9 @@ class Limiter:
         """Has quotas hold until cancelled."""
         self._epoch = trio.current_time()
         async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._search)
             while True:
                 self._woken = trio.Event()
-                if self._is_stale:
-                    self._is_stale = False
-                    self._find()
                 due_us = self._look() if self._accounts else None
                 with trio.CancelScope(deadline=math.inf if due_us is None else self._epoch + due_us / 1e6):
                     await self._woken.wait()
@@ -151,23 +157,40 @@ class Limiter:
 
     # The processes below quotas
 
-    def _find(self) -> None:
-        """The processes below quotas, and the accounts of these. What an account says outlives each process."""
-        there = [
-            Member(resident.process, self._index)
-            for resident in self._population.below(SliceOn(ROOT, self._index))
-            if self._index in resident.contexts
-        ]
-        levels = {level: None for member in there for level in self._population.path(member)[:-1]}  # without the root
-        levels |= {level: None for level in self._accounts if self._population.holds(level)}
-        accounts = {}
-        for level in levels:
-            books = self._books(level)
-            if books is not None and books.quota_us < books.period_us:  # one engine does no more than that
-                accounts[level] = self._account(level, books)
-        self._accounts, before, self._limited = accounts, self._limited, {}
+    async def _search(self) -> None:
+        """Looks for quotas, and for processes below them, whenever something has changed. In parts, as there may be a
+        thousand: those that are known are held to theirs meanwhile."""
+        while True:
+            await self._poked.wait()
+            self._poked = trio.Event()
+            pace = Pace()
+            there = [
+                Member(resident.process, self._index)
+                for resident in self._population.below(SliceOn(ROOT, self._index))
+                if self._index in resident.contexts
+            ]
+            found: dict[Group, Books] = {}
+            for group in [*there, *self._accounts]:
+                await pace.pause()
+                for level in self._population.path(group)[:-1] if self._population.holds(group) else ():
+                    if level not in found and (books := self._books(level)) is not None:
+                        found[level] = books
+            self._find(there, {level: books for level, books in found.items() if self._population.holds(level)})
+            self._woken.set()
+            await trio.sleep(CHECK_US / 1e6)
+
+    def _find(self, there: Sequence[Member], levels: Mapping[Group, Books]) -> None:
+        """These processes have a context, and these are the books above them. What an account says outlives each."""
+        self._accounts = {
+            level: self._account(level, books)
+            for level, books in levels.items()
+            if books.quota_us < books.period_us  # one engine does no more than that
+        }
+        before, self._limited = self._limited, {}
         known = set()
-        for member in there if accounts or before else ():
+        for member in there if self._accounts or before else ():
+            if not self._population.holds(member):
+                continue
             process = member.process
             known.add(process)
             if mine := self._accounts_of(member):
@@ -175,7 +198,7 @@ class Limiter:
             elif self._follower.spent(member) is not None and not (one := before.get(process) or Limited(())).busy:
                 self._start(process, one, self._restore)
         self._meters.keep(self._limited)
-        self._known = known if accounts else None
+        self._known = known if self._accounts else None
 
     def _renewed(self, process: Process, one: Limited | None, accounts: tuple[Account, ...]) -> Limited:
         """What is kept of a process with these accounts. One that came since the last search has worked since then."""
@@ -305,11 +328,11 @@ class Limiter:
     async def _try(self, process: Process, one: Limited, act: Callable[[Member, Limited], Awaitable[None]]) -> None:
         member = Member(process, self._index)
         try:
-            await act(member, one)
+            with deadline(self._lever_s):
+                await act(member, one)
+            one.failed_s, one.told = 0.0, False
         except Exception as error:
-            if self._population.holds(member) and not self._gpu.lost:
-                one.again = trio.current_time() + AGAIN_S
-                log.error("GPU %d: pid %d cannot be held to its quota: %s", self._index, process.pid, error)
+            self._failed(member, one, error)
         finally:
             one.busy = False
         if not self._population.holds(member):
@@ -319,6 +342,18 @@ class Limiter:
             self._start(process, one, self._restore)
         self._changed(process, self._follower.spent(member) is not None and self._stands_for_long(one))
         self._woken.set()
+
+    def _failed(self, member: Member, one: Limited, error: Exception) -> None:
+        """It works on, and is asked again later. One that ends has let go of its files before that is heard of."""
+        if not self._population.holds(member) or self._gpu.lost:
+            return
+        is_ending = isinstance(error, ProcessLookupError) or not self._gpu.activity(member.process).tsgs
+        is_passing = getattr(error, "errno", None) in PASSING and not one.failed_s
+        if not is_ending and not is_passing and not one.told:
+            one.told = True
+            log.error("GPU %d: pid %d cannot be held to its quota: %s", self._index, member.process.pid, error)
+        one.failed_s = min(AGAIN_MOST_S, 2 * one.failed_s or AGAIN_S)
+        one.again = trio.current_time() + one.failed_s
 
     def _stands_for_long(self, one: Limited) -> bool:
         now_us = self._now_us()

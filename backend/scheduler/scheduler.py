@@ -29,6 +29,7 @@ from backend.process.identity import ROOT, Group, Member, Process, SliceOn, is_b
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
 from backend.scheduler.ends import Ends
+from backend.scheduler.failing import AGAIN_MOST_S, AGAIN_S, PASSING
 from backend.scheduler.limiter import Limiter
 from backend.scheduler.parts import REST, Pace
 from backend.scheduler.shares import Contender, Level
@@ -51,11 +52,6 @@ RATE, BURST = 25, 15
 what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
 """Part of the time that a write may take (1 s by default) for one lever. It takes 2 ms as a rule; all others wait."""
-PASSING = frozenset((errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ETIMEDOUT))
-"""Errors that are not worth a word before the second time. A driver in which two dozen programs begin at once does not
-answer in LEVER."""
-AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
-"""Seconds after which a lever that failed is tried again; each time twice as long, up to the second."""
 
 
 class Scheduler:
@@ -85,7 +81,10 @@ class Scheduler:
         self._looked = 0.0
         self._busy = 0.0  # seconds of a CPU that the last part of the last look took
         self._poked = trio.Event()
-        self._limiter = Limiter(gpu, ledger, population, follower, self._bucket, self._stood, periods)
+        self._limiter = Limiter(
+            *(gpu, ledger, population, follower),
+            *(self._bucket, LEVER * seconds, self._stood, periods),
+        )
 
     def poke(self) -> None:
         """Has it look soon: a process came, went or moved, or what is asked of a group changed."""

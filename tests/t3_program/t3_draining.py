@@ -23,8 +23,8 @@ from backend.door.wire import Message, Op
 from backend.process.identity import Member, Process
 from backend.scheduler import ends
 from backend.scheduler.ends import DRAIN_SLICE_US, UNDRAINED_S
+from backend.scheduler.failing import AGAIN_S
 from backend.scheduler.fair import SWITCH_US
-from backend.scheduler.scheduler import AGAIN_S
 from backend.scheduler.use import Sample
 from tests.support.contenders import Bench, Programs
 from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, until_then
