@@ -49,7 +49,7 @@ WAIT_US = 20_000
 """Microseconds between two reads of processes that stand, so that it is known of when a figure is that comes late."""
 GATE_US = 2 * AHEAD_US
 """Work after its gate closed, microseconds, with which a process counts as one that the gate does not hold."""
-GATE_LOOK_US = 2_000
+GATE_LOOK_US = 1_000
 """Microseconds between two looks at processes that stand at their gate with work that goes on."""
 CALLS_AGAIN_US = 20_000
 """Microseconds after which calls of the driver are asked for again."""
@@ -121,13 +121,16 @@ class Limiter:
         self._known: set[Process] | None = None  # all processes at the last search; None where no quota was
         self._poked = trio.Event()
         self._poked.set()
+        self._poked_us = self._since_us = 0  # when it was poked, of the next search and of the last
         self._woken = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._epoch = 0.0
 
     def poke(self) -> None:
         """Has it look for processes and quotas anew, soon."""
-        self._poked.set()
+        if not self._poked.is_set():
+            self._poked.set()
+            self._poked_us = self._now_us()
 
     def stands(self, process: Process) -> bool:
         """Whether a process is to stand, as its quota is used up."""
@@ -139,7 +142,7 @@ class Limiter:
         one = self._limited.pop(process, None)
         if one is None and self._known is not None and process not in self._known:
             one = Limited(self._accounts_of(Member(process, self._index)))  # it came and went between two searches
-            self._meters.begin(process, None)
+            self._meters.begin(process, None, self._poked_us)
         if one is not None and one.accounts:
             self._charge({process: one})
 
@@ -162,7 +165,7 @@ class Limiter:
         thousand: those that are known are held to theirs meanwhile."""
         while True:
             await self._poked.wait()
-            self._poked = trio.Event()
+            self._poked, self._since_us = trio.Event(), self._poked_us
             pace = Pace()
             there = [
                 Member(resident.process, self._index)
@@ -206,7 +209,7 @@ class Limiter:
         if one is None:
             one = Limited(accounts)
         is_new = self._known is not None and process not in self._known
-        self._meters.begin(process, None if is_new else activity)
+        self._meters.begin(process, None if is_new else activity, self._since_us)
         one.accounts, one.contexts = accounts, max(1, activity.contexts)
         return one
 
@@ -370,3 +373,4 @@ class Limiter:
     async def _restore(self, member: Member, one: Limited) -> None:
         await self._follower.restore(member)
         one.is_bound = True
+        self._meters.begins(member.process)

@@ -26,12 +26,17 @@ SILENT_US = 500_000
 """Microseconds beyond their delay after which figures that did not change say that nothing was used."""
 LEARNT_US = 20_000
 """Microseconds of chances from which what was made of them is learnt."""
+SLACK_US = 20_000
+"""Microseconds by which the time of a figure is not known."""
 SAMPLES_US = 1_500_000
 """Microseconds of work after which samples that did not change say that a process idled."""
-KEPT = 0.8
+KEPT = 0.9
 """Part of what was sampled that counts still with the next sample."""
-ALL = 0.9
-"""Part of its work from which on a process is taken to have idled at no time: samples are no better than that."""
+ALL = 0.8
+"""Part of its work from which on a process is taken to have idled at no time: samples are no better than that, as they
+are of another time than what is known of the trace."""
+ENOUGH_US = 200_000
+"""Microseconds of work from which samples say something."""
 
 Look = tuple[Process, Activity, bool]
 """A process, what is told of it, and whether it could run since the last look: it was on the runlist, and launched, or
@@ -82,6 +87,21 @@ class Marks:
 
 
 @attrs.define(eq=False)
+class Least:
+    """The least of two sums that grow, where what grows at the end of a look in one may grow in the next in the other:
+    a figure is of a time that is known to some milliseconds."""
+
+    _over: tuple[float, float] = attrs.field(default=(0.0, 0.0), init=False)
+
+    def of(self, one: float, other: float) -> float:
+        """Return what the least grows by where these are what the two grow by."""
+        one, other = one + self._over[0], other + self._over[1]
+        least = min(one, other)
+        self._over = min(SLACK_US, one - least), min(SLACK_US, other - least)
+        return least
+
+
+@attrs.define(eq=False)
 class Meter:
     """The meter of one process."""
 
@@ -97,7 +117,11 @@ class Meter:
     """What the process made of its chances of late."""
     had_work: bool = True
     """Whether it had work at the last look."""
+    begins: bool = False
+    """Whether it has just been let go on: what waited at its gate is work that it does not say yet."""
     marks: Marks = attrs.field(factory=Marks)
+    least: Least = attrs.field(factory=Least)
+    """Of what it had of the engine, and of its chances."""
     _busy: float = 1.0  # part of its work that samples say
     _sampled: float = 0.0  # of late, in samples
     _worked: float = 0.0  # ... and as it was known without them
@@ -118,7 +142,7 @@ class Meter:
             self._sampled = KEPT * self._sampled + max(0, busy_us - before)
             self._worked = KEPT * self._worked + self._since
             self._since = 0.0
-            if self._worked >= LEARNT_US:
+            if self._worked >= ENOUGH_US:
                 self._busy = 1.0 if self._sampled >= ALL * self._worked else self._sampled / self._worked
         self.sampled_us = busy_us
         self._since += worked
@@ -132,21 +156,29 @@ class Meters:
         self._late_us = late_us
         self._each: dict[Process, Meter] = {}
         self._any = Marks()  # of the time in which one of them had a chance
+        self._least = Least()  # of what all worked, and of that time
         self._until: int | None = None  # all is settled up to then
 
-    def begin(self, process: Process, activity: Activity | None) -> None:
-        """A process is below a quota from now on, and what is told of it so far is done; None: all that it ever did
-        counts. Nothing where it was already."""
+    def begin(self, process: Process, activity: Activity | None, since_us: int = 0) -> None:
+        """A process is below a quota from now on, and what is told of it so far is done; None: it has come at about
+        `since_us`, and all that it ever did counts. Nothing where it was already."""
         if process in self._each:
             return
         meter = self._each[process] = Meter(told_us=0)
         if activity is not None:
             meter.told_us, meter.sampled_us = self._figure(activity), activity.busy_usec
+        elif self._late_us:
+            meter.marks.add(since_us, 0)
 
     def keep(self, processes: Iterable[Process]) -> None:
         """No other process is below a quota."""
         there = set(processes)
         self._each = {process: meter for process, meter in self._each.items() if process in there}
+
+    def begins(self, process: Process) -> None:
+        """A process goes on that stood."""
+        if process in self._each:
+            self._each[process].begins = self._each[process].had_work = True
 
     def _figure(self, activity: Activity) -> int | None:
         if self._late_us == 0 and activity.busy_usec is not None:
@@ -158,7 +190,7 @@ class Meters:
         was thought."""
         found: dict[Process, int] = {}
         behind: dict[Process, Activity] = {}
-        any_chance = 0.0
+        chances: dict[Process, float] = {}
         for process, activity, could_run in looks:
             meter, figure = self._each[process], self._figure(activity)
             if self._late_us == 0 and figure is not None:
@@ -166,11 +198,15 @@ class Meters:
                 meter.told_us = figure
                 continue
             behind[process] = activity
-            has_work = activity.pending != 0
-            chance = could_run * (meter.had_work + has_work) / 2
-            meter.had_work = has_work
-            meter.marks.add(now_us, chance, meter.share)
-            any_chance = max(any_chance, chance)
+            has_work = activity.pending != 0 or meter.begins
+            chances[process] = could_run * (meter.had_work + has_work) / 2
+            meter.had_work, meter.begins = has_work, False
+        any_chance = max(chances.values(), default=0.0)
+        guessed = sum(self._each[process].share * chance for process, chance in chances.items())
+        scale = any_chance / guessed if guessed > any_chance else 1.0  # they have one engine
+        for process, chance in chances.items():
+            meter = self._each[process]
+            meter.marks.add(now_us, chance, meter.share * scale)
         if behind:
             self._any.add(now_us, any_chance)
             self._settle(now_us, behind)
@@ -194,8 +230,9 @@ class Meters:
             meter, figure = self._each[process], self._figure(activity)
             chances[process] = meter.marks.settle(until_us)
             used = chances[process] if figure is None else max(0, figure - (meter.told_us or 0))
-            worked[process], meter.told_us = min(used, chances[process]), figure
-        excess = sum(worked.values()) - self._any.settle(until_us)
+            worked[process], meter.told_us = meter.least.of(used, chances[process]), figure
+        whole = sum(worked.values())
+        excess = whole - self._least.of(whole, self._any.settle(until_us))
         for process in sorted(worked, key=lambda one: worked[one], reverse=True):
             if excess > 0:
                 less = min(excess, worked[process])

@@ -24,7 +24,7 @@ READ_S = 0.1
 """Seconds between two reads of it."""
 STEP_S = 0.0025
 """Seconds for which the engine is looked at in one, for the trace."""
-KERNEL_US = 1000
+KERNEL_US = 500
 """Microseconds of a kernel."""
 
 
