@@ -13,6 +13,9 @@ class WorkingSet:
     """Bytes that its kernels used in that turn, and that it has still."""
     resident: int = 0
     """Bytes of them that are on the GPU now."""
+    clean: int = 0
+    """Bytes that the program has on the GPU and the host has as they are, used or not: these are dropped, and not
+    written."""
 
     @property
     def missing(self) -> int:

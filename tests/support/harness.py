@@ -12,7 +12,7 @@ import gc
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.tally import Memory
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from backend.soft.config import SoftConfig
@@ -227,6 +228,15 @@ class StubGpu:
 
     async def begin_turn(self, process: Process) -> None:
         self.turns.append(("begin", process.pid, 0))
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        return None
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        return None
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        return 0
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         await self._act("reclaim", process, nbytes)

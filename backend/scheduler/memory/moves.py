@@ -37,6 +37,8 @@ class Moves:
     """What goes, in this order."""
     ins: Sequence[Share] = ()
     """What comes, in this order."""
+    free: int = 0
+    """Room that is there for it before anything goes, bytes."""
 
     def __bool__(self) -> bool:
         """Return whether anything moves."""
@@ -103,7 +105,7 @@ def plan(
         if nbytes := min(claims[name].missing, left):
             ins.append(Share(name, nbytes))
             left -= nbytes
-    return Moves(outs, ins)
+    return Moves(outs, ins, max(0, free))
 
 
 def _outs(

@@ -99,6 +99,14 @@ class Planner:
             turns.latest_us if is_over else turns.ends_us,
         )
 
+    def end(self, now_us: int) -> None:
+        """The turn is over."""
+        self.turns.end(now_us)
+
+    def begin(self, now_us: int) -> None:
+        """The next turn has begun."""
+        self.turns.begin(now_us)
+
     def _units(self, programs: Mapping[Name, Program]) -> tuple[Sequence[Unit], frozenset[Name]]:
         """Return the gangs that have turns, and the programs that are in every set."""
         units, always = [], set[Name]()
@@ -115,7 +123,8 @@ class Planner:
 
     def _sets(self, now_us: int, units: Sequence[Unit], rooms: Rooms) -> Sequence[Set]:
         """Return the sets. Where there is room for all again, those that there are stay for some time."""
-        sets = pack(units, rooms, self.rates, TURN_US, self.turns.sets)
+        before = self.turns.sets if self.turns.has_turns else ()
+        sets = pack(units, rooms, self.rates, TURN_US, before)
         if len(sets) > 1:
             self._pressed_us = now_us
         elif self.turns.has_turns and self._pressed_us is not None and now_us - self._pressed_us < CALM_US:
