@@ -25,8 +25,8 @@ declare -A _ggroupfs_options=(
     [demo]="--mount --gpu"
 )
 
-_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= units= units.wait=
-    slices.d= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
+_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= turns= turns.wait= units=
+    units.wait= slices.d= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
 
 # settings: all
 _ggroupfs_settings="
@@ -87,7 +87,7 @@ _ggroupfs_offer_in_list() {
     for word in auto soft nvidia; do words+=("${before}gpu=$word"); done
     for word in auto soft kmod; do words+=("${before}ledger=$word"); done
     for word in auto no; do words+=("${before}units=$word"); done
-    for word in on off; do words+=("${before}scheduler=$word"); done
+    for word in on off; do words+=("${before}scheduler=$word" "${before}turns=$word"); done
     _ggroupfs_offer "$whole" "${words[@]}"
 }
 

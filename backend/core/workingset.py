@@ -17,6 +17,9 @@ class WorkingSet:
     """Bytes that the program has on the GPU and the host has as they are, used or not: these are dropped, and not
     written."""
 
+    def __add__(self, other: WorkingSet) -> WorkingSet:
+        return WorkingSet(self.used + other.used, self.resident + other.resident, self.clean + other.clean)
+
     @property
     def missing(self) -> int:
         """Bytes of them that are in the host: what is to be fetched before it runs at full speed."""

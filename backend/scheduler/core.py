@@ -8,7 +8,7 @@ is off the engine as soon as they want it, and back in the same instant that the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
@@ -48,21 +48,31 @@ class Core:
         self._others: Sequence[Layer] = ()  # those that fill what is left, the best first
 
     def decide(
-        self, window_us: int, contenders: Sequence[Contender], samples: Mapping[Process, Sample]
+        self,
+        window_us: int,
+        contenders: Sequence[Contender],
+        samples: Mapping[Process, Sample],
+        waiting: Collection[Process] = (),
     ) -> Parts[Mapping[Process, Place]]:
         """Places of all contenders from now on. `samples` are of the `window_us` microseconds since it was asked last;
-        `active` of a contender is not looked at. In parts: of a thousand contenders each takes some milliseconds."""
+        `active` of a contender is not looked at. Those that are `waiting` for a turn of memory have no place, and none
+        of the others shares with them. In parts: of a thousand contenders each takes some milliseconds."""
         use = self._use
         use.observe(window_us, [one.process for one in contenders], samples)
         yield
+        contenders = [one for one in contenders if one.process not in waiting]
         if len(contenders) > 1:
             places = yield from self._places(window_us, contenders)
         else:
             places = {}
             self._fair.pause()
-        use.placed(process for process, place in places.items() if place.off)
+        use.placed([*(process for process, place in places.items() if place.off), *waiting])
         self._waiting.observe(window_us, self._others, places)
         return {one.process: places.get(one.process, NOWHERE) for one in contenders}
+
+    def wants(self, process: Process) -> bool:
+        """Return whether a process has something to do, as far as it was seen."""
+        return self._use.wants(process, HUNGRY_US)
 
     def order(self, contenders: Sequence[Contender]) -> Order:
         """Return what comes for these contenders, as it was decided last."""

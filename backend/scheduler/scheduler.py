@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import attrs
 import trio
 
+from backend.common.errors import fail
 from backend.core.deadlines import deadline
 from backend.core.entries import Resident
 from backend.core.follower import Follower
@@ -28,6 +29,9 @@ from backend.process.identity import ROOT, Member, Process, SliceOn, is_borne
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
 from backend.scheduler.ends import Ends
+from backend.scheduler.memory.level import Levers
+from backend.scheduler.memory.levels import Levels
+from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.parts import REST, Pace
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
@@ -52,6 +56,9 @@ LEVER = 0.2
 PASSING = frozenset((errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ETIMEDOUT))
 """Errors that are not worth a word before the second time. A driver in which two dozen programs begin at once does not
 answer in LEVER."""
+PAY_S, PAY_TIMES = 0.02, 50
+"""Seconds after which is looked again whether a turn of memory may be ended, or begun, and how often: half a call comes
+back in it."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """Seconds after which a lever that failed is tried again; each time twice as long, up to the second."""
 
@@ -59,8 +66,17 @@ AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 class Scheduler:
     """See the module. It leaves a GPU alone on which fewer than two processes could run."""
 
-    def __init__(self, gpu: Gpu, ledger: Ledger, population: Population, follower: Follower, seconds: float) -> None:
-        """`seconds` is what a write may take."""
+    def __init__(
+        self,
+        gpu: Gpu,
+        ledger: Ledger,
+        population: Population,
+        follower: Follower,
+        seconds: float,
+        wait_us: int | None = WAIT_US,
+    ) -> None:
+        """`seconds` is what a write may take. Programs that use more memory than there is room for have turns of it,
+        and wait for `wait_us` microseconds at most; None: there are none."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
@@ -70,6 +86,10 @@ class Scheduler:
         self._core = Core(gpu.info.timeslice_default_us)
         self._bucket = Bucket(RATE, BURST)
         self._ends = Ends(follower, self._member, self._of, self._pull, self._is_exact, LEVER * seconds)
+        self._rests: set[Process] = set()  # those that wait for a turn of memory
+        wait = WAIT_US if wait_us is None else wait_us
+        levers = Levers(self._rest, self._wake, self._rests.__contains__, self._core.wants, lambda _: wait)
+        self._levels = Levels(gpu, ledger, population, levers, wait_us is not None)
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
         self._looked = 0.0
@@ -97,6 +117,8 @@ class Scheduler:
         """Return what comes on this GPU, as it was decided last, and as far as that holds: a process that could not be
         taken off the runlist runs."""
         order = self._core.order(self._contenders)
+        times = self._levels.next_use()
+        order = attrs.evolve(order, waiting=[*order.waiting, *sorted(times, key=lambda process: times[process])])
         off = {process for process in self._follower.scheduled(self._index) if self._place(process).off}
         return attrs.evolve(order, waiting=[process for process in order.waiting if process in off])
 
@@ -108,7 +130,8 @@ class Scheduler:
 
     async def run(self) -> None:
         """Schedules until cancelled. What it brought about the Follower takes back."""
-        async with trio.open_nursery() as self._ends.nursery:
+        async with trio.open_nursery() as nursery:
+            self._ends.nursery = self._levels.nursery = nursery
             for process in self._follower.scheduled(self._index):
                 self._ends.wait(process)
             await self._look()
@@ -128,7 +151,7 @@ class Scheduler:
                 log.exception("GPU %d: the scheduler failed", self._index)
                 changed = False
             calm = 0 if changed else calm + 1
-            if len(self._contenders) < 2 and not changed:
+            if len(self._contenders) < 2 and not changed and not self._levels:
                 await self._poked.wait()
             else:
                 tick = max(CALM_TICK_S if calm > CALM else TICK_S, EACH_S * len(self._contenders))
@@ -194,8 +217,12 @@ class Scheduler:
             self._last = {}
         samples = await self._samples(pace) if len(self._contenders) > 1 else {}
         samples = self._ends.observe(samples)
-        places = dict(await pace.end(self._core.decide(window, self._contenders, samples)))
+        self._drop_strays()
+        places = dict(await pace.end(self._core.decide(window, self._contenders, samples, self._rests)))
+        self._levels.look(self._contenders)
         for process in self._follower.scheduled(self._index):
+            if process in self._rests and not self._gpu.lost:
+                continue
             if self._gpu.lost:  # nothing is there that a lever could be pulled on
                 self._drop(process)
             else:
@@ -205,7 +232,7 @@ class Scheduler:
         async with trio.open_nursery() as ends:
             for process, place in sorted(changes, key=self._urgency):
                 group = self._member(process)
-                if not self._population.holds(group) or self._follower.is_busy(group):
+                if not self._population.holds(group) or self._follower.is_busy(group) or process in self._rests:
                     continue  # with the next look
                 if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
                     break
@@ -214,6 +241,44 @@ class Scheduler:
                 else:
                     await self._change(process, place)
         return bool(changes)
+
+    # Turns of memory
+
+    async def _rest(self, process: Process) -> None:
+        """Has a process wait for a turn of memory. EIO where it does not."""
+        await self._paid(3 * self._contexts(process))
+        self._rests.add(process)
+        try:
+            await self._change(process, Place(self._place(process).timeslice_us, off=True))
+        finally:
+            if not self._population.holds(self._member(process)) or not self._place(process).off:
+                self._rests.discard(process)
+        if process not in self._rests:
+            raise fail(errno.EIO)
+
+    async def _wake(self, process: Process) -> None:
+        """Has a process have its turn of memory. EIO where it does not."""
+        await self._paid(2 * self._contexts(process))
+        await self._change(process, Place(self._place(process).timeslice_us))
+        if self._population.holds(self._member(process)) and self._place(process).off:
+            raise fail(errno.EIO)
+        self._rests.discard(process)
+
+    async def _paid(self, calls: int) -> None:
+        """Returns once so many calls of the driver may be made."""
+        for _ in range(PAY_TIMES):
+            if self._bucket.take(trio.current_time(), min(BURST, calls)):
+                return
+            await trio.sleep(PAY_S)
+        raise fail(errno.EAGAIN)
+
+    def _drop_strays(self) -> None:
+        """Has those wait no more that have left the slice in which there are turns, or run for another reason."""
+        for process in [*self._rests]:
+            group = self._member(process)
+            stands = self._population.holds(group) and (self._place(process).off or self._follower.is_busy(group))
+            if not stands or not self._levels.has(process):
+                self._rests.discard(process)
 
     def _place(self, process: Process) -> Place:
         return self._follower.place(Member(process, self._index))

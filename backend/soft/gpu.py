@@ -197,7 +197,8 @@ class SoftGpu(Hardware):
         return moved
 
     def shares(self, process: Process) -> frozenset[Hashable] | None:
-        return frozenset()
+        tenant = self._tenants.get(process)
+        return frozenset() if tenant is not None and tenant.is_gated else None
 
     async def prepare(self, process: Process, nbytes: int) -> int:
         self._require()

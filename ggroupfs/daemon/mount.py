@@ -239,6 +239,7 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
             moves=backend.moves,
             memory=backend.totals,
             lives=backend.lives,
+            turn_wait_us=round(options.turns_wait * 1e6) if options.turns else None,
         )
         return controller, backend
     except OSError as error:

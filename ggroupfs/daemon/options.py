@@ -11,6 +11,7 @@ import attrs
 
 from backend.choose import GPUS, LEDGERS, Choice
 from backend.core.controller import DEADLINE_S
+from backend.scheduler.memory.turns import WAIT_US
 from ggroupfs.errors import UsageError
 from ggroupfs.installed import SLICES_D
 from ggroupfs.text import values
@@ -60,6 +61,10 @@ class MountOptions:
     """Seconds that the hardware has to answer a write."""
     scheduler: bool = True
     """Whether priorities and weights decide which program has the GPU."""
+    turns: bool = True
+    """Whether programs that use more memory than there is room for have turns of it."""
+    turns_wait: float = WAIT_US / 1e6
+    """Seconds that a program waits for such a turn at most."""
     units: bool = True
     """Whether files configure slices."""
     units_wait: float = WAIT_S
@@ -112,6 +117,10 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         return attrs.evolve(options, deadline=_seconds(value))
     elif key == "scheduler":
         return attrs.evolve(options, scheduler=_one_of(("on", "off"), value) == "on")
+    elif key == "turns":
+        return attrs.evolve(options, turns=_one_of(("on", "off"), value) == "on")
+    elif key == "turns.wait":
+        return attrs.evolve(options, turns_wait=_seconds(value))
     elif key == "units":
         return attrs.evolve(options, units=_one_of(("auto", "no"), value) == "auto")
     elif key == "units.wait":

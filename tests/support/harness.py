@@ -40,6 +40,7 @@ from backend.core.turns import TurnEnd
 from backend.core.workingset import WorkingSet
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
+from backend.scheduler.memory.turns import WAIT_US
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from ggroupfs.fs.controls import LEVERS
@@ -506,6 +507,7 @@ async def running(
     moves: Moves | None = None,
     memory: Memory | None = None,
     lives: LivesMemory | None = None,
+    turn_wait_us: int | None = WAIT_US,
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
@@ -524,7 +526,9 @@ async def running(
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
         gpus = gpus or (SoftGpu(0, SoftConfig(capacity=64 * MIB)),)
-        controller = Controller(ledger, gpus, scheduler=scheduler, moves=moves, memory=memory, lives=lives)
+        controller = Controller(
+            ledger, gpus, scheduler=scheduler, moves=moves, memory=memory, lives=lives, turn_wait_us=turn_wait_us
+        )
         tree, events = Tree(controller, keeper), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))

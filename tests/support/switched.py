@@ -10,6 +10,7 @@ import attrs
 import trio
 
 from backend.common.errors import fail
+from backend.core.member import Turned
 from backend.core.reasons import Engines
 from backend.core.records import NOWHERE, Place
 from backend.core.turns import TurnEnd
@@ -136,7 +137,7 @@ class Stage:
         self.scope.cancel()
 
     async def reopen(self) -> None:
-        """The next daemon has all turns off that the one before had on: gates are open since their connections ended."""
+        """The next daemon ends the wait of all: their gates are open since the connections to the last one ended."""
         self.before = lambda step: None
         for process in list(self.off):
             await self.begin(process)
@@ -201,6 +202,12 @@ class Stage:
         follower = self.h.controller._follower
         follower.schedule(Member(process, 0), place)
         await follower.apply(Member(process, 0))
+
+    def turned(self, process: Process) -> Turned:
+        """What is counted of a program."""
+        found = self.h.controller.population.record(Member(process, 0)).scheduled.turned
+        assert found is not None
+        return found
 
     def check(self) -> None:
         """What holds at any time."""

@@ -182,7 +182,7 @@ def test_one_of_which_peers_are_not_known_has_no_turns() -> None:
     assert world.seen["c"].longest_us > 0
 
 
-# Nobody starves
+# None starves
 
 
 @settings(max_examples=100)

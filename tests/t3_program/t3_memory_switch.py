@@ -45,7 +45,8 @@ async def test_three_programs_have_turns_and_each_goes_on(spawn: Spawn) -> None:
         assert stage.longest_s <= 1 + SLACK_S
         assert stage.switch.plan.has_turns
         assert len(stage.switch.plan.sets) == 3
-        assert all(done.turns > 5 and done.fetched for done in stage.switch.done.values())
+        turned = [stage.turned(process) for process in stage.programs]
+        assert all(one.turns > 5 and one.fetched and one.evicted for one in turned)
         nursery.cancel_scope.cancel()
 
 

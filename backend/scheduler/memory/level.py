@@ -6,11 +6,12 @@ one level, on one GPU. What the others have, and what does not contend, is none 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import attrs
 import trio
 
+from backend.core.member import Turned
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Books
@@ -41,8 +42,6 @@ class Levers:
     """Whether it has something to do."""
     wait_us: Callable[[Process], int]
     """How long it may wait for a turn, microseconds."""
-    turned: Callable[[Iterable[Process]], None] = lambda _: None
-    """Takes note that a turn of theirs began."""
 
 
 class Level:
@@ -145,14 +144,32 @@ class Level:
 
     async def evict(self, gpu: int, name: Name, nbytes: int) -> int:
         assert isinstance(name, Process)
-        return await self._gpu.reclaim(name, nbytes)
+        moved = await self._gpu.reclaim(name, nbytes)
+        if (slot := self._slot(name)) is not None:
+            slot.evicted += moved
+        return moved
 
     async def fetch(self, gpu: int, name: Name, nbytes: int) -> int:
         assert isinstance(name, Process)
-        return await self._gpu.prepare(name, nbytes)
+        moved = await self._gpu.prepare(name, nbytes)
+        if (slot := self._slot(name)) is not None:
+            slot.fetched += moved
+        return moved
 
     def turned(self, names: frozenset[Name]) -> None:
-        self._levers.turned(name for name in names if isinstance(name, Process))
+        for name in names:
+            assert isinstance(name, Process)
+            if (slot := self._slot(name)) is not None:
+                slot.turns += 1
+
+    def _slot(self, process: Process) -> Turned | None:
+        """What is counted of a process; None for one that is gone."""
+        if not self._is_there(process):
+            return None
+        scheduled = self._population.record(self._member(process)).scheduled
+        if scheduled.turned is None:
+            scheduled.turned = Turned()
+        return scheduled.turned
 
     async def news(self) -> None:
         with trio.move_on_after(NEWS_S):

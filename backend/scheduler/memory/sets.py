@@ -2,7 +2,7 @@
 
 Where all fit, there is one set, and no turns for the sake of memory. Else gangs are packed into sets, by what they use
 in a turn (the safety sum of Salus: what is not in turns is always there, and of the rest one set at a time). A set has
-at most half of the room, where that can be: then the next one comes as a whole while it runs, and nobody waits for the
+at most half of the room, where that can be: then the next one comes as a whole while it runs, and none waits for the
 bus. Sets that fill the room are fewer, and what waits for a turn waits for fewer of them; but all of each set moves
 while nothing runs. Which is better depends on the bus and the turns, and is reckoned.
 

@@ -5,8 +5,8 @@
     moves    what the next set still lacks comes as the tail of the last one goes
     begins   the next set is on the runlist, and its gates open
 
-It has no state of its own but the planner's: who should wait is compared with who does, at each step, and what differs
-is done. So each step has a way back. Of a program that is gone nothing is left to do. One whose turn does not end, or
+It has no state of its own but the planner's: the programs that should wait are compared with those that do, at each
+step, and what differs is done. So each step has a way back. Of a program that is gone nothing is left to do. One whose turn does not end, or
 does not begin, has no turns for some time: it runs with all of them. What does not move in one phase is not asked again
 in it, and the turn begins with what is there: the rest is read over the bus. However a move ends, the turn begins in
 time. After a daemon that was killed everything that waits begins its turn, or is had to wait anew.
@@ -71,18 +71,6 @@ class Way(enum.Enum):
 
 
 @attrs.define
-class Done:
-    """What the switch did for one program, ever."""
-
-    fetched: int = 0
-    """Bytes that came for it."""
-    evicted: int = 0
-    """Bytes of it that went."""
-    turns: int = 0
-    """Turns that it had."""
-
-
-@attrs.define
 class Trouble:
     """A program that has no turns."""
 
@@ -95,16 +83,18 @@ class Trouble:
 class Switch:
     """See the module. Its time is trio's."""
 
-    def __init__(self, hands: Hands, rates: Rates = RATES) -> None:
+    def __init__(self, hands: Hands, rates: Rates = RATES, name: str = "") -> None:
+        """`name` is that of the level in the log."""
         self._hands = hands
+        self._name = name
+        self.programs: Mapping[Name, Program] = {}
+        """The programs, as they were looked at last."""
         self.planner = Planner(rates)
         """What decides."""
         self.plan = Plan()
         """What was decided last."""
         self.phase = Phase.FREE
         """What is done now."""
-        self.done: dict[Name, Done] = {}
-        """What was done for each program that contends."""
         self._spent: set[tuple[int, Name, Way]] = set()  # what moved no more in this phase
         self._troubles: dict[Name, Trouble] = {}
         self._is_told = False
@@ -117,6 +107,7 @@ class Switch:
     async def step(self) -> None:
         """Decides, and does one thing of it."""
         programs, rooms = self._known(), self._hands.rooms()
+        self.programs = programs
         self._forget(programs)
         self.plan = plan = self.planner.decide(_now_us(), programs, rooms) if rooms else self._none()
         self._tell(plan)
@@ -142,8 +133,6 @@ class Switch:
             return
         self.planner.begin(_now_us())
         self._spent.clear()
-        for name in plan.coming:
-            self.done.setdefault(name, Done()).turns += 1
         self._hands.turned(plan.coming)
 
     async def _rest(self, plan: Plan) -> None:
@@ -176,21 +165,16 @@ class Switch:
         return Plan()
 
     def _forget(self, there: Mapping[Name, Program]) -> None:
-        self.done = {name: done for name, done in self.done.items() if name in there}
         self._troubles = {name: trouble for name, trouble in self._troubles.items() if name in there}
 
     def _tell(self, plan: Plan) -> None:
         """Says in the log when turns begin, once."""
         if plan.has_turns and not self._is_told:
             self._is_told = True
-            gpus = ", ".join(map(str, plan.moves))
-            log.info(
-                "GPU %s: programs need more memory than there is room for, and have turns of it, in %d sets",
-                gpus,
-                len(plan.sets),
-            )
+            what = "%s: programs use more memory than there is room for, and have turns, in %d sets (-o turns=off)"
+            log.info(what, self._name, len(plan.sets))
 
-    # Who waits
+    # Which programs wait
 
     async def _settle(self, programs: Mapping[Name, Program], plan: Plan) -> bool:
         """Has those wait that are to, and none else. Returns whether anything was to be done."""
@@ -258,11 +242,6 @@ class Switch:
             if not moved:
                 self._spent.add((gpu, share.name, way))
                 return
-            done = self.done.setdefault(share.name, Done())
-            if way is Way.OUT:
-                done.evicted += moved
-            else:
-                done.fetched += moved
             if share.written or way is Way.IN:
                 self._learn(way, moved, trio.current_time() - began)
 

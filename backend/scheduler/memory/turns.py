@@ -16,7 +16,7 @@ from backend.scheduler.memory.claims import Name
 from backend.scheduler.memory.sets import Cost, Set
 
 TURN_US = 500_000
-"""Length of a turn, microseconds, where nobody waits too long by that: as of those that fill (``filler.py``)."""
+"""Length of a turn, microseconds, where none waits too long by that: as of those that fill (``filler.py``)."""
 TURN_LEAST_US = 50_000
 """Length of a turn at least, microseconds: what it takes to end one (5 ms) is a tenth of it, and levers are moved 25
 times a second."""
