@@ -136,6 +136,8 @@ class Books:
     """compute.priority."""
     weight: int = settings.WEIGHT.default
     """compute.weight."""
+    wait_max_us: int = 0
+    """compute.wait.max, microseconds; 0 is ``default``."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0

@@ -185,8 +185,17 @@ GID = Setting(
     follows_migration=False,
     slices_only=True,
 )
+WAIT_MAX = Setting(
+    "wait_max_us",
+    Kind.SPAN,
+    most=MAX,
+    control="compute.wait.max",
+    unit_key="ComputeWaitMax",
+    summary="milliseconds to wait for a turn of memory at most",
+    needs=("compute.timeslice", "compute.freeze"),
+)
 
-SETTINGS = (HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID)
+SETTINGS = (HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID, WAIT_MAX)
 """In the order of their bits."""
 
 BY_FIELD = {one.field: one for one in SETTINGS}

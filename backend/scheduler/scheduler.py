@@ -87,8 +87,8 @@ class Scheduler:
         self._bucket = Bucket(RATE, BURST)
         self._ends = Ends(follower, self._member, self._of, self._pull, self._is_exact, LEVER * seconds)
         self._rests: set[Process] = set()  # those that wait for a turn of memory
-        wait = WAIT_US if wait_us is None else wait_us
-        levers = Levers(self._rest, self._wake, self._rests.__contains__, self._core.wants, lambda _: wait)
+        self._wait_us = WAIT_US if wait_us is None else wait_us
+        levers = Levers(self._rest, self._wake, self._rests.__contains__, self._core.wants, self._wait_of)
         self._levels = Levels(gpu, ledger, population, levers, wait_us is not None)
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
@@ -243,6 +243,12 @@ class Scheduler:
         return bool(changes)
 
     # Turns of memory
+
+    def _wait_of(self, process: Process) -> int:
+        """How long a process may wait for one, microseconds: the shortest that is asked for on its path."""
+        levels = self._population.path(self._member(process))
+        asked = [us for level in levels if (us := self._ledger.books(level).wait_max_us)]
+        return min(asked, default=self._wait_us)
 
     async def _rest(self, process: Process) -> None:
         """Has a process wait for a turn of memory. EIO where it does not."""

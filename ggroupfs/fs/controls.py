@@ -167,8 +167,10 @@ def _peak(name: str) -> Control:
 
 
 def _value(setting: Setting) -> Show:
-    if setting.kind is Kind.SPAN:
+    if setting is settings.TIMESLICE:
         return _timeslice
+    if setting.kind is Kind.SPAN:
+        return _books(lambda books: values.show_ms(us) if (us := getattr(books, setting.field)) else "default")
     if setting.kind is Kind.SIZE:
         return _books(lambda books: values.show_size(getattr(books, setting.field)))
     return _books(lambda books: int(getattr(books, setting.field)))

@@ -89,6 +89,8 @@ class Figures:
     """compute.priority."""
     weight: int | None = None
     """compute.weight."""
+    wait_max: float | None = None
+    """compute.wait.max, milliseconds; 0: ``default``."""
     submitted: int | None = None
     """Kernels launched, ever."""
     finished: int | None = None
@@ -193,6 +195,7 @@ SOURCES: Mapping[str, Source] = {
     "compute.events": _keyed("frozen populated migrated undone lost"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
+    "compute.wait.max": _one("wait_max", lambda text: values.timeslice(text) / 1000),
     "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
         " channels attached nr_throttled throttled_usec memory_turns frozen_usec managed since"

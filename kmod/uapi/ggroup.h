@@ -230,6 +230,7 @@ struct ggroup_books {
 	__u64 swap_peak_ever;
 	__u32 off_all;		/* process: why it is off the runlist, with all engines */
 	__u32 off_gr;		/* process: ... with the GR engine alone */
+	__u64 wait_max_us;	/* longest wait for a turn of memory; 0 the daemon's */
 };
 
 /* struct ggroup_set.mask */
@@ -243,6 +244,7 @@ struct ggroup_books {
 #define GGROUP_SET_KEPT		0x80ULL
 #define GGROUP_SET_UID		0x100ULL
 #define GGROUP_SET_GID		0x200ULL
+#define GGROUP_SET_WAIT_MAX	0x400ULL
 
 /* Fields that mask does not name are not looked at. */
 struct ggroup_set {
@@ -258,6 +260,7 @@ struct ggroup_set {
 	__u32 kept;		/* 0, 1 */
 	__u32 uid;		/* any but GGROUP_NOBODY */
 	__u32 gid;		/* any but GGROUP_NOBODY */
+	__u64 wait_max_us;	/* 0..GGROUP_MAX */
 };
 
 struct ggroup_amount {

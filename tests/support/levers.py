@@ -22,6 +22,7 @@ ASKED = {
     "compute.freeze": "1\n",
     "compute.priority": "3\n",
     "compute.weight": "250\n",
+    "compute.wait.max": "300\n",
 }
 """What can be asked for a process, and something else than what it has at first."""
 

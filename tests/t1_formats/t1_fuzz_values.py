@@ -135,6 +135,7 @@ MODEL: dict[str, Callable[[bytes], Any]] = {
     "compute.freeze": lambda word: bool(whole(0, 1)(word)),
     "compute.priority": whole(0, 15),
     "compute.weight": whole(1, 10000),
+    "compute.wait.max": time,
     "compute.migrate": device,
 }
 """By control; those that are not here cannot be written."""

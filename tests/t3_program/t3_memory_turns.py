@@ -171,3 +171,29 @@ async def test_the_figures_tell_of_turns(spawn: Spawn) -> None:
         every = sum(programs.turns(one.process) for one in programs.each)
         assert flat(await h.read("slice/jobs/0/gcgroup.stat"))["memory_turns"] == every
         nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_a_program_waits_no_longer_than_is_asked_for(spawn: Spawn) -> None:
+    """By its slice, or by itself: the shortest holds."""
+    gpu = soft(96 * MIB)
+    async with running(gpu, scheduler=True, turn_wait_us=3_000_000) as h, trio.open_nursery() as nursery:
+        programs = Programs(h, gpu, spawn, nursery)
+        for number in range(3):
+            await programs.come(48, "/patient" if number else "/hasty")
+        await h.write("slice/hasty/0/compute.wait.max", 2500)
+        hasty = programs.each[0].process
+        await h.write(f"{hasty.pid}/0/compute.wait.max", 300)
+        await trio.sleep(5)
+        waits: list[float] = []
+        stopped, since = programs.each[0].steps, trio.current_time()
+        for _ in range(2000):
+            await trio.sleep(0.005)
+            if programs.each[0].steps != stopped:
+                waits.append(trio.current_time() - since)
+                stopped, since = programs.each[0].steps, trio.current_time()
+        assert 0.15 <= max(waits) <= 0.36
+        bounds = h.controller._schedulers._each[0]._levels.bounds()
+        assert bounds[hasty] == 300_000
+        assert {us for process, us in bounds.items() if process != hasty} == {3_000_000}
+        nursery.cancel_scope.cancel()

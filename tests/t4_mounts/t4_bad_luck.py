@@ -71,6 +71,7 @@ REFUSED = {
     "compute.freeze": {**INTEGERS, b"2": RANGE, b"yes": INVAL, b"true": INVAL},
     "compute.priority": {**INTEGERS, b"16": RANGE},
     "compute.weight": {**INTEGERS, b"0": RANGE, b"10001": RANGE},
+    "compute.wait.max": {b"-1": INVAL, b"max": INVAL, b"1s": INVAL, b"0": RANGE, b"0.0001": RANGE},
     "compute.migrate": {b"-1": RANGE, b"0": NOTSUP, b"GPU-x": NOTSUP, b"gpu-0": INVAL},
 }
 """What each of them does not take besides."""
@@ -85,6 +86,7 @@ ACCEPTED = {
     "compute.freeze": [b"1", b"0x1", b" 0\n"],
     "compute.priority": [b"0", b" 15\n", b"8"],
     "compute.weight": [b"1", b"10000", b"100"],
+    "compute.wait.max": [b"2", b"2.048", b" 2 ms", b"10us", b"1000", b"default"],
 }
 """The other side of the border, so that the table above cannot be right by refusing everything."""
 

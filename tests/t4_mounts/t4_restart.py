@@ -42,6 +42,7 @@ FILES = {
     "compute.freeze": ("0", ["0", "1"]),
     "compute.priority": ("8", ["0", "8", "15"]),
     "compute.weight": ("100", ["1", "100", "10000"]),
+    "compute.wait.max": ("default", ["100", "2500"]),
 }
 """What a file says at first, and what is written to it."""
 

@@ -87,6 +87,16 @@ class Levels:
             found |= {name: at for name, at in times.items() if isinstance(name, Process) and name in plan.waits}
         return found
 
+    def bounds(self) -> Mapping[Process, int]:
+        """Return how long each program that has turns waits at most, microseconds."""
+        return {
+            name: running.switch.planner.turns.bound_us(name)
+            for running in self._running.values()
+            for one in running.switch.plan.sets
+            for name in one
+            if isinstance(name, Process) and running.switch.plan.has_turns
+        }
+
     async def _run(self, running: Running) -> None:
         try:
             with running.scope:

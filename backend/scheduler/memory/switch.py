@@ -6,10 +6,11 @@
     begins   the next set is on the runlist, and its gates open
 
 It has no state of its own but the planner's: the programs that should wait are compared with those that do, at each
-step, and what differs is done. So each step has a way back. Of a program that is gone nothing is left to do. One whose turn does not end, or
-does not begin, has no turns for some time: it runs with all of them. What does not move in one phase is not asked again
-in it, and the turn begins with what is there: the rest is read over the bus. However a move ends, the turn begins in
-time. After a daemon that was killed everything that waits begins its turn, or is had to wait anew.
+step, and what differs is done. So each step has a way back. Of a program that is gone nothing is left to do. One whose
+turn does not end, or does not begin, has no turns for some time: it runs with all of them. What does not move in one
+phase is not asked again in it, and the turn begins with what is there: the rest is read over the bus. However a move
+ends, the turn begins in time. After a daemon that was killed everything that waits begins its turn, or is had to wait
+anew.
 
 Bytes move in pieces that take PIECE_US each way, both ways at once, and are planned anew for each piece: so a limit, a
 kill or a free comes between no more than two pieces.
