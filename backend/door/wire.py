@@ -13,8 +13,8 @@ padding but what is named. On the socket either side may ask. docs/upgrades.md s
         24    40  args    five 64-bit words, their meaning by op
 
 Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of what moves the hardware:
-by the kernel module of its provider, and RECLAIM, DEPART, END_TURN and BEGIN_TURN by the daemon of a CUDA program; 32
-to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
+by the kernel module of its provider, and RECLAIM, DEPART, END_TURN, BEGIN_TURN and PREPARE by the daemon of a CUDA
+program; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
 """
 
 from __future__ import annotations
@@ -64,11 +64,15 @@ class Feature(enum.IntFlag):
     TURNS = 1 << 6
     """END_TURN, BEGIN_TURN: the program has a gate of turns. Of one of the software GPU: its LAUNCH may be answered as
     late as in its next turn, and what it asks for meanwhile before that."""
+    SETS = 1 << 7
+    """PREPARE, and the words of its working set on the page of counters: memory of CUDA programs is scheduled with
+    time."""
 
 
 FIRST = Feature(0b11111)
 """What ggroupfs 0.1 could. It said nothing of that: its HELLO has 0 in the place of the bits, and it looks at none."""
 
+# A daemon offers SETS once there is a library that has it: until then it would tell of each program that it lacks that.
 CUDA = Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY | Feature.TURNS
 """What is spoken at the door of CUDA programs."""
 
@@ -154,6 +158,13 @@ class Op(enum.IntEnum):
     """(run-ahead in microseconds) -> (): asked of a CUDA program: it launches again. With a run-ahead it launches
     nothing more while what is pending would take longer than that, by how fast its kernels finished lately; 0: as far
     ahead as the driver lets it. ENODEV as for END_TURN."""
+    PREPARE = 24
+    """(bytes) -> (bytes moved, microseconds that took): asked of a CUDA program that waits for its turn on `gpu`: at
+    most so much of what it used in its last turn, and that is in the host, comes back, in the order of its first use.
+    It asks for each piece by MOVE_IN, as for all that comes back, and ends where that gives EAGAIN. Its gate stays
+    closed. ENODEV as for END_TURN; EBUSY while it is about to be moved. While its gate is closed RECLAIM takes
+    what it did not use in its last turn before what it did, and of that the last in that order first; what the host has
+    as it is it drops."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33

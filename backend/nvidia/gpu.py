@@ -453,13 +453,14 @@ class NvidiaGpu:
         await self._change(process, engines=engines)
 
     def working_set(self, process: Process) -> WorkingSet | None:
-        return None  # no library says it yet
+        return self.managed.working_set(process)
 
     def shares(self, process: Process) -> frozenset[Hashable] | None:
-        return None
+        return self.managed.shares(process)
 
     async def prepare(self, process: Process, nbytes: int) -> int:
-        return 0
+        self._require()
+        return await self.managed.prepare(process, nbytes)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         self._require()

@@ -164,7 +164,7 @@ class Program:
                             assert message.args[3] <= managed.PIECE
                             self.reclaims.append(message.args[3])
                         else:
-                            assert message.op in (Op.DEPART, Op.END_TURN, Op.BEGIN_TURN)
+                            assert message.op in (Op.DEPART, Op.END_TURN, Op.BEGIN_TURN, Op.PREPARE)
                         nursery.start_soon(self._obey, message)
                     self._wake()
             self.ended.set()
