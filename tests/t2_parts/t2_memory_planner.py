@@ -41,7 +41,7 @@ def decode(count: int, percent: int, wait_us: int = WAIT_US) -> World:
         (4, 150, 2 * SECOND, 0.95),
         (4, 200, 2 * SECOND, 0.95),
         (4, 300, 2 * SECOND, 0.70),
-        (4, 300, 4 * SECOND, 0.70),
+        (4, 300, 4 * SECOND, 0.80),
         (8, 283, 5 * SECOND, 0.92),
         (4, 150, WAIT_US, 0.90),
         (4, 200, WAIT_US, 0.85),

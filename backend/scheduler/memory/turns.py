@@ -17,6 +17,8 @@ from backend.scheduler.memory.sets import Cost, Set
 
 TURN_US = 500_000
 """Length of a turn, microseconds, where none waits too long by that: as of those that fill (``filler.py``)."""
+TURN_LONG_US = 1_000_000
+"""... and where longer waits than WAIT_US were asked for."""
 TURN_LEAST_US = 50_000
 """Length of a turn at least, microseconds: what it takes to end one (5 ms) is a tenth of it, and levers are moved 25
 times a second."""
@@ -141,7 +143,8 @@ class Turns:
         part = self._part(one) * len(self.sets) / (sum(map(self._part, self.sets)) or 1.0)
         bound_us = min(self.bound_us(name) for other in self.sets for name in other)
         wanted = max(self._cost.hidden_us, (self._cost.stall_us + OVERHEAD_US) / LOST)
-        slot_us = min(wanted, TURN_US, bound_us / (len(self.sets) - 1) - OVERHEAD_US - self._cost.stall_us)
+        most_us = TURN_US if bound_us <= WAIT_US else TURN_LONG_US
+        slot_us = min(wanted, most_us, bound_us / (len(self.sets) - 1) - OVERHEAD_US - self._cost.stall_us)
         return max(TURN_LEAST_US, round(slot_us * part))
 
     def _part(self, one: Set) -> float:
