@@ -168,6 +168,8 @@ class Scheduled:
     """None while its levers move."""
     undrained: Undrained | None = None
     """None for one that was drained by the end of its last turn."""
+    rests: bool = False
+    """Whether it waits for a turn of memory: what it lacks comes as that is planned, and not wherever there is room."""
     turned: Turned | None = None
     """None for one that never had turns for the sake of memory."""
     ending: bool = False

@@ -253,12 +253,12 @@ class Scheduler:
     async def _rest(self, process: Process) -> None:
         """Has a process wait for a turn of memory. EIO where it does not."""
         await self._paid(3 * self._contexts(process))
-        self._rests.add(process)
+        self._set_resting(process, True)
         try:
             await self._change(process, Place(self._place(process).timeslice_us, off=True))
         finally:
             if not self._population.holds(self._member(process)) or not self._place(process).off:
-                self._rests.discard(process)
+                self._set_resting(process, False)
         if process not in self._rests:
             raise fail(errno.EIO)
 
@@ -268,7 +268,13 @@ class Scheduler:
         await self._change(process, Place(self._place(process).timeslice_us))
         if self._population.holds(self._member(process)) and self._place(process).off:
             raise fail(errno.EIO)
-        self._rests.discard(process)
+        self._set_resting(process, False)
+
+    def _set_resting(self, process: Process, rests: bool) -> None:
+        """Notes whether a process waits for a turn of memory."""
+        (self._rests.add if rests else self._rests.discard)(process)
+        if self._population.holds(self._member(process)):
+            self._of(process).rests = rests
 
     async def _paid(self, calls: int) -> None:
         """Returns once so many calls of the driver may be made."""
@@ -284,7 +290,7 @@ class Scheduler:
             group = self._member(process)
             stands = self._population.holds(group) and (self._place(process).off or self._follower.is_busy(group))
             if not stands or not self._levels.has(process):
-                self._rests.discard(process)
+                self._set_resting(process, False)
 
     def _place(self, process: Process) -> Place:
         return self._follower.place(Member(process, self._index))

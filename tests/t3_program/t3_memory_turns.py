@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from backend.process.identity import Process
+from backend.process.identity import Member, Process
 from backend.soft.gpu import SoftGpu
 from ggroupfs.client.reading import flat
 from tests.support.harness import MIB, Harness, running, virtual
@@ -196,4 +196,23 @@ async def test_a_program_waits_no_longer_than_is_asked_for(spawn: Spawn) -> None
         bounds = h.controller._schedulers._each[0]._levels.bounds()
         assert bounds[hasty] == 300_000
         assert {us for process, us in bounds.items() if process != hasty} == {3_000_000}
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_nothing_comes_for_one_that_waits_but_as_is_planned(spawn: Spawn) -> None:
+    """Room that is there is offered to the others."""
+    gpu = soft(110 * MIB)
+    async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        programs = Programs(h, gpu, spawn, nursery)
+        for _ in range(3):
+            await programs.come(48)
+        offered: set[tuple[bool, bool]] = set()
+        await trio.sleep(5)
+        for _ in range(100):
+            await trio.sleep(0.03)
+            for one in programs.each:
+                rests = h.controller._follower.place(Member(one.process, 0)).off
+                offered.add((rests, h.controller._notices._room(0, one.process) > 0))
+        assert offered == {(False, False), (False, True), (True, False)}
         nursery.cancel_scope.cancel()
