@@ -18,7 +18,7 @@ from backend.scheduler.memory.sets import Cost, Set
 TURN_US = 500_000
 """Length of a turn, microseconds, where none waits too long by that: as of those that fill (``filler.py``)."""
 TURN_LONG_US = 1_000_000
-"""... and where longer waits than WAIT_US were asked for."""
+"""Length of a turn at most, microseconds, where longer waits than WAIT_US were asked for."""
 TURN_LEAST_US = 50_000
 """Length of a turn at least, microseconds: what it takes to end one (5 ms) is a tenth of it, and levers are moved 25
 times a second."""
