@@ -250,6 +250,7 @@ class Module:
 
     def _hello(self, _: int, argument: abi.Hello) -> None:
         argument.version, argument.features = abi.ABI_VERSION, self.features
+        argument.settings = sum(abi.SET.values())
 
     def _register(self, descriptor: int, argument: abi.Gpu) -> None:
         index = self._indices.setdefault(argument.uuid, len(self._indices))
