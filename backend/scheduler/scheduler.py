@@ -252,7 +252,7 @@ class Scheduler:
 
     async def _rest(self, process: Process) -> None:
         """Has a process wait for a turn of memory. EIO where it does not."""
-        await self._paid(3 * self._contexts(process))
+        await self._paid(process, 3 * self._contexts(process))
         self._set_resting(process, True)
         try:
             await self._change(process, Place(self._place(process).timeslice_us, off=True))
@@ -264,7 +264,7 @@ class Scheduler:
 
     async def _wake(self, process: Process) -> None:
         """Has a process have its turn of memory. EIO where it does not."""
-        await self._paid(2 * self._contexts(process))
+        await self._paid(process, 2 * self._contexts(process))
         await self._change(process, Place(self._place(process).timeslice_us))
         if self._population.holds(self._member(process)) and self._place(process).off:
             raise fail(errno.EIO)
@@ -276,9 +276,11 @@ class Scheduler:
         if self._population.holds(self._member(process)):
             self._of(process).rests = rests
 
-    async def _paid(self, calls: int) -> None:
-        """Returns once so many calls of the driver may be made."""
+    async def _paid(self, process: Process, calls: int) -> None:
+        """Returns once so many calls of the driver may be made for a process. ESRCH for one that is gone."""
         for _ in range(PAY_TIMES):
+            if not self._population.holds(self._member(process)):
+                raise fail(errno.ESRCH)
             if self._bucket.take(trio.current_time(), min(BURST, calls)):
                 return
             await trio.sleep(PAY_S)

@@ -216,3 +216,34 @@ async def test_nothing_comes_for_one_that_waits_but_as_is_planned(spawn: Spawn) 
                 offered.add((rests, h.controller._notices._room(0, one.process) > 0))
         assert offered == {(False, False), (False, True), (True, False)}
         nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_a_program_that_ends_in_any_part_of_its_turns_leaves_nothing(spawn: Spawn) -> None:
+    """Another one comes in its place, again and again; and nothing of it is in the log."""
+    gpu = soft(96 * MIB)
+    async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        popens: list[subprocess.Popen[bytes]] = []
+
+        def kept(*words: object) -> subprocess.Popen[bytes]:
+            popens.append(spawn(*words))
+            return popens[-1]
+
+        programs = Programs(h, gpu, kept, nursery)
+        for _ in range(3):
+            await programs.come(48)
+        await trio.sleep(3)
+        for number in range(20):
+            await trio.sleep(0.037 * (1 + number % 9))
+            gone, popen = programs.each.pop(number % 3), popens.pop(number % 3)
+            popen.kill()
+            popen.wait()
+            await h.gone(gone.process)
+            await programs.come(48)
+        await trio.sleep(2)
+        steps = await programs.steps(5)
+        assert all(steps)
+        programs.check()
+        scheduler = h.controller._schedulers._each[0]
+        assert scheduler._rests <= {one.process for one in programs.each}
+        nursery.cancel_scope.cancel()

@@ -79,9 +79,9 @@ class Level:
         for one in contenders:
             try:
                 claim, ties = self._claim(one.process)
+                waiter = Waiter(self._levers.wait_us(one.process), parts[one.process])
             except OSError:
                 continue  # it has died, and that is still to be told
-            waiter = Waiter(self._levers.wait_us(one.process), parts[one.process])
             is_ahead, wants = one.process in ahead, self._levers.wants(one.process)
             found[one.process] = Program({self.group.gpu: claim}, ties, waiter, is_ahead, wants)
         return found
