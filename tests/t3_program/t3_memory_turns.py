@@ -247,3 +247,21 @@ async def test_a_program_that_ends_in_any_part_of_its_turns_leaves_nothing(spawn
         scheduler = h.controller._schedulers._each[0]
         assert scheduler._rests <= {one.process for one in programs.each}
         nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_no_memory_moves_for_turns_behind_one_that_is_always_busy(spawn: Spawn) -> None:
+    """A thousandth of the engine is not worth it; and each turn that ends takes time of the one that leads."""
+    gpu = soft(96 * MIB)
+    async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        programs = Programs(h, gpu, spawn, nursery)
+        first = await programs.come(4)
+        await h.write(f"{first.process.pid}/0/compute.priority", 0)
+        for _ in range(3):
+            await programs.come(46)
+        await trio.sleep(15)
+        turns = [programs.turns(one.process) for one in programs.each]
+        steps = await programs.steps(10)
+        assert [programs.turns(one.process) for one in programs.each] == turns
+        assert steps[0] >= 0.95 * 10 / 0.002
+        nursery.cancel_scope.cancel()
