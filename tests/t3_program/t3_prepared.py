@@ -149,6 +149,8 @@ def test_a_program_that_does_not_do_it_keeps_none_waiting(
         with trio.fail_after(1):
             assert await rig.gpu.prepare(program.process, GIB) == 0
             assert await rig.gpu.prepare(program.process, GIB) == 0
+        with trio.move_on_after(1):
+            await program.ended.wait()
         assert program.ended.is_set() != stays
 
     drive(test)
