@@ -554,15 +554,15 @@ class Session:
         self._seq += 1
         seq, preparing = self._seq, Preparing(gpu, nbytes)
         self._preparing[seq] = preparing
+        sent = False
         try:
-            sent = await self._line.send(Message(Op.PREPARE, seq, gpu, (nbytes,)))
-        except BaseException:
-            self._preparing.pop(seq, None)
-            raise
+            with contextlib.suppress(OSError):  # its end is near
+                sent = await self._line.send(Message(Op.PREPARE, seq, gpu, (nbytes,)))
+        finally:
+            if not sent:
+                self._preparing.pop(seq, None)
         if sent:
             await preparing.done.wait()
-        else:
-            self._preparing.pop(seq, None)
         return preparing.moved
 
     def room(self, gpu: int, nbytes: int) -> None:
