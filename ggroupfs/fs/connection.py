@@ -60,6 +60,10 @@ class Connection:
         OSError."""
         self._abort.write(b"1\n")
 
+    def fileno(self) -> int:
+        """The descriptor that aborts it, by whatever is written there."""
+        return self._abort.fileno()
+
     def close(self) -> None:
         """Lets go of it, and changes nothing."""
         self._abort.close()
