@@ -117,11 +117,12 @@ def _place(place: Place) -> str:
 
 
 def _memory(memory: Memory) -> Lines:
-    """Return which reclaims wait for the group, whether a program that listens is waited for, and how soon it uses its
-    memory again."""
+    """Return which reclaims wait for the group, whether a program that listens is waited for, how soon it uses its
+    memory again, and whether some may be on its way back."""
     yield "memory.waiting", 0 if memory.waiting is None else len(memory.waiting)
     yield "memory.ignored_s", _left(memory.ignored_until)
     yield "memory.next_use", NONE if memory.next_use is None else memory.next_use.name.lower()
+    yield "memory.coming", _switch(memory.may_come())
     yield "memory.settling", _switch(memory.is_settling())
 
 
