@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /* What controls: groups, the levers of processes, and GPUs. */
 
+#include <linux/err.h>
 #include <linux/lockdep.h>
 #include <linux/minmax.h>
+#include <linux/mm.h>
 #include <linux/overflow.h>
 #include <linux/sched.h>
+#include <linux/string.h>
 #include <linux/uaccess.h>
 
 #include "books.h"
@@ -162,6 +165,27 @@ int ggroup_control_plan(struct ggroup_call *call)
 			      array_size(targets.count, sizeof(*targets.target))))
 		err = -EFAULT;
 	ggroup_plan_free(&targets);
+	return err;
+}
+
+int ggroup_control_next_use(struct ggroup_call *call)
+{
+	struct ggroup *root = call->group;
+	struct ggroup_uses *arg = call->arg;
+	struct ggroup_use *uses;
+	int err;
+
+	if (arg->reserved || arg->count > GGROUP_USES_MOST || root->kind != GGROUP_KIND_ROOT)
+		return -EINVAL;
+	if (!arg->count)
+		return READ_ONCE(root->alive) ? 0 : -ENODEV;
+	uses = vmemdup_user(u64_to_user_ptr(arg->uses), array_size(arg->count, sizeof(*uses)));
+	if (IS_ERR(uses))
+		return PTR_ERR(uses);
+	down_write(&root->device->lock);
+	err = root->alive ? ggroup_plan_foresee(root, uses, arg->count) : -ENODEV;
+	up_write(&root->device->lock);
+	kvfree(uses);
 	return err;
 }
 

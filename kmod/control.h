@@ -23,6 +23,7 @@ int ggroup_control_observe(struct ggroup_call *call);
 int ggroup_control_note(struct ggroup_call *call);
 int ggroup_control_press(struct ggroup_call *call);
 int ggroup_control_plan(struct ggroup_call *call);
+int ggroup_control_next_use(struct ggroup_call *call);
 #define GGROUP_LEVER(name, bit, field)	int ggroup_control_set_##name(struct ggroup_call *call);
 #include "settings.def"
 int ggroup_control_attach_tsg(struct ggroup_call *call);

@@ -72,6 +72,9 @@ struct ggroup_device;
  * @off_all: process: GGROUP_REASON_* for which it is off the runlist, with all engines; this and
  *	the next are written with the device's lock held for writing
  * @off_gr: process: the same, with the GR engine alone
+ * @next_use: process: how soon it uses its memory again, GGROUP_NEXT_USE_*; this and the next are
+ *	written with the device's lock held for writing
+ * @next_use_ns: when that was said
  * @scratch: of the holder of the device's lock for writing
  */
 struct ggroup {
@@ -120,6 +123,8 @@ struct ggroup {
 	struct ggroup_counter_page counters;
 	u32 off_all;
 	u32 off_gr;
+	u32 next_use;
+	u64 next_use_ns;
 
 	struct {
 		u64 sum;	/* of what its children give, or ask for */
@@ -129,6 +134,7 @@ struct ggroup {
 		u64 taken;	/* granules that a plan has taken */
 		u64 over;	/* bytes over its own high */
 		unsigned int order;	/* among the leaves */
+		u32 next_use;	/* what is known of it now */
 	} scratch;
 };
 

@@ -72,6 +72,7 @@ static const struct ioctl ioctls[] = {
 	IOCTL(DETACH_TSG, ADMIN_OF, ggroup_control_detach_tsg),
 	IOCTL(RECLAIM, CONTROL, ggroup_control_reclaim),
 	IOCTL(REASONS, ADMIN_OF, ggroup_control_reasons),
+	IOCTL(NEXT_USE, ADMIN_OF, ggroup_control_next_use),
 	IOCTL(REGISTER, ADMIN, ggroup_control_register),
 	IOCTL(UNREGISTER, NONE, ggroup_control_unregister),
 	IOCTL(FORGET, ADMIN, ggroup_control_forget),

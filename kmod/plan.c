@@ -10,6 +10,7 @@
 #include <linux/math64.h>
 #include <linux/mm.h>
 #include <linux/sort.h>
+#include <linux/timekeeping.h>
 
 #include "device.h"
 #include "group.h"
@@ -95,12 +96,64 @@ static void protect(struct ggroup *top)
 	}
 }
 
-/* Most over its own high first, then what has most to give, then what came first. */
+static bool fits(const struct ggroup *group, const struct ggroup *root)
+{
+	return group->device == root->device && group->kind == GGROUP_KIND_PROCESS;
+}
+
+int ggroup_plan_foresee(struct ggroup *root, const struct ggroup_use *uses, unsigned int count)
+{
+	u64 now = ktime_get_ns();
+	struct ggroup *group;
+	unsigned int i;
+	bool fit;
+
+	lockdep_assert_held_write(&root->device->lock);
+	/* All are looked at before any is set. One that has left meanwhile is passed over. */
+	for (i = 0; i < count; i++) {
+		if (uses[i].reserved || uses[i].next > GGROUP_NEXT_USE_MOST)
+			return -EINVAL;
+		group = ggroup_group_find(uses[i].id);
+		if (!group)
+			continue;
+		fit = fits(group, root);
+		ggroup_group_put(group);
+		if (!fit)
+			return -EINVAL;
+	}
+	for (i = 0; i < count; i++) {
+		group = ggroup_group_find(uses[i].id);
+		if (!group)
+			continue;
+		/* Only this device is locked: another one may have made the group meanwhile. */
+		if (fits(group, root)) {
+			group->next_use = uses[i].next;
+			group->next_use_ns = now;
+		}
+		ggroup_group_put(group);
+	}
+	return 0;
+}
+
+/* What was said of a group, GGROUP_NEXT_USE_SOON where that was too long ago. */
+static u32 next_use(const struct ggroup *group, u64 now)
+{
+	if (now - group->next_use_ns >= (u64)GGROUP_NEXT_USE_S * NSEC_PER_SEC)
+		return GGROUP_NEXT_USE_SOON;
+	return group->next_use;
+}
+
+/*
+ * The farthest next use first; then most over its own high, then what has most to give, then what
+ * came first.
+ */
 static int compare(const void *a, const void *b)
 {
 	const struct ggroup *one = ((const struct leaf *)a)->group;
 	const struct ggroup *other = ((const struct leaf *)b)->group;
 
+	if (one->scratch.next_use != other->scratch.next_use)
+		return one->scratch.next_use > other->scratch.next_use ? -1 : 1;
 	if (one->scratch.over != other->scratch.over)
 		return one->scratch.over > other->scratch.over ? -1 : 1;
 	if (one->scratch.spare != other->scratch.spare)
@@ -167,6 +220,33 @@ static u64 take(struct ggroup *group, u64 most, u32 flags, struct ggroup_targets
 	return most;
 }
 
+/*
+ * What processes of one class give: level at the top; then what a full swap kept others of them
+ * from giving. Returns what is wanted still.
+ */
+static u64 take_level(struct leaf *leaves, unsigned int count, u64 wanted, u32 flags,
+		      struct ggroup_targets *targets)
+{
+	unsigned int i;
+
+	water_fill(leaves, count, wanted);
+	for (i = 0; i < count; i++)
+		wanted -= take(leaves[i].group, min(leaves[i].fill, wanted), flags, targets);
+	for (i = 0; i < count; i++)
+		wanted -= take(leaves[i].group, min(leaves[i].all, wanted), flags, targets);
+	return wanted;
+}
+
+/* How many of the first leaves are of one class. */
+static unsigned int count_equals(const struct leaf *leaves, unsigned int count)
+{
+	unsigned int i = 1;
+
+	while (i < count && leaves[i].group->scratch.next_use == leaves[0].group->scratch.next_use)
+		i++;
+	return i;
+}
+
 static unsigned int find_leaves(struct ggroup *top, bool below_low, struct leaf *leaves)
 {
 	unsigned int count = 0, order = 0;
@@ -192,8 +272,8 @@ static unsigned int find_leaves(struct ggroup *top, bool below_low, struct leaf 
 static void plan(struct ggroup *top, u64 nbytes, struct leaf *leaves,
 		 struct ggroup_targets *targets)
 {
-	u64 wanted = div64_u64(nbytes, top->device->granule);
-	unsigned int round, i, count;
+	u64 wanted = div64_u64(nbytes, top->device->granule), now = ktime_get_ns();
+	unsigned int round, first, count, equals;
 	struct ggroup *pos;
 
 	if (wanted * top->device->granule != nbytes)
@@ -202,6 +282,7 @@ static void plan(struct ggroup *top, u64 nbytes, struct leaf *leaves,
 	for (pos = top; pos; pos = ggroup_group_next_pre(pos, top)) {
 		pos->scratch.room = room(pos);
 		pos->scratch.taken = 0;
+		pos->scratch.next_use = next_use(pos, now);
 	}
 	for (pos = top; pos; pos = pos->parent)
 		pos->scratch.room = room(pos);
@@ -210,14 +291,10 @@ static void plan(struct ggroup *top, u64 nbytes, struct leaf *leaves,
 		u32 flags = round ? GGROUP_TARGET_BELOW_LOW : 0;
 
 		count = find_leaves(top, round, leaves);
-		water_fill(leaves, count, wanted);
-		for (i = 0; i < count; i++)
-			wanted -= take(leaves[i].group, min(leaves[i].fill, wanted), flags,
-				       targets);
-		/* Hands on what a full swap kept the first from giving. */
-		for (i = 0; i < count; i++)
-			wanted -= take(leaves[i].group, min(leaves[i].all, wanted), flags,
-				       targets);
+		for (first = 0; first < count; first += equals) {
+			equals = count_equals(leaves + first, count - first);
+			wanted = take_level(leaves + first, equals, wanted, flags, targets);
+		}
 	}
 }
 

@@ -22,6 +22,17 @@ struct ggroup;
 bool ggroup_plan_reclaimable(struct ggroup *top, struct ggroup *charged, u64 nbytes, u64 over);
 
 /**
+ * ggroup_plan_foresee() - note how soon processes use their memory again
+ * @root: the root of their GPU
+ * @uses: what is said of each, as the ABI has it
+ * @count: how many
+ *
+ * Context: the device's lock is held for writing.
+ * Return: 0, or -EINVAL where one makes no sense, and then nothing is noted.
+ */
+int ggroup_plan_foresee(struct ggroup *root, const struct ggroup_use *uses, unsigned int count);
+
+/**
  * struct ggroup_targets - a plan
  * @target: in the order in which to take
  * @count: how many

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import trio
 
@@ -17,6 +17,7 @@ from backend.common.turns import Turns
 from backend.core.bookkeeper import Bookkeeper
 from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
+from backend.core.foresight import Foresight
 from backend.core.lives import Memory as LivesMemory
 from backend.core.member import Record
 from backend.core.membership import Membership
@@ -80,6 +81,7 @@ class Controller:
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
         self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
+        self._foresight = Foresight(ledger, self.gpus, self.population, self._schedulers.order)
         self._peaks = Peaks(ledger)
         self.population.dropped.append(self._left)
         self._notices = RoomNotices(ledger, self.gpus, self.population)
@@ -123,6 +125,7 @@ class Controller:
                 nursery.start_soon(lasting, "figures", self._totals.run)
                 nursery.start_soon(lasting, "the tally", self._totals.tally.run)
                 nursery.start_soon(self._schedulers.run)
+                nursery.start_soon(self._foresight.run)
                 nursery.start_soon(lasting, "the ledger", self.ledger.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
@@ -282,9 +285,10 @@ class Controller:
             if excess := self.ledger.excess(group):
                 if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
                     raise fail(errno.EBUSY)
-                promised = self._promised(group)
+                promised, whole = self._promised(group), self._whole(group)
                 await self._reclaimer.settle(group)
                 if self.ledger.excess(group):
+                    promised -= self._kept(group, whole)
                     raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
             else:
                 self._notices.freed(group.gpu)
@@ -295,6 +299,16 @@ class Controller:
         gpu = self.gpus[group.gpu]
         each = [gpu.footprint(resident.process) for resident in self.population.below(group)]
         return sum(max(0, one.movable - (one.unmovable or 0)) for one in each)
+
+    def _whole(self, group: Group) -> list[Process]:
+        """Processes of a group that could go into the host as a whole, as far as is known before they are asked."""
+        gpu = self.gpus[group.gpu]
+        each = [resident.process for resident in self.population.below(group)]
+        return [process for process in each if gpu.footprint(process).whole]
+
+    def _kept(self, group: Group, processes: Collection[Process]) -> int:
+        """Bytes of some processes that stay on the GPU, as is known once they were asked."""
+        return sum(self.gpus[group.gpu].footprint(process).unmovable or 0 for process in processes)
 
     async def set_value(self, group: Group, setting: Setting, value: int) -> None:
         """Sets what holds as soon as it is in the books, or once a lever has followed: what is in the host already

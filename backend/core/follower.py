@@ -21,6 +21,7 @@ from backend.core.reasons import ON, Off, Reason, counted
 from backend.core.records import NOWHERE, Channel, Place, Wanted
 from backend.core.settings import LEVERS, TIMESLICE
 from backend.core.tally import Tally
+from backend.core.turning import Turning
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class Follower:
         self._placed: dict[Member, None] = {}  # those whose record has a place: of thousands these are asked for
         self.background = Background("compute", population, self.apply, deadlines, lambda record: record.compute)
         """For what changed without a writer."""
+        self.turning = Turning(gpus, population, self.schedule)
+        """The ends of turns and their beginnings."""
         self.watcher: Callable[[int], None] = lambda gpu: None
         """What is told that a process came to a GPU, left it or moved there, or that something is asked."""
 
@@ -73,7 +76,7 @@ class Follower:
     def is_untouched(self, group: Member) -> bool:
         """Whether no lever of a process has anything to give back."""
         compute = self._of(group)
-        return compute.applied == UNTOUCHED and not compute.inherited
+        return compute.applied == UNTOUCHED and not compute.inherited and compute.turn_end is None
 
     def wanted(self, group: Member) -> Wanted:
         """What the path above a process adds up to: frozen by any level, each lever as its row has it, and, where no
@@ -92,12 +95,13 @@ class Follower:
                         value = max(self._gpus[group.gpu].info.takes(lever).start, value // max(1, sharers))
                     held[lever.field] = lever.along(held.get(lever.field, value), value)
         place, off = self._of(group).place, Off()
+        drains = place.drains
         if frozen:
             off = off.with_(Reason.FREEZE)
-        if place.off:
+        if place.off and not drains:
             off = off.with_(Reason.TURN, place.engines)
-        held.setdefault(TIMESLICE.field, place.timeslice_us)
-        return Wanted(off, **held)
+        held.setdefault(TIMESLICE.field, (place.drain_us if drains else 0) or place.timeslice_us)
+        return Wanted(off, drains=drains, **held)
 
     # What the scheduler has a say in
 
@@ -119,9 +123,9 @@ class Follower:
 
     def fall_back(self, group: Member) -> None:
         """The scheduler's part does not hold: no more is wanted of it than what does, and that it runs."""
-        applied = self.applied(group)
-        self.schedule(group, Place(applied.timeslice_us))
-        if applied.off.reasons & Reason.TURN:  # perhaps
+        applied, place = self.applied(group), self.place(group)
+        self.schedule(group, Place(place.timeslice_us if place.drains else applied.timeslice_us))
+        if applied.off.reasons & Reason.TURN or self._of(group).turn_end is not None:  # perhaps
             self.background.later(group)
 
     def off(self, group: Group) -> Mapping[str, int]:
@@ -146,7 +150,8 @@ class Follower:
             compute = resident.records[group.gpu].compute
             if compute.inherited or compute.doubtful or compute.is_busy():
                 return False
-            if self.wanted(Member(resident.process, group.gpu)) != compute.applied:
+            wanted = self.wanted(Member(resident.process, group.gpu))
+            if wanted != compute.applied or (compute.turn_end is not None and not _waits(wanted)):
                 return False
         return True
 
@@ -203,6 +208,8 @@ class Follower:
             elif wanted != applied:
                 self._remember(group, compute, wanted)  # it is off the runlist for other reasons
             compute.inherited = False
+            if not _waits(wanted):
+                await self.turning.begin(group, compute)
 
     async def _detach(self, group: Member, compute: Compute, wanted: Wanted) -> None:
         """Has the engines of its reasons off, and the others on. What holds meanwhile is what held and what will."""
@@ -362,6 +369,7 @@ class Follower:
             if inherited or applied.off:
                 await gpu.attach(process)
                 self._note_reasons(group, Off())
+            await self.turning.begin(group, self._of(group))
             for lever in LEVERS:
                 if inherited or applied.at(lever):
                     await gpu.set_lever(lever, process, 0)
@@ -373,6 +381,11 @@ class Follower:
             log.error("could not give process %d its GPU %d back: %s", process.pid, group.gpu, error)
             return False
         return True
+
+
+def _waits(wanted: Wanted) -> bool:
+    """Return whether a process is to wait for its turn."""
+    return wanted.drains or bool(wanted.off.reasons & Reason.TURN)
 
 
 def _stands(compute: Compute) -> bool:

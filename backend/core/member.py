@@ -8,6 +8,7 @@ of it is handed on to that as the record is dropped.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -16,8 +17,10 @@ import trio
 
 from backend.common import clock
 from backend.core.held import Held
+from backend.core.nextuse import NextUse
 from backend.core.reasons import ON, Off
 from backend.core.records import NOWHERE, Place, Wanted
+from backend.core.turns import TurnEnd
 from backend.process.identity import Group
 
 OF_PROGRAMS = ("submitted", "finished")
@@ -36,6 +39,10 @@ BYTE_USEC, SAID_HELD, SAID_HELD_AT = "byte_usec", f"{SAID}held", f"{SAID}held_at
 NOTE_USEC = 600_000_000
 """Microseconds after which memory that is held is kept again for the next daemon, though it is what it was: how much is
 too much at most where a process ends while there is no daemon."""
+
+COMES_S = 0.5
+"""Seconds after a process was let take memory back in which that may be on its way: one batch of it, with the wait for
+what runs (0.3 s) and the copy (0.2 s, ``library/move/batch.c``)."""
 
 UNTOUCHED = Wanted()
 """State of a process before anything is asked for it."""
@@ -67,6 +74,10 @@ class Compute(Followed):
     """As another daemon left it, in the books: no lever was pulled here yet."""
     shown: bool = False
     """Whether it is frozen, as compute.events last said."""
+    turn_end: TurnEnd | None = None
+    """How its turn ended, or UNGATED while that is waited for; None once its next one has begun."""
+    draining: trio.CancelScope | None = None
+    """What ends the wait for it to drain; None where there is none."""
     _lever: trio.Lock | None = None
 
     def lever(self) -> trio.Lock:
@@ -82,12 +93,16 @@ class Compute(Followed):
 
 @attrs.define(eq=False)
 class Memory(Followed):
-    """The slot of :class:`backend.core.reclaimer.Reclaimer`."""
+    """The slot of :class:`backend.core.reclaimer.Reclaimer` and :class:`backend.core.foresight.Foresight`."""
 
     waiting: trio.lowlevel.ParkingLot | None = None
     """Reclaims that wait for the group to hold less."""
     ignored_until: float = 0.0
     """Until when a program that listens is not waited for, by trio's clock."""
+    next_use: NextUse | None = None
+    """How soon a process uses its memory again, as the ledger was told last; None where nothing is known."""
+    came_at: float = -math.inf
+    """When a process was let take memory back last, by trio's clock."""
     _settling: trio.Lock | None = None
 
     def settling(self) -> trio.Lock:
@@ -95,6 +110,10 @@ class Memory(Followed):
         if self._settling is None:
             self._settling = trio.Lock()
         return self._settling
+
+    def may_come(self) -> bool:
+        """Whether memory may be on its way back to a process: its library does nothing else then."""
+        return trio.current_time() < self.came_at + COMES_S
 
     def is_settling(self) -> bool:
         """Whether it is being brought under its limit."""
@@ -125,6 +144,16 @@ class Throttle:
     """When it was taken off, seconds; None while it is there."""
 
 
+@attrs.frozen
+class Undrained:
+    """The last time that the kernels of a process did not end by the end of its turn."""
+
+    again: float
+    """When the process is waited for again, by trio's clock."""
+    wait: float
+    """Seconds from then to that."""
+
+
 @attrs.define(eq=False)
 class Scheduled:
     """The slot of :class:`backend.scheduler.scheduler.Scheduler`."""
@@ -133,6 +162,8 @@ class Scheduled:
     """None for one that was never taken off the runlist."""
     failure: Failure | None = None
     """None while its levers move."""
+    undrained: Undrained | None = None
+    """None for one that was drained by the end of its last turn."""
     ending: bool = False
     """Ends, or has ended: its exit is still to be told."""
 

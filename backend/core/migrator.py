@@ -22,7 +22,7 @@ from backend.core.entries import Resident
 from backend.core.follower import Follower
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
-from backend.core.records import Books, Channel, Move
+from backend.core.records import MAX, Books, Channel, Move
 from backend.core.settings import SETTINGS
 from backend.core.tally import MIGRATED, Tally
 from backend.process.identity import Group, Member, Process, SliceOn
@@ -227,7 +227,8 @@ class Migrator:
 
     def _book(self, there: Member, held: Books) -> None:
         """ENOSPC where some level above has no room: no other process on that GPU is to give way."""
-        self._ledger.configure(there, **{name: getattr(held, name) for name in FOLLOWS})
+        # What it has in the host already may be more than what it may have from now on, as it was here.
+        self._ledger.configure(there, **{**{name: getattr(held, name) for name in FOLLOWS}, "swap_max": MAX})
         for level in self._population.path(there)[1:]:
             books = self._ledger.books(level)
             if books.current + held.current > books.high or books.swap + held.swap > books.swap_max:
@@ -236,6 +237,7 @@ class Migrator:
             self._ledger.observe(there, held.swap)
             self._ledger.swap_out(there, held.swap)
         self._ledger.observe(there, held.current)
+        self._ledger.configure(there, swap_max=held.swap_max)
 
     def _unbook(self, there: Member, before: Books) -> None:
         self._ledger.configure(there, **{name: getattr(before, name) for name in FOLLOWS})

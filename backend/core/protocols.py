@@ -19,6 +19,7 @@ from backend.core.held import Held
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
 from backend.core.settings import Lever
+from backend.core.turns import TurnEnd
 from backend.process.identity import Group, Member, Process, Slice, SliceOn
 
 
@@ -130,7 +131,14 @@ class Ledger(Protocol):
         """Bytes by which a group is over its high; 0 when under."""
 
     def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
-        """What to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible."""
+        """What to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible; first
+        from those whose next use is the farthest, level among those of one class."""
+
+    def set_next_use(self, gpu: int, ranks: Mapping[Member, int]) -> None:
+        """Note how soon processes of a GPU use their memory again, from 0 to NEXT_USE_MOST, the greater, the farther
+        (:meth:`backend.core.nextuse.Outlook.rank`). It holds for NEXT_USE_S from now on; after that, and for a process
+        of which nothing was said, it is 0. A process that is not in the books is passed over. ENODEV for the GPU;
+        EINVAL for a slice, a process of another GPU, or a number beyond that, and then nothing is set."""
 
     def note(self, group: Group, event: str) -> None:
         """Counts one event, here and in every group above: ``low``, ``high``, ``reclaim`` or ``fail``."""
@@ -206,6 +214,9 @@ class Bookkeeping(Protocol):
     def presence(self, gpu: int) -> None:
         """A GPU was lost, or is back: its `lost` says which."""
 
+    def not_drained(self, process: Process, gpu: int) -> None:
+        """The process, whose turn was said to have ended drained, waits with work that has not run: it is late."""
+
     def reclaim_soon(self, process: Process, gpu: int) -> None:
         """What the process holds has changed: every level above it is to be back under its high, soon."""
 
@@ -253,6 +264,10 @@ class Gpu(Protocol):
     def footprint(self, process: Process) -> Footprint:
         """What is known about the memory of `process`, besides what is in the books."""
 
+    def is_leaving(self, process: Process) -> bool:
+        """Whether memory of `process` is on its way to the host, by :meth:`reclaim`, and its program may answer nothing
+        else before that is over, the end of its turn neither."""
+
     def offer(self, room: Callable[[Process], int]) -> None:
         """There may be room on the GPU again: programs that have memory in the host may ask for it back. `room` is
         how many bytes one could get now; not all of them at once."""
@@ -270,6 +285,14 @@ class Gpu(Protocol):
 
     async def attach(self, process: Process) -> None:
         """Puts its TSGs back on the runlist, those of every engine."""
+
+    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+        """Has `process` launch nothing more until :meth:`begin_turn`, and waits up to `bound_us` microseconds for what
+        it launched before. No TSG goes off the runlist by that: :meth:`detach` is the caller's. ProcessLookupError and
+        ENODEV as the levers; whatever else goes wrong is UNGATED."""
+
+    async def begin_turn(self, process: Process) -> None:
+        """Lets `process` launch again, which is attached by now; nothing where its turn was not ended."""
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         """Moves at least `nbytes` (rounded up to pages) to the host, or what can be; returns the bytes moved."""

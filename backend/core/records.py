@@ -250,6 +250,8 @@ class Wanted:
     """Why its TSGs are to be off the runlist, and those of which engines."""
     timeslice_us: int = 0
     """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
+    drains: bool = False
+    """Whether it waits for its turn, and is on the runlist until what it launched has run."""
 
     @property
     def engines(self) -> Engines:
@@ -278,8 +280,16 @@ class Place:
     """Longest run in a round, over all its TSGs, microseconds; 0 the driver's default."""
     off: bool = False
     """Off the runlist until its next turn."""
-    engines: Engines = TURN_ENGINES
-    """Engines that it is without, where it is off."""
+    engines: Engines = attrs.field(default=TURN_ENGINES, eq=False)
+    """Engines that it is without, where it is off: what the end of its turn allows, and no part of the decision."""
+    drain_us: int | None = attrs.field(default=None, eq=False)
+    """Longest run in a round while it drains, microseconds; 0 what it has. None where it does not: no part of the
+    decision, either."""
+
+    @property
+    def drains(self) -> bool:
+        """Whether it is on the runlist yet, and launches nothing more, until what it launched has run."""
+        return self.off and self.drain_us is not None
 
 
 NOWHERE = Place()

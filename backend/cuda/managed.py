@@ -14,15 +14,17 @@ import trio
 from backend.common.errors import fail
 from backend.core.protocols import Bookkeeping
 from backend.core.records import Footprint, GpuInfo
+from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
 from backend.cuda.holding import Holding
 from backend.process.identity import Process
 from backend.process.running import is_stopped
 
 PIECE = 4 << 30
-"""Bytes that are asked for at a time: then somebody else may have his turn, and what came of it is in the books."""
+"""Bytes that are asked for at a time: then another request may follow, and what came of it is in the books."""
 
 RECLAIM_S = 3.0
-"""Seconds for one piece; 35 ms are usual. Who needs longer is not waited for, and not asked until he has answered."""
+"""Seconds for one piece; 35 ms are usual. A program that needs longer is not waited for, and not asked until it
+has answered."""
 
 SHORT_S = 0.5
 """Seconds for which a program that moved less than it was asked to is not asked again."""
@@ -31,18 +33,25 @@ DEPART_S = 5.0
 """Seconds for a program to stand by: 43 ms for 8 GiB, 0.3 s for 6 GiB in chunks of 2 MiB, and until nothing runs."""
 
 RETURN_S = 5.0
-"""Seconds in which a program that was moved connects again: a write to its files is not refused meanwhile."""
+"""Seconds in which a program that was moved connects again: it counts as one with the library meanwhile, and a write to
+its files is not refused for that."""
+
+RETURN_WAIT_S = 2.0
+"""Seconds of those in which it is waited for: its library tries once a second, and a write has 5 s for all it does."""
 
 HOME_S = 30.0
 """Seconds in which what a program brought along from another GPU is where it runs now: 3 to 5 s for 16 GiB, and as long
 as it is frozen or stopped nothing comes (docs/nvidia.md)."""
+
+DISTRUST_S = 60.0
+"""Seconds in which a program that said that it is drained, and then moved nothing, is not believed that it is."""
 
 HALTED_LOOK_S = 0.02
 """Seconds between two looks whether a program that is waited for was stopped, or frozen."""
 
 
 class Mover(Protocol):
-    """Who speaks for a program (:class:`backend.cuda.server.Session`)."""
+    """What speaks for a program (:class:`backend.cuda.server.Session`)."""
 
     async def move_out(self, holding: Holding, nbytes: int, seconds: float) -> bool:
         """Asks the program to move memory to the host, which is booked when it answers; whether it did in time."""
@@ -62,8 +71,17 @@ class Mover(Protocol):
         on GPUs is used from where it is afterwards, if the other one is `near`. OSError as there, and ETIMEDOUT; then
         it may do so later."""
 
+    async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
+        """Closes the gate of turns of the program, and waits up to `bound_us` microseconds until it is drained, and
+        some 20 ms more for the answer. Asked again while it is late it waits again, and until it is answered that it
+        is drained it stays late. May be cancelled."""
+
+    def begin_turn(self, gpu: int, ahead_us: int) -> None:
+        """Opens the gate of turns, soon; the program is `ahead_us` microseconds ahead of the GPU at most from then on,
+        or as far as the driver lets it for 0."""
+
     def end(self) -> None:
-        """Nobody is to speak for the program this way any more."""
+        """The program is not to be spoken for this way any more."""
 
 
 @attrs.define(eq=False)
@@ -71,7 +89,7 @@ class Program:
     """One of them."""
 
     mover: Mover
-    """Who speaks for it."""
+    """What speaks for it."""
     holding: Holding
     """What it holds."""
     short_until: float = 0.0
@@ -82,10 +100,23 @@ class Program:
     """Whether it stands by to be moved, or is about to."""
     home_by: float = 0.0
     """When what it brought along from another GPU is taken to have come."""
+    turn_end: TurnEnd | None = None
+    """How its turn ended; None where it has it."""
+    turn_number: int = 0
+    """Number of its turns that began."""
+    bound_until: float | None = None
+    """Until when its run-ahead is bounded; None where it is not."""
+    distrusted_until: float = 0.0
+    """Until when it is not believed that it is drained."""
+
+    @property
+    def wait(self) -> int | None:
+        """The number of the turn behind which it waits, drained; None where it does not."""
+        return self.turn_number if self.turn_end is TurnEnd.DRAINED else None
 
     @property
     def overdue(self) -> bool:
-        """Whether it was asked for something that nobody waits for any more."""
+        """Whether it was asked for something that no caller waits for any more."""
         return self.holding.asked > 0 and not self.turn.locked()
 
 
@@ -100,7 +131,7 @@ class Standby:
     end: Callable[[], None]
     """Has it go on: it is unlocked."""
     over: trio.Event
-    """To be set once nobody is at it any more, if it was begun: before, the driver is slow to do what it asks for."""
+    """To be set once no agent is at it any more, if it was begun: before, the driver is slow to do what it asks for."""
 
 
 @attrs.define(eq=False)
@@ -109,6 +140,8 @@ class Expected:
 
     movable: int
     """Bytes that it will be able to move then."""
+    waited_until: float
+    """When it is not waited for any more, by trio's clock."""
     until: float
     """When it is not expected any more, by trio's clock."""
     over: trio.Event = attrs.field(factory=trio.Event)
@@ -124,8 +157,9 @@ class Managed:
         frozen: Callable[[Process], bool] = lambda process: False,
         lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`frozen` says whose work is off the GPU: what copies memory is, too, and would wait for the thaw. `lost` says
-        whether the GPU is not there: then nobody can move anything, and what programs say of their memory is booked and
+        """`frozen` says whose memory stays where it is, since work of it is off the GPU: what copies memory would wait
+        for the thaw, or the kernels would that the library waits for. `lost` says
+        whether the GPU is not there: then nothing can be moved, and what programs say of their memory is booked and
         granted. What became of it they hear from the driver, in its words."""
         self.info = info
         self.lost = lost
@@ -148,7 +182,7 @@ class Managed:
     # Comings and goings
 
     def begin(self, process: Process, mover: Mover, resident: int, swapped: int) -> Holding:
-        """A program that is in the books speaks from now on, and says what it has. EINVAL for what nobody can have."""
+        """A program that is in the books speaks from now on, and says what it has. EINVAL for what none can have."""
         former = self._programs.get(process)
         if former is not None:  # it connected anew, and we have not seen the end of its last connection
             if former.mover is mover:
@@ -186,7 +220,9 @@ class Managed:
         """What is known of the memory of a program that speaks, or is about to."""
         program = self._programs.get(process)
         if program is None:
-            return Footprint(movable=self._expected[process].movable)
+            expected = self._expected[process]
+            comes = trio.current_time() < expected.waited_until and not self._halted(process)
+            return Footprint(movable=expected.movable if comes else 0)
         known = program.holding.footprint
         return attrs.evolve(known, movable=0) if self._stuck(program) else known
 
@@ -200,6 +236,7 @@ class Managed:
         program = self._programs.get(process)
         if program is not None:
             program.holding.look(nbytes)
+            self._unbind(program)
             if program.holding.twice:
                 self._comes(program)
             if 0 < program.short_until <= trio.current_time():
@@ -227,12 +264,15 @@ class Managed:
     # Moving
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
-        """Has a program move at least `nbytes`, or what it can; returns how much it did. EOPNOTSUPP: it does not speak.
+        """Has a program move at least `nbytes`, or what it can; returns how much it did. EOPNOTSUPP: it does not speak,
+        and is not about to.
 
         Never waits long for one that does not answer: what it moves later is booked then.
         """
         await self.returned(process)
         program = self._programs.get(process)
+        if program is None and process in self._expected:
+            return 0
         if program is None:
             raise OSError(errno.EOPNOTSUPP, "the memory of this program cannot be moved")
         moved = 0
@@ -241,12 +281,20 @@ class Managed:
                 if program.holding.asked or self._stuck(program):
                     break
                 piece = min(PIECE, nbytes - moved)
-                before = program.holding.given
+                before, wait = program.holding.given, program.wait
                 answered = await self._ask(program, piece)
                 given = program.holding.given - before  # what it could free instead is as good
                 moved += given
                 if answered and given < piece:
                     program.short_until = trio.current_time() + SHORT_S
+                vain = not given if answered else program.holding.asked
+                if vain and wait is not None and wait == program.wait and not self._halted(process):
+                    # It waits for work of its own, which waits for its turn.
+                    program.turn_end = TurnEnd.LATE
+                    program.distrusted_until = trio.current_time() + DISTRUST_S
+                    self.booked.not_drained(process, self.info.index)
+                if not answered:
+                    break  # it was asked for long enough, or not at all: its socket has no room
         return moved
 
     async def _ask(self, program: Program, nbytes: int) -> bool:
@@ -266,7 +314,7 @@ class Managed:
             await trio.sleep(HALTED_LOOK_S)
 
     def answered(self, holding: Holding) -> None:
-        """It answered after all, when nobody waited any more: what it still has too much is asked for again."""
+        """It answered after all, when no caller waited any more: what it still has too much is asked for again."""
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
             self.booked.reclaim_soon(holding.process, self.info.index)
@@ -276,6 +324,60 @@ class Managed:
         for process, program in self._programs.items():
             if program.holding.swapped and (nbytes := min(room(process), program.holding.swapped)) > 0:
                 program.mover.room(self.info.index, nbytes)
+
+    # Turns
+
+    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+        """See :class:`backend.core.protocols.Gpu`. One that is stopped does not answer: it is not waited for."""
+        program = self._programs.get(process)
+        if program is None or program.departs or is_stopped(process.pid):
+            return TurnEnd.UNGATED
+        number = program.turn_number
+        program.bound_until = None  # or it would pass meanwhile, and the gate be opened for that
+        end = await program.mover.end_turn(self.info.index, bound_us)
+        if self._programs.get(process) is not program or program.departs:
+            return TurnEnd.UNGATED
+        if program.turn_number != number:  # its next one has begun
+            return TurnEnd.UNGATED
+        if end is TurnEnd.DRAINED and trio.current_time() < program.distrusted_until:
+            end = TurnEnd.LATE
+        program.turn_end = end
+        return end
+
+    def begin_turn(self, process: Process) -> None:
+        """See :class:`backend.core.protocols.Gpu`. What it could not move while it waited it is asked for now."""
+        program = self._programs.get(process)
+        if program is None:
+            return
+        end = program.turn_end
+        self._begin(program, AHEAD_US)
+        program.bound_until = trio.current_time() + AHEAD_S
+        if end is not TurnEnd.DRAINED and self.booked.knows(process, self.info.index):
+            self.booked.reclaim_soon(process, self.info.index)
+
+    def open_all(self) -> None:
+        """Opens all gates, since the GPU is lost: a launch fails in the driver's words, and waits for no turn, nor for
+        work that never ends. Turns may end again once the GPU is back."""
+        for program in self._programs.values():
+            self._begin(program, 0)
+
+    def _begin(self, program: Program, ahead_us: int) -> None:
+        program.turn_end, program.bound_until = None, None
+        program.turn_number += 1
+        program.mover.begin_turn(self.info.index, ahead_us)
+
+    def is_drained(self, process: Process) -> bool:
+        """Whether a program waits for its turn, and nothing of it runs until then: its memory moves."""
+        program = self._programs.get(process)
+        return program is not None and program.turn_end is TurnEnd.DRAINED
+
+    def _unbind(self, program: Program) -> None:
+        """Lets a program that took no turn for some time run ahead of the GPU again."""
+        if program.bound_until is None or program.turn_end is not None:
+            return
+        if program.bound_until <= trio.current_time():
+            program.bound_until = None
+            program.mover.begin_turn(self.info.index, 0)
 
     # From one GPU to another
 
@@ -311,7 +413,7 @@ class Managed:
                 raise
 
     async def moved(self, process: Process) -> None:
-        """Returns once nobody is at a program to move it from here, or to here."""
+        """Returns once no agent is at a program to move it from here, or to here."""
         if (over := self._moving.get(process)) is not None:
             await over.wait()
             self._moving.pop(process, None)
@@ -331,7 +433,8 @@ class Managed:
         if (program := self._programs.get(process)) is not None:
             self._came(program)
         else:
-            self._expected[process] = Expected(placed, trio.current_time() + RETURN_S)
+            now = trio.current_time()
+            self._expected[process] = Expected(placed, now + RETURN_WAIT_S, now + RETURN_S)
 
     def _came(self, program: Program) -> None:
         """It speaks, from where it was moved to, and its memory follows."""
@@ -345,10 +448,12 @@ class Managed:
             program.holding.comes(0)
 
     async def returned(self, process: Process) -> None:
-        """Returns once a program that is expected speaks, or is not expected any more."""
+        """Returns once a program that is expected speaks, or is not waited for any more; one that is stopped is not."""
         if process not in self._programs and (expected := self._expected.get(process)) is not None:
-            with trio.move_on_at(expected.until):
-                await expected.over.wait()
+            with trio.move_on_at(expected.waited_until):
+                while not expected.over.is_set() and not self._halted(process):
+                    with trio.move_on_after(HALTED_LOOK_S):
+                        await expected.over.wait()
 
     def expects(self, process: Process) -> bool:
         """Whether it has, and is about to speak."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ import attrs
 import trio
 
 from backend.common.errors import errno_of, fail
+from backend.core.turns import TurnEnd
 from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
@@ -52,8 +54,29 @@ LEAVES = Feature.COUNTERS | Feature.DEPART
 WAITING_MOST = 1024
 """Requests that wait of one connection, at most; a program has one a thread."""
 
+ANSWER_S = 0.02
+"""Seconds that an answer to END_TURN may be on its way, beyond the time that was given to drain: 0.1 ms are usual. The
+scheduler waits for it, with whatever else it has to do."""
+
+MUTE_S, MUTE_MOST_S = 5.0, 60.0
+"""Seconds in which a program that did not answer an END_TURN in time is asked for no other, unless it has answered by
+then; each time twice as long, up to the second, and from the second time on whatever it answers."""
+
+UNANSWERED_MOST = 32
+"""Messages about its gate that a program which is busy with memory may leave unanswered and gets another END_TURN: two
+a turn, of which five may begin at once and 2.5 in a second (``scheduler/filler.py``), in the 3 s of a RECLAIM."""
+
+MOVED_IN_S = 0.5
+"""Seconds after the last MOVE_IN that was granted in which memory may be coming back: one batch of it, with the wait
+for what runs (0.3 s) and the copy (0.2 s, ``library/move/batch.c``)."""
+
 STAYS = (errno.EBUSY, errno.EOPNOTSUPP, errno.EMFILE, errno.ENOMEM)
 """What a program may say to a DEPART that it does not follow (departure.c)."""
+
+
+WAIT_US = 50_000
+"""Microseconds that a program is asked to wait at a time for what it launched: its library does nothing else then, so
+an allocation that is to be granted waits as long, and so does the beginning of a turn."""
 
 
 @attrs.define(eq=False)
@@ -62,6 +85,8 @@ class Asked:
 
     holding: Holding
     nbytes: int
+    until: float
+    """When it is overdue, by trio's clock."""
     answered: bool = False
     """Whether it was, by something that makes sense."""
     done: trio.Event = attrs.field(factory=trio.Event)
@@ -78,6 +103,41 @@ class Departing:
     """What was answered: 0 or a negated errno."""
     done: trio.Event = attrs.field(factory=trio.Event)
     """It was, or will not be."""
+
+
+@attrs.define(eq=False)
+class Turning:
+    """An END_TURN or a BEGIN_TURN that was sent and not answered."""
+
+    op: Op
+    gpu: int
+    end: TurnEnd | None = None
+    """What was answered to END_TURN."""
+    done: trio.Event = attrs.field(factory=trio.Event)
+    """It was, or will not be."""
+
+
+@attrs.define(eq=False)
+class Gate:
+    """What the daemon knows of the gate of turns of a program on one GPU."""
+
+    closed: bool = False
+    """Whether it may be: an END_TURN was sent, and no BEGIN_TURN since then."""
+    late: bool = False
+    """Whether it is, and something of the program ran as it said so last; or, `busy`, whether it soon is."""
+    busy: bool = False
+    """Whether the last END_TURN is not answered yet, of a program that was busy with memory when that was sent."""
+    asked: Turning | None = None
+    """The last END_TURN that was sent."""
+    ahead_us: int = 0
+    """The run-ahead that the program was told last, microseconds; 0 for no bound."""
+    unanswered: int = 0
+    """Messages about it that were sent and not answered: a program that answers none gets no further END_TURN, or no
+    more than UNANSWERED_MOST while it is busy with memory."""
+    again: float = 0.0
+    """When the program may be asked for another END_TURN, by trio's clock."""
+    mute_s: float = 0.0
+    """Seconds for which it was not asked the last time that it did not answer; 0 where it did."""
 
 
 async def serve(
@@ -111,8 +171,12 @@ class Session:
         self._holdings: dict[int, Holding] = {}
         self._asked: dict[int, Asked] = {}
         self._departing: dict[int, Departing] = {}
+        self._turning: dict[int, Turning] = {}
+        self._gates: dict[int, Gate] = {}
         self._seq = 0
+        self._moved_in = -math.inf  # when MOVE_IN was last granted
         self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
+        self._begins: dict[int, int] = {}  # gpu -> run-ahead of a turn that has begun, not told yet
         self._news = trio.Event()
         self._waiting = 0
         self._peers = peers if peers is not None else Peers()
@@ -124,7 +188,7 @@ class Session:
         """Serves it until the other end is closed, or breaks the rules."""
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
-            nursery.start_soon(self._tell_room)
+            nursery.start_soon(self._tell_news)
             while message := await self._line.receive():
                 if message.reply:
                     if not self._answered(message):
@@ -142,11 +206,16 @@ class Session:
 
     def close(self) -> None:
         """End: no connection speaks for the program any more. What it holds is as the driver says, or gone with it."""
-        waited = [asked.done for asked in self._asked.values()] + [one.done for one in self._departing.values()]
-        for done in waited:
-            done.set()
+        waiting: list[Asked | Departing | Turning] = [
+            *self._asked.values(),
+            *self._departing.values(),
+            *self._turning.values(),
+        ]
+        for one in waiting:
+            one.done.set()
         self._asked.clear()
         self._departing.clear()
+        self._turning.clear()
         for gpu, holding in self._holdings.items():
             self._gpus[gpu].end(holding)
         self._holdings.clear()
@@ -212,6 +281,7 @@ class Session:
                 if self._gpus[request.gpu].lost():
                     raise fail(errno.EAGAIN)  # what is in the host is safe there
                 holding.move_in(args[0], args[1])
+                self._moved_in = trio.current_time()
             case Op.LIMITS:
                 self._holding(request.gpu)
                 return self._gpus[request.gpu].limits(self.process)
@@ -250,7 +320,7 @@ class Session:
     async def move_out(self, holding: Holding, nbytes: int, seconds: float) -> bool:
         """See :class:`backend.cuda.managed.Mover`."""
         self._seq += 1
-        seq, asked = self._seq, Asked(holding, nbytes)
+        seq, asked = self._seq, Asked(holding, nbytes, trio.current_time() + seconds)
         holding.ask(nbytes)
         self._asked[seq] = asked
         sent = False
@@ -275,6 +345,8 @@ class Session:
             departing.status = reply.status
             departing.done.set()
             return True
+        if (turning := self._turning.pop(reply.seq, None)) is not None:
+            return self._turned(turning, reply)
         asked = self._asked.pop(reply.seq, None)
         if asked is None or reply.op != Op.RECLAIM or reply.gpu != asked.holding.gpu:
             return False
@@ -302,16 +374,24 @@ class Session:
         """See :class:`backend.cuda.managed.Mover`."""
         if not self._can(LEAVES):
             raise OSError(errno.EOPNOTSUPP, "the library of the program is older, and cannot stand by: start it anew")
+        ahead_us = self._begins.pop(gpu, None)  # DEPART opens the gate
+        if (gate := self._gates.get(gpu)) is not None:
+            gate.late = gate.busy = False
         self._seq += 1
         seq, departing = self._seq, Departing()
         self._departing[seq] = departing
+        sent = False
         try:
             with trio.move_on_after(seconds):
-                if not await self._line.send(Message(Op.DEPART, seq, gpu, (int(near),))):
+                sent = await self._line.send(Message(Op.DEPART, seq, gpu, (int(near),)))
+                if not sent:
                     departing.done.set()
                 await departing.done.wait()
         finally:
             self._departing.pop(seq, None)
+            if not sent and ahead_us is not None:
+                self._begins.setdefault(gpu, ahead_us)
+                self._news.set()
         if departing.status is None and departing.done.is_set():
             raise OSError(errno.EBUSY, "the program speaks no more")
         if departing.status is None:
@@ -321,6 +401,125 @@ class Session:
             # be taken for the GPU's loss, or its own end.
             code = -departing.status if -departing.status in STAYS else errno.EIO
             raise OSError(code, f"the program cannot stand by: {os.strerror(-departing.status)}")
+
+    async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
+        """See :class:`backend.cuda.managed.Mover`. A program that does not answer in time is taken to have no gate, and
+        not asked for some time. What it answers later says nothing: its turn may have begun again.
+
+        One that is busy with memory answers once it is done with that, and is late until then: off the runlist with all
+        engines it would not come to an end of it.
+        """
+        gate = self._gates.setdefault(gpu, Gate())
+        if gate.late:
+            return await self._drained(gpu, gate, bound_us)
+        is_busy = self._is_busy()
+        due = gate.asked is not None and not gate.asked.done.is_set()
+        if not self._can(Feature.TURNS) or (due and not is_busy) or trio.current_time() < gate.again:
+            return TurnEnd.UNGATED
+        if gate.unanswered > (UNANSWERED_MOST if is_busy else 0):  # those before it may wait for the same
+            return TurnEnd.UNGATED
+        self._begins.pop(gpu, None)  # that turn is over before the program heard of it
+        gate.closed = True
+        with trio.move_on_after(bound_us / 1e6 + ANSWER_S):
+            await self._ask_end(gpu, gate, bound_us)
+        end = None if gate.asked is None else gate.asked.end
+        if end is not None:
+            gate.mute_s, gate.late = 0.0, gate.closed and end is TurnEnd.LATE
+            return end
+        if gate.asked is not None and not gate.asked.done.is_set() and (is_busy or self._is_busy()):
+            gate.late = gate.busy = gate.closed
+            return TurnEnd.LATE if gate.closed else TurnEnd.UNGATED
+        self._distrust(gate)
+        return TurnEnd.UNGATED
+
+    def _is_busy(self) -> bool:
+        """Whether the program may be busy with memory, as it was asked or let: its library answers nothing then."""
+        now = trio.current_time()
+        asked = any(now < one.until for one in self._asked.values())
+        return asked or now < self._moved_in + MOVED_IN_S or any(one.away for one in self._holdings.values())
+
+    def _distrust(self, gate: Gate) -> None:
+        """It did not answer in time, and is not asked for some time."""
+        gate.mute_s = min(MUTE_MOST_S, 2 * gate.mute_s) or MUTE_S
+        gate.again = trio.current_time() + gate.mute_s
+
+    async def _ask_end(self, gpu: int, gate: Gate, bound_us: int) -> None:
+        """Asks for the end of a turn, and waits for the answer, or for the end of the connection."""
+        turning, seq = self._turn(Op.END_TURN, gpu)
+        gate.asked, sent = turning, False
+        try:
+            with contextlib.suppress(OSError):
+                sent = await self._line.send(Message(Op.END_TURN, seq, gpu, (bound_us,)))
+                if sent:
+                    await turning.done.wait()
+        finally:
+            if not sent and seq in self._turning:
+                del self._turning[seq]
+                gate.unanswered -= 1
+                turning.done.set()
+
+    async def _drained(self, gpu: int, gate: Gate, bound_us: int) -> TurnEnd:
+        """Waits for a program that launches nothing more, as it said. An answer that is late says nothing of its gate:
+        memory may be coming back there. It is not asked again meanwhile."""
+        until = trio.current_time() + bound_us / 1e6
+        asked = False
+        with trio.move_on_at(until + WAIT_US / 1e6 + ANSWER_S):
+            while gate.late:
+                left_us = max(0, round((until - trio.current_time()) * 1e6))
+                if gate.asked is not None and not gate.asked.done.is_set():
+                    await gate.asked.done.wait()  # of a caller that was cancelled
+                elif left_us or not asked:
+                    asked, slice_us = True, min(left_us, WAIT_US)
+                    began = trio.current_time()
+                    await self._ask_end(gpu, gate, slice_us)
+                    if gate.asked is not None and gate.asked.end is TurnEnd.LATE:  # at once, in a hostile program
+                        await trio.sleep_until(began + slice_us / 1e6)
+                else:
+                    break
+                if gate.asked is None or gate.asked.end is not TurnEnd.LATE:
+                    gate.late = False
+        if gate.late and gate.busy:
+            gate.late = gate.busy = False
+            self._distrust(gate)
+            return TurnEnd.UNGATED
+        if gate.late:
+            return TurnEnd.LATE
+        end = None if gate.asked is None else gate.asked.end
+        return TurnEnd.DRAINED if gate.closed and end is TurnEnd.DRAINED else TurnEnd.UNGATED
+
+    def begin_turn(self, gpu: int, ahead_us: int) -> None:
+        """See :class:`backend.cuda.managed.Mover`. It is sent by the task that tells of room, and nothing waits for a
+        program that is slow to take it. A gate that is open is left alone, but for the end of a bound."""
+        gate = self._gates.get(gpu)
+        if gate is not None and (gate.closed or (gate.ahead_us and not ahead_us)):
+            gate.closed = gate.late = gate.busy = False
+            gate.ahead_us = ahead_us
+            self._begins[gpu] = ahead_us
+            self._news.set()
+
+    def _turn(self, op: Op, gpu: int) -> tuple[Turning, int]:
+        """What waits for the answer to a message about a gate, and its number."""
+        self._seq += 1
+        self._gates[gpu].unanswered += 1
+        turning = self._turning[self._seq] = Turning(op, gpu)
+        return turning, self._seq
+
+    def _turned(self, turning: Turning, reply: Message) -> bool:
+        """Whether an answer about a gate makes sense: it is to what was asked, and says yes or no."""
+        turning.done.set()
+        if (reply.op, reply.gpu) != (turning.op, turning.gpu) or (not reply.status and reply.args[0] > 1):
+            return False
+        gate = self._gates[turning.gpu]
+        gate.unanswered -= 1
+        if turning is gate.asked:
+            gate.busy = False
+            if gate.mute_s <= MUTE_S:
+                gate.again = 0.0
+        if reply.status:  # EBUSY: the gate is open; any other error is none that a program has for this
+            turning.end = TurnEnd.UNGATED
+        else:
+            turning.end = TurnEnd.DRAINED if reply.args[0] else TurnEnd.LATE
+        return True
 
     def room(self, gpu: int, nbytes: int) -> None:
         """See :class:`backend.cuda.managed.Mover`. What it is too slow to take is replaced, not queued."""
@@ -336,10 +535,14 @@ class Session:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def _tell_room(self) -> None:
+    async def _tell_news(self) -> None:
         while True:
             await self._news.wait()
             self._news = trio.Event()
+            while self._begins:  # one at a time: a turn may end before its beginning is told
+                gpu, ahead_us = self._begins.popitem()
+                _, seq = self._turn(Op.BEGIN_TURN, gpu)
+                await self._line.send(Message(Op.BEGIN_TURN, seq, gpu, (ahead_us,)))
             rooms, self._rooms = self._rooms, {}
             for gpu, nbytes in rooms.items():
                 await self._line.send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))

@@ -13,8 +13,8 @@ padding but what is named. On the socket either side may ask. docs/upgrades.md s
         24    40  args    five 64-bit words, their meaning by op
 
 Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of what moves the hardware:
-by the kernel module of its provider, and RECLAIM and DEPART by the daemon of a CUDA program; 32 to 63 are about the
-software GPU's memory and engine; 64 and up are events, which the books send unasked.
+by the kernel module of its provider, and RECLAIM, DEPART, END_TURN and BEGIN_TURN by the daemon of a CUDA program; 32
+to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
 """
 
 from __future__ import annotations
@@ -61,16 +61,19 @@ class Feature(enum.IntFlag):
     """JOIN, LEAVE, ALLOC, FREE, WRITE, READ, LAUNCH, PROGRESS: the software GPU."""
     FAMILY = 1 << 5
     """WANT, FAMILY: a program limits itself, and its children."""
+    TURNS = 1 << 6
+    """END_TURN, BEGIN_TURN: the program has a gate of turns. Of one of the software GPU: its LAUNCH may be answered as
+    late as in its next turn, and what it asks for meanwhile before that."""
 
 
 FIRST = Feature(0b11111)
 """What ggroupfs 0.1 could. It said nothing of that: its HELLO has 0 in the place of the bits, and it looks at none."""
 
-CUDA = Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY
+CUDA = Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY | Feature.TURNS
 """What is spoken at the door of CUDA programs."""
 
 
-SOFT = Feature.ENGINE | Feature.FAMILY
+SOFT = Feature.ENGINE | Feature.FAMILY | Feature.TURNS
 """What is spoken at the door of the software GPU."""
 
 
@@ -141,7 +144,18 @@ class Op(enum.IntEnum):
     runs, all of its memory that the library has placed in the host and, if `what` is 1, on every GPU, is held by
     descriptors alone, and its page says so (`stands`). So it stays until the connection ends; then it takes its
     memory back, and connects anew from where it is. EBUSY for one that does not come to a rest, EOPNOTSUPP for one
-    that shares memory, EMFILE where descriptors are short."""
+    that shares memory, EMFILE where descriptors are short. Its gates of turns open; that of `gpu` alone where it
+    refuses."""
+    END_TURN = 22
+    """(microseconds) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing more on
+    `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after that
+    long, with 0: it is held all the same. Asked again meanwhile it waits again. EBUSY, and it is not held: a stream is
+    being captured, or it stands by to be moved. EOPNOTSUPP, and it is not held: of what it has on `gpu` nothing is the
+    library's to move. ENODEV: `gpu` is none that it has said is managed."""
+    BEGIN_TURN = 23
+    """(run-ahead in microseconds) -> (): asked of a CUDA program: it launches again. With a run-ahead it launches
+    nothing more while what is pending would take longer than that, by how fast its kernels finished lately; 0: as far
+    ahead as the driver lets it. ENODEV as for END_TURN."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33
@@ -151,7 +165,8 @@ class Op(enum.IntEnum):
     READ = 35
     """(first page, pages up to 5) -> the stamps"""
     LAUNCH = 36
-    """(tsg, kernels, microseconds each, first page, pages touched by each) -> (): returns once they are queued."""
+    """(tsg, kernels, microseconds each, first page, pages touched by each) -> (): answered once they are queued, in the
+    turn of the program. EAGAIN for more than can be queued, or can wait for a turn."""
     PROGRESS = 64
     """event (tsg, kernels finished since the context was made)"""
     ROOM = 66

@@ -10,6 +10,9 @@ import ctypes
 from collections.abc import Iterator
 from ctypes import c_char, c_int32, c_uint32, c_uint64
 
+from backend.core.nextuse import NEXT_USE_MOST as NEXT_USE_MOST
+from backend.core.nextuse import NEXT_USE_S as NEXT_USE_S
+from backend.core.nextuse import NextUse
 from backend.core.records import OVERCOMMIT as OVERCOMMIT
 from backend.core.settings import GID, PRIORITY, SETTINGS, WEIGHT, Lever, Setting
 from backend.core.settings import LEVERS as _LEVERS
@@ -41,6 +44,7 @@ FEATURE_COUNTERS = 1 << 4
 FEATURE_BOUNDS = 1 << 5
 FEATURE_PEAKS = 1 << 6
 FEATURE_REASONS = 1 << 7
+FEATURE_NEXT_USE = 1 << 8
 
 # struct ggroup_gpu.flags, struct ggroup_unregister.flags
 
@@ -72,6 +76,11 @@ REASON_QUOTA = 1 << 2
 REASON_BUSY = 1 << 3
 REASON_GANG = 1 << 4
 REASON_MIGRATION = 1 << 5
+
+# struct ggroup_use.next
+
+NEXT_USE_SOON = int(NextUse.SOON)
+USES_MOST = 1024
 
 # struct ggroup_command.value of DETACH_TSG, and the fourth word of its message
 
@@ -271,6 +280,14 @@ class Plan(ctypes.Structure):
     )
 
 
+class Use(ctypes.Structure):
+    _fields_ = (("id", c_uint64), ("next", c_uint32), ("reserved", c_uint32))
+
+
+class Uses(ctypes.Structure):
+    _fields_ = (("root", c_uint64), ("uses", c_uint64), ("count", c_uint32), ("reserved", c_uint32))
+
+
 class Command(ctypes.Structure):
     _fields_ = (("id", c_uint64), ("value", c_uint64), ("timeout_ms", c_uint32), ("reserved", c_uint32))
 
@@ -349,6 +366,7 @@ IOC_ATTACH_TSG = _ioc(_WRITE, 28, Command)
 IOC_DETACH_TSG = _ioc(_WRITE, 29, Command)
 IOC_RECLAIM = _ioc(_WRITE | _READ, 30, Command)
 IOC_REASONS = _ioc(_WRITE, 31, Reasons)
+IOC_NEXT_USE = _ioc(_WRITE, 32, Uses)
 
 IOC_REGISTER = _ioc(_WRITE | _READ, 48, Gpu)
 IOC_UNREGISTER = _ioc(_WRITE, 49, Unregister)

@@ -10,6 +10,7 @@ import attrs
 
 from backend.common import clock
 from backend.core.held import Held
+from backend.core.nextuse import NEXT_USE_S, NextUse
 from backend.core.records import Books
 from backend.process.identity import Group
 
@@ -21,7 +22,7 @@ _figures = attrgetter(*_NAMES)
 class Account:
     """One group's page in the books: the fields of :class:`Books`, mutable, and its place in the tree."""
 
-    __slots__ = ("children", "figures", "granule", "group", "held", "parent")
+    __slots__ = ("_foreseen", "_foreseen_usec", "children", "figures", "granule", "group", "held", "parent")
 
     def __init__(self, group: Group, parent: Account | None, granule: int = 1) -> None:
         self.group = group
@@ -31,6 +32,7 @@ class Account:
         self.figures = Books()
         self.held = Held(at_usec=clock.boot_usec())
         """Its memory over time, since it is in these books."""
+        self._foreseen, self._foreseen_usec = int(NextUse.SOON), 0
         if parent is not None:
             parent.children[group] = self
 
@@ -43,6 +45,15 @@ class Account:
         for name, value in changes.items():
             figures[_PLACES[name]] = value
         self.figures = Books(*figures)
+
+    def foresee(self, next_use: int) -> None:
+        """Take the class of its next use, which holds from now on for NEXT_USE_S."""
+        self._foreseen, self._foreseen_usec = next_use, clock.boot_usec()
+
+    def next_use(self, now_usec: int) -> int:
+        """Return the class of its next use, by the clock of this boot; SOON where it was not said, or too long ago."""
+        is_old = now_usec - self._foreseen_usec >= NEXT_USE_S * 1_000_000
+        return int(NextUse.SOON) if is_old else self._foreseen
 
     def room(self) -> int:
         """Granules that this account's own swap.max still lets go to the host."""

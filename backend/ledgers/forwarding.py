@@ -10,6 +10,7 @@ from backend.core.protocols import Bookkeeping, Gpu
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint
 from backend.core.settings import Lever
+from backend.core.turns import TurnEnd
 from backend.process.identity import Process
 
 
@@ -41,6 +42,9 @@ class ForwardingGpu:
     def footprint(self, process: Process) -> Footprint:
         return self._inner.footprint(process)
 
+    def is_leaving(self, process: Process) -> bool:
+        return self._inner.is_leaving(process)
+
     def offer(self, room: Callable[[Process], int]) -> None:
         self._inner.offer(room)
 
@@ -52,6 +56,12 @@ class ForwardingGpu:
 
     async def attach(self, process: Process) -> None:
         await self._inner.attach(process)
+
+    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+        return await self._inner.end_turn(process, bound_us)
+
+    async def begin_turn(self, process: Process) -> None:
+        await self._inner.begin_turn(process)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         return await self._inner.reclaim(process, nbytes)

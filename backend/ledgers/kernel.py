@@ -49,7 +49,11 @@ WITHOUT: Mapping[int, tuple[str, str]] = {
         "peaks",
         "gmem.swap.peak is EOPNOTSUPP; after a restart gmem.peak begins at its last reset",
     ),
-    abi.FEATURE_REASONS: ("reasons", "a turn takes all engines, and after a restart no reason is known but a freeze"),
+    abi.FEATURE_REASONS: (
+        "reasons",
+        "a turn takes all engines, and memory with them; after a restart no reason is known but a freeze",
+    ),
+    abi.FEATURE_NEXT_USE: ("next_use", "reclaim takes from the largest first, however busy it is"),
 }
 """The features that we know: what each is called, and what is so where the module that is loaded lacks it."""
 
@@ -162,6 +166,7 @@ class KernelLedger:
         """Settings that the module does not keep: what is not their default is refused with EOPNOTSUPP."""
         self.peaks = PEAKS if features & abi.FEATURE_PEAKS else OLD_PEAKS
         self._has_reasons = bool(features & abi.FEATURE_REASONS)
+        self._has_next_use = bool(features & abi.FEATURE_NEXT_USE)
         self._off: dict[Group, tuple[int, int]] = {}  # with a module that does not keep them: the reasons
         self._reset: dict[Group, int] = {}  # with a module that forgets it: the peak before the last reset
         self._held: dict[Group, Held] = {}  # as seen here: the module keeps nothing over time
@@ -318,6 +323,20 @@ class KernelLedger:
         if isinstance(group, SliceOn) or (off_all | off_gr) & ~REASONS or off_all & off_gr:
             raise fail(errno.EINVAL)
         self._off[group] = off_all, off_gr
+
+    def set_next_use(self, gpu: int, ranks: Mapping[Member, int]) -> None:
+        root = self._id(SliceOn(ROOT, gpu))
+        for group, rank in ranks.items():
+            if not isinstance(group, Member) or group.gpu != gpu or not 0 <= rank <= abi.NEXT_USE_MOST:
+                raise fail(errno.EINVAL)
+        if not self._has_next_use:
+            return  # such a module plans by size alone
+        known = [abi.Use(id=self._ids[group], next=ranks[group]) for group in ranks if group in self._ids]
+        for start in range(0, len(known), abi.USES_MOST):
+            part = known[start : start + abi.USES_MOST]
+            uses = (abi.Use * len(part))(*part)
+            argument = abi.Uses(root=root, uses=ctypes.addressof(uses), count=len(part))
+            _ask(self._control, abi.IOC_NEXT_USE, argument)
 
     def held(self, group: Group) -> Held:
         return self._seen(group, self._get(group).current_bytes)

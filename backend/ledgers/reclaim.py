@@ -1,4 +1,4 @@
-"""Whom to take memory from: effective protection and victim planning, pure functions over the accounts.
+"""What to take memory from: effective protection and the plans of reclaim, pure functions over the accounts.
 
 The rules are those of the memory cgroup: a group's own low does not protect it against its own limit; below the
 group that is being reclaimed, low protects as ``effective_protection()`` in mm/memcontrol.c computes it.
@@ -6,6 +6,7 @@ group that is being reclaimed, low protects as ``effective_protection()`` in mm/
 
 from __future__ import annotations
 
+from backend.common import clock
 from backend.core.protocols import Target
 from backend.core.records import MAX
 from backend.ledgers.account import Account
@@ -21,7 +22,7 @@ def reclaimable(top: Account, charged: Account, nbytes: int, enough: int = MAX) 
     """How much could leave the GPU from `top` downwards if `charged`, a process below it, held `nbytes` more.
 
     Bytes. A process can give what it holds, a slice what its members can give; swap.max bounds each of them and,
-    at the top, everything above bounds the sum. Where it is `enough` nobody more is looked at: there may be thousands,
+    at the top, everything above bounds the sum. Where it is `enough` no more are looked at: there may be thousands,
     and every charge above a limit asks.
     """
 
@@ -54,7 +55,7 @@ def leaves(top: Account) -> list[Account]:
 def effective_lows(top: Account) -> dict[Account, int]:
     """The part of each account's memory, in bytes, that a reclaim of `top` must leave alone while others can give.
 
-    Those of whom that is nothing may be left out.
+    Those of which that is nothing may be left out.
 
     mm/page_counter.c, effective_protection() with memory_recursiveprot (what systemd mounts cgroup2 with): children
     share what their parent has protected, in proportion when they ask for more; what none of them asks for goes to
@@ -83,45 +84,68 @@ def effective_lows(top: Account) -> dict[Account, int]:
 
 
 def plan(top: Account, nbytes: int) -> list[Target]:
-    """Splits `nbytes`, in whole granules, over the processes below `top`; less in all where swap.max allows no more.
+    """Split `nbytes`, in whole granules, over the processes below `top`; less in all where swap.max allows no more.
 
-    First what is not protected, then, if that was not enough, what low protects. Each time the largest holders
-    give until they are level with the next, so that equals give equally; of two equals, who is over its own high.
+    First what is not protected, then, if that was not enough, what low protects. Each time those give first whose next
+    use is the farthest (:class:`backend.core.nextuse.NextUse`), and nearer ones what these could not. Of one class the
+    largest holders give until they are level with the next, so that equals give equally; of two equals, the one over
+    its own high.
     """
-    granule = top.granule
-    wanted = -(-nbytes // granule)
-    members, lows = leaves(top), effective_lows(top)
-    taken: dict[Account, int] = {}
-    room: dict[Account, int] = {}
-    targets: list[Target] = []
+    members, lows, now_usec = leaves(top), effective_lows(top), clock.boot_usec()
+    made = _Plan(top.granule, -(-nbytes // top.granule))
     for below_low in (False, True):
-        spare = {
-            leaf: (leaf.figures.current - (0 if below_low else lows.get(leaf, 0))) // granule - taken.get(leaf, 0)
-            for leaf in members
-        }
+        classes: dict[int, list[Account]] = {}
+        for leaf in members:
+            protected = 0 if below_low else lows.get(leaf, 0)
+            made.spare[leaf] = (leaf.figures.current - protected) // top.granule - made.taken.get(leaf, 0)
+            if made.spare[leaf] > 0:
+                classes.setdefault(leaf.next_use(now_usec), []).append(leaf)
+        for _, equals in sorted(classes.items(), reverse=True):
+            made.level(equals, below_low)
+            if made.wanted <= 0:
+                return made.targets
+    return made.targets
+
+
+class _Plan:
+    """A plan that is being made. Amounts are granules."""
+
+    def __init__(self, granule: int, wanted: int) -> None:
+        self._granule = granule
+        self._room: dict[Account, int] = {}
+        self.wanted = wanted
+        """Amount that is still to be found."""
+        self.spare: dict[Account, int] = {}
+        """Amount that each process can give in this round."""
+        self.taken: dict[Account, int] = {}
+        """Amount that each gives."""
+        self.targets: list[Target] = []
+        """The plan so far."""
+
+    def level(self, equals: list[Account], below_low: bool) -> None:
+        """Take from processes of one class, from the top; then what a full swap kept others of them from giving."""
         order = sorted(
-            (leaf for leaf in members if spare[leaf] > 0),
-            key=lambda leaf: (max(0, leaf.figures.current - leaf.figures.high), spare[leaf]),
+            equals,
+            key=lambda leaf: (max(0, leaf.figures.current - leaf.figures.high), self.spare[leaf]),
             reverse=True,
         )
-        for wish in (water_fill([spare[leaf] for leaf in order], wanted), [spare[leaf] for leaf in order]):
+        for wish in (water_fill([self.spare[leaf] for leaf in order], self.wanted), [MAX] * len(order)):
             for leaf, most in zip(order, wish, strict=True):
-                # The second round hands on what a full swap kept the first from taking.
-                take = min(most, spare[leaf], wanted)
-                if take <= 0:
-                    continue
-                take = min(take, *(room.setdefault(level, level.room()) for level in leaf.path()))
-                if take <= 0 or not isinstance(leaf.group, Member):  # an empty slice has nothing
-                    continue
-                wanted -= take
-                spare[leaf] -= take
-                taken[leaf] = taken.get(leaf, 0) + take
-                for level in leaf.path():
-                    room[level] -= take
-                targets.append(Target(leaf.group, take * granule, below_low))
-            if wanted <= 0:
-                return targets
-    return targets
+                self._take(leaf, most, below_low)
+
+    def _take(self, leaf: Account, most: int, below_low: bool) -> None:
+        take = min(most, self.spare[leaf], self.wanted)
+        if take <= 0:
+            return
+        take = min(take, *(self._room.setdefault(level, level.room()) for level in leaf.path()))
+        if take <= 0 or not isinstance(leaf.group, Member):  # an empty slice has nothing
+            return
+        self.wanted -= take
+        self.spare[leaf] -= take
+        self.taken[leaf] = self.taken.get(leaf, 0) + take
+        for level in leaf.path():
+            self._room[level] -= take
+        self.targets.append(Target(leaf.group, take * self._granule, below_low))
 
 
 def water_fill(amounts: list[int], nbytes: int) -> list[int]:

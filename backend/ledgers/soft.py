@@ -8,18 +8,19 @@ its children's. Limits act as in memory cgroups (Documentation/admin-guide/cgrou
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
 from backend.common.errors import fail
 from backend.core.held import Held
+from backend.core.nextuse import NEXT_USE_MOST
 from backend.core.protocols import Inherited, Target
 from backend.core.records import MAX, PEAKS, Books, Channel, Peak
 from backend.core.settings import REASONS, SETTINGS
 from backend.ledgers import reclaim
 from backend.ledgers.account import Account
-from backend.process.identity import ROOT, Group, SliceOn
+from backend.process.identity import ROOT, Group, Member, SliceOn
 
 _OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
 """Settings of slices alone, by field."""
@@ -124,6 +125,15 @@ class SoftLedger:
             raise fail(errno.EINVAL)
         if (off_all, off_gr) != (account.figures.off_all, account.figures.off_gr):
             account.update(off_all=off_all, off_gr=off_gr)
+
+    def set_next_use(self, gpu: int, ranks: Mapping[Member, int]) -> None:
+        self._account(SliceOn(ROOT, gpu))
+        for group, rank in ranks.items():
+            if not isinstance(group, Member) or group.gpu != gpu or not 0 <= rank <= NEXT_USE_MOST:
+                raise fail(errno.EINVAL)
+        for group, rank in ranks.items():
+            if group in self._accounts:
+                self._accounts[group].foresee(rank)
 
     def held(self, group: Group) -> Held:
         return self._account(group).held

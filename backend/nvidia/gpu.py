@@ -21,6 +21,7 @@ from backend.core.protocols import Bookkeeping, Gpu
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
+from backend.core.turns import TurnEnd
 from backend.cuda.managed import Managed
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
@@ -210,6 +211,7 @@ class NvidiaGpu:
         self.lost = True
         log.error("GPU %d is lost: %s", self.info.index, error)
         self._usage.gone()
+        self.managed.open_all()
         if self._bookkeeper is not None:
             self._bookkeeper.presence(self.info.index)
 
@@ -354,7 +356,7 @@ class NvidiaGpu:
         """The processes on this GPU, and whether kernels that it counts are pending and may run."""
         for process in self._tenants:
             counts = self.managed.counts(process)
-            yield process, None if counts is None else counts[0] > counts[1] and not self._is_frozen(process)
+            yield process, None if counts is None else counts[0] > counts[1] and not self._is_off(process)
 
     def _late(self, process: Process, figures: Mapping[str, int]) -> None:
         if self._bookkeeper is not None:
@@ -365,6 +367,9 @@ class NvidiaGpu:
 
     def footprint(self, process: Process) -> Footprint:
         return self.memory.footprint(process)
+
+    def is_leaving(self, process: Process) -> bool:
+        return self.memory.is_leaving(process)
 
     def offer(self, room: Callable[[Process], int]) -> None:
         if not self.lost:
@@ -386,8 +391,15 @@ class NvidiaGpu:
         return any(books.frozen for books in bookkeeper.levels(process, self.info.index))
 
     def _is_frozen(self, process: Process) -> bool:
-        """Whether its kernels are off the GPU, done or not. The copies that move memory may be, too, and would wait for
-        the thaw; and where they are not, the library waits for the kernels before it moves anything."""
+        """Whether its memory stays where it is until it is put on the runlist. Without the copy engines the copies that
+        move it would wait; without GR the library would wait for the kernels, but for one that is drained."""
+        tenant = self._tenants.get(process)
+        if tenant is None or tenant.applied.engines is Engines.NONE:
+            return False
+        return tenant.applied.engines is Engines.ALL or not self.managed.is_drained(process)
+
+    def _is_off(self, process: Process) -> bool:
+        """Whether its kernels are off the GPU, done or not."""
         tenant = self._tenants.get(process)
         return tenant is not None and tenant.applied.engines is not Engines.NONE
 
@@ -417,6 +429,15 @@ class NvidiaGpu:
 
     async def attach(self, process: Process) -> None:
         await self._let_go(process, Engines.NONE)
+
+    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+        self._require()
+        if self._capabilities.get(GR_ALONE) is not Capability.ENFORCED:
+            return TurnEnd.UNGATED  # its copy engines go off as well: it gains nothing by being drained
+        return await self.managed.end_turn(process, bound_us)
+
+    async def begin_turn(self, process: Process) -> None:
+        self.managed.begin_turn(process)
 
     async def _let_go(self, process: Process, engines: Engines) -> None:
         """Has no more than these engines off. A program that is in the host comes back."""

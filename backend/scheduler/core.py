@@ -1,9 +1,9 @@
 """How parts of a GPU are brought about on hardware that knows timeslices and a runlist only.
 
 The runlist is a round: each channel group (TSG) that has work runs for its timeslice at most, then the next one, and
-every switch costs 0.2 ms of the engine, however long the slices are (measured on an H200, docs/nvidia.md). So those
-who share have long slices (``fair.py``), and who is to fill what they leave has the shortest (``filler.py``): he is off
-the engine as soon as they want it, and back in the same instant that they do not.
+every switch costs 0.2 ms of the engine, however long the slices are (measured on an H200, docs/nvidia.md). So programs
+that share have long slices (``fair.py``), and one that is to fill what they leave has the shortest (``filler.py``): it
+is off the engine as soon as they want it, and back in the same instant that they do not.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from backend.core.nextuse import Order
 from backend.core.records import NOWHERE, Place
 from backend.process.identity import Process
 from backend.scheduler.fair import Fair
 from backend.scheduler.filler import Filler
+from backend.scheduler.order import Waiting
 from backend.scheduler.parts import Parts
-from backend.scheduler.shares import Contender, strata
+from backend.scheduler.shares import Contender, Layer, strata
 from backend.scheduler.use import ACTIVE_US, HUNGRY_US, LEAD_US, LIGHT_US, Sample, Use
 
 FILLER_US = 50
-"""The slice of who fills what is left."""
+"""Slice of a program that fills what is left, microseconds."""
 CONTEXT_US = 100
-"""... of each of its contexts, where it has several: with switches, four of them are in the way for 1.2 ms."""
+"""Slice of each of its contexts, where it has several, microseconds: with switches, four of them are in the way for
+1.2 ms."""
 
 
 def filler_us(contexts: int) -> int:
-    """The slice of who fills, microseconds. Several contexts of one program switch among themselves: with 50 us for all
-    of them they would do nothing else."""
+    """Return the slice of a program that fills, microseconds. Several contexts of one program switch among themselves:
+    with 50 us for all of them they would do nothing else."""
     return FILLER_US if contexts == 1 else CONTEXT_US * contexts
 
 
@@ -41,6 +44,8 @@ class Core:
         self._use = Use()
         self._fair = Fair()
         self._filler = Filler()
+        self._waiting = Waiting()
+        self._others: Sequence[Layer] = ()  # those that fill what is left, the best first
 
     def decide(
         self, window_us: int, contenders: Sequence[Contender], samples: Mapping[Process, Sample]
@@ -56,7 +61,12 @@ class Core:
             places = {}
             self._fair.pause()
         use.placed(process for process, place in places.items() if place.off)
+        self._waiting.observe(window_us, self._others, places)
         return {one.process: places.get(one.process, NOWHERE) for one in contenders}
+
+    def order(self, contenders: Sequence[Contender]) -> Order:
+        """Return what comes for these contenders, as it was decided last."""
+        return self._waiting.order(contenders)
 
     def _places(self, window_us: int, contenders: Sequence[Contender]) -> Parts[dict[Process, Place]]:
         use = self._use
@@ -75,6 +85,7 @@ class Core:
         self._fair.keep({one.process for one in contenders})
         explicit = {one.process for one in contenders if one.explicit}
         first, *others = strata(seen)
+        self._others = others
         yield
         members = [one for one in seen if one.process in first]
         if explicit & first.keys():

@@ -1,27 +1,33 @@
 """The scheduler of one GPU at work: looks at what was used, asks the core, and has the Follower make it hold.
 
-It acts rarely. Each change is a call of the driver, or several, that takes 1 to 2 ms, in which nobody else on the GPU
+It acts rarely. Each change is a call of the driver, or several, that takes 1 to 2 ms, in which no neighbour on the GPU
 is disturbed, but the driver's locks are held: no more than RATE + BURST of them are made in any second.
+
+A turn ends gate first (``ends.py``). All turns that end in one look are waited for at the same time, so that no program
+waits for longer because of others; and the programs whose turns begin are on the runlist by then.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import attrs
 import trio
 
 from backend.core.deadlines import deadline
 from backend.core.entries import Resident
 from backend.core.follower import Follower
 from backend.core.member import Failure, Scheduled, Throttle
+from backend.core.nextuse import Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
 from backend.process.identity import ROOT, Member, Process, SliceOn, is_borne
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
+from backend.scheduler.ends import Ends
 from backend.scheduler.parts import REST, Pace
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
@@ -31,22 +37,23 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 """Seconds between two looks while things change: the trace of a real GPU is read as often."""
 CALM_TICK_S = 0.25
-"""... and after CALM looks that changed nothing."""
+"""Seconds between two looks after CALM of them that changed nothing."""
 CALM = 10
+"""Looks that changed nothing after which they are fewer."""
 EACH_S = 0.001
-"""... and for each contender at least so much, so that a thousand of them cost no more of a CPU than ten."""
+"""Seconds between two looks for each contender at least, so that a thousand cost no more of a CPU than ten."""
 SETTLE_S = 0.01
-"""Who come together are looked at together."""
+"""Seconds for which a look is put off, so that programs that come together are looked at together."""
 RATE, BURST = 25, 15
 """Calls of the driver a second, and at once: no more than 40 in any second. With those by which a GPU looks whether
 what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
-"""What a lever may take, of the time that a write may: 1 s by default. It takes 2 ms as a rule; all others wait."""
+"""Part of the time that a write may take (1 s by default) for one lever. It takes 2 ms as a rule; all others wait."""
 PASSING = frozenset((errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ETIMEDOUT))
-"""What is not worth a word before it is so for the second time. A driver in which two dozen programs begin at once does
-not answer in LEVER."""
+"""Errors that are not worth a word before the second time. A driver in which two dozen programs begin at once does not
+answer in LEVER."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
-"""After so long a lever that failed is tried again; each time twice as long, up to the second."""
+"""Seconds after which a lever that failed is tried again; each time twice as long, up to the second."""
 
 
 class Scheduler:
@@ -62,6 +69,9 @@ class Scheduler:
         self._seconds = seconds
         self._core = Core(gpu.info.timeslice_default_us)
         self._bucket = Bucket(RATE, BURST)
+        self._ends = Ends(
+            follower, self._member, self._of, self._pull, self._is_exact, self._is_moving, LEVER * seconds
+        )
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
         self._looked = 0.0
@@ -69,22 +79,43 @@ class Scheduler:
         self._poked = trio.Event()
 
     def poke(self) -> None:
-        """Somebody came, went or moved, or what is asked of a group changed."""
+        """Has it look soon: a process came, went or moved, or what is asked of a group changed."""
         self._poked.set()
 
+    def greet(self, process: Process) -> None:
+        """Takes note that a program of a process speaks, as the first of it or anew: after an exec, say, it is another
+        one. How its last turns ended says nothing of its next ones."""
+        self._of(process).undrained = None
+
     def throttled(self, resident: Resident) -> Throttled:
-        """How often, and for how long, a process was kept off the runlist by others who go before it."""
+        """How often, and for how long, a process was kept off the runlist by others that go before it."""
         throttle = resident.records[self._index].scheduled.throttle
         if throttle is None:
             return Throttled()
         now = 0.0 if throttle.since is None else trio.current_time() - throttle.since
         return Throttled(throttle.times, throttle.usec + int(now * 1e6))
 
+    def order(self) -> Order:
+        """Return what comes on this GPU, as it was decided last, and as far as that holds: a process that could not be
+        taken off the runlist runs."""
+        order = self._core.order(self._contenders)
+        off = {process for process in self._follower.scheduled(self._index) if self._place(process).off}
+        return attrs.evolve(order, waiting=[process for process in order.waiting if process in off])
+
     def _of(self, process: Process) -> Scheduled:
-        return self._population.record(Member(process, self._index)).scheduled
+        return self._population.record(self._member(process)).scheduled
+
+    def _member(self, process: Process) -> Member:
+        return Member(process, self._index)
 
     async def run(self) -> None:
         """Schedules until cancelled. What it brought about the Follower takes back."""
+        async with trio.open_nursery() as self._ends.nursery:
+            for process in self._follower.scheduled(self._index):
+                self._ends.wait(process)
+            await self._look()
+
+    async def _look(self) -> None:
         calm = 0
         while True:
             pace = Pace()
@@ -92,7 +123,7 @@ class Scheduler:
                 self._poked = trio.Event()
                 self._contenders = await self._find(pace)
                 calm = 0
-            # A bug here shall not end the mount: without it everybody runs as the driver lets them.
+            # A bug here shall not end the mount: without it all programs run as the driver lets them.
             try:
                 changed = await self._step(pace)
             except Exception:
@@ -107,10 +138,10 @@ class Scheduler:
                     await self._poked.wait()
             await trio.sleep(max(SETTLE_S, EACH_S * len(self._contenders) / 4, REST * self._busy))
 
-    # Who contends
+    # The contenders
 
     async def _find(self, pace: Pace) -> Sequence[Contender]:
-        """Who has a context, and is not frozen. The books are not asked each time."""
+        """The processes that have a context, and are not frozen. The books are not asked each time."""
         found: list[Contender] = []
         if self._gpu.lost:
             return found
@@ -151,6 +182,14 @@ class Scheduler:
             samples[one.process] = Sample(used, None if pending is None else pending > 0, activity.contexts, stays)
         return samples
 
+    def _is_exact(self, process: Process) -> bool:
+        """Whether the machine tells exactly what a process uses."""
+        return self._gpu.activity(process).gpu_usec is not None
+
+    def _is_moving(self, process: Process) -> bool:
+        """Whether memory of a process may be moving, so that its program does nothing else."""
+        return self._gpu.is_leaving(process) or self._population.record(self._member(process)).memory.may_come()
+
     # What is done about it
 
     async def _step(self, pace: Pace) -> bool:
@@ -160,6 +199,7 @@ class Scheduler:
         if len(self._contenders) < 2:
             self._last = {}
         samples = await self._samples(pace) if len(self._contenders) > 1 else {}
+        samples = self._ends.observe(samples)
         places = dict(await pace.end(self._core.decide(window, self._contenders, samples)))
         for process in self._follower.scheduled(self._index):
             if self._gpu.lost:  # nothing is there that a lever could be pulled on
@@ -168,57 +208,87 @@ class Scheduler:
                 places.setdefault(process, NOWHERE)
         changes = [(p, place) for p, place in places.items() if place != self._place(p) and not self._is_stuck(p)]
         self._busy = pace.busy
-        for process, place in sorted(changes, key=self._urgency):
-            group = Member(process, self._index)
-            if not self._population.holds(group) or self._follower.is_busy(group):
-                continue  # with the next look
-            if not await self._change(process, place):
-                break
+        async with trio.open_nursery() as ends:
+            for process, place in sorted(changes, key=self._urgency):
+                group = self._member(process)
+                if not self._population.holds(group) or self._follower.is_busy(group):
+                    continue  # with the next look
+                if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
+                    break
+                if place.off and not self._place(process).off:
+                    ends.start_soon(self._change, process, place)
+                else:
+                    await self._change(process, place)
         return bool(changes)
 
     def _place(self, process: Process) -> Place:
         return self._follower.place(Member(process, self._index))
 
     def _urgency(self, change: tuple[Process, Place]) -> tuple[int, int]:
-        """First who is to run again, then the longest slices, and who is to stop last: nobody is to be missed."""
+        """First processes that are to run again, then the longest slices, and last those that are to stop."""
         process, place = change
         before = self._place(process)
         return (0 if before.off and not place.off else 2 if place.off else 1), -place.timeslice_us
 
-    async def _change(self, process: Process, place: Place) -> bool:
-        """Has a process have its place; False where that has to wait."""
-        group, before = Member(process, self._index), self._place(process)
-        if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
-            return False
-        self._follower.schedule(group, place)
+    async def _change(self, process: Process, place: Place) -> None:
+        """Has a process have its place. Cancelled, it has what it had: the next look begins anew."""
         try:
-            with deadline(LEVER * self._seconds):
-                await self._follower.apply(group)
-        except Exception as error:
-            self._failed(group, before, error)
-        else:
-            self._of(process).failure = None
-            self._count(process, place.off)
+            await self._pull(process, lambda: self._place_at(process, place))
+        except BaseException:
+            if self._population.holds(group := self._member(process)):
+                self._follower.fall_back(group)
+            raise
+        self._ends.wait(process)
+
+    async def _place_at(self, process: Process, place: Place) -> bool:
+        group, before = self._member(process), self._place(process)
+        with deadline(LEVER * self._seconds):
+            if place.off and not before.off:
+                await self._ends.end(process, place)
+                drains = self._place(process).drains
+                if drains and self._bucket.take(trio.current_time(), min(BURST, 2 * self._contexts(process))):
+                    self._ends.lengthen(process)  # and back
+            else:
+                kept = attrs.evolve(place, engines=before.engines, drain_us=before.drain_us)
+                self._follower.schedule(group, kept)
+            await self._follower.apply(group)
         return True
+
+    async def _pull(self, process: Process, pull: Callable[[], Awaitable[bool]]) -> None:
+        """Calls what pulls levers of a process, and takes note of what came of it. It returns whether it pulled them:
+        only then is known that they move."""
+        try:
+            is_pulled = await pull()
+        except Exception as error:
+            self._failed(self._member(process), error)
+        else:
+            if not is_pulled or not self._population.holds(self._member(process)):
+                return
+            self._of(process).failure = None
+            place = self._place(process)
+            self._count(process, place.off and not place.drains)
 
     def _calls(self, process: Process, place: Place) -> int:
         """How many calls it takes at most: one for each context, and one more to see that it is on the runlist."""
         before = self._place(process)
         times = int(before.timeslice_us != place.timeslice_us)
         if before.off != place.off:
-            times += 1 if place.off else 2
-        return times * max(1, self._gpu.activity(process).contexts)
+            times += 1 if place.off or before.drains else 2
+        return times * self._contexts(process)
+
+    def _contexts(self, process: Process) -> int:
+        return max(1, self._gpu.activity(process).contexts)
 
     def _drop(self, process: Process) -> None:
-        """It has no place any more, and nobody is to be told."""
+        """It has no place any more, and none is to be told of it."""
         self._follower.schedule(Member(process, self._index), NOWHERE)
         self._count(process, False)
 
-    def _failed(self, group: Member, before: Place, error: Exception) -> None:
+    def _failed(self, group: Member, error: Exception) -> None:
         """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone.
 
         One that has just gone is nothing to tell of: a program lets go of its files, and of the levers by that, before
-        it ends and anybody hears of it.
+        it ends and that is heard of.
         """
         process = group.process
         if not self._population.holds(group):

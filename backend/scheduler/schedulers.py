@@ -9,10 +9,12 @@ import trio
 from backend.common.lasting import lasting
 from backend.core.entries import Resident
 from backend.core.follower import Follower
+from backend.core.nextuse import NO_ORDER, Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Capability, Throttled
 from backend.core.settings import BY_CONTROL, OF_THE_SCHEDULER
+from backend.process.identity import Member
 from backend.scheduler.scheduler import Scheduler
 
 LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
@@ -75,9 +77,19 @@ class Schedulers:
         return Capability.weakest([table.get(name, Capability.UNSUPPORTED) for name in LEVERS])
 
     def poke(self, gpu: int) -> None:
-        """Somebody came, went or moved on a GPU, or something is asked of it."""
+        """Look soon: a process came, went or moved on a GPU, or something is asked of it."""
         if gpu in self._each:
             self._each[gpu].poke()
+
+    def greet(self, group: Member) -> None:
+        """Takes note that a program of a process speaks on a GPU, as the first of it or anew."""
+        if group.gpu in self._each:
+            self._each[group.gpu].greet(group.process)
+
+    def order(self, gpu: int) -> Order:
+        """Return what comes on a GPU; nothing is known where it has no scheduler."""
+        scheduler = self._each.get(gpu)
+        return NO_ORDER if scheduler is None else scheduler.order()
 
     def configured(self, gpu: int, changes: Iterable[str]) -> None:
         """Something was set on a group of a GPU, by these names of the books."""

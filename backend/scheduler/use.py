@@ -1,4 +1,4 @@
-"""What is remembered of the use that processes make of a GPU: who wants it, and who has enough to do."""
+"""What is remembered of the use that processes make of a GPU: which want it, and which have enough to do."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import attrs
 from backend.process.identity import Process
 
 ACTIVE_US = 2_000_000
-"""Who used nothing for so long does not share: his part is for the others until he comes."""
+"""Microseconds without use after which a process does not share: its part is for the others until it comes."""
 LIGHT_US = 10_000_000
-"""... for so long, if he was seen to use less than his part: that is for his siblings anyhow."""
+"""Microseconds of that for a process that was seen to use less than its part, which is for its siblings anyhow."""
 HUNGRY_US = 400_000
-"""Who could, and used nothing for so long, has nothing to do now. The trace of a real GPU is 0.2 s late."""
+"""Microseconds without use after which a process that could has nothing to do: the trace of a real GPU is 0.2 s
+late."""
 LEAD_US = 5_000_000
-"""Who used nothing for so long has those of worse priority share as if he were not there."""
+"""Microseconds without use after which those of worse priority share as if a process were not there."""
 
 
 WORD_US = 1_000_000
-"""Who has used nothing for so long, though it could, is not believed any more that it has work that waits: the word is
-its own. (Whose turn comes at all has had it by then: rounds take a quarter of that, and the trace is 0.2 s late.)"""
+"""Microseconds without use after which a process that could is not believed any more that it has work that waits: the
+word is its own. (One whose turn comes at all has had it by then: rounds take a quarter of that, and the trace is 0.2 s
+late.)"""
 
 
 @attrs.frozen
@@ -35,6 +37,8 @@ class Sample:
     """What its timeslice is split over."""
     stays: int | None = None
     """Times that it came onto the engine in place of another; None where the machine cannot tell."""
+    drains: bool = False
+    """Whether its turn was over, and it was on the runlist to drain, or has just been."""
 
 
 class Use:
@@ -48,8 +52,8 @@ class Use:
         """Of the last window."""
 
     def observe(self, window_us: int, contenders: Iterable[Process], samples: Mapping[Process, Sample]) -> None:
-        """A window has passed. Who is new wants the GPU until he has shown otherwise, and so does who is off the
-        runlist, since he cannot show it."""
+        """A window has passed. A process that is new wants the GPU until it has shown otherwise, and so does one that
+        is off the runlist, since it cannot show it."""
         self.samples = samples
         idle: dict[Process, int] = {}
         word: dict[Process, int] = {}
@@ -63,12 +67,12 @@ class Use:
             counts = unused and (not sample.waiting or word[process] > WORD_US)
             if counts:
                 idle[process] = self._idle[process] + window_us
-            else:  # what he showed before he was taken off goes on to count
+            else:  # what it showed before it was taken off goes on to count
                 idle[process] = self._idle.get(process, 0) if process in self._off and not sample.used_us else 0
         self._idle, self._word = idle, word
 
     def placed(self, off: Iterable[Process]) -> None:
-        """Who is off the runlist from now on."""
+        """The processes that are off the runlist from now on."""
         self._off = set(off)
 
     def wants(self, process: Process, within_us: int) -> bool:
@@ -82,6 +86,10 @@ class Use:
     def stays(self, process: Process) -> int | None:
         """Times that it came onto the engine in the last window; None where the machine cannot tell."""
         return self.samples.get(process, Sample()).stays
+
+    def drains(self, process: Process) -> bool:
+        """Whether its turn was over in the last window, and it was on the runlist all the same."""
+        return self.samples.get(process, Sample()).drains
 
     def used(self, process: Process) -> int | None:
         """Microseconds in the last window; None where the machine cannot tell."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from backend.common.errors import fail
 from backend.door import environment
 from backend.door.client import facts_of
-from backend.door.wire import ARGS, SIZE, STATUSES, VERSION, Feature, Message, Op, met
+from backend.door.wire import ARGS, SIZE, SOFT, STATUSES, VERSION, Feature, Message, Op, met
 
 GONE = "the software GPU is gone"
 
@@ -40,7 +40,7 @@ class Device:
             self.finished: collections.Counter[int] = collections.Counter()
             """Kernels finished so far, by TSG, as far as was reported."""
             levels, _ = environment.families(os.environ)
-            _, self.page, self.timeslice_us, said = self._ask(Op.HELLO, VERSION, Feature.ENGINE | Feature.FAMILY)[:4]
+            _, self.page, self.timeslice_us, said = self._ask(Op.HELLO, VERSION, SOFT)[:4]
             if not met(Feature.ENGINE, said):
                 raise OSError(errno.EOPNOTSUPP, "the daemon does not speak as this program does of the software GPU")
             if Feature.FAMILY in met(Feature.FAMILY, said):
@@ -100,7 +100,8 @@ class Device:
             yield from self._ask(Op.READ, start, count)[:count]
 
     def launch(self, tsg: int, kernels: int, us: int, touched: range = range(0)) -> None:
-        """Queues kernels of `us` microseconds that each touch some pages of one allocation."""
+        """Queues kernels of `us` microseconds that each touch some pages of one allocation, in the turn of the program:
+        it may take until then."""
         self._ask(Op.LAUNCH, tsg, kernels, us, touched.start, len(touched))
 
     def take_progress(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The engine of a software GPU: its runlist in trio's time, and who is told of what finished.
+"""The engine of a software GPU: its runlist in trio's time, and the reports of what finished.
 
 It is simulated lazily, up to the present, so shares of engine time are exact however late the daemon is woken;
 completions are only *reported* when it is.
@@ -13,14 +13,15 @@ import trio
 from backend.soft.runlist import Runlist, Tsg
 
 REPORT_S = 0.001
-"""Completions are reported no more often than this, in seconds."""
+"""Shortest time between two reports of completions, in seconds."""
 
 REPORT_MOST_S = 0.01
-"""... and no later than this: behind a long kernel, another TSG may finish short ones."""
+"""Longest time between two reports of completions, in seconds: behind a long kernel, another TSG may finish short
+ones."""
 
 
 class Engine:
-    """See the module. Whoever changes a TSG brings the engine up to the present first, by :meth:`advance`."""
+    """See the module. Before a TSG is changed the engine is brought up to the present, by :meth:`advance`."""
 
     def __init__(self, switch: int) -> None:
         """`switch` is the engine time lost when another TSG takes over, nanoseconds."""
@@ -43,7 +44,7 @@ class Engine:
         self._progress[tsg] = progress
 
     def remove(self, tsg: Tsg) -> Callable[[int], None]:
-        """Takes a TSG off for good; returns who was told of it."""
+        """Takes a TSG off for good; returns what was told of it."""
         self._runlist.remove(tsg)
         return self._progress.pop(tsg)
 
@@ -51,6 +52,16 @@ class Engine:
         """Brings the engine up to the present and reports what finished."""
         for tsg in self._runlist.advance(int((trio.current_time() - self._epoch) * 1e9)):
             self._progress[tsg](tsg.finished)
+
+    def share(self, moves: int) -> None:
+        """Has kernels that reach over the bus share it with so many moves from now on."""
+        self.advance()
+        self._runlist.share(moves)
+
+    def take_reached(self) -> int:
+        """Return the nanoseconds of the whole bus that kernels had, up to now, since it was asked last."""
+        self.advance()
+        return self._runlist.take_reached()
 
     def wake(self) -> None:
         """There may be something to do."""

@@ -36,7 +36,7 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def shut(self) -> AsyncIterator[None]:
-        """Nobody is inside."""
+        """Shut, with no call inside."""
         while self._shut:
             await self._waiting.park()
         self._shut = True

@@ -11,7 +11,7 @@ from collections import OrderedDict
 import attrs
 
 WIPED = 0xDEAD_DEAD_DEAD_DEAD
-"""What stands in a frame or slot that nobody owns."""
+"""Stamp of a frame or slot that belongs to no page."""
 
 
 @attrs.define(eq=False)
@@ -26,6 +26,14 @@ class Page:
     """On the GPU, or in the host."""
     referenced: bool = True
     """The CLOCK's bit: touched since the hand last passed."""
+    used: int = 0
+    """Number of the last turn in which a kernel used it; 0: in none."""
+    used_before: int = 0
+    """Number of the last turn before that in which one did."""
+
+    def is_used_in(self, turn: int) -> bool:
+        """Return whether a kernel used it in a turn, which is the last one or the one before."""
+        return turn in (self.used, self.used_before)
 
 
 class Store:
@@ -112,6 +120,27 @@ class Memory:
     def is_resident(self, number: int) -> bool:
         """Whether a page is on the GPU. KeyError when there is no such page."""
         return self._pages[number].resident
+
+    def use(self, number: int, turn: int) -> bool:
+        """Notes that a kernel uses a page in a turn; returns whether it is on the GPU. KeyError when there is no such
+        page."""
+        page = self._pages[number]
+        page.referenced = True
+        if page.used != turn:
+            page.used_before, page.used = page.used, turn
+        return page.resident
+
+    def carry(self, turn: int) -> None:
+        """Notes that what was used in a turn is used in the next one, too: its kernels run on."""
+        for page in self._pages.values():
+            if page.is_used_in(turn):
+                self.use(page.number, turn + 1)
+
+    def used_in(self, turn: int) -> tuple[int, int]:
+        """Return how many pages kernels used in a turn, the last one or the one before, and how many of them are on the
+        GPU."""
+        used = [page.resident for page in self._pages.values() if page.is_used_in(turn)]
+        return len(used), sum(used)
 
     def evict(self) -> bool:
         """Moves the page that the CLOCK hand finds first to the host; False when none is on the GPU.

@@ -2,7 +2,8 @@
 
 One engine, as the GR engine of a real GPU: a TSG (time-slice group, all the channels of one context) runs alone until
 its timeslice is over or it has nothing left to do; a kernel that is not finished goes on in its next turn, as with
-compute preemption on real hardware. Changing from one TSG to another costs engine time.
+compute preemption on real hardware. Changing from one TSG to another costs engine time. A kernel that reaches over the
+bus has a fair part of it, beside the moves that go in that direction.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ class Tsg:
     """Whether it is on the runlist."""
     queue: deque[int] = attrs.field(factory=deque)
     """What each kernel that is queued or running still needs, nanoseconds, oldest first."""
+    reach: deque[int] = attrs.field(factory=deque)
+    """What of that each spends first to reach over the bus, nanoseconds with the whole of it."""
+    pending: int = 0
+    """What all of them still need, nanoseconds: there may be very many."""
     submitted: int = 0
     """Kernels launched, ever."""
     finished: int = 0
@@ -43,7 +48,7 @@ class Tsg:
     stays: int = 0
     """Times that it took over, ever."""
     turned: Callable[[Tsg, bool], Any] = attrs.field(default=lambda tsg, runnable: None, repr=False)
-    """Called when it may have become runnable, or not: by the one who would have to ask a thousand of them."""
+    """Called when it may have become runnable, or not: the runlist would have to ask a thousand of them."""
     place: int = attrs.field(default=0, repr=False)
     """In the round."""
 
@@ -52,15 +57,19 @@ class Tsg:
         """Whether the engine would run it."""
         return self.attached and bool(self.queue)
 
-    def launch(self, count: int, duration: int) -> None:
-        """Queues `count` kernels of `duration` nanoseconds each."""
+    def launch(self, count: int, duration: int, reach: int = 0) -> None:
+        """Queues `count` kernels of `duration` nanoseconds each, of which they reach over the bus for `reach`."""
         self.queue.extend([duration] * count)
+        self.reach.extend([reach] * count)
+        self.pending += count * duration
         self.submitted += count
         self.turned(self, self.runnable)
 
     def drop(self) -> None:
         """What is queued is never done."""
         self.queue.clear()
+        self.reach.clear()
+        self.pending = 0
         self.turned(self, False)
 
 
@@ -78,6 +87,9 @@ class Runlist:
         self._running: Tsg | None = None
         self._turn = 0  # what is left of the running TSG's timeslice
         self._switching = 0  # what is left of the switch to it
+        self._sharers = 1  # the parts of the bus while a kernel reaches over it: its own, and those of moves
+        self._carry = 0  # nanoseconds that a kernel reached over the bus for, and that did not make one of its own
+        self._reached = 0
 
     def add(self, tsg: Tsg) -> None:
         """Puts a TSG at the end of the round."""
@@ -114,23 +126,44 @@ class Runlist:
                 self._switching -= step
                 self.now += step
                 continue
-            step = min(tsg.queue[0], self._turn, until - self.now)
-            self._turn -= step
-            self.now += step
-            tsg.busy += step
-            tsg.queue[0] -= step
+            self._work(tsg, min(self._turn, until - self.now))
             if not tsg.queue[0]:
                 tsg.queue.popleft()
+                tsg.reach.popleft()
                 tsg.finished += 1
                 if not tsg.queue:
                     self._turned(tsg, False)
                 return tsg
         return None
 
+    def _work(self, tsg: Tsg, most: int) -> None:
+        """Runs the oldest kernel of a TSG for up to so long: first what it reaches over the bus for, then the rest."""
+        if reach := tsg.reach[0]:
+            step = min(reach * self._sharers - self._carry, most)
+            done, self._carry = divmod(step + self._carry, self._sharers)
+            tsg.reach[0] -= done
+            self._reached += done
+        else:
+            step = done = min(tsg.queue[0], most)
+        self._turn -= step
+        self.now += step
+        tsg.busy += step
+        tsg.queue[0] -= done
+        tsg.pending -= done
+
+    def share(self, moves: int) -> None:
+        """Has kernels share the bus with so many moves from now on."""
+        self._sharers, self._carry = 1 + moves, 0
+
+    def take_reached(self) -> int:
+        """Return the nanoseconds of the whole bus that kernels had since it was asked last."""
+        reached, self._reached = self._reached, 0
+        return reached
+
     def until_next_finish(self) -> int | None:
         """Nanoseconds of work to the end of the kernel whose turn it is or comes next; None when all is idle."""
         tsg = self._running if self._running is not None and self._running.runnable else self._first()
-        return None if tsg is None else tsg.queue[0] + self._switching
+        return None if tsg is None else tsg.queue[0] + tsg.reach[0] * (self._sharers - 1) + self._switching
 
     def _elect(self, until: int) -> Tsg | None:
         """The TSG that runs now, after a switch if its predecessor's turn is over."""

@@ -1,14 +1,19 @@
 """The door of the software GPU: real processes come in over a unix socket and get contexts, memory and an engine.
 
 Which they are says the kernel (SO_PEERCRED), never they; what they can name is only their own.
+
+A launch of a program whose turn is over waits, and those behind it on that GPU in their order. What else the program
+asks for is answered meanwhile: the others of its threads do not stand still.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+from collections import deque
 from collections.abc import Mapping
 
+import attrs
 import trio
 
 from backend.common.errors import errno_of, fail
@@ -16,12 +21,25 @@ from backend.door import tenants
 from backend.door.asking import ABOUT_FAMILIES, Asking
 from backend.door.wire import ARGS, SOFT, VERSION, WORD, Feature, Message, Op, met
 from backend.process.identity import Process
-from backend.soft.gpu import PAGES_AT_ONCE, SoftGpu
+from backend.soft.gpu import SoftGpu
+from backend.soft.hardware import PAGES_AT_ONCE
 
 CONTEXTS = 64
 """Contexts that one connection may have open."""
 CHANNELS = 128
 """Channels that one context may have."""
+WAITING_MOST = 64
+"""Launches of one connection that may wait on one GPU."""
+
+
+class NotItsTurn(Exception):
+    """A launch of which some kernels would have to wait, for the next turn of its program or until it is less far
+    ahead."""
+
+    def __init__(self, rest: Message) -> None:
+        """`rest` is what of the launch was not done."""
+        super().__init__(rest)
+        self.rest = rest
 
 
 async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu], tree: int = 0) -> None:
@@ -42,6 +60,7 @@ class Session:
         self._pages: dict[tuple[int, int], int] = {}  # (gpu, first page) -> pages, per allocation
         self._finished: dict[tuple[int, int], int] = {}  # (gpu, tsg) -> kernels, not yet told
         self._news = trio.Event()
+        self._waiting: dict[int, deque[Message]] = {}  # launches, by GPU, for their turn there
         self._features: Feature | None = None  # what both sides can, once it has greeted
         self._asking = Asking(process, line.uid)
 
@@ -49,17 +68,58 @@ class Session:
         """Answers requests and sends progress until the other end is closed."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report)
-            await self._answer()
+            await self._answer(nursery)
             nursery.cancel_scope.cancel()
 
-    async def _answer(self) -> None:
-        """Answers requests, one after the other."""
+    async def _answer(self, nursery: trio.Nursery) -> None:
+        """Answers requests, one after the other, but for launches that wait."""
         while request := await self._line.receive():
-            try:
-                reply = request.answer(*await self._do(request))
-            except OSError as error:
-                reply = request.refuse(errno_of(error))
+            reply = None
+            if request.op != Op.LAUNCH or request.gpu not in self._waiting:
+                try:
+                    reply = await self._reply(request)
+                except NotItsTurn as waits:
+                    request = waits.rest
+            if reply is None:
+                reply = self._put_off(request, nursery)
+            if reply is not None:
+                await self._line.send(reply)
+
+    async def _reply(self, request: Message) -> Message:
+        """The answer to a request that was done. NotItsTurn for one that was not."""
+        try:
+            return request.answer(*await self._do(request))
+        except OSError as error:
+            return request.refuse(errno_of(error))
+
+    def _put_off(self, request: Message, nursery: trio.Nursery) -> Message | None:
+        """Has a launch wait; its refusal where too many do."""
+        if request.gpu not in self._waiting:
+            self._waiting[request.gpu] = deque()
+            nursery.start_soon(self._launch, request.gpu)
+        waiting = self._waiting[request.gpu]
+        if len(waiting) == WAITING_MOST:  # one of which some was done is the first
+            return request.refuse(errno.EAGAIN)
+        waiting.append(request)
+        return None
+
+    async def _launch(self, named: int) -> None:
+        """Answers the launches that wait for their turn on a GPU, in their order, until none does."""
+        waiting = self._waiting[named]
+        while waiting:
+            reply = await self._reply_in_turn(waiting[0])
+            waiting.popleft()
+            if not waiting:
+                del self._waiting[named]
             await self._line.send(reply)
+
+    async def _reply_in_turn(self, request: Message) -> Message:
+        while True:
+            await self._meant(request.gpu).let_launch(self.process)
+            try:
+                return await self._reply(request)
+            except NotItsTurn as waits:
+                request = waits.rest
 
     async def _report(self) -> None:
         """Sends progress. What the program is too slow to take is summed up, not queued."""
@@ -135,7 +195,10 @@ class Session:
                 if self._contexts.get(args[0]) != named:
                     raise fail(errno.ENOENT)
                 touched = range(args[3], args[3] + (self._bounded(named, args[3], args[4]) if args[4] else 0))
-                await gpu.launch(self.process, args[0], args[1], args[2], touched)
+                launched = await gpu.launch_some(self.process, args[0], args[1], args[2], touched)
+                if launched != args[1]:
+                    rest = (args[0], args[1] - launched, *args[2:])
+                    raise NotItsTurn(attrs.evolve(request, args=rest))
             case _:
                 raise fail(errno.ENOSYS)
         return ()
@@ -149,7 +212,8 @@ class Session:
             self._finished[named, told[0]] = finished
             self._news.set()
 
-        tsg = await gpu.open_context(self.process, channels, progress)
+        gated = Feature.TURNS in (self._features or Feature(0))
+        tsg = await gpu.open_context(self.process, channels, progress, gated=gated)
         told.append(tsg)
         self._contexts[tsg] = named
         return tsg

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 
 import attrs
 import trio
@@ -14,6 +15,7 @@ from backend.core.records import Activity
 from backend.core.settings import TIMESLICE, Lever
 from backend.soft.pages import Memory
 from backend.soft.runlist import US, Tsg
+from backend.soft.turn import TurnGate
 
 NOTHING = Activity(0, 0, 0, 0, managed=True, busy_usec=0, busy_sampled_usec=0)
 """The work of a process that has done none. That of the engine is known exactly: it is busy whenever it is used."""
@@ -31,6 +33,10 @@ class Tenant:
     """What was asked for it; 0 is the default."""
     asked: Engines = Engines.NONE
     """Engines that it is to be without, whatever else it is without."""
+    gate: TurnGate = attrs.field(factory=TurnGate)
+    """Its gate of turns: open for good where it is not gated."""
+    ungated: set[int] = attrs.field(factory=set)
+    """Numbers of TSGs of clients that know of no gate of turns."""
     leaving: bool = False
     """Whether its memory is on the way to another GPU."""
     copied: int = 0
@@ -59,10 +65,62 @@ class Tenant:
         if self.engines is not Engines.ALL:
             self.copying.unpark_all()
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether all that it launches can be held at a gate: each of its contexts is of a client that knows of it.
+        Nothing is held of what was lost: launches are refused."""
+        return bool(self.tsgs) and not self.ungated and not self.dead
+
+    def regate(self) -> None:
+        """Opens the gate where it would not hold everything: a context came, or is gone."""
+        if not self.is_gated:
+            self.gate.open()
+
+    @property
+    def pending(self) -> int:
+        """What it has queued, nanoseconds of work by itself, as far as the engine was brought."""
+        return sum(tsg.pending for tsg in self.tsgs.values())
+
+    @property
+    def ahead_us(self) -> float:
+        """Microseconds of work that it has queued beyond its bound, as far as the engine was brought; minus infinity
+        without a bound. Kernels wait where that is more than nothing."""
+        bound_us = self.gate.ahead_us
+        return -math.inf if bound_us == math.inf else self.pending / US - bound_us
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something of it runs, is queued or being copied, as far as the engine was brought."""
+        return bool(self.gate.under_way or any(tsg.queue for tsg in self.tsgs.values()))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its turn has ended, and something of it has not run yet: none of its memory moves before that."""
+        return self.gate.is_closed and self.is_busy
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether that does not go on, either, until its next turn."""
+        return self.is_late and not self.attached
+
+    def begin_turn(self) -> None:
+        """Opens its gate. What has not run yet goes on in this turn, with the memory that it uses."""
+        if self.is_late:
+            self.memory.carry(self.gate.turn)
+        self.gate.begin()
+
     async def copies(self) -> None:
-        """Waits until the copy engine may work for it."""
-        while self.engines is Engines.ALL:
+        """Waits until the copy engine may work for it, or what it has is lost."""
+        while self.engines is Engines.ALL and not self.dead:
             await self.copying.park()
+
+    def lose(self) -> None:
+        """What it has is lost, with the GPU or the process: nothing waits for a turn, a thaw or the engine."""
+        self.dead = True
+        for tsg in self.tsgs.values():
+            tsg.drop()
+        self.gate.open()
+        self.copying.unpark_all()
 
     @property
     def holds_work(self) -> bool:

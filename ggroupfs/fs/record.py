@@ -99,6 +99,8 @@ def _compute(compute: Compute, wanted: Wanted) -> Lines:
         yield f"compute.{name}.off", off(state.off)
         yield f"compute.{name}.timeslice_us", state.timeslice_us
     yield "compute.place", _place(compute.place)
+    yield "compute.turn_end", NONE if compute.turn_end is None else compute.turn_end.value
+    yield "compute.draining", _switch(compute.draining is not None)
     yield "compute.lever", "pulled" if compute.is_busy() else "idle"
     yield "compute.doubtful", _switch(compute.doubtful)
     yield "compute.held", _switch(compute.held)
@@ -107,15 +109,20 @@ def _compute(compute: Compute, wanted: Wanted) -> Lines:
 
 
 def _place(place: Place) -> str:
-    """Return what the scheduler has a process have: its timeslice, and the engines that it is without."""
+    """Return what the scheduler has a process have: its timeslice, and the engines that it is without, or the timeslice
+    with which it drains before that."""
     words = [f"timeslice_us={place.timeslice_us}"] if place.timeslice_us else []
-    return ",".join([*words, *([f"off={place.engines.name.lower()}"] if place.off else [])]) or NONE
+    words += [f"off={place.engines.name.lower()}"] if place.off else []
+    return ",".join([*words, *([f"drain_us={place.drain_us}"] if place.drains else [])]) or NONE
 
 
 def _memory(memory: Memory) -> Lines:
-    """Return which reclaims wait for the group, and whether a program that listens is waited for."""
+    """Return which reclaims wait for the group, whether a program that listens is waited for, how soon it uses its
+    memory again, and whether some may be on its way back."""
     yield "memory.waiting", 0 if memory.waiting is None else len(memory.waiting)
     yield "memory.ignored_s", _left(memory.ignored_until)
+    yield "memory.next_use", NONE if memory.next_use is None else memory.next_use.name.lower()
+    yield "memory.coming", _switch(memory.may_come())
     yield "memory.settling", _switch(memory.is_settling())
 
 
@@ -127,6 +134,8 @@ def _scheduled(scheduled: Scheduled) -> Lines:
         yield "scheduled.throttle.now", _switch(throttle.since is not None)
     failure = scheduled.failure
     yield "scheduled.failure", NONE if failure is None else f"again_s={_left(failure.again)},wait_s={failure.wait:g}"
+    late = scheduled.undrained
+    yield "scheduled.undrained", NONE if late is None else f"again_s={_left(late.again)},wait_s={late.wait:g}"
     yield "scheduled.ending", _switch(scheduled.ending)
 
 

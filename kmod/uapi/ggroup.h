@@ -53,6 +53,12 @@
  * books keep the set, so the next daemon knows of each process why it is off; it means nothing to
  * the kernel.
  *
+ * NEXT USE. What a plan takes memory from first is what is used last: the daemon says with
+ * GGROUP_IOC_NEXT_USE how soon each process uses its memory again, as a class, which holds for
+ * GGROUP_NEXT_USE_S seconds. So when the daemon is gone plans go by size alone, which is also what
+ * they do among processes of one class, and without GGROUP_FEATURE_NEXT_USE. What the classes mean
+ * is the daemon's business: the kernel knows that the greater is the farther.
+ *
  * EXITS. While a GPU has a provider, the group of a process that exited stays as it is, is marked
  * GGROUP_BOOKS_DEAD and announced (GGROUP_CHANNEL_EXIT), until the provider removes it or goes.
  * Without one it is removed at once, and what it was charged is taken off every group above.
@@ -102,6 +108,7 @@
 #define GGROUP_FEATURE_BOUNDS	0x20ULL	/* what one user can make is bounded: see HOW MANY */
 #define GGROUP_FEATURE_PEAKS	0x40ULL	/* swap_peak, peaks ever, and resets of one file alone */
 #define GGROUP_FEATURE_REASONS	0x80ULL	/* why a process is off the runlist, and of GR alone */
+#define GGROUP_FEATURE_NEXT_USE	0x100ULL	/* plans take first from what is used last */
 
 /* What this kernel speaks. */
 struct ggroup_hello {
@@ -309,6 +316,26 @@ struct ggroup_plan {
 	__u32 count;		/* out: how many there are; ENOSPC where they do not fit */
 };
 
+/* struct ggroup_use.next: the greater, the farther. More than any daemon has use for yet. */
+#define GGROUP_NEXT_USE_SOON	0		/* also where nothing was said */
+#define GGROUP_NEXT_USE_MOST	255
+#define GGROUP_NEXT_USE_S	30		/* seconds for which it holds */
+#define GGROUP_USES_MOST	1024		/* processes in one call */
+
+/* How soon a process uses its memory again. */
+struct ggroup_use {
+	__u64 id;		/* a process; one that is there no longer is passed over */
+	__u32 next;		/* 0..GGROUP_NEXT_USE_MOST */
+	__u32 reserved;
+};
+
+struct ggroup_uses {
+	__u64 root;		/* id of the root of their GPU */
+	__u64 uses;		/* address of an array of struct ggroup_use */
+	__u32 count;		/* how many there are in it, at most GGROUP_USES_MOST */
+	__u32 reserved;
+};
+
 /* struct ggroup_command.value of DETACH_TSG, and the fourth word of its message */
 #define GGROUP_ENGINES_ALL	0
 #define GGROUP_ENGINES_GR	1	/* graphics and compute alone */
@@ -469,17 +496,23 @@ struct ggroup_message {
  * NOTE: counts an event here and in every group above. EINVAL for those that the kernel counts.
  * PRESS: a record for usermemfd.
  * PLAN: what to take nbytes from: what is not protected by low first, then, with
- *   GGROUP_TARGET_BELOW_LOW, what is; less in all where swap_max allows no more.
+ *   GGROUP_TARGET_BELOW_LOW, what is; of each the farthest next use first, and of one class from
+ *   the largest until they are level; less in all where swap_max allows no more.
  * SET_TIMESLICE, ATTACH_TSG, DETACH_TSG: of a process; return once the provider has acknowledged.
  *   What holds already is not commanded again. DETACH_TSG has the TSGs of GGROUP_ENGINES_* off the
  *   runlist, and those of other engines on it; without GGROUP_FEATURE_REASONS, of all engines.
  * RECLAIM: of a process, as much as the provider can move; of a slice or root, by a plan, with
- *   events and records for usermemfd as for a tenant's charge.
+ *   events and records for usermemfd as for a tenant's charge. A process that cannot give is passed
+ *   over: what the provider answered is told where none has given. ETIMEDOUT, EINTR and ENODEV end
+ *   the plan, and are told whatever has moved by then: those after it were not asked.
  * These four: ETIMEDOUT, ENODEV without a provider or when it dies, ESRCH for a process that
  *   exited, EINTR, and whatever the provider answers.
  * REASONS: the whole set of reasons for which a process is off the runlist. Writes the books, moves
  *   nothing, and tells the listener as SET does. EINVAL for what is no process, for other bits than
  *   GGROUP_REASON_*, and for one that is in both masks.
+ * NEXT_USE: how soon processes of one GPU use their memory again. Moves nothing and tells no
+ *   listener. EINVAL for what is no root, for too many, and for a use of a group that is no process
+ *   of that GPU, or with another class than there are: then nothing is noted.
  */
 #define GGROUP_IOC_ADD		_IOWR(GGROUP_IOC_MAGIC, 16, struct ggroup_group)
 #define GGROUP_IOC_FIND		_IOWR(GGROUP_IOC_MAGIC, 17, struct ggroup_group)
@@ -497,6 +530,7 @@ struct ggroup_message {
 #define GGROUP_IOC_DETACH_TSG	_IOW(GGROUP_IOC_MAGIC, 29, struct ggroup_command)
 #define GGROUP_IOC_RECLAIM	_IOWR(GGROUP_IOC_MAGIC, 30, struct ggroup_command)
 #define GGROUP_IOC_REASONS	_IOW(GGROUP_IOC_MAGIC, 31, struct ggroup_reasons)
+#define GGROUP_IOC_NEXT_USE	_IOW(GGROUP_IOC_MAGIC, 32, struct ggroup_uses)
 
 /*
  * GPUs.

@@ -4,6 +4,7 @@ The program around a test:
     harness.py         the whole program in one process and in virtual time (level 3)
     levers.py          what can be asked of a process, for tests of every lever
     cuda_session.py    the program, and CUDA programs at its socket
+    turns.py           CUDA programs whose library has a gate of turns
     restarted.py       books and GPUs that outlive a daemon, in one process
     killed.py          driver, journal and programs that outlive a daemon
     killed_life.py     a daemon's life up to a point, and what the next one finds

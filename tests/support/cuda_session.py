@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -23,7 +24,7 @@ from backend.cuda import managed
 from backend.cuda.page import SEALS
 from backend.cuda.server import Session
 from backend.door import tenants
-from backend.door.wire import SIZE, VERSION, Message, Op
+from backend.door.wire import CUDA, SIZE, VERSION, Message, Op
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
@@ -59,6 +60,9 @@ class NvmlWithNames(FakeNvml):
 class Program:
     """A CUDA program with the library in it: does as it is asked, or as the test says."""
 
+    features = CUDA
+    """Bits of what it can, as it says: 0 for what the first version could."""
+
     def __init__(self, rig: Rig, process: Process, connection: trio.SocketStream | Any) -> None:
         self.process = process
         self.socket = connection
@@ -87,7 +91,7 @@ class Program:
     # As the library would
 
     async def manage(self, resident: int = 0, swapped: int = 0) -> Program:
-        assert (await self.ask(Op.HELLO, VERSION)).args[:3] == (VERSION, 2 * MIB, 2048)
+        assert (await self.ask(Op.HELLO, VERSION, self.features)).args[:3] == (VERSION, 2 * MIB, 2048)
         (await self.ask(Op.MANAGE, resident, swapped)).check()
         self.resident, self.swapped = resident, swapped
         self.show()
@@ -108,7 +112,11 @@ class Program:
         return -(await self.ask(Op.UNCHARGE, resident, swapped)).status
 
     async def move(self, request: Message) -> Message:
-        """What the mover does: all of it, in chunks of 2 MiB, at 32 GiB/s."""
+        """What the mover does: all of it, in chunks of 2 MiB, at 32 GiB/s. The gate of turns stays open."""
+        if request.op == Op.END_TURN:
+            return request.refuse(errno.EBUSY)
+        if request.op == Op.BEGIN_TURN:
+            return request.answer()
         nbytes = min(self.resident, -(-request.args[3] // (2 * MIB)) * 2 * MIB)
         usec = nbytes * 1_000_000 // (32 * GIB)
         await trio.sleep(usec / 1e6)
@@ -156,7 +164,7 @@ class Program:
                             assert message.args[3] <= managed.PIECE
                             self.reclaims.append(message.args[3])
                         else:
-                            assert message.op == Op.DEPART
+                            assert message.op in (Op.DEPART, Op.END_TURN, Op.BEGIN_TURN)
                         nursery.start_soon(self._obey, message)
                     self._wake()
             self.ended.set()
@@ -196,7 +204,7 @@ async def until_then(condition: Callable[[], bool]) -> None:
 
 
 class Drive(Protocol):
-    def __call__(self, test: Callable[[Rig], Awaitable[None]], count: int = 1) -> None: ...
+    def __call__(self, test: Callable[[Rig], Awaitable[None]], count: int = 1, *, scheduler: bool = False) -> None: ...
 
 
 @attrs.define
@@ -224,10 +232,10 @@ class Rig:
         self.fake.program(process.pid, 0, start=process.start)
         return process
 
-    def connect(self, process: Process) -> Program:
-        """The socket, with a session at the other end as the server makes one."""
+    def connect(self, process: Process, kind: type[Program] | None = None) -> Program:
+        """The socket, with a session at the other end as the server makes one. `kind` is that of the program."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = Program(self, process, trio.socket.from_stdlib_socket(ours))
+        program = (kind or Program)(self, process, trio.socket.from_stdlib_socket(ours))
         line = tenants.Line(trio.socket.from_stdlib_socket(theirs), process)
         session = Session(process, {gpu.info.index: gpu.managed for gpu in (self.gpu, *self.others)}, line)
 
@@ -277,15 +285,15 @@ class Rig:
 
 @pytest.fixture
 def drive(spawn: Spawn) -> Drive:
-    """Runs a test on fake GPUs of 80 GiB, one if nothing else is said; books are checked, and no descriptor may be left
-    over."""
+    """Runs a test on fake GPUs of 80 GiB, one if nothing else is said, and with a scheduler if that is; books are
+    checked, and no descriptor may be left over."""
 
-    def run(test: Callable[[Rig], Awaitable[None]], count: int = 1) -> None:
+    def run(test: Callable[[Rig], Awaitable[None]], count: int = 1, *, scheduler: bool = False) -> None:
         fake, nvml = FakeSystem(), NvmlWithNames(count=count)
 
         async def main() -> None:
             gpu, *others = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
-            async with running(gpu, *others, world=World()) as h:
+            async with running(gpu, *others, world=World(), scheduler=scheduler) as h:
                 programs: list[Program] = []
                 try:
                     async with trio.open_nursery() as nursery:

@@ -72,7 +72,6 @@ class Program:
     def add(self, class_: int, parent: int, skip: int = 0, **values: int) -> int:
         self.top += 1 + skip
         self.objects[self.top] = Object(class_, parent, **values)
-        self.system.resources += 1
         return self.top
 
     def device(self, gpu: int) -> int:
@@ -106,7 +105,6 @@ class Program:
     def destroy(self) -> None:
         """Its contexts, on every GPU; it lives on."""
         kept = {handle: one for handle, one in self.objects.items() if one.class_ in (0x41, 0x80, 0x2080)}
-        self.system.resources -= len(self.objects) - len(kept)
         self.files[self.ctl].clients[self.client] = kept
 
     def channels(self, tsg: int | None = None) -> list[int]:
@@ -134,6 +132,9 @@ class Program:
 
 
 RECORDS = 65536
+
+OWN_OBJECTS = 100
+"""Objects of the kernel's own clients."""
 
 
 @attrs.define(eq=False)
@@ -204,7 +205,6 @@ class FakeSystem:
     """Threads that are in a command that hangs."""
     readback: bool = True
     index: int = 0x19
-    resources: int = 100
     trace: FakeTrace | None = attrs.field(factory=lambda: FakeTrace())
     """The context switches of each GPU, None for a driver that refuses them."""
     namespace: int = 0xEFFFFFFC
@@ -222,7 +222,6 @@ class FakeSystem:
         program.client = 0xC1D00000 + self.index
         file.clients[program.client] = {program.client: Object(0x41, 0)}
         self.index += 1
-        self.resources += 1
         self.programs[pid] = program
         for gpu in gpus:
             program.context(gpu)
@@ -235,8 +234,15 @@ class FakeSystem:
     def _drop(self, file: File) -> None:
         file.references -= 1
         if not file.references:
-            self.resources -= sum(len(objects) for objects in file.clients.values())
             file.clients.clear()
+
+    @property
+    def resources(self) -> int:
+        """Objects that the host has, those of the kernel's own among them."""
+        opened = (what[0] if isinstance(what, tuple) else what for what in self.open.values())
+        files = {id(file): file for program in self.programs.values() for file in program.files.values()}
+        files |= {id(file): file for file in opened if isinstance(file, File)}
+        return OWN_OBJECTS + sum(len(objects) for file in files.values() for objects in file.clients.values())
 
     # ---- System ------------------------------------------------------------------------------------------------
 
@@ -312,7 +318,6 @@ class FakeSystem:
                     reader = self._reader(client)
                     del file.clients[client][handle], reader.buffers[handle]
                     reader.bound = None
-                self.resources -= 1
                 struct.pack_into("<I", argument, 12, 0)
             case 0xC038464E:
                 assert len(argument) == 56
@@ -336,7 +341,6 @@ class FakeSystem:
         if class_ == 0x41:
             new = 0xC1D00000 + self.index
             self.index += 1
-            self.resources += 1
             file.clients[new] = {new: Object(0x41, 0)}
             struct.pack_into("<I", argument, 8, new)
             return 0
@@ -664,8 +668,9 @@ class FakeBookkeeper:
 
 
 @contextlib.contextmanager
-def patient(clock: MockClock, hung: Callable[[], bool]) -> Iterator[None]:
-    """Keeps `clock` from jumping while a thread is at work, however slow the machine: only for one that hangs."""
+def patient(clock: MockClock, hung: Callable[[], bool], rest_s: float = 0.005) -> Iterator[None]:
+    """Keeps `clock` from jumping while a thread is at work, however slow the machine: only for one that hangs. Where
+    none is, it jumps once all tasks have been blocked for `rest_s` seconds."""
     real = trio.to_thread.run_sync
     flying = 0
 
@@ -678,7 +683,7 @@ def patient(clock: MockClock, hung: Callable[[], bool]) -> Iterator[None]:
         finally:
             flying -= 1
             if not flying:
-                clock.autojump_threshold = 0.005
+                clock.autojump_threshold = rest_s
 
     with mock.patch.object(trio.to_thread, "run_sync", run_sync):
         yield

@@ -36,6 +36,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.tally import Memory
+from backend.core.turns import TurnEnd
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from backend.soft.config import SoftConfig
@@ -156,8 +157,14 @@ class StubGpu:
         """Whose memory cannot be moved."""
         self.footprints: dict[Process, Footprint] = {}
         """What is said of a process's memory, where a test says it."""
+        self.leaving: set[Process] = set()
+        """Whose memory is on its way to the host, where a test says it."""
         self.works: dict[Process, Activity] = {}
         """What is said of a process's work, where a test says it."""
+        self.turns: list[tuple[str, int, int]] = []
+        """(end or begin, pid, microseconds) of every turn that was ended or begun."""
+        self.ends: dict[Process, tuple[TurnEnd, float]] = {}
+        """How the turns of a process end, and after how many seconds, where a test says it."""
         self.offers: list[Callable[[Process], int]] = []
         """Every time that there was room again."""
         self.bookkeeper: Bookkeeping | None = None
@@ -188,6 +195,9 @@ class StubGpu:
     def footprint(self, process: Process) -> Footprint:
         return self.footprints.get(process, Footprint(movable=0) if process in self.unmanaged else Footprint())
 
+    def is_leaving(self, process: Process) -> bool:
+        return process in self.leaving
+
     def offer(self, room: Callable[[Process], int]) -> None:
         self.offers.append(room)
 
@@ -213,6 +223,15 @@ class StubGpu:
         await self._act("attach", process)
         self.detached.discard(process)
         self.without_gr.discard(process)
+
+    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+        self.turns.append(("end", process.pid, bound_us))
+        end, seconds = self.ends.get(process, (TurnEnd.UNGATED, 0.0))
+        await trio.sleep(min(seconds, bound_us / 1e6))
+        return end
+
+    async def begin_turn(self, process: Process) -> None:
+        self.turns.append(("begin", process.pid, 0))
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         await self._act("reclaim", process, nbytes)

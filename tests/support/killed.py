@@ -97,6 +97,7 @@ class Driver:
         self._fake = fake
         self._life = life
         self._inside = 0
+        self._has_ended = False
         self._left = threading.Condition()
 
     def __getattr__(self, name: str) -> Any:
@@ -119,16 +120,18 @@ class Driver:
                 self._life.pass_()
 
     def end(self) -> None:
-        """A call that was under way comes to its end; then the kernel closes what is open."""
+        """A call that was under way comes to its end, and threads that were given up make no other; then the kernel
+        closes what is open."""
         with self._left:
             self._left.wait_for(lambda: not self._inside, REAL_S)
+            self._has_ended = True
         for fd in list(self._fake.open):
             self._fake.close(fd)
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
         with self._left:
-            if self._life.dead:
+            if self._life.dead or self._has_ended:
                 raise Killed
             self._inside += 1
         try:

@@ -195,13 +195,17 @@ def is_released(machine: Machine) -> None:
         assert timeslices(program) == own_timeslices(name, len(timeslices(program))), name
 
 
-def in_virtual_time(main: Callable[[], Any]) -> None:
-    clock = MockClock(autojump_threshold=0.002)
-    with patient(clock, lambda: False):
+REST_S = 0.005
+"""Seconds for which all tasks are blocked before virtual time jumps."""
+
+
+def in_virtual_time(main: Callable[[], Any], rest_s: float = REST_S) -> None:
+    clock = MockClock(autojump_threshold=min(0.002, rest_s))
+    with patient(clock, lambda: False, rest_s):
         trio.run(main, clock=clock)
 
 
-def live(machine: Machine, life: Life, story: Callable[[Machine, Harness], Any]) -> None:
+def live(machine: Machine, life: Life, story: Callable[[Machine, Harness], Any], rest_s: float = REST_S) -> None:
     """A daemon, with a story, to its end."""
 
     async def main() -> None:
@@ -210,7 +214,7 @@ def live(machine: Machine, life: Life, story: Callable[[Machine, Harness], Any])
 
     try:
         with mortal(life):
-            in_virtual_time(main)
+            in_virtual_time(main, rest_s)
     except* Killed:
         assert life.dead
 

@@ -11,13 +11,26 @@ import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from backend.core.nextuse import NEXT_USE_MOST
 from backend.core.protocols import Ledger, Target
 from backend.core.records import MAX, Books, Channel, Peak
 from backend.core.settings import REASONS, SETTINGS
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn, group_on
 from tests.support.model import NaiveLedger
-from tests.support.strategies import Part, chosen, moments, odd, parts, pick, policies, reasons, sizes, small
+from tests.support.strategies import (
+    Part,
+    chosen,
+    moments,
+    next_uses,
+    odd,
+    parts,
+    pick,
+    policies,
+    reasons,
+    sizes,
+    small,
+)
 
 CAPACITIES = {0: 100, 1: 50}
 SLICES = tuple(Slice(path) for path in ("/a", "/a/b", "/a/b/c", "/a/d", "/e"))
@@ -161,6 +174,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ask(errno.EINVAL, ledger.note, slice_, "nonsense")
         self.ask(errno.ENODEV, ledger.configure, gone, high=1)
         self.ask(errno.ENODEV, ledger.set_reasons, gone, 1, 0)
+        self.ask(errno.ENODEV, ledger.set_next_use, 7, {})
+        self.ask(errno.EINVAL, ledger.set_next_use, 0, {slice_: 0})
+        self.ask(errno.EINVAL, ledger.set_next_use, 0, {Member(self.processes[0], 1): 0})
+        for none in (-1, NEXT_USE_MOST + 1, 1 << 40):
+            classes = {Member(self.processes[0], 0): NEXT_USE_MOST, Member(self.processes[1], 0): none}
+            self.ask(errno.EINVAL, ledger.set_next_use, 0, classes)
         self.ask(errno.EINVAL, ledger.set_reasons, slice_, 1, 0)
         below = [group for group, above in self.naive.above.items() if above is not None]
         for name, value in OUT_OF_RANGE if below else ():
@@ -302,8 +321,24 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # Reclaim
 
+    @precondition(has_process)
+    @rule(classes=next_uses)
+    def set_next_use(self, classes: list[tuple[int, int]]) -> None:
+        for index, next_use in classes:
+            group = self.any_process(index)
+            assert group is not None
+            self.naive.next_use[group] = next_use
+        self.foresee()
+
+    def foresee(self) -> None:
+        """Say all classes again: a history may take longer than they hold. What has left the books is passed over."""
+        for gpu in CAPACITIES if self.naive.next_use else ():
+            classes = {group: next_use for group, next_use in self.naive.next_use.items() if group.gpu == gpu}
+            self.ask(0, self.ledger.set_next_use, gpu, {**classes, Member(Process(99, 0), gpu): NEXT_USE_MOST})
+
     @rule(index=pick, part=parts)
     def plan(self, index: int, part: Part) -> None:
+        self.foresee()
         top = self.any_group(index)
         nbytes = max(0, part.of(self.naive.current(top)))
         self.check_plan(top, nbytes, list(self.ledger.plan(top, nbytes)))
@@ -311,6 +346,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(index=pick, usec=moments)
     def settle(self, index: int, usec: int) -> None:
         """A plan is kept: each of its parts can be moved, and together they undo what they were made for."""
+        self.foresee()
         top = self.any_group(index)
         excess = self.ledger.excess(top)
         plan = list(self.ledger.plan(top, excess))
@@ -329,12 +365,21 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(target.nbytes > 0 and target.group in leaves for target in plan)
         assert sorted(plan, key=lambda target: target.below_low) == plan, "what is protected comes last"
         room = {group: naive.room(group) for group in naive.above}
-        spare = {leaf: naive.held[leaf] - naive.protected(leaf, top) for leaf in leaves}
+        lows = {leaf: naive.protected(leaf, top) for leaf in leaves}
+        spare = {leaf: naive.held[leaf] - lows[leaf] for leaf in leaves}
+
+        def able() -> list[Group]:
+            """Return the processes that could give more."""
+            return [g for g in leaves if spare[g] > 0 and all(room[level] > 0 for level in naive.path(g))]
+
+        is_low = False
         for target in plan:
-            if target.below_low:
-                left = [g for g in leaves if spare[g] > 0 and all(room[level] > 0 for level in naive.path(g))]
-                assert not left, f"{left} had unprotected memory to give first"
-                break
+            if target.below_low and not is_low:
+                is_low = True
+                assert not able(), f"{able()} had unprotected memory to give first"
+                spare = {leaf: spare[leaf] + lows[leaf] for leaf in leaves}
+            farther = [g for g in able() if naive.next_use[g] > naive.next_use[target.group]]
+            assert not farther, f"{farther} use theirs later than {target.group}"
             spare[target.group] -= target.nbytes
             assert spare[target.group] >= 0, "taken out of what is protected"
             for level in naive.path(target.group):

@@ -44,6 +44,7 @@ class NaiveLedger:
         self.counts: dict[Group, Counter[str]] = {}
         self.pressed: dict[Group, tuple[int, int]] = {}
         self.off: dict[Group, tuple[int, int]] = {}
+        self.next_use: Counter[Group] = Counter()
 
     def enter(self, group: Group, above: Group | None, high: int = MAX) -> None:
         self.above[group] = above
@@ -53,6 +54,7 @@ class NaiveLedger:
     def leave(self, group: Group) -> None:
         for table in (self.above, self.asked, self.counts, self.held, self.swapped, self.pressed, self.off):
             table.pop(group, None)
+        self.next_use.pop(group, None)
         for peaks in (*self.peaks.values(), *self.ever.values()):
             peaks.pop(group, None)
 

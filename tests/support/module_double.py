@@ -169,6 +169,7 @@ class Module:
             abi.IOC_SET: self._set,
             abi.IOC_RESET_PEAK: self._reset,
             abi.IOC_REASONS: self._reasons,
+            abi.IOC_NEXT_USE: self._next_use,
             abi.IOC_CHARGE: lambda _, it: self._books.charge(self._group(it.id), it.nbytes),
             abi.IOC_UNCHARGE: lambda _, it: self._books.uncharge(self._group(it.id), it.nbytes),
             abi.IOC_UNCHARGE_SWAP: lambda _, it: self._books.uncharge_swap(self._group(it.id), it.nbytes),
@@ -210,7 +211,8 @@ class Module:
 
     def ioctl(self, descriptor: int, request: int, argument: ctypes.Structure) -> None:
         """Answer as the module does. ENOTTY for what it does not know."""
-        if request == abi.IOC_REASONS and not self.has(abi.FEATURE_REASONS):
+        since = {abi.IOC_REASONS: abi.FEATURE_REASONS, abi.IOC_NEXT_USE: abi.FEATURE_NEXT_USE}
+        if request in since and not self.has(since[request]):
             raise fail(errno.ENOTTY)
         self.calls.append(request)
         self._calls[request](descriptor, argument)
@@ -342,6 +344,13 @@ class Module:
 
     def _reasons(self, _: int, argument: abi.Reasons) -> None:
         self._books.set_reasons(self._group(argument.id), argument.off_all, argument.off_gr)
+
+    def _next_use(self, _: int, argument: abi.Uses) -> None:
+        if argument.reserved or argument.count > abi.USES_MOST:
+            raise fail(errno.EINVAL)
+        uses = (abi.Use * argument.count).from_address(argument.uses)
+        classes = {self._member(use.id): use.next for use in uses if use.id in self._groups}
+        self._books.set_next_use(self._slice(argument.root).gpu, classes)
 
     def _note(self, _: int, argument: abi.Note) -> None:
         names: Mapping[int, Literal["low", "high", "reclaim", "fail"]] = {

@@ -14,6 +14,7 @@ import attrs
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from backend.core.nextuse import NEXT_USE_MOST
 from backend.core.records import MAX
 from backend.core.settings import REASONS
 
@@ -58,6 +59,9 @@ sizes = st.one_of(small, small, small, st.integers(0, 160), huge)
 
 reasons = st.one_of(st.sampled_from((0, 1, 2, 3)), st.integers(0, REASONS), st.sampled_from((-1, REASONS + 1, 1 << 40)))
 """Masks of reasons for which a process is off the runlist: few, so that two meet, any, and some that are none."""
+
+next_uses = st.lists(st.tuples(pick, st.integers(0, NEXT_USE_MOST)), min_size=1, max_size=4)
+"""Classes of next use, of as many processes."""
 
 
 @attrs.frozen

@@ -125,7 +125,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
 
 
 def test_a_module_that_is_as_we_are(module: mock.Mock) -> None:
-    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks,reasons"
+    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks,reasons,next_use"
 
 
 def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> None:
@@ -134,7 +134,9 @@ def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> 
         "version 1, features books,provider,tenant,usermem,counters; "
         "lacks bounds: a user can make as many groups as there is room for; "
         "lacks peaks: gmem.swap.peak is EOPNOTSUPP; after a restart gmem.peak begins at its last reset; "
-        "lacks reasons: a turn takes all engines, and after a restart no reason is known but a freeze"
+        "lacks reasons: a turn takes all engines, and memory with them; "
+        "after a restart no reason is known but a freeze; "
+        "lacks next_use: reclaim takes from the largest first, however busy it is"
         + "".join(f"; lacks {setting.field}: {setting.control} is refused" for setting in LATER)
     )
     found = choose._kernel_features(Choice())
@@ -144,7 +146,7 @@ def test_a_module_of_0_1_serves_and_what_it_lacks_is_said(module: mock.Mock) -> 
 
 def test_what_a_later_module_can_besides_means_nothing(module: mock.Mock) -> None:
     module.side_effect = Module(ALL | 1 << 63)
-    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks,reasons"
+    assert kernel.check() == "version 1, features books,provider,tenant,usermem,counters,bounds,peaks,reasons,next_use"
     assert kernel.lacking(kernel.Module(ALL | 1 << 63)) == {}
 
 
@@ -162,7 +164,7 @@ def test_a_setting_that_a_module_does_not_keep(module: mock.Mock) -> None:
             assert request == abi.IOC_GET
 
     module.side_effect = answer
-    assert kernel.check().endswith("reasons; lacks weight: compute.weight is refused")
+    assert kernel.check().endswith("next_use; lacks weight: compute.weight is refused")
     ledger = kernel.KernelLedger({})
     ledger._ids |= {who: 1}
     ledger.configure(who, high=5, weight=100)
@@ -190,14 +192,19 @@ def test_a_module_without_what_is_needed_or_of_another_version_is_none(module: m
 
 
 @pytest.mark.logs(
-    *("is older than this daemon and lacks bounds: a user can make as many groups", "lacks peaks", "lacks reasons"),
+    *(
+        "is older than this daemon and lacks bounds: a user can make as many groups",
+        "lacks peaks",
+        "lacks reasons",
+        "lacks next_use",
+    ),
     *(f"lacks {setting.field}" for setting in LATER),
 )
 def test_a_mount_goes_on_with_what_it_has_and_says_so_once(module: mock.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     module.side_effect = Module(FEATURES_OF_0_1)
     monkeypatch.setattr(kernel, "KernelLedger", mock.Mock())
     assert choose.backend(Choice(), [], 5.0).lacks == [
-        *("bounds", "peaks", "reasons"),
+        *("bounds", "peaks", "reasons", "next_use"),
         *(setting.field for setting in LATER),
     ]
 

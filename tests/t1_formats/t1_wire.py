@@ -105,6 +105,8 @@ def test_the_numbers_are_for_good() -> None:
         "DETACH_TSG": 19,
         "RECLAIM": 20,
         "DEPART": 21,
+        "END_TURN": 22,
+        "BEGIN_TURN": 23,
         "ALLOC": 32,
         "FREE": 33,
         "WRITE": 34,

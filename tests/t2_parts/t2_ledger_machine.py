@@ -7,6 +7,7 @@ two at once that must give equal answers (:class:`Twins`).
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
@@ -70,6 +71,13 @@ class KeepsReasons(SoftLedger):
         super().set_reasons(group, off_all | books.off_all & ~off_gr, off_gr | books.off_gr & ~off_all)
 
 
+class ForeseesNothing(SoftLedger):
+    """Plans by size alone."""
+
+    def set_next_use(self, gpu: int, classes: Mapping[Member, int]) -> None:
+        super().set_next_use(gpu, dict.fromkeys(classes, 0))
+
+
 class Planted(LedgerMachine):
     """The machine on a ledger with a mistake."""
 
@@ -79,7 +87,7 @@ class Planted(LedgerMachine):
         return self.ledger_type()
 
 
-@pytest.mark.parametrize("ledger_type", [ForgetsTheTop, PlansWithoutLow, KeepsWhatMoved, KeepsReasons])
+@pytest.mark.parametrize("ledger_type", [ForgetsTheTop, PlansWithoutLow, KeepsWhatMoved, KeepsReasons, ForeseesNothing])
 def test_the_machine_finds_a_planted_mistake(ledger_type: type[SoftLedger]) -> None:
     machine = type("Machine", (Planted,), {"ledger_type": ledger_type})
     with pytest.raises(AssertionError):

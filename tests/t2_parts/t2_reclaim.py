@@ -1,67 +1,26 @@
-"""Whom memory is taken from: properties over generated trees, each against a second statement of the same rule."""
+"""What reclaim takes memory from: properties over generated trees, each against a second statement of the same rule."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.common import clock
+from backend.core.nextuse import NEXT_USE_S, NextUse
 from backend.core.protocols import Target
-from backend.core.records import MAX
 from backend.ledgers import reclaim
 from backend.ledgers.account import Account
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
+from tests.support.accounts import below, processes, settle, trees
 from tests.support.model import effective_protection
 from tests.support.strategies import small
 
 SETTINGS = settings(print_blob=True, max_examples=300)
-
-
-# Trees of accounts, built directly: whatever figures they have, the rules have an answer
-
-
-def below(account: Account) -> Iterator[Account]:
-    """An account and everything below it."""
-    yield account
-    for child in account.children.values():
-        yield from below(child)
-
-
-def settle(account: Account) -> tuple[int, int]:
-    """Sets the figures of every slice to the sums of what is below it; returns those of `account`."""
-    if account.children:
-        sums = [settle(child) for child in account.children.values()]
-        account.update(current=sum(held for held, _ in sums), swap=sum(swap for _, swap in sums))
-    return account.figures.current, account.figures.swap
-
-
-@st.composite
-def trees(draw: st.DrawFn, most: int = 40, leaves: int = 5) -> Account:
-    """The root of a GPU with slices, three levels of them at most, and processes."""
-    amounts = st.integers(0, most)
-    root = Account(SliceOn(ROOT, 0), None)
-    slices, depth = [root], {root: 0}
-    for number in range(draw(st.integers(0, 4))):
-        above = draw(st.sampled_from([slice_ for slice_ in slices if depth[slice_] < 3]))
-        slices.append(Account(SliceOn(Slice(f"/{number}"), 0), above))
-        depth[slices[-1]] = depth[above] + 1
-    for number in range(draw(st.integers(1, leaves))):
-        leaf = Account(Member(Process(number + 1, 0), 0), draw(st.sampled_from(slices)))
-        leaf.update(current=draw(amounts), swap=draw(amounts))
-    unlimited = st.one_of(amounts, st.just(MAX))
-    for account in below(root):
-        account.update(high=draw(unlimited), low=draw(st.one_of(amounts, st.just(MAX))), swap_max=draw(unlimited))
-    root.update(swap_max=MAX)
-    settle(root)
-    return root
-
-
-def processes(top: Account) -> list[Account]:
-    """The processes at or below an account."""
-    return [account for account in below(top) if isinstance(account.group.node, Process)]
 
 
 # Effective protection
@@ -164,6 +123,73 @@ def test_a_plan_spares_what_is_protected_while_others_have_more(root: Account, n
                 if nbytes_left > 0 and all(room[level] > 0 for level in leaves[group].path())
             }
             assert not left, "there was something unprotected to take first"
+
+
+# Next use
+
+
+@SETTINGS
+@given(trees(), st.integers(0, 200), st.data())
+def test_the_farthest_give_first(root: Account, nbytes: int, data: st.DataObject) -> None:
+    """Each time all that they can: of what is not protected, then of what is."""
+    top = data.draw(st.sampled_from(list(below(root))))
+    leaves, now_usec = {leaf.group: leaf for leaf in processes(top)}, clock.boot_usec()
+    room = {account: max(0, account.figures.swap_max - account.figures.swap) for account in below(root)}
+    lows = reclaim.effective_lows(top)
+    left = {leaf: leaf.figures.current - lows.get(leaf, 0) for leaf in leaves.values()}
+    was_low = False
+    for target in reclaim.plan(top, nbytes):
+        if target.below_low and not was_low:
+            was_low = True
+            left = {leaf: left[leaf] + lows.get(leaf, 0) for leaf in left}
+        giver = leaves[target.group]
+        for leaf, more in left.items():
+            if leaf.next_use(now_usec) > giver.next_use(now_usec):
+                assert not more or not all(room[level] for level in leaf.path())
+        left[giver] -= target.nbytes
+        for level in giver.path():
+            room[level] -= target.nbytes
+
+
+@SETTINGS
+@given(trees(), st.integers(0, 200), st.sampled_from(NextUse))
+def test_equals_give_as_if_nothing_were_known(root: Account, nbytes: int, next_use: NextUse) -> None:
+    """So do those of which what was said is too old: it may be of a daemon that is gone."""
+    for leaf in processes(root):
+        leaf.foresee(NextUse.SOON)
+    unknown = reclaim.plan(root, nbytes)
+    for leaf in processes(root):
+        leaf.foresee(next_use)
+    assert reclaim.plan(root, nbytes) == unknown
+    for count, leaf in enumerate(processes(root)):
+        leaf.foresee([*NextUse][count % len(NextUse)])
+    late = clock.boot_usec() + NEXT_USE_S * 1_000_000
+    with mock.patch.object(clock, "boot_usec", return_value=late):
+        assert reclaim.plan(root, nbytes) == unknown
+
+
+def test_an_idle_slice_gives_down_to_its_low_and_the_one_beside_it_keeps_all() -> None:
+    """The shape of the kernel's test_memcg_low (tools/testing/selftests/cgroup): P1 of three idle 50M with a low of 50M
+    for all and 75M, 25M and 0 for each, and P2, which comes to 148M beside it in a limit of 200M."""
+    limit = Account(SliceOn(Slice("/p0"), 0), Account(SliceOn(ROOT, 0), None))
+    idle, busy = Account(SliceOn(Slice("/p0/p1"), 0), limit), Account(Member(Process(9, 0), 0), limit)
+    limit.update(high=200)
+    idle.update(low=50)
+    each = [Account(Member(Process(pid, 0), 0), idle) for pid in range(3)]
+    for leaf, low in zip(each, (75, 25, 0), strict=True):
+        leaf.update(current=50, low=low)
+        leaf.foresee(NextUse.IDLE)
+    for held in range(1, 149):
+        busy.update(current=held)
+        settle(limit)
+        for target in reclaim.plan(limit, max(0, limit.figures.current - 200)):
+            assert not target.below_low
+            giver = next(leaf for leaf in (*each, busy) if leaf.group == target.group)
+            giver.update(current=giver.figures.current - target.nbytes)
+    settle(limit)
+    assert (idle.figures.current, busy.figures.current) == (52, 148), "50M and 148M are 198M of 200M"
+    first, second, third = (leaf.figures.current for leaf in each)
+    assert first >= second > 20 > 3 >= third, "29M, 21M and 0 there"
 
 
 # Water

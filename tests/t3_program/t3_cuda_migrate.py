@@ -12,7 +12,7 @@ import attrs
 import pytest
 import trio
 
-from backend.cuda.managed import DEPART_S, HOME_S, RETURN_S, Standby
+from backend.cuda.managed import DEPART_S, HOME_S, RETURN_S, RETURN_WAIT_S, Standby
 from backend.door.wire import Message, Op
 from backend.process.running import is_stopped
 from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, takes, until_then
@@ -320,10 +320,70 @@ def test_one_that_does_not_come_back_is_one_without_the_library(drive: Drive) ->
 
         moved_by(rig, act, program)
         await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
-        async with takes(RETURN_S - 0.5, RETURN_S + 0.5):
-            waits = await rig.h.refused(program.file + "gmem.limit.high", GIB)
-        assert waits in (errno.EBUSY, errno.ETIMEDOUT, errno.EOPNOTSUPP)  # what a write may take is as long
+        async with takes(RETURN_WAIT_S - 0.1, RETURN_WAIT_S + 0.1):
+            assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EAGAIN
+        async with takes(0, 0.1):
+            assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EBUSY
+            assert await rig.h.refused(program.file + "gmem.reclaim", GIB) == errno.EAGAIN
+        await trio.sleep(RETURN_S - RETURN_WAIT_S)
         assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EOPNOTSUPP
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_one_that_does_not_come_back_does_not_keep_its_slice_from_a_limit(drive: Drive, stopped: bool) -> None:
+    """Others give in its stead: at once where it is stopped, and else once it was waited for."""
+
+    async def test(rig: Rig) -> None:
+        program, other = await rig.program(8 * GIB, "/job"), await rig.program(4 * GIB, "/job", 0)
+        program.obey = stands_by
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            raise OSError(errno.EBUSY, "it does not come to a rest")
+
+        moved_by(rig, act, program)
+        await trio.sleep(1)
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EBUSY
+        await until_then(program.ended.is_set)
+        if stopped:
+            os.kill(program.process.pid, signal.SIGSTOP)
+            await until(lambda: is_stopped(program.process.pid), "it is stopped")
+        limit = await rig.number("slice/job/0/gmem.current") - 2 * GIB
+        least = 0.0 if stopped else RETURN_WAIT_S - 0.5
+        async with takes(least, least + 0.8):
+            await rig.h.write("slice/job/0/gmem.limit.high", limit)
+        assert other.resident <= 2 * GIB
+        os.kill(program.process.pid, signal.SIGCONT)
+        await again(rig, program, 0)
+        await trio.sleep(RETURN_S)
+        assert await rig.number("slice/job/0/gmem.current") <= limit
+
+    drive(test, count=2)
+
+
+def test_one_that_has_more_in_the_host_than_it_may_is_moved(drive: Drive) -> None:
+    """As its limit of that goes along: it may have that much, and no more goes there."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+        await rig.h.write(program.file + "gmem.swap.max", GIB // 2)
+        swapped = await rig.number(program.file + "gmem.swap.current")
+        assert swapped > GIB // 2
+
+        async def act(program: Program, standby: Standby) -> None:
+            await standby.begin()
+            program.gpu = 1
+            program.show()
+
+        moved_by(rig, act, program)
+        await rig.h.write(f"{program.process.pid}/0/compute.migrate", 1)
+        await until_then(program.ended.is_set)
+        assert await rig.number(program.file + "gmem.swap.current") == swapped
+        assert await rig.number(program.file + "gmem.swap.max") == GIB // 2
+        program = await again(rig, program, 1)
+        assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EBUSY
 
     drive(test, count=2)
 

@@ -24,7 +24,7 @@ from backend.cuda.holding import USEC_MOST
 from backend.cuda.managed import RECLAIM_S, SHORT_S
 from backend.cuda.server import WAITING_MOST, Session, words
 from backend.door import tenants
-from backend.door.wire import FORMAT, VERSION, Message, Op
+from backend.door.wire import CUDA, FORMAT, VERSION, Message, Op
 from backend.process.identity import Member, Process, Slice
 from tests.support.cgroups import cgroup, enter, frozen
 from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, U64, Drive, Rig, drive, pieces, takes, until_then
@@ -40,7 +40,7 @@ def test_a_program_is_told_which_gpu_is_which(drive: Drive) -> None:
         first, last = struct.unpack("<QQ", raw)
         assert (await program.ask(Op.LOCATE, first, last)).status == -errno.EPROTO, "a greeting comes first"
         assert (await program.ask(Op.HELLO, VERSION + 1)).status == -errno.EPROTO
-        assert (await program.ask(Op.HELLO, VERSION)).check().args[:3] == (VERSION, 2 * MIB, 2048)
+        assert (await program.ask(Op.HELLO, VERSION, CUDA)).check().args[:3] == (VERSION, 2 * MIB, 2048)
         assert (await program.ask(Op.LOCATE, first, last)).check().args[0] == 0
         assert (await program.ask(Op.LOCATE, first, last + 1)).status == -errno.ENODEV
         assert (await program.ask(Op.CHARGE, 2 * MIB)).status == -errno.ENODEV, "it did not say what it has"
@@ -105,7 +105,7 @@ def test_a_limit_moves_memory_in_pieces_and_holds_when_the_write_returns(drive: 
 
 
 def test_an_allocation_over_the_limit_makes_room_first(drive: Drive) -> None:
-    """... and is answered when there is; what other threads say meanwhile is heard."""
+    """It is answered when there is; what other threads say meanwhile is heard."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB)
@@ -442,7 +442,7 @@ def test_a_program_that_has_more_to_give_later_is_asked_again(drive: Drive) -> N
 
 
 def test_what_the_library_frees_instead_counts(drive: Drive) -> None:
-    """It lets go of what it keeps for nobody, and says so before it answers that it moved the rest."""
+    """It lets go of what it keeps without a use, and says so before it answers that it moved the rest."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(4 * GIB)
@@ -520,7 +520,7 @@ def test_the_context_is_counted_and_figures_do_not_flap(drive: Drive) -> None:
 
 
 def test_what_changes_places_leaves_no_room(drive: Drive) -> None:
-    """Cold memory goes out and hot memory comes in for it. In between the driver counts less: nobody may have that."""
+    """Cold memory goes out and hot memory comes in for it. In between the driver counts less: that is no room."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB)
@@ -551,7 +551,7 @@ def test_what_changes_places_leaves_no_room(drive: Drive) -> None:
 
 
 def test_implicit_memory_counts_towards_the_limit(drive: Drive) -> None:
-    """What grows past the library pushes out what can be moved, without anybody writing or allocating."""
+    """What grows past the library pushes out what can be moved, without a write or an allocation."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB)
@@ -650,7 +650,7 @@ def test_nobody_frees_or_takes_back_more_than_he_has(drive: Drive) -> None:
         assert (await rig.stat(program.file + "gmem.stat"))["unmovable"] == 80 * GIB
         assert await rig.number(program.file + "gmem.current") == GIB
         liar = rig.connect(rig.process())
-        (await liar.ask(Op.HELLO, VERSION)).check()
+        (await liar.ask(Op.HELLO, VERSION, CUDA)).check()
         assert (await liar.ask(Op.MANAGE, 81 * GIB, 0)).status == -errno.EINVAL
         assert (await liar.ask(Op.MANAGE, U64, U64)).status == -errno.EINVAL
         assert not rig.gpu.manages(liar.process)
@@ -746,7 +746,7 @@ def test_a_limit_below_what_cannot_be_moved(drive: Drive) -> None:
 
 @pytest.mark.parametrize("other", ["exports", "without the library"])
 def test_a_limit_that_could_hold_and_does_not_yet(drive: Drive, other: str) -> None:
-    """Who moves less than it could may move it the next time, however much of the group stays where it is."""
+    """A program that moves less than it could may do so the next time, however much of the group stays where it is."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(2 * GIB, "/job")
@@ -854,7 +854,7 @@ def test_death_in_the_middle(drive: Drive, when: str) -> None:
                 await rig.h.write("slice/job/0/gmem.limit.high", "3G")
             case "manage":
                 again = rig.connect(victim.process)
-                (await again.ask(Op.HELLO, VERSION)).check()
+                (await again.ask(Op.HELLO, VERSION, CUDA)).check()
                 await rig.die(victim)
                 assert (await again.ask(Op.MANAGE, GIB, 0)).status in (-errno.ESRCH, -errno.ENODEV)
                 again.socket.close()
@@ -999,8 +999,8 @@ async def test_a_gpu_that_moves_nothing_is_asked_once(spawn: Spawn) -> None:
 @pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
 def test_on_a_gpu_that_is_lost_all_is_granted_and_nothing_asked(drive: Drive) -> None:
     """As without a daemon: the program hears of it from its driver, in the driver's words, and never that memory is
-    short. What it says is booked, so that its books and ours are the same afterwards; over a limit nobody is waited
-    for. What is in the host stays there. Who begins to use it meanwhile is welcome."""
+    short. What it says is booked, so that its books and ours are the same afterwards; over a limit no other is
+    waited for. What is in the host stays there. A program that begins to use it meanwhile is welcome."""
 
     async def test(rig: Rig) -> None:
         program, other = await rig.program(4 * GIB, "/job"), await rig.program(8 * GIB, "/job")
@@ -1100,3 +1100,27 @@ def test_who_cannot_be_asked_is_not_waited_for(fails: int) -> None:
 
     trio.run(main)
     assert asked == [4 * MIB, -4 * MIB]
+
+
+def test_a_program_that_cannot_be_asked_is_asked_once(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each time that it would have to give: the daemon does not try without a pause until there is room again."""
+    tried: list[Op] = []
+    send = tenants.Line.send
+
+    async def short(line: tenants.Line, message: Message, descriptors: Sequence[int] = ()) -> bool:
+        if message.op != Op.RECLAIM:
+            return await send(line, message, descriptors)
+        tried.append(Op.RECLAIM)
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(8 * GIB)
+        with monkeypatch.context() as patch:
+            patch.setattr(tenants.Line, "send", short)
+            assert await rig.h.refused(program.file + "gmem.limit.high", "6G") == errno.EAGAIN
+        assert len(tried) == 1
+        await rig.h.write(program.file + "gmem.limit.high", "6G")
+        assert program.resident <= 6 * GIB
+
+    drive(test)

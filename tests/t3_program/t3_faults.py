@@ -442,7 +442,10 @@ async def test_soft(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
 async def test_lost_in_the_middle_of_a_move(spawn: Spawn, lost: int) -> None:
     """The mover is told, nothing is left on the other GPU, and one that was to be left works on."""
     machine = Machine(2)
-    gpus = [SoftGpu(index, SoftConfig(capacity=64 * MIB, pcie=16 * MIB), machine) for index in (0, 1)]
+    gpus = [
+        SoftGpu(index, SoftConfig(64 * MIB, out_bytes_per_s=16 * MIB, in_bytes_per_s=16 * MIB), machine)
+        for index in (0, 1)
+    ]
     async with running(*gpus) as h:
         process = backend.process.identity.identify(spawn().pid)
         tsg = await gpus[0].open_context(process, 8, lambda _: None)

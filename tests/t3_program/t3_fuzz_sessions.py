@@ -1,6 +1,6 @@
 """Programs that say anything at all at the daemon's socket: each session answers or ends, and the books stay right.
 
-Bytes are a script: who says what on which connection, what is in the files meanwhile, and how much time passes.
+Bytes are a script: what is said on which connection, what is in the files meanwhile, and how much time passes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Connection:
     may_end: bool = False
     """It said something after which it may be hung up on..."""
     must_end: bool = False
-    """... or has to be."""
+    """Whether it has to be."""
     ended: bool = False
     seq: int = 0
 
@@ -137,7 +137,7 @@ class Stage:
     driver: Callable[[int, int], None]
     """What the driver says that a process has, bytes."""
     idle_s: float
-    """Real seconds of silence after which everybody waits for something."""
+    """Real seconds of silence after which every program waits for something."""
     connections: list[Connection | None] = attrs.field(factory=lambda: [None] * CONNECTIONS)
     opening: list[Process] = attrs.field(factory=list)
     writes: int = 0
@@ -161,7 +161,7 @@ class Stage:
             assert one is None or not one.waits, f"never answered: {one}"
 
     async def settle(self) -> None:
-        """Everybody has done what there is to be done now; what always holds, holds."""
+        """All have done what there is to be done now; what always holds, holds."""
         await wait_all_tasks_blocked(self.idle_s)
         for one in self.connections:
             if one is not None:
@@ -231,7 +231,7 @@ class Stage:
         one.may_end |= self.is_cuda and message.reply
         if self.is_cuda and (message.reply or (message.op in backend.cuda.server.EVENTS and not message.seq)):
             one.unanswered = before
-        if self.is_cuda and message.op == Op.MANAGE:  # who connects anew ends his former connection
+        if self.is_cuda and message.op == Op.MANAGE:  # a program that connects anew ends its former connection
             at = self.connections.index(one)
             for other in self.connections[at // 2 * 2 : at // 2 * 2 + 2]:
                 if other is not None and other is not one:
@@ -358,7 +358,7 @@ def check_cuda(script: bytes) -> None:
             assert not gpu.managed._programs
 
     clock = MockClock(autojump_threshold=0.002)
-    with expected(*DROPPED), nothing_logged(), patient(clock, lambda: False):
+    with expected(*DROPPED, "library is older than this daemon"), nothing_logged(), patient(clock, lambda: False):
         trio.run(main, clock=clock)
 
 

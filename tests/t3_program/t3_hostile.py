@@ -31,7 +31,7 @@ from backend.common.errors import fail
 from backend.cuda.holding import AWAY_MOST
 from backend.door import tenants
 from backend.door.peers import peer_of
-from backend.door.wire import VERSION, Message, Op
+from backend.door.wire import CUDA, VERSION, Message, Op
 from backend.nvidia import discover, rm, tenant
 from backend.nvidia.keeper import QUESTIONS, TICK
 from backend.nvidia.nvml import Nvml
@@ -50,7 +50,7 @@ __all__ = ["drive", "pieces"]  # fixtures
 COSTS = {rm.FIFO_GET_CHANNEL_STATE: 200e-6, rm.SET_TIMESLICE: 300e-6}
 """Seconds of a call of the driver (docs/nvidia.md)."""
 LOOK_UP = 5e-6
-"""... that it answers from its own memory, with our part."""
+"""It answers that from its own memory, with our part."""
 A_CHANNEL = 50e-6
 """FIFO_DISABLE_CHANNELS, for each channel: 0.94 ms for 20."""
 SECOND = 1.0 + 0.001
@@ -124,7 +124,7 @@ def frozen(programs: Sequence[Program]) -> bool:
 @pytest.mark.logs(r"undid its freeze")
 @pytest.mark.parametrize(("many", "contexts"), [(1, 1), (1, 8), (20, 3), (100, 3)])
 def test_all_who_undo_their_freeze_at_once_are_frozen_again_within_a_second(many: int, contexts: int) -> None:
-    """... and no channel is disabled twice, so that each of them runs after its thaw."""
+    """No channel is disabled twice, so that each of them runs after its thaw."""
 
     async def test(rig: Costly) -> None:
         programs = [rig.busy(pid, *[0] * contexts) for pid in range(100, 100 + many)]
@@ -212,8 +212,8 @@ def test_all_who_take_longer_timeslices_lose_them_within_a_second(many: int, con
 @pytest.mark.logs(r"undid its timeslice")
 @pytest.mark.parametrize("late", [0.0, 0.2, 0.8, 3.0])
 def test_who_sets_the_timeslice_of_a_new_context_has_undone_nothing(late: float) -> None:
-    """The CUDA library does so, some time after the TSG is there: it is set again, and nobody is blamed for that. Who
-    does so once more is."""
+    """The CUDA library does so, some time after the TSG is there: it is set again, and no program is blamed for that.
+    One that does so once more is."""
 
     async def test(rig: Costly) -> None:
         program = rig.busy(100, 0)
@@ -240,8 +240,8 @@ def test_who_sets_the_timeslice_of_a_new_context_has_undone_nothing(late: float)
 
 @pytest.mark.parametrize("many", [20, 100, 1000])
 def test_what_keeping_costs_does_not_grow_with_the_programs(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than 200 questions a second, 4 percent of a CPU, and a tenth of one for looks at what is new. Everybody
-    has his turn: every max(0.5, n / 200) s."""
+    """No more than 200 questions a second, 4 percent of a CPU, and a tenth of one for looks at what is new. Each
+    has its turn: every max(0.5, n / 200) s."""
 
     monkeypatch.setattr(discover, "FIRST_RUN", 64)  # the first looks are not what this is about
 
@@ -282,7 +282,7 @@ def test_what_keeping_costs_does_not_grow_with_the_programs(many: int, monkeypat
 @pytest.mark.logs(r"undid its freeze")
 def test_one_who_never_stops_costs_a_bounded_share_and_hides_nobody() -> None:
     """Twenty that undo it in a loop, one that does once: that one is found as soon, and more than a third of the time
-    nobody is in the driver."""
+    no thread is in the driver."""
 
     async def test(rig: Costly) -> None:
         loop = [rig.busy(pid, *[0] * 8) for pid in range(100, 120)]
@@ -353,7 +353,7 @@ def test_a_program_that_never_stops_renumbering_is_not_said_to_be_frozen() -> No
 
 
 def test_a_client_that_outlived_its_maker_is_not_put_down_to_who_has_the_pid_now() -> None:
-    """NVML has the pid of who made a client. Its file may be a child's by now, and the pid a stranger's."""
+    """NVML has the pid that made a client. Its file may be a child's by now, and the pid a stranger's."""
 
     async def test(rig: Rig) -> None:
         stranger = rig.fake.program(7)
@@ -465,7 +465,7 @@ def test_a_pid_that_is_recycled_between_any_two_steps_is_nobody_we_act_on(
 
 
 def recycled(start: Callable[[], subprocess.Popen[bytes]], pid: int) -> subprocess.Popen[bytes] | None:
-    """A process that has that very pid, if nobody is faster."""
+    """A process that has that very pid, if no other is faster."""
     for _ in range(200):
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
         process = start()
@@ -475,7 +475,7 @@ def recycled(start: Callable[[], subprocess.Popen[bytes]], pid: int) -> subproce
 
 
 def test_who_connects_and_dies_does_not_speak_for_who_has_its_pid_then(tmp_path: Path, spawn: Spawn) -> None:
-    """Its child has the connection, and waits until the pid is somebody else's."""
+    """Its child has the connection, and waits until the pid is another's."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with listener:
         listener.bind(str(tmp_path / "socket"))
@@ -534,7 +534,7 @@ async def connected(path: str) -> trio.socket.SocketType:
 
 
 async def answered(end: trio.socket.SocketType, seq: int = 1) -> bool:
-    """Whether there is somebody, or the connection was dropped."""
+    """Whether there is a peer, or the connection was dropped."""
     try:
         await end.send(Message(Op.LIMITS, seq).encode())
         raw = await end.recv(64)
@@ -575,7 +575,7 @@ def test_who_is_killed_leaves_no_garbage(tmp_path: Path, door: Callable[..., ten
                     ended = trio.Event()
                     with await connected(str(path)) as end:
                         for number in range(requests):
-                            await end.send(Message(Op.HELLO, number + 1, args=(VERSION,)).encode())
+                            await end.send(Message(Op.HELLO, number + 1, args=(VERSION, CUDA)).encode())
                         if requests == 1:
                             await trio.lowlevel.wait_readable(end)
                     await ended.wait()
@@ -594,7 +594,7 @@ def test_who_is_killed_leaves_no_garbage(tmp_path: Path, door: Callable[..., ten
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that everybody can reach, and nobody else write to."""
+    """A directory that every user can reach, and no other write to."""
     with tempfile.TemporaryDirectory(prefix="ggroup-") as name:
         os.chmod(name, 0o711)
         yield Path(name)
@@ -611,7 +611,7 @@ async def come(path: Path, uid: int) -> trio.socket.SocketType:
 
 @pytest.mark.logs("user 1000: more than 3 connections: dropped")
 def test_connections_of_one_user_are_bounded(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one is hung up on until he closes another. Those that he has go on, and others come in."""
+    """The next one is hung up on until the user closes another. Those that are there go on, and others come in."""
     monkeypatch.setattr(tenants, "CONNECTIONS", 3)
 
     async def main() -> None:
@@ -656,8 +656,8 @@ class Full:
 @pytest.mark.logs("no room for another program: ", "a program cannot be served: Too many open files", "were left out")
 @virtual
 async def test_no_room_for_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is there is served all the time. Who comes waits, or is hung up on where there is no descriptor to know him
-    by, and nobody asks for room all the time."""
+    """A program that is there is served all the time. One that comes waits, or is hung up on where there is no
+    descriptor to know it by, and none asks for room all the time."""
     path = tmp_path / "socket"
     with tenants.listening(path) as listener:
         door = Full(listener)
@@ -782,7 +782,7 @@ def test_a_flood_takes_one_turn_of_each(tmp_path: Path, monkeypatch: pytest.Monk
 
 @virtual
 async def test_the_socket_is_where_nobody_else_can_put_one(tmp_path: Path) -> None:
-    """Directories that somebody else owns or may write to, on the way and at the end, through links too."""
+    """Directories that another owns or may write to, on the way and at the end, through links too."""
 
     def refused(path: Path) -> str:
         with pytest.raises(OSError, match=r"socket|directory") as caught, tenants.listening(path):
@@ -842,7 +842,7 @@ def refused(path):
 logging.basicConfig(format="%(message)s")
 place = Path(sys.argv[1])
 """
-"""Of a mount namespace of its own: what is mounted there nobody else sees."""
+"""Of a mount namespace of its own: what is mounted there no other sees."""
 
 
 def in_a_namespace(place: Path, program: str) -> str:
@@ -855,8 +855,8 @@ def in_a_namespace(place: Path, program: str) -> str:
 
 
 def test_a_mount_over_the_directory_of_the_socket(tmp_path: Path) -> None:
-    """Who is connected goes on; the end leaves alone what lies there now, though its inode has the same number; and a
-    daemon that comes later, when it is uncovered, takes what was left for a leftover."""
+    """A program that is connected goes on; the end leaves alone what lies there now, though its inode has the same
+    number; and a daemon that comes later, when it is uncovered, takes what was left for a leftover."""
     said = in_a_namespace(
         tmp_path,
         """
@@ -931,7 +931,7 @@ def test_memory_that_is_said_to_be_away_does_not_stay_in_the_books(drive: Drive)
 
 
 def test_what_a_program_says_of_its_kernels_keeps_no_place_for_it() -> None:
-    """It claims work that waits, forever, and uses nothing: then nobody stands back for it. One that has had its turn
+    """It claims work that waits, forever, and uses nothing: then none stands back for it. One that has had its turn
     is believed again, and so is one that could not run."""
     liar, other = Process(1, 1), Process(2, 2)
     use = Use()

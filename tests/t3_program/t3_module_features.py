@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from backend import choose
 from backend.choose import Choice
 from backend.core.controller import DEADLINE_S
+from backend.core.nextuse import NEXT_USE_MOST, NextUse
 from backend.core.protocols import Ledger
 from backend.core.reasons import FROZEN, Engines, Off, Reason
 from backend.core.records import MAX, Books
@@ -69,6 +70,7 @@ steps = st.one_of(
     st.tuples(st.just("reset_peak"), groups, st.sampled_from(("peak", "swap_peak"))),
     st.tuples(st.just("note"), groups, st.sampled_from(("low", "high", "reclaim", "fail"))),
     st.tuples(st.just("plan"), groups, st.integers(-1, 200)),
+    st.tuples(st.just("set_next_use"), st.just(0), st.dictionaries(groups, st.integers(-1, NEXT_USE_MOST + 1))),
 )
 
 
@@ -95,7 +97,8 @@ def begun(ledger: Ledger) -> None:
 @given(st.sets(st.sampled_from(OPTIONAL)), st.lists(steps, max_size=40))
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_books_are_the_same_whatever_is_missing(missing: set[int], history: list[tuple[Any, ...]]) -> None:
-    """But for the peak of swap, which is refused and stays 0 where the module keeps none."""
+    """But for the peak of swap, which is refused and stays 0 where the module keeps none; and for plans, which go by
+    size alone where it knows no next use."""
     module, specified = Module(ALL & ~sum(missing)), SoftLedger()
     with module.loaded():
         ledger = KernelLedger(NAMES)
@@ -104,6 +107,8 @@ def test_the_books_are_the_same_whatever_is_missing(missing: set[int], history: 
         for step in history:
             refused = "swap_peak" in step and not module.has(abi.FEATURE_PEAKS)
             expected = os.strerror(errno.EOPNOTSUPP) if refused else result(specified, step)
+            if not module.has(abi.FEATURE_NEXT_USE):
+                specified.set_next_use(0, {WHO: NextUse.SOON, OTHER: NextUse.SOON})
             assert result(ledger, step) == expected, step
             for group in GROUPS:
                 known = specified.books(group)
@@ -113,6 +118,22 @@ def test_the_books_are_the_same_whatever_is_missing(missing: set[int], history: 
         ledger.close()
         if not module.has(abi.FEATURE_REASONS):
             assert abi.IOC_REASONS not in module.calls
+        if not module.has(abi.FEATURE_NEXT_USE):
+            assert abi.IOC_NEXT_USE not in module.calls
+
+
+def test_what_one_call_cannot_say_of_next_use_several_do() -> None:
+    """And nothing of a process that has left."""
+    module, gone = Module(ALL), Member(Process(103, 3), 0)
+    with module.loaded(), mock.patch.object(abi, "USES_MOST", 1):
+        ledger = KernelLedger(NAMES)
+        begun(ledger)
+        ledger.charge(WHO, 10)
+        ledger.charge(OTHER, 30)
+        ledger.set_next_use(0, {WHO: NextUse.ASLEEP, gone: NextUse.ASLEEP, OTHER: NextUse.IDLE})
+        assert module.calls.count(abi.IOC_NEXT_USE) == 2
+        assert [(one.group, one.nbytes) for one in ledger.plan(SliceOn(ROOT, 0), 15)] == [(WHO, 10), (OTHER, 5)]
+        ledger.close()
 
 
 # A daemon
@@ -175,6 +196,23 @@ def test_every_control_acts_or_is_refused_as_the_pages_say(features: int, module
             else:
                 assert await harness.answers(h.read(place + "gmem.swap.peak")) == errno.EOPNOTSUPP
                 assert await h.refused(place + "gmem.swap.peak", "0") == errno.EOPNOTSUPP
+
+    trio.run(test)
+
+
+@each_set
+def test_the_farthest_give_first_where_the_module_knows_of_it(features: int, module: Module, spawn: Spawn) -> None:
+    """Elsewhere the largest does, and the module is asked nothing that it does not know."""
+
+    async def test() -> None:
+        async with daemon(module, StubGpu()) as h:
+            small, large = [Member(await h.arrive(spawn().pid, "/job", gmem=size * MIB), 0) for size in (4, 8)]
+            memory = h.controller.population.record(small).memory
+            await harness.until(lambda: memory.next_use is not None, "the daemon says once what it knows")
+            h.controller.ledger.set_next_use(0, {small: NextUse.ASLEEP, large: NextUse.SOON})
+            await h.write("slice/job/0/gmem.limit.high", "10M")
+            held = [h.controller.books(one).current // MIB for one in (small, large)]
+            assert held == ([2, 8] if features & abi.FEATURE_NEXT_USE else [4, 6])
 
     trio.run(test)
 

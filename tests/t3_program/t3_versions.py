@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from backend.door.wire import CUDA, names
+from backend.door.wire import CUDA, SOFT, names
 from ggroupfs.commands import doctor
 
 OF_0_1 = "ledger soft\ngpu nvidia\npid 7\nsocket /run/ggroupfs/0:40.sock\nupgrade SIGUSR2\n"
@@ -25,7 +25,8 @@ NOW = f"ledger soft\nledger.lacks none\ngpu nvidia\nprotocol 1\nfeatures {names(
         (NOW + "programs.older 3\nprograms.lack depart\n", "older library: 3, which lack depart until they start anew"),
         (NOW.replace(",depart", ""), "its daemon is of another version and lacks depart"),
         (NOW.replace(",depart", ",depart,later"), ""),
-        ("gpu soft\nprotocol 1\nfeatures engine,family\n", ""),
+        (f"gpu soft\nprotocol 1\nfeatures {names(SOFT)}\n", ""),
+        ("gpu soft\nprotocol 1\nfeatures engine,family\n", "its daemon is of another version and lacks turns"),
     ],
 )
 def test_what_doctor_says_of_a_tree(tmp_path: Path, text: str, why: str) -> None:

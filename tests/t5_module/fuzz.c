@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * fuzz SECONDS [SEED]: everything that can be asked of /dev/ggroup, and much that cannot, by several
- * processes of root and of nobody, which are killed in the middle of it. The kernel's log says
+ * processes of root and of uid 65534, which are killed in the middle of it. The kernel's log says
  * whether that was right; this says how much of it was reached, and that the module still works.
  *
  * The workers never clean up: they live for a moment and are killed with everything that they hold,
@@ -24,6 +24,7 @@
 #define PETS		8
 #define GRACE_S		90
 #define NOBODY		65534
+#define USES		32		/* processes whose next use is said in one call */
 
 static const struct {
 	const char *name;
@@ -34,7 +35,7 @@ static const struct {
 	CMD(SWAP_IN), CMD(USERMEM), CMD(GET), CMD(ADD), CMD(FIND), CMD(NEXT), CMD(MOVE),
 	CMD(REMOVE), CMD(SET), CMD(RESET_PEAK), CMD(OBSERVE), CMD(NOTE), CMD(PRESS), CMD(PLAN),
 	CMD(SET_TIMESLICE), CMD(ATTACH_TSG), CMD(DETACH_TSG), CMD(RECLAIM), CMD(REGISTER),
-	CMD(UNREGISTER), CMD(FORGET), CMD(EVENTS), CMD(REASONS),
+	CMD(UNREGISTER), CMD(FORGET), CMD(EVENTS), CMD(REASONS), CMD(NEXT_USE),
 };
 
 #define KINDS	ARRAY_SIZE(ioctls)
@@ -139,6 +140,20 @@ static void any_path(u64 *random, char *path)
 	}
 }
 
+/* Classes of next use, which mostly make sense, where a plan would be read to. */
+static void any_uses(u64 *random)
+{
+	struct ggroup_use *use = (struct ggroup_use *)guarded;
+
+	for (int i = 0; i < USES; i++)
+		use[i] = (struct ggroup_use) {
+			.id = any_process(random),
+			.next = below(random, 64) ? below(random, GGROUP_NEXT_USE_MOST + 1) :
+				edge(random),
+			.reserved = !below(random, 256),
+		};
+}
+
 /* Arguments that make sense, mostly. */
 static void build(u64 *random, unsigned int kind, void *to)
 {
@@ -152,6 +167,7 @@ static void build(u64 *random, unsigned int kind, void *to)
 		struct ggroup_amount amount;
 		struct ggroup_note note;
 		struct ggroup_reasons reasons;
+		struct ggroup_uses uses;
 		struct ggroup_reset reset;
 		struct ggroup_plan plan;
 		struct ggroup_command command;
@@ -221,6 +237,14 @@ static void build(u64 *random, unsigned int kind, void *to)
 			arg->id = any_process(random);
 		arg->reasons.off_all = below(random, 8) ? below(random, 0x40) : edge(random);
 		arg->reasons.off_gr = below(random, 2) ? 0 : below(random, 0x41);
+		break;
+	case GGROUP_IOC_NEXT_USE:
+		if (below(random, 8))
+			arg->uses.root = shared->roots[below(random, 4)];
+		any_uses(random);
+		arg->uses.uses = below(random, 8) ? (u64)(uintptr_t)guarded : edge(random);
+		arg->uses.count = below(random, 8) ? below(random, USES) : edge(random);
+		arg->uses.reserved = !below(random, 16);
 		break;
 	case GGROUP_IOC_NOTE:
 		arg->note.event = below(random, 8);
@@ -352,7 +376,7 @@ static void fuzz_ioctl(u64 *random)
 	}
 }
 
-/* Whoever reads commands answers them: rightly, wrongly, twice, late or never. */
+/* A file that commands are read from has answers: rightly, wrongly, twice, late or never. */
 static void fuzz_provider(u64 *random)
 {
 	static struct ggroup_message late[8];
@@ -483,7 +507,7 @@ static void fuzz_files(u64 *random)
 	case 5:
 		fcntl(fd, F_SETFL, below(random, 2) ? O_NONBLOCK : 0);
 		break;
-	case 6:		/* in flight when all who know it are gone */
+	case 6:		/* in flight when all that know it are gone */
 		if (!socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) {
 			char room[CMSG_SPACE(sizeof(int))] = { 0 }, byte = 0;
 			struct iovec iov = { &byte, 1 };
@@ -588,7 +612,7 @@ static void work(u64 seed, bool nobody)
 
 	setpgid(0, 0);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	dup2(other, 0);		/* a file of somebody else's, which may be written to */
+	dup2(other, 0);		/* a file of another user's, which may be written to */
 	limit(RLIMIT_NOFILE, 256);
 	limit(RLIMIT_CORE, 0);
 	limit(RLIMIT_STACK, 1 << 20);
@@ -597,7 +621,7 @@ static void work(u64 seed, bool nobody)
 	guarded = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	readonly = mmap(NULL, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	mprotect(guarded + page, page, PROT_NONE);
-	/* Some were opened by root, as those are that somebody is handed. */
+	/* Some were opened by root, as those are that a process is handed. */
 	for (int i = 0; i < FILES; i++) {
 		if (nobody && i == FILES / 4 &&
 		    (setgroups(0, NULL) || setresgid(NOBODY, NOBODY, NOBODY) ||
@@ -741,7 +765,7 @@ static int supervise(double seconds, u64 seed)
 	return report(seed, kills, left, check(fd));
 }
 
-/* Where everybody is who does not come back. */
+/* Where each process is that does not come back. */
 static void show_stuck(void)
 {
 	fprintf(stderr, "fuzz: stuck\n");

@@ -206,6 +206,12 @@ class File:
     def reasons(self, group: int, off_all: int, off_gr: int = 0) -> None:
         ioctl(self.fd, abi.IOC_REASONS, abi.Reasons(id=group, off_all=off_all, off_gr=off_gr))
 
+    def next_use(self, root: int, uses: Sequence[tuple[int, int, int]], count: int | None = None) -> None:
+        """Say how soon processes use their memory again: (id, class, reserved) of each, or that there are `count`."""
+        found = (abi.Use * len(uses))(*(abi.Use(*use) for use in uses))
+        count = len(uses) if count is None else count
+        ioctl(self.fd, abi.IOC_NEXT_USE, abi.Uses(root=root, uses=ctypes.addressof(found), count=count))
+
     # GPUs
 
     def register(self, name: str, capacity: int, granule: int = 1, headroom: int = 0) -> abi.Gpu:

@@ -1,4 +1,4 @@
-"""What can go wrong between programs, one test for each: who forks, dies, hangs, lies, or was somebody else before."""
+"""What can go wrong between programs, one test for each: forks, deaths, hangs, lies, pids that are used again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def wait_until_gone(fd: int) -> None:
     os.close(fd)
 
 
-# Who a tenant is
+# What a tenant is
 
 
 def own_calls() -> dict[str, int]:
@@ -249,7 +249,7 @@ def test_join_by_a_thread(gpu: Provider, spawn: Spawn) -> None:
 def test_join_twice(gpu: Provider, spawn: Spawn, admin: File) -> None:
     tenant, group = tenant_of(gpu, spawn)
     assert tenant.errno(there_call, "join", gpu.name) == errno.EBUSY
-    assert tenant.do(there_join, gpu.name) == group  # with another file, and nobody is asked
+    assert tenant.do(there_join, gpu.name) == group  # with another file, and no provider is asked
     assert errno_of(gpu.join, gpu.name) == errno.EBUSY  # a file that provides
     assert tenant.errno(there_join, fresh_name()) == errno.ENODEV
     assert tenant.do(there_fork, refused_register, gpu.name) == errno.EBUSY
@@ -540,7 +540,7 @@ def test_provider_that_never_answers(gpu: Provider, spawn: Spawn, admin: File) -
     asker = Asker(admin.lever, abi.IOC_DETACH_TSG, group, 0, 300)
     assert asker.outcome() == errno.ETIMEDOUT
     assert 0.28 <= asker.took_s < 5
-    assert gpu.take() == []  # nobody wants it any more, so nobody is told
+    assert gpu.take() == []  # no asker wants it any more, so no provider is told
     assert admin.books(group).flags == abi.BOOKS_ONLINE
     tenant = spawn()
     assert tenant.errno(there_join, gpu.name, 100) == errno.ETIMEDOUT
@@ -690,13 +690,13 @@ def test_many_levers_at_once(gpu: Provider, spawn: Spawn, admin: File) -> None:
     for group in groups:
         books = admin.books(group)
         assert books.flags == abi.BOOKS_ONLINE | abi.BOOKS_DETACHED
-        # Who asked last, of those who were not overtaken by one who asked earlier and came later.
+        # That of the last asker, of those that were not overtaken by one that asked earlier and came later.
         assert books.lever_timeslice_us in range(1000, 1200)
         told = [one.value for one in gpu.seen if one.group == group and one.op == abi.OP_SET_TIMESLICE]
         assert books.lever_timeslice_us == told[-1]
 
 
-# Who may what
+# Rights
 
 
 def nested_join(name: str) -> tuple[int, int, list[tuple[int, int]]]:
@@ -730,6 +730,7 @@ def admin_calls(root: int, group: int) -> dict[str, int]:
             "charge": lambda: file.charge(1, group),
             "observe": lambda: file.observe(group, 1),
             "reasons": lambda: file.reasons(group, 1),
+            "next_use": lambda: file.next_use(root, [(group, 1, 0)]),
             "set": lambda: file.set(group, weight=1),
             "get": lambda: file.books(group),
         }
@@ -756,7 +757,7 @@ def test_root_of_a_user_namespace_is_no_admin(gpu: Provider, spawn: Spawn) -> No
 
 @attrs.frozen
 class Scene:
-    """A GPU whose /s is OWNER's, and everybody who may want something of it."""
+    """A GPU whose /s is OWNER's, and every role that may want something of it."""
 
     gpu: Provider
     slice: int
@@ -822,6 +823,8 @@ RIGHTS: dict[str, tuple[set[str], str, Callable[[Scene], tuple[Any, ...]]]] = {
     "attach_tsg": (ADMIN, "lever", lambda s: (abi.IOC_ATTACH_TSG, s.target)),
     "detach_tsg": (ADMIN, "lever", lambda s: (abi.IOC_DETACH_TSG, s.target)),
     "reasons": (ADMIN, "reasons", lambda s: (s.target, 0)),
+    "next_use": (ADMIN, "next_use", lambda s: (s.gpu.root, [(s.target, 0, 0)])),
+    "next_use of nothing": (ADMIN, "next_use", lambda s: (s.gpu.root, [])),
     "reclaim": (CONTROL, "lever", lambda s: (abi.IOC_RECLAIM, s.target, 0)),
     "reclaim of the slice": (ADMIN, "lever", lambda s: (abi.IOC_RECLAIM, s.slice, 0)),
     "register": (ADMIN, "register", lambda s: (s.gpu.name, 1)),
@@ -830,7 +833,7 @@ RIGHTS: dict[str, tuple[set[str], str, Callable[[Scene], tuple[Any, ...]]]] = {
     "events": (ADMIN, "events", lambda s: (s.gpu.root,)),
     "hello": ({"self", "owner", "other", "admin"}, "hello", lambda s: ()),
 }
-"""A call: who may do it, and what it is. Who may gets no EPERM, who may not gets nothing else."""
+"""A call: the roles that may do it, and what it is. A role that may gets no EPERM, any other gets nothing else."""
 
 _numbers = itertools.count()
 
@@ -922,11 +925,11 @@ def there_set(group: int, values: dict[str, int]) -> int:
 
 def test_usermemfd(gpu: Provider, spawn: Spawn, admin: File) -> None:
     tenant, group = tenant_of(gpu, spawn)
-    admin.press(group, 99)  # before anybody listens: not seen
+    admin.press(group, 99)  # before there is a reader: not seen
     one, two = admin.usermem(group), admin.usermem(group)
     assert errno_of(os.read, one, 16) == errno.EAGAIN
     assert not readable(one, 0)
-    for nbytes in range(1, 1001):  # nobody reads, and nobody waits
+    for nbytes in range(1, 1001):  # there is no reader, and the writer does not wait
         admin.press(group, nbytes)
     assert readable(one, 0) == select.POLLIN
     assert errno_of(os.read, one, 15) == errno.EINVAL
@@ -975,7 +978,7 @@ def test_events_are_counted_until_they_are_read(gpu: Provider, spawn: Spawn, adm
     parent = gpu.add_slice(gpu.root, "/s")
     _, group = group_of(gpu, spawn)
     gpu.move(group, parent)
-    admin.note(group, abi.EVENT_HIGH)  # nobody listens
+    admin.note(group, abi.EVENT_HIGH)  # without a listener
     events = Events(admin, gpu.root)
     assert errno_of(admin.events, gpu.root) == errno.EBUSY
     assert errno_of(admin.events, parent) == errno.EINVAL
@@ -998,7 +1001,7 @@ def test_events_are_counted_until_they_are_read(gpu: Provider, spawn: Spawn, adm
     assert {id_ for id_, *_ in events.read()} == {parent, gpu.root}
     events.close()
     admin.note(parent, abi.EVENT_HIGH)
-    events = Events(admin, gpu.root)  # what came between two listeners is nobody's
+    events = Events(admin, gpu.root)  # what came between two listeners goes to neither
     assert events.read() == []
     gpu.unregister(abi.UNREGISTER_FORGET)
     assert readable(events.fd, 0) & select.POLLHUP
@@ -1070,7 +1073,7 @@ def test_the_page_of_counters(gpu: Provider, spawn: Spawn, admin: File) -> None:
     }
     assert errno_of(harness.map_page, admin.fd) == errno.ENODEV
     gpu.remove(group)
-    tenant.do(there_count, 6, 6)  # still a page, though of nobody
+    tenant.do(there_count, 6, 6)  # still a page, though of no group
     assert errno_of(admin.books, group) == errno.ENODEV
 
 
@@ -1078,7 +1081,7 @@ def test_the_page_of_counters(gpu: Provider, spawn: Spawn, admin: File) -> None:
 
 
 def test_a_reset_of_a_peak_is_of_one_file(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """As memory.peak and memory.swap.peak since Linux 6.12: whoever resets takes nothing from others."""
+    """As memory.peak and memory.swap.peak since Linux 6.12: a reset takes nothing from others."""
     _, group = group_of(gpu, spawn)
     gpu.charge(70, group)
     gpu.swap_out(50, group)
@@ -1121,7 +1124,7 @@ there_files: list[File] = []
 
 
 def test_files_that_have_reset_a_peak_are_bounded(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """But root's, so that nobody keeps root from it."""
+    """But root's, so that no user keeps root from it."""
     slice_ = admin.add_slice(gpu.root, "/s")
     below = admin.add_slice(gpu.root, "/s/t", slice_)
     admin.set(slice_, uid=NOBODY)
@@ -1161,6 +1164,7 @@ def test_growth(gpu: Provider, spawn: Spawn, admin: File) -> None:
         Padded(abi.IOC_CHARGE, abi.Amount(id=group)),
         Padded(abi.IOC_SET, abi.Set(id=group, mask=abi.SET["weight"], weight=7)),
         Padded(abi.IOC_REASONS, abi.Reasons(id=group, off_all=1)),
+        Padded(abi.IOC_NEXT_USE, abi.Uses(root=gpu.root)),
         Padded(abi.IOC_PRESS, abi.Amount(id=group)),
         Padded(abi.IOC_PLAN, abi.Plan(id=group, nbytes=1)),
         Padded(abi.IOC_NEXT, abi.Group(root=gpu.root)),
@@ -1190,7 +1194,7 @@ def test_growth(gpu: Provider, spawn: Spawn, admin: File) -> None:
     for number in (abi.IOC_HELLO ^ 1 << 31, abi.IOC_CHARGE ^ 1 << 30, abi.IOC_MAGIC << 8 | 255, abi.IOC_GET ^ 1 << 8):
         assert raw_ioctl(admin.fd, number, 0) == errno.ENOTTY
     hello = admin.hello()
-    assert (hello.version, hello.features, hello.reserved) == (abi.ABI_VERSION, 0xFF, 0)
+    assert (hello.version, hello.features, hello.reserved) == (abi.ABI_VERSION, 0x1FF, 0)
 
 
 def own_amounts(own: int, tail: bytes) -> list[int]:
@@ -1209,7 +1213,7 @@ def own_amounts(own: int, tail: bytes) -> list[int]:
 
 
 def test_a_tenant_is_answered_the_same_whatever_the_size(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """What he calls all the time is answered by a shorter way than all else, which longer arguments take."""
+    """What it calls all the time is answered by a shorter way than all else, which longer arguments take."""
     tenant, group = tenant_of(gpu, spawn)
     stranger = spawn()
     for other in (tenant, stranger):
@@ -1417,7 +1421,7 @@ def test_a_full_gpu_takes_from_who_is_not_protected(admin: File, spawn: Spawn) -
         assert (admin.books(first).current_bytes, admin.books(second).current_bytes) == (10 * MIB, 10 * MIB)
         root = admin.books(gpu.root)
         assert (root.current_bytes, root.swap, root.events_low, root.events_high) == (20 * MIB, 6 * MIB, 0, 1)
-        # Nobody else has anything left to give than who is protected: that is counted.
+        # No other has anything left to give than the one that is protected: that is counted.
         admin.set(other, swap_max=6 * MIB)
         greedy.do(there_call, "charge", 3 * MIB)
         events.until(lambda: admin.books(first).events_reclaim, gpu)
@@ -1445,6 +1449,70 @@ def test_reclaim_of_a_slice(gpu: Provider, spawn: Spawn, admin: File) -> None:
     assert askers[0].value == 3 * MIB
 
 
+def test_a_reclaim_goes_on_past_one_that_cannot_give(gpu: Provider, spawn: Spawn, admin: File) -> None:
+    """The error is told where none has given."""
+    gpu.parent = gpu.add_slice(gpu.root, "/s")
+    (_, one), (_, two) = (tenant_of(gpu, spawn) for _ in range(2))
+    admin.charge(6 * MIB, one)
+    admin.charge(6 * MIB, two)
+    first, last = (id_ for id_, _, _ in admin.plan(gpu.parent, 4 * MIB))
+    refusing = {first}
+    gpu.answers[abi.OP_RECLAIM] = lambda provider, asked: (
+        (-errno.EOPNOTSUPP, 0) if asked.group in refusing else Provider.give(provider, asked)
+    )
+    asker = Asker(admin.lever, abi.IOC_RECLAIM, gpu.parent, 4 * MIB)
+    assert (asker.outcome(gpu), asker.value) == (0, 2 * MIB)
+    assert [admin.books(id_).current_bytes for id_ in (first, last)] == [6 * MIB, 4 * MIB]
+    refusing.add(last)
+    assert Asker(admin.lever, abi.IOC_RECLAIM, gpu.parent, 4 * MIB).outcome(gpu) == errno.EOPNOTSUPP
+
+
+def protected_pair(admin: File, slice_: int, groups: Sequence[int]) -> tuple[int, int]:
+    """Has two processes of a slice hold 6 MiB each, protected; returns them in the order of a plan for both."""
+    for group in groups:
+        admin.charge(6 * MIB, group)
+        admin.set(group, low=8 * MIB)
+    admin.set(slice_, low=16 * MIB)
+    (first, _, one), (last, _, other) = admin.plan(slice_, 4 * MIB)
+    assert one == other == abi.TARGET_BELOW_LOW
+    return first, last
+
+
+def told(admin: File, *groups: int) -> list[tuple[int, int]]:
+    """How often each was told to give, and taken from though it is protected."""
+    return [(books.pressure_seq, books.events_low) for books in map(admin.books, groups)]
+
+
+def test_a_reclaim_ends_with_its_caller(gpu: Provider, spawn: Spawn, admin: File) -> None:
+    """Those behind the one that it waited for are not asked, nor told."""
+    gpu.parent = gpu.add_slice(gpu.root, "/s")
+    tenants = [tenant_of(gpu, spawn) for _ in range(2)]
+    first, last = protected_pair(admin, gpu.parent, [group for _, group in tenants])
+    asker = spawn()
+    asker.do(there_open)
+    asker.do(there_catch)
+    asker.begin(there_call, "lever", abi.IOC_RECLAIM, gpu.parent, 4 * MIB, 60_000)
+    command = gpu.await_command()
+    assert (command.op, command.group) == (abi.OP_RECLAIM, first)
+    asker.signal(signal.SIGUSR1)
+    assert errno_of(asker.result) == errno.EINTR
+    assert gpu.take() == []
+    assert told(admin, first, last) == [(1, 1), (0, 0)]
+    gpu.answer(command)
+
+
+def test_a_reclaim_ends_with_its_provider(served: tuple[str, Remote, int, int], admin: File, spawn: Spawn) -> None:
+    _, other, root, _ = served
+    slice_ = admin.add_slice(root, "/s")
+    members = [spawn() for _ in range(2)]
+    first, last = protected_pair(admin, slice_, [admin.add_process(root, one.pid, slice_) for one in members])
+    asker = Asker(admin.lever, abi.IOC_RECLAIM, slice_, 4 * MIB, 60_000)
+    assert other.do(there_take).group == first
+    other.end()
+    assert asker.outcome() == errno.ENODEV
+    assert told(admin, first, last) == [(1, 1), (0, 0)]
+
+
 def test_a_reclaim_that_was_asked_of_who_died(gpu: Provider, spawn: Spawn, admin: File) -> None:
     gpu.parent = gpu.add_slice(gpu.root, "/s")
     (doomed, one), (_, two) = (tenant_of(gpu, spawn) for _ in range(2))
@@ -1467,8 +1535,8 @@ def test_a_reclaim_that_was_asked_of_who_died(gpu: Provider, spawn: Spawn, admin
 
 STRANGERS, CHARGES, LEVERS = 4, 1000, 6
 SLOWER = 4.0
-"""Times as long a call may take beside so many who flood the module, as beside as many who only use the processor: what
-they may take is their part of that."""
+"""Times as long a call may take beside so many that flood the module, as beside as many that only use the processor:
+what they may take is their part of that."""
 WORST_S = 5.0
 """Seconds that none may take, on an emulated processor."""
 

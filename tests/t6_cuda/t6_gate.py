@@ -6,7 +6,7 @@ import pytest
 
 from .harness import run
 
-CASES = ["launches", "order", "timeout", "nested", "capture", "death", "fork"]
+CASES = ["launches", "order", "timeout", "nested", "capture", "death", "cancelled", "fork"]
 
 
 @pytest.mark.parametrize("sanitize", ["", "thread", "address,undefined"])

@@ -17,6 +17,7 @@ import attrs
 import pytest
 import trio
 
+from backend.core.turns import TurnEnd
 from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
 from backend.door.wire import CUDA, FIRST, SIZE, VERSION, Feature, Message, Op, met, names
@@ -76,6 +77,7 @@ async def connected(path: Path) -> AsyncIterator[Raw]:
 # The library of 0.1, and this daemon
 
 
+@pytest.mark.logs("its library is older than this daemon and lacks turns")
 def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
     """Each message as it said it; each answer as it got it, but for the bits, at which it does not look."""
     replies: dict[int, bytes] = {}
@@ -99,7 +101,7 @@ def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
                     assert program.descriptors == line.descriptor
                     replies[line.message.op] = raw
             assert daemon.gpu.managed.counts(process) == (0, 0), "its kernels are counted"
-            assert facts == {"programs.older": "0", "programs.lack": "none"}, "it lacks nothing"
+            assert facts == {"programs.older": "1", "programs.lack": "turns"}, "it lacks what came later, and no more"
             assert int(await daemon.h.read(f"{process.pid}/0/gmem.current")) == 1000 * MIB
 
     real(test)
@@ -112,13 +114,13 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
     assert met(CUDA, 0) == CUDA & FIRST
     assert met(CUDA, UNKNOWN | Feature.MEMORY) == Feature.MEMORY
     assert met(CUDA, UNKNOWN) == Feature(0)
-    assert names(CUDA) == "memory,counters,report,depart,family"
+    assert names(CUDA) == "memory,counters,report,depart,family,turns"
 
 
 # What a program's library lacks
 
 
-@pytest.mark.parametrize("lacks", [Feature.COUNTERS, Feature.DEPART, Feature.REPORT, Feature.MEMORY])
+@pytest.mark.parametrize("lacks", [Feature.COUNTERS, Feature.DEPART, Feature.REPORT, Feature.MEMORY, Feature.TURNS])
 @pytest.mark.logs("its library is older than this daemon and lacks")
 def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lacks: Feature, caplog: object) -> None:
     async def test() -> None:
@@ -145,6 +147,9 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
 
     async def leaves(daemon: Daemon, process: Process, lacks: Feature) -> None:
         if lacks == Feature.REPORT:
+            return
+        if lacks == Feature.TURNS:
+            assert await daemon.gpu.managed.end_turn(process, 1000) is TurnEnd.UNGATED
             return
         with pytest.raises(OSError, match="older") as caught:
             await daemon.gpu.managed._depart(process, near=False)
@@ -271,6 +276,33 @@ def test_this_library_uses_what_both_can(served: Served, features: int) -> None:
         program.ask("limits")
         assert (Op.CHARGE in double.ops()) == bool(features & Feature.MEMORY)
         assert (Op.REPORT in double.ops()) == bool(features & Feature.REPORT)
+
+
+def test_turns_are_for_a_gpu_that_is_managed(served: Served) -> None:
+    """Both are obeyed as soon as they come; the end of the connection opens what is closed."""
+    with served(CUDA) as (double, program):
+        assert program.ask("use 0") == "0"
+
+        def turn(op: Op, gpu: int, first: int) -> tuple[int, int]:
+            double.heard.clear()
+            double.say(Message(op, 5, gpu, (first,)))
+            answer = double.wait(lambda message: message.reply)
+            assert (answer.op, answer.seq, answer.gpu) == (op, 5, gpu)
+            return answer.status, answer.args[0]
+
+        assert turn(Op.END_TURN, 0, 20000) == (0, 1)
+        assert program.ask("turn") == "1 20000"
+        assert turn(Op.END_TURN, 0, 0) == (0, 0)
+        assert turn(Op.END_TURN, 0, 77) == (-errno.EBUSY, 0)
+        assert turn(Op.END_TURN, 1, 20000) == (-errno.ENODEV, 0)
+        assert program.ask("turn") == "1 77"
+        assert turn(Op.BEGIN_TURN, 0, 5000) == (0, 0)
+        assert program.ask("turn") == "2 5000"
+        assert turn(Op.BEGIN_TURN, 3, 1) == (-errno.ENODEV, 0)
+        assert double.connection is not None
+        double.connection.shutdown(socket.SHUT_RDWR)
+        while program.ask("turn") != "-1 5000":
+            pass
 
 
 def test_what_the_library_does_not_know_is_no_end(served: Served) -> None:

@@ -3,64 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
-import random
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import attrs
 import pytest
 
-from ggroupfs.client import Member
 from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import wait_for
-from tests.t7_nvidia.programs import Program, current, member, write
-from tests.t7_nvidia.trained import MAY, STEPS, STOP, outcome, seconds_of, torch
+from tests.t7_nvidia.programs import Program, member
+from tests.t7_nvidia.trained import MAY, STEPS, STOP, Rewritten, outcome, rewrite, seconds_of, torch
 
 RUNS, AT_ONCE = 20, 3
 ENDURANCE_S = float(os.environ.get("GGROUP_ENDURANCE_S", "600"))
 SAME = ("taskset", "--cpu-list", "2-5")
 """Four CPUs for each of several programs that take turns."""
-
-
-@attrs.define
-class Rewritten:
-    """What became of a limit that was rewritten all the time."""
-
-    footprint: int
-    written: int = 0
-    refused: Counter[str] = attrs.field(factory=Counter)
-    """Writes that failed, by errno; the last one may, when the program has just ended."""
-    moved: int = 0
-    """Bytes moved out."""
-
-    def __str__(self) -> str:
-        refused = f", refused {dict(self.refused)}" if self.refused else ""
-        return (
-            f"footprint {self.footprint >> 20} MiB, limit written {self.written} times{refused}, "
-            f"{self.moved >> 20} MiB moved out"
-        )
-
-
-def rewrite(run: Program, group: Member, seed: int, until: Callable[[Rewritten], bool]) -> Rewritten:
-    """Sets gmem.limit.high to between 40 and 100 % of the footprint every 200 ms, at random; in the end to none."""
-    rng, result = random.Random(seed), Rewritten(current(group))
-    while run.process.poll() is None and not until(result):
-        try:
-            write(group, "gmem.limit.high", int(result.footprint * rng.uniform(0.4, 1.0)))
-            result.written += 1
-            result.moved = group.flat("gmem.stat")["swapout_bytes"]
-        except OSError as error:
-            result.refused[errno.errorcode.get(error.errno or 0, str(error))] += 1
-        time.sleep(0.2)
-    with contextlib.suppress(OSError):  # it may just have ended
-        write(group, "gmem.limit.high", "max")
-    return result
 
 
 @pytest.mark.timeout(300)

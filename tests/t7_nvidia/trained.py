@@ -1,17 +1,24 @@
-"""A PyTorch program under limits or plain, and what it computed."""
+"""A PyTorch program under limits or plain, what became of the limits, and what it computed."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import random
 import statistics
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
+import attrs
+
+from ggroupfs.client import Member
 from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import ROOT
-from tests.t7_nvidia.programs import Program, program, run_in
+from tests.t7_nvidia.programs import Program, current, program, run_in, write
 
 STEPS = 200
 STOP, MAY, HEAD, STEP = 8, 16, 24, 16
@@ -40,3 +47,38 @@ def outcome(run: Program, seconds: float = 60) -> tuple[bytes, float]:
     assert run.process.wait(seconds) == 0
     losses = b"".join(run.page[HEAD + STEP * step : HEAD + STEP * step + 8] for step in range(run.passes))
     return losses, statistics.median(seconds_of(run, run.passes // 10, run.passes)) * 1e6
+
+
+@attrs.define
+class Rewritten:
+    """What became of a limit that was rewritten all the time."""
+
+    footprint: int
+    written: int = 0
+    refused: Counter[str] = attrs.field(factory=Counter)
+    """Writes that failed, by errno; the last one may, when the program has just ended."""
+    moved: int = 0
+    """Bytes moved out."""
+
+    def __str__(self) -> str:
+        refused = f", refused {dict(self.refused)}" if self.refused else ""
+        return (
+            f"footprint {self.footprint >> 20} MiB, limit written {self.written} times{refused}, "
+            f"{self.moved >> 20} MiB moved out"
+        )
+
+
+def rewrite(run: Program, group: Member, seed: int, until: Callable[[Rewritten], bool]) -> Rewritten:
+    """Set gmem.limit.high to between 40 and 100 % of the footprint every 200 ms, at random; in the end to none."""
+    rng, result = random.Random(seed), Rewritten(current(group))
+    while run.process.poll() is None and not until(result):
+        try:
+            write(group, "gmem.limit.high", int(result.footprint * rng.uniform(0.4, 1.0)))
+            result.written += 1
+            result.moved = group.flat("gmem.stat")["swapout_bytes"]
+        except OSError as error:
+            result.refused[errno.errorcode.get(error.errno or 0, str(error))] += 1
+        time.sleep(0.2)
+    with contextlib.suppress(OSError):  # it may just have ended
+        write(group, "gmem.limit.high", "max")
+    return result

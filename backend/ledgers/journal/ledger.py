@@ -176,7 +176,9 @@ class JournaledLedger(SoftLedger):
     def _inherit(self, group: Group, key: Key, above: Group) -> Inherited:
         held = self._journal.state.levers.get(key, UNTOUCHED)
         off = self._journal.state.reasons.get(key, Off()).held_in(held.engines)
-        applied = Wanted(off, **{lever.field: held.at(lever) for lever in LEVERS})
+        applied = Wanted(off)
+        for lever in LEVERS:
+            applied = applied.with_(lever, held.at(lever))
         return Inherited(group, above, applied, held.moving)
 
 

@@ -169,9 +169,9 @@ static CUresult finish(struct fake_stream *stream, CUgraph *graph)
 	*graph = result ? NULL : capture->graph;
 	if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {
 		capture->active = false;
-		for (struct fake_stream *other = stream->context->streams; other; other = other->next)
-			if (other->capture == capture)
-				other->capture = NULL;
+		stream->capture = NULL;
+		for (struct fake_stream *other = capture->joined; other; other = other->next_captured)
+			other->capture = NULL;
 	}
 	pthread_mutex_unlock(&fake_lock);
 	return result;

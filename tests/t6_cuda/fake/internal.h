@@ -44,6 +44,7 @@ struct fake_stream {
 	uint64_t queued, done;		/* operations */
 	struct operation *first, *last;
 	struct capture *capture;
+	struct fake_stream *next_captured;
 };
 
 struct CUevent_st {
@@ -59,6 +60,7 @@ struct CUevent_st {
 /* A capture in progress, or over. */
 struct capture {
 	struct fake_stream *origin;
+	struct fake_stream *joined;	/* the others, of any context */
 	CUgraph graph;
 	CUstreamCaptureMode mode;
 	pthread_t thread;

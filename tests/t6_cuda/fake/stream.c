@@ -494,8 +494,11 @@ static CUresult wait_event(struct fake_stream *stream, CUevent event)
 			result = CUDA_ERROR_STREAM_CAPTURE_MERGE;
 		else if (stream == stream->context->legacy)
 			result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-		else
+		else if (!stream->capture) {
 			stream->capture = event->capture;
+			stream->next_captured = event->capture->joined;
+			event->capture->joined = stream;
+		}
 	} else if (event->capture) {
 		result = CUDA_ERROR_CAPTURED_EVENT;
 	} else if (stream->capture) {

@@ -112,7 +112,7 @@ static void *stays(void *argument)
 	gate_enter();
 	pthread_barrier_wait(&barrier);	/* it is inside */
 	pthread_barrier_wait(&barrier);	/* it may go */
-	/* Still open for who is inside already. */
+	/* Still open for a thread that is inside already. */
 	gate_enter();
 	gate_leave();
 	gate_leave();
@@ -159,7 +159,7 @@ static void nested(void)
 	pthread_t thread;
 	bool entered = false;
 
-	/* Who closes may be inside itself. */
+	/* The closer may be inside itself. */
 	gate_enter();
 	CHECK(gate_close(1000));
 	CHECK(!pthread_create(&thread, NULL, waits_to_enter, &entered));
@@ -236,6 +236,28 @@ static void death(void)
 	}
 }
 
+/* One that is cancelled while it waits to enter leaves the gate as it was. */
+static void cancelled(void)
+{
+	struct timespec until;
+	bool entered = false;
+	pthread_t thread;
+
+	for (int i = 0; i < 20; i++) {
+		CHECK(gate_close(10000));
+		CHECK(!pthread_create(&thread, NULL, waits_to_enter, &entered));
+		usleep(5000);
+		CHECK(!pthread_cancel(thread));
+		clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_sec += 60;
+		CHECK(!pthread_timedjoin_np(thread, NULL, &until));
+		CHECK(!entered);
+		gate_open();
+	}
+	CHECK(gate_close(1000));
+	gate_open();
+}
+
 static void in_fork(void)
 {
 	pthread_t thread;
@@ -247,7 +269,7 @@ static void in_fork(void)
 	gate_capture(1);
 	child = fork();
 	if (!child) {
-		/* The one who is inside is not here, nor is the capture. */
+		/* The one that is inside is not here, nor is the capture. */
 		gate_enter();
 		gate_leave();
 		_exit(gate_close(1000) ? 0 : 1);
@@ -305,6 +327,8 @@ int main(int argc, char **argv)
 		capture();
 	} else if (!strcmp(name, "death")) {
 		death();
+	} else if (!strcmp(name, "cancelled")) {
+		cancelled();
 	} else if (!strcmp(name, "fork")) {
 		in_fork();
 	} else if (!strcmp(name, "cost")) {

@@ -12,6 +12,7 @@
 #include "ours.h"
 #include "session.h"
 #include "totals.h"
+#include "turn.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -33,6 +34,9 @@ static _Atomic unsigned int delay_ms, ticks;
 static _Atomic uint64_t pooled;		/* freed by mover_out instead of being moved */
 static _Atomic uint64_t to_book;	/* moved, and not in the books yet */
 static _Atomic uint64_t moved_out, moved_in;
+static _Atomic uint64_t turn_us;	/* of the last END_TURN, or the run-ahead of the last BEGIN_TURN */
+static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a departure; 1: over; 2: begun */
+static _Atomic bool late;		/* it is over, and was not drained */
 
 void log_line(const char *format, ...)
 {
@@ -78,6 +82,42 @@ int departure_begin(bool near)
 
 void departure_end(void)
 {
+}
+
+int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
+{
+	turn_us = timeout_us;
+	turn = 1;
+	*drained = device->ordinal == 0 && timeout_us;
+	late = !*drained && timeout_us != 77;
+	return timeout_us == 77 ? EBUSY : 0;
+}
+
+void turn_begin(struct device *device, uint64_t run_ahead_us)
+{
+	(void)device;
+	turn_us = run_ahead_us;
+	turn = 2;
+	late = false;
+}
+
+bool turn_is_late(const struct device *device)
+{
+	(void)device;
+	return late;
+}
+
+void turn_open(struct device *device)
+{
+	(void)device;
+	turn = -2;
+	late = false;
+}
+
+void turn_open_all(void)
+{
+	turn = -1;
+	late = false;
 }
 
 int64_t home_some(struct device *device)
@@ -287,6 +327,8 @@ int main(void)
 		} else if (!strcmp(command, "moves")) {
 			printf("%llu %llu\n", (unsigned long long)(moved_out / GG_MIB),
 			       (unsigned long long)(moved_in / GG_MIB));
+		} else if (!strcmp(command, "turn")) {
+			printf("%d %llu\n", turn, (unsigned long long)turn_us);
 		} else if (!strcmp(command, "delay")) {
 			delay_ms = (unsigned int)a;
 			puts("0");

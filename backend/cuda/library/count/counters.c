@@ -3,7 +3,7 @@
  * The streams whose kernels are counted, and when to look what they have finished (marker.h).
  *
  * Each has a lock, taken on every launch by the thread that launches there: it also keeps the
- * stream and its context alive for the listening thread, since whoever destroys them takes it
+ * stream and its context alive for the listening thread, since the thread that destroys them takes it
  * first. All that is given a `struct counted` here has its lock.
  */
 
@@ -130,7 +130,7 @@ void counters_launched(struct device *device, CUstream stream, bool per_thread, 
 	if (!kernels)
 		return;
 	if (!__atomic_load_n(&counters_wake, __ATOMIC_ACQUIRE)) {
-		/* No thread, as there is no daemon: nobody would look at markers. */
+		/* No thread, as there is no daemon: no thread would look at markers. */
 		totals_add(device, kernels, kernels);
 		return;
 	}
@@ -263,26 +263,26 @@ void counters_capture_ended(CUstream stream, bool per_thread)
 	wake();
 }
 
-/* True: there is something to come back for. */
-static bool tick(struct counted *counted, bool *passed)
+/* True: there is something to come back for. `over`: nothing is launched there any more. */
+static bool tick(struct counted *counted, bool over, bool *passed)
 {
 	bool more = true;
 
 	if (!counted->live)
 		return false;
-	/* Whoever holds or captures it wakes this thread afterwards. */
+	/* The thread that holds or captures it wakes this one afterwards. */
 	if (counted->held || counted->captured)
 		return false;
-	if (!counted->first && !counted->launches && !counted->gone)
+	if (!counted->first && !counted->launches && !counted->gone && !counted->key.thread)
 		return false;
 	if (!enter_context(counted)) {
-		/* A context of which nobody told us that it is gone. */
+		/* A context of which no call told us that it is gone. */
 		end(counted);
 		return false;
 	}
 	*passed |= marker_look(counted);
 	if (!counted->gone)
-		marker_place_quiet(counted);
+		marker_place_quiet(counted, over);
 	if (!counted->first && !counted->launches) {
 		more = false;
 		/* A thread's own stream may never be used again, nor be destroyed by a call. */
@@ -291,6 +291,31 @@ static bool tick(struct counted *counted, bool *passed)
 	}
 	leave_context();
 	return more;
+}
+
+bool counters_drain(struct device *device)
+{
+	const CUstreamCaptureMode mode = driver_enter();
+	bool more = false, passed = false;
+
+	for (struct counted *counted = first(); counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		if (counted->live && counted->device == device)
+			more |= tick(counted, true, &passed);
+		pthread_mutex_unlock(&counted->lock);
+	}
+	driver_leave(mode);
+	return !more;
+}
+
+void counters_all_finished(struct device *device)
+{
+	for (struct counted *counted = first(); counted; counted = counted->next) {
+		pthread_mutex_lock(&counted->lock);
+		if (counted->live && counted->device == device)
+			marker_finish_all(counted);
+		pthread_mutex_unlock(&counted->lock);
+	}
 }
 
 bool counters_progress(struct device *device)
@@ -309,6 +334,26 @@ bool counters_progress(struct device *device)
 	return passed;
 }
 
+void counters_mark(CUstream stream, bool per_thread)
+{
+	CUstreamCaptureMode mode;
+	struct stream_key key;
+	struct counted *counted;
+
+	/* Other streams may join a capture at any time; the caller's own does not while it launches there. */
+	if (stream_capturing_any())
+		return;
+	mode = driver_enter();
+	key = stream_key(stream, per_thread);
+	counted = find(&key);
+	if (counted) {
+		if (!counted->held)
+			mark_from_elsewhere(counted);
+		pthread_mutex_unlock(&counted->lock);
+	}
+	driver_leave(mode);
+}
+
 int counters_tick(void)
 {
 	static __thread bool relaxed;
@@ -317,14 +362,14 @@ int counters_tick(void)
 	bool more = false, passed = false;
 
 	ours_enter();
-	/* This thread's calls must not end anybody's capture. */
+	/* This thread's calls must not end a capture of the program. */
 	if (!relaxed && real.cuThreadExchangeStreamCaptureMode)
 		relaxed = !real.cuThreadExchangeStreamCaptureMode(&mode);
 	/* Before the look: what is launched meanwhile wakes. */
 	__atomic_store_n(&asleep, true, __ATOMIC_SEQ_CST);
 	for (struct counted *counted = first(); counted; counted = counted->next) {
 		pthread_mutex_lock(&counted->lock);
-		more |= tick(counted, &passed);
+		more |= tick(counted, false, &passed);
 		pthread_mutex_unlock(&counted->lock);
 	}
 	ours_leave();

@@ -36,8 +36,16 @@ void counters_capture_ended(CUstream stream, bool per_thread);
  * until it wants to be called again, -1 when there is nothing to wait for. Called by the
  * listening thread (daemon.c). */
 int counters_tick(void);
-/* Whether anything on `device` was finished since somebody looked last. In any thread of ours. */
+/* With nothing launched on `device` any more: has it known when all of it has finished, and says whether it has. What
+ * is not counted may run still. In any thread of ours. */
+bool counters_drain(struct device *device);
+/* All that was launched on `device` has run, as its contexts say. No marker of it is placed from here to the next
+ * launch: it would wait for the next turn, and have all wait that wait for the contexts. */
+void counters_all_finished(struct device *device);
+/* Whether anything on `device` was finished since the last look. In any thread of ours. */
 bool counters_progress(struct device *device);
+/* Has it known of what this thread launched in `stream` when it finishes, and not up to 2 ms later. */
+void counters_mark(CUstream stream, bool per_thread);
 /* Wakes that thread: there is something to wait for again. Set by daemon.c; NULL while
  * there is no thread. */
 extern void (*counters_wake)(void);

@@ -139,12 +139,12 @@ bool marker_place(struct counted *counted, uint64_t time)
 	return true;
 }
 
-void marker_place_quiet(struct counted *counted)
+void marker_place_quiet(struct counted *counted, bool over)
 {
 	uint64_t time = moment_us();
 
 	if (!counted->launches || counted->key.thread || stream_capturing_any() ||
-	    time - counted->last < SPACING)
+	    (!over && time - counted->last < SPACING))
 		return;
 	if (__atomic_load_n(&outstanding, __ATOMIC_RELAXED) - (int64_t)counted->launches >= ROOM &&
 	    counted->first)
@@ -155,7 +155,7 @@ void marker_place_quiet(struct counted *counted)
 	}
 }
 
-/* Behind every launch, where nobody else can or may do it later: moves the last marker
+/* Behind every launch, where no other thread can or may do it later: moves the last marker
  * on, if it is young. */
 static bool place_at_once(struct counted *counted, uint64_t time)
 {
@@ -184,7 +184,7 @@ void marker_launched(struct counted *counted, uint64_t kernels)
 		at_once = place_at_once(counted, counted->last);
 	else if (counted->last - counted->marked >= SPACING || counted->launches >= MOST_UNMARKED)
 		marker_place(counted, counted->last);
-	/* Nobody but this thread can mark its own stream, and it may not come back. */
+	/* No thread but this can mark its own stream, and it may not come back. */
 	if (counted->key.thread && !at_once)
 		marker_finish_unmarked(counted);
 }

@@ -18,7 +18,7 @@ static void show(size_t ordinal)
 
 	if (!page || index < 0 || index >= GG_DEVICES)
 		return;
-	/* Whoever reads the second finds no more in it than in the first, if he reads it first. */
+	/* The daemon finds no more in the second than in the first, if it reads the second first. */
 	__atomic_store_n(&page->gpu[index].submitted, totals[ordinal].submitted, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].finished, totals[ordinal].finished, __ATOMIC_RELEASE);
 }
@@ -32,6 +32,16 @@ void totals_add(struct device *device, uint64_t submitted, uint64_t finished)
 	totals[ordinal].submitted += submitted;
 	totals[ordinal].finished += finished;
 	show(ordinal);
+	pthread_mutex_unlock(&lock);
+}
+
+void totals_get(const struct device *device, uint64_t *submitted, uint64_t *finished)
+{
+	size_t ordinal = (size_t)device->ordinal;
+
+	pthread_mutex_lock(&lock);
+	*submitted = totals[ordinal].submitted;
+	*finished = totals[ordinal].finished;
 	pthread_mutex_unlock(&lock);
 }
 

@@ -25,6 +25,7 @@ void totals_share(struct totals_page *page);
 bool totals_stand(bool stands);
 
 void totals_add(struct device *device, uint64_t submitted, uint64_t finished);
+void totals_get(const struct device *device, uint64_t *submitted, uint64_t *finished);
 void totals_forget(void);	/* in the child of fork() */
 
 #endif

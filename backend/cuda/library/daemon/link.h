@@ -29,9 +29,10 @@ enum { WIRE_VERSION = 1 };
 #define FEATURE_REPORT		(UINT64_C(1) << 2)
 #define FEATURE_DEPART		(UINT64_C(1) << 3)
 #define FEATURE_FAMILY		(UINT64_C(1) << 5)
+#define FEATURE_TURNS		(UINT64_C(1) << 6)
 /* Of a daemon that says 0: what 0.1 could. */
 #define FEATURES_FIRST		(FEATURE_MEMORY | FEATURE_COUNTERS | FEATURE_REPORT | FEATURE_DEPART)
-#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY)
+#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY | FEATURE_TURNS)
 
 enum op {
 	OP_HELLO = 1,
@@ -46,6 +47,8 @@ enum op {
 	OP_FAMILY,
 	OP_RECLAIM = 20,
 	OP_DEPART,
+	OP_END_TURN,
+	OP_BEGIN_TURN,
 	OP_EVENTS = 64,		/* from here on no answer is waited for */
 	OP_ROOM = 66,
 };

@@ -19,10 +19,12 @@
 #include "home.h"
 #include "life.h"
 #include "log.h"
+#include "moment.h"
 #include "mover.h"
 #include "ours.h"
 #include "session.h"
 #include "totals.h"
+#include "turn.h"
 
 /* Milliseconds. */
 #define RECONNECT 1000		/* between two tries */
@@ -41,6 +43,18 @@ static int64_t sooner(int64_t one, int64_t other)
 
 /* What the daemon asks */
 
+/* 0, or the errno to refuse with; fills in what is answered. */
+static int end_turn(struct device *device, const struct message *command, struct message *reply)
+{
+	const uint64_t start = moment_us();
+	bool drained = false;
+	int error = departure_begun() ? EBUSY : turn_end(device, command->args[0], &drained);
+
+	reply->args[0] = !error && drained;
+	reply->args[1] = moment_us() - start;
+	return error;
+}
+
 static void obey(const struct message *command)
 {
 	struct message reply = { .op = command->op | OP_REPLY, .seq = command->seq, .gpu = command->gpu };
@@ -53,8 +67,20 @@ static void obey(const struct message *command)
 	if (command->op == OP_DEPART) {
 		reply.status = -(departure_begun() ? EBUSY : departure_begin(command->args[0]));
 		session.departed_at = session_now_ms();
-	} else if (command->op != OP_RECLAIM || !managed) {
-		reply.status = command->op == OP_RECLAIM ? -ENODEV : -ENOSYS;
+		/* Where it goes it has no turns, and it waits at the other gate until then. Where it stays it has left the
+		 * turn of that GPU alone: on another one it may wait for its turn still. */
+		if (!reply.status)
+			turn_open_all();
+		else if (managed)
+			turn_open(managed->device);
+	} else if (command->op != OP_RECLAIM && command->op != OP_END_TURN && command->op != OP_BEGIN_TURN) {
+		reply.status = -ENOSYS;
+	} else if (!managed) {
+		reply.status = -ENODEV;
+	} else if (command->op == OP_END_TURN) {
+		reply.status = -end_turn(managed->device, command, &reply);
+	} else if (command->op == OP_BEGIN_TURN) {
+		turn_begin(managed->device, command->args[0]);
 	} else if (!departure_begun()) {
 		moved = mover_out(managed->device, command->args[3], &usec);
 		log_line("gpu %d: asked to move %llu MiB, moved %llu MiB in %llu us", managed->device->index,
@@ -112,6 +138,9 @@ static int64_t move_back(void)
 		/* The daemon answers once what moved us has ended: until then the driver is busy with that. */
 		const bool may_come = managed->ours || session_now_ms() - session.lost_at > ALONE;
 
+		/* Nothing moves there before its next turn, which would have to wait for this thread. */
+		if (turn_is_late(managed->device))
+			continue;
 		pthread_mutex_unlock(&session.lock);
 		home = may_come ? home_some(managed->device) : -1;
 		if (home >= 0)
@@ -155,6 +184,8 @@ static void lose(void)
 	/* What had us stand by has done with us, or is gone. */
 	if (departure_begun())
 		departure_end();
+	/* There is no daemon that would begin its turn. */
+	turn_open_all();
 	pthread_mutex_lock(&session.lock);
 	if (session.socket.fd >= 0) {
 		log_line("the daemon is gone");
@@ -266,7 +297,8 @@ static void tell_families(void)
 	family_taken();
 }
 
-/* Says which version we are; the lock is held. What the daemon says that it can comes with the answer: nothing, from one of 0.1. */
+/* Says which version we are; the lock is held. What the daemon says that it can comes with the answer: nothing, from one
+ * of 0.1. */
 static bool meet(void)
 {
 	struct waiter hello = { .message = { .op = OP_HELLO, .args = { WIRE_VERSION, FEATURES } } };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Each thread says in a slot of its own that it is inside, and then looks whether the gate is
- * closed; who closes says so, and then looks at the slots. One of the two sees the other, if
- * neither's look is done before its word is out: who closes sees to that for all threads by
+ * closed; the closer says so, and then looks at the slots. One of the two sees the other, if
+ * neither's look is done before its word is out: the closer sees to that for all threads by
  * membarrier(2), so that entering needs no fence. Where the kernel has no membarrier, or a sandbox
  * forbids it, entering has one.
  */
@@ -19,24 +19,31 @@
 #include <unistd.h>
 
 #include "life.h"
+#include "moment.h"
+
+/* Nanoseconds between two looks whether the threads that were inside have left. */
+#define PAUSE_LEAST_NS 10000
+#define PAUSE_MOST_NS 500000
 
 struct slot {
 	bool inside;		/* atomically */
 	bool waits;		/* atomically: in a call that waits for work */
 	bool taken;		/* under `lock`: a thread has it */
 	unsigned int depth;	/* of that thread alone */
+	uint64_t entered;	/* atomically; written by that thread: how often it came inside */
+	uint64_t noted;		/* under `lock`: that of a thread that is waited for to leave; 0: of none */
 	struct slot *next;
 } __attribute__((aligned(64)));
 
 static bool closed;		/* atomically; written under `lock` */
-static bool standing;		/* atomically; written under `lock`: nobody may wait for work either */
+static bool standing;		/* atomically; written under `lock`: no thread may wait for work either */
 /* Whether entering must fence; set before the first slot is given out. */
 static bool fenced = true;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed;	/* somebody left while it is closed; it opened; a capture ended; all may go on */
+static pthread_cond_t changed;	/* a thread left while it is closed; it opened; a capture ended; all may go on */
 static struct slot *slots;	/* under `lock`; never freed, used again */
 static int captures;		/* under `lock` */
-static bool closing;		/* under `lock`: somebody has it, from gate_close to gate_open */
+static bool closing;		/* under `lock`: a thread has it, from gate_close to gate_open */
 static pthread_key_t key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static __thread struct slot *mine;
@@ -130,6 +137,23 @@ static void tell(void)
 	pthread_mutex_unlock(&lock);
 }
 
+static void unlock(void *unused)
+{
+	(void)unused;
+	pthread_mutex_unlock(&lock);
+}
+
+/* Until `barred` is not. A thread may be cancelled here: its slot is cleared as it ends, which takes the lock. */
+static __attribute__((noinline)) void stay_outside(const bool *barred)
+{
+	pthread_mutex_lock(&lock);
+	pthread_cleanup_push(unlock, NULL);
+	pthread_cond_broadcast(&changed);
+	while (__atomic_load_n(barred, __ATOMIC_RELAXED))
+		pthread_cond_wait(&changed, &lock);
+	pthread_cleanup_pop(1);
+}
+
 /* Says `word`, of this thread's slot, and returns once `barred` is not; with the word taken back meanwhile. */
 static inline void enter(bool *word, const bool *barred)
 {
@@ -139,11 +163,7 @@ static inline void enter(bool *word, const bool *barred)
 		if (__builtin_expect(!__atomic_load_n(barred, __ATOMIC_SEQ_CST), 1))
 			return;
 		__atomic_store_n(word, false, __ATOMIC_RELEASE);
-		pthread_mutex_lock(&lock);
-		pthread_cond_broadcast(&changed);
-		while (__atomic_load_n(barred, __ATOMIC_RELAXED))
-			pthread_cond_wait(&changed, &lock);
-		pthread_mutex_unlock(&lock);
+		stay_outside(barred);
 	}
 }
 
@@ -159,8 +179,10 @@ void gate_enter(void)
 {
 	struct slot *slot = mine ? mine : join();
 
-	if (!slot->depth++)
-		enter(&slot->inside, &closed);
+	if (slot->depth++)
+		return;
+	__atomic_store_n(&slot->entered, slot->entered + 1, __ATOMIC_RELAXED);
+	enter(&slot->inside, &closed);
 }
 
 void gate_leave(void)
@@ -169,6 +191,11 @@ void gate_leave(void)
 
 	if (slot && !--slot->depth)
 		leave(&slot->inside, &closed);
+}
+
+bool gate_nested(void)
+{
+	return mine && mine->depth > 1;
 }
 
 void gate_wait_enter(void)
@@ -259,7 +286,7 @@ bool gate_close(unsigned int timeout_ms)
 		set_closed(true);
 		while (!empty() && time_left)
 			time_left = wait_until(&deadline);
-		/* Who was still inside may have begun one; now nobody can. */
+		/* A thread that was still inside may have begun one; now none can. */
 		done = empty() && !captures;
 		if (!done)
 			set_closed(false);
@@ -278,6 +305,42 @@ void gate_open(void)
 	closing = false;
 	set_closed(false);
 	pthread_mutex_unlock(&lock);
+}
+
+/* Whether a thread that was inside when it was noted is inside still. With `lock` held. */
+static bool any_noted(void)
+{
+	for (struct slot *slot = slots; slot; slot = slot->next)
+		if (slot->noted && __atomic_load_n(&slot->inside, __ATOMIC_SEQ_CST) &&
+		    __atomic_load_n(&slot->entered, __ATOMIC_RELAXED) == slot->noted)
+			return true;
+	return false;
+}
+
+bool gate_pass(uint64_t timeout_us)
+{
+	const uint64_t until = moment_us() + timeout_us;
+	struct timespec pause = { .tv_nsec = PAUSE_LEAST_NS };
+	bool any;
+
+	pthread_once(&once, prepare);
+	pthread_mutex_lock(&lock);
+	all_words_are_out();
+	for (struct slot *slot = slots; slot; slot = slot->next) {
+		bool inside = slot != mine && __atomic_load_n(&slot->inside, __ATOMIC_SEQ_CST);
+
+		slot->noted = inside ? __atomic_load_n(&slot->entered, __ATOMIC_RELAXED) : 0;
+	}
+	/* A thread that leaves an open gate does not say so. */
+	while ((any = any_noted()) && moment_us() < until) {
+		pthread_mutex_unlock(&lock);
+		nanosleep(&pause, NULL);
+		if (pause.tv_nsec < PAUSE_MOST_NS)
+			pause.tv_nsec *= 2;
+		pthread_mutex_lock(&lock);
+	}
+	pthread_mutex_unlock(&lock);
+	return !any;
 }
 
 bool gate_stand(unsigned int timeout_ms)

@@ -10,21 +10,29 @@
 #define GGROUP_CUDA_GATE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 void gate_enter(void);
 void gate_leave(void);
+/* Whether the calling thread is inside more than once: leaving would not bring it outside. */
+bool gate_nested(void);
 
-/* Stops newcomers and waits until nobody is inside and no stream is being captured; false, and open
+/* Stops newcomers and waits until no thread is inside and no stream is being captured; false, and open
  * again, if that takes longer than `timeout_ms`. One closer at a time: others wait. Nothing that
  * was submitted before is waited for. */
 bool gate_close(unsigned int timeout_ms);
 void gate_open(void);
 
+/* Waits until every other thread that is inside now has left, while the gate stays open; false if that takes longer
+ * than `timeout_us`. So what the caller wrote before (atomically, __ATOMIC_SEQ_CST) is seen by each thread that is
+ * inside afterwards. By one thread at a time. */
+bool gate_pass(uint64_t timeout_us);
+
 /* Around calls that wait for work, or ask whether it is done: the gate is no matter to them. */
 void gate_wait_enter(void);
 void gate_wait_leave(void);
-/* Has those wait as well, with the gate closed and nothing running: false, and all as before, if one is in such a call for
- * longer than `timeout_ms`. */
+/* Has those wait as well, with the gate closed and nothing running: false, and all as before, if one is in such a call
+ * for longer than `timeout_ms`. */
 bool gate_stand(unsigned int timeout_ms);
 void gate_go_on(void);
 

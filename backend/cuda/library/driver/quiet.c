@@ -13,14 +13,23 @@
 
 #define CONTEXTS 64
 
+/* A thread of ours is in a context, which must not be destroyed meanwhile. */
+struct visit {
+	struct visit *next;
+	CUcontext context;
+};
+
 struct quiet {
 	pthread_mutex_t lock;
-	pthread_cond_t ask, answer;
+	pthread_cond_t ask, answer, over;	/* over: a visit, or the end of a context */
 	bool waiter;			/* there is the thread that waits */
+	unsigned int callers;		/* that wait for it, and see to it that no capture begins */
 	uint64_t asked, done;
 	bool failed;
 	CUcontext context[CONTEXTS];	/* atomically read */
 	size_t contexts;
+	struct visit *visits;
+	CUcontext ending;		/* may be destroyed just now; NULL: none */
 };
 
 static CUresult set_up(struct device *device)
@@ -35,6 +44,7 @@ static CUresult set_up(struct device *device)
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
 	pthread_cond_init(&quiet->ask, &clock);
 	pthread_cond_init(&quiet->answer, &clock);
+	pthread_cond_init(&quiet->over, &clock);
 	pthread_condattr_destroy(&clock);
 	if (device->primary)
 		quiet->context[quiet->contexts++] = device->primary;
@@ -85,6 +95,47 @@ static void context_gone(struct device *device, CUcontext context)
 	pthread_mutex_unlock(&quiet->lock);
 }
 
+static void ends(struct device *device, void *context)
+{
+	struct quiet *quiet = device->quiet;
+	struct visit *visit;
+
+	if (!quiet)
+		return;
+	pthread_mutex_lock(&quiet->lock);
+	quiet->ending = context;
+	do {
+		for (visit = quiet->visits; visit && visit->context != context; visit = visit->next)
+			;
+		if (visit)
+			pthread_cond_wait(&quiet->over, &quiet->lock);
+	} while (visit);
+	pthread_mutex_unlock(&quiet->lock);
+}
+
+void quiet_context_ends(CUcontext context)
+{
+	device_each(ends, context);
+}
+
+static void ended(struct device *device, void *unused)
+{
+	struct quiet *quiet = device->quiet;
+
+	(void)unused;
+	if (!quiet)
+		return;
+	pthread_mutex_lock(&quiet->lock);
+	quiet->ending = NULL;
+	pthread_cond_broadcast(&quiet->over);
+	pthread_mutex_unlock(&quiet->lock);
+}
+
+void quiet_context_ended(void)
+{
+	device_each(ended, NULL);
+}
+
 /* Waits for everything that was submitted to one context. */
 static bool synchronize(CUcontext context)
 {
@@ -100,6 +151,27 @@ static bool synchronize(CUcontext context)
 	return result == CUDA_SUCCESS;
 }
 
+/* The same, of a context that was known a moment ago and is not about to be destroyed. With the lock held, but while it waits. */
+static bool visit(struct quiet *quiet, CUcontext context)
+{
+	struct visit visit = { quiet->visits, context }, **at = &quiet->visits;
+	bool known = false, done;
+
+	for (size_t i = 0; i < quiet->contexts && !known; i++)
+		known = quiet->context[i] == context;
+	if (!known)
+		return true;	/* it was destroyed, and with it what ran there */
+	quiet->visits = &visit;
+	pthread_mutex_unlock(&quiet->lock);
+	done = synchronize(context);
+	pthread_mutex_lock(&quiet->lock);
+	while (*at != &visit)
+		at = &(*at)->next;
+	*at = visit.next;
+	pthread_cond_broadcast(&quiet->over);
+	return done;
+}
+
 CUresult quiet_drain(struct device *device)
 {
 	struct quiet *quiet = device->quiet;
@@ -107,20 +179,27 @@ CUresult quiet_drain(struct device *device)
 	CUresult result = CUDA_SUCCESS;
 	size_t count;
 
+	real.cuCtxGetCurrent(&current);
 	pthread_mutex_lock(&quiet->lock);
 	count = quiet->contexts;
 	memcpy(contexts, quiet->context, sizeof(contexts));
+	for (size_t i = 0; i < count; i++) {
+		if (contexts[i] == current)
+			continue;
+		while (quiet->ending == contexts[i])	/* or it stays, with what runs there */
+			pthread_cond_wait(&quiet->over, &quiet->lock);
+		visit(quiet, contexts[i]);	/* an error there is for the threads that work there */
+	}
 	pthread_mutex_unlock(&quiet->lock);
-	real.cuCtxGetCurrent(&current);
-	for (size_t i = 0; i < count; i++)
-		if (contexts[i] != current)
-			synchronize(contexts[i]);	/* an error there is for those who work there */
 	if (current)
 		result = real.cuCtxSynchronize();
 	return result;
 }
 
-/* cuCtxSynchronize knows no deadline, so that a thread of its own waits in it. */
+/*
+ * cuCtxSynchronize knows no deadline, so that a thread of its own waits in it. It begins none that no caller waits for:
+ * the program may capture a stream again by then, and the capture would end.
+ */
 static void *wait_for_contexts(void *argument)
 {
 	struct quiet *quiet = argument;
@@ -133,15 +212,16 @@ static void *wait_for_contexts(void *argument)
 		size_t count = quiet->contexts;
 		bool failed = false;
 
-		if (quiet->done == asked) {
+		if (quiet->done == asked || !quiet->callers) {
 			pthread_cond_wait(&quiet->ask, &quiet->lock);
 			continue;
 		}
 		memcpy(contexts, quiet->context, sizeof(contexts));
-		pthread_mutex_unlock(&quiet->lock);
-		for (size_t i = 0; i < count; i++)
-			failed |= !synchronize(contexts[i]);
-		pthread_mutex_lock(&quiet->lock);
+		for (size_t i = 0; i < count && !failed; i++) {
+			/* What runs in one that may be destroyed is known a moment later. */
+			failed = contexts[i] == quiet->ending || !visit(quiet, contexts[i]);
+			failed |= !quiet->callers;
+		}
 		quiet->failed = failed;
 		quiet->done = asked;
 		pthread_cond_broadcast(&quiet->answer);
@@ -165,7 +245,7 @@ static bool start_waiter(struct quiet *quiet)
 	return quiet->waiter;
 }
 
-bool quiet_wait(struct device *device, unsigned int timeout_ms)
+bool quiet_wait(struct device *device, uint64_t timeout_us)
 {
 	struct quiet *quiet = device->quiet;
 	struct timespec until;
@@ -173,7 +253,8 @@ bool quiet_wait(struct device *device, unsigned int timeout_ms)
 	bool done;
 
 	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_nsec += timeout_ms * 1000000L;
+	until.tv_sec += (time_t)(timeout_us / 1000000);
+	until.tv_nsec += (long)(timeout_us % 1000000) * 1000;
 	if (until.tv_nsec >= 1000000000) {
 		until.tv_sec++;
 		until.tv_nsec -= 1000000000;
@@ -184,11 +265,13 @@ bool quiet_wait(struct device *device, unsigned int timeout_ms)
 		return false;
 	}
 	asked = ++quiet->asked;
+	quiet->callers++;
 	pthread_cond_signal(&quiet->ask);
 	while (quiet->done < asked)
 		if (pthread_cond_timedwait(&quiet->answer, &quiet->lock, &until) == ETIMEDOUT)
 			break;
 	done = quiet->done >= asked && !quiet->failed;
+	quiet->callers--;
 	pthread_mutex_unlock(&quiet->lock);
 	return done;
 }

@@ -6,6 +6,7 @@
 #include "gate.h"
 #include "ours.h"
 #include "stream.h"
+#include "turn.h"
 #include "wrapper.h"
 
 static void over(CUstream stream, bool per_thread)
@@ -16,13 +17,14 @@ static void over(CUstream stream, bool per_thread)
 	counters_capture_ended(stream, per_thread);
 }
 
-/* The gate is entered, so that it is not closed between the beginning and our knowing of it. */
+/* The gate is entered, so that it is not closed between the beginning and our knowing of it. Without a turn none
+ * begins: it would keep memory from being moved. */
 static bool begin(CUstream stream, bool per_thread)
 {
 	bool added;
 
 	device_current();
-	gate_enter();
+	turn_enter(TURN_OTHER, stream, per_thread);
 	ours_enter();
 	added = stream_capture_begins(stream, per_thread);
 	if (added)

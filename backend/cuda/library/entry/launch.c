@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Launches: through the gate, and counted where they are run, not captured. Graphs are in graph.c.
- *
- * cuLaunchHostFunc runs on the CPU and touches no memory of the GPU: it is no launch.
+ * Launches: through the gates, and counted where they are run, not captured. Graphs are in graph.c. What has a place in a
+ * stream behind them, as events have, goes through the gates alone.
  */
 
 #include <stdlib.h>
@@ -13,14 +12,15 @@
 #include "heat.h"
 #include "ours.h"
 #include "stream.h"
+#include "turn.h"
 #include "wrapper.h"
 
 /* Before the gate: the first use of a device waits for the daemon. */
-static struct device *enter(void)
+static struct device *enter(CUstream stream, bool per_thread)
 {
 	struct device *device = device_current();
 
-	gate_enter();
+	turn_enter(TURN_KERNELS, stream, per_thread);
 	return device;
 }
 
@@ -32,7 +32,7 @@ static struct device *enter(void)
 		bool runs;									\
 												\
 		PASS_INSIDE(name, arguments);							\
-		device = enter();								\
+		device = enter(stream, per_thread);						\
 		runs = stream_runs(stream, per_thread);						\
 		if (runs && heat_is_wanted())							\
 			heat_launch(function, values, extra_values);				\
@@ -105,7 +105,11 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 	bool runs;
 
 	PASS_INSIDE(cuLaunchCooperativeKernelMultiDevice, (launchParamsList, numDevices, flags));
-	enter();
+	device_current();
+	turn_enter(TURN_OTHER, NULL, false);
+	/* On all of them it has a turn, or it launches on none. */
+	for (unsigned int i = 0; launchParamsList && __atomic_load_n(&turn_any, __ATOMIC_RELAXED) && i < numDevices;)
+		i = turn_hold(TURN_OTHER, launchParamsList[i].hStream, false) ? 0 : i + 1;
 	/* It cannot be captured (CUDA_ERROR_NOT_SUPPORTED), in none of the streams. */
 	runs = launchParamsList != NULL;
 	for (unsigned int i = 0; runs && heat_is_wanted() && i < numDevices; i++)
@@ -118,16 +122,48 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 	return result;
 }
 
-/* What is only gated, from the table. */
-#define MAKE_GATED(name, parameters, arguments)		\
-	WRAPPER name parameters				\
+/* Events of all streams of a context; none of them is captured, or the driver refuses. */
+#define OF_CONTEXT(name, type, context)		\
+	WRAPPER name(type hCtx, CUevent hEvent)		\
 	{						\
 		CUresult result;			\
 							\
-		PASS_INSIDE(name, arguments);		\
-		gate_enter();				\
-		CALL_REAL(result, name, arguments);	\
+		PASS_INSIDE(name, (hCtx, hEvent));	\
+		turn_enter_context(context);	\
+		CALL_REAL(result, name, (hCtx, hEvent));	\
 		gate_leave();				\
 		return result;				\
 	}
+
+OF_CONTEXT(cuCtxRecordEvent, CUcontext, hCtx)
+OF_CONTEXT(cuCtxWaitEvent, CUcontext, hCtx)
+
+/* A green context is a context too, by cuCtxFromGreenCtx; NULL: it has none. */
+static CUcontext of_green(CUgreenCtx green)
+{
+	CUcontext context = NULL;
+	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+
+	if (green && real.cuCtxFromGreenCtx)
+		CALL_REAL(result, cuCtxFromGreenCtx, (&context, green));
+	return result ? NULL : context;
+}
+
+OF_CONTEXT(cuGreenCtxRecordEvent, CUgreenCtx, of_green(hCtx))
+OF_CONTEXT(cuGreenCtxWaitEvent, CUgreenCtx, of_green(hCtx))
+
+/* What is only gated, from the table. */
+#define MAKE_ONLY(name, parameters, arguments, work)			\
+	WRAPPER name parameters						\
+	{								\
+		CUresult result;					\
+									\
+		PASS_INSIDE(name, arguments);				\
+		turn_enter(work, hStream, PER_THREAD(name));		\
+		CALL_REAL(result, name, arguments);			\
+		gate_leave();						\
+		return result;						\
+	}
+#define MAKE_GATED(name, parameters, arguments) MAKE_ONLY(name, parameters, arguments, TURN_OTHER)
+#define MAKE_JOIN(name, parameters, arguments) MAKE_ONLY(name, parameters, arguments, TURN_JOINS)
 #include "made.h"

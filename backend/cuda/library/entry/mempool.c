@@ -14,6 +14,7 @@
 #include "quiet.h"
 #include "region.h"
 #include "stream.h"
+#include "turn.h"
 #include "wrapper.h"
 
 /* The pool that cuMemAllocAsync takes from, if it is the device's default one:
@@ -75,8 +76,7 @@ ALLOC_ASYNC(cuMemAllocFromPoolAsync_ptsz,
 	    (CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream),
 	    (dptr, bytesize, pool, hStream), pool, true)
 
-static CUresult free_async(CUdeviceptr address, const struct region_about *about, CUstream stream,
-			   bool per_thread)
+static CUresult free_ours(CUdeviceptr address, const struct region_about *about, CUstream stream, bool per_thread)
 {
 	CUstreamCaptureMode mode;
 	CUresult result;
@@ -90,17 +90,26 @@ static CUresult free_async(CUdeviceptr address, const struct region_about *about
 	return result == CUDA_ERROR_NOT_FOUND ? CUDA_ERROR_INVALID_VALUE : result;
 }
 
+/* Its place in the stream is work for the GPU, an event of ours or the driver's own: without a turn it would not be
+ * reached, and have all wait that wait for the contexts. */
 #define FREE_ASYNC(name, per_thread)							\
 	WRAPPER name(CUdeviceptr dptr, CUstream hStream)				\
 	{										\
 		struct region_about about;						\
 		CUresult result;							\
+		bool ours;								\
 											\
 		PASS_INSIDE(name, (dptr, hStream));					\
-		if (region_about(dptr, &about))						\
-			return free_async(dptr, &about, hStream, per_thread);		\
-		CALL_REAL(result, name, (dptr, hStream));				\
-		if (result == CUDA_SUCCESS && !stream_captured(hStream, per_thread))	\
+		turn_enter(TURN_OTHER, hStream, per_thread);				\
+		ours = region_about(dptr, &about);					\
+		if (ours)								\
+			result = free_ours(dptr, &about, hStream, per_thread);		\
+		else									\
+			CALL_REAL(result, name, (dptr, hStream));			\
+		gate_leave();								\
+		if (result == CUDA_SUCCESS && ours)					\
+			parked_sweep(parked_count() > PARKED_MOST);			\
+		else if (result == CUDA_SUCCESS && !stream_captured(hStream, per_thread))	\
 			foreign_gone(dptr);						\
 		return result;								\
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Copies and fills: each goes through the gate, and what is at its ends has been used. A
+ * Copies and fills: each goes through the gates, and what is at its ends has been used. A
  * synchronous one stays inside until it is done; the mover waits a moment for it, and comes again.
  */
 
@@ -8,6 +8,10 @@
 #include "wrapper.h"
 #include "gate.h"
 #include "heat.h"
+#include "turn.h"
+
+/* The stream of those that have no parameter of that name. */
+static const CUstream hStream = NULL;
 
 static void touch(CUdeviceptr pointer, size_t bytes)
 {
@@ -101,7 +105,7 @@ static void touch_3d_batch(size_t count, const CUDA_MEMCPY3D_BATCH_OP *list)
 		PASS_INSIDE(name, arguments);				\
 		/* The mover waits for every context that it knows. */	\
 		device_current();					\
-		gate_enter();						\
+		turn_enter(TURN_OTHER, hStream, PER_THREAD(name));	\
 		if (__atomic_load_n(&heat_wanted, __ATOMIC_RELAXED)) {	\
 			touches;					\
 		}							\

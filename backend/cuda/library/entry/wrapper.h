@@ -3,6 +3,8 @@
 #ifndef GGROUP_CUDA_WRAPPER_H
 #define GGROUP_CUDA_WRAPPER_H
 
+#include <string.h>
+
 #include "driver.h"
 #include "library.h"
 #include "ours.h"
@@ -23,6 +25,9 @@
 		if (ours_inside())				\
 			return real.name args;			\
 	} while (0)
+
+/* Whether stream 0 of an entry point is the thread's own, as its name says: ..._ptsz, ..._ptds. */
+#define PER_THREAD(name) (!strncmp(#name + sizeof(#name) - sizeof("_ptsz"), "_pt", 3))
 
 /* A wrapper that does `then` where the driver has succeeded. */
 #define FORWARD_THEN(name, parameters, arguments, then)	\

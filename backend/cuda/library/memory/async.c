@@ -128,7 +128,6 @@ CUresult async_free(CUdeviceptr address, CUstream stream, bool per_thread)
 {
 	struct block *block;
 	CUresult result = CUDA_ERROR_NOT_FOUND;
-	size_t count;
 
 	pthread_mutex_lock(&parked_lock);
 	block = table_get(&parked_blocks, address);
@@ -137,7 +136,7 @@ CUresult async_free(CUdeviceptr address, CUstream stream, bool per_thread)
 		result = CUDA_ERROR_INVALID_VALUE;
 	}
 	if (block)
-		block->parked = true;	/* nobody else frees it meanwhile */
+		block->parked = true;	/* no other thread frees it meanwhile */
 	pthread_mutex_unlock(&parked_lock);
 	if (!block)
 		return result;
@@ -148,10 +147,7 @@ CUresult async_free(CUdeviceptr address, CUstream stream, bool per_thread)
 		parked_put(block);
 	else
 		block->parked = false;
-	count = parked_count();
 	pthread_mutex_unlock(&parked_lock);
-	if (result == CUDA_SUCCESS)
-		parked_sweep(count > PARKED_MOST);
 	return result;
 }
 

@@ -97,7 +97,7 @@ bool tree_insert(struct region *region)
 	pthread_mutex_unlock(&tree_lock);
 	if (inserted && pinned)
 		tree_report_pinned(region->device, (int64_t)region->reserved);
-	if (inserted && region->device->index >= 0)
+	if (inserted && __atomic_load_n(&region->device->index, __ATOMIC_RELAXED) >= 0)
 		keeper_expect(region->device, resident, 0);
 	return inserted;
 }

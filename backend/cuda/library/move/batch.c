@@ -25,9 +25,9 @@
 #define CLOSED_US 25000
 #define CLOSED_MOST_US 200000
 #define WAITS_WORTH 3
-/* For how long the gate may be closed for nothing: somebody inside does not leave, or a kernel does not end. */
+/* For how long the gate may be closed for nothing: a thread inside does not leave, or a kernel does not end. */
 #define GATE_MS 50
-#define WORK_MS 300
+#define WORK_US 300000
 /* ... while kernels do end. */
 #define QUEUE_US 2000000
 /* What undoes something is tried so often. */
@@ -249,7 +249,7 @@ bool batch_quiet(struct device *device)
 {
 	const uint64_t until = moment_us() + QUEUE_US;
 
-	while (!quiet_wait(device, WORK_MS))
+	while (!quiet_wait(device, WORK_US))
 		if (!counters_progress(device) || moment_us() > until)
 			return false;
 	return true;
@@ -262,7 +262,7 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 	uint64_t moved = 0, bytes = 0, waited, begun, closed;
 	bool borrowed, sure = true, in = batch->in, home = batch->home;
 
-	/* The gate first: who destroys a context is inside, and waits for those who borrow it. */
+	/* The gate first: a thread that destroys a context is inside, and waits for those that borrow it. */
 	if (!gate_close(GATE_MS)) {
 		log_line("device %d: the gate does not close", device->ordinal);
 		settle(device, batch);
@@ -282,7 +282,7 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 		log_line("device %d: what runs does not end", device->ordinal);
 	}
 	closed = moment_us() - begun;
-	/* The places are right before anybody goes on; memory is freed after. */
+	/* The places are right before any thread goes on; memory is freed after. */
 	gate_open();
 	if (!sure)
 		give_up(device, batch);

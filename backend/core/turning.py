@@ -1,0 +1,100 @@
+"""The ends of turns, and their beginnings: what is asked of a GPU, and what is known of a program in between.
+
+A program whose turn is over may stay on the runlist for some time, with its gate closed: it *drains*. What it launched
+runs, so that its memory can move while it waits; it launches nothing more. Then it goes off.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+
+import attrs
+import trio
+
+from backend.common.errors import fail
+from backend.core.member import Compute
+from backend.core.population import Population
+from backend.core.protocols import Gpu
+from backend.core.reasons import Engines
+from backend.core.records import Place
+from backend.core.turns import TurnEnd
+from backend.process.identity import Member
+
+
+class Turning:
+    """See the module. A part of the Follower, which pulls the levers."""
+
+    def __init__(
+        self, gpus: Mapping[int, Gpu], population: Population, schedule: Callable[[Member, Place], None]
+    ) -> None:
+        """`schedule` has a process have a place."""
+        self._gpus = gpus
+        self._population = population
+        self._schedule = schedule
+
+    def _of(self, group: Member) -> Compute:
+        return self._population.record(group).compute
+
+    async def end(self, group: Member, place: Place, bound_us: int, *, stays: bool = False) -> TurnEnd:
+        """Ends the turn of a process, for a place off the runlist: it launches nothing more, and what it launched has
+        `bound_us` microseconds to end (:meth:`backend.core.protocols.Gpu.end_turn`). The place is wanted from then on,
+        without the engines that the end of the turn allows to take: GR where nothing more is launched, else all. A late
+        one that `stays` is wanted on the runlist, to drain there (:meth:`drain`).
+
+        Should it fail, or be cancelled, :meth:`backend.core.follower.Follower.fall_back` has the turn go on.
+        """
+        compute = self._of(group)
+        async with compute.lever():  # a lever that is pulled meanwhile would find no turn that has ended, and begin it
+            if self._of(group) is not compute:
+                raise fail(errno.ESRCH)
+            compute.turn_end = TurnEnd.UNGATED
+            end = compute.turn_end = await self._gpus[group.gpu].end_turn(group.process, bound_us)
+            if self._of(group) is not compute:
+                raise fail(errno.ESRCH)
+            drain_us = 0 if stays and end is TurnEnd.LATE else None
+            self._schedule(group, attrs.evolve(place, engines=_taken(end), drain_us=drain_us))
+        return end
+
+    async def drain(self, group: Member, bound_us: int) -> TurnEnd | None:
+        """Waits up to `bound_us` microseconds for a process that drains, and has it wanted off the runlist then. No
+        lever is held meanwhile: it may be frozen, or moved. None: it does not drain any more, since its turn has begun
+        or it is gone. Errors as of :meth:`backend.core.protocols.Gpu.end_turn`."""
+        if not self._population.holds(group) or not self._of(group).place.drains:
+            return None
+        compute = self._of(group)
+        scope = compute.draining = trio.CancelScope()
+        end = None
+        try:
+            with scope:
+                end = await self._gpus[group.gpu].end_turn(group.process, bound_us)
+            if end is None or not self._population.holds(group):
+                return None
+            async with compute.lever():
+                if self._of(group) is not compute or compute.draining is not scope or not compute.place.drains:
+                    return None
+                compute.turn_end = end
+                self._schedule(group, attrs.evolve(compute.place, engines=_taken(end), drain_us=None))
+            return end
+        finally:
+            if compute.draining is scope:
+                compute.draining = None
+
+    def is_waited_for(self, group: Member) -> bool:
+        """Whether :meth:`drain` waits for a process."""
+        return self._of(group).draining is not None
+
+    async def begin(self, group: Member, compute: Compute) -> None:
+        """Has a process launch again, which is on the runlist, or off it for another reason than its turn."""
+        if compute.turn_end is None:
+            return
+        if compute.draining is not None:  # or what waits there would close the gate again
+            compute.draining.cancel()
+            compute.draining = None
+        await self._gpus[group.gpu].begin_turn(group.process)
+        compute.turn_end = None
+
+
+def _taken(end: TurnEnd) -> Engines:
+    """Return the engines that go off by the end of a turn."""
+    return Engines.ALL if end is TurnEnd.UNGATED else Engines.GR

@@ -1,0 +1,20 @@
+"""Working sets: the memory that a program uses in one turn, in sums."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class WorkingSet:
+    """The memory that a program used in its last turn that ended; in the one under way where none has ended yet."""
+
+    used: int = 0
+    """Bytes that its kernels used in that turn, and that it has still."""
+    resident: int = 0
+    """Bytes of them that are on the GPU now."""
+
+    @property
+    def missing(self) -> int:
+        """Bytes of them that are in the host: what is to be fetched before it runs at full speed."""
+        return self.used - self.resident

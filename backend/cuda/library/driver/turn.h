@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The gates of turns, one a GPU: while one is closed the program waits for its turn there, and launches nothing. Memory
+ * moves meanwhile, is allocated and freed, and work is waited for: those go by another gate (gate.h), or by none.
+ *
+ * While all are open, and no run-ahead is bounded, a launch pays for this with one relaxed load of one word. In a
+ * process that has more than one GPU, and a turn on one of them, each launch asks the driver for the GPU of its stream.
+ * After fork() a child has open gates.
+ */
+#ifndef GGROUP_CUDA_TURN_H
+#define GGROUP_CUDA_TURN_H
+
+#include "device.h"
+#include "gate.h"
+
+/* What is about to go to the GPU. Run-ahead is bounded for what is counted (counters.h): kernels. A wait for an event may
+ * take its stream into a capture, and nothing tells of which one the event is: those pass while any stream is captured. */
+enum turn_work { TURN_KERNELS, TURN_OTHER, TURN_JOINS };
+
+extern unsigned int turn_any;	/* atomically: GPUs whose gate of turns is closed, or where run-ahead is bounded */
+
+/* Inside the gate, before work goes to `stream`: comes outside, and waits, where the program has no turn there, or is
+ * too far ahead; returns inside, and whether it has waited. A thread that is inside more than once, and work that is
+ * captured, never wait. */
+bool turn_hold(enum turn_work work, CUstream stream, bool per_thread);
+/* gate_enter, for what puts work into all streams of `context`; NULL: the current one. */
+void turn_enter_context(CUcontext context);
+
+/* gate_enter, for what puts work on a GPU; left by gate_leave. */
+static inline void turn_enter(enum turn_work work, CUstream stream, bool per_thread)
+{
+	gate_enter();
+	/* Relaxed is enough: gate_pass orders it for all threads that are inside after it. */
+	if (__builtin_expect(__atomic_load_n(&turn_any, __ATOMIC_RELAXED) != 0, 0))
+		turn_hold(work, stream, per_thread);
+}
+
+/* The two below: by one thread at a time, the listening one. */
+
+/* The turn on `device` is over: closes the gate, and waits until nothing runs there, for `timeout_us` or a second at
+ * most; says whether that is so. Closed already: it waits again. EBUSY, and open, while a stream is being captured;
+ * EOPNOTSUPP, and open, where no memory is ours to move; else 0, and closed. */
+int turn_end(struct device *device, uint64_t timeout_us, bool *drained);
+/* A turn begins: opens it. `run_ahead_us`: the time that pending kernels may take before the next is launched; 0: as
+ * much as the driver lets it. */
+void turn_begin(struct device *device, uint64_t run_ahead_us);
+
+/* Whether it is over, and something ran still when turn_end said so last: what waits until nothing runs waits in
+ * vain. */
+bool turn_is_late(const struct device *device);
+/* Opens that of a device, or all of them, and bounds nothing. */
+void turn_open(struct device *device);
+void turn_open_all(void);
+/* Threads that wait there for their turn, or since they are too far ahead. */
+unsigned int turn_waiting(const struct device *device);
+
+#endif

@@ -1,0 +1,291 @@
+"""The hardware of a software GPU as programs use it: contexts, pages, launches, copies.
+
+Time is trio's: the wall clock in a mount, a MockClock in tests.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import trio
+
+from backend.common.errors import fail
+from backend.core.protocols import Bookkeeping
+from backend.core.records import GpuInfo
+from backend.core.workingset import WorkingSet
+from backend.process.identity import Process
+from backend.soft.bus import Bus, Way
+from backend.soft.config import SoftConfig
+from backend.soft.engine import Engine
+from backend.soft.machine import Machine
+from backend.soft.pages import Memory, Store
+from backend.soft.runlist import US, Tsg
+from backend.soft.tenant import Tenant
+
+T = TypeVar("T")
+
+PAGES_AT_ONCE = 64
+"""Pages worked on before others have a turn."""
+
+KERNEL_MOST_US = 60_000_000
+"""Microseconds that one kernel may take."""
+
+
+AHEAD_LEAST_S, AHEAD_MOST_S = 0.001, 0.01
+"""Seconds between two looks whether a program is less far ahead, at least and at most: its bound may end, or its
+turn."""
+
+
+class Hardware:
+    """See the module. What has levers and is told of programs by them is :class:`backend.soft.gpu.SoftGpu`."""
+
+    def __init__(self, index: int = 0, config: SoftConfig | None = None, machine: Machine | None = None) -> None:
+        """`machine` is that of all GPUs between which programs can move; without it there is no other."""
+        self.config = config or SoftConfig()
+        self.machine = machine or Machine()
+        self.info = GpuInfo(
+            index=index,
+            uuid=self.config.uuid_of(index),
+            name="ggroupfs software GPU",
+            pci="none",
+            capacity=self.config.capacity,
+            timeslice_default_us=self.config.timeslice_us,
+            timeslice_min_us=10,
+            granule=self.config.page,
+        )
+        self._frames, self._slots = Store(), Store()
+        self._engine = Engine(self.config.switch_us * US)
+        self.bus = Bus(self.config.out_bytes_per_s, self.config.in_bytes_per_s, self._engine)
+        self._tenants: dict[Process, Tenant] = {}
+        self._bookkeeper: Bookkeeping | None = None
+        self.lost = False
+
+    # Contexts
+
+    async def open_context(
+        self, process: Process, channels: int, progress: Callable[[int], None], *, gated: bool = False
+    ) -> int:
+        """A context for a process; returns the number of its TSG. `progress` is told the kernels finished so far.
+
+        `gated` says that its client knows that a launch may wait for the next turn of the program."""
+        self._require()
+        await self.booked.arrive(process, self.info.index)
+        tenant = self._living(process)
+        tsg = Tsg(self.config.timeslice_us * US, channels, tenant.attached)
+        number = next(self.machine.tsgs)
+        self._engine.advance()
+        tenant.tsgs[number] = tsg
+        if not gated:
+            tenant.ungated.add(number)
+        tenant.regate()
+        self._engine.add(tsg, progress)
+        tenant.split(self.config.timeslice_us)
+        return number
+
+    def close_context(self, process: Process, number: int) -> None:
+        """A context is gone, with what it had queued. ENOENT where there is none."""
+        tenant = self._tenant(process)
+        if number not in tenant.tsgs:
+            raise fail(errno.ENOENT)
+        self._engine.advance()
+        tsg = tenant.tsgs.pop(number)
+        tenant.ungated.discard(number)
+        tenant.regate()
+        tenant.retire(tsg)
+        self._engine.remove(tsg)
+        tenant.split(self.config.timeslice_us)
+        tenant.revive()
+
+    # Memory
+
+    async def allocate(self, process: Process, nbytes: int) -> range:
+        """The pages that hold `nbytes` for a process. ENOMEM where the limits refuse them, and then none of them."""
+        tenant, bookkeeper, page = self._living(process), self.booked, self.config.page
+        count = -(-nbytes // page)
+        if count <= 0:
+            raise fail(errno.EINVAL)
+        if (len(tenant.memory) + count) * page > self.config.overcommit * self.config.capacity:
+            raise fail(errno.ENOMEM)
+        pages = tenant.memory.reserve(count)
+        try:
+            for number in pages:
+                if (number - pages.start) % PAGES_AT_ONCE == PAGES_AT_ONCE - 1:
+                    await trio.lowlevel.checkpoint()
+                tenant.memory.place(number)
+                await bookkeeper.charge(process, self.info.index, page)
+        except OSError:
+            if self._tenants.get(process) is tenant:
+                tenant.memory.free(number)  # placed, but not charged
+                self.free(process, range(pages.start, number))
+            else:
+                tenant.memory.clear()  # it died meanwhile, and its books with it
+            raise
+        return pages
+
+    def free(self, process: Process, pages: Iterable[int]) -> None:
+        """Frees pages. EFAULT for one that is not there; those before it are freed."""
+        tenant, bookkeeper = self._tenant(process), self.booked
+        freed = Counter[bool]()
+        try:
+            for number in pages:
+                freed[_mapped(tenant.memory.free, number)] += 1
+        finally:
+            if self._tenants.get(process) is tenant:
+                for resident, count in freed.items():
+                    bookkeeper.uncharge(process, self.info.index, count * self.config.page, swapped=not resident)
+                tenant.revive()
+
+    def write(self, process: Process, page: int, stamp: int) -> None:
+        """Stores a stamp in a page. EFAULT where there is none."""
+        _mapped(self._living(process).memory.write, page, stamp)
+
+    def read(self, process: Process, page: int) -> int:
+        """The stamp in a page. EFAULT where there is none."""
+        return _mapped(self._living(process).memory.read, page)
+
+    def working_set(self, process: Process) -> WorkingSet:
+        """What a process used in its last turn, and how much of that is on the GPU; nothing for one that has none."""
+        tenant = self._tenants.get(process)
+        if tenant is None:
+            return WorkingSet()
+        used, resident = tenant.memory.used_in(tenant.gate.ended)
+        return WorkingSet(used * self.config.page, resident * self.config.page)
+
+    # Work, which waits for the turn of its program
+
+    async def let_through(self, process: Process) -> None:
+        """Returns once a copy of a process does not have to wait for its turn, be it that it is gone."""
+        while (tenant := self._tenants.get(process)) is not None and tenant.gate.is_closed:
+            await tenant.gate.change()
+
+    async def let_launch(self, process: Process) -> None:
+        """Returns once a kernel of a process does not have to wait, for its turn or until it is less far ahead, be it
+        that it is gone."""
+        while True:
+            await self.let_through(process)
+            tenant = self._tenants.get(process)
+            if tenant is None or (ahead_us := self._ahead_us(tenant)) <= 0:
+                return
+            await trio.sleep(max(AHEAD_LEAST_S, min(ahead_us / 1e6, AHEAD_MOST_S)))
+
+    def _ahead_us(self, tenant: Tenant) -> float:
+        """See :meth:`Tenant.ahead_us`, at the present."""
+        if tenant.gate.ahead_us < math.inf:
+            self._engine.advance()
+        return tenant.ahead_us
+
+    def _is_late(self, tenant: Tenant) -> bool:
+        if tenant.gate.is_closed:
+            self._engine.advance()
+        return tenant.is_late
+
+    async def launch(self, process: Process, number: int, kernels: int, us: int, pages: range) -> None:
+        """Queues kernels that each touch `pages`, in the turn of the process, each once it is not too far ahead. Errors
+        as of :meth:`launch_some`."""
+        while True:
+            await self.let_launch(process)
+            kernels -= await self.launch_some(process, number, kernels, us, pages)
+            if not kernels:
+                return
+
+    async def launch_some(self, process: Process, number: int, kernels: int, us: int, pages: range) -> int:
+        """Queues those of some kernels, which each touch `pages`, that need not wait, and returns how many these are.
+        ENOENT for the TSG, EAGAIN for a full queue, EFAULT for a page.
+
+        A page in the host comes back if the limits have room for it; else each kernel reaches over the bus for it.
+        """
+        tenant = self._living(process)
+        tsg = tenant.tsgs.get(number)
+        if tsg is None:
+            raise fail(errno.ENOENT)
+        if not (kernels > 0 and 0 < us <= KERNEL_MOST_US):
+            raise fail(errno.EINVAL)
+        ahead_us = self._ahead_us(tenant)
+        if len(tsg.queue) + kernels > self.config.queue:
+            raise fail(errno.EAGAIN)
+        if tenant.gate.is_closed or ahead_us > 0:
+            return 0
+        with tenant.gate.passed():
+            once, every = await self._touch(process, tenant, pages)
+            self._living(process)  # still
+            self._engine.advance()
+            room_us = -tenant.ahead_us - once  # others may have been queued meanwhile
+            through = kernels if room_us == math.inf else min(kernels, 1 + max(0, int(room_us / (us + every))))
+            if once:
+                tsg.launch(1, (us + every + once) * US, (every + once) * US)
+            tsg.launch(through - bool(once), (us + every) * US, every * US)
+        self._engine.wake()
+        return through
+
+    async def _touch(self, process: Process, tenant: Tenant, pages: range) -> tuple[int, int]:
+        """Uses pages, and has those come back that may. The microseconds of the bus that this takes, once, and that
+        each kernel takes for the rest. EFAULT."""
+        transfer = self.bus.usec(Way.IN, self.config.page)
+        once = every = 0
+        for page in pages:
+            if (page - pages.start) % PAGES_AT_ONCE == PAGES_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
+            if _mapped(tenant.memory.use, page, tenant.gate.turn):
+                continue
+            if self.booked.move_in(process, self.info.index, self.config.page, transfer):
+                tenant.memory.fetch(page)
+                once += transfer
+            else:
+                every += transfer
+        return once, every
+
+    async def copy(self, process: Process, nbytes: int, way: Way = Way.OUT) -> None:
+        """Copies memory between the GPU and the host for a program, in its turn. The pieces each wait while its copy
+        engine is off the runlist: the engine beside GR. ENODEV; ESRCH for a process that is gone."""
+        await self.let_through(process)
+        with self._living(process).gate.passed():
+            while nbytes:
+                tenant = self._living(process)
+                await tenant.copies()
+                self._living(process)  # still
+                piece = min(nbytes, self.config.batch)
+                await self.bus.move(way, piece)
+                tenant.copied += piece
+                nbytes -= piece
+
+    # The small parts
+
+    def _require(self) -> None:
+        if self.lost:
+            raise fail(errno.ENODEV)
+
+    def _living(self, process: Process) -> Tenant:
+        """What is kept for a process that may use the GPU. ENODEV."""
+        self._require()
+        tenant = self._tenant(process)
+        if tenant.dead:
+            raise fail(errno.ENODEV)
+        return tenant
+
+    def _tenant(self, process: Process) -> Tenant:
+        """What is kept for a process; ProcessLookupError for one that is gone, or never was."""
+        tenant = self._tenants.get(process)
+        if tenant is None:
+            if not self.booked.knows(process, self.info.index):
+                raise fail(errno.ESRCH)
+            tenant = self._tenants[process] = Tenant(Memory(self._frames, self._slots))
+        return tenant
+
+    @property
+    def booked(self) -> Bookkeeping:
+        """The books, which it asks for what programs do."""
+        if self._bookkeeper is None:
+            raise fail(errno.ENODEV)
+        return self._bookkeeper
+
+
+def _mapped(access: Callable[..., T], *args: int) -> T:
+    """The result of a memory access; EFAULT instead of the KeyError of a page that is not there."""
+    try:
+        return access(*args)
+    except KeyError:
+        raise fail(errno.EFAULT) from None

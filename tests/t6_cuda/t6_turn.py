@@ -1,0 +1,311 @@
+"""The gates of turns: what is held without a turn, and what is not; until when; and that nothing is held for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from backend.cuda.page import CounterPage
+from backend.door.wire import Message, Op
+from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, daemon, eventually, run, running
+
+SANITIZERS = ["", "thread", "address,undefined"]
+
+CASES = ["drain", "events", "nested", "devices", "captures", "stale", "joins", "never", "destroys"]
+CASES += ["hammer", "fork", "cancelled", "callback"]
+
+KERNEL_US = 20_000
+"""Microseconds that a kernel takes where run-ahead is bounded, to eight of them: more than a busy machine adds."""
+
+LONG_KERNEL_US = 50_000
+"""Microseconds of one where two such kernels are waited for, or where some are to be launched before one ends."""
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("case", CASES)
+def test_turn(case: str, sanitize: str) -> None:
+    """Each case is a function of turn_all.c."""
+    run("turn_all", case, sanitize=sanitize, FAKE_DEVICES="2")
+
+
+def test_each_entry_point_is_held_that_brings_work() -> None:
+    """And no other: by the kinds of entries.def, whose every row is called."""
+    run("turn_all", "rows", FAKE_DEVICES="2")
+
+
+def test_an_open_gate_is_cheap() -> None:
+    """One load more than the other gate: nanoseconds. Far off, so that a slow machine passes."""
+    assert int(run("turn_all", "cost")) < 200_000  # ps
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_run_ahead_is_bounded(tmp_path: Path, sanitize: str) -> None:
+    """To what eight kernels take, about: it is reckoned by what they took lately, and learnt 2 ms late."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(KERNEL_US)}
+        words = run("turn_all", "ahead", sanitize=sanitize, **extra).split()
+    assert 1 <= int(words[1]) <= 14, words
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_run_ahead_is_bounded_for_long_kernels(tmp_path: Path, sanitize: str) -> None:
+    """Of eight times the bound: each of the four threads has one pending, and seldom another."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
+        words = run("turn_all", "longer", sanitize=sanitize, **extra).split()
+    assert 1 <= int(words[1]) <= 8, words
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_time_between_kernels_is_none_of_them(tmp_path: Path, sanitize: str) -> None:
+    """After 2 s of the CPU alone eight may be pending as before."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
+        words = run("turn_all", "idle", sanitize=sanitize, **extra).split()
+    assert 3 <= int(words[1]) <= 14, words
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_a_kernel_that_waits_for_a_later_one_gets_it(tmp_path: Path, sanitize: str) -> None:
+    """A bound on run-ahead delays what it waits for, and no more."""
+    with daemon(tmp_path) as server:
+        run("turn_all", "dependent", sanitize=sanitize, GGROUP_SOCKET=str(server.path))
+
+
+COUNTED_CASES = ["late", "marks", "stands"]
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("case", COUNTED_CASES)
+def test_turn_of_a_program_that_is_counted(tmp_path: Path, case: str, sanitize: str) -> None:
+    """Each is another function of turn_all.c, beside the thread that listens to a daemon."""
+    with daemon(tmp_path) as server:
+        run("turn_all", case, sanitize=sanitize, GGROUP_SOCKET=str(server.path), FAKE_DEVICES="2")
+
+
+class TurningDaemon(BookingDaemon):
+    """One that ends and begins turns."""
+
+    def __init__(self, path: Path) -> None:
+        self.managed = 0
+        """How often a program has said what it has."""
+        super().__init__(path)
+
+    def _hear(self, connection: socket.socket, heard: Message, page: CounterPage) -> None:
+        """The same, but what is no answer to RECLAIM moves nothing in the books."""
+        if heard.reply and heard.op != Op.RECLAIM:
+            self.answers.put(heard)
+            return
+        if not heard.reply and heard.op == Op.MANAGE:
+            self.resident, self.swapped = heard.args[:2]
+        super()._hear(connection, heard, page)
+        self.managed += not heard.reply and heard.op == Op.MANAGE
+
+    def say(self, op: Op, args: tuple[int, ...], gpu: int = 0) -> None:
+        """Asks, and waits for no answer."""
+        self._connections[-1].send(Message(op, 79, gpu, args).encode())
+
+    def ask(self, op: Op, word: int, gpu: int = 0) -> Message:
+        """Its answer."""
+        self.say(op, (word,), gpu)
+        answer = self.answers.get(timeout=SECONDS)
+        assert answer.op == op
+        return answer
+
+    def end_turn(self, microseconds: int = 1_000_000, gpu: int = 0) -> bool:
+        """Whether it is drained."""
+        return bool(self.ask(Op.END_TURN, microseconds, gpu).check().args[0])
+
+    def begin_turn(self, run_ahead_us: int = 0, gpu: int = 0) -> None:
+        """Lets it go on."""
+        self.ask(Op.BEGIN_TURN, run_ahead_us, gpu).check()
+
+    def hang_up(self) -> None:
+        """Ends the connection; returns once it is managed by another."""
+        before = self.managed
+        self._connections[-1].shutdown(socket.SHUT_RDWR)
+        eventually(lambda: self.managed > before, lambda: "it does not connect again")
+
+
+@attrs.frozen
+class Turning:
+    """A daemon, and turns.c."""
+
+    daemon: TurningDaemon
+    program: Program
+
+    def launched(self, word: str = "") -> int:
+        """How many it launches in some time from now on, once it has done what `word` says."""
+        self._says(word)
+        return self.program.hears("launched")
+
+    def _says(self, word: str) -> None:
+        assert self.program.process.stdin
+        self.program.process.stdin.write(word + "\n")
+        self.program.process.stdin.flush()
+
+    def runs(self) -> None:
+        """Waits until it launches."""
+        eventually(lambda: self.launched() > 0, lambda: "it launches nothing")
+
+    def ends(self) -> str:
+        """Has it check its memory, and end; what it wrote on stderr."""
+        self._says("end")
+        return self.program.ends()
+
+
+Start = Callable[[str], Turning]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts them."""
+    path = tmp_path / "socket"
+    server = TurningDaemon(path)
+    with contextlib.ExitStack() as stack:
+
+        def begin(sanitize: str) -> Turning:
+            extra = {"GGROUP_SOCKET": str(path), "GGROUP_CUDA_POOL": "16", "GGROUP_CUDA_LOG": "1", "FAKE_DEVICES": "2"}
+            program = stack.enter_context(running("turns", tmp_path=tmp_path, sanitize=sanitize, extra=extra))
+            assert program.hears("ready") == 0
+            return Turning(server, program)
+
+        yield begin
+    server.close()
+
+
+def drained(daemon: TurningDaemon, gpu: int = 0) -> bool:
+    """Ends its turn, however long that takes on this machine."""
+    eventually(lambda: daemon.end_turn(gpu=gpu), lambda: "it does not drain")
+    return True
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_memory_moves_while_a_program_waits_for_its_turn(start: Start, sanitize: str) -> None:
+    """Nothing is launched; what asks is answered, and no word is lost."""
+    turning = start(sanitize)
+    server = turning.daemon
+    turning.runs()
+    assert drained(server)
+    assert turning.launched() == 0
+    eventually(lambda: server.swapped >= 40 * MIB or not server.reclaim(8 * MIB), lambda: "it does not stop")
+    assert server.swapped >= 40 * MIB
+    assert turning.launched() == 0, "a move opens the other gate alone"
+    eventually(lambda: server.end_turn(0), lambda: "it is no more drained")
+    server.room = True
+    eventually(lambda: not server.swapped, lambda: f"{server.swapped} bytes stay away")
+    assert turning.launched() == 0
+    server.begin_turn(20_000)
+    turning.runs()
+    stderr = turning.ends()
+    assert "the turn is over, nothing runs after" in stderr
+    assert "a turn begins, run-ahead 20000 us" in stderr
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_nothing_comes_back_to_a_program_that_is_late(start: Start, sanitize: str) -> None:
+    """It would wait for what runs, and the beginning of its turn for it; afterwards all does."""
+    turning = start(sanitize)
+    server = turning.daemon
+    turning.runs()
+    assert drained(server)
+    eventually(lambda: server.swapped >= 40 * MIB or not server.reclaim(8 * MIB), lambda: "it does not stop")
+    server.begin_turn()
+    turning.runs()
+    turning.launched("hold")
+    assert not server.end_turn(10_000)
+    server.room = True
+    away = server.swapped
+    assert away >= 40 * MIB
+    time.sleep(1)
+    assert not server.end_turn(10_000)
+    assert server.swapped == away
+    server.begin_turn()
+    assert turning.launched("let") > 0
+    eventually(lambda: not server.swapped, lambda: f"{server.swapped} bytes stay away")
+    stderr = turning.ends()
+    begun = stderr.rindex("the turn is over, something runs")
+    assert "what runs does not end" not in stderr[begun : stderr.index("a turn begins", begun)]
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_a_turn_ends_behind_a_move(start: Start, sanitize: str) -> None:
+    """Both are asked for at once: what moves does so before."""
+    turning = start(sanitize)
+    server = turning.daemon
+    for _ in range(5):
+        turning.runs()
+        server.say(Op.RECLAIM, (0, 0, 0, 8 * MIB))
+        server.say(Op.END_TURN, (1_000_000,))
+        moved, ended = (server.answers.get(timeout=SECONDS).check() for _ in range(2))
+        assert (moved.op, ended.op) == (Op.RECLAIM, Op.END_TURN)
+        assert ended.args[0] or drained(server)
+        assert turning.launched() == 0
+        server.room = True
+        eventually(lambda: not server.swapped, lambda: f"{server.swapped} bytes stay away")
+        server.room = False
+        server.begin_turn()
+    turning.runs()
+    turning.ends()
+
+
+@pytest.mark.parametrize("sanitize", ["", "thread"])
+def test_the_end_of_the_connection_opens(start: Start, sanitize: str) -> None:
+    """A daemon that is killed, or upgraded, holds up no program."""
+    turning = start(sanitize)
+    turning.runs()
+    assert drained(turning.daemon)
+    assert turning.launched() == 0
+    turning.daemon.hang_up()
+    turning.runs()
+    turning.ends()
+
+
+@pytest.mark.parametrize("sanitize", ["", "thread"])
+def test_a_departure_opens(start: Start, sanitize: str) -> None:
+    """It stands by then, and has no turn to end; afterwards it runs."""
+    turning = start(sanitize)
+    turning.runs()
+    assert drained(turning.daemon)
+    eventually(lambda: not turning.daemon.ask(Op.DEPART, 1).status, lambda: "it does not stand by")
+    assert turning.daemon.ask(Op.END_TURN, 1000).status == -errno.EBUSY
+    turning.daemon.hang_up()
+    turning.runs()
+    turning.ends()
+
+
+@pytest.mark.parametrize("sanitize", ["", "thread"])
+def test_a_departure_that_is_refused_opens_the_gate_of_that_gpu_alone(start: Start, sanitize: str) -> None:
+    """On the other one it waits for its turn still, as the daemon was told."""
+    turning = start(sanitize)
+    server = turning.daemon
+    turning.runs()
+    eventually(lambda: turning.launched("second") > 0, lambda: "it launches nothing there")
+    assert drained(server, gpu=1)
+    turning.launched("hold")
+    assert not server.end_turn(10_000)
+    assert turning.launched() == 0
+    assert server.ask(Op.DEPART, 1).status == -errno.EBUSY
+    turning.runs()
+    assert turning.launched("second") == 0
+    server.begin_turn(gpu=1)
+    eventually(lambda: turning.launched("second") > 0, lambda: "it launches nothing there")
+    turning.launched("let")
+    turning.ends()
+
+
+def test_what_is_not_managed_has_no_turns(start: Start) -> None:
+    """Of a GPU that it has not said it uses, and of no GPU."""
+    turning = start("")
+    for op in (Op.END_TURN, Op.BEGIN_TURN):
+        assert turning.daemon.ask(op, 1000, gpu=1).status == -errno.ENODEV
+        assert turning.daemon.ask(op, 1000, gpu=1 << 31).status == -errno.ENODEV
+    turning.runs()
+    turning.ends()
