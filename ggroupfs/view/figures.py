@@ -181,7 +181,7 @@ SOURCES: Mapping[str, Source] = {
     "gmem.limit.low": _one("low", values.size),
     "gmem.swap.max": _one("swap_max", values.size),
     "gmem.events": _one("events", flat),
-    "compute.timeslice": _one("timeslice", lambda text: values.timeslice(text) / 1000),
+    "compute.timeslice": _one("timeslice", lambda text: values.span(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
     "compute.events": _keyed("frozen populated migrated undone lost"),
     "compute.priority": _one("priority"),
