@@ -25,7 +25,7 @@ from backend.core.follower import Follower
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.reasons import Engines
-from backend.core.records import Books
+from backend.core.records import Activity, Books
 from backend.core.turns import AHEAD_US
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn
 from backend.scheduler.bucket import Bucket
@@ -53,6 +53,8 @@ GATE_LOOK_US = 1_000
 """Microseconds between two looks at processes that stand at their gate with work that goes on."""
 CALLS_AGAIN_US = 20_000
 """Microseconds after which calls of the driver are asked for again."""
+LATE_US = 5_000_000
+"""Microseconds for which a GPU may tell what a process did that has ended."""
 TURN_US = 10_000
 """Microseconds for which a process is to stand at least for its turn to be another's."""
 
@@ -65,6 +67,8 @@ class Limited:
     """Those of the process itself and of the slices above it."""
     contexts: int = 1
     """Calls that a lever takes."""
+    pending: int | None = None
+    """Kernels that it had launched and that were not done, at the last look; None where it does not count them."""
     levers: bool = False
     """Whether it takes calls of the driver to have it stand."""
     stands_at_gate: bool = False
@@ -86,6 +90,20 @@ class Limited:
     def is_spent(self) -> bool:
         """Whether it is to stand."""
         return any(account.is_spent for account in self.accounts)
+
+
+@attrs.define
+class Gone:
+    """A process below a quota that has ended, and of which not all is known yet."""
+
+    accounts: tuple[Account, ...]
+    """Those above it, as it ended."""
+    activity: Activity
+    """What was told of it then; with the rest, once that has come."""
+    at_us: int
+    """When it ended, microseconds."""
+    is_told: bool = False
+    """Whether the rest has come."""
 
 
 class Limiter:
@@ -117,6 +135,7 @@ class Limiter:
         self._periods = periods
         self._accounts: dict[Group, Account] = {}
         self._limited: dict[Process, Limited] = {}
+        self._gone: dict[Process, Gone] = {}
         self._meters = Meters(gpu.late_us)
         self._known: set[Process] | None = None  # all processes at the last search; None where no quota was
         self._poked = trio.Event()
@@ -138,13 +157,27 @@ class Limiter:
         return one is not None and one.is_spent
 
     def ended(self, process: Process) -> None:
-        """A process is about to be gone: what it did last is charged."""
+        """A process is about to be gone: what it did last is charged, by a guess where that is told late."""
         one = self._limited.pop(process, None)
         if one is None and self._known is not None and process not in self._known:
             one = Limited(self._accounts_of(Member(process, self._index)))  # it came and went between two searches
             self._meters.begin(process, None, self._poked_us)
-        if one is not None and one.accounts:
-            self._charge({process: one})
+        if one is None or not one.accounts:
+            return
+        _, activity, could_run = self._look_at(process)
+        if activity.pending is None:  # its library speaks no more
+            activity = attrs.evolve(activity, pending=one.pending)
+        now_us = self._now_us()
+        worked = self._meters.end(now_us, (process, activity, could_run))
+        for account in one.accounts:
+            account.charge(worked)
+        if self._gpu.late_us:
+            self._gone[process] = Gone(one.accounts, activity, now_us)
+
+    def late(self, process: Process, us: int) -> None:
+        """A process that has ended had the engine for so many microseconds more than was told of it then."""
+        if (one := self._gone.get(process)) is not None and one.activity.gpu_usec is not None:
+            one.activity, one.is_told = attrs.evolve(one.activity, gpu_usec=one.activity.gpu_usec + us), True
 
     async def run(self) -> None:
         """Has quotas hold until cancelled."""
@@ -200,7 +233,7 @@ class Limiter:
                 self._limited[process] = self._renewed(process, before.get(process), mine)
             elif self._follower.spent(member) is not None and not (one := before.get(process) or Limited(())).busy:
                 self._start(process, one, self._restore)
-        self._meters.keep(self._limited)
+        self._meters.keep([*self._limited, *self._gone])
         self._known = known if self._accounts else None
 
     def _renewed(self, process: Process, one: Limited | None, accounts: tuple[Account, ...]) -> Limited:
@@ -236,15 +269,22 @@ class Limiter:
     def _now_us(self) -> int:
         return round((trio.current_time() - self._epoch) * 1e6)
 
-    def _charge(self, limited: Mapping[Process, Limited]) -> None:
+    def _charge(self) -> None:
         """Charges what processes worked since the last time to all accounts above them."""
-        looks = [self._look_at(process) for process in limited]
-        for process, worked in self._meters.look(self._now_us(), looks).items():
-            one = limited[process]
-            if worked and one.stands_at_gate:
+        looks = [self._look_at(process) for process in self._limited]
+        for process, activity, _ in looks:
+            self._limited[process].pending = activity.pending
+        looks += [self._look_back_at(process, one) for process, one in self._gone.items()]
+        now_us = self._now_us()
+        for process, worked in self._meters.look(now_us, looks).items():
+            one = self._limited.get(process)
+            if worked and one is not None and one.stands_at_gate:
                 one.after_us += worked
-            for account in one.accounts if worked else ():
+            for account in (self._gone[process] if one is None else one).accounts if worked else ():
                 account.charge(worked)
+        for process, gone in list(self._gone.items()):
+            if self._meters.is_settled(gone.at_us) or now_us - gone.at_us > LATE_US:
+                del self._gone[process]
 
     def _look_at(self, process: Process) -> Look:
         member, activity = Member(process, self._index), self._gpu.activity(process)
@@ -253,11 +293,15 @@ class Limiter:
         stands = self._follower.spent(member) is not None and activity.pending is None
         return process, activity, self._follower.runs(member) and not stands
 
+    def _look_back_at(self, process: Process, one: Gone) -> Look:
+        figure = one.activity.gpu_usec if one.is_told else self._gpu.activity(process).gpu_usec
+        return process, attrs.evolve(one.activity, gpu_usec=figure), False
+
     def _look(self) -> int:
         """Charges what was worked, has processes stand or go on, and returns when to look again, microseconds."""
         now_us = self._now_us()
         self._string()
-        self._charge(self._limited)
+        self._charge()
         for process, one in self._limited.items():
             if self._waits_for_its_turn(process):
                 for account in one.accounts:

@@ -8,6 +8,9 @@ When the figures come they take the place of that guess. What a process had of t
 that time, and what all had up to the time in which one of them had a chance: for what is more the engine stood at the
 context of one without work, so it is taken from the one that had most.
 
+A process that has ended is looked at until the figures of its last moment have come: what it did at last would stay a
+guess, and programs that fork end all the time.
+
 A process without the library does not say whether it has work. NVML's samples tell how busy it is, a second late and
 coarsely: what part of its time they say is learnt from several, and one of nearly all of it counts as all.
 """
@@ -156,6 +159,7 @@ class Meters:
         self._late_us = late_us
         self._each: dict[Process, Meter] = {}
         self._any = Marks()  # of the time in which one of them had a chance
+        self._any_chance = 0.0  # ... as the last look found it
         self._least = Least()  # of what all worked, and of that time
         self._until: int | None = None  # all is settled up to then
 
@@ -201,7 +205,7 @@ class Meters:
             has_work = activity.pending != 0 or meter.begins
             chances[process] = could_run * (meter.had_work + has_work) / 2
             meter.had_work, meter.begins = has_work, False
-        any_chance = max(chances.values(), default=0.0)
+        any_chance = self._any_chance = max(chances.values(), default=0.0)
         guessed = sum(self._each[process].share * chance for process, chance in chances.items())
         scale = any_chance / guessed if guessed > any_chance else 1.0  # they have one engine
         for process, chance in chances.items():
@@ -215,6 +219,25 @@ class Meters:
                 whole = round(meter.known_us + meter.marks.guessed)
                 found[process], meter.counted_us = whole - meter.counted_us, whole
         return found
+
+    def end(self, now_us: int, look: Look) -> int:
+        """Return what a process that is about to be gone worked since the last look, microseconds. The others are not
+        looked at, since there may be a thousand, and nothing is settled."""
+        process, activity, could_run = look
+        meter, figure = self._each[process], self._figure(activity)
+        if self._late_us == 0 and figure is not None:
+            worked, meter.told_us = max(0, figure - (meter.told_us or 0)), figure
+            return worked
+        has_work = activity.pending != 0 or meter.begins
+        chance = could_run * (meter.had_work + has_work) / 2
+        meter.marks.add(now_us, chance, meter.share)
+        self._any.add(now_us, max(chance, self._any_chance))
+        before, meter.counted_us = meter.counted_us, round(meter.known_us + meter.marks.guessed)
+        return meter.counted_us - before
+
+    def is_settled(self, us: int) -> bool:
+        """Whether all is known up to a moment."""
+        return self._late_us == 0 or (self._until is not None and self._until >= us)
 
     def _settle(self, now_us: int, behind: Mapping[Process, Activity]) -> None:
         """Puts figures that have come in the place of guesses."""
@@ -234,9 +257,8 @@ class Meters:
         whole = sum(worked.values())
         excess = whole - self._least.of(whole, self._any.settle(until_us))
         for process in sorted(worked, key=lambda one: worked[one], reverse=True):
-            if excess > 0:
-                less = min(excess, worked[process])
-                worked[process] -= less
-                excess -= less
+            less = min(excess, worked[process])  # less than nothing: what was taken before was work, of a time near by
+            worked[process] -= less
+            excess -= less
         for process, activity in behind.items():
             self._each[process].learn(worked[process], chances[process], activity)

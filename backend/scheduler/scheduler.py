@@ -97,6 +97,10 @@ class Scheduler:
         """Takes note that a process is about to be gone: what it did last is charged to quotas."""
         self._limiter.ended(process)
 
+    def late(self, process: Process, us: int) -> None:
+        """Takes note that a process that has ended had the engine for so many microseconds more than was told."""
+        self._limiter.late(process, us)
+
     def greet(self, process: Process) -> None:
         """Takes note that a program of a process speaks, as the first of it or anew: after an exec, say, it is another
         one. How its last turns ended says nothing of its next ones."""

@@ -88,6 +88,11 @@ class Schedulers:
         if group.gpu in self._each:
             self._each[group.gpu].ended(group.process)
 
+    def late(self, group: Member, figures: Mapping[str, int]) -> None:
+        """Takes note of what a process did on a GPU that has ended, beyond what was told of it then."""
+        if group.gpu in self._each and "gpu_usec" in figures:
+            self._each[group.gpu].late(group.process, figures["gpu_usec"])
+
     def greet(self, group: Member) -> None:
         """Takes note that a program of a process speaks on a GPU, as the first of it or anew."""
         if group.gpu in self._each:

@@ -43,6 +43,7 @@ class Traced(Bench):
         self._seen: deque[tuple[float, Mapping[Process, int]]] = deque()
         self._told: Mapping[Process, int] = {}
         self._sampled: dict[Process, int] = {}
+        self._ended: list[tuple[float, Process, int]] = []  # when, which, and what was told of it by then
         self._engine._runlist.switch = 0  # a trace charges switches as well, and the figures of work here are without
 
     async def run(
@@ -80,6 +81,21 @@ class Traced(Bench):
                 while self._seen and self._seen[0][0] <= now - LATE_S:
                     _, self._told = self._seen.popleft()
 
+            self._tell_late(now)
+
+    def forget(self, process: Process) -> None:
+        used = self.really(process)
+        self._there[process] = self._there.get(process, 0) + used - self._last.pop(process, used)
+        self._ended.append((trio.current_time(), process, self._told.get(process, 0)))
+        super().forget(process)
+
+    def _tell_late(self, now: float) -> None:
+        while self._ended and self._ended[0][0] + LATE_S + READ_S <= now:
+            _, process, told = self._ended.pop(0)
+            assert self._bookkeeper is not None
+            rest = self._told.get(process, 0) - told
+            self._bookkeeper.late(process, 0, {"gpu_usec": rest, "busy_usec": rest})
+
     async def _take_samples(self) -> None:
         while True:
             await trio.sleep(1)
@@ -87,7 +103,7 @@ class Traced(Bench):
 
     def activity(self, process: Process) -> Activity:
         activity = super().activity(process)
-        told = self._told.get(process, 0)
+        told = self._told.get(process, 0)  # of one that has ended, too
         tenant = self._tenants.get(process)
         if tenant is not None and tenant.is_gated:
             return attrs.evolve(activity, gpu_usec=told, busy_usec=told)

@@ -177,3 +177,41 @@ def test_a_program_that_nothing_is_told_of_is_charged_all_that_it_was_let() -> N
     for now_us in range(0, 1_000_001, 10_000):
         total += meters.look(now_us, [(WHO, Activity(), now_us <= 500_000)])[WHO]
     assert total == 500_000
+
+
+def test_what_is_told_of_one_that_has_ended_takes_the_place_of_the_guess() -> None:
+    """Two have had the engine in turns; one ends, and its figures come 0.2 s later."""
+    other, meters, total = Process(2, 1), Meters(200_000), 0
+    for process in (WHO, other):
+        meters.begin(process, Activity(gpu_usec=0, pending=1))
+
+    def told(now_us: int, part: float) -> Activity:
+        return Activity(gpu_usec=round(part * max(0, now_us - 200_000)), pending=1)
+
+    for now_us in range(0, 100_000, 5_000):  # nothing is told yet, so half is the guess
+        total += meters.look(now_us, [(WHO, told(now_us, 0.9), True), (other, told(now_us, 0.1), True)])[WHO]
+    total += meters.end(100_000, (WHO, told(100_000, 0.9), True))
+    assert total == pytest.approx(50_000, abs=5_000)
+    for now_us in range(105_000, 400_000, 5_000):
+        last = told(min(now_us, 300_000), 0.9)
+        total += meters.look(now_us, [(WHO, last, False), (other, told(now_us, 0.1), True)])[WHO]
+        assert meters.is_settled(100_000) == (now_us >= 300_000)
+    assert total == pytest.approx(90_000, abs=5_000)
+
+
+def test_work_that_is_told_a_little_late_is_no_idle_engine() -> None:
+    """In each 0.4 s the engine stands at the context of one for 0.1 s, then two work, then another program has it, then
+    the two work; and of what is known of the chances of a time the figures tell 15 ms later."""
+    meters, total, other = Meters(200_000), 0, Process(2, 1)
+    for process in (WHO, other):
+        meters.begin(process, Activity(gpu_usec=0, pending=0))
+    for now_us in range(0, 20_000_000, 1_000):
+        pending = int(now_us % 200_000 >= 100_000)
+        cycles, at_us = divmod(max(0, now_us // 100_000 * 100_000 - 215_000), 400_000)
+        worked = sum(min(100_000, max(0, at_us - began_us)) for began_us in (100_000, 300_000))
+        work_us = 100_000 * cycles + worked // 2
+        idle_us = 100_000 * cycles + min(100_000, at_us)
+        each = {WHO: work_us + idle_us, other: work_us}
+        looks = [(process, Activity(gpu_usec=us, pending=pending), True) for process, us in each.items()]
+        total += sum(meters.look(now_us, looks).values())
+    assert total == pytest.approx(10_000_000, rel=0.02)

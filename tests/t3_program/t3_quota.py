@@ -108,7 +108,7 @@ async def test_a_slice_with_four_that_fork(spawn: Spawn, traced: bool) -> None:
             await p.end(first)
             old.append(await p.program("/jobs"))
         found = (gone + sum(map(p.worked, old)) - before) / 1e7
-        assert found == pytest.approx(0.3, rel=0.03 if not traced else 0.05)
+        assert found == pytest.approx(0.3, rel=0.03)
 
 
 @each_sight
