@@ -216,6 +216,9 @@ PERIOD = Setting(  # the default of cpu.max, and its greatest (max_cfs_quota_per
 SETTINGS = (HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID, QUOTA, PERIOD)
 """In the order of their bits."""
 
+SECOND = {one.in_file_of: one for one in SETTINGS if one.in_file_of is not None}
+"""The second number of a control file, by the field of the first."""
+
 BY_FIELD = {one.field: one for one in SETTINGS}
 BY_CONTROL = {one.control: one for one in SETTINGS if one.control is not None}
 

@@ -8,7 +8,7 @@ strung together, and the work of all of them is done at their beginning.
 
 A program whose gate does not hold what it does is off the runlist as well, once it has done GATE_US of work there: one
 with long kernels, or a library that lies. One that stands for the first time is so at once: nothing bounded before how
-far it launched ahead.
+far it launched ahead. One whose memory is moving is left on it for longer.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ WAIT_US = 20_000
 """Microseconds between two reads of processes that stand, so that it is known of when a figure is that comes late."""
 GATE_US = 2 * AHEAD_US
 """Work after its gate closed, microseconds, with which a process counts as one that the gate does not hold."""
+MOVING_US = 400_000
+"""The same of one whose memory is moving: its library waits for what it launched, and without its engine would not come
+to an end of that. So much it may have in each turn as well (DRAIN_WORK_US of ``ends.py``)."""
 GATE_LOOK_US = 1_000
 """Microseconds between two looks at processes that stand at their gate with work that goes on."""
 CALLS_AGAIN_US = 20_000
@@ -355,12 +358,18 @@ class Limiter:
                 return now_us + CALLS_AGAIN_US
             self._start(process, one, self._restore)
         elif spent is Engines.NONE and self._gpu.activity(process).pending != 0:
-            if one.after_us > (GATE_US if one.is_bound else 0) and self._take(one, 1):
+            if one.after_us > self._most_after_us(member, one) and self._take(one, 1):
                 self._start(process, one, self._stop)
             return now_us + GATE_LOOK_US
         elif self._gpu.late_us:
             return now_us + (WAIT_US if is_spent else READ_US)
         return None
+
+    def _most_after_us(self, member: Member, one: Limited) -> int:
+        """Return what a process that stands at its gate may do there, microseconds."""
+        if self._gpu.is_leaving(member.process) or self._population.record(member).memory.may_come():
+            return MOVING_US
+        return GATE_US if one.is_bound else 0
 
     def _take(self, one: Limited, calls: int) -> bool:
         """Whether there are so many calls for each context of a process; they are taken then."""

@@ -155,7 +155,8 @@ def shown(setting: Setting) -> Show:
     if setting is settings.TIMESLICE:
         return _timeslice
     if setting.kind is Kind.QUOTA:
-        return _books(lambda books: values.show_quota(books.quota_us, books.period_us))
+        period = settings.SECOND[setting.field].field
+        return _books(lambda books: values.show_quota(getattr(books, setting.field), getattr(books, period)))
     if setting.kind is Kind.SPAN:
         return _books(lambda books: values.show_span(getattr(books, setting.field)))
     if setting.kind is Kind.SIZE:

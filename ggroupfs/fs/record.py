@@ -14,7 +14,7 @@ from backend.core.controller import Controller
 from backend.core.member import Compute, Followed, Memory, Record, Scheduled, Taken
 from backend.core.reasons import Off, name_of
 from backend.core.records import Books, Place, Wanted
-from backend.core.settings import BY_CONTROL, Kind
+from backend.core.settings import BY_CONTROL, SECOND, Kind
 from backend.process.identity import Group, Member, Slice
 from ggroupfs.text import values
 
@@ -75,7 +75,7 @@ def _asked(books: Books) -> Lines:
     for name, setting in BY_CONTROL.items():
         value = getattr(books, setting.field)
         if setting.kind is Kind.QUOTA:
-            yield f"asked.{name}", values.show_quota(value, books.period_us)
+            yield f"asked.{name}", values.show_quota(value, getattr(books, SECOND[setting.field].field))
         else:
             yield f"asked.{name}", values.show_size(value) if setting.kind is Kind.SIZE else int(value)
 

@@ -8,10 +8,12 @@ import attrs
 import pytest
 import trio
 
+from backend.core.member import COMES_S
 from backend.core.reasons import ON, Engines
 from backend.core.records import Activity
 from backend.core.turns import TurnEnd
 from backend.process.identity import Member, Slice
+from backend.scheduler.limiter import MOVING_US
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine as SoftMachine
@@ -313,3 +315,35 @@ async def test_idle_programs_cost_no_calls(spawn: Spawn) -> None:
         calls = p.gpu.calls(since=0)
         await trio.sleep(20)
         assert p.gpu.calls(since=0) == calls
+
+
+@pytest.mark.parametrize("how", ["leaves", "comes"])
+@virtual
+async def test_one_whose_memory_moves_stays_on_the_runlist(spawn: Spawn, how: str) -> None:
+    """What its library waits for is its own work; but not for ever, as it may lie."""
+    gpu = StubGpu()
+    async with Machine(gpu).daemon(scheduler=True) as h:
+        who = await h.arrive(spawn().pid)
+        memory = h.controller.population.record(Member(who, 0)).memory
+        gpu.ends[who] = TurnEnd.LATE, 0.0
+        gpu.works[who] = attrs.evolve(BUSY, gpu_usec=0, pending=1)
+        await h.write(f"{who.pid}/0/compute.max", "30000 100000")
+        await trio.sleep(0.05)
+
+        async def work(us: int) -> None:
+            gpu.works[who] = attrs.evolve(BUSY, gpu_usec=us, pending=1)
+            await trio.sleep(0.05)
+
+        if how == "leaves":
+            gpu.leaving = {who}
+        else:
+            memory.came_at = trio.current_time()
+        for us in (100_000, 200_000, 300_000):
+            await work(us)
+            assert h.controller._follower.spent(Member(who, 0)) is Engines.NONE
+        if how == "leaves":
+            await work(100_000 + MOVING_US + 1_000)
+            assert gpu.without_gr == {who}
+        else:
+            await trio.sleep(COMES_S)
+            assert gpu.without_gr == {who}, "it is not moving any more"
