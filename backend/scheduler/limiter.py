@@ -4,7 +4,8 @@ Each group with a quota has an account (``quota.py``), each process below one a 
 is charged to all accounts above the process. A process stands while one of them is spent. With the library it stands at
 its gate, which takes no call of the driver; without, its GR engine is off the runlist, which takes two to three in each
 period. There are RATE of those a second for all processes of a GPU: where they do not do for every period, several are
-strung together, and the work of all of them is done at their beginning.
+strung together, and the work of all of them is done at their beginning. Where all that is on the GPU are programs below
+the same quotas that always have work, one of them works in each (``rota.py``).
 
 A program whose gate does not hold what it does is off the runlist as well, once it has done GATE_US of work there: one
 with long kernels, or a library that lies. One that stands for the first time is so at once: nothing bounded before how
@@ -25,14 +26,16 @@ from backend.core.follower import Follower
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.reasons import Engines
-from backend.core.records import Activity, Books
+from backend.core.records import Books
 from backend.core.turns import AHEAD_US
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.failing import AGAIN_MOST_S, AGAIN_S, PASSING
+from backend.scheduler.limited import Gone, Limited
 from backend.scheduler.meter import Look, Meters
 from backend.scheduler.parts import Pace
 from backend.scheduler.quota import CHECK_US, Account
+from backend.scheduler.rota import Rotation
 
 log = logging.getLogger(__name__)
 
@@ -60,53 +63,6 @@ LATE_US = 5_000_000
 """Microseconds for which a GPU may tell what a process did that has ended."""
 TURN_US = 10_000
 """Microseconds for which a process is to stand at least for its turn to be another's."""
-
-
-@attrs.define(eq=False)
-class Limited:
-    """A process below a quota."""
-
-    accounts: tuple[Account, ...]
-    """Those of the process itself and of the slices above it."""
-    contexts: int = 1
-    """Calls that a lever takes."""
-    pending: int | None = None
-    """Kernels that it had launched and that were not done, at the last look; None where it does not count them."""
-    levers: bool = False
-    """Whether it takes calls of the driver to have it stand."""
-    stands_at_gate: bool = False
-    """Whether it stands, and on the runlist."""
-    is_bound: bool = False
-    """Whether it has stood before, so that its library bounds what it launches ahead."""
-    after_us: int = 0
-    """Work since its gate closed, microseconds."""
-    busy: bool = False
-    """Whether it is being had stand, or go on."""
-    again: float = 0.0
-    """When that is tried again, by trio's clock."""
-    failed_s: float = 0.0
-    """Seconds for which it was put off the last time; 0 where it did not fail."""
-    told: bool = False
-    """Whether the log says that it fails."""
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether it is to stand."""
-        return any(account.is_spent for account in self.accounts)
-
-
-@attrs.define
-class Gone:
-    """A process below a quota that has ended, and of which not all is known yet."""
-
-    accounts: tuple[Account, ...]
-    """Those above it, as it ended."""
-    activity: Activity
-    """What was told of it then; with the rest, once that has come."""
-    at_us: int
-    """When it ended, microseconds."""
-    is_told: bool = False
-    """Whether the rest has come."""
 
 
 class Limiter:
@@ -140,6 +96,7 @@ class Limiter:
         self._limited: dict[Process, Limited] = {}
         self._gone: dict[Process, Gone] = {}
         self._meters = Meters(gpu.late_us)
+        self._rotation = Rotation(self._may_wait)
         self._known: set[Process] | None = None  # all processes at the last search; None where no quota was
         self._poked = trio.Event()
         self._poked.set()
@@ -233,7 +190,9 @@ class Limiter:
             process = member.process
             known.add(process)
             if mine := self._accounts_of(member):
-                self._limited[process] = self._renewed(process, before.get(process), mine)
+                one = self._limited[process] = self._renewed(process, before.get(process), mine)
+                books = levels.get(member)
+                one.equals = mine, self._population.path(member)[1:], books and (books.priority, books.weight)
             elif self._follower.spent(member) is not None and not (one := before.get(process) or Limited(())).busy:
                 self._start(process, one, self._restore)
         self._meters.keep([*self._limited, *self._gone])
@@ -281,6 +240,7 @@ class Limiter:
         now_us = self._now_us()
         for process, worked in self._meters.look(now_us, looks).items():
             one = self._limited.get(process)
+            self._rotation.charge(process, worked)
             if worked and one is not None and one.stands_at_gate:
                 one.after_us += worked
             for account in (self._gone[process] if one is None else one).accounts if worked else ():
@@ -314,6 +274,7 @@ class Limiter:
                 self._periods(level, ended)
         for account in self._accounts.values():
             account.decide()
+        self._rotation.look(now_us, self._limited, self._known)
         dues = [account.next_us(now_us) for account in self._busy_accounts()]
         dues += [due_us for process, one in self._limited.items() if (due_us := self._act(process, one, now_us))]
         return min(dues, default=now_us + 1_000_000)
@@ -322,13 +283,17 @@ class Limiter:
         member = Member(process, self._index)
         return self._population.holds(member) and self._follower.place(member).off
 
+    def _may_wait(self, process: Process) -> bool:
+        """Whether a process may wait for a period of its own: it always has work, and no lever of it is another's."""
+        return not self._follower.is_held(Member(process, self._index)) and self._meters.always_works(process)
+
     def _busy_accounts(self) -> Iterator[Account]:
         """The accounts that a process is charged to."""
         return iter({id(account): account for one in self._limited.values() for account in one.accounts}.values())
 
     def _string(self) -> None:
         """Has as many periods strung together as the calls of the driver ask for."""
-        calls = sum(CYCLE_CALLS * one.contexts for one in self._limited.values() if one.levers)
+        calls = sum(CYCLE_CALLS * one.contexts for one in self._limited.values() if one.levers and not one.waits)
         for account in self._accounts.values():
             account.strung = 1
         if calls:

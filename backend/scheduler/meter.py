@@ -120,6 +120,8 @@ class Meter:
     """What the process made of its chances of late."""
     had_work: bool = True
     """Whether it had work at the last look."""
+    counts: bool = False
+    """Whether it says what work it has."""
     begins: bool = False
     """Whether it has just been let go on: what waited at its gate is work that it does not say yet."""
     marks: Marks = attrs.field(factory=Marks)
@@ -138,6 +140,11 @@ class Meter:
         self.known_us += worked
         if chances >= LEARNT_US:
             self.share = (self.share + min(1.0, worked / chances)) / 2
+
+    @property
+    def always_works(self) -> bool:
+        """Whether it has work at all times: by its own word; or by samples, as far as they say."""
+        return self.had_work if self.counts else self._sampled > 0 and self._busy == 1.0
 
     def _take_sample(self, worked: float, busy_us: int) -> None:
         before = busy_us if self.sampled_us is None else self.sampled_us
@@ -179,6 +186,10 @@ class Meters:
         there = set(processes)
         self._each = {process: meter for process, meter in self._each.items() if process in there}
 
+    def always_works(self, process: Process) -> bool:
+        """Whether a process always has work, as far as is known."""
+        return self._each[process].always_works
+
     def begins(self, process: Process) -> None:
         """A process goes on that stood."""
         if process in self._each:
@@ -197,9 +208,10 @@ class Meters:
         chances: dict[Process, float] = {}
         for process, activity, could_run in looks:
             meter, figure = self._each[process], self._figure(activity)
+            meter.counts = activity.pending is not None
             if self._late_us == 0 and figure is not None:
                 found[process] = max(0, figure - (meter.told_us or 0))
-                meter.told_us = figure
+                meter.told_us, meter.had_work = figure, activity.pending != 0
                 continue
             behind[process] = activity
             has_work = activity.pending != 0 or meter.begins

@@ -347,3 +347,47 @@ async def test_one_whose_memory_moves_stays_on_the_runlist(spawn: Spawn, how: st
         else:
             await trio.sleep(COMES_S)
             assert gpu.without_gr == {who}, "it is not moving any more"
+
+
+@virtual
+async def test_periods_in_turns_end_where_another_comes(spawn: Spawn) -> None:
+    """Four without the library have the periods of their quota in turns, while no other is there: then all of them
+    work at the beginning of longer ones, as what each has of the engine is a matter of weights."""
+    async with limited(spawn, traced=True) as p:
+        four = [await p.program("/jobs", library=False) for _ in range(4)]
+        await p.h.write("slice/jobs/0/compute.max", "30000 100000")
+        await trio.sleep(10)
+
+        async def at_once(seconds: float) -> int:
+            """How many of them are on the runlist, at most."""
+            most = 0
+            for _ in range(round(seconds / 0.01)):
+                await trio.sleep(0.01)
+                most = max(most, sum(p.gpu.is_attached(process) for process in four))
+            return most
+
+        assert await at_once(5) == 1
+        other = await p.program()
+        await trio.sleep(3)
+        assert await at_once(5) == 4
+        await p.end(other)
+        await trio.sleep(3)
+        assert await at_once(5) == 1
+        await p.h.write(f"{four[0].pid}/0/compute.weight", 200)
+        await trio.sleep(3)
+        assert await at_once(5) == 4, "they are no equals"
+        await p.h.write("slice/jobs/0/compute.max", "max")
+        await trio.sleep(2)
+        assert await at_once(0.1) == 4
+
+
+@virtual
+async def test_one_that_idles_takes_no_period(spawn: Spawn) -> None:
+    async with limited(spawn, traced=True) as p:
+        one = await p.program("/jobs", library=False)
+        for _ in range(3):
+            await p.program("/jobs", library=False, work_s=0.001, rest_s=1000)
+        await p.h.write("slice/jobs/0/compute.max", "30000 100000")
+        await trio.sleep(10)
+        (found,) = await p.shares([one], 26)
+        assert found == pytest.approx(0.3, rel=0.1)
