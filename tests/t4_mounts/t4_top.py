@@ -548,6 +548,23 @@ def test_json(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
     assert gpu["share"] == pytest.approx(first["share"] + second["share"])
 
 
+def test_one_that_stands_by_its_quota(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
+    """For what part of the time, and why."""
+    small, large = tenants
+    large.write("compute.max", "10000 100000")
+
+    def shown(pid: int) -> dict[str, Any]:
+        told = json.loads(ok("top", "--json", "-d", "0.5", "--mount", mount.path))
+        found: dict[str, Any] = next(one for one in told["processes"] if one["pid"] == pid)
+        return found
+
+    eventually(lambda: 0.7 < shown(large.pid)["throttled"] < 1, "it stands most of the time")
+    eventually(lambda: shown(large.pid)["off"]["quota"] == 1, "why it does")
+    assert shown(small.pid)["throttled"] == 0
+    words = ("top", "--once", "-d", "0.5", "--mount", mount.path)
+    eventually(lambda: re.search(rf"─{large.pid} .* (7|8|9)\d%  quota", ok(*words)), "as text")
+
+
 def test_what_it_does_not_take(tmp_path: Path) -> None:
     assert "no ggroup tree is mounted there" in complaint("top", "--once", "--mount", tmp_path, code=1)
     for words in ("-d 0", "-d -1", "-d inf", "-d nan", "-d soon", "--once --json"):
