@@ -96,7 +96,7 @@ class Limiter:
         self._limited: dict[Process, Limited] = {}
         self._gone: dict[Process, Gone] = {}
         self._meters = Meters(gpu.late_us)
-        self._rotation = Rotation(self._may_wait)
+        self._rotation = Rotation(self._may_wait, self._runs)
         self._known: set[Process] | None = None  # all processes at the last search; None where no quota was
         self._poked = trio.Event()
         self._poked.set()
@@ -195,6 +195,8 @@ class Limiter:
                 one.equals = mine, self._population.path(member)[1:], books and (books.priority, books.weight)
             elif self._follower.spent(member) is not None and not (one := before.get(process) or Limited(())).busy:
                 self._start(process, one, self._restore)
+        if not self._accounts:
+            self._gone.clear()
         self._meters.keep([*self._limited, *self._gone])
         self._known = known if self._accounts else None
 
@@ -286,6 +288,9 @@ class Limiter:
     def _may_wait(self, process: Process) -> bool:
         """Whether a process may wait for a period of its own: it always has work, and no lever of it is another's."""
         return not self._follower.is_held(Member(process, self._index)) and self._meters.always_works(process)
+
+    def _runs(self, process: Process) -> bool:
+        return self._follower.runs(Member(process, self._index))
 
     def _busy_accounts(self) -> Iterator[Account]:
         """The accounts that a process is charged to."""

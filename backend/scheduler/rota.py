@@ -58,6 +58,8 @@ class Rotation:
 
     may_wait: Callable[[Process], bool]
     """Whether a process may wait for a period of its own."""
+    runs: Callable[[Process], bool]
+    """Whether a process is on the runlist: one that is frozen leaves its period through no fault of its own."""
     rota: Rota = attrs.field(factory=Rota)
     """Of those that are on it."""
     _since_us: int = 0  # when the one that works began, or all stood last
@@ -71,16 +73,15 @@ class Rotation:
         quotas, and all that are known of the GPU."""
         those = self._on_it(now_us, limited, known)
         accounts = limited[those[0]].accounts if those else ()
-        if not those:
-            for one in limited.values():
-                one.waits = False
-        elif any(account.is_spent for account in accounts):
+        if not those or any(account.is_spent for account in accounts):
             self.rota.end()
             self._since_us = now_us
+            for one in () if those else limited.values():
+                one.waits = False
         else:
             before, current = self.rota.current, self.rota.of(those)
             longest_us = max(account.strung * account.period_us for account in accounts)
-            if current != before:
+            if current != before or not self.runs(current):
                 self._since_us = now_us
             elif now_us - self._since_us > SPARED * longest_us:
                 limited[current].rests_us = now_us + RESTS_US
