@@ -25,7 +25,7 @@ from backend.core.deadlines import deadline
 from backend.core.follower import Follower
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
-from backend.core.reasons import Engines
+from backend.core.reasons import Engines, Reason
 from backend.core.records import Books
 from backend.core.turns import AHEAD_US
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn
@@ -96,7 +96,7 @@ class Limiter:
         self._limited: dict[Process, Limited] = {}
         self._gone: dict[Process, Gone] = {}
         self._meters = Meters(gpu.late_us)
-        self._rotation = Rotation(self._may_wait, self._runs)
+        self._rotation = Rotation(self._may_wait, lambda process: follower.runs(Member(process, self._index)))
         self._known: set[Process] | None = None  # all processes at the last search; None where no quota was
         self._poked = trio.Event()
         self._poked.set()
@@ -286,11 +286,11 @@ class Limiter:
         return self._population.holds(member) and self._follower.place(member).off
 
     def _may_wait(self, process: Process) -> bool:
-        """Whether a process may wait for a period of its own: it always has work, and no lever of it is another's."""
-        return not self._follower.is_held(Member(process, self._index)) and self._meters.always_works(process)
-
-    def _runs(self, process: Process) -> bool:
-        return self._follower.runs(Member(process, self._index))
+        """Whether a process may wait for a period of its own: it always has work, and nothing but its quota keeps it
+        from that."""
+        member = Member(process, self._index)
+        kept = self._follower.is_held(member) or self._follower.applied(member).off.reasons & ~Reason.QUOTA
+        return not kept and self._meters.always_works(process)
 
     def _busy_accounts(self) -> Iterator[Account]:
         """The accounts that a process is charged to."""

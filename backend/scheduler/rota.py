@@ -29,7 +29,8 @@ class Rota:
 
     current: Process | None = None
     """The one that has the period; None before the first one."""
-    _is_over: bool = attrs.field(default=True, init=False)
+    is_over: bool = attrs.field(default=True, init=False)
+    """Whether the period is over."""
     _had: dict[Process, int] = attrs.field(factory=dict, init=False)  # work in them, microseconds; of those there
 
     def charge(self, process: Process, us: int) -> None:
@@ -39,16 +40,16 @@ class Rota:
 
     def end(self) -> None:
         """The period is over: all of them stand."""
-        self._is_over = True
+        self.is_over = True
 
     def of(self, those: Sequence[Process]) -> Process:
         """Return the one of these, at least one, that works now. One that comes had as much as the one that had the
         least."""
-        if self._is_over or self.current is None or self.current not in those:
+        if self.is_over or self.current is None or self.current not in those:
             least = min((self._had[one] for one in those if one in self._had), default=0)
             self._had = {one: self._had.get(one, least) for one in those}
             self.current = min(those, key=self._had.__getitem__)
-            self._is_over = False
+            self.is_over = False
         return self.current
 
 
@@ -59,10 +60,10 @@ class Rotation:
     may_wait: Callable[[Process], bool]
     """Whether a process may wait for a period of its own."""
     runs: Callable[[Process], bool]
-    """Whether a process is on the runlist: one that is frozen leaves its period through no fault of its own."""
+    """Whether a process is on the runlist: one that waits for calls of the driver leaves its period for that."""
     rota: Rota = attrs.field(factory=Rota)
     """Of those that are on it."""
-    _since_us: int = 0  # when the one that works began, or all stood last
+    _since_us: int = 0  # when the one that works began, or was not on the runlist last
 
     def charge(self, process: Process, us: int) -> None:
         """As the rota's."""
@@ -75,13 +76,13 @@ class Rotation:
         accounts = limited[those[0]].accounts if those else ()
         if not those or any(account.is_spent for account in accounts):
             self.rota.end()
-            self._since_us = now_us
             for one in () if those else limited.values():
                 one.waits = False
         else:
-            before, current = self.rota.current, self.rota.of(those)
+            begins, before = self.rota.is_over, self.rota.current
+            current = self.rota.of(those)
             longest_us = max(account.strung * account.period_us for account in accounts)
-            if current != before or not self.runs(current):
+            if begins or current != before or not self.runs(current):
                 self._since_us = now_us
             elif now_us - self._since_us > SPARED * longest_us:
                 limited[current].rests_us = now_us + RESTS_US

@@ -91,7 +91,7 @@ def test_one_that_leaves_its_period_ends_the_turns_for_a_while() -> None:
     assert [process for process, one in each.items() if one.rests_us] == [A]
     rotation.look(now_us + RESTS_US + 1_000, each, there)
     assert waiting(each) == [B, C]
-    runs.clear()  # it is frozen
+    runs.clear()  # there are no calls of the driver to be had
     for later_us in range(now_us + RESTS_US + 1_000, now_us + RESTS_US + 1_000_000, 1_000):
         rotation.look(later_us, each, there)
         assert waiting(each) == [B, C]

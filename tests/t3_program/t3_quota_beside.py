@@ -391,3 +391,20 @@ async def test_one_that_idles_takes_no_period(spawn: Spawn) -> None:
         await trio.sleep(10)
         (found,) = await p.shares([one], 26)
         assert found == pytest.approx(0.3, rel=0.1)
+
+
+@virtual
+async def test_a_frozen_one_keeps_no_other_from_its_period(spawn: Spawn) -> None:
+    async with limited(spawn, traced=True) as p:
+        three = [await p.program("/jobs", library=False) for _ in range(3)]
+        await p.h.write("slice/jobs/0/compute.max", "30000 100000")
+        await trio.sleep(12)
+        for one in three:
+            await p.h.write(f"{one.pid}/0/compute.freeze", 1)
+            await trio.sleep(8)
+            found = await p.shares(three, 13)
+            assert found[three.index(one)] == 0
+            assert sum(found) == pytest.approx(0.3, rel=0.15)
+            await p.h.write(f"{one.pid}/0/compute.freeze", 0)
+            await trio.sleep(8)
+            assert sum(await p.shares(three, 10)) == pytest.approx(0.3, rel=0.05)
