@@ -305,8 +305,8 @@ def test_a_quota_holds_on_and_its_periods_are_counted_on(place: Path, how: str) 
             tenant.write("compute.max", "20000 50000")
             eventually(lambda: tenant.flat("gcgroup.stat")["nr_periods"] > 40, "it works")
             os.kill(tenant.pid, signal.SIGSTOP)  # it would end when its GPU does, and take along what was its own
-            time.sleep(1.5)  # counts are written down each second
             before = tenant.flat("gcgroup.stat")["nr_periods"]
+            time.sleep(5 * SLOW)  # counts are written down each second, or more rarely where the machine is busy
             if how == "kill":
                 kill(mount)
                 mount = start()
