@@ -74,6 +74,7 @@ REFUSED = {
     "compute.max": {
         **dict.fromkeys((b"0", b"999", b"-1", b"max max", b"30000 9999", b"30000 1000001", b"30%", b"0x7530"), INVAL),
         **dict.fromkeys((b"30000 100000 1", b"30000us", b"%d" % (1 << 63), b"%d" % (1 << 70)), INVAL),
+        **dict.fromkeys((number for number, code in GARBAGE.items() if code == RANGE), INVAL),  # as cpu.max has it
     },
     "compute.migrate": {b"-1": RANGE, b"0": NOTSUP, b"GPU-x": NOTSUP, b"gpu-0": INVAL},
 }
