@@ -538,7 +538,8 @@ def test_the_defaults_on_the_page_are_right() -> None:
                 text = value.strip("`")
                 told[key.strip("`")] = text if text.startswith("/") else tomllib.loads(f"it = {text}")["it"]
     ours = {"gpu", "statistic", "share", "least", "most", "scale_up", "scale_down", "rank"}
-    everywhere = {"socket", "interval", "window", "cooldown", "silence", "reserve", "priority", "migrate"}
+    everywhere = {"socket", "interval", "window", "cooldown", "silence", "reserve", "priority"}
+    everywhere |= {"lever", "period", "migrate"}
     assert told.keys() == ours | everywhere
     full = read({key: told[key] for key in ours}, {key: told[key] for key in everywhere})
     bare = read({}, {})
