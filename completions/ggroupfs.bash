@@ -37,12 +37,14 @@ _ggroupfs_settings="
     compute.freeze=
     compute.priority=
     compute.weight=
+    compute.max=
     GMemHigh=
     GMemLow=
     GMemSwapMax=
     ComputeTimeSlice=
     ComputePriority=
     ComputeWeight=
+    ComputeQuota=
     ComputeFreeze=
 "
 _ggroupfs_words_of_settings="
@@ -52,9 +54,11 @@ _ggroupfs_words_of_settings="
     compute.timeslice=default
     compute.freeze=0
     compute.freeze=1
+    compute.max=max
     GMemHigh=infinity
     GMemLow=infinity
     GMemSwapMax=infinity
+    ComputeQuota=infinity
     ComputeFreeze=yes
     ComputeFreeze=no
 "

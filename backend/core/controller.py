@@ -29,7 +29,7 @@ from backend.core.reclaimer import Reclaimer
 from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled, Wanted
 from backend.core.room import RoomNotices
 from backend.core.settings import Lever, Setting
-from backend.core.tally import LOST, UNDONE, Memory
+from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
 from backend.core.writers import Writers
 from backend.process.delegated import delegate_of
@@ -79,7 +79,10 @@ class Controller:
             memory,
         )
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
-        self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
+        self._schedulers = Schedulers(
+            ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods
+        )
+        self._totals.ending = self._schedulers.ended
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
         self._foresight = Foresight(ledger, self.gpus, self.population, self._schedulers.order)
         self._peaks = Peaks(ledger)
@@ -182,6 +185,10 @@ class Controller:
     def throttled(self, group: Group) -> Throttled:
         """How much a process, or those that ever were in a slice, were kept off the runlist by the scheduler."""
         return self._totals.throttled(group)
+
+    def periods(self, group: Group) -> int:
+        """How many periods of its quota have ended in which a group had something to do."""
+        return self._totals.tally.counted(group, PERIODS)
 
     def off(self, group: Group) -> Mapping[str, int]:
         """Return how many processes at or below a group are off the runlist, by the names of the reasons; and, as `gr`,
@@ -322,6 +329,15 @@ class Controller:
             raise fail(errno.ERANGE)
         else:
             await self._writers.pull(group, books, changes)
+
+    async def set_quota(self, group: Group, value: tuple[int, int | None]) -> None:
+        """compute.max: the quota and the period, microseconds; without a period it stays what it was. Both are in the
+        books at once, and the scheduler acts right after."""
+        books, (quota_us, period_us) = self.require(group, "compute.max"), value
+        changes = {"quota_us": quota_us}
+        if period_us is not None:
+            changes["period_us"] = period_us
+        await self._writers.note(group, books, changes)
 
     def peak(self, group: Group, peak: Peak, mark: Mark | None = None) -> int:
         """The most that a group held: ever, or since `mark` was reset, bytes. ENODEV when the group is gone."""

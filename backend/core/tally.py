@@ -1,5 +1,5 @@
 """The tally: what happened to groups and is counted here, and not by a GPU. Moves, what programs undid, losses of the
-GPU, and the time for which a group was to be frozen.
+GPU, the time for which a group was to be frozen, and the periods of its quota.
 
 It is written down with the totals (:mod:`backend.core.totals`), under names of its own, so it goes on over another
 daemon, and with a process that goes to another GPU. What happens rarely is written at once; that a group is to be
@@ -21,7 +21,8 @@ from backend.core.records import MAX
 from backend.process.identity import ROOT, Group, Node, SliceOn
 
 MIGRATED, UNDONE, LOST = "migrated", "undone", "lost"
-COUNTS = (MIGRATED, UNDONE, LOST, FROZEN_USEC)
+PERIODS = "nr_periods"
+COUNTS = (MIGRATED, UNDONE, LOST, FROZEN_USEC, PERIODS)
 """Figures that are counted here. Of a process they go with it to another GPU."""
 
 
@@ -75,6 +76,12 @@ class Tally:
         if not self._of(root).absent:
             self._of(root).absent = True
             self._count({root: None, **dict.fromkeys(groups)}, LOST)
+
+    def periods(self, group: Group, count: int) -> None:
+        """Count periods of the quota of a group. They are written down with what else changes, as there are many."""
+        total = self._of(group).total
+        total[PERIODS] = min(MAX, total.get(PERIODS, 0) + count)
+        self._changed[group] = None
 
     def back(self, gpu: int) -> None:
         """Note that a GPU is there."""

@@ -98,6 +98,10 @@
 #define GGROUP_PRIORITY_DEFAULT	8
 #define GGROUP_WEIGHT_MOST	10000
 #define GGROUP_WEIGHT_DEFAULT	100
+#define GGROUP_QUOTA_LEAST_US	1000
+#define GGROUP_PERIOD_LEAST_US	10000
+#define GGROUP_PERIOD_MOST_US	1000000
+#define GGROUP_PERIOD_DEFAULT_US	100000
 
 /* struct ggroup_hello.features */
 #define GGROUP_FEATURE_BOOKS	0x1ULL	/* groups, charges, limits, plans */
@@ -230,6 +234,8 @@ struct ggroup_books {
 	__u64 swap_peak_ever;
 	__u32 off_all;		/* process: why it is off the runlist, with all engines */
 	__u32 off_gr;		/* process: ... with the GR engine alone */
+	__u64 quota_us;		/* work on the GPU in each period; GGROUP_MAX is no quota */
+	__u64 period_us;
 };
 
 /* struct ggroup_set.mask */
@@ -243,6 +249,8 @@ struct ggroup_books {
 #define GGROUP_SET_KEPT		0x80ULL
 #define GGROUP_SET_UID		0x100ULL
 #define GGROUP_SET_GID		0x200ULL
+#define GGROUP_SET_QUOTA	0x400ULL
+#define GGROUP_SET_PERIOD	0x800ULL
 
 /* Fields that mask does not name are not looked at. */
 struct ggroup_set {
@@ -258,6 +266,8 @@ struct ggroup_set {
 	__u32 kept;		/* 0, 1 */
 	__u32 uid;		/* any but GGROUP_NOBODY */
 	__u32 gid;		/* any but GGROUP_NOBODY */
+	__u64 quota_us;		/* GGROUP_QUOTA_LEAST_US..GGROUP_MAX */
+	__u64 period_us;	/* GGROUP_PERIOD_LEAST_US..GGROUP_PERIOD_MOST_US */
 };
 
 struct ggroup_amount {

@@ -144,10 +144,12 @@ class Device:
 
 
 class Module:
-    """See the module. `features` are the bits that its HELLO has."""
+    """See the module. `features` are the bits that its HELLO has, `settings` those of what it takes: 0 where it does
+    not say, and takes those of the first version."""
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, settings: int = sum(abi.SET.values())) -> None:
         self.features = features
+        self.settings = settings
         self.calls: list[int] = []
         """Requests that it took."""
         self._books = SoftLedger()
@@ -249,7 +251,7 @@ class Module:
     # Calls
 
     def _hello(self, _: int, argument: abi.Hello) -> None:
-        argument.version, argument.features = abi.ABI_VERSION, self.features
+        argument.version, argument.features, argument.settings = abi.ABI_VERSION, self.features, self.settings
 
     def _register(self, descriptor: int, argument: abi.Gpu) -> None:
         index = self._indices.setdefault(argument.uuid, len(self._indices))
@@ -325,6 +327,7 @@ class Module:
             name = "current_bytes" if field.name == "current" else field.name
             lacking = name in SINCE_PEAKS and not self.has(abi.FEATURE_PEAKS)
             lacking = lacking or (name in ("off_all", "off_gr") and not self.has(abi.FEATURE_REASONS))
+            lacking = lacking or (name in abi.SET and not self._settings & abi.SET[name])
             if not lacking:
                 setattr(argument, name, getattr(books, field.name))
         argument.parent = self._ids[above] if above is not None else 0
@@ -333,7 +336,13 @@ class Module:
         argument.flags |= abi.BOOKS_DETACHED_GR if levers.runlist.held == OFF_GR else 0
         argument.flags |= abi.BOOKS_DOUBTFUL if levers.doubtful else 0
 
+    @property
+    def _settings(self) -> int:
+        return sum(abi.SET[one.field] for one in abi.settings_of(abi.Hello(settings=self.settings)))
+
     def _set(self, _: int, argument: abi.Set) -> None:
+        if argument.mask & ~self._settings:
+            raise fail(errno.EINVAL)
         fields = [setting.field for setting in SETTINGS if argument.mask & abi.SET[setting.field]]
         self._books.configure(self._group(argument.id), **{name: getattr(argument, name) for name in fields})
 
