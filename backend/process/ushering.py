@@ -23,6 +23,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import struct
 import sys
 import time
@@ -147,6 +148,8 @@ class Ushering:
             for path in self._found():
                 with contextlib.suppress(OSError):  # gone since; or it is no file that is on a disk
                     status = os.stat(path)
+                    if not stat.S_ISREG(status.st_mode):
+                        continue  # the kernel would take the mark, and never ask
                     if (status.st_dev, status.st_ino) not in self._marked:
                         self._openings.mark(path)
                         self._marked.add((status.st_dev, status.st_ino))

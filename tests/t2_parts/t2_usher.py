@@ -11,6 +11,7 @@ import functools
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -31,11 +32,16 @@ from tests.support.mounted import SECONDS
 SOON_S = 0.5
 """Seconds in which what waits is seen to do so."""
 
-OPENER = """
-import os, sys
-os.setsid()
+LEAVE = """
+parent = os.getpid()
 if os.fork():
     os._exit(0)
+while os.getppid() == parent:
+    time.sleep(0.001)
+"""
+OPENER = f"""
+import os, sys, time
+os.setsid(){LEAVE}
 print(os.getpid(), flush=True)
 try:
     with open(sys.argv[1], "rb"):
@@ -91,7 +97,7 @@ class Place:
 
     def opener(self, *before: str, file: Path | None = None, daemons: bool = False) -> Opener:
         """Starts one, by the words before it; one that stays a child of ours with `daemons`."""
-        program = OPENER.replace("if os.fork():\n    os._exit(0)\n", "") if daemons else OPENER
+        program = OPENER.replace(LEAVE, "\n") if daemons else OPENER
         words = [*before, "/usr/bin/python3", "-c", program, os.fspath(file or self.file)]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert process.stdout is not None
@@ -136,10 +142,14 @@ async def seen(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
-def start(file: Path) -> None:
-    """Has a program read the file that is none of ours, without a wait for it."""
-    words = ["setsid", "-f", "cat", os.fspath(file)]
-    os.waitpid(os.posix_spawn("/usr/bin/setsid", words, {"PATH": "/usr/bin"}), 0)
+@contextlib.contextmanager
+def starter(file: Path) -> Iterator[Callable[[], object]]:
+    """What has a program read the file that is none of ours, without a wait for it."""
+    words = ["setsid", "-f", "sh", "-c", 'while read line; do cat "$1" & done', "sh", os.fspath(file)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0) as process:
+        assert process.wait(SECONDS) == 0  # the shell has left us
+        assert process.stdin is not None
+        yield functools.partial(os.write, process.stdin.fileno(), b"\n")
 
 
 def real(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -167,9 +177,10 @@ async def test_a_program_of_a_frozen_slice_waits_until_it_is_thawed(tmp_path: Pa
 @real
 async def test_200_of_200_wait_that_start_once_the_freeze_was_told(tmp_path: Path) -> None:
     async with place(tmp_path) as at:
+        start = at.openers.enter_context(starter(at.file))
         for _ in range(200):
             await at.freeze(ROOT)
-            start(at.file)
+            start()
             await at.waiting(1)
             await at.freeze()
             await at.waiting(0)
@@ -372,6 +383,16 @@ def marks(pid: int | None) -> list[str]:
     """The inodes that a process has marked (proc_pid_fdinfo(5))."""
     words = (path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir())
     return [line for text in words for line in text.splitlines() if line.startswith("fanotify ino:")]
+
+
+@pytest.mark.logs("none of .*/node is there: no program waits")
+@real
+async def test_a_device_node_is_no_file_that_can_be_had_wait(tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    async with place(tmp_path, os.fspath(node)) as at:
+        await at.freeze(ROOT)
+        assert not marks(at.usher.pid)
 
 
 @pytest.mark.logs("none of .*/later is there: no program waits")
