@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 
 import trio
@@ -174,8 +175,10 @@ class Usher:
                 process, self._process = self._process, None
                 self._step()
                 process.kill()  # one that is stopped, too
-                with contextlib.suppress(subprocess.TimeoutExpired):  # one that a file does not let go
+                try:
                     process.wait(GONE_S)
+                except subprocess.TimeoutExpired:  # it has to wait for a processor, or for a file
+                    threading.Thread(target=process.wait, daemon=True).start()
 
 
 def _parts(slices: Collection[Slice]) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import resource
 import signal
@@ -232,6 +233,19 @@ async def test_by_a_link_and_in_another_mount_namespace(tmp_path: Path) -> None:
         await at.freeze()
         for program in programs:
             assert await program.has_opened()
+
+
+@real
+async def test_one_that_is_not_gone_at_once_is_waited_for_by_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is killed ends when it has a processor; it leaves no zombie then."""
+    monkeypatch.setattr(usher, "GONE_S", 0.0)
+    async with place(tmp_path) as at:
+        pid = at.usher.pid
+        assert pid is not None
+    gc.collect()
+    await seen(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
 @pytest.mark.logs("usher: .*: programs that open CUDA's library in a frozen slice go on, 1 that waited among them")
