@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 import trio
 
@@ -18,6 +18,7 @@ from backend.core.bookkeeper import Bookkeeper
 from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
 from backend.core.foresight import Foresight
+from backend.core.frozen import FrozenSlices
 from backend.core.lives import Memory as LivesMemory
 from backend.core.member import Record
 from backend.core.membership import Membership
@@ -78,6 +79,12 @@ class Controller:
             ledger.held,
             memory,
         )
+        self.frozen = FrozenSlices(self.gpus)
+        """In which programs that have no context yet wait, where there is an usher."""
+        self.announce: Callable[[], Awaitable[None]] | None = None
+        """What a writer of compute.freeze waits for once it holds for all that is there: that what comes waits, too."""
+        self._totals.tally.turned.append(self.frozen.asked)
+        self.population.dropped.append(self.frozen.left)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
         self._schedulers = Schedulers(
             ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods
@@ -370,6 +377,8 @@ class Controller:
         await self._writers.pull(group, before, {"frozen": frozen})
         if frozen != before.frozen and was == self.is_frozen(group):
             self._tell(group, Channel.COMPUTE)
+        if self.announce is not None:
+            await self.announce()
 
     async def migrate(self, group: Group, gpu: str) -> None:
         """compute.migrate: returns once the process, or every process of a slice, runs on `gpu`, an index or a UUID.

@@ -9,7 +9,7 @@ frozen, and no longer, right after, some at a time, as a slice may have thousand
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import trio
@@ -50,6 +50,8 @@ class Tally:
         self._changed: dict[Group, None] = {}
         self._asked = trio.Event()
         self._handed_over = False
+        self.turned: list[Callable[[Group, bool], None]] = []
+        """Told of a group that is to be frozen from now on, or not any more."""
 
     def counted(self, group: Group, name: str) -> int:
         """Return how often something of COUNTS was counted of a group."""
@@ -96,6 +98,8 @@ class Tally:
         if taken.begin() if frozen else taken.end():
             self._changed[group] = None
             self._asked.set()
+            for listener in self.turned:
+                listener(group, frozen)
 
     async def run(self) -> None:
         """Write down which groups are to be frozen from now on, or not any more, until cancelled."""
