@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import trio
 
@@ -318,8 +318,9 @@ class Controller:
                 planned = sum(target.nbytes for target in self._reclaimer.plan(group, excess, owed=excess))
                 if planned < excess - (await self._killer.killable(group) if kills else 0):
                     raise fail(errno.EBUSY)
-                promised = self._promised(group)
+                promised, whole = self._promised(group), self._whole(group)
                 await self._reclaimer.settle(group, excess)
+                promised -= self._kept(group, whole)
                 ends = kills and self._killer.beyond(group) and await self._killer.killable(group)
             if ends:
                 if isinstance(group, SliceOn) and self.population.holds(group):
@@ -335,6 +336,16 @@ class Controller:
         gpu = self.gpus[group.gpu]
         each = [gpu.footprint(resident.process) for resident in self.population.below(group)]
         return sum(max(0, one.movable - (one.unmovable or 0)) for one in each)
+
+    def _whole(self, group: Group) -> list[Process]:
+        """Processes of a group that could go into the host as a whole, as far as is known before they are asked."""
+        gpu = self.gpus[group.gpu]
+        each = [resident.process for resident in self.population.below(group)]
+        return [process for process in each if gpu.footprint(process).whole]
+
+    def _kept(self, group: Group, processes: Collection[Process]) -> int:
+        """Bytes of some processes that stay on the GPU, as is known once they were asked."""
+        return sum(self.gpus[group.gpu].footprint(process).unmovable or 0 for process in processes)
 
     async def set_value(self, group: Group, setting: Setting, value: int) -> None:
         """Sets what holds as soon as it is in the books, or once a lever has followed: what is in the host already

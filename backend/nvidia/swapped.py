@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 LOCK_S = 2.0
 """Seconds in which a program has to come to a rest: a kernel that runs is waited for."""
 
+SILENT_S = 10.0
+"""Seconds in which a program whose library did not speak is not looked at for it again: the library connects again once
+a second, and from then on says itself what it can give."""
+
 
 class SwappedPrograms:
     """Those of one GPU."""
@@ -52,6 +56,7 @@ class SwappedPrograms:
         self._turns: dict[Process, trio.Lock] = {}  # held while one goes or comes
         self._moved: dict[Process, float] = {}  # when it last did, by trio's clock
         self._returned: set[Process] = set()  # of those that a daemon before us had in the host
+        self._silent: dict[Process, float] = {}  # until when one is, by trio's clock
 
     def __contains__(self, process: Process) -> bool:
         return process in self._away
@@ -66,7 +71,14 @@ class SwappedPrograms:
 
     def can(self, process: Process, held: int) -> bool:
         """Whether a frozen program, which holds so many bytes, could go into the host now."""
-        return held > 0 and process not in self._away and self._room(process) >= held
+        if process in self._away or self.is_silent(process):
+            return False
+        return held > 0 and self._room(process) >= held
+
+    def is_silent(self, process: Process) -> bool:
+        """Whether the library was found in a program without speaking: what that has in the host would not be restored,
+        so the program gives nothing."""
+        return trio.current_time() < self._silent.get(process, -math.inf)
 
     def moved_since(self, process: Process, when: float) -> bool:
         """Whether one goes or comes, or has since some time: what the driver says that it holds is not yet, or no more,
@@ -75,7 +87,8 @@ class SwappedPrograms:
 
     async def out(self, process: Process, held: Callable[[], Awaitable[int]]) -> int:
         """Have a frozen program go into the host; return the bytes that it held. `held` says so when it is its turn,
-        and once more before it runs (its calls that allocate do return): 0 where it may not go any more. OSError as for
+        and once more before it runs (its calls that allocate do return): 0 where it may not go any more. It stays, too,
+        where it :meth:`is_silent`, which is known from then on. OSError as for
         :func:`backend.nvidia.checkpoint.suspend`, and EAGAIN where it has allocated meanwhile: what is not known of has
         no room kept for it. Then it is on the GPU as before."""
 
@@ -83,8 +96,9 @@ class SwappedPrograms:
             bookkeeper, nbytes = self.bookkeeper, await held()
             if bookkeeper is None or not nbytes:
                 return 0
-            if await has_library(process.pid):  # it does not speak to us; what it has in the host would not be restored
-                raise OSError(errno.EBUSY, "the library in this program does not speak to us")
+            if await has_library(process.pid):
+                self._silent[process] = trio.current_time() + SILENT_S
+                return 0
             bookkeeper.observe(process, self._info.index, nbytes)
             began = time.monotonic()
             # It has to come to a rest by itself, which it does not while it is off the runlist. So it runs between the
@@ -155,7 +169,7 @@ class SwappedPrograms:
 
     def forget(self, process: Process) -> None:
         """The process is gone."""
-        for known in (self._away, self._turns, self._moved):
+        for known in (self._away, self._turns, self._moved, self._silent):
             known.pop(process, None)
         self._returned.discard(process)
 

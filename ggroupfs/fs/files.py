@@ -103,6 +103,7 @@ class OpenFile:
                 raise fail(errno.EINVAL)
             if control.channel is not None:
                 self._seen = self._events.count(self.group, control.channel)
+            self._data = None  # where this fails, nothing of an earlier state is left
             self._data = os.fsencode(self._show(control.show))
         return self._data[offset : offset + size]
 

@@ -190,7 +190,7 @@ SOURCES: Mapping[str, Source] = {
     "gmem.limit.max": _one("limit_max", values.size),
     "gmem.oom.group": _one("oom_group", values.switch),
     "gmem.events": Source(frozenset(("events", "over")), _events),
-    "compute.timeslice": _one("timeslice", lambda text: values.timeslice(text) / 1000),
+    "compute.timeslice": _one("timeslice", lambda text: values.span(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
     "compute.events": _keyed("frozen populated migrated undone lost"),
     "compute.priority": _one("priority"),

@@ -38,6 +38,16 @@ class Others:
             self.turns += 1
             await trio.lowlevel.checkpoint()
 
+    async def have_none_in_a_row(self, requests: Requests, here: int) -> None:
+        """Takes a request, which may be waited for, and a row of ROW after it, in which the rest has no turn."""
+        await requests.wait_readable(here)
+        os.read(here, 1)
+        before = self.turns
+        for _ in range(ROW):
+            await requests.wait_readable(here)
+            os.read(here, 1)
+        assert self.turns == before
+
 
 @virtual
 async def test_a_row_is_taken_without_a_turn_and_then_there_is_one(pipe: tuple[int, int]) -> None:
@@ -47,13 +57,7 @@ async def test_a_row_is_taken_without_a_turn_and_then_there_is_one(pipe: tuple[i
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others.run)
         for _ in range(rows):
-            await requests.wait_readable(here)
-            os.read(here, 1)
-            before = others.turns
-            for _ in range(ROW):
-                await requests.wait_readable(here)
-                os.read(here, 1)
-            assert others.turns == before
+            await others.have_none_in_a_row(requests, here)
         assert rows - 1 <= others.turns <= rows + 1, "the others have one turn between two rows"
         nursery.cancel_scope.cancel()
 
@@ -69,13 +73,7 @@ async def test_what_a_program_asks_once_it_runs_belongs_to_the_row(
     os.write(there, b"x")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others.run)
-        await requests.wait_readable(here)
-        os.read(here, 1)
-        before = others.turns
-        for _ in range(ROW):
-            await requests.wait_readable(here)
-            os.read(here, 1)
-        assert others.turns == before
+        await others.have_none_in_a_row(requests, here)
         nursery.cancel_scope.cancel()
 
 

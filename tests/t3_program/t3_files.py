@@ -63,7 +63,8 @@ async def test_every_line_of_every_file_is_a_figure(spawn: Spawn) -> None:
 
 @virtual
 async def test_open_files_of_a_dead_group(spawn: Spawn) -> None:
-    """What was read stays readable to its end, everything else is ENODEV, and close works."""
+    """What was read stays readable to its end, until it is read from the start again; everything else is ENODEV, and
+    close works."""
     async with running() as h:
         process = spawn()
         who = await h.arrive(process.pid, gmem=2 * MIB)
@@ -81,6 +82,7 @@ async def test_open_files_of_a_dead_group(spawn: Spawn) -> None:
             fh = handles[control.name]
             if control.mode & 0o444:
                 assert await answers(op.read(fh, 0, 4096)) == errno.ENODEV, control.name
+                assert await answers(op.read(fh, 10, 4096)) == errno.ENODEV, control.name
             if control.mode & 0o200:
                 value = {"compute.timeslice": b"2", "compute.migrate": b"0"}.get(control.name, b"1")
                 assert await answers(op.write(fh, 0, value)) == errno.ENODEV, control.name

@@ -18,6 +18,7 @@ from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
+from backend.nvidia.swapped import SILENT_S
 from backend.process.identity import Process
 from tests.support.fake_nvidia import FakeNvml, FakeSystem, patient
 from tests.support.harness import MIB, Harness, StubGpu, settle
@@ -55,7 +56,7 @@ class Driver:
     frozen: Callable[[Process], bool] = lambda _: False
     """Whether the work of a program is off the GPU."""
     left: list[checkpoint.Left] = attrs.field(factory=list)
-    """Who is in the host."""
+    """Programs that are in the host."""
 
     async def suspend(
         self, process: Process, source: str, room: int, lock_s: float, ready: checkpoint.Ready
@@ -301,6 +302,45 @@ def test_a_slice_over_its_limit_takes_the_frozen_one(monkeypatch: pytest.MonkeyP
     drive(monkeypatch, spawn, test, programs=2)
 
 
+def test_one_whose_library_does_not_speak_gives_nothing_and_others_do(
+    monkeypatch: pytest.MonkeyPatch, spawn: Spawn
+) -> None:
+    """What that has in the host would not be restored. Its own limit is refused, as where the library speaks, also
+    while it is not looked at again."""
+    looked: list[int] = []
+
+    async def has_library(pid: int) -> bool:
+        looked.append(pid)
+        return pid == silent
+
+    async def test(rig: Rig) -> None:
+        nonlocal silent
+        silent, other = rig.pids
+        for pid in rig.pids:
+            rig.h.world.cgroups[pid] = backend.process.identity.Slice("/jobs")
+        rig.driver.nvml.compute[0] = [(silent, 2 * HELD), (other, HELD)]  # it is asked first
+        await rig.seen()
+        await rig.h.write("slice/jobs/0/compute.freeze", 1)
+        await rig.h.write("slice/jobs/0/gmem.limit.high", 2 * HELD)
+        assert (await rig.booked(silent), await rig.booked(other)) == ((2 * HELD, 0), (0, HELD))
+        for _ in range(2):
+            for path in (f"{silent}/0", "slice/jobs/0"):
+                assert await rig.h.refused(f"{path}/gmem.limit.high", HELD) == errno.EBUSY
+            await rig.refused_reclaim(silent, errno.EAGAIN)
+            assert looked.count(silent) == 1
+        await trio.sleep(SILENT_S)
+        assert await rig.h.refused(f"{silent}/0/gmem.limit.high", HELD) == errno.EBUSY
+        assert looked.count(silent) == 2
+        await rig.h.write(f"{silent}/0/gmem.limit.high", 2 * HELD)
+        assert rig.driver.done == [("suspend", other)]
+        await rig.h.write("slice/jobs/0/gmem.limit.high", "max")
+        await rig.h.write("slice/jobs/0/compute.freeze", 0)
+
+    silent = 0
+    monkeypatch.setattr("backend.nvidia.swapped.has_library", has_library)
+    drive(monkeypatch, spawn, test, programs=2, room=2 * HELD)
+
+
 @pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EOPNOTSUPP, errno.EIO])
 def test_one_that_cannot_go_stays_and_is_frozen(
@@ -348,7 +388,7 @@ def test_the_host_has_no_room(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> 
 
 
 def test_a_large_one_may_take_longer_than_a_lever(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """To go, to come, and for a thaw that waits for both. How large it is may be seen only while somebody waits."""
+    """To go, to come, and for a thaw that waits for both. How large it is may be seen only while a caller waits."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -377,7 +417,7 @@ def test_a_large_one_may_take_longer_than_a_lever(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """Whoever asked for it may be gone by then: the agent goes on, and the thaw undoes it."""
+    """The caller may be gone by then: the agent goes on, and the thaw undoes it."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -388,7 +428,7 @@ def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, sp
         assert rig.driver.done == []
         assert await rig.h.refused(f"{pid}/0/compute.freeze", 0) == errno.ETIMEDOUT
         await trio.sleep(10)
-        # It is back, and whoever thawed it was told that it is frozen.
+        # It is back, and the caller that thawed it was told that it is frozen.
         assert await rig.booked(pid) == (HELD, 0)
         assert await rig.h.read(f"{pid}/0/compute.freeze") == "1\n"
         assert rig.gpu._is_frozen(backend.process.identity.identify(pid))
@@ -420,7 +460,7 @@ def test_a_daemon_that_ends_brings_it_back(monkeypatch: pytest.MonkeyPatch, spaw
 @pytest.mark.logs("is in the middle of a move: .*no room", "was in the middle of a move, and runs again")
 def test_the_daemon_after_one_that_was_killed_brings_it_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
     """Books that outlive a daemon say that it is in the host, and follow. What was asked for holds: it is frozen, and
-    nobody is told that it is thawed before it could be."""
+    no caller is told that it is thawed before it could be."""
 
     async def killed(rig: Rig) -> None:
         (pid,) = rig.pids

@@ -121,6 +121,21 @@ def test_stop_unmounts(guest: Guest) -> None:
         assert guest.ok(f"cat {place}/compute.freeze") == "0\n"
 
 
+def test_no_process_outlives_the_daemon(guest: Guest) -> None:
+    """The guard, which systemd sends no signal, has ended before the next daemon starts, and before a stop is over."""
+    dead = daemon(guest)
+    guard = guest.ok(f"pgrep -P {dead} -f guarding.py").strip()
+    guest.ok("systemctl kill --kill-who=main -s KILL ggroupfs")
+    until_mounted_again(guest, dead)
+    assert guest.run(f"test -e /proc/{guard}").code == 1
+    guest.ok(f"pgrep -P {daemon(guest)} -f guarding.py")
+    guest.ok("systemctl stop ggroupfs")
+    assert guest.run("pgrep -f guardin[g].py").code == 1
+    guest.ok("systemctl start ggroupfs")
+    log = "journalctl -q --no-pager _PID=1 -u ggroupfs -g 'left-over process|remains running'"
+    assert guest.run(log).code == 1
+
+
 def test_options_of_the_mount(guest: Guest) -> None:
     """/etc/default/ggroupfs, and a line for those that ask how the service is."""
     with mounted_with(guest, "-o soft.gpus=2"):

@@ -7,6 +7,7 @@
 #include "driver.h"
 #include "foreign.h"
 #include "handle.h"
+#include "turn.h"
 #include "wrapper.h"
 
 static uint64_t bytes_of(CUarray_format format, unsigned int channels, size_t width, size_t height,
@@ -148,6 +149,14 @@ static void settle(struct maps *maps, CUresult result)
 	free(maps->bindings);
 }
 
+/* It has its place in a stream, behind other work: it waits for the turn, once what it needs has come back. */
+#define MAP_IN_TURN(result, name, list, count, stream)					\
+	do {										\
+		turn_enter(TURN_OTHER, stream, PER_THREAD(name));			\
+		CALL_REAL(result, name, (list, count, stream));				\
+		gate_leave();								\
+	} while (0)
+
 #define MAP_ARRAY(name)									\
 	WRAPPER name(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream)	\
 	{										\
@@ -156,13 +165,13 @@ static void settle(struct maps *maps, CUresult result)
 											\
 		PASS_INSIDE(name, (mapInfoList, count, hStream));			\
 		if (!mapInfoList || !count) {						\
-			CALL_REAL(result, name, (mapInfoList, count, hStream));		\
+			MAP_IN_TURN(result, name, mapInfoList, count, hStream);		\
 			return result;							\
 		}									\
 		maps = maps_of(mapInfoList, count);					\
 		result = fix_all(&maps);						\
 		if (result == CUDA_SUCCESS)						\
-			CALL_REAL(result, name, (maps.list, count, hStream));		\
+			MAP_IN_TURN(result, name, maps.list, count, hStream);		\
 		settle(&maps, result);							\
 		return result;								\
 	}
