@@ -116,6 +116,8 @@ class OomKiller:
         if not gpu.manages(member.process):
             return Obstacle(member, held)
         found = gpu.footprint(member.process)
+        if found.silent:
+            return Obstacle(member, held)
         past = found.implicit or 0
         if found.whole or past <= PAST_MOST:  # what goes into the host as a whole leaves nothing
             return None
@@ -193,7 +195,8 @@ class OomKiller:
     async def _is_choice(self, level: Group, member: Member) -> bool:
         """Whether a member of a level may be killed for what it holds itself. It may have connected, or have been moved
         elsewhere, while it was looked at."""
-        if not self._gpus[member.gpu].manages(member.process) and await self._silences.is_awaited(member):
+        found = self._obstacle(member)
+        if found is None or (not found.past and await self._silences.is_awaited(member)):
             return False
         return await self._may_be(level, member) and self._obstacle(member) is not None
 

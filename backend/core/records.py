@@ -234,6 +234,8 @@ class Footprint:
     """Bytes that came back from the host in the place of as many that were colder, ever; swapins has none of them."""
     whole: int = 0
     """Bytes of programs that go into the host, or come back from it, only as a whole: a wait for that is long."""
+    silent: int = 0
+    """Bytes of programs whose library was found not to speak: nothing of them moves before it does."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -243,6 +245,7 @@ class Footprint:
             _total(self.disputed, other.disputed),
             _total(self.exchanged, other.exchanged),
             self.whole + other.whole,
+            self.silent + other.silent,
         )
 
 

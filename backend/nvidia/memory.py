@@ -53,7 +53,8 @@ class ProgramMemory:
             return self._managed.footprint(process)
         held, movable = self._listed.held(process), self._goes(process)
         whole = self._swapped.nbytes(process) or movable
-        return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0, whole=whole)
+        silent = held if self._swapped.was_silent(process) else 0
+        return Footprint(movable, implicit=held, unmovable=held - movable, disputed=0, whole=whole, silent=silent)
 
     def is_leaving(self, process: Process) -> bool:
         """As :meth:`backend.core.protocols.Gpu.is_leaving`."""

@@ -80,6 +80,10 @@ class SwappedPrograms:
         so the program gives nothing."""
         return trio.current_time() < self._silent.get(process, -math.inf)
 
+    def was_silent(self, process: Process) -> bool:
+        """Whether that was so when it was looked at last, however long ago."""
+        return process in self._silent
+
     def moved_since(self, process: Process, when: float) -> bool:
         """Whether one goes or comes, or has since some time: what the driver says that it holds is not yet, or no more,
         what the books are to say."""
@@ -99,6 +103,7 @@ class SwappedPrograms:
             if await has_library(process.pid):
                 self._silent[process] = trio.current_time() + SILENT_S
                 return 0
+            self._silent.pop(process, None)
             bookkeeper.observe(process, self._info.index, nbytes)
             began = time.monotonic()
             # It has to come to a rest by itself, which it does not while it is off the runlist. So it runs between the
