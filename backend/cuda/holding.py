@@ -57,6 +57,9 @@ class Holding:
         """Bytes of `charged` that it was asked to move, and did not say yet that it did."""
         self.away = 0
         """Bytes of `charged` that may be off the GPU for a moment: hot memory takes the place of cold."""
+        self.lent = 0
+        """Bytes of `charged` that it reports to have let go of, and that live by descriptors which others may have: the
+        driver counts them for no process."""
         self.twice = 0
         """Bytes of `charged` that the driver may count twice: they come from another GPU, and are copied."""
         self.given = 0
@@ -143,14 +146,16 @@ class Holding:
         self.swapped += nbytes
         self._correction = max(self._correction, -self.charged)
 
-    def report(self, nbytes: int, exchanged: int, away: int, intact: int = 0) -> None:
+    def report(self, nbytes: int, exchanged: int, away: int, intact: int = 0, lent: int = 0) -> None:
         """So much it cannot move, and so much has changed places, ever: its own word, for people. So much may be off
         the GPU from now on, until it says otherwise: the driver counts less then, and nothing has become free. So much
-        the driver carries with the program, which says so at most some seconds late."""
+        the driver carries with the program, which says so at most some seconds late. And so much lives without it, and
+        is charged to it still: it may say so of what it has charged, which is no more than it may have."""
         self.unmovable = min(nbytes, self._capacity)
         self.intact = min(intact, self._capacity)
         self.exchanged = min(exchanged, MAX)
         self.away = min(away, AWAY_MOST)
+        self.lent = min(lent, self._capacity)
         self._mark()
 
     def ask(self, nbytes: int) -> None:
@@ -195,5 +200,6 @@ class Holding:
         self._mark()
 
     def _mark(self) -> None:
-        self._least = min(self._least, self.charged - self.promised - self.asked - self.away)
+        lent = min(self.lent, self.charged)
+        self._least = min(self._least, self.charged - self.promised - self.asked - self.away - lent)
         self._most = max(self._most, self.charged + self.twice)

@@ -291,7 +291,7 @@ class Session:
                     raise fail(errno.ENODEV)
                 return (await self._gpus[request.gpu].total(self.process),)
             case Op.REPORT:
-                self._holding(request.gpu).report(*args[:4])
+                self._holding(request.gpu).report(*args[:5])
             case Op.WANT | Op.FAMILY:
                 await self._asking.take(request, next(iter(self._gpus.values())).booked)
             case _:

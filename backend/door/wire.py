@@ -118,9 +118,10 @@ class Op(enum.IntEnum):
     LIMITS = 9
     """() -> (lowest limit above the sender or 2^64-1, bytes free under all of them, its swapped bytes)"""
     REPORT = 10
-    """(bytes, bytes ever, bytes, bytes) -> (): as much of what the sender holds on `gpu` cannot be moved, as much has
-    changed places with what was colder, as much is about to and may be off the GPU meanwhile, and as much can be moved
-    and is still as the program made it: a checkpoint carries that. As an event it is not answered."""
+    """(bytes, bytes ever, bytes, bytes, bytes) -> (): as much of what the sender holds on `gpu` cannot be moved, as
+    much has changed places with what was colder, as much is about to and may be off the GPU meanwhile, as much can be
+    moved and is still as the program made it: a checkpoint carries that; and as much it has let go of, and lives by
+    descriptors that are open somewhere. As an event it is not answered."""
     TREE = 11
     """() -> (device number of the mount): whose socket this is; 0 where that is not known. It may come before the
     greeting; a daemon that does not know it refuses that with EPROTO."""

@@ -550,6 +550,31 @@ def test_what_changes_places_leaves_no_room(drive: Drive) -> None:
     drive(test)
 
 
+def test_what_lives_by_descriptors_alone_stays_charged(drive: Drive) -> None:
+    """The driver counts it for no process: it is neither free nor disputed before the last of them is closed."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(3 * GIB)
+        await trio.sleep(LOOKS)
+        current = await rig.number(program.file + "gmem.current")
+        (await program.ask(Op.REPORT, GIB, 0, 0, 0, GIB)).check()
+        program.lag = program.resident + CONTEXT - GIB
+        program.show()
+        await trio.sleep(LOOKS)
+        assert await rig.number(program.file + "gmem.current") == current
+        stat = await rig.stat(program.file + "gmem.stat")
+        assert (stat["implicit"], stat["unmovable"], stat["disputed"]) == (CONTEXT, GIB, 0)
+        program.lag = None
+        assert await program.free(GIB) == 0
+        (await program.ask(Op.REPORT, 0, 0, 0, 0, 0)).check()
+        await trio.sleep(LOOKS)
+        assert await rig.number(program.file + "gmem.current") == current - GIB
+        stat = await rig.stat(program.file + "gmem.stat")
+        assert (stat["implicit"], stat["unmovable"], stat["disputed"]) == (CONTEXT, 0, 0)
+
+    drive(test)
+
+
 def test_implicit_memory_counts_towards_the_limit(drive: Drive) -> None:
     """What grows past the library pushes out what can be moved, without a write or an allocation."""
 

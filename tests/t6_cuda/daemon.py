@@ -101,6 +101,10 @@ class Daemon:
         """Bytes that it said may be off the GPU for a moment."""
         return self.gpu.managed._programs[program.process].holding.away
 
+    def lent(self, program: Program) -> int:
+        """Bytes that it said others may have by descriptors alone."""
+        return self.gpu.managed._programs[program.process].holding.lent
+
 
 @contextlib.asynccontextmanager
 async def serving(path: Path, peers: Peers | None = None) -> AsyncIterator[Daemon]:

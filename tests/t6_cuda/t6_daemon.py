@@ -22,7 +22,7 @@ from tests.t6_cuda.daemon import GIB, MIB, Program, serving
 HERE = Path(__file__).parent
 CUDA = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
 LIBRARY = HERE.parent.parent / "backend" / "cuda" / "library"
-PARTS = ("daemon", "move", "count", "driver")
+PARTS = ("daemon", "memory", "move", "count", "driver")
 INCLUDES = [f"-I{place}" for place in (CUDA, LIBRARY, *(LIBRARY / part for part in PARTS))]
 FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *INCLUDES]
 SANITIZERS = {"plain": [], "thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined"]}
@@ -134,6 +134,11 @@ def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
             await program.do("report", 100, 30, 64)
             assert await program.do("limits") == [1, 4096, 3096]
             assert daemon.away(program) == 64 * MIB
+            assert await program.do("lend", 48) == [0]
+            assert await program.do("limits") == [1, 4096, 3096]
+            assert daemon.lent(program) == 48 * MIB
+            assert await program.do("closed") == [0]
+            await daemon.until(lambda: daemon.lent(program) == 0, "it looks whether others have it still")
             look_at_the_thread(program.process.pid)
             assert (await program.do("ticks", 500))[0] <= 2, "it sleeps"
             assert await program.do("wake") == [0]

@@ -24,7 +24,7 @@ SANITIZED_STEPS = STEPS * 3 // 20
 SEED = os.environ.get("SEED", "1")
 """Which steps they are."""
 
-DRIVER = {**TWO_GPUS, "FAKE_MEMORY": str(4 << 30)}
+DRIVER = {**TWO_GPUS, "FAKE_LENT": "1", "FAKE_MEMORY": str(4 << 30)}
 """A GPU that has room for all that a generator makes: what it may not have its limit says."""
 
 

@@ -68,6 +68,19 @@ def test_threads(sanitize: str) -> None:
     run_unit("threads", sanitize, program="objects")
 
 
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("object", "fixed", "closed_before", "in_flight", "process", "named", "named_together", "closes_all"),
+        *("named_and_shared", "limit"),
+    ],
+)
+def test_what_is_exported_is_charged_while_a_descriptor_is_open(name: str, sanitize: str) -> None:
+    """Whatever the program has released: others may have it, or get it (unit/outlives.c)."""
+    run_unit(name, sanitize, program="outlives", FAKE_LENT="1")
+
+
 @pytest.mark.parametrize("entry", FAULTY)
 def test_any_call_may_fail(entry: str, tmp_path: Path) -> None:
     """No data is lost, and the books are what the driver has, whichever call fails, with whichever error."""

@@ -5,6 +5,7 @@
  * what it writes.
  */
 #include "memory.h"
+#include "lease.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,6 +33,7 @@ struct memory {
 	ino_t file;		/* of memory that can be exported */
 	unsigned int handles, mappings;
 	struct bound *bound;	/* to a multicast object */
+	struct lease *leases;	/* descriptors that were given of it */
 	struct memory *next;	/* all that live; of spares, the next one */
 };
 #define MAGIC UINT64_C(0x6d656d6f7279aa01)
@@ -58,6 +60,14 @@ struct range {
 	unsigned long long id;
 	uint64_t charged;	/* bytes of the GPU */
 };
+
+/* Memory that has neither a handle nor a mapping any more, and descriptors perhaps. */
+static struct orphan {
+	struct orphan *next;
+	CUdevice device;
+	uint64_t bytes;
+	struct lease *leases;
+} *orphans;
 
 /* What was exported: what is imported here is what it was. */
 static struct export {
@@ -93,6 +103,45 @@ __attribute__((visibility("default"))) void fake_memory_usage(int device, uint64
 	for (struct range *range = reservations; range; range = range->next)
 		*addresses += range->bytes;
 	pthread_mutex_unlock(&lock);
+}
+
+/* Bytes on the device that this process has let go of, and that live by descriptors. */
+__attribute__((visibility("default"))) uint64_t fake_memory_lent(int device)
+{
+	uint64_t bytes = 0;
+
+	pthread_mutex_lock(&lock);
+	for (struct orphan **at = &orphans, *orphan; (orphan = *at);) {
+		if (!lease_any(&orphan->leases)) {
+			*at = orphan->next;
+			free(orphan);
+			continue;
+		}
+		bytes += orphan->device == device ? orphan->bytes : 0;
+		at = &orphan->next;
+	}
+	pthread_mutex_unlock(&lock);
+	return bytes;
+}
+
+int fake_memory_lease(CUdeviceptr address, uint64_t bytes)
+{
+	struct memory *first = NULL;
+	int fd = -1;
+
+	pthread_mutex_lock(&lock);
+	for (struct range *range = mappings; range; range = range->next) {
+		if (range->start >= address + bytes || address >= range->start + range->bytes)
+			continue;
+		if (!first) {
+			first = range->memory;
+			fd = lease_make(&first->leases, first->fd);
+		} else if (range->memory != first) {
+			lease_share(first->leases, &range->memory->leases);
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return fd;
 }
 
 /* Physical memory that this process has a handle of, or has mapped: what a checkpoint would have to carry. In the host,
@@ -238,6 +287,17 @@ static struct memory *memory_of(CUmemGenericAllocationHandle handle, const char 
 
 static bool unbind(struct bound **at, uint64_t offset, uint64_t bytes);
 
+static void leave(const struct memory *memory)
+{
+	struct orphan *orphan = malloc(sizeof(*orphan));
+
+	if (!orphan)
+		fake_die("out of memory");
+	*orphan = (struct orphan){ .next = orphans, .device = memory->prop.location.id, .bytes = memory->bytes,
+				   .leases = memory->leases };
+	orphans = orphan;
+}
+
 static void forget(struct memory *memory)
 {
 	struct memory **at = &memories;
@@ -251,6 +311,8 @@ static void forget(struct memory *memory)
 		gpu_bytes[memory->prop.location.id] -= memory->bytes;
 	else
 		host_bytes -= memory->bytes;
+	if (memory->leases && !memory->imported)
+		leave(memory);
 	if (memory->fd != arena)
 		close(memory->fd);
 	else if (fallocate(arena, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes))
@@ -376,7 +438,7 @@ FAKE_EXPORT cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllo
 		pthread_mutex_unlock(&lock);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	*(int *)shareableHandle = fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
+	*(int *)shareableHandle = fake_number("FAKE_LENT", 0) ? lease_make(&memory->leases, memory->fd) : fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
 	if (!exported(memory->file)) {
 		struct export *export = calloc(1, sizeof(*export));
 
@@ -392,15 +454,15 @@ FAKE_EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 {
 	FAKE(cuMemImportFromShareableHandle);
 	struct memory *memory = new_memory(&on_gpu);
+	const int fd = lease_open((int)(intptr_t)osHandle);
 	struct stat status;
 
-	if (!memory || shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-	    fstat((int)(intptr_t)osHandle, &status))
+	if (!memory || shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fd < 0 || fstat(fd, &status))
 		fake_die("cuMemImportFromShareableHandle: no descriptor");
 	*memory = (struct memory){ .magic = MAGIC, .bytes = (uint64_t)status.st_size, .handles = 1, .imported = true,
 				    .descriptor = true };
 	memory->prop = on_gpu;
-	memory->fd = fcntl((int)(intptr_t)osHandle, F_DUPFD_CLOEXEC, 3);
+	memory->fd = fd;
 	memory->file = status.st_ino;
 	pthread_mutex_lock(&lock);
 	const struct export *export = exported(memory->file);

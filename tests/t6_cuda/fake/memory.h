@@ -48,6 +48,8 @@ bool fake_memory_unbind(CUmemGenericAllocationHandle object, uint64_t offset, ui
 /* Memory that lives until it is let go, as if it were mapped. Dies where it is no handle, or not on a GPU. */
 struct memory *fake_memory_keep(CUmemGenericAllocationHandle handle, uint64_t offset, uint64_t bytes, const char *what);
 void fake_memory_let_go(struct memory *memory);
+/* A descriptor of what is mapped at these addresses; less than 0: nothing is. */
+int fake_memory_lease(CUdeviceptr address, uint64_t bytes);
 /* Whether something is at all of these addresses. Dies where it is in the host. */
 bool fake_memory_known(CUdeviceptr address, uint64_t bytes, const char *what);
 

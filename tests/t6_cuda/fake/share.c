@@ -59,7 +59,9 @@ FAKE_EXPORT cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, siz
 	if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags ||
 	    !fake_memory_known(address, bytes, "cuMemGetHandleForAddressRange"))
 		return CUDA_ERROR_INVALID_VALUE;
-	*(int *)handle = memfd_create("fake-gpu-dma-buf", MFD_CLOEXEC);
+	*(int *)handle = fake_number("FAKE_LENT", 0) ? fake_memory_lease(address, bytes) : -1;
+	if (*(int *)handle < 0)
+		*(int *)handle = memfd_create("fake-gpu-dma-buf", MFD_CLOEXEC);
 	return CUDA_SUCCESS;
 }
 

@@ -6,6 +6,7 @@
 #include "departure.h"
 #include "exchange.h"
 #include "home.h"
+#include "lent.h"
 #include "listener.h"
 #include "log.h"
 #include "mover.h"
@@ -125,6 +126,19 @@ int64_t home_some(struct device *device)
 {
 	(void)device;
 	return -1;
+}
+
+static uint64_t lent_look;	/* atomically: what is lent is found to be closed */
+
+int64_t lent_tick(void)
+{
+	if (!__atomic_load_n(&devices[0].lent, __ATOMIC_RELAXED))
+		return -1;
+	if (__atomic_load_n(&lent_look, __ATOMIC_RELAXED)) {
+		__atomic_store_n(&devices[0].lent, 0, __ATOMIC_RELAXED);
+		daemon_report(&devices[0]);
+	}
+	return 10;
 }
 
 int counters_tick(void)
@@ -332,6 +346,13 @@ int main(void)
 			devices[0].exchanged = b * GG_MIB;
 			devices[0].away = c * GG_MIB;
 			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "lend")) {
+			__atomic_store_n(&devices[0].lent, a * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "closed")) {
+			__atomic_store_n(&lent_look, 1, __ATOMIC_RELAXED);
 			puts("0");
 		} else if (!strcmp(command, "kernels")) {
 			kernels += a;

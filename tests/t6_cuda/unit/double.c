@@ -7,6 +7,7 @@
 
 #include "daemon.h"
 #include "exchange.h"
+#include "lent.h"
 #include "life.h"
 #include "moment.h"
 #include "mover.h"
@@ -284,14 +285,23 @@ static bool agrees(struct device *device, bool say)
 	uint64_t gpu, host, addresses, credit = pool_credited(device);
 	const uint64_t on_gpu = __atomic_load_n(&device->resident, __ATOMIC_RELAXED);
 	const uint64_t in_host = __atomic_load_n(&device->swapped, __ATOMIC_RELAXED);
-	uint64_t booked_gpu, booked_host;
+	uint64_t (*lent)(int) = driver_dlsym(library, "fake_memory_lent");
+	uint64_t booked_gpu, booked_host, others;
 
+	lent_sweep();
+	others = lent(device->ordinal);
 	pthread_mutex_lock(&lock);
 	booked_gpu = resident;
 	booked_host = swapped;
 	pthread_mutex_unlock(&lock);
 	usage(device->ordinal, &gpu, &host, &addresses);
-	if (gpu + credit == on_gpu && on_gpu == booked_gpu && in_host == booked_host &&
+	if (__atomic_load_n(&device->lent, __ATOMIC_RELAXED) != others) {
+		if (say)
+			fprintf(stderr, "others may have %llu MiB, of which the device says %llu\n", (unsigned long long)(others >> 20),
+				(unsigned long long)(device->lent >> 20));
+		return false;
+	}
+	if (gpu + others + credit == on_gpu && on_gpu == booked_gpu && in_host == booked_host &&
 	    host == in_host + credit + host_kept(device))
 		return true;
 	if (say)

@@ -17,6 +17,7 @@
 #include "exchange.h"
 #include "family.h"
 #include "home.h"
+#include "lent.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
@@ -267,7 +268,8 @@ static void manage(struct managed *managed)
 		return;
 	}
 	managed->ours = true;
-	managed->foreign = managed->exchanged = managed->away = managed->intact = 0;	/* a daemon begins with that */
+	/* A daemon begins with that. */
+	managed->foreign = managed->exchanged = managed->away = managed->intact = managed->lent = 0;
 	managed->report = false;
 	session_note(managed);
 	log_line("gpu %d: managed, with %llu MiB", managed->device->index,
@@ -383,6 +385,9 @@ static void *listen_to_it(void *unused)
 		/* A program that stands by makes no call. */
 		next = departure_begun() ? LONGEST : move_back();
 		tick = departure_begun() ? -1 : counters_tick();
+		if (tick >= 0)
+			next = sooner(next, tick);
+		tick = lent_tick();
 		if (tick >= 0)
 			next = sooner(next, tick);
 		pthread_mutex_lock(&session.lock);

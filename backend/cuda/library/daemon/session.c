@@ -87,13 +87,15 @@ void session_note(struct managed *managed)
 	const uint64_t exchanged = __atomic_load_n(&device->exchanged, __ATOMIC_RELAXED);
 	const uint64_t away = __atomic_load_n(&device->away, __ATOMIC_RELAXED);
 	const uint64_t intact = __atomic_load_n(&device->intact, __ATOMIC_RELAXED);
+	const uint64_t lent = __atomic_load_n(&device->lent, __ATOMIC_RELAXED);
 
 	managed->report |= managed->foreign != foreign || managed->exchanged != exchanged || managed->away != away ||
-			   managed->intact != intact;
+			   managed->intact != intact || managed->lent != lent;
 	managed->foreign = foreign;
 	managed->exchanged = exchanged;
 	managed->away = away;
 	managed->intact = intact;
+	managed->lent = lent;
 }
 
 /* What was freed, and could not be told. An event, which has no answer. */
@@ -113,6 +115,7 @@ int session_flush(struct managed *managed)
 		message = session_about(OP_REPORT, managed, managed->foreign, managed->exchanged);
 		message.args[2] = managed->away;
 		message.args[3] = managed->intact;
+		message.args[4] = managed->lent;
 		error = transmit(&message);
 		if (error)
 			return error;

@@ -8,6 +8,8 @@
 
 #include "async.h"
 #include "driver.h"
+#include "foreign.h"
+#include "lent.h"
 #include "object.h"
 #include "ours.h"
 #include "pin.h"
@@ -26,22 +28,38 @@ static CUresult pin(CUdeviceptr address, size_t bytes)
 	return result;
 }
 
-#define PINNED(name, parameters, arguments, address, bytes)	\
-	WRAPPER name parameters					\
-	{							\
-		CUresult result;				\
-								\
-		PASS_INSIDE(name, arguments);			\
-		result = pin(address, bytes);			\
-		if (result == CUDA_SUCCESS)			\
-			CALL_REAL(result, name, arguments);	\
-		return result;					\
-	}
+/* What is there lives for as long as a descriptor of it is open (lent.h). */
+static void give(CUdeviceptr address, size_t bytes, int fd)
+{
+	struct object_range range;
 
-PINNED(cuMemGetHandleForAddressRange,
-       (void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType,
-	unsigned long long flags),
-       (handle, dptr, size, handleType, flags), dptr, size)
+	if (region_given(address, bytes, fd))
+		return;
+	range = object_claim_range(address, bytes);
+	for (size_t i = 0; i < range.count; i++) {
+		struct region *region = range.views[i]->region;
+
+		region->lent |= lent_give(LENT_REGION(region->serial), fd);
+	}
+	if (!range.count)
+		foreign_exported_at(address, fd);
+	object_put_range(&range, false);
+}
+
+WRAPPER cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType,
+				      unsigned long long flags)
+{
+	CUresult result;
+
+	PASS_INSIDE(cuMemGetHandleForAddressRange, (handle, dptr, size, handleType, flags));
+	result = pin(dptr, size);
+	if (result == CUDA_SUCCESS)
+		CALL_REAL(result, cuMemGetHandleForAddressRange, (handle, dptr, size, handleType, flags));
+	if (result == CUDA_SUCCESS && handleType == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
+		give(dptr, size, *(int *)handle);
+	return result;
+}
+
 /* Other GPUs */
 
 WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
@@ -226,5 +244,13 @@ WRAPPER cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *
 }
 
 /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, for memory that is mapped into another device. */
-PINNED(cuPointerSetAttribute, (const void *value, CUpointer_attribute attribute, CUdeviceptr ptr),
-       (value, attribute, ptr), ptr, 1)
+WRAPPER cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+	CUresult result;
+
+	PASS_INSIDE(cuPointerSetAttribute, (value, attribute, ptr));
+	result = pin(ptr, 1);
+	if (result == CUDA_SUCCESS)
+		CALL_REAL(result, cuPointerSetAttribute, (value, attribute, ptr));
+	return result;
+}

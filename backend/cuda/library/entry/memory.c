@@ -7,6 +7,7 @@
  * (cuStreamBeginCapture). What streams allocate and free is in mempool.c.
  */
 
+#include "lent.h"
 #include "memory.h"
 
 #include <stdlib.h>
@@ -51,6 +52,7 @@ static CUresult alloc(struct device *device, size_t bytes, CUdeviceptr *address)
 	parked_sweep(false);
 	result = region_alloc(device, bytes, 0, address);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+		lent_sweep();
 		parked_sweep(true);
 		result = region_alloc(device, bytes, 0, address);
 	}

@@ -10,6 +10,7 @@
 #include "driver.h"
 #include "foreign.h"
 #include "handle.h"
+#include "lent.h"
 #include "memory.h"
 #include "names.h"
 #include "object.h"
@@ -57,6 +58,7 @@ WRAPPER cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 	result = object_create(device, size, prop, handle);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY) {	/* what streams have freed goes, as for cuMemAlloc */
 		mode = driver_enter();
+		lent_sweep();
 		parked_sweep(true);
 		driver_leave(mode);
 		result = object_create(device, size, prop, handle);
@@ -119,6 +121,19 @@ WRAPPER cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *
 	return result;
 }
 
+/* For as long as a descriptor of it is open, it is charged (lent.h). */
+static void exported(CUmemGenericAllocationHandle handle, int fd)
+{
+	struct region *region = object_claim(handle);
+
+	if (!region) {
+		foreign_exported(handle, fd);
+		return;
+	}
+	region->lent |= fd >= 0 && lent_give(LENT_REGION(region->serial), fd);
+	object_put(region);
+}
+
 WRAPPER cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle,
 				     CUmemAllocationHandleType handleType, unsigned long long flags)
 {
@@ -130,7 +145,7 @@ WRAPPER cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocati
 	if (result == CUDA_SUCCESS)
 		CALL_REAL(result, cuMemExportToShareableHandle, (shareableHandle, known, handleType, flags));
 	if (result == CUDA_SUCCESS)
-		foreign_exported(handle);
+		exported(handle, handleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? *(int *)shareableHandle : -1);
 	return result;
 }
 

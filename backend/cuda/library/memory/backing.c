@@ -8,6 +8,8 @@
 #include "daemon.h"
 #include "driver.h"
 #include "host.h"
+#include "kept.h"
+#include "lent.h"
 #include "log.h"
 #include "pool.h"
 #include "small.h"
@@ -160,9 +162,26 @@ void backing_return(struct region *region)
 	backing_give(region);
 }
 
+/* Whether others may have a chunk by a descriptor: all of what the driver has as a whole, and what was named to others. */
+static bool may_be_lent(const struct chunk *chunk)
+{
+	return !chunk->memory || (chunk->reached && chunk->place == CHUNK_DEVICE);
+}
+
+/* Whether that stays charged, since it lives. */
+static bool is_lent(const struct region *region)
+{
+	uint64_t bytes = 0;
+
+	for (size_t i = 0; region->lent && i < region->chunks; i++)
+		bytes += may_be_lent(&region->chunk[i]) ? chunk_bytes(region, i) : 0;
+	return bytes && lent_keep(region->device, LENT_REGION(region->serial), bytes);
+}
+
 void backing_give(struct region *region)
 {
 	struct device *device = region->device;
+	const bool lent = is_lent(region);
 	int64_t pinned = 0;
 
 	for (size_t i = 0; i < region->chunks; i++) {
@@ -171,6 +190,11 @@ void backing_give(struct region *region)
 
 		if (chunk->pinned)
 			pinned += (int64_t)class_bytes[class];
+		if (lent && may_be_lent(chunk)) {
+			if (chunk->memory)
+				kept_release(device, chunk->memory);
+			continue;
+		}
 		if (!chunk->memory) {	/* of what the driver has freed as a whole */
 			pool_uncharge(device, class_bytes[class]);
 			continue;

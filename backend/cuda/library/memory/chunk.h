@@ -47,6 +47,7 @@ struct region {
 	struct small *small;	/* what is in it, if it is one for small allocations */
 	struct region *next_small;
 	struct object *object;	/* what the program made by cuMemCreate (object.h); else NULL */
+	bool lent;		/* the program was given a descriptor of some of it (lent.h) */
 	bool freeing;		/* a thread is at it */
 	bool gone;		/* it is freed, but for what is behind it, which is bound still */
 	size_t bound;		/* so often (binding.h) */

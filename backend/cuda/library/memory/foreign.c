@@ -2,6 +2,7 @@
 #include "foreign.h"
 
 #include "daemon.h"
+#include "lent.h"
 #include "life.h"
 #include "table.h"
 
@@ -22,6 +23,7 @@ struct foreign {
 	struct foreign *memory;		/* of a mapping: what is behind it */
 	uint64_t multicast;		/* the number of a multicast object, which has no memory of its own; 0: it is none */
 	bool exported;			/* other processes may have it */
+	uint64_t lent;			/* what it is called there (lent.h); 0: no descriptor of it was given */
 	void (*gone)(uint64_t multicast);
 };
 
@@ -31,6 +33,8 @@ static struct table handles;		/* physical memory, by handle */
 static struct table mappings;		/* by address */
 /* Exact bytes of each device, by its ordinal; what is charged is that, rounded up. */
 static uint64_t exact[GG_ORDINALS], charged[GG_ORDINALS], managed[GG_ORDINALS];
+
+static uint64_t numbers;		/* that were given to lent.c */
 
 static uint64_t round_up(uint64_t bytes)
 {
@@ -62,6 +66,17 @@ CUresult foreign_charge(struct device *device, uint64_t bytes)
 	__atomic_add_fetch(&device->foreign, need, __ATOMIC_RELAXED);
 	daemon_report(device);
 	return CUDA_SUCCESS;
+}
+
+/* So much is charged on by lent.c, in chunks as here. */
+static void hand_over(struct device *device, uint64_t bytes)
+{
+	pthread_mutex_lock(&lock);
+	exact[device->ordinal] -= bytes;
+	charged[device->ordinal] -= bytes;
+	pthread_mutex_unlock(&lock);
+	__atomic_sub_fetch(&device->foreign, bytes, __ATOMIC_RELAXED);
+	daemon_report(device);
 }
 
 void foreign_uncharge(struct device *device, uint64_t bytes)
@@ -137,6 +152,8 @@ static void drop(struct foreign *foreign)
 			foreign->gone(foreign->multicast);
 	} else if (foreign->managed)
 		name(foreign->device, foreign->bytes, false);
+	else if (foreign->lent && foreign->bytes % GG_CHUNK == 0 && lent_keep(foreign->device, foreign->lent, foreign->bytes))
+		hand_over(foreign->device, foreign->bytes);
 	else
 		foreign_uncharge(foreign->device, foreign->bytes);
 	free(foreign);
@@ -218,14 +235,23 @@ uint64_t foreign_multicast(CUmemGenericAllocationHandle handle)
 	return number ? number : handle;
 }
 
-void foreign_exported(CUmemGenericAllocationHandle handle)
+/* With the lock. */
+static void export(struct foreign *memory, int fd)
 {
-	struct foreign *memory;
+	if (!memory)
+		return;
+	memory->exported = true;
+	if (fd < 0 || memory->multicast || memory->managed)
+		return;
+	if (!memory->lent)
+		memory->lent = LENT_FOREIGN(++numbers);
+	lent_give(memory->lent, fd);
+}
 
+void foreign_exported(CUmemGenericAllocationHandle handle, int fd)
+{
 	pthread_mutex_lock(&lock);
-	memory = table_get(&handles, handle);
-	if (memory)
-		memory->exported = true;
+	export(table_get(&handles, handle), fd);
 	pthread_mutex_unlock(&lock);
 }
 
@@ -247,6 +273,16 @@ static struct foreign *mapping_of(CUdeviceptr address)
 			return address - at < mapping->mapped ? mapping : NULL;
 	}
 	return NULL;
+}
+
+void foreign_exported_at(CUdeviceptr address, int fd)
+{
+	const struct foreign *mapping;
+
+	pthread_mutex_lock(&lock);
+	mapping = mapping_of(address);
+	export(mapping ? mapping->memory : table_get(&allocations, address), fd);
+	pthread_mutex_unlock(&lock);
 }
 
 void foreign_retained(CUmemGenericAllocationHandle handle, CUdeviceptr mapped_at)

@@ -44,8 +44,10 @@ void foreign_unbind(struct foreign *memory);
 void foreign_is_multicast(CUmemGenericAllocationHandle handle, uint64_t number, void (*gone)(uint64_t number));
 /* The number of one that was made here; else its handle. */
 uint64_t foreign_multicast(CUmemGenericAllocationHandle handle);
-/* Other processes may have what a handle stands for. */
-void foreign_exported(CUmemGenericAllocationHandle handle);
+/* Other processes may have what a handle stands for: by a descriptor; -1: in another way. */
+void foreign_exported(CUmemGenericAllocationHandle handle, int fd);
+/* ... what is mapped, or allocated, at an address. */
+void foreign_exported_at(CUdeviceptr address, int fd);
 
 /* An allocation of the driver's own, that `key` tells afterwards: charged before, or undone. */
 #define FOREIGN(result, device, bytes, key, name, arguments)					\

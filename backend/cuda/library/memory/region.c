@@ -3,6 +3,7 @@
 
 #include "backing.h"
 #include "chunk.h"
+#include "lent.h"
 #include "life.h"
 #include "log.h"
 #include "packed.h"
@@ -42,6 +43,34 @@ bool region_about(CUdeviceptr address, struct region_about *about)
 	}
 	pthread_mutex_unlock(&tree_lock);
 	return found;
+}
+
+/* With the lock: no other memory takes its place any more, as for another process (ipc.h). */
+static void name_chunks(struct region *region, size_t offset, size_t bytes)
+{
+	const size_t last = chunk_at(region, offset + bytes - 1);
+
+	for (size_t i = chunk_at(region, offset); i <= last && i < region->chunks; i++)
+		region->chunk[i].shareable = true;
+}
+
+bool region_given(CUdeviceptr address, size_t bytes, int fd)
+{
+	struct region_about about;
+	struct region *region;
+	bool lent;
+
+	if (!region_about(address, &about))
+		return false;
+	lent = lent_give(LENT_REGION(about.region.serial), fd);
+	pthread_mutex_lock(&tree_lock);
+	region = pages_region(address);
+	if (region && region->serial == about.region.serial) {
+		region->lent |= lent;
+		name_chunks(region, address - region->address, bytes ? bytes : 1);
+	}
+	pthread_mutex_unlock(&tree_lock);
+	return true;
 }
 
 size_t region_piece(CUdeviceptr address)

@@ -36,6 +36,8 @@ void region_unbind(struct region *region);
 /* The allocation that holds `address`, as cuMemGetAddressRange tells it. */
 bool region_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, struct device **device);
 bool region_about(CUdeviceptr address, struct region_about *about);
+/* The program was given a descriptor of a range in one of ours (lent.h): false, nothing of ours is there. */
+bool region_given(CUdeviceptr address, size_t bytes, int fd);
 /* How many bytes from an address on are of the same memory to the driver; 0: none of ours is there. */
 size_t region_piece(CUdeviceptr address);
 

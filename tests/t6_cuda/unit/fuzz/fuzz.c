@@ -26,7 +26,7 @@
 
 /* Each once in a while, in turn; those that come often besides. */
 static void (*const steps[])(void) = {
-	things_make, things_release, things_retain, things_export,
+	things_make, things_release, things_retain, things_export, things_close,
 	mapped_map, mapped_unmap, mapped_allow, mapped_reserve,
 	plain_alloc, plain_free, plain_refused,
 	pools_alloc, pools_alloc, pools_make, pools_destroy, pools_share, pools_tell, pools_ask,
@@ -136,6 +136,7 @@ void fuzz(struct device *device, CUcontext context, CUcontext other)
 	moves_allow(false);
 	end();
 	say(count);
+	double_agree(device);
 	/* One chunk is kept for small allocations, and stays where others had access to it. */
 	CHECK(device->foreign <= PAGE && device->swapped == 0 && device->resident - pool_kept(device) <= PAGE);
 	if (count < ENOUGH)

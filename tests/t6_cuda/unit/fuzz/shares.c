@@ -2,8 +2,6 @@
 /* Addresses that something outside of the process gets at: by a descriptor for other drivers, and by an attribute. */
 #include "steps.h"
 
-#include <unistd.h>
-
 #include "calls.h"
 #include "model.h"
 
@@ -13,7 +11,7 @@ static void name(CUdeviceptr address, size_t bytes)
 
 	DO(cuMemGetHandleForAddressRange, (&fd, address, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
 	CHECK(fd >= 0);
-	close(fd);
+	things_keep(fd);
 }
 
 static bool is_whole_pages(const struct plain *plain)

@@ -10,6 +10,9 @@ void things_make(void);
 void things_release(void);
 void things_retain(void);
 void things_export(void);
+void things_close(void);
+/* A descriptor that the driver has given: closed now, or by a later step. */
+void things_keep(int fd);
 void things_end(void);
 void mapped_map(void);
 void mapped_unmap(void);

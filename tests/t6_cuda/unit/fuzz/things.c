@@ -2,10 +2,14 @@
 /* The program's own physical memory: made, held by handles, exported and imported, and let go. */
 #include "steps.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "calls.h"
 #include "model.h"
+
+#define KEPT 4
+static int kept[KEPT];	/* descriptors, and one more; 0: none */
 
 static struct contents *new_contents(void)
 {
@@ -81,6 +85,17 @@ static void import(struct thing *of, int fd)
 	model_named(thing);
 }
 
+void things_keep(int fd)
+{
+	for (size_t i = 0; i < KEPT && model_any(4); i++)
+		if (!kept[i]) {
+			/* Under another number, as another process has it. */
+			kept[i] = 1 + fcntl(fd, F_DUPFD_CLOEXEC, 100);
+			break;
+		}
+	close(fd);
+}
+
 static bool is_exportable(const struct thing *thing)
 {
 	return thing->held && thing->exportable;
@@ -98,7 +113,21 @@ void things_export(void)
 	thing->stays = true;
 	if (model_any(2))
 		import(thing, fd);
-	close(fd);
+	things_keep(fd);
+}
+
+/* Descriptors that are open, of memory that may be gone: another process could have them. */
+void things_close(void)
+{
+	for (size_t i = 0, first = model_any(KEPT); i < KEPT; i++) {
+		int *fd = &kept[(first + i) % KEPT];
+
+		if (!*fd)
+			continue;
+		close(*fd - 1);
+		*fd = 0;
+		return;
+	}
 }
 
 /* All that is left, at the end. */
@@ -110,4 +139,7 @@ void things_end(void)
 			thing->held--;
 			model_settle(thing);
 		}
+	double_agree(model.device);
+	for (size_t i = 0; i < KEPT; i++)
+		things_close();
 }
