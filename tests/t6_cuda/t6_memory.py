@@ -54,6 +54,13 @@ def test_unit(name: str, sanitize: str) -> None:
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+@pytest.mark.parametrize("name", ["moves", "counts", "destroyed", "current", "not_ours", "given"])
+def test_pools_of_the_program(name: str, sanitize: str) -> None:
+    """What is allocated from them moves where no other process, and no other GPU, can have it (unit/sources.c)."""
+    run_unit(name, sanitize, program="sources", FAKE_DEVICES="2")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 @pytest.mark.parametrize(
     "name", ["peers", "pools", "readers", "elsewhere", "captures", "copies", "frees", "books", "contexts"]
 )

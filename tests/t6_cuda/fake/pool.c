@@ -49,6 +49,8 @@ FAKE_EXPORT cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribu
 	FAKE(cuMemPoolSetAttribute);
 	if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
 		pool->threshold = *(cuuint64_t *)value;
+	else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH || attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+		return *(cuuint64_t *)value ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 	return attribute <= CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -832,7 +832,8 @@ static void test_foreign(void)
 					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
 					   .allocFlags = { .compressionType = CU_MEM_ALLOCATION_COMP_GENERIC } };
 	const CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-	const CUmemPoolProps pool_props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = prop.location };
+	const CUmemPoolProps pool_props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = prop.location,
+					    .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR };
 	const CUDA_ARRAY_DESCRIPTOR array_props = { .Width = 1000, .Height = 1000, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
 	CUmemGenericAllocationHandle handle, again;
 	CUdeviceptr address, managed, elastic;

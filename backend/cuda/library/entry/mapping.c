@@ -146,8 +146,7 @@ static bool answer(const struct region_about *about, CUpointer_attribute attribu
 		*(unsigned long long *)data = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
 		return true;
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-		*(CUmemoryPool *)data = NULL;
-		if (async_is(about->start) && real.cuDeviceGetDefaultMemPool)
+		if (async_pool(about->start, data) && !*(CUmemoryPool *)data && real.cuDeviceGetDefaultMemPool)
 			real.cuDeviceGetDefaultMemPool(data, about->device->ordinal);
 		return true;
 	default:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Stream-ordered allocation, and the pools that it takes from. The default pool of a device is ours
- * to serve (async.c); the others are the driver's, what is allocated from them charged and named.
+ * Stream-ordered allocation, and the pools that it takes from. The default pool of a device is ours to serve (async.c), and
+ * those of the program's own that can be (source.h); the others are the driver's, what is allocated from them charged and named.
  */
 
 #include <stdlib.h>
@@ -40,16 +40,23 @@ static CUresult default_pool(const struct device *device, CUmemoryPool *pool)
 	return result;
 }
 
-/* The pool that cuMemAllocAsync takes from, if it is the device's default one:
- * that is ours to serve. */
-static bool from_default(const struct device *device, CUmemoryPool pool)
+/* Whether the pool that cuMemAllocAsync takes from (NULL: the current one) is ours to serve; `usage`: NULL: the default one. */
+static bool from_ours(const struct device *device, CUmemoryPool pool, struct usage **usage)
 {
 	CUmemoryPool standard;
 	CUresult result = CUDA_SUCCESS;
+	struct source source;
 
+	*usage = NULL;
 	if (!pool && real.cuDeviceGetMemPool)
 		CALL_REAL(result, cuDeviceGetMemPool, (&pool, device->ordinal));
-	return pool && result == CUDA_SUCCESS && default_pool(device, &standard) == CUDA_SUCCESS && pool == standard;
+	if (!pool || result != CUDA_SUCCESS)
+		return false;
+	if (source_find(pool, &source)) {
+		*usage = source.usage;
+		return source.ours && source.location.id == device->ordinal;
+	}
+	return default_pool(device, &standard) == CUDA_SUCCESS && pool == standard;
 }
 
 /* What an allocation that the driver places is charged to; NULL: no GPU. */
@@ -84,7 +91,7 @@ static struct charged charged_for(struct device *device, CUmemoryPool pool)
 	return charged;
 }
 
-static CUresult alloc_async(struct device *device, CUdeviceptr *dptr, size_t bytes, CUstream stream,
+static CUresult alloc_async(struct device *device, struct usage *usage, CUdeviceptr *dptr, size_t bytes, CUstream stream,
 			    bool per_thread)
 {
 	CUstreamCaptureMode mode = driver_enter();
@@ -92,7 +99,7 @@ static CUresult alloc_async(struct device *device, CUdeviceptr *dptr, size_t byt
 	CUresult result;
 
 	quiet_context(device, driver_context());
-	result = async_alloc(device, bytes, stream, per_thread, &address);
+	result = async_alloc(device, usage, bytes, stream, per_thread, &address);
 	if (result == CUDA_SUCCESS)
 		*dptr = address;
 	driver_leave(mode);
@@ -133,14 +140,15 @@ static void leave_stream(bool entered)
 	{											\
 		struct device *device = device_current();					\
 		struct charged charged;								\
+		struct usage *usage;								\
 		CUresult result;								\
 												\
 		if (!device || stream_captured(hStream, per_thread)) {				\
 			CALL_REAL(result, name, arguments);					\
 			return result;								\
 		}										\
-		if (memory_elastic(device) && from_default(device, pool))			\
-			return alloc_async(device, dptr, bytesize, hStream, per_thread);	\
+		if (memory_elastic(device) && from_ours(device, pool, &usage))			\
+			return alloc_async(device, usage, dptr, bytesize, hStream, per_thread);	\
 		charged = charged_for(device, pool);						\
 		if (!charged.managed) {								\
 			FOREIGN(result, charged.device, bytesize, *dptr, name, arguments);	\
@@ -223,15 +231,18 @@ FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 
 /* Pools */
 
-struct pool_search {
+/* A pool of which we serve all, or some. */
+struct served {
 	CUmemoryPool pool;
-	struct device *device;
+	struct usage *usage;	/* what is ours of it; NULL: nothing, all is the driver's */
+	CUdevice ordinal;	/* the GPU that it is on; */
+	struct device *device;	/* ... NULL: which is not set up */
 	CUresult result;
 };
 
 static void match_pool(struct device *device, void *argument)
 {
-	struct pool_search *search = argument;
+	struct served *served = argument;
 	CUmemoryPool standard;
 	CUresult result;
 
@@ -239,61 +250,96 @@ static void match_pool(struct device *device, void *argument)
 		return;
 	result = default_pool(device, &standard);
 	if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_SUPPORTED)
-		search->result = result;
-	else if (result == CUDA_SUCCESS && standard == search->pool)
-		search->device = device;
+		served->result = result;
+	else if (result == CUDA_SUCCESS && standard == served->pool)
+		served->device = device;
 }
 
-/* The device whose default pool it is, if we serve that. An error: that is not known, and what is asked of the pool is not
- * to be done by halves. */
-static CUresult served_by_us(CUmemoryPool pool, struct device **device)
+static void match_ordinal(struct device *device, void *argument)
 {
-	struct pool_search search = { .pool = pool };
+	struct served *served = argument;
 
-	if (pool)
-		device_each(match_pool, &search);
-	*device = search.device;
-	return search.device ? CUDA_SUCCESS : search.result;
+	if (device->ordinal == served->ordinal)
+		served->device = device;
+}
+
+/* What we have to do with a pool. An error: that is not known, and what is asked of the pool is not to be done by halves. */
+static CUresult served_by_us(CUmemoryPool pool, struct served *served)
+{
+	struct source source;
+
+	*served = (struct served){ .pool = pool };
+	if (!pool)
+		return CUDA_SUCCESS;
+	if (source_find(pool, &source)) {
+		served->usage = source.usage;
+		served->ordinal = source.location.id;
+		if (served->usage)
+			device_each(match_ordinal, served);
+		return CUDA_SUCCESS;
+	}
+	device_each(match_pool, served);
+	if (!served->device)
+		return served->result;
+	served->usage = async_default(served->device);
+	served->ordinal = served->device->ordinal;
+	return CUDA_SUCCESS;
 }
 
 WRAPPER cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 {
-	struct device *device;
 	CUstreamCaptureMode mode;
+	struct served served;
 	CUresult result;
 
 	PASS_INSIDE(cuMemPoolTrimTo, (pool, minBytesToKeep));
-	result = served_by_us(pool, &device);
+	result = served_by_us(pool, &served);
 	if (result != CUDA_SUCCESS)
 		return result;
 	CALL_REAL(result, cuMemPoolTrimTo, (pool, minBytesToKeep));
-	if (device && result == CUDA_SUCCESS) {
+	if (served.device && result == CUDA_SUCCESS) {
 		mode = driver_enter();
 		parked_sweep(false);
-		pool_trim(device, minBytesToKeep);
+		pool_trim(served.device, minBytesToKeep);
 		driver_leave(mode);
 	}
 	return result;
 }
 
+static bool is_about_bytes(CUmemPool_attribute attribute)
+{
+	return attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT || attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH ||
+	       attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT || attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+}
+
 WRAPPER cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
-	struct device *device;
-	uint64_t used, parked;
+	struct served served;
 	CUresult result;
 
 	PASS_INSIDE(cuMemPoolGetAttribute, (pool, attr, value));
-	result = served_by_us(pool, &device);
+	result = served_by_us(pool, &served);
 	if (result != CUDA_SUCCESS)
 		return result;
 	CALL_REAL(result, cuMemPoolGetAttribute, (pool, attr, value));
-	if (result != CUDA_SUCCESS || !device)
+	if (result == CUDA_SUCCESS && served.usage && is_about_bytes(attr))
+		*(cuuint64_t *)value += async_usage_get(served.usage, attr);
+	return result;
+}
+
+/* What was the most is set to 0, for what is there now. */
+WRAPPER cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
+{
+	struct served served;
+	CUresult result;
+
+	PASS_INSIDE(cuMemPoolSetAttribute, (pool, attr, value));
+	result = served_by_us(pool, &served);
+	if (result != CUDA_SUCCESS)
 		return result;
-	if (attr != CU_MEMPOOL_ATTR_USED_MEM_CURRENT &&
-	    attr != CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-		return result;
-	async_usage(device, &used, &parked);
-	*(cuuint64_t *)value += used + (attr == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? parked : 0);
+	CALL_REAL(result, cuMemPoolSetAttribute, (pool, attr, value));
+	if (result == CUDA_SUCCESS && served.usage)
+		async_usage_reset(served.usage, attr);
 	return result;
 }
 
@@ -307,21 +353,30 @@ static CUresult give_access(struct device *device, CUdevice peer)
 	return result;
 }
 
+static bool is_for_another(const CUmemAccessDesc *access, CUdevice ordinal)
+{
+	return access->location.type == CU_MEM_LOCATION_TYPE_DEVICE && access->location.id != ordinal &&
+	       access->flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+}
+
 WRAPPER cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 {
-	struct device *device;
+	struct served served;
 	CUresult result;
 
 	PASS_INSIDE(cuMemPoolSetAccess, (pool, map, count));
-	result = served_by_us(pool, &device);
+	result = served_by_us(pool, &served);
 	if (result != CUDA_SUCCESS)
 		return result;
 	CALL_REAL(result, cuMemPoolSetAccess, (pool, map, count));
-	for (size_t i = 0; device && i < count && result == CUDA_SUCCESS; i++)
-		if (map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-		    map[i].location.id != device->ordinal &&
-		    map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
-			result = give_access(device, map[i].location.id);
+	for (size_t i = 0; served.usage && i < count && result == CUDA_SUCCESS; i++) {
+		if (!is_for_another(&map[i], served.ordinal))
+			continue;
+		source_leave(pool);
+		/* Where a pool of the program's own has nothing of ours yet, none of ours is concerned. */
+		if (served.device && (served.usage == async_default(served.device) || !async_usage_empty(served.usage)))
+			result = give_access(served.device, map[i].location.id);
+	}
 	return result;
 }
 
@@ -337,15 +392,16 @@ WRAPPER cuMemPoolDestroy(CUmemoryPool pool)
 	PASS_INSIDE(cuMemPoolDestroy, (pool));
 	source = source_take(pool);
 	CALL_REAL(result, cuMemPoolDestroy, (pool));
-	if (result == CUDA_SUCCESS)
-		free(source);
-	else
+	if (result != CUDA_SUCCESS) {
 		source_give_back(pool, source);
+		return result;
+	}
+	if (source && source->usage)
+		async_usage_gone(source->usage);
+	free(source);
 	return result;
 }
 
-FORWARD(cuMemPoolSetAttribute, (CUmemoryPool pool, CUmemPool_attribute attr, void *value),
-	(pool, attr, value))
 FORWARD(cuMemPoolGetAccess,
 	(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location),
 	(flags, memPool, location))

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "async.h"
 #include "life.h"
 #include "table.h"
 
@@ -23,12 +24,21 @@ void source_give_back(CUmemoryPool pool, struct source *source)
 		free(source);
 }
 
+static bool can_be_ours(const CUmemPoolProps *props)
+{
+	return props->allocType == CU_MEM_ALLOCATION_TYPE_PINNED && props->handleTypes == CU_MEM_HANDLE_TYPE_NONE &&
+	       props->location.type == CU_MEM_LOCATION_TYPE_DEVICE && !props->maxSize && !props->usage;
+}
+
 void source_enter(CUmemoryPool pool, const CUmemPoolProps *props)
 {
 	struct source *source = malloc(sizeof(*source));
 
-	if (source)
-		*source = (struct source){ props->allocType, props->location };
+	if (source) {
+		*source = (struct source){ .type = props->allocType, .location = props->location };
+		source->usage = can_be_ours(props) ? async_usage_new(pool) : NULL;
+		source->ours = source->usage;
+	}
 	source_give_back(pool, source);
 }
 
@@ -49,6 +59,16 @@ bool source_find(CUmemoryPool pool, struct source *found)
 		*found = *source;
 	pthread_mutex_unlock(&lock);
 	return source;
+}
+
+void source_leave(CUmemoryPool pool)
+{
+	pthread_mutex_lock(&lock);
+	struct source *source = table_get(&sources, (uintptr_t)pool);
+
+	if (source)
+		source->ours = false;
+	pthread_mutex_unlock(&lock);
 }
 
 static void forget(void)

@@ -26,7 +26,7 @@ static bool can_be_bound(const struct thing *thing)
 
 static bool is_whole_pages(const struct plain *plain)
 {
-	return plain->kind <= STREAMED && plain->bytes % PAGE == 0;
+	return plain->kind <= OWN && plain->bytes % PAGE == 0;
 }
 
 void bound_make(void)

@@ -243,7 +243,7 @@ static void check_view(const struct seen *view)
 
 static void check_plain(const struct plain *plain)
 {
-	const bool stays = plain->stays || (model.peers && plain->kind <= STREAMED);
+	const bool stays = plain->stays || (model.peers && plain->kind <= OWN);
 
 	for (size_t page = 0; page <= plain->bytes / PAGE && page < PAGES_MOST; page++) {
 		const CUdeviceptr at = plain->address + page * PAGE;

@@ -38,8 +38,8 @@ struct seen {
 	CUmemAccess_flags flags[GPUS];
 };
 
-/* From OF_POOL on: of pools that are not the default one. */
-enum plain_kind { PLAIN, STREAMED, MANAGED, OF_POOL, IMPORTED };
+/* Up to OWN: ours to place, and to move. OWN, and from OF_POOL on: of pools that are not the default one. */
+enum plain_kind { PLAIN, STREAMED, OWN, MANAGED, OF_POOL, IMPORTED };
 
 /* An allocation, which has an address from the beginning. */
 struct plain {
@@ -47,7 +47,7 @@ struct plain {
 	enum plain_kind kind;
 	size_t bytes;
 	bool stays;
-	size_t pool;		/* of OF_POOL, and IMPORTED: its number */
+	size_t pool;		/* of OWN, OF_POOL and IMPORTED: its number */
 	struct contents contents;
 	uint64_t tail;		/* the last word; 0: none yet */
 };

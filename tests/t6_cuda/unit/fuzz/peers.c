@@ -21,7 +21,7 @@ static bool for_the_other(CUdeviceptr address)
 static void check(void)
 {
 	for (const struct plain *plain = model.plains; plain < model.plains + PLAINS; plain++)
-		for (size_t at = 0; plain->address && plain->kind <= STREAMED && at < plain->bytes; at += PAGE)
+		for (size_t at = 0; plain->address && plain->kind <= OWN && at < plain->bytes; at += PAGE)
 			CHECK(for_the_other(plain->address + at) || model_place(plain->address + at) < 0);
 }
 

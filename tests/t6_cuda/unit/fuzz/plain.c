@@ -95,7 +95,7 @@ void plain_end(void)
 {
 	for (struct plain *plain = model.plains; plain < model.plains + PLAINS; plain++)
 		if (plain->address) {
-			if (plain->kind == STREAMED || plain->kind == OF_POOL)
+			if (plain->kind == STREAMED || plain->kind == OWN || plain->kind == OF_POOL)
 				pools_free(plain);
 			else
 				DO(cuMemFree_v2, (plain->address));

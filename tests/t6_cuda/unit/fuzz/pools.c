@@ -9,10 +9,12 @@
 
 #define POOLS 4
 
-/* Of the program's own. What is imported is another name for what another has. */
+/* Of the program's own: ours to serve, until another GPU has access; or one that others can have, or have: what is imported is
+ * another name for what another has. */
+enum own_kind { SERVED, GIVEN, SHAREABLE, IMPORT };
 static struct own {
 	CUmemoryPool pool;	/* NULL: none */
-	bool imported;
+	enum own_kind kind;
 } pools[POOLS];
 
 CUmemoryPool pools_default(void)
@@ -24,13 +26,13 @@ CUmemoryPool pools_default(void)
 	return pool;
 }
 
-/* One that is imported, or is not; NULL: there is none. */
-static struct own *any_pool(bool imported)
+/* One of kinds from one to another; NULL: there is none. */
+static struct own *any_pool(enum own_kind from, enum own_kind to)
 {
 	for (size_t i = 0, first = model_any(POOLS); i < POOLS; i++) {
 		struct own *own = &pools[(first + i) % POOLS];
 
-		if (own->pool && own->imported == imported)
+		if (own->pool && own->kind >= from && own->kind <= to)
 			return own;
 	}
 	return NULL;
@@ -87,7 +89,7 @@ static void alloc_own(struct plain *plain, const struct own *own)
 	else
 		DO(cuMemAllocFromPoolAsync_ptsz, (&address, plain->bytes, pool, stream));
 	CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
-	plain->kind = OF_POOL;
+	plain->kind = own->kind == SERVED ? OWN : OF_POOL;
 	plain->pool = (size_t)(own - pools);
 	plain->address = address;
 }
@@ -95,7 +97,7 @@ static void alloc_own(struct plain *plain, const struct own *own)
 void pools_alloc(void)
 {
 	struct plain *plain = model_free_plain();
-	const struct own *own = model_any(3) ? NULL : any_pool(false);
+	const struct own *own = model_any(3) ? NULL : any_pool(SERVED, SHAREABLE);
 
 	if (!plain)
 		return;
@@ -120,27 +122,55 @@ void pools_free(struct plain *plain)
 
 void pools_make(void)
 {
+	const enum own_kind kind = model_any(2) ? SERVED : SHAREABLE;
 	const CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-				       .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+				       .handleTypes = kind == SHAREABLE ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR :
+									  CU_MEM_HANDLE_TYPE_NONE,
 				       .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
 	struct own *own = free_pool();
 
 	if (!own)
 		return;
 	DO(cuMemPoolCreate, (&own->pool, &props));
-	own->imported = false;
+	own->kind = kind;
+}
+
+/* Bytes that are allocated from one that is served. */
+static cuuint64_t used_of(const struct own *own)
+{
+	cuuint64_t used = 0;
+
+	for (size_t i = 0; i < PLAINS; i++)
+		if (model.plains[i].address && model.plains[i].kind == OWN && &pools[model.plains[i].pool] == own)
+			used += model.plains[i].bytes;
+	return used;
+}
+
+/* What is allocated from it outlives it. */
+static void destroy_served(struct own *own)
+{
+	DO(cuMemPoolDestroy, (own->pool));
+	own->pool = NULL;
+	for (size_t i = 0; i < PLAINS; i++)
+		if (model.plains[i].kind == OWN && &pools[model.plains[i].pool] == own)
+			model.plains[i].pool = POOLS;
 }
 
 /* Once nothing of it is allocated: the driver's double ends the test where something is. */
 void pools_destroy(void)
 {
-	struct own *own = any_pool(model_any(2));
+	struct own *own = any_pool(SERVED, IMPORT);
 	cuuint64_t used = 0;
 
-	if (!own)
+	if (!own || (free_pool() && model_any(4)))
 		return;
+	if (own->kind == SERVED) {
+		destroy_served(own);
+		return;
+	}
 	for (size_t i = 0; i < PLAINS; i++)
-		if (model.plains[i].address && model.plains[i].kind >= OF_POOL && &pools[model.plains[i].pool] == own)
+		if (model.plains[i].address && (model.plains[i].kind == OWN || model.plains[i].kind >= OF_POOL) &&
+		    &pools[model.plains[i].pool] == own)
 			return;
 	CHECK(real.cuCtxSynchronize() == CUDA_SUCCESS);
 	DO(cuMemPoolGetAttribute, (own->pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
@@ -152,7 +182,7 @@ void pools_destroy(void)
 /* A pool by a descriptor, and what is in it by a pointer. */
 void pools_share(void)
 {
-	struct own *own = any_pool(false), *other = free_pool();
+	struct own *own = any_pool(SHAREABLE, SHAREABLE), *other = free_pool();
 	struct plain *of = NULL, *plain = model_free_plain();
 	CUmemPoolPtrExportData data;
 	int fd = -1;
@@ -161,17 +191,31 @@ void pools_share(void)
 		DO(cuMemPoolExportToShareableHandle, (&fd, own->pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
 		DO(cuMemPoolImportFromShareableHandle,
 		   (&other->pool, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-		other->imported = true;
+		other->kind = IMPORT;
 		close(fd);
 	}
-	other = any_pool(true);
+	other = any_pool(IMPORT, IMPORT);
 	for (size_t i = 0; i < PLAINS && !of; i++)
-		of = model.plains[i].address && model.plains[i].kind == OF_POOL ? &model.plains[i] : NULL;
+		of = model.plains[i].address && model.plains[i].kind == OF_POOL && pools[model.plains[i].pool].kind == SHAREABLE ?
+			     &model.plains[i] : NULL;
 	if (!other || !of || !plain)
 		return;
 	*plain = (struct plain){ .kind = IMPORTED, .bytes = of->bytes, .pool = (size_t)(other - pools) };
 	DO(cuMemPoolExportPointer, (&data, of->address));
 	DO(cuMemPoolImportPointer, (&plain->address, other->pool, &data));
+}
+
+/* Nothing of it is there, or waits to be freed: else all that is allocated would stay from then on. */
+static bool may_be_given(const struct own *own)
+{
+	cuuint64_t reserved = 1;
+
+	if (used_of(own) || model_any(3))
+		return false;
+	CHECK(real.cuCtxSynchronize() == CUDA_SUCCESS);
+	CHECK(cuMemPoolTrimTo(own->pool, 0) == CUDA_SUCCESS);
+	CHECK(cuMemPoolGetAttribute(own->pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS);
+	return !reserved;
 }
 
 /* Threshold, and access for another GPU, of a pool of the program's own; and what is kept goes. */
@@ -182,21 +226,46 @@ void pools_tell(void)
 								 CU_MEM_ACCESS_FLAGS_PROT_READ };
 	CUmemLocation location = access.location;
 	cuuint64_t threshold = model_any(64) * PAGE, got = 0;
-	const struct own *own = any_pool(false);
+	struct own *own = any_pool(SERVED, SHAREABLE);
 	CUmemAccess_flags flags = 0;
 
+	if (own && own->kind == SERVED && !may_be_given(own))
+		own = NULL;
 	if (own) {
 		DO(cuMemPoolSetAttribute, (own->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
 		DO(cuMemPoolGetAttribute, (own->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &got));
 		DO(cuMemPoolSetAccess, (own->pool, &access, 1));
 		DO(cuMemPoolGetAccess, (&flags, own->pool, &location));
 		CHECK(got == threshold && flags == access.flags);
+		own->kind = own->kind == SERVED ? GIVEN : own->kind;
 	}
 	DO(cuMemPoolTrimTo, (pools_default(), model_any(2) ? 0 : PAGE * model_any(32)));
 }
 
+static void ask_served(const struct own *own)
+{
+	cuuint64_t used = 0, most = 0, zero = 0;
+	CUmemoryPool pool;
+
+	DO(cuMemPoolGetAttribute, (own->pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+	DO(cuMemPoolGetAttribute, (own->pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &most));
+	CHECK(used == used_of(own) && most >= used);
+	DO(cuMemPoolSetAttribute, (own->pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero));
+	DO(cuMemPoolGetAttribute, (own->pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &most));
+	CHECK(most == used);
+	for (size_t i = 0; i < PLAINS; i++) {
+		const struct plain *plain = &model.plains[i];
+
+		if (!plain->address || plain->kind != OWN || &pools[plain->pool] != own)
+			continue;
+		CHECK(cuPointerGetAttribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, plain->address) == CUDA_SUCCESS);
+		CHECK(pool == own->pool);
+	}
+}
+
 void pools_ask(void)
 {
+	const struct own *own = any_pool(SERVED, SERVED);
 	cuuint64_t used = 0, reserved = 0, is = 0;
 
 	DO(cuMemPoolGetAttribute, (pools_default(), CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
@@ -204,6 +273,8 @@ void pools_ask(void)
 	for (size_t i = 0; i < PLAINS; i++)
 		is += model.plains[i].address && model.plains[i].kind == STREAMED ? model.plains[i].bytes : 0;
 	CHECK(used >= is && reserved >= used);
+	if (own)
+		ask_served(own);
 }
 
 void pools_end(void)

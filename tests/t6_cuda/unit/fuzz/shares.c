@@ -16,7 +16,7 @@ static void name(CUdeviceptr address, size_t bytes)
 
 static bool is_whole_pages(const struct plain *plain)
 {
-	return plain->kind <= STREAMED && plain->bytes % PAGE == 0;
+	return plain->kind <= OWN && plain->bytes % PAGE == 0;
 }
 
 void shares_name(void)
