@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.support.mounted import Mounted
@@ -14,6 +16,12 @@ SERVED = 4
 """GiB that a server has, of 1 GiB each."""
 SLEEP, SLEEPS = 32, 36
 """Offsets in the page of sleeps.cu."""
+STEP, DONE = 32, 36
+"""Offsets in the page of exports.cu."""
+LET_GO, CLOSED = 1, 2
+"""Its steps."""
+SETTLES_S = 3.0
+"""Seconds after which what the driver counts has been seen."""
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +32,11 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def sleeps(tmp_path_factory: pytest.TempPathFactory) -> str:
     return built(tmp_path_factory, "sleeps")
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return built(tmp_path_factory, "exports")
 
 
 def facts(run: Program) -> tuple[list[str], list[str]]:
@@ -90,4 +103,23 @@ def test_a_server_wakes_below_half_of_its_size(gpu_mount: Mounted, sleeps: str) 
             assert run.u64(16) == 0
             write(group, "gmem.limit.high", "max")
             wait_for(lambda: nvml_used(run.pid) >= whole - 64 * MIB, "all is back", seconds=20)
+        run.finish()
+
+
+@pytest.mark.parametrize("way", ["handle", "fixed", "named"])
+def test_what_descriptors_hold_is_charged_until_they_are_closed(gpu_mount: Mounted, exports: str, way: str) -> None:
+    """It is on the GPU, whatever the driver counts for the process: a descriptor could be another's by now."""
+    with program(*run_in(gpu_mount), exports, "PAGE", way) as run:
+        group = member(gpu_mount, run)
+        whole = held(group)
+        assert group.flat("gmem.stat")["unmovable"] >= GIB
+        run.set(STEP, LET_GO)
+        wait_for(lambda: run.u32(DONE) == LET_GO, "it has let go of all of it")
+        time.sleep(SETTLES_S)
+        print(f"{way}: of {whole >> 20} MiB NVML counts {nvml_used(run.pid) >> 20} MiB for it")
+        assert abs(held(group) - whole) <= 16 * MIB
+        assert group.flat("gmem.stat")["unmovable"] >= GIB
+        run.set(STEP, CLOSED)
+        wait_for(lambda: held(group) <= whole - (GIB - 64 * MIB), "it is uncharged", seconds=10)
+        assert group.flat("gmem.stat")["unmovable"] < 64 * MIB
         run.finish()
