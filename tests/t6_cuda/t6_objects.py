@@ -73,7 +73,7 @@ def test_threads(sanitize: str) -> None:
     "name",
     [
         *("object", "fixed", "closed_before", "in_flight", "process", "named", "named_together", "closes_all"),
-        *("named_and_shared", "limit"),
+        *("named_and_shared", "limit", "opened"),
     ],
 )
 def test_what_is_exported_is_charged_while_a_descriptor_is_open(name: str, sanitize: str) -> None:

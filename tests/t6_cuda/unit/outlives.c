@@ -222,7 +222,8 @@ static void test_named_and_shared(void)
 /* One descriptor, of what is mapped side by side. */
 static void test_named_together(void)
 {
-	CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE }, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
+				   .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 	CUmemGenericAllocationHandle handles[3];
 	CUdeviceptr address;
 	int fd;
@@ -268,6 +269,53 @@ static void test_closes_all(void)
 	CHECK(device->lent == 0 && device->resident == pool_kept(device));
 }
 
+/* The other process, with a socket to this one: it opens what it is told of, and closes it when it is told to. */
+static void peer(void)
+{
+	const int socket = atoi(getenv("UNIT_PEER"));
+	CUipcMemHandle handle;
+	CUdeviceptr address;
+	char byte = 0;
+
+	start();
+	CHECK(recv(socket, &handle, sizeof(handle), 0) == sizeof(handle));
+	CHECK(cuIpcOpenMemHandle_v2(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) == CUDA_SUCCESS);
+	CHECK(send(socket, &byte, 1, 0) == 1 && recv(socket, &byte, 1, 0) == 1);
+	CHECK(cuIpcCloseMemHandle(address) == CUDA_SUCCESS);
+	CHECK(send(socket, &byte, 1, 0) == 1 && recv(socket, &byte, 1, 0) == 0);
+}
+
+static void test_opened(void)
+{
+	int sockets[2], status;
+	char number[16], byte = 0;
+	CUipcMemHandle handle;
+	CUdeviceptr address;
+	pid_t child;
+
+	CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets));
+	snprintf(number, sizeof(number), "%d", sockets[1]);
+	CHECK(!setenv("UNIT_PEER", number, 1));
+	child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		close(sockets[0]);
+		execl("/proc/self/exe", "outlives", "peer", NULL);
+		_exit(127);
+	}
+	close(sockets[1]);
+	start();
+	CHECK(cuMemAlloc_v2(&address, BYTES) == CUDA_SUCCESS && cuIpcGetMemHandle(&handle, address) == CUDA_SUCCESS);
+	CHECK(send(sockets[0], &handle, sizeof(handle), 0) == sizeof(handle) && recv(sockets[0], &byte, 1, 0) == 1);
+	CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
+	lent_sweep();
+	CHECK(device->lent == BYTES && device->resident - pool_kept(device) == BYTES);
+	CHECK(send(sockets[0], &byte, 1, 0) == 1 && recv(sockets[0], &byte, 1, 0) == 1);
+	check_charged(0);
+	close(sockets[0]);
+	CHECK(waitpid(child, &status, 0) == child && !status);
+}
+
 /* It is in the way of an allocation for as long as it lives, and no longer. */
 static void test_limit(void)
 {
@@ -294,6 +342,7 @@ int main(int argc, char **argv)
 		{ "in_flight", test_in_flight }, { "process", test_process }, { "named", test_named },
 		{ "named_and_shared", test_named_and_shared },
 		{ "named_together", test_named_together }, { "closes_all", test_closes_all }, { "limit", test_limit },
+		{ "opened", test_opened }, { "peer", peer },
 	};
 
 	for (size_t i = 0; argc == 2 && i < sizeof(tests) / sizeof(tests[0]); i++)

@@ -144,6 +144,31 @@ bool lent_give(uint64_t name, int fd)
 	return given;
 }
 
+int lent_hold(int fd)
+{
+	if (fd < 0 || lent_give(LENT_HELD, fd))
+		return fd;
+	close(fd);
+	return -1;
+}
+
+void lent_let(int fd)
+{
+	struct epoll_event event = { .events = 0 };
+	struct found found = { 0 };
+
+	if (fd < 0)
+		return;
+	pthread_mutex_lock(&lock);
+	found = look();
+	event.data.u64 = base + LENT_HELD;
+	/* There is such an entry only if the very file is under that number still. */
+	if (found.ours && !epoll_ctl(set, EPOLL_CTL_MOD, fd, &event))
+		close(fd);
+	pthread_mutex_unlock(&lock);
+	free(found.names);
+}
+
 bool lent_keep(struct device *device, uint64_t name, uint64_t bytes)
 {
 	struct lent *lent = device && bytes ? malloc(sizeof(*lent)) : NULL;

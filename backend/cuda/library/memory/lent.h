@@ -14,10 +14,16 @@
 
 /* Names of memory: of a region, by its serial; of what is foreign, by a number of its own. */
 #define LENT_REGION(serial) ((serial) << 1)
+#define LENT_HELD LENT_FOREIGN(UINT64_C(0))	/* what is held of another process's */
 #define LENT_FOREIGN(number) ((number) << 1 | 1)
 
 /* The program was given a descriptor of that memory. False: that cannot be watched, and is not known. */
 bool lent_give(uint64_t name, int fd);
+/* Keeps a descriptor that came from another process, which sees that; and closes it, unless the program has: its number may
+ * be another file's by then. Less than 0: there is none. */
+int lent_hold(int fd);
+void lent_let(int fd);
+
 /* The program lets go of memory of which it was given descriptors, and which is charged: it stays so, and this is in the place
  * of what would uncharge it, if one of them is open still. */
 bool lent_keep(struct device *device, uint64_t name, uint64_t bytes);

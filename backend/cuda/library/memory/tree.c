@@ -8,6 +8,7 @@
 #include "chunk.h"
 #include "daemon.h"
 #include "keeper.h"
+#include "lent.h"
 #include "life.h"
 #include "pages.h"
 
@@ -36,6 +37,15 @@ void tree_report_pinned(struct device *device, int64_t change)
 		return;
 	__atomic_add_fetch(&device->foreign, (uint64_t)change, __ATOMIC_RELAXED);
 	daemon_report(device);
+}
+
+void tree_lend(struct region *region, int fd)
+{
+	const bool lent = lent_give(LENT_REGION(region->serial), fd);
+
+	pthread_mutex_lock(&tree_lock);
+	region->lent |= lent;
+	pthread_mutex_unlock(&tree_lock);
 }
 
 size_t tree_access(const struct region *region, CUmemAccessDesc *access)

@@ -35,6 +35,9 @@ bool tree_insert(struct region *region);
 /* From now on it is not. With the lock. */
 void tree_remove(struct region *region);
 
+/* Others are given a descriptor of a chunk that the caller has (lent.h). */
+void tree_lend(struct region *region, int fd);
+
 /* What is pinned changed by so much: the daemon hears of it. Without the lock. */
 void tree_report_pinned(struct device *device, int64_t change);
 
