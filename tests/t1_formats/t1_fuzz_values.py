@@ -127,7 +127,9 @@ def device(word: bytes) -> str:
 MODEL: dict[str, Callable[[bytes], Any]] = {
     "gmem.limit.high": size,
     "gmem.limit.low": size,
+    "gmem.limit.max": size,
     "gmem.swap.max": size,
+    "gmem.oom.group": lambda word: bool(whole(0, 1)(word)),
     "gmem.peak": lambda word: None,
     "gmem.swap.peak": lambda word: None,
     "gmem.reclaim": amount,
