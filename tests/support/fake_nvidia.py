@@ -239,7 +239,7 @@ class FakeSystem:
     @property
     def resources(self) -> int:
         """Objects that the host has, those of the kernel's own among them."""
-        opened = (what[0] if isinstance(what, tuple) else what for what in self.open.values())
+        opened = (what[0] if isinstance(what, tuple) else what for what in list(self.open.values()))
         files = {id(file): file for program in self.programs.values() for file in program.files.values()}
         files |= {id(file): file for file in opened if isinstance(file, File)}
         return OWN_OBJECTS + sum(len(objects) for file in files.values() for objects in file.clients.values())
