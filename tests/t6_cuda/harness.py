@@ -279,7 +279,7 @@ class BookingDaemon(GrantingDaemon):
     swapped = 0
     room = False
     """Whether MOVE_IN is granted."""
-    reported: tuple[int, ...] = (0, 0, 0, 0)
+    reported: tuple[int, ...] = (0, 0, 0, 0, 0)
     """What the last REPORT said."""
 
     def _serve(self, connection: socket.socket) -> None:

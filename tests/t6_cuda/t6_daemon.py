@@ -201,7 +201,7 @@ def hanging_up(path: Path, times: int) -> Iterator[tuple[list[int], threading.Ev
                 if len(ended) == times:
                     path.unlink()
                     listener.close()
-                    gone.set()
+        gone.set()
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.fspath(path))

@@ -190,6 +190,25 @@ def test_objects_go_along(tmp_path: Path, sanitize: str, near: bool) -> None:
         program.ends()
 
 
+def test_what_others_have_by_descriptors_keeps_it_here(tmp_path: Path) -> None:
+    """It would stay on this GPU, and be charged on the other."""
+    with departing(tmp_path, FAKE_LENT="1") as (daemon, program):
+        eventually(lambda: daemon.reported[4] == OBJECT * MIB, lambda: f"{daemon.reported} is said")
+        assert daemon.depart_in_time() == errno.EOPNOTSUPP
+        program.go()
+        assert program.hears("closed") == 0
+        assert daemon.depart_in_time() == 0
+        eventually(lambda: daemon.reported[4] == 0, lambda: f"{daemon.reported} is said")
+        for what in ("host", "objects", "launched", "moved"):
+            program.go()
+            program.hears(what)
+        daemon.let_go()
+        program.go()
+        program.hears("launched")
+        program.go()
+        program.ends()
+
+
 def test_what_is_on_the_gpu_is_left_to_the_driver(tmp_path: Path) -> None:
     """Where the other GPU could not use it: nothing in the host is left that it could not restore."""
     with departing(tmp_path) as (daemon, program):

@@ -103,6 +103,23 @@ static void end_object(const struct object *object, uint64_t *data)
 	DO(cuMemAddressFree(object->address, OBJECT));
 }
 
+/* Memory of which nothing is left to the program but a descriptor; -1: it is to have none. */
+static int lend(void)
+{
+	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					   .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	CUmemGenericAllocationHandle handle;
+	int fd = -1;
+
+	if (!getenv("FAKE_LENT"))
+		return fd;
+	DO(cuMemCreate(&handle, OBJECT, &prop, 0));
+	DO(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	DO(cuMemRelease(handle));
+	return fd;
+}
+
 int main(void)
 {
 	void (*move)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "fake_move");
@@ -114,6 +131,7 @@ int main(void)
 	struct object objects_made[2] = { 0 };
 	pthread_t thread, asking;
 	CUdeviceptr small;
+	int lent;
 
 	CHECK(move && objects && checkpoint && fail && data);
 	context = start(0);
@@ -127,9 +145,15 @@ int main(void)
 	tell("ready", 0);
 	make_object(&objects_made[1], data);
 	used = objects_made[1].address;
+	lent = lend();
 	fail();
 	tell("armed", 0);
 	for (int moves = atoi(getenv("MOVES")); moves; moves--) {
+		if (lent >= 0) {
+			close(lent);
+			lent = -1;
+			tell("closed", 0);
+		}
 		tell("host", objects(true));
 		tell("objects", objects(false));
 		uint64_t before = launched;

@@ -241,6 +241,12 @@ bool lent_sweep(void)
 	return some;
 }
 
+bool lent_any(void)
+{
+	lent_sweep();
+	return __atomic_load_n(&any, __ATOMIC_RELAXED);
+}
+
 int64_t lent_tick(void)
 {
 	const uint64_t now = moment_us();

@@ -29,7 +29,9 @@ void lent_let(int fd);
 bool lent_keep(struct device *device, uint64_t name, uint64_t bytes);
 /* Uncharges what no descriptor is open of any more; whether there was some. */
 bool lent_sweep(void);
-/* The same, once in a while: milliseconds until it is to be called again; less than 0: nothing is lent. */
+/* Whether others may have some, still. */
+bool lent_any(void);
+/* The same as lent_sweep, once in a while: milliseconds until it is to be called again; less than 0: nothing is lent. */
 int64_t lent_tick(void);
 
 #endif

@@ -18,6 +18,7 @@
 #include "host.h"
 #include "importer.h"
 #include "kept.h"
+#include "lent.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
@@ -252,7 +253,8 @@ int departure_begin(bool near)
 	const uint64_t start = moment_us();
 	int error;
 
-	if (importer_any() || foreign_is_in_host())
+	/* What others have does not go along. */
+	if (importer_any() || foreign_is_in_host() || lent_any())
 		return EOPNOTSUPP;
 	error = come_to_a_rest();
 	if (!error) {
