@@ -8,7 +8,8 @@
 #define BYTES (84 << 20)
 #define OBJECT (20 << 20)
 
-KERNEL(add_one, sizeof(CUdeviceptr), sizeof(size_t), sizeof(CUdeviceptr));
+KERNEL(add_one, sizeof(CUdeviceptr), sizeof(size_t), sizeof(CUdeviceptr), sizeof(CUdeviceptr), sizeof(CUdeviceptr),
+       sizeof(CUdeviceptr));
 void add_one(void **parameters)
 {
 	uint64_t *words = *(uint64_t **)parameters[0];
@@ -22,7 +23,7 @@ static CUdeviceptr address;
 static size_t count = BYTES / 8;
 static _Atomic bool stop;
 static _Atomic uint64_t launched;
-static _Atomic CUdeviceptr used;	/* as often as all else, so that it does not change places with that; 0: nothing */
+static _Atomic CUdeviceptr used;	/* more often than all else, so that it does not change places with that; 0: nothing */
 
 /* Asks, as another thread does, whether work is done. */
 static void *ask(void *unused)
@@ -54,7 +55,7 @@ static void *work(void *unused)
 	kernel = function("add_one");
 	while (!stop) {
 		CUdeviceptr also = used;
-		void *parameters[] = { &address, &count, &also };
+		void *parameters[] = { &address, &count, &also, &also, &also, &also };
 
 		DO(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
 		launched++;
