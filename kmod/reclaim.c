@@ -53,6 +53,12 @@ static int reclaim_from(const struct ggroup_target *target, u32 timeout_ms, u64 
 	return err;
 }
 
+/* The time is up, the caller has a signal, or there is no provider: no other would answer, either. */
+static bool ends_all(int err)
+{
+	return err == -ETIMEDOUT || err == -EINTR || err == -ENODEV;
+}
+
 int ggroup_reclaim_below(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *moved)
 {
 	unsigned long end = jiffies + msecs_to_jiffies(timeout_ms ?: GGROUP_TIMEOUT_MS);
@@ -63,15 +69,15 @@ int ggroup_reclaim_below(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *mo
 	*moved = 0;
 	err = ggroup_plan_make(top, nbytes, &targets);
 	/* One that cannot give keeps none of the others from it: the error is told where none has given. */
-	for (i = 0; err != -ETIMEDOUT && i < targets.count; i++) {
+	for (i = 0; !ends_all(err) && i < targets.count; i++) {
 		long left = end - jiffies;
 
 		each = left > 0 ? reclaim_from(&targets.target[i], max(1U, jiffies_to_msecs(left)),
 					       moved) : -ETIMEDOUT;
-		err = each == -ETIMEDOUT ? each : err ?: each;
+		err = ends_all(each) ? each : err ?: each;
 	}
 	ggroup_plan_free(&targets);
-	return *moved && err != -ETIMEDOUT ? 0 : err;
+	return *moved && !ends_all(err) ? 0 : err;
 }
 
 /*

@@ -15,6 +15,9 @@ struct work_struct;
  * @timeout_ms: as in struct ggroup_command
  * @moved: how much it was
  *
+ * One process that cannot give keeps none of the others from it: its error is told where none has
+ * given. -ENODEV, -EINTR and -ETIMEDOUT end it, and are told whatever has moved by then.
+ *
  * Return: 0, -ENODEV, -ENOMEM, -EINTR, -ETIMEDOUT, or the provider's answer.
  */
 int ggroup_reclaim_below(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *moved);

@@ -7,6 +7,8 @@ import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import trio
+
 from backend.common.errors import fail
 from backend.common.turns import Turns
 from backend.core.deadlines import deadline
@@ -20,6 +22,7 @@ from backend.core.records import Books, Capability, Channel
 from backend.core.room import RoomNotices
 from backend.core.settings import BY_FIELD
 from backend.core.totals import Totals
+from backend.core.turns import TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn
 from backend.scheduler.schedulers import Schedulers
 
@@ -166,12 +169,14 @@ class Bookkeeper:
             self._ledger.configure(level, swap_max=books.swap_max)
 
     def move_in(self, process: Process, gpu: int, nbytes: int, usec: int) -> bool:
+        group = Member(process, gpu)
         try:
-            self._ledger.swap_in(Member(process, gpu), nbytes, usec)
+            self._ledger.swap_in(group, nbytes, usec)
         except OSError as error:
             if error.errno != errno.EAGAIN:
                 raise
             return False
+        self._population.record(group).memory.came_at = trio.current_time()
         return True
 
     def levels(self, process: Process, gpu: int) -> Sequence[Books]:
@@ -197,6 +202,12 @@ class Bookkeeper:
             if self.policy is not None:
                 self.policy.again(gpu)
         self._schedulers.poke(gpu)
+
+    def not_drained(self, process: Process, gpu: int) -> None:
+        if self.knows(process, gpu):
+            compute = self._population.record(Member(process, gpu)).compute
+            if compute.turn_end is TurnEnd.DRAINED:
+                compute.turn_end = TurnEnd.LATE
 
     def reclaim_soon(self, process: Process, gpu: int) -> None:
         group = Member(process, gpu)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import trio
 
@@ -304,11 +304,11 @@ class Controller:
             if excess := self.ledger.excess(group):
                 if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
                     raise fail(errno.EBUSY)
-                promised = self._promised(group)
+                promised, whole = self._promised(group), self._whole(group)
                 await self._reclaimer.settle(group)
                 if self.ledger.excess(group):
-                    stays = promised < excess or self._kept(group) > nbytes
-                    raise fail(errno.EBUSY if stays else errno.EAGAIN)
+                    promised -= self._kept(group, whole)
+                    raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
             else:
                 self._notices.freed(group.gpu)
 
@@ -319,11 +319,15 @@ class Controller:
         each = [gpu.footprint(resident.process) for resident in self.population.below(group)]
         return sum(max(0, one.movable - (one.unmovable or 0)) for one in each)
 
-    def _kept(self, group: Group) -> int:
-        """Bytes of the processes of a group that stay on the GPU, as far as is known: some of it only once they were
-        asked."""
+    def _whole(self, group: Group) -> list[Process]:
+        """Processes of a group that could go into the host as a whole, as far as is known before they are asked."""
         gpu = self.gpus[group.gpu]
-        return sum(gpu.footprint(resident.process).unmovable or 0 for resident in self.population.below(group))
+        each = [resident.process for resident in self.population.below(group)]
+        return [process for process in each if gpu.footprint(process).whole]
+
+    def _kept(self, group: Group, processes: Collection[Process]) -> int:
+        """Bytes of some processes that stay on the GPU, as is known once they were asked."""
+        return sum(self.gpus[group.gpu].footprint(process).unmovable or 0 for process in processes)
 
     async def set_value(self, group: Group, setting: Setting, value: int) -> None:
         """Sets what holds as soon as it is in the books, or once a lever has followed: what is in the host already

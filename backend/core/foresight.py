@@ -84,10 +84,10 @@ class Foresight:
         is at work again is told at each rest: the look may take many seconds, and what is far gives first."""
         began, woken = trio.current_time(), list[Process]()
         for resident in list(self._population.below(SliceOn(ROOT, index))):
-            if (busy := trio.current_time() - began) >= PART_S:
+            if trio.current_time() - began >= PART_S:
                 self._tell_woken(index, told, woken)
                 woken.clear()
-                await trio.sleep(min(REST_MOST_S, REST * busy))
+                await trio.sleep(min(REST_MOST_S, REST * (trio.current_time() - began)))
                 self._tell_again(index, told)
                 began = trio.current_time()
             process, group = resident.process, Member(resident.process, index)
@@ -120,10 +120,13 @@ class Foresight:
     def _tell_woken(self, index: int, told: Told, woken: Iterable[Process]) -> None:
         """Have the ledger know at once of processes that were far and are at work; but not of those that are as far as
         others that they are behind."""
+        far = [one for one in woken if told.ranks.get(one)]
+        if not far:  # as a rule; and the order of many takes longer than the part of the look
+            return
         behind = {process for those, _ in self._order(index).behind for process in those}
-        news = dict.fromkeys((one for one in woken if told.ranks.get(one) and one not in behind), int(NextUse.SOON))
+        news = dict.fromkeys((one for one in far if one not in behind), int(NextUse.SOON))
         self._set(index, news)
-        told.ranks = {**told.ranks, **news} if news else told.ranks
+        told.ranks = {**told.ranks, **news}
 
     def _tell_again(self, index: int, told: Told) -> None:
         """Have the ledger know what is far still, as far as is known before a long look has ended."""

@@ -8,6 +8,7 @@ of it is handed on to that as the record is dropped.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -38,6 +39,10 @@ BYTE_USEC, SAID_HELD, SAID_HELD_AT = "byte_usec", f"{SAID}held", f"{SAID}held_at
 NOTE_USEC = 600_000_000
 """Microseconds after which memory that is held is kept again for the next daemon, though it is what it was: how much is
 too much at most where a process ends while there is no daemon."""
+
+COMES_S = 0.5
+"""Seconds after a process was let take memory back in which that may be on its way: one batch of it, with the wait for
+what runs (0.3 s) and the copy (0.2 s, ``library/move/batch.c``)."""
 
 UNTOUCHED = Wanted()
 """State of a process before anything is asked for it."""
@@ -96,6 +101,8 @@ class Memory(Followed):
     """Until when a program that listens is not waited for, by trio's clock."""
     next_use: NextUse | None = None
     """How soon a process uses its memory again, as the ledger was told last; None where nothing is known."""
+    came_at: float = -math.inf
+    """When a process was let take memory back last, by trio's clock."""
     _settling: trio.Lock | None = None
 
     def settling(self) -> trio.Lock:
@@ -103,6 +110,10 @@ class Memory(Followed):
         if self._settling is None:
             self._settling = trio.Lock()
         return self._settling
+
+    def may_come(self) -> bool:
+        """Whether memory may be on its way back to a process: its library does nothing else then."""
+        return trio.current_time() < self.came_at + COMES_S
 
     def is_settling(self) -> bool:
         """Whether it is being brought under its limit."""

@@ -215,6 +215,9 @@ class Bookkeeping(Protocol):
     def presence(self, gpu: int) -> None:
         """A GPU was lost, or is back: its `lost` says which."""
 
+    def not_drained(self, process: Process, gpu: int) -> None:
+        """The process, whose turn was said to have ended drained, waits with work that has not run: it is late."""
+
     def reclaim_soon(self, process: Process, gpu: int) -> None:
         """What the process holds has changed: every level above it is to be back under its high, soon."""
 
@@ -261,6 +264,10 @@ class Gpu(Protocol):
 
     def footprint(self, process: Process) -> Footprint:
         """What is known about the memory of `process`, besides what is in the books."""
+
+    def is_leaving(self, process: Process) -> bool:
+        """Whether memory of `process` is on its way to the host, by :meth:`reclaim`, and its program may answer nothing
+        else before that is over, the end of its turn neither."""
 
     def offer(self, room: Callable[[Process], int]) -> None:
         """There may be room on the GPU again: programs that have memory in the host may ask for it back. `room` is

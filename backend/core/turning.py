@@ -68,18 +68,17 @@ class Turning:
         try:
             with scope:
                 end = await self._gpus[group.gpu].end_turn(group.process, bound_us)
-        except BaseException:
+            if end is None or not self._population.holds(group):
+                return None
+            async with compute.lever():
+                if self._of(group) is not compute or compute.draining is not scope or not compute.place.drains:
+                    return None
+                compute.turn_end = end
+                self._schedule(group, attrs.evolve(compute.place, engines=_taken(end), drain_us=None))
+            return end
+        finally:
             if compute.draining is scope:
                 compute.draining = None
-            raise
-        if end is None or not self._population.holds(group):
-            return None
-        async with compute.lever():
-            if self._of(group) is not compute or compute.draining is not scope or not compute.place.drains:
-                return None
-            compute.draining, compute.turn_end = None, end
-            self._schedule(group, attrs.evolve(compute.place, engines=_taken(end), drain_us=None))
-        return end
 
     def is_waited_for(self, group: Member) -> bool:
         """Whether :meth:`drain` waits for a process."""

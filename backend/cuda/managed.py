@@ -124,6 +124,11 @@ class Program:
     """Until when it is not believed that it is drained."""
 
     @property
+    def wait(self) -> int | None:
+        """The number of the turn behind which it waits, drained; None where it does not."""
+        return self.turn_number if self.turn_end is TurnEnd.DRAINED else None
+
+    @property
     def overdue(self) -> bool:
         """Whether it was asked for something that no caller waits for any more."""
         return self.holding.asked > 0 and not self.turn.locked()
@@ -290,19 +295,20 @@ class Managed:
                 if program.holding.asked or self._stuck(program):
                     break
                 piece = min(PIECE, nbytes - moved)
-                before = program.holding.given
+                before, wait = program.holding.given, program.wait
                 answered = await self._ask(program, piece)
                 given = program.holding.given - before  # what it could free instead is as good
                 moved += given
                 if answered and given < piece:
                     program.short_until = trio.current_time() + SHORT_S
-                if answered:
-                    continue
-                if program.turn_end is TurnEnd.DRAINED and program.holding.asked and not self._halted(process):
-                    # It waits for kernels of its own, which wait for its turn.
+                vain = not given if answered else program.holding.asked
+                if vain and wait is not None and wait == program.wait and not self._halted(process):
+                    # It waits for work of its own, which waits for its turn.
                     program.turn_end = TurnEnd.LATE
                     program.distrusted_until = trio.current_time() + DISTRUST_S
-                break  # it was asked for long enough, or not at all: its socket has no room
+                    self.booked.not_drained(process, self.info.index)
+                if not answered:
+                    break  # it was asked for long enough, or not at all: its socket has no room
         return moved
 
     async def _ask(self, program: Program, nbytes: int) -> bool:

@@ -397,19 +397,24 @@ class Session:
         """See :class:`backend.cuda.managed.Mover`."""
         if not self._can(LEAVES):
             raise OSError(errno.EOPNOTSUPP, "the library of the program is older, and cannot stand by: start it anew")
-        self._begins.pop(gpu, None)  # DEPART opens the gate
+        ahead_us = self._begins.pop(gpu, None)  # DEPART opens the gate
         if (gate := self._gates.get(gpu)) is not None:
             gate.late = gate.busy = False
         self._seq += 1
         seq, departing = self._seq, Departing()
         self._departing[seq] = departing
+        sent = False
         try:
             with trio.move_on_after(seconds):
-                if not await self._line.send(Message(Op.DEPART, seq, gpu, (int(near),))):
+                sent = await self._line.send(Message(Op.DEPART, seq, gpu, (int(near),)))
+                if not sent:
                     departing.done.set()
                 await departing.done.wait()
         finally:
             self._departing.pop(seq, None)
+            if not sent and ahead_us is not None:
+                self._begins.setdefault(gpu, ahead_us)
+                self._news.set()
         if departing.status is None and departing.done.is_set():
             raise OSError(errno.EBUSY, "the program speaks no more")
         if departing.status is None:

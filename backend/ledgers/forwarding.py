@@ -43,6 +43,9 @@ class ForwardingGpu:
     def footprint(self, process: Process) -> Footprint:
         return self._inner.footprint(process)
 
+    def is_leaving(self, process: Process) -> bool:
+        return self._inner.is_leaving(process)
+
     def offer(self, room: Callable[[Process], int]) -> None:
         self._inner.offer(room)
 

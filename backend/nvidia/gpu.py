@@ -369,6 +369,9 @@ class NvidiaGpu:
     def footprint(self, process: Process) -> Footprint:
         return self.memory.footprint(process)
 
+    def is_leaving(self, process: Process) -> bool:
+        return self.memory.is_leaving(process)
+
     def offer(self, room: Callable[[Process], int]) -> None:
         if not self.lost:
             self.managed.offer(room)

@@ -15,7 +15,6 @@ has a thread, and a socket for the answer: a process that does not come back kee
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import socket
@@ -26,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from backend.common import interpreter
+from backend.common import interpreter, syscalls
 from backend.common.errors import errno_of, fail
 from backend.nvidia import device
 from backend.process.identity import owner_of
@@ -45,17 +44,12 @@ has as many no descriptor is duplicated any more until some do: no user has that
 SPARE = 2
 """Threads that are kept when they have nothing to do."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture (asm-generic/unistd.h)
 
 
 def getfd(pidfd: int, fd: int) -> int:
     """pidfd_getfd(2)."""
-    result: int = _libc.syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+    return syscalls.call(_SYS_PIDFD_GETFD, pidfd, fd, 0)
 
 
 class Lender:

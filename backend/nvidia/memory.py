@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable
 
 from backend.core.records import Footprint, GpuInfo
@@ -38,6 +39,7 @@ class ProgramMemory:
         self._managed = managed
         self._swapped = swapped
         self._standing = standing
+        self._leaves = Counter[Process]()  # reclaims that are under way
 
     def manages(self, process: Process) -> bool:
         """As :meth:`backend.core.protocols.Gpu.manages`."""
@@ -53,8 +55,21 @@ class ProgramMemory:
         whole = self._swapped.nbytes(process) or movable
         return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0, whole=whole)
 
+    def is_leaving(self, process: Process) -> bool:
+        """As :meth:`backend.core.protocols.Gpu.is_leaving`."""
+        return self._leaves[process] > 0
+
     async def reclaim(self, process: Process, nbytes: int) -> int:
         """As :meth:`backend.core.protocols.Gpu.reclaim`."""
+        self._leaves[process] += 1
+        try:
+            return await self._reclaim(process, nbytes)
+        finally:
+            self._leaves[process] -= 1
+            if not self._leaves[process]:
+                del self._leaves[process]
+
+    async def _reclaim(self, process: Process, nbytes: int) -> int:
         if process in self._managed or not self._goes(process):
             return await self._managed.reclaim(process, nbytes)
 

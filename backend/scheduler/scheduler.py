@@ -85,7 +85,9 @@ class Scheduler:
         self._seconds = seconds
         self._core = Core(gpu.info.timeslice_default_us)
         self._bucket = Bucket(RATE, BURST)
-        self._ends = Ends(follower, self._member, self._of, self._pull, self._is_exact, LEVER * seconds)
+        self._ends = Ends(
+            follower, self._member, self._of, self._pull, self._is_exact, self._is_moving, LEVER * seconds
+        )
         self._rests: set[Process] = set()  # those that wait for a turn of memory
         self._wait_us = WAIT_US if wait_us is None else wait_us
         levers = Levers(self._rest, self._wake, self._rests.__contains__, self._core.wants, self._wait_of)
@@ -207,6 +209,10 @@ class Scheduler:
         """Whether the machine tells exactly what a process uses."""
         return self._gpu.activity(process).gpu_usec is not None
 
+    def _is_moving(self, process: Process) -> bool:
+        """Whether memory of a process may be moving, so that its program does nothing else."""
+        return self._gpu.is_leaving(process) or self._population.record(self._member(process)).memory.may_come()
+
     # What is done about it
 
     async def _step(self, pace: Pace) -> bool:
@@ -304,8 +310,13 @@ class Scheduler:
         return (0 if before.off and not place.off else 2 if place.off else 1), -place.timeslice_us
 
     async def _change(self, process: Process, place: Place) -> None:
-        """Has a process have its place."""
-        await self._pull(process, lambda: self._place_at(process, place))
+        """Has a process have its place. Cancelled, it has what it had: the next look begins anew."""
+        try:
+            await self._pull(process, lambda: self._place_at(process, place))
+        except BaseException:
+            if self._population.holds(group := self._member(process)):
+                self._follower.fall_back(group)
+            raise
         self._ends.wait(process)
 
     async def _place_at(self, process: Process, place: Place) -> bool:

@@ -101,6 +101,9 @@ class SoftGpu(Hardware):
             return Footprint()
         return Footprint(movable=0, unmovable=tenant.memory.resident * self.config.page)
 
+    def is_leaving(self, process: Process) -> bool:
+        return False  # it moves beside what the program does
+
     def offer(self, room: Callable[[Process], int]) -> None:
         pass  # pages come back when a launch touches them
 

@@ -204,15 +204,17 @@ class Hardware:
             raise fail(errno.ENOENT)
         if not (kernels > 0 and 0 < us <= KERNEL_MOST_US):
             raise fail(errno.EINVAL)
-        if tenant.gate.is_closed or (ahead_us := self._ahead_us(tenant)) > 0:
-            return 0
+        ahead_us = self._ahead_us(tenant)
         if len(tsg.queue) + kernels > self.config.queue:
             raise fail(errno.EAGAIN)
-        through = kernels if ahead_us == -math.inf else min(kernels, 1 + int(-ahead_us / us))
+        if tenant.gate.is_closed or ahead_us > 0:
+            return 0
         with tenant.gate.passed():
             once, every = await self._touch(process, tenant, pages)
             self._living(process)  # still
             self._engine.advance()
+            room_us = -tenant.ahead_us - once  # others may have been queued meanwhile
+            through = kernels if room_us == math.inf else min(kernels, 1 + max(0, int(room_us / (us + every))))
             if once:
                 tsg.launch(1, (us + every + once) * US, (every + once) * US)
             tsg.launch(through - bool(once), (us + every) * US, every * US)

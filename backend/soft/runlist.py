@@ -37,6 +37,8 @@ class Tsg:
     """What each kernel that is queued or running still needs, nanoseconds, oldest first."""
     reach: deque[int] = attrs.field(factory=deque)
     """What of that each spends first to reach over the bus, nanoseconds with the whole of it."""
+    pending: int = 0
+    """What all of them still need, nanoseconds: there may be very many."""
     submitted: int = 0
     """Kernels launched, ever."""
     finished: int = 0
@@ -59,6 +61,7 @@ class Tsg:
         """Queues `count` kernels of `duration` nanoseconds each, of which they reach over the bus for `reach`."""
         self.queue.extend([duration] * count)
         self.reach.extend([reach] * count)
+        self.pending += count * duration
         self.submitted += count
         self.turned(self, self.runnable)
 
@@ -66,6 +69,7 @@ class Tsg:
         """What is queued is never done."""
         self.queue.clear()
         self.reach.clear()
+        self.pending = 0
         self.turned(self, False)
 
 
@@ -145,6 +149,7 @@ class Runlist:
         self.now += step
         tsg.busy += step
         tsg.queue[0] -= done
+        tsg.pending -= done
 
     def share(self, moves: int) -> None:
         """Has kernels share the bus with so many moves from now on."""

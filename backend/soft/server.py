@@ -29,7 +29,7 @@ CONTEXTS = 64
 CHANNELS = 128
 """Channels that one context may have."""
 WAITING_MOST = 64
-"""Launches of one connection that may wait for a turn."""
+"""Launches of one connection that may wait on one GPU."""
 
 
 class NotItsTurn(Exception):
@@ -94,12 +94,13 @@ class Session:
 
     def _put_off(self, request: Message, nursery: trio.Nursery) -> Message | None:
         """Has a launch wait; its refusal where too many do."""
-        if sum(map(len, self._waiting.values())) == WAITING_MOST:
-            return request.refuse(errno.EAGAIN)
         if request.gpu not in self._waiting:
             self._waiting[request.gpu] = deque()
             nursery.start_soon(self._launch, request.gpu)
-        self._waiting[request.gpu].append(request)
+        waiting = self._waiting[request.gpu]
+        if len(waiting) == WAITING_MOST:  # one of which some was done is the first
+            return request.refuse(errno.EAGAIN)
+        waiting.append(request)
         return None
 
     async def _launch(self, named: int) -> None:

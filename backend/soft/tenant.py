@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 
 import attrs
 import trio
@@ -78,12 +79,14 @@ class Tenant:
     @property
     def pending(self) -> int:
         """What it has queued, nanoseconds of work by itself, as far as the engine was brought."""
-        return sum(sum(tsg.queue) for tsg in self.tsgs.values())
+        return sum(tsg.pending for tsg in self.tsgs.values())
 
     @property
     def ahead_us(self) -> float:
-        """Microseconds of work that it has queued beyond its bound: kernels wait where that is more than nothing."""
-        return self.pending / US - self.gate.ahead_us
+        """Microseconds of work that it has queued beyond its bound, as far as the engine was brought; minus infinity
+        without a bound. Kernels wait where that is more than nothing."""
+        bound_us = self.gate.ahead_us
+        return -math.inf if bound_us == math.inf else self.pending / US - bound_us
 
     @property
     def is_busy(self) -> bool:

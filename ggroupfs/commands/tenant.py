@@ -46,7 +46,7 @@ def _size(word: str) -> int:
 
 def _time(word: str) -> int:
     try:
-        return values.timeslice(word)
+        return values.span(word)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{word!r} is no time") from error
 

@@ -28,7 +28,7 @@ from backend.door.wire import CUDA, SOFT, VERSION, names
 from backend.ledgers.journal.file import Busy, Journal, default_path
 from backend.soft import server as soft_server
 from ggroupfs import serving
-from ggroupfs.daemon import successor, watchdog
+from ggroupfs.daemon import guard, successor, watchdog
 from ggroupfs.daemon.options import MountOptions
 from ggroupfs.fs import receiving
 from ggroupfs.fs.connection import Connection, allow_background
@@ -120,12 +120,14 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         controller.lives.heard = partial(messenger.deliver, lambda: None)
         notifier = Notifier(tree, events, pyfuse3, messenger, mountpoint)
         operations = Operations(tree, events, notifier, poll=options.poll)
+        unmounted = stack.enter_context(contextlib.ExitStack())
         try:
             pyfuse3.init(operations, mountpoint, set(BASE_OPTIONS | options.fuse))
         except RuntimeError as error:
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
-        stack.callback(_hang_up, messenger, mountpoint, _connection(stack, _device(mountpoint)))
+        connection = _connection(unmounted, _device(mountpoint))
+        stack.callback(_hang_up, messenger, mountpoint, connection)
         if options.also is not None:
             try:
                 await in_a_thread(os.fspath(options.also), partial(bind, mountpoint, options.also))
@@ -317,14 +319,16 @@ async def _say_no_more(messenger: Messenger) -> None:
         messenger.end()
 
 
-def _connection(stack: contextlib.AsyncExitStack, device: int) -> Connection | None:
-    """The connection of the mount, to abort it with; None where there is no control of it."""
+def _connection(unmounted: contextlib.ExitStack, device: int) -> Connection | None:
+    """The connection of the mount, to abort it with, and a guard that does so where we are killed before it is
+    unmounted; None where there is no control of it."""
     try:
         found = Connection(device)
     except OSError as error:
-        log.info("the connection cannot be aborted: %s", error)
+        log.info("the connection cannot be aborted, and has no guard: %s", error)
         return None
-    stack.callback(found.close)
+    unmounted.callback(found.close)
+    unmounted.enter_context(guard.beside(found.fileno()))
     return found
 
 

@@ -138,7 +138,7 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         config = attrs.evolve(choice.soft_config, capacity=capacity)
         return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
     elif key == "soft.switch":
-        config = attrs.evolve(choice.soft_config, switch_us=values.timeslice(value) if value != "0" else 0)
+        config = attrs.evolve(choice.soft_config, switch_us=values.span(value) if value != "0" else 0)
         return attrs.evolve(options, choice=attrs.evolve(choice, soft_config=config))
     elif key == "soft.faults":
         config = attrs.evolve(choice.soft_config, faults=_something(value))

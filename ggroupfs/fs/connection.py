@@ -8,10 +8,11 @@ files, by more than a MB a second with 50 of them.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from backend.common import syscalls
 
 BACKGROUND = 32768
 """Requests that no program waits for, under way at a time: more than programs that read."""
@@ -20,25 +21,15 @@ BACKGROUND = 32768
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
 _CREATE, _CLOSE_ON_EXEC = 6, 1  # FSCONFIG_CMD_CREATE, FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _call(number: int, *arguments: object) -> int:
-    result: int = _libc.syscall(number, *arguments)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
 
 @contextmanager
 def control() -> Iterator[int]:
     """The kernel's directory of FUSE connections, in no place of the file system, since it may be mounted nowhere.
     OSError where it cannot be had: before Linux 5.2, and for root of a user namespace."""
-    context = _call(_FSOPEN, b"fusectl", _CLOSE_ON_EXEC)
+    context = syscalls.call(_FSOPEN, b"fusectl", _CLOSE_ON_EXEC)
     try:
-        _call(_FSCONFIG, context, _CREATE, None, None, 0)
-        directory = _call(_FSMOUNT, context, _CLOSE_ON_EXEC, 0)
+        syscalls.call(_FSCONFIG, context, _CREATE, None, None, 0)
+        directory = syscalls.call(_FSMOUNT, context, _CLOSE_ON_EXEC, 0)
     finally:
         os.close(context)
     try:
@@ -59,6 +50,10 @@ class Connection:
         """Ends it: every request comes back with ECONNABORTED, now and from now on. One that has ended stays so.
         OSError."""
         self._abort.write(b"1\n")
+
+    def fileno(self) -> int:
+        """The descriptor that aborts it, by whatever is written there."""
+        return self._abort.fileno()
 
     def close(self) -> None:
         """Lets go of it, and changes nothing."""

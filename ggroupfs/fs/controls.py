@@ -166,11 +166,12 @@ def _peak(name: str) -> Control:
     return Control(name, 0o644, lambda controller, group: f"{controller.peak(group, peak)}\n", values.anything, reset)
 
 
-def _value(setting: Setting) -> Show:
+def shown(setting: Setting) -> Show:
+    """What its control file shows, as its parser takes it."""
     if setting is settings.TIMESLICE:
         return _timeslice
     if setting.kind is Kind.SPAN:
-        return _books(lambda books: values.show_ms(us) if (us := getattr(books, setting.field)) else "default")
+        return _books(lambda books: values.show_span(getattr(books, setting.field)))
     if setting.kind is Kind.SIZE:
         return _books(lambda books: values.show_size(getattr(books, setting.field)))
     return _books(lambda books: int(getattr(books, setting.field)))
@@ -195,7 +196,7 @@ ACTS: dict[Setting, Apply] = {
 def _controls(family: str) -> tuple[Control, ...]:
     """The control files of the settings of a family, ``gmem`` or ``compute``."""
     return tuple(
-        Control(name, 0o644, _value(setting), _parser(setting), ACTS.get(setting) or _set(setting), lever=True)
+        Control(name, 0o644, shown(setting), _parser(setting), ACTS.get(setting) or _set(setting), lever=True)
         for name, setting in settings.BY_CONTROL.items()
         if name.startswith(f"{family}.")
     )

@@ -9,13 +9,14 @@ pyfuse3 knows trio by a name in its module, and lets others put something else t
 
 from __future__ import annotations
 
+import os
 import select
 from types import SimpleNamespace, TracebackType
 
 import pyfuse3
 import trio
 
-from ggroupfs.fs.yielding import give_way, shorten_slices
+from ggroupfs.fs.yielding import shorten_slices
 
 ROW = 32
 """Requests that are taken before others in the daemon have a turn: about a millisecond."""
@@ -68,7 +69,7 @@ class Requests:
             return True
         if not self._yields:
             return False
-        give_way()
+        os.sched_yield()  # to the program that was answered
         return bool(self._poll.poll(0))
 
     async def wait_readable(self, fd: int) -> None:

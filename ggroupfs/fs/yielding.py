@@ -9,9 +9,10 @@ shortest it pays 0.1 ms. A kernel that is older keeps no such length, and there 
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import struct
+
+from backend.common import syscalls
 
 SLICE_NS = 100_000
 """The length of the daemon's slices, nanoseconds: the shortest that Linux has (kernel/sched/syscalls.c)."""
@@ -23,8 +24,6 @@ _ATTR = struct.Struct("=IIQiIQQQII")
 bounds of utilization."""
 _OWN_SLICES = (0, 3)
 """SCHED_OTHER and SCHED_BATCH: the policies under which a program has slices of its own length."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def shorten_slices() -> bool:
@@ -38,18 +37,14 @@ def shorten_slices() -> bool:
         return False
     set_attr, get_attr = calls
     raw = ctypes.create_string_buffer(_ATTR.size)
-    if _libc.syscall(get_attr, 0, raw, _ATTR.size, 0) != 0:
-        return False
-    size, policy, flags, nice, priority, _, *rest = _ATTR.unpack(raw.raw)
-    if policy not in _OWN_SLICES:
-        return False
-    wanted = _ATTR.pack(size, policy, flags, nice, priority, SLICE_NS, *rest)
-    if _libc.syscall(set_attr, 0, wanted, 0) != 0 or _libc.syscall(get_attr, 0, raw, _ATTR.size, 0) != 0:
+    try:
+        syscalls.call(get_attr, 0, raw, _ATTR.size, 0)
+        size, policy, flags, nice, priority, _, *rest = _ATTR.unpack(raw.raw)
+        if policy not in _OWN_SLICES:
+            return False
+        syscalls.call(set_attr, 0, _ATTR.pack(size, policy, flags, nice, priority, SLICE_NS, *rest), 0)
+        syscalls.call(get_attr, 0, raw, _ATTR.size, 0)
+    except OSError:
         return False
     kept: int = _ATTR.unpack(raw.raw)[5]
     return kept == SLICE_NS
-
-
-def give_way() -> None:
-    """Lets a program that waits for this CPU run, if there is one."""
-    os.sched_yield()

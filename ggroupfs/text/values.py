@@ -68,7 +68,7 @@ def switch(word: str) -> bool:
     return bool(integer(word, 0, 1))
 
 
-def timeslice(word: str) -> int:
+def span(word: str) -> int:
     """Milliseconds, or with a suffix ms or us, as microseconds; ``default`` is 0. Rounded to whole microseconds."""
     if word == "default":
         return 0
@@ -83,14 +83,14 @@ def timeslice(word: str) -> int:
 
 def parser(setting: Setting) -> Callable[[str], int]:
     """What reads a value of a setting, as its control file takes it."""
-    by_kind = {Kind.SIZE: size, Kind.SPAN: timeslice, Kind.SWITCH: switch}
+    by_kind = {Kind.SIZE: size, Kind.SPAN: span, Kind.SWITCH: switch}
     return by_kind.get(setting.kind) or (lambda word: integer(word, setting.least, setting.most))
 
 
 def show_default(setting: Setting) -> str:
     """The default of a setting, as its control file takes it."""
-    if setting.kind is Kind.SPAN and not setting.default:
-        return "default"
+    if setting.kind is Kind.SPAN:
+        return show_span(setting.default)
     return show_size(setting.default)
 
 
@@ -122,6 +122,11 @@ def show_size(nbytes: int) -> str:
 def show_ms(us: int) -> str:
     """Microseconds as milliseconds, without needless zeros: ``2.048``, ``0.5``, ``10``."""
     return f"{us / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def show_span(us: int) -> str:
+    """Microseconds as :func:`span` takes them."""
+    return show_ms(us) if us else "default"
 
 
 def flat_keyed(pairs: dict[str, int | str | None]) -> str:

@@ -190,12 +190,12 @@ SOURCES: Mapping[str, Source] = {
     "gmem.limit.low": _one("low", values.size),
     "gmem.swap.max": _one("swap_max", values.size),
     "gmem.events": _one("events", flat),
-    "compute.timeslice": _one("timeslice", lambda text: values.timeslice(text) / 1000),
+    "compute.timeslice": _one("timeslice", lambda text: values.span(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
     "compute.events": _keyed("frozen populated migrated undone lost"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
-    "compute.wait.max": _one("wait_max", lambda text: values.timeslice(text) / 1000),
+    "compute.wait.max": _one("wait_max", lambda text: values.span(text) / 1000),
     "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
         " channels attached nr_throttled throttled_usec memory_turns frozen_usec managed since"

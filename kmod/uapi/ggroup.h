@@ -505,7 +505,9 @@ struct ggroup_message {
  *   What holds already is not commanded again. DETACH_TSG has the TSGs of GGROUP_ENGINES_* off the
  *   runlist, and those of other engines on it; without GGROUP_FEATURE_REASONS, of all engines.
  * RECLAIM: of a process, as much as the provider can move; of a slice or root, by a plan, with
- *   events and records for usermemfd as for a tenant's charge.
+ *   events and records for usermemfd as for a tenant's charge. A process that cannot give is passed
+ *   over: what the provider answered is told where none has given. ETIMEDOUT, EINTR and ENODEV end
+ *   the plan, and are told whatever has moved by then: those after it were not asked.
  * These four: ETIMEDOUT, ENODEV without a provider or when it dies, ESRCH for a process that
  *   exited, EINTR, and whatever the provider answers.
  * REASONS: the whole set of reasons for which a process is off the runlist. Writes the books, moves

@@ -159,6 +159,8 @@ class StubGpu:
         """Whose memory cannot be moved."""
         self.footprints: dict[Process, Footprint] = {}
         """What is said of a process's memory, where a test says it."""
+        self.leaving: set[Process] = set()
+        """Whose memory is on its way to the host, where a test says it."""
         self.works: dict[Process, Activity] = {}
         """What is said of a process's work, where a test says it."""
         self.turns: list[tuple[str, int, int]] = []
@@ -194,6 +196,9 @@ class StubGpu:
 
     def footprint(self, process: Process) -> Footprint:
         return self.footprints.get(process, Footprint(movable=0) if process in self.unmanaged else Footprint())
+
+    def is_leaving(self, process: Process) -> bool:
+        return process in self.leaving
 
     def offer(self, room: Callable[[Process], int]) -> None:
         self.offers.append(room)

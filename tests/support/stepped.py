@@ -111,6 +111,26 @@ class Daemon:
             self._clock.jump(min(max(until_next, 1e-7), left))
 
 
+@attrs.define(eq=False)
+class Request:
+    """A launch or a copy of a program."""
+
+    pages: range = range(0)
+    """What its kernels touch."""
+    kernel_us: float = 0.0
+    """Microseconds that one of them takes at most by itself."""
+    is_answered: bool = False
+    error: OSError | None = None
+    """What it was refused with."""
+    excuses: set[int] = attrs.field(factory=set)
+    """Errnos that it may be answered, by what became of its program, or of its pages, meanwhile."""
+
+    @property
+    def is_excused(self) -> bool:
+        """Whether it was not refused, or there is a reason for that."""
+        return self.error is None or self.error.errno in self.excuses
+
+
 @attrs.define
 class Program:
     """What is known of one program."""
@@ -119,11 +139,12 @@ class Program:
     tsg: int
     pages: dict[range, list[int]] = attrs.field(factory=dict)
     """Its allocations, and what stands in their pages."""
-    asked: int = 0
-    """Launches and copies."""
-    answered: int = 0
-    refused: list[OSError] = attrs.field(factory=list)
-    """What they were answered that were refused."""
+    requests: list[Request] = attrs.field(factory=list)
+    """Its launches and copies."""
+    looked: int = 0
+    """Those of them, from the first on, that were answered before its queue was looked at last."""
+    pending_us: float = 0.0
+    """Microseconds of work that were queued then."""
     is_off: bool = False
     """Whether it has no turn."""
     ended: TurnEnd | None = None
@@ -135,6 +156,17 @@ class Program:
     """Index of the GPU that it is on."""
     dropped: int = 0
     """Kernels that were lost with a GPU."""
+
+    @property
+    def waits(self) -> list[Request]:
+        """Its requests that are not answered."""
+        return [request for request in self.requests if not request.is_answered]
+
+    def excuse(self, errno: int, pages: range | None = None) -> None:
+        """Those that are not answered may be refused from now on, of these pages where some are named."""
+        for request in self.waits:
+            if pages is None or request.pages == pages:
+                request.excuses.add(errno)
 
     @property
     def member(self) -> Member:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
 from backend.core.records import Capability
+from backend.core.settings import Kind, Setting
+from backend.process.identity import ROOT, SliceOn
 from backend.soft.gpu import SoftGpu
-from ggroupfs.fs.controls import CONTROLS, LEVERS
+from ggroupfs.fs.controls import CONTROLS, LEVERS, shown
 from ggroupfs.fs.inodes import FIRST_FILE_SLOT, SLOT_BITS
+from ggroupfs.text import values
 
 DESIGN = {
     "gmem.limit.high": 0o644,
@@ -39,6 +46,17 @@ def test_modes_say_what_the_functions_can() -> None:
     for control in CONTROLS:
         assert (control.show is not None or control.name == "usermemfd") == bool(control.mode & 0o444), control.name
         assert (control.apply is not None) == (control.parse is not None) == bool(control.mode & 0o200), control.name
+
+
+@pytest.mark.parametrize("kind", [Kind.SIZE, Kind.SPAN, Kind.SWITCH, Kind.NUMBER])
+def test_a_setting_shows_what_was_written_to_it(kind: Kind) -> None:
+    """A new one of each kind: its file shows its own value, as its parser takes it."""
+    setting = Setting("fresh", kind, most=1 if kind is Kind.SWITCH else 5000, control="compute.fresh")
+    for value in (0, 1, *(range(999, 3000, 500) if setting.most > 1 else ())):
+        books = SimpleNamespace(fresh=value, timeslice_us=77)
+        controller = SimpleNamespace(ledger=SimpleNamespace(books=lambda group, books=books: books))
+        text = shown(setting)(controller, SliceOn(ROOT, 0))  # type: ignore[arg-type]
+        assert values.parser(setting)(text.rstrip("\n")) == value
 
 
 def test_every_channel_has_its_file() -> None:

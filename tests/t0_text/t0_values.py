@@ -66,8 +66,8 @@ def test_what_is_shown_can_be_written_back(nbytes: int) -> None:
 
 @given(st.integers(1, 2**40))
 def test_a_timeslice_reads_as_it_was_written(us: int) -> None:
-    assert values.timeslice(values.show_ms(us)) == us
-    assert values.timeslice(f"{us}us") == us
+    assert values.span(values.show_ms(us)) == us
+    assert values.span(f"{us}us") == us
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_timeslice_reads_as_it_was_written(us: int) -> None:
     [("2.048", 2048), ("0.5", 500), (".5", 500), ("10", 10000), ("500us", 500), ("2 ms", 2000), ("default", 0)],
 )
 def test_timeslice(word: str, us: int) -> None:
-    assert values.timeslice(word) == us
+    assert values.span(word) == us
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_timeslice(word: str, us: int) -> None:
 )
 def test_timeslice_refuses(word: str, code: int) -> None:
     with pytest.raises(OSError) as caught:  # noqa: PT011
-        values.timeslice(word)
+        values.span(word)
     assert caught.value.errno == code
 
 

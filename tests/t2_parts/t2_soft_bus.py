@@ -174,6 +174,7 @@ def test_how_often_it_is_woken_makes_no_difference_to_a_kernel_on_the_bus(
             often.advance(often.now + 1)
         once.advance(once.now + step)
         assert (one.queue, one.reach, one.busy) == (other.queue, other.reach, other.busy)
+        assert (one.pending, other.pending) == (sum(one.queue), sum(other.queue))
     assert often.take_reached() == once.take_reached() == 2 * reach - sum(one.reach)
     assert often.take_reached() == 0
 

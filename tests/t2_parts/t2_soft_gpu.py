@@ -75,6 +75,7 @@ def test_no_kernel_is_lost_and_no_time_is_made(tsgs: list[tuple[int, int, int]],
         for tsg, kernel in all_tsgs:
             assert tsg.submitted == tsg.finished + len(tsg.queue)
             assert tsg.busy == tsg.submitted * kernel - sum(tsg.queue)
+            assert tsg.pending == sum(tsg.queue)
         assert sum(tsg.busy for tsg, _ in all_tsgs) <= runlist.now
     runlist.advance(10**7)
     assert all(tsg.finished == tsg.submitted for tsg, _ in all_tsgs)
@@ -113,7 +114,7 @@ def test_it_stops_where_a_kernel_ends() -> None:
     st.integers(0, 4),
 )
 def test_turns_of_one_that_is_alone_pass_in_one_go(launches: list[tuple[int, int, int]], switch: int) -> None:
-    """And whoever comes then has its turn when it would have had it: as when each instant is looked at."""
+    """And what comes then has its turn when it would have had it: as when each instant is looked at."""
     slow, fast = Runlist(switch), Runlist(switch)
     pairs = [(Tsg(t), Tsg(t)) for t in (5, 7, 20)]
     added = set[int]()

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from backend.process.identity import Process
+from tests.support.draining import KERNEL_US, Fillers, fillers
 from tests.support.harness import virtual
-from tests.t3_program.t3_draining import KERNEL_US, Fillers, fillers
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 

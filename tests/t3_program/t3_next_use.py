@@ -17,7 +17,7 @@ import trio.testing
 
 from backend.common import clock
 from backend.core.foresight import Foresight
-from backend.core.nextuse import HOLD_S, IDLE_S, NextUse
+from backend.core.nextuse import HOLD_S, IDLE_S, NO_ORDER, NextUse, Order
 from backend.core.reasons import Engines
 from backend.core.records import Activity
 from backend.core.turns import AHEAD_US, TurnEnd
@@ -328,6 +328,45 @@ async def test_what_wakes_during_a_look_that_takes_long_is_near_at_the_next_rest
             assert r.rank(first) == 0, "at the first rest, which takes 5 s"
             assert r.rank(last) > 0
             assert looks == 1
+
+
+@each_way
+@virtual
+async def test_a_look_asks_for_the_order_of_turns_only_where_it_is_to_tell_something(
+    spawn: Spawn, scheduler: bool
+) -> None:
+    """At its rests, which are as much longer as that takes: of a thousand programs it is some ms."""
+    async with rig(spawn, scheduler=scheduler) as r:
+        each = [await r.program(8 * MIB) for _ in range(3)]
+        await trio.sleep(IDLE)
+        assert all(map(r.rank, each))
+        virtual_clock, orders, looks = trio.lowlevel.current_clock(), list[float](), list[float]()
+        assert isinstance(virtual_clock, trio.testing.MockClock)
+        awake = set[Process]()
+
+        def order(index: int) -> Order:
+            orders.append(trio.current_time())
+            virtual_clock.jump(0.01)
+            return NO_ORDER
+
+        def activity(process: Process) -> Activity:
+            looks.append(trio.current_time())
+            virtual_clock.jump(0.002)
+            return attrs.evolve(r.gpu.activity(process), finished=len(looks) if process in awake else 0)
+
+        slow = SimpleNamespace(lost=False, activity=activity, footprint=r.gpu.footprint)
+        foresight = r.h.controller._foresight
+        with mock.patch.object(foresight, "_gpus", {0: slow}), mock.patch.object(foresight, "_order", order):
+            await trio.sleep(10)
+            assert len(orders) == len(looks) // 3, "at the end of each look"
+            await until_then(lambda: len(looks) % 3 == 0)
+            orders.clear()
+            looks.clear()
+            awake.add(each[0])
+            await until_then(lambda: len(looks) == 2)
+            assert len(orders) == 1
+            assert r.rank(each[0]) == 0
+            assert looks[1] - orders[0] >= 99 * 0.012
 
 
 @each_way

@@ -52,10 +52,10 @@ class Bench:
     turns: Counter[TurnEnd] = attrs.field(factory=Counter)
     """How turns ended."""
 
-    async def begin(self) -> None:
-        """The programs come, the first one with the best priority."""
+    async def begin(self, *, told: bool = True) -> None:
+        """The programs come, the first one with the best priority. What each uses is `told` exactly, or not at all."""
         usage: Any = self.rig.gpu._usage
-        usage.exact = lambda process: int(self.used[process])
+        usage.exact = lambda process: int(self.used[process]) if told else None
         self.rig.nursery.start_soon(self.run)
         turning: Any = self.rig.h.controller._follower.turning
         end = turning.end
@@ -118,16 +118,16 @@ class Bench:
             assert without(self.rig.fake.programs[program.process.pid]) == (False, False)
 
 
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize(("number", "told"), [(0, True), (1, True), (2, False)])
 def test_limits_hold_in_all_turns_that_the_scheduler_gives(
-    drive: Drive, monkeypatch: pytest.MonkeyPatch, number: int
+    drive: Drive, monkeypatch: pytest.MonkeyPatch, number: int, told: bool
 ) -> None:
     """At each moment of them; no write is refused, no turn ends with the gate open, and both that fill go on."""
     monkeypatch.setattr(backend.cuda.managed, "PIECE", 4 * GIB)
 
     async def test(rig: Rig) -> None:
         bench, rng, refused, waited = Bench(rig), random.Random(f"{number}{SEED}"), Counter[int](), 0
-        await bench.begin()
+        await bench.begin(told=told)
         until = trio.current_time() + SECONDS
         while trio.current_time() < until:
             program, limit = rng.choice(bench.programs), rng.randrange(1, 9) * GIB

@@ -203,6 +203,34 @@ async def test_launches_that_wait_for_a_turn_are_bounded(spawn: Spawn) -> None:
             assert {client.answers[seq].status for seq in launches[:WAITING_MOST]} == {0}
 
 
+@virtual
+async def test_a_launch_of_which_some_was_done_is_not_refused(spawn: Spawn) -> None:
+    """Though many wait on another GPU: those that wait are bounded on each."""
+    machine = Machine(2)
+    gpus = soft(0, machine), soft(1, machine)
+    async with running(*gpus) as h:
+        process = await h.arrive(spawn().pid)
+        async with connected(process, *gpus) as (client, tsg):
+            there = (await client.ask(Op.JOIN, 1, gpu=1))[0]
+            for gpu in gpus:
+                assert await gpu.end_turn(process, 0) is TurnEnd.DRAINED
+            await gpus[0].begin_turn(process)
+            others = []
+            for _ in range(WAITING_MOST + 1):
+                others.append(client.say(Op.LAUNCH, there, 1, 10, gpu=1))
+                await client.hear()
+            launch, behind = client.say(Op.LAUNCH, tsg, 40, 5000), client.say(Op.LAUNCH, tsg, 1, 5000)
+            assert [seq for seq in (*others, launch, behind) if seq in await client.hear()] == others[WAITING_MOST:]
+            assert gpus[0].activity(process).submitted == 3
+            await trio.sleep(0.3)
+            answers = await client.hear()
+            assert (answers[launch].status, answers[behind].status) == (0, 0)
+            assert client.finished[tsg] == 41
+            await gpus[1].begin_turn(process)
+            await client.hear()
+            assert {client.answers[seq].status for seq in others[:WAITING_MOST]} == {0}
+
+
 @pytest.mark.parametrize("features", [0, SOFT & ~Feature.TURNS])
 @virtual
 async def test_an_older_client_is_not_held(spawn: Spawn, features: int) -> None:

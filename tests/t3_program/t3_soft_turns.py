@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import subprocess
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import attrs
 import pytest
@@ -161,6 +162,82 @@ async def test_a_program_that_takes_turns_is_not_far_ahead_of_the_engine(spawn: 
         await one.launch(100, 5 * MS)
         assert trio.current_time() - began == pytest.approx(0.1, abs=0.02)
         assert one.work[0] == 300
+
+
+@pytest.mark.parametrize(("limit", "ahead"), [(0, range(1, 3)), (28, range(3, 5))])
+@virtual
+async def test_what_reaches_over_the_bus_is_no_farther_ahead(spawn: Spawn, limit: int, ahead: range) -> None:
+    """Of 32 MiB in the host, or 4, kernels of 10 us take 31 ms, or 4: each counts with that."""
+    gpu = soft()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        one = await program(h, gpu, spawn, 32)
+        assert await one.end() is TurnEnd.DRAINED
+        await h.write(f"{one.file}/gmem.limit.high", limit * MIB)
+        await one.begin()
+        nursery.start_soon(one.launch, 100, 10, one.pages)
+        for _ in range(20):
+            await trio.sleep(0.0123)
+            launched, finished = one.work
+            assert launched is not None
+            assert finished is not None
+            assert launched - finished in ahead
+        assert await one.end(bound_us=50 * MS) is TurnEnd.DRAINED
+        await one.begin()
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_what_comes_back_once_is_no_farther_ahead(spawn: Spawn) -> None:
+    """The first of some kernels has 31 ms of the bus: those behind it wait until that is nearly over."""
+    gpu = soft()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        one = await program(h, gpu, spawn, 32)
+        assert await one.end() is TurnEnd.DRAINED
+        await h.write(f"{one.file}/gmem.limit.high", 0)
+        await h.write(f"{one.file}/gmem.limit.high", "max")
+        await one.begin()
+        nursery.start_soon(one.launch, 100, MS, one.pages)
+        await trio.sleep(0.01)
+        assert one.work == (1, 0)
+        await trio.sleep(0.03)
+        assert one.work[0] in range(10, 21)
+        await trio.sleep(0.2)
+        assert one.work == (100, 100)
+
+
+class Uncounted(deque[int]):
+    """A queue that nothing goes through."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("it may be very long")
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@virtual
+async def test_a_launch_costs_no_look_at_what_is_queued(spawn: Spawn, bounded: bool) -> None:
+    """Refused or not, and again and again while it waits."""
+    gpu = soft()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        one = await program(h, gpu, spawn)
+        tenant = gpu._tenants[one.process]
+        if bounded:
+            await one.end()
+            await one.begin()
+        tsg = tenant.tsgs[one.tsg]
+        tsg.queue = Uncounted()
+        most = gpu.config.queue
+        nursery.start_soon(one.launch, most, 100)
+        await settle()
+        assert tenant.pending == 100_000 * tsg.submitted
+        await one.launch(most + 1)
+        assert one.refused == [errno.EAGAIN]
+        await trio.sleep(0.5)
+        assert tenant.pending == pytest.approx(100_000 * (tsg.submitted - tsg.finished), abs=100_000)
+        assert await gpu.end_turn(one.process, MS) is TurnEnd.LATE
+        await one.begin()
+        await trio.sleep(10)
+        assert tenant.pending == 0
+        assert one.work == (most, most)
 
 
 @virtual
@@ -418,17 +495,21 @@ async def test_frozen_when_its_turn_begins(spawn: Spawn) -> None:
 
 @virtual
 async def test_moved_to_another_gpu_it_leaves_its_turn(spawn: Spawn) -> None:
+    """What it launches there is held neither by that nor by a bound of the turns that it had."""
     machine = Machine(2)
     gpus = soft(machine=machine), soft(index=1, machine=machine)
     async with running(*gpus) as h:
         one = await program(h, gpus[0], spawn, 4)
+        assert await one.end() is TurnEnd.DRAINED
+        await one.begin()
         await one.launch(2)
         assert await one.end() is TurnEnd.DRAINED
         await h.write(f"{one.file}/compute.migrate", 1)
         one.gpu = gpus[1]
-        await one.launch(3)
-        await trio.sleep(0.1)
-        assert one.work == (5, 5)
+        await one.launch(100)
+        assert one.work == (102, 2)
+        await trio.sleep(0.2)
+        assert one.work == (102, 102)
         assert await gpus[1].end_turn(one.process, 0) is TurnEnd.DRAINED, "there it has turns, too"
 
 

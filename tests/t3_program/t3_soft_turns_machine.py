@@ -22,11 +22,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from backend.core.reasons import Engines
 from backend.core.records import MAX, NOWHERE, Place
-from backend.core.turns import TurnEnd
+from backend.core.turns import AHEAD_US, TurnEnd
 from backend.soft.bus import Way
 from backend.soft.gpu import SoftGpu
 from tests.support.harness import MIB, answers
-from tests.support.stepped import CAPACITY, GPUS, LONG_S, Daemon, Program
+from tests.support.stepped import CAPACITY, GPUS, LONG_S, Daemon, Program, Request
 
 PROCESSES: list[subprocess.Popen[bytes]] = []
 """Idle processes, as long as this module's tests run."""
@@ -61,7 +61,7 @@ class Turns(RuleBasedStateMachine):
                 self.daemon.finish(self._begin, one)
             self.daemon.sleep(LONG_S)
             for one in self.programs:
-                assert one.answered == one.asked, "every launch is answered in the end"
+                assert not one.waits, "every launch is answered in the end"
                 submitted, finished = self.work(one)
                 assert submitted is not None
                 assert submitted - one.dropped == finished, "every kernel runs in the end"
@@ -115,6 +115,7 @@ class Turns(RuleBasedStateMachine):
 
         async def act() -> None:
             if action == "free":
+                one.excuse(errno.EFAULT, pages)
                 self.on(one).free(one.process, pages)
                 del one.pages[pages]
                 return
@@ -135,28 +136,30 @@ class Turns(RuleBasedStateMachine):
     def launch(self, who: int, kernels: int, us: int, number: int) -> None:
         one = self.pick(who)
         pages = list(one.pages)[number % len(one.pages)] if number and one.pages else range(0)
-        self.ask(one, self.on(one).launch, one.process, one.tsg, kernels, us, pages)
+        gpu = self.on(one)
+        request = Request(pages, us + len(pages) * gpu.bus.usec(Way.IN, MIB))
+        self.ask(one, request, gpu.launch, one.process, one.tsg, kernels, us, pages)
 
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 2), mib=st.integers(1, 100), way=st.sampled_from(Way))
     def copy(self, who: int, mib: int, way: Way) -> None:
         one = self.pick(who)
-        self.ask(one, self.on(one).copy, one.process, mib * MIB, way)
+        self.ask(one, Request(), self.on(one).copy, one.process, mib * MIB, way)
 
-    def ask(self, one: Program, function: Callable[..., Awaitable[None]], *args: object) -> None:
+    def ask(self, one: Program, request: Request, function: Callable[..., Awaitable[None]], *args: object) -> None:
         """What is answered in the turn of a program."""
 
         async def call() -> None:
             try:
                 await function(*args)
             except OSError as error:
-                one.refused.append(error)
-            one.answered += 1
+                request.error = error
+            request.is_answered = True
 
         async def start() -> None:
             self.daemon.nursery.start_soon(call)
 
-        one.asked += 1
+        one.requests.append(request)
         self.daemon.do(start)
 
     # What a scheduler does
@@ -185,6 +188,7 @@ class Turns(RuleBasedStateMachine):
         await self._off(one, NOWHERE)
         one.is_off, one.ended = False, None
         await self.on(one).begin_turn(one.process)
+        one.pending_us = self.pending_us(one)  # before anything is launched in it
 
     async def _off(self, one: Program, place: Place) -> None:
         follower = self.h.controller._follower
@@ -231,12 +235,12 @@ class Turns(RuleBasedStateMachine):
         if not refused:
             assert int(self.daemon.do(self.h.read, f"{path}/gmem.current")) <= before - mib * MIB
 
-    @precondition(lambda self: any(one.asked == one.answered for one in self.programs))
+    @precondition(lambda self: not all(one.waits for one in self.programs))
     @rule(who=st.integers(0, 2))
     def migrate(self, who: int) -> None:
         """To the other GPU, with all that it has, and out of its turn; what waits at its gate would be refused here,
         where no client asks for it again."""
-        idle = [one for one in self.programs if one.asked == one.answered]
+        idle = [one for one in self.programs if not one.waits]
         one = idle[who % len(idle)]
         target = (one.gpu + 1) % GPUS
         self.daemon.finish(self.h.write, f"{one.path}/compute.migrate", target)
@@ -254,6 +258,7 @@ class Turns(RuleBasedStateMachine):
     def kill(self, who: int) -> None:
         """What it had is free, and what waited for it goes on."""
         one = self.pick(who)
+        one.excuse(errno.ESRCH)
         (process,) = [process for process in PROCESSES if process.pid == one.process.pid]
         process.kill()
         process.wait()
@@ -262,7 +267,8 @@ class Turns(RuleBasedStateMachine):
         self.daemon.do(self.h.gone, one.process)
         self.programs.remove(one)
         self.daemon.sleep(1)
-        assert one.answered == one.asked, "nothing waits for a program that is gone"
+        assert not one.waits, "nothing waits for a program that is gone"
+        assert all(request.is_excused for request in one.requests)
 
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 2))
@@ -273,6 +279,8 @@ class Turns(RuleBasedStateMachine):
         those = [one for one in self.programs if self.on(one) is gpu]
 
         async def lose() -> None:
+            for one in those:
+                one.excuse(errno.ENODEV)
             gpu.lose()
 
         async def restore() -> None:
@@ -280,7 +288,7 @@ class Turns(RuleBasedStateMachine):
 
         self.daemon.do(lose)
         self.daemon.sleep(1)
-        waits = [one for one in those if one.answered != one.asked]
+        waits = [one for one in those if one.waits]
         said = [self.daemon.finish(answers, self.h.write(f"{one.path}/gmem.limit.high", 0)) for one in those]
         self.daemon.do(restore)
         assert not waits, "nothing waits at the gate of a GPU that is lost, or for a thaw"
@@ -344,6 +352,11 @@ class Turns(RuleBasedStateMachine):
 
         return not self.is_late(one) and self.daemon.do(look)
 
+    def pending_us(self, one: Program) -> float:
+        """What is queued, microseconds of work by itself."""
+        self.on(one).activity(one.process)  # brings the engine up to now
+        return self.on(one)._tenants[one.process].pending / 1000
+
     def is_late(self, one: Program) -> bool:
         async def look() -> bool:
             return self.on(one).footprint(one.process).movable == 0
@@ -362,11 +375,11 @@ class Turns(RuleBasedStateMachine):
                 assert tenant.engines is expected
                 found = self.on(one).working_set(one.process)
                 assert 0 <= found.resident <= found.used <= len(tenant.memory) * MIB
+                self.is_near(one)
 
         self.daemon.do(look)
         for one in self.programs:
-            allowed = {errno.EFAULT, errno.ENODEV, errno.ESRCH}  # of what was freed meanwhile, or lost, or killed
-            assert {error.errno for error in one.refused} <= allowed
+            assert all(request.is_excused for request in one.requests)
             if one.is_off:
                 assert self.work(one) == one.work, "nothing runs behind a closed gate"
                 if one.ended is TurnEnd.DRAINED:
@@ -374,6 +387,16 @@ class Turns(RuleBasedStateMachine):
                     assert submitted is not None
                     assert submitted - one.dropped == finished
                     assert not self.is_late(one), "its memory moves while it waits"
+
+    def is_near(self, one: Program) -> None:
+        """Once a program takes turns no more is queued than its run-ahead and a kernel of what was asked since the last
+        look, or what was queued then."""
+        asked = one.requests[one.looked :]
+        longest_us = max((request.kernel_us for request in asked), default=0.0)
+        before_us, one.pending_us = one.pending_us, self.pending_us(one)
+        if self.on(one)._tenants[one.process].gate.ahead_us < math.inf:
+            assert one.pending_us <= max(before_us, AHEAD_US + longest_us)
+        one.looked += next((n for n, request in enumerate(asked) if not request.is_answered), len(asked))
 
 
 STORIES = int(os.environ.get("GGROUP_TURN_STORIES", "12"))
@@ -409,5 +432,31 @@ def test_a_program_that_waits_leaves_its_turn_as_it_moves() -> None:
         machine.migrate(who=0)
         machine.end_turn(who=0, bound_us=0)
         machine.migrate(who=0)
+    finally:
+        machine.teardown()
+
+
+@pytest.mark.parametrize(("mib", "us"), [(CAPACITY, 200_000), (0, 10)], ids=["long", "over the bus"])
+def test_a_launch_in_a_turn_is_queued_as_far_as_its_program_may_be_ahead(mib: int, us: int) -> None:
+    """And a launch of pages that were freed meanwhile is refused for that alone."""
+    machine = Turns()
+    try:
+        machine.come()
+        machine.allocate(who=0, pages=16)
+        machine.end_turn(who=0, bound_us=0)
+        machine.limit(who=0, mib=mib)
+        machine.begin_turn(who=0)
+        machine.launch(who=0, kernels=4, us=us, number=1)
+        machine.what_holds()
+        (request,) = machine.programs[0].waits
+        machine.use(number=0, action="free")
+        machine.wait(ms=3000)
+        assert request.error is not None
+        assert request.error.errno == errno.EFAULT
+        machine.what_holds()
+        request.excuses.clear()
+        with pytest.raises(AssertionError):
+            machine.what_holds()
+        machine.programs[0].requests.clear()
     finally:
         machine.teardown()

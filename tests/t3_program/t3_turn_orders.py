@@ -13,7 +13,9 @@ import pytest
 
 from tests.support.killed import a_machine
 from tests.support.killed_life import sleepers
-from tests.support.turn_orders import ACTIONS, DRAINING, KINDS, ONE, STEPS, WAITED_FOR, Case, Stage
+from tests.support.turn_orders import ACTIONS, DRAINING, KINDS, ONE, STEPS, WAITED_FOR, Case
+from tests.support.turn_programs import Stage
+from tests.support.turn_walks import go_through, next_daemon
 
 UNGATED = pytest.mark.logs("its library is older than this daemon and lacks turns")
 
@@ -38,7 +40,7 @@ def walk(kind: str, step: str, orders: Orders, names: Sequence[str] = ("a", "b")
         machine.scheduler = False
         stage = Stage(machine, KINDS[kind], [Case(step, list(order), names=tuple(names)) for order in orders])
         try:
-            stage.walk()
+            go_through(stage)
         except BaseException as error:
             error.add_note(f"{kind}: {stage.cases[:1]}")
             raise
@@ -113,6 +115,13 @@ def test_every_triple_with_a_move_after_a_limit(kind: str, step: str) -> None:
     walk(kind, step, [("limit", *triple) for triple in triples if {"swap_max", "migrate"} < {*triple}])
 
 
+def test_an_order_finds_nothing_of_those_before_it() -> None:
+    """A program that gave less than it was asked for is not asked again for a while; what a limit took that a killed
+    daemon was asked for comes later."""
+    walk("gated", "runs", [("limit", "reclaim", "own_limit"), ("limit", "thaw", "own_limit")])
+    walk("gated", "begins", [("own_limit", "thaw", "kill_daemon"), ("swap_max", "own_limit", "kill_daemon")])
+
+
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=UNGATED) if kind == "ungated" else kind for kind in KINDS])
 def test_orders_of_three_programs(kind: str) -> None:
     """Up to three actions each, as chance has it. The third program gives what `a` cannot: no limit is refused."""
@@ -167,13 +176,13 @@ def test_a_daemon_that_is_killed_at_each_point(kind: str, step: str, every: int)
     with sleepers() as spawn, a_machine(spawn, wide=True) as machine:
         machine.scheduler = False
         stage = Stage(machine, KINDS[kind], [Case(step, list(KILLED))])
-        points = stage.next_daemon()
+        points = next_daemon(stage)
         assert points > 50
         first = random.Random(f"{kind} {step}{SEED}").randint(1, every)
         for at in range(first, points + 1, every):
             stage.cases, stage.at = [Case(step, list(KILLED))], at
             try:
-                stage.walk()
+                go_through(stage)
             except BaseException as error:
                 error.add_note(f"killed at point {at} of {points}")
                 raise

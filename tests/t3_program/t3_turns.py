@@ -19,17 +19,28 @@ import backend.cuda.managed
 import backend.scheduler.parts
 from backend.core.records import Activity, Capability, Place
 from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
-from backend.cuda.managed import DISTRUST_S, RECLAIM_S, Standby
-from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US
+from backend.cuda.managed import DISTRUST_S, RECLAIM_S, SHORT_S, Standby
+from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US, Session
 from backend.door.wire import CUDA, Feature, Message, Op
 from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Member, Process
 from backend.process.running import is_stopped
 from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_SLICE_US, DRAIN_US, UNDRAINED_S
 from backend.scheduler.scheduler import Scheduler
-from tests.support.cuda_session import GIB, LOOKS, Drive, Program, Rig, drive, pieces, takes, until_then
+from tests.support.cuda_session import GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, takes, until_then
 from tests.support.harness import Harness, Spawn, StubGpu, answers, refuses, running, settle, until, virtual
-from tests.support.turns import BOUND_US, LOOK_S, Gated, begin_turn, drain, end_turn, follower, gated, without
+from tests.support.turns import (
+    BOUND_US,
+    GIVEN_UP_S,
+    LOOK_S,
+    Gated,
+    begin_turn,
+    drain,
+    end_turn,
+    follower,
+    gated,
+    without,
+)
 
 __all__ = ["drive", "pieces"]  # fixtures
 
@@ -39,6 +50,11 @@ SLICE = "slice/job/0/"
 def engines(rig: Rig, program: Program) -> tuple[bool, bool]:
     """Whether it is without GR, and without its copy engines."""
     return without(rig.fake.programs[program.process.pid])
+
+
+def said(rig: Rig, program: Program) -> TurnEnd | None:
+    """How its turn ended, as gcgroup.record says."""
+    return rig.h.controller.population.record(Member(program.process, 0)).compute.turn_end
 
 
 async def pair(rig: Rig) -> tuple[Gated, Gated]:
@@ -445,31 +461,73 @@ def test_a_refusal_is_that_of_an_open_gate(drive: Drive, code: int) -> None:
     drive(test)
 
 
-def test_a_program_that_says_that_it_is_drained_and_is_not(drive: Drive) -> None:
-    """It costs a neighbour one piece of a reclaim, and is not believed for some time."""
+@pytest.mark.parametrize("answers_s", [None, GIVEN_UP_S], ids=["mute", "nothing"])
+def test_a_program_that_says_that_it_is_drained_and_is_not(drive: Drive, answers_s: float | None) -> None:
+    """It costs a neighbour one piece of a reclaim, and is not believed for some time: whether its library waits for its
+    turn, or gives up what it waits for and answers that nothing has moved."""
 
     async def test(rig: Rig) -> None:
         liar, other = await pair(rig)
 
         async def lie(request: Message) -> Message | None:
-            if request.op == Op.RECLAIM:
+            if request.op == Op.RECLAIM and engines(rig, liar)[0]:
+                if answers_s is not None:
+                    await trio.sleep(answers_s)
+                    return request.answer()
                 await until_then(lambda: not engines(rig, liar)[0])
             return await liar.library(request)
 
         liar.obey = lie
         assert await end_turn(rig.h, liar) is TurnEnd.DRAINED
-        async with takes(RECLAIM_S, RECLAIM_S + 0.5):
+        least_s = RECLAIM_S if answers_s is None else answers_s
+        async with takes(least_s, least_s + 0.5):
             await rig.h.write(SLICE + "gmem.limit.high", "12G")
         assert (liar.resident, other.resident) == (8 * GIB, 4 * GIB)
         assert rig.gpu.footprint(liar.process).movable == 0
+        assert said(rig, liar) is TurnEnd.LATE
+        await trio.sleep(2 * SHORT_S)
+        async with takes(0, 0.2):
+            await rig.h.write(SLICE + "gmem.limit.high", "11G")
+        assert (liar.resident, other.resident) == (8 * GIB, 3 * GIB)
+        assert len(liar.reclaims) == 1
         await begin_turn(rig.h, liar)
+        await rig.h.write(SLICE + "gmem.limit.high", "10G")
         await trio.sleep(1)
-        assert liar.resident < 8 * GIB, "it answers with its turn"
+        assert liar.resident < 8 * GIB, "it gives in its turn"
         assert await end_turn(rig.h, liar) is TurnEnd.LATE
         await begin_turn(rig.h, liar)
         liar.obey = liar.library
         await trio.sleep(DISTRUST_S)
         assert await end_turn(rig.h, liar) is TurnEnd.DRAINED
+
+    drive(test)
+
+
+def test_what_a_program_cannot_give_in_its_turn_says_nothing_of_its_end(drive: Drive) -> None:
+    """It was asked while it ran, and answers as it is drained."""
+
+    async def test(rig: Rig) -> None:
+        program, other = await pair(rig)
+        closed = trio.Event()
+
+        async def obey(request: Message) -> Message | None:
+            if request.op == Op.RECLAIM and not closed.is_set():
+                await closed.wait()
+                return request.answer()
+            if request.op == Op.END_TURN:
+                closed.set()
+            return await program.library(request)
+
+        program.obey = obey
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.h.write, SLICE + "gmem.limit.high", "12G")
+            await until_then(lambda: bool(program.reclaims))
+            assert await end_turn(rig.h, program) is TurnEnd.DRAINED
+        assert (program.resident, other.resident) == (8 * GIB, 4 * GIB)
+        await trio.sleep(2 * SHORT_S)
+        assert said(rig, program) is TurnEnd.DRAINED
+        await rig.h.write(program.file + "gmem.limit.high", "6G")
+        assert program.resident == 6 * GIB
 
     drive(test)
 
@@ -713,6 +771,41 @@ def test_a_program_that_is_moved_leaves_its_turn(drive: Drive) -> None:
     drive(test, 2)
 
 
+@pytest.mark.parametrize("how", ["late", "cancelled"])
+def test_a_departure_that_is_not_sent_loses_no_beginning_of_a_turn(drive: Drive, how: str) -> None:
+    """The program is slow to take what it is told, and its turn has begun meanwhile."""
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 8 * GIB)
+        assert await end_turn(rig.h, program) is TurnEnd.DRAINED
+        session = rig.gpu.managed._programs[program.process].mover
+        assert isinstance(session, Session)
+        send, has_room = session._line.send, trio.Event()
+
+        async def send_slowly(*words: Any) -> bool:
+            await has_room.wait()
+            return await send(*words)
+
+        session._line.send = send_slowly  # type: ignore[method-assign]
+        session.room(0, MIB)
+        await settle()
+        session.begin_turn(0, AHEAD_US)
+        if how == "late":
+            with pytest.raises(OSError, match="does not come to a rest"):
+                await session.depart(0, near=True, seconds=1)
+        else:
+            with trio.move_on_after(1) as scope:
+                await session.depart(0, near=True, seconds=5)
+            assert scope.cancelled_caught
+        has_room.set()
+        with trio.fail_after(1):
+            await until_then(lambda: not program.is_closed)
+        assert program.told[-1] == (Op.BEGIN_TURN, AHEAD_US)
+        assert not program.departs
+
+    drive(test)
+
+
 def test_the_end_of_the_connection_opens_the_gate_and_nothing_moves_until_the_turn(drive: Drive) -> None:
     """Its launches wait for the GR engine instead. One that connects anew is not known to be drained."""
 
@@ -821,7 +914,7 @@ async def test_a_program_that_does_not_drain_is_waited_for_less_and_less(spawn: 
         assert [await turn(), await turn()] == [[0], [DRAIN_US]], "it was drained at once"
         del gpu.works[who]
         gpu.ends[who] = TurnEnd.LATE, 10.0
-        assert [await turn(), await turn()] == [[DRAIN_US], [DRAIN_US]], "it drains only where its use is told"
+        assert [await turn(), await turn()] == [[DRAIN_US, DRAIN_MOST_US, 0], [0]], "less long where no use is told"
 
 
 @virtual

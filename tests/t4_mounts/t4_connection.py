@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from backend.door import tenants
+from backend.ledgers.journal.file import default_path
+from ggroupfs.daemon.mount import SOCKETS
 from ggroupfs.fs import connection
-from ggroupfs.mounts import mount_of
-from tests.support.mounted import Mounted, eventually, mounted
+from ggroupfs.mounts import device_number, mount_of
+from tests.support.mounted import LEFT_BEHIND, Mounted, eventually, mounted
 
 FILES = 800
 AGAIN = 8
@@ -90,6 +94,13 @@ def a_message_waits(pid: int) -> bool:
     return any(b"fuse_reverse_inval_entry" in stack.read_bytes() for stack in stacks)
 
 
+def take_away(place: Path) -> None:
+    """What a daemon that was killed leaves for the next one, where none is to come."""
+    subprocess.run(["fusermount3", "-q", "-u", "-z", place], check=False)  # where it still is
+    default_path(SOCKETS, os.fspath(place)).unlink(missing_ok=True)
+    tenants.default_path(SOCKETS, os.fspath(place)).unlink(missing_ok=True)
+
+
 class Held:
     """A mount with a message to the kernel that waits for a lock of a program, which waits for an answer."""
 
@@ -123,10 +134,10 @@ def held(tmp_path: Path) -> Iterator[Held]:
             for process in (daemon, tenant, maker):
                 if process is not None:
                     process.kill()
-            for process in (tenant, maker):
+            for process in (daemon, tenant, maker):
                 if process is not None:
                     process.wait()
-            subprocess.run(["fusermount3", "-q", "-u", "-z", tmp_path], check=False)  # where it still is
+            take_away(tmp_path)
 
 
 def test_a_message_that_waits_for_a_waiting_program_keeps_neither(held: Held) -> None:
@@ -139,8 +150,98 @@ def test_a_message_that_waits_for_a_waiting_program_keeps_neither(held: Held) ->
     assert mount_of(os.fspath(held.path)) is None
 
 
-def test_what_a_killed_daemon_left_so_is_aborted_when_asked(held: Held) -> None:
+def guard_of(pid: int) -> int:
+    """The process beside a daemon that aborts the connection where the daemon is killed."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    [found] = [int(child) for child in children if b"guarding.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return found
+
+
+@contextlib.contextmanager
+def ends(pid: int) -> Iterator[None]:
+    """A process that is there, and is gone soon after."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        yield
+        assert select.select([pidfd], [], [], ENDS_S)[0]
+    finally:
+        os.close(pidfd)
+
+
+def test_a_message_that_waits_does_not_outlive_a_killed_daemon(held: Held) -> None:
+    """The guard aborts the connection: the daemon ends, and the program comes back. Another daemon mounts there."""
+    with ends(guard_of(held.daemon.pid)):
+        held.daemon.kill()
+        assert held.daemon.wait(ENDS_S) == -signal.SIGKILL
+        assert held.maker.wait(ENDS_S) != 0
+    with mounted(held.path, expect_errors=[LEFT_BEHIND]) as mount:
+        assert mount.path.exists()
+
+
+ASKS = """
+import sys, trio
+from ggroupfs import cli
+from ggroupfs.fs.operations import Operations
+
+async def statfs(*_):
+    print("asked", flush=True)
+    await trio.sleep_forever()
+
+Operations.statfs = statfs
+sys.exit(cli.main())
+"""
+"""A daemon that does not answer its own question, as one does not that is killed before it has."""
+
+
+def test_a_question_of_its_own_does_not_outlive_a_killed_daemon(tmp_path: Path) -> None:
+    """What systemd's watchdog is fed for: the thread that asks waits for the daemon which it is of."""
+    words = [sys.executable, "-c", ASKS, "mount", "-f", "--gpu", "soft", "--ledger", "soft", os.fspath(tmp_path)]
+    environment = os.environ | {"WATCHDOG_USEC": f"{ENDS_S * 1e6:.0f}"}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, text=True) as daemon:
+        assert daemon.stdout is not None
+        assert {daemon.stdout.readline() for _ in range(2)} == {"ready\n", "asked\n"}
+        mount = mount_of(os.fspath(tmp_path))  # stat() would wait
+        assert mount is not None
+        of_it = connection.Connection(device_number(mount[0]))
+        try:
+            with ends(guard_of(daemon.pid)):
+                daemon.kill()
+                assert daemon.wait(ENDS_S) == -signal.SIGKILL
+        finally:
+            of_it.abort()
+            of_it.close()
+            daemon.kill()
+            daemon.wait()
+            take_away(tmp_path)
+
+
+def test_a_guard_is_there_until_the_tree_is_unmounted(tmp_path: Path) -> None:
+    """A manager that ends a service sends signals to all of its processes: the daemon comes first."""
+    with mounted(tmp_path) as mount:
+        guard = guard_of(mount.daemon.pid)
+        with ends(guard):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                os.kill(guard, number)
+            assert (mount / "ggroup.backend").read_text()
+            assert guard_of(mount.daemon.pid) == guard
+            assert ggroupfs("umount", tmp_path).returncode == 0
+
+
+def test_a_successor_has_a_guard_of_its_own(tmp_path: Path) -> None:
+    """It is the same process, whose main thread goes on, with another connection."""
+    with mounted(tmp_path, expect_errors=[LEFT_BEHIND]) as mount:
+        with ends(guard_of(mount.daemon.pid)):
+            assert ggroupfs("upgrade", tmp_path).returncode == 0
+        with ends(guard_of(mount.daemon.pid)):
+            mount.daemon.kill()
+            assert mount.daemon.wait(ENDS_S) == -signal.SIGKILL
+        with mounted(tmp_path, expect_errors=[LEFT_BEHIND]) as second:
+            assert (second / "ggroup.backend").read_text()
+
+
+def test_what_a_killed_daemon_without_its_guard_left_so_is_aborted_when_asked(held: Held) -> None:
     """Neither ends by SIGKILL. A mount and an umount say what does it, and it does."""
+    os.kill(guard_of(held.daemon.pid), signal.SIGKILL)
     held.daemon.kill()
     for command in ("mount", "umount"):
         refused = ggroupfs(command, held.path)

@@ -1,4 +1,4 @@
-"""Hostile and unlucky programs at the software GPU's socket, crowds at the tree: errors for them, for nobody else."""
+"""Hostile and unlucky programs at the software GPU's socket, crowds at the tree: errors for them, and for no other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.tenant_socket import MIB, Raw, descriptors, status
 U64 = (1 << 64) - 1
 
 DROPPED = "not a message"
-"""What the daemon says of whoever sends something that is none."""
+"""What the daemon says of a program that sends something that is none."""
 
 Prepare = Callable[["Raw"], tuple[int, ...]]
 
@@ -41,7 +41,7 @@ def hostile_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]
 
 @pytest.fixture
 def victim(hostile_mount: Mounted) -> Iterator[Tenant]:
-    """Somebody who works, and must not notice anything."""
+    """A program that works, and must not notice anything."""
     with Tenant(hostile_mount, "--gmem", "64M", "--kernel", "1ms", "--report", "0.02") as tenant:
         yield tenant
         before = tenant.report()["finished"]
@@ -56,7 +56,7 @@ def victim(hostile_mount: Mounted) -> Iterator[Tenant]:
 
 @pytest.mark.parametrize("size", [1, 4, 63, 65, 4096, 100_000])
 def test_what_is_not_a_message_closes_the_connection(hostile_mount: Mounted, victim: Tenant, size: int) -> None:
-    """... with one line that names the process."""
+    """One line names the process."""
     lines = len(hostile_mount.errors)
     with Raw(hostile_mount).hello() as raw:
         raw.socket.sendall(os.urandom(size))
@@ -96,7 +96,7 @@ def test_without_a_greeting(
         raw.hello()
 
 
-# The first two stand for the numbers of its own TSG and of the first of its own 32 pages. TSG 1 was somebody else's.
+# The first two stand for the numbers of its own TSG and of the first of its own 32 pages. TSG 1 was another program's.
 TSG, PAGE, FOREIGN_TSG, FOREIGN_PAGE = -1, -2, 1, 1 << 40
 QUEUE = SoftConfig().queue
 
@@ -186,7 +186,7 @@ def test_as_much_as_may_be_is_taken(hostile_mount: Mounted, victim: Tenant) -> N
 
 
 def test_random_messages(hostile_mount: Mounted, victim: Tenant) -> None:
-    """Three thousand messages of plausible words: each is answered, nobody else notices."""
+    """Three thousand messages of plausible words: each is answered, and no other program notices."""
     rng = random.Random(4242)
     interesting = (0, 1, 2, 5, 31, 32, 33, 1 << 20, 1 << 31, 1 << 32, 1 << 63, U64, U64 - 1)
     with Raw(hostile_mount).hello() as raw:
@@ -271,7 +271,7 @@ def test_a_crowd(tmp_path: Path) -> None:
     with mounted(tmp_path) as mount:
         for _ in range(2):
             crowd(mount, 1.5)  # caches, threads and arenas are as large as they get
-        with Tenant(mount) as tenant:  # on a busy machine nobody may have seen one go: the kernel is told by a thread
+        with Tenant(mount) as tenant:  # on a busy machine none may have been seen to go: the kernel is told by a thread
             (tenant.group / "gmem.current").read_text()
         eventually(lambda: not mount.members(), "all tenants are gone")
         start = {"fds": descriptors(mount), "threads": status(mount, "Threads"), "kB": status(mount, "VmRSS")}

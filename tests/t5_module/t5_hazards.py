@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -1465,6 +1465,52 @@ def test_a_reclaim_goes_on_past_one_that_cannot_give(gpu: Provider, spawn: Spawn
     assert [admin.books(id_).current_bytes for id_ in (first, last)] == [6 * MIB, 4 * MIB]
     refusing.add(last)
     assert Asker(admin.lever, abi.IOC_RECLAIM, gpu.parent, 4 * MIB).outcome(gpu) == errno.EOPNOTSUPP
+
+
+def protected_pair(admin: File, slice_: int, groups: Sequence[int]) -> tuple[int, int]:
+    """Has two processes of a slice hold 6 MiB each, protected; returns them in the order of a plan for both."""
+    for group in groups:
+        admin.charge(6 * MIB, group)
+        admin.set(group, low=8 * MIB)
+    admin.set(slice_, low=16 * MIB)
+    (first, _, one), (last, _, other) = admin.plan(slice_, 4 * MIB)
+    assert one == other == abi.TARGET_BELOW_LOW
+    return first, last
+
+
+def told(admin: File, *groups: int) -> list[tuple[int, int]]:
+    """How often each was told to give, and taken from though it is protected."""
+    return [(books.pressure_seq, books.events_low) for books in map(admin.books, groups)]
+
+
+def test_a_reclaim_ends_with_its_caller(gpu: Provider, spawn: Spawn, admin: File) -> None:
+    """Those behind the one that it waited for are not asked, nor told."""
+    gpu.parent = gpu.add_slice(gpu.root, "/s")
+    tenants = [tenant_of(gpu, spawn) for _ in range(2)]
+    first, last = protected_pair(admin, gpu.parent, [group for _, group in tenants])
+    asker = spawn()
+    asker.do(there_open)
+    asker.do(there_catch)
+    asker.begin(there_call, "lever", abi.IOC_RECLAIM, gpu.parent, 4 * MIB, 60_000)
+    command = gpu.await_command()
+    assert (command.op, command.group) == (abi.OP_RECLAIM, first)
+    asker.signal(signal.SIGUSR1)
+    assert errno_of(asker.result) == errno.EINTR
+    assert gpu.take() == []
+    assert told(admin, first, last) == [(1, 1), (0, 0)]
+    gpu.answer(command)
+
+
+def test_a_reclaim_ends_with_its_provider(served: tuple[str, Remote, int, int], admin: File, spawn: Spawn) -> None:
+    _, other, root, _ = served
+    slice_ = admin.add_slice(root, "/s")
+    members = [spawn() for _ in range(2)]
+    first, last = protected_pair(admin, slice_, [admin.add_process(root, one.pid, slice_) for one in members])
+    asker = Asker(admin.lever, abi.IOC_RECLAIM, slice_, 4 * MIB, 60_000)
+    assert other.do(there_take).group == first
+    other.end()
+    assert asker.outcome() == errno.ENODEV
+    assert told(admin, first, last) == [(1, 1), (0, 0)]
 
 
 def test_a_reclaim_that_was_asked_of_who_died(gpu: Provider, spawn: Spawn, admin: File) -> None:

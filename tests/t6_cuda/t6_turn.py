@@ -18,7 +18,8 @@ from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, daemon, 
 
 SANITIZERS = ["", "thread", "address,undefined"]
 
-CASES = ["drain", "nested", "devices", "captures", "stale", "joins", "never", "hammer", "fork", "cancelled", "callback"]
+CASES = ["drain", "events", "nested", "devices", "captures", "stale", "joins", "never", "destroys"]
+CASES += ["hammer", "fork", "cancelled", "callback"]
 
 KERNEL_US = 20_000
 """Microseconds that a kernel takes where run-ahead is bounded, to eight of them: more than a busy machine adds."""
@@ -118,13 +119,13 @@ class TurningDaemon(BookingDaemon):
         assert answer.op == op
         return answer
 
-    def end_turn(self, microseconds: int = 1_000_000) -> bool:
+    def end_turn(self, microseconds: int = 1_000_000, gpu: int = 0) -> bool:
         """Whether it is drained."""
-        return bool(self.ask(Op.END_TURN, microseconds).check().args[0])
+        return bool(self.ask(Op.END_TURN, microseconds, gpu).check().args[0])
 
-    def begin_turn(self, run_ahead_us: int = 0) -> None:
+    def begin_turn(self, run_ahead_us: int = 0, gpu: int = 0) -> None:
         """Lets it go on."""
-        self.ask(Op.BEGIN_TURN, run_ahead_us).check()
+        self.ask(Op.BEGIN_TURN, run_ahead_us, gpu).check()
 
     def hang_up(self) -> None:
         """Ends the connection; returns once it is managed by another."""
@@ -171,7 +172,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     with contextlib.ExitStack() as stack:
 
         def begin(sanitize: str) -> Turning:
-            extra = {"GGROUP_SOCKET": str(path), "GGROUP_CUDA_POOL": "16", "GGROUP_CUDA_LOG": "1"}
+            extra = {"GGROUP_SOCKET": str(path), "GGROUP_CUDA_POOL": "16", "GGROUP_CUDA_LOG": "1", "FAKE_DEVICES": "2"}
             program = stack.enter_context(running("turns", tmp_path=tmp_path, sanitize=sanitize, extra=extra))
             assert program.hears("ready") == 0
             return Turning(server, program)
@@ -180,9 +181,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     server.close()
 
 
-def drained(daemon: TurningDaemon) -> bool:
+def drained(daemon: TurningDaemon, gpu: int = 0) -> bool:
     """Ends its turn, however long that takes on this machine."""
-    eventually(daemon.end_turn, lambda: "it does not drain")
+    eventually(lambda: daemon.end_turn(gpu=gpu), lambda: "it does not drain")
     return True
 
 
@@ -277,6 +278,26 @@ def test_a_departure_opens(start: Start, sanitize: str) -> None:
     assert turning.daemon.ask(Op.END_TURN, 1000).status == -errno.EBUSY
     turning.daemon.hang_up()
     turning.runs()
+    turning.ends()
+
+
+@pytest.mark.parametrize("sanitize", ["", "thread"])
+def test_a_departure_that_is_refused_opens_the_gate_of_that_gpu_alone(start: Start, sanitize: str) -> None:
+    """On the other one it waits for its turn still, as the daemon was told."""
+    turning = start(sanitize)
+    server = turning.daemon
+    turning.runs()
+    eventually(lambda: turning.launched("second") > 0, lambda: "it launches nothing there")
+    assert drained(server, gpu=1)
+    turning.launched("hold")
+    assert not server.end_turn(10_000)
+    assert turning.launched() == 0
+    assert server.ask(Op.DEPART, 1).status == -errno.EBUSY
+    turning.runs()
+    assert turning.launched("second") == 0
+    server.begin_turn(gpu=1)
+    eventually(lambda: turning.launched("second") > 0, lambda: "it launches nothing there")
+    turning.launched("let")
     turning.ends()
 
 

@@ -9,13 +9,14 @@
 // pass over what is hot, and of the last one over everything (u64 @64, @72).
 // With parts, each is an allocation of its own; the last half of them is used in every eighth pass only: cold.
 //
-// OPTIONs: `inner`: no part is cold. `managed`: unified memory. A number: of it, at most so many MiB are to be on the GPU, as
+// OPTIONs: `inner`: no part is cold. `steps`: a pass is STEP times all of it, after a rest; it begins with an event that another
+// stream waits for, and then with that of the other. `managed`: unified memory. A number: of it, at most so many MiB are to be on the GPU, as
 // if the driver had such a limit: before a part is used that is not there, those that were used longest ago are sent to the
 // host (cudaMemPrefetchAsync), and with
 //     faults      it comes by the page faults of the kernel that uses it
 //     prefetch    it is prefetched
 //     advised     nothing comes or goes: what is too much lives in the host, the last parts (the cold ones) first, and
-//                 kernels use it there (cudaMemAdvise), which takes a programmer who knows what is cold
+//                 kernels use it there (cudaMemAdvise), which takes a programmer that knows what is cold
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -73,6 +74,26 @@ static size_t part_bytes, budget, resident; // bytes; budget 0: none
 static uint64_t uses;
 static bool prefetches;
 
+#define STEP 32       // passes over all of it in a step, some 80 ms for 4 GiB
+#define REST_NS 80000000 // before each
+
+// What the next step does first: what was launched before is done, so nothing but these calls brings work.
+static void begin_step() {
+    static cudaStream_t other;
+    static cudaEvent_t ours, theirs;
+    const struct timespec rest = {0, REST_NS};
+    if (!other) {
+        CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+        CHECK(cudaEventCreateWithFlags(&ours, cudaEventDisableTiming));
+        CHECK(cudaEventCreateWithFlags(&theirs, cudaEventDisableTiming));
+    }
+    nanosleep(&rest, nullptr);
+    CHECK(cudaEventRecord(ours, 0));
+    CHECK(cudaStreamWaitEvent(other, ours, 0));
+    CHECK(cudaEventRecord(theirs, other));
+    CHECK(cudaStreamWaitEvent(0, theirs, 0));
+}
+
 // Before a part is used: makes room for it, and where it is to be prefetched, does that.
 static void fetch(Part &part) {
     part.last_use = ++uses;
@@ -121,11 +142,12 @@ int main(int argc, char **argv) {
     page->wrong = ~0ull;
     const size_t bytes = strtoull(argv[2], nullptr, 10) << 20;
     const int count = argc > 3 ? atoi(argv[3]) : 1;
-    bool managed = false, inner = count == 1, advised = false;
+    bool managed = false, inner = count == 1, advised = false, steps = false;
     for (int i = 4; i < argc; i++) {
         managed |= !strcmp(argv[i], "managed");
         inner |= !strcmp(argv[i], "inner");
         advised |= !strcmp(argv[i], "advised");
+        steps |= !strcmp(argv[i], "steps");
         prefetches |= !strcmp(argv[i], "prefetch");
         if (size_t mib = strtoull(argv[i], nullptr, 10))
             budget = mib << 20;
@@ -159,16 +181,19 @@ int main(int argc, char **argv) {
     }
     for (uint64_t pass = 0; !page->stop; pass++) {
         const bool all = inner || pass % 8 == 0;
-        const int used = all ? count : count / 2;
+        const int used = all ? count : count / 2, uses_each = steps ? STEP : 1;
+        if (steps)
+            begin_step();
         double start = now();
-        for (int i = 0; i < used; i++) {
+        for (int use = 0; use < used * uses_each; use++) {
+            const int i = use % used;
             fetch(parts[i]);
             work<<<1024, 256>>>(parts[i].words, words);
             parts[i].done++;
         }
         CHECK(cudaDeviceSynchronize());
         double took = now() - start;
-        page->rate = used * part_bytes / took;
+        page->rate = used * uses_each * part_bytes / took;
         (all ? page->full_ns : page->hot_ns) = took * 1e9;
         page->passes = pass + 1;
     }

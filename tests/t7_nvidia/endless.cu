@@ -2,8 +2,8 @@
 //
 //   endless FILE
 //
-// FILE (a page on tmpfs), as of elastic.cu: milliseconds that the kernel ran (u64 @0, stored by the GPU), words wrong (u64
-// @16: none), stop (u32 @24, set by the test), error (u32 @28).
+// FILE (a page on tmpfs), as of elastic.cu: milliseconds that the kernel ran (u64 @0, stored by the GPU), words wrong
+// (u64 @16: none), stop (u32 @24, set by the test), error (u32 @28).
 #include <cstdint>
 #include <cstdio>
 #include <fcntl.h>

@@ -37,7 +37,7 @@ def test_a_daemon_that_is_killed_comes_back(guest: Guest) -> None:
         dead = daemon(guest)
         guest.ok("systemctl kill -s KILL ggroupfs")
         until_mounted_again(guest, dead)
-        # Of the processor, whoever else is busy.
+        # Of the processor, whatever else is busy.
         started_s = int(guest.ok("systemctl show -P CPUUsageNSec ggroupfs")) / 1e9
         assert guest.ok("systemctl show -P RestartUSec ggroupfs") == "500ms\n"
         assert 0.5 + started_s < 2, "the mount is back"
@@ -76,7 +76,7 @@ def test_a_daemon_that_hangs_is_found_by_the_watchdog(guest: Guest) -> None:
 
 
 def test_a_tree_whose_mount_is_gone_is_found_by_the_watchdog(guest: Guest) -> None:
-    """The daemon runs, and what it answers nobody can ask: a file that is open keeps it from seeing that."""
+    """The daemon runs, and no program can ask it: a file that is open keeps it from seeing that."""
     forgotten = daemon(guest)
     guest.ok("systemd-run -q --unit=keeps -p StandardInput=file:/run/ggroup/ggroup.backend sleep 600")
     try:
@@ -88,7 +88,7 @@ def test_a_tree_whose_mount_is_gone_is_found_by_the_watchdog(guest: Guest) -> No
 
 
 def test_stop_unmounts(guest: Guest) -> None:
-    """And lets everybody go; start mounts again."""
+    """And lets each program go; start mounts again."""
     with holding(guest, "frozen", 16 * MIB) as place:
         until_holds(guest, place, 16 * MIB)
         guest.ok(f"echo 1 >{place}/compute.freeze")
@@ -101,8 +101,23 @@ def test_stop_unmounts(guest: Guest) -> None:
         assert guest.ok(f"cat {place}/compute.freeze") == "0\n"
 
 
+def test_no_process_outlives_the_daemon(guest: Guest) -> None:
+    """The guard, which systemd sends no signal, has ended before the next daemon starts, and before a stop is over."""
+    dead = daemon(guest)
+    guard = guest.ok(f"pgrep -P {dead} -f guarding.py").strip()
+    guest.ok("systemctl kill --kill-who=main -s KILL ggroupfs")
+    until_mounted_again(guest, dead)
+    assert guest.run(f"test -e /proc/{guard}").code == 1
+    guest.ok(f"pgrep -P {daemon(guest)} -f guarding.py")
+    guest.ok("systemctl stop ggroupfs")
+    assert guest.run("pgrep -f guardin[g].py").code == 1
+    guest.ok("systemctl start ggroupfs")
+    log = "journalctl -q --no-pager _PID=1 -u ggroupfs -g 'left-over process|remains running'"
+    assert guest.run(log).code == 1
+
+
 def test_options_of_the_mount(guest: Guest) -> None:
-    """/etc/default/ggroupfs, and a line for who asks how the service is."""
+    """/etc/default/ggroupfs, and a line for one that asks how the service is."""
     with mounted_with(guest, "-o soft.gpus=2"):
         assert guest.ok("systemctl show -P StatusText ggroupfs") == "/run/ggroup: 2 soft GPUs, ledger soft\n"
 

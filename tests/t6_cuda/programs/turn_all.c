@@ -134,6 +134,7 @@ static long zeros[512];
 /* What is expected of a kind; one that is not here does not compile. */
 #define HELD_LAUNCH(name) true
 #define HELD_GATED(name) true
+#define HELD_JOIN(name) true
 #define HELD_TRANSFER(name) true
 #define HELD_GRAPH(name) (!strncmp(name, "cuGraphLaunch", 13))
 #define HELD_STREAM(name) (!strncmp(name, "cuStreamBegin", 13))
@@ -229,7 +230,7 @@ static void each_row(void)
 	before = real;
 	for (row_now = 0; row_now < ROWS; row_now++) {
 		const char *name = rows[row_now].name;
-		const bool of_stream = calls[call_of(name)].streamed;
+		const bool of_stream = calls[call_of(name)].streamed, joins = !strncmp(name, "cuStreamWaitEvent", 17);
 		struct device *at = of_stream ? second : device;
 		const int bit = 1 << is_own(name);
 		struct doing doing = { 0 };
@@ -243,15 +244,20 @@ static void each_row(void)
 		*pointer = (void *)refuse;
 		reached = 0;
 		asked = 0;
-		/* As if some stream was captured: else the driver is not asked. */
+		/* As if some stream was captured: else the driver is not asked. What may join that passes. */
 		__atomic_store_n(&stream_captures, 1, __ATOMIC_SEQ_CST);
+		if (joins) {
+			EXPECT(CUDA_ERROR_UNKNOWN, calls[call_of(name)].call());
+			reached = 0;
+			__atomic_store_n(&stream_captures, 0, __ATOMIC_SEQ_CST);
+		}
 		begin_doing(&doing, call_row);
 		if (is_held(&doing, at) != rows[row_now].held) {
 			fprintf(stderr, "%s is %sheld\n", name, rows[row_now].held ? "not " : "");
 			exit(1);
 		}
 		CHECK(!rows[row_now].held || !__atomic_load_n(&reached, __ATOMIC_SEQ_CST));
-		if (__atomic_load_n(&asked, __ATOMIC_SEQ_CST) & ~bit || (rows[row_now].held && !asked)) {
+		if (__atomic_load_n(&asked, __ATOMIC_SEQ_CST) & ~bit || (rows[row_now].held && !joins && !asked)) {
 			fprintf(stderr, "%s asks in the form of another\n", name);
 			exit(1);
 		}
@@ -333,6 +339,93 @@ static void sets_inside(struct doing *doing)
 	gate_enter();
 	DO(cuMemsetD8_v2(address, 1, 4096));
 	gate_leave();
+}
+
+static CUevent event_now;
+
+static void records_event(struct doing *doing)
+{
+	DO(cuEventRecord(event_now, doing->stream));
+}
+
+static void waits_for_event(struct doing *doing)
+{
+	DO(cuStreamWaitEvent(doing->stream, event_now, 0));
+}
+
+static void calls_host(void *unused)
+{
+	(void)unused;
+	__atomic_add_fetch(&ran, 1, __ATOMIC_SEQ_CST);
+}
+
+static void launches_host(struct doing *doing)
+{
+	DO(cuLaunchHostFunc(doing->stream, calls_host, NULL));
+}
+
+static void uploads(struct doing *doing)
+{
+	CUDA_GRAPH_INSTANTIATE_PARAMS how = { .flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = doing->stream };
+	CUgraphExec exec;
+	CUgraph graph;
+
+	DO(cuGraphCreate(&graph, 0));
+	DO(cuGraphInstantiateWithParams(&exec, graph, &how));
+	DO(cuGraphExecDestroy(exec));
+	DO(cuGraphDestroy(graph));
+}
+
+static void records_all(struct doing *doing)
+{
+	/* The GPU is that of the context that is given. */
+	DO(cuCtxSetCurrent(context));
+	EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuCtxRecordEvent(doing->context, event_now));
+}
+
+/* A program that is drained stays so: the first thing of its next step comes with its next turn. */
+static void events(void)
+{
+	static void (*const what[])(struct doing *) = {
+		records_event, waits_for_event, launches_host, uploads, records_all,
+	};
+	CUstream streams[2];
+	CUevent events_of[2];
+	CUcontext contexts[2] = { context };
+	struct device *devices_of[2] = { device };
+
+	DO(cuDevicePrimaryCtxRetain(&contexts[1], 1));
+	for (int i = 0; i < 2; i++) {
+		DO(cuCtxSetCurrent(contexts[i]));
+		devices_of[i] = device_current();
+		streams[i] = stream_new();
+		DO(cuEventCreate(&events_of[i], CU_EVENT_DISABLE_TIMING));
+		DO(cuEventRecord(events_of[i], streams[i]));
+	}
+	DO(cuCtxSetCurrent(context));
+	for (int i = 0; i < 2; i++)
+		for (size_t k = 0; k < sizeof(what) / sizeof(what[0]); k++) {
+			struct doing held = { .stream = streams[i], .context = contexts[i] };
+			struct doing other = { .stream = streams[!i], .context = contexts[!i] };
+
+			event_now = events_of[i];
+			over(devices_of[i]);
+			begin_doing(&held, what[k]);
+			CHECK(is_held(&held, devices_of[i]));
+			/* Nothing of it is pending. */
+			over(devices_of[i]);
+			EXPECT(CUDA_SUCCESS, cuEventQuery(event_now));
+			/* On the other GPU the same goes on. */
+			event_now = what[k] == waits_for_event ? events_of[i] : events_of[!i];
+			begin_doing(&other, what[k]);
+			end_doing(&other);
+			event_now = events_of[i];
+			turn_begin(devices_of[i], 0);
+			end_doing(&held);
+		}
+	DO(cuCtxSynchronize());
+	DO(cuStreamSynchronize(streams[1]));
+	CHECK(ran == 4);
 }
 
 /* A thread that is inside already could not come outside: it goes on. */
@@ -542,8 +635,31 @@ static uint64_t synchronized;	/* atomically */
 static bool failing;		/* atomically */
 static __typeof__(&cuCtxSynchronize) real_synchronize;
 
+static CUcontext visited[2];	/* atomically: that a thread waits for, while such are destroyed */
+static bool destroying;		/* atomically */
+
+static CUresult visits(void)
+{
+	static int last;	/* atomically */
+	static __thread int number;
+	CUcontext current = NULL;
+	CUresult result;
+
+	if (!number)
+		number = __atomic_add_fetch(&last, 1, __ATOMIC_SEQ_CST);
+	CHECK(number <= 2);
+	DO(real.cuCtxGetCurrent(&current));
+	__atomic_store_n(&visited[number - 1], current, __ATOMIC_SEQ_CST);
+	usleep(300);
+	result = real_synchronize();
+	__atomic_store_n(&visited[number - 1], NULL, __ATOMIC_SEQ_CST);
+	return result;
+}
+
 static CUresult synchronizes(void)
 {
+	if (__atomic_load_n(&destroying, __ATOMIC_SEQ_CST))
+		return visits();
 	__atomic_add_fetch(&synchronized, 1, __ATOMIC_SEQ_CST);
 	return __atomic_load_n(&failing, __ATOMIC_SEQ_CST) ? CUDA_ERROR_UNKNOWN : real_synchronize();
 }
@@ -588,6 +704,66 @@ static void never(void)
 	CHECK(!turn_any);
 	device->elastic = true;
 	__atomic_store_n(&failing, false, __ATOMIC_SEQ_CST);
+	until_drained();
+}
+
+static __typeof__(&cuCtxDestroy_v2) real_destroy;
+
+static CUresult destroys_it(CUcontext ended)
+{
+	for (int i = 0; i < 2; i++)
+		CHECK(__atomic_load_n(&visited[i], __ATOMIC_SEQ_CST) != ended);
+	return real_destroy(ended);
+}
+
+static void comes_and_goes(struct doing *doing)
+{
+	CUcontext own;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		DO(cuCtxCreate_v2(&own, 0, 0));
+		/* Long enough to be waited for. */
+		usleep(i % 4 * 200);
+		DO(cuCtxDestroy_v2(own));
+		/* This stays: it is retained by others. */
+		DO(cuDevicePrimaryCtxRetain(&own, 0));
+		CHECK(own == doing->context);
+		DO(cuDevicePrimaryCtxRelease_v2(0));
+	}
+}
+
+static void frees_at_once(struct doing *doing)
+{
+	CUdeviceptr address;
+
+	(void)doing;
+	while (!__atomic_load_n(&release, __ATOMIC_ACQUIRE)) {
+		DO(cuMemAlloc_v2(&address, 4 << 20));
+		DO(cuMemFree_v2(address));
+	}
+}
+
+/* What a drain, and a free, wait for is not destroyed meanwhile, and what is destroyed is not waited for. */
+static void contexts_go(void)
+{
+	struct doing going = { 0 }, freeing = { 0 };
+	unsigned int drained_times = 0;
+	bool drained;
+
+	real_destroy = real.cuCtxDestroy_v2;
+	real.cuCtxDestroy_v2 = destroys_it;
+	__atomic_store_n(&destroying, true, __ATOMIC_SEQ_CST);
+	begin_doing(&going, comes_and_goes);
+	begin_doing(&freeing, frees_at_once);
+	while (!is_done(&going)) {
+		CHECK(!turn_end(device, 5000, &drained));
+		drained_times += drained;
+		turn_begin(device, 0);
+	}
+	__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+	end_doing(&going);
+	end_doing(&freeing);
+	CHECK(drained_times);
 	until_drained();
 }
 
@@ -1003,10 +1179,11 @@ static const struct {
 	const char *name;
 	void (*test)(void);
 } cases[] = {
-	{ "rows", each_row }, { "drain", drain }, { "nested", nested }, { "devices", devices }, { "captures", captures },
-	{ "stale", stale }, { "joins", joins }, { "late", late }, { "never", never }, { "marks", marks }, { "hammer", hammer }, { "fork", in_fork },
-	{ "cancelled", cancelled }, { "callback", callback }, { "ahead", ahead }, { "longer", longer }, { "idle", idle },
-	{ "stands", stands }, { "dependent", dependent }, { "cost", cost },
+	{ "rows", each_row }, { "drain", drain }, { "events", events }, { "nested", nested }, { "devices", devices },
+	{ "captures", captures }, { "stale", stale }, { "joins", joins }, { "late", late }, { "never", never },
+	{ "marks", marks }, { "hammer", hammer }, { "fork", in_fork }, { "cancelled", cancelled },
+	{ "callback", callback }, { "ahead", ahead }, { "longer", longer }, { "idle", idle }, { "stands", stands },
+	{ "destroys", contexts_go }, { "dependent", dependent }, { "cost", cost },
 };
 
 int main(int argc, char **argv)

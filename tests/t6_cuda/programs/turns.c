@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* turns: a program that knows nothing, works in two threads, and says for each line what it launched in 50 ms, until one
- * is "end". After "hold" a kernel of it runs until "let". */
+ * is "end". After "hold" a kernel of it runs until "let". To "second" it says what it launched on the second GPU, where
+ * it works from the first of those on. */
 
 #include "common.h"
 
@@ -25,11 +26,18 @@ void holds(void **parameters)
 		usleep(1000);
 }
 
+KERNEL(does_nothing, sizeof(int));
+void does_nothing(void **parameters)
+{
+	(void)parameters;
+}
+
 static CUcontext context;
 static CUdeviceptr address;
 static size_t count = BYTES / 8;
 static _Atomic bool stop;
-static _Atomic uint64_t launched, asked;
+static _Atomic uint64_t launched, launched_second, asked;
+static int zero;
 
 /* What is asked while there is no turn is answered. */
 static void *ask(void *unused)
@@ -73,9 +81,28 @@ static void *work(void *unused)
 	return NULL;
 }
 
+static void *work_on_second(void *unused)
+{
+	void *parameters[] = { &zero };
+	CUcontext second;
+	CUfunction kernel;
+
+	(void)unused;
+	DO(cuDevicePrimaryCtxRetain(&second, 1));
+	DO(cuCtxSetCurrent(second));
+	kernel = function("does_nothing");
+	while (!stop) {
+		DO(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+		launched_second++;
+		if (launched_second % 4 == 0)
+			DO(cuStreamSynchronize(NULL));
+	}
+	DO(cuCtxSynchronize());
+	return NULL;
+}
+
 static void hold(void)
 {
-	static int zero;
 	void *parameters[] = { &zero };
 	CUstream stream;
 
@@ -86,8 +113,8 @@ static void hold(void)
 int main(void)
 {
 	uint64_t *data = malloc(BYTES);
-	pthread_t thread, asking;
-	bool held = false;
+	pthread_t thread, asking, second;
+	bool held = false, has_second = false;
 	char line[16];
 
 	CHECK(data);
@@ -99,8 +126,12 @@ int main(void)
 	puts("ready 0");
 	fflush(stdout);
 	while (fgets(line, sizeof(line), stdin) && strcmp(line, "end\n")) {
-		const uint64_t before = launched, asked_before = asked;
+		const bool of_second = !strcmp(line, "second\n");
+		const uint64_t before = launched, before_second = launched_second, asked_before = asked;
 
+		if (of_second && !has_second)
+			CHECK(!pthread_create(&second, NULL, work_on_second, NULL));
+		has_second |= of_second;
 		let = !strcmp(line, "let\n");
 		if (!strcmp(line, "hold\n"))
 			hold();
@@ -109,12 +140,13 @@ int main(void)
 		/* What is freed waits for that kernel. */
 		while (!held && asked == asked_before)
 			usleep(1000);
-		printf("launched %llu\n", (unsigned long long)(launched - before));
+		printf("launched %llu\n", (unsigned long long)(of_second ? launched_second - before_second : launched - before));
 		fflush(stdout);
 	}
 	stop = true;
 	CHECK(!pthread_join(thread, NULL));
 	CHECK(!pthread_join(asking, NULL));
+	CHECK(!has_second || !pthread_join(second, NULL));
 	DO(cuMemcpyDtoH_v2(data, address, BYTES));
 	for (size_t i = 0; i < count; i++)
 		CHECK(data[i] == i + (i % 512 ? 0 : launched));

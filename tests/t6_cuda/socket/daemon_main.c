@@ -35,7 +35,7 @@ static _Atomic uint64_t pooled;		/* freed by mover_out instead of being moved */
 static _Atomic uint64_t to_book;	/* moved, and not in the books yet */
 static _Atomic uint64_t moved_out, moved_in;
 static _Atomic uint64_t turn_us;	/* of the last END_TURN, or the run-ahead of the last BEGIN_TURN */
-static _Atomic int turn;		/* -1: opened by the end of a connection; 1: over; 2: begun */
+static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a departure; 1: over; 2: begun */
 static _Atomic bool late;		/* it is over, and was not drained */
 
 void log_line(const char *format, ...)
@@ -105,6 +105,13 @@ bool turn_is_late(const struct device *device)
 {
 	(void)device;
 	return late;
+}
+
+void turn_open(struct device *device)
+{
+	(void)device;
+	turn = -2;
+	late = false;
 }
 
 void turn_open_all(void)

@@ -36,11 +36,11 @@ void counters_capture_ended(CUstream stream, bool per_thread);
  * until it wants to be called again, -1 when there is nothing to wait for. Called by the
  * listening thread (daemon.c). */
 int counters_tick(void);
-/* With nothing launched on `device` any more: has it known when all of it has finished, and says whether it has. What is
- * not counted may run still. In any thread of ours. */
+/* With nothing launched on `device` any more: has it known when all of it has finished, and says whether it has. What
+ * is not counted may run still. In any thread of ours. */
 bool counters_drain(struct device *device);
-/* All that was launched on `device` has run, as its contexts say. No marker of it is placed from here to the next launch:
- * it would wait for the next turn, and have all wait that wait for the contexts. */
+/* All that was launched on `device` has run, as its contexts say. No marker of it is placed from here to the next
+ * launch: it would wait for the next turn, and have all wait that wait for the contexts. */
 void counters_all_finished(struct device *device);
 /* Whether anything on `device` was finished since the last look. In any thread of ours. */
 bool counters_progress(struct device *device);

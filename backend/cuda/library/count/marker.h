@@ -38,7 +38,8 @@ struct counted {
 void marker_launched(struct counted *counted, uint64_t kernels);
 /* Places one behind everything launched so far, at `time`; false: it cannot be. */
 bool marker_place(struct counted *counted, uint64_t time);
-/* Where the stream has been quiet, or nothing is launched there any more (`over`), what is unmarked gets its marker now. */
+/* Where the stream has been quiet, or nothing is launched there any more (`over`), what is unmarked gets its marker
+ * now. */
 void marker_place_quiet(struct counted *counted, bool over);
 /* Which markers have passed; false: none. */
 bool marker_look(struct counted *counted);

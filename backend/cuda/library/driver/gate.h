@@ -31,8 +31,8 @@ bool gate_pass(uint64_t timeout_us);
 /* Around calls that wait for work, or ask whether it is done: the gate is no matter to them. */
 void gate_wait_enter(void);
 void gate_wait_leave(void);
-/* Has those wait as well, with the gate closed and nothing running: false, and all as before, if one is in such a call for
- * longer than `timeout_ms`. */
+/* Has those wait as well, with the gate closed and nothing running: false, and all as before, if one is in such a call
+ * for longer than `timeout_ms`. */
 bool gate_stand(unsigned int timeout_ms);
 void gate_go_on(void);
 

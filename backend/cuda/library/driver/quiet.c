@@ -13,15 +13,23 @@
 
 #define CONTEXTS 64
 
+/* A thread of ours is in a context, which must not be destroyed meanwhile. */
+struct visit {
+	struct visit *next;
+	CUcontext context;
+};
+
 struct quiet {
 	pthread_mutex_t lock;
-	pthread_cond_t ask, answer;
+	pthread_cond_t ask, answer, over;	/* over: a visit, or the end of a context */
 	bool waiter;			/* there is the thread that waits */
 	unsigned int callers;		/* that wait for it, and see to it that no capture begins */
 	uint64_t asked, done;
 	bool failed;
 	CUcontext context[CONTEXTS];	/* atomically read */
 	size_t contexts;
+	struct visit *visits;
+	CUcontext ending;		/* may be destroyed just now; NULL: none */
 };
 
 static CUresult set_up(struct device *device)
@@ -36,6 +44,7 @@ static CUresult set_up(struct device *device)
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
 	pthread_cond_init(&quiet->ask, &clock);
 	pthread_cond_init(&quiet->answer, &clock);
+	pthread_cond_init(&quiet->over, &clock);
 	pthread_condattr_destroy(&clock);
 	if (device->primary)
 		quiet->context[quiet->contexts++] = device->primary;
@@ -86,6 +95,47 @@ static void context_gone(struct device *device, CUcontext context)
 	pthread_mutex_unlock(&quiet->lock);
 }
 
+static void ends(struct device *device, void *context)
+{
+	struct quiet *quiet = device->quiet;
+	struct visit *visit;
+
+	if (!quiet)
+		return;
+	pthread_mutex_lock(&quiet->lock);
+	quiet->ending = context;
+	do {
+		for (visit = quiet->visits; visit && visit->context != context; visit = visit->next)
+			;
+		if (visit)
+			pthread_cond_wait(&quiet->over, &quiet->lock);
+	} while (visit);
+	pthread_mutex_unlock(&quiet->lock);
+}
+
+void quiet_context_ends(CUcontext context)
+{
+	device_each(ends, context);
+}
+
+static void ended(struct device *device, void *unused)
+{
+	struct quiet *quiet = device->quiet;
+
+	(void)unused;
+	if (!quiet)
+		return;
+	pthread_mutex_lock(&quiet->lock);
+	quiet->ending = NULL;
+	pthread_cond_broadcast(&quiet->over);
+	pthread_mutex_unlock(&quiet->lock);
+}
+
+void quiet_context_ended(void)
+{
+	device_each(ended, NULL);
+}
+
 /* Waits for everything that was submitted to one context. */
 static bool synchronize(CUcontext context)
 {
@@ -101,6 +151,27 @@ static bool synchronize(CUcontext context)
 	return result == CUDA_SUCCESS;
 }
 
+/* The same, of a context that was known a moment ago and is not about to be destroyed. With the lock held, but while it waits. */
+static bool visit(struct quiet *quiet, CUcontext context)
+{
+	struct visit visit = { quiet->visits, context }, **at = &quiet->visits;
+	bool known = false, done;
+
+	for (size_t i = 0; i < quiet->contexts && !known; i++)
+		known = quiet->context[i] == context;
+	if (!known)
+		return true;	/* it was destroyed, and with it what ran there */
+	quiet->visits = &visit;
+	pthread_mutex_unlock(&quiet->lock);
+	done = synchronize(context);
+	pthread_mutex_lock(&quiet->lock);
+	while (*at != &visit)
+		at = &(*at)->next;
+	*at = visit.next;
+	pthread_cond_broadcast(&quiet->over);
+	return done;
+}
+
 CUresult quiet_drain(struct device *device)
 {
 	struct quiet *quiet = device->quiet;
@@ -108,14 +179,18 @@ CUresult quiet_drain(struct device *device)
 	CUresult result = CUDA_SUCCESS;
 	size_t count;
 
+	real.cuCtxGetCurrent(&current);
 	pthread_mutex_lock(&quiet->lock);
 	count = quiet->contexts;
 	memcpy(contexts, quiet->context, sizeof(contexts));
+	for (size_t i = 0; i < count; i++) {
+		if (contexts[i] == current)
+			continue;
+		while (quiet->ending == contexts[i])	/* or it stays, with what runs there */
+			pthread_cond_wait(&quiet->over, &quiet->lock);
+		visit(quiet, contexts[i]);	/* an error there is for the threads that work there */
+	}
 	pthread_mutex_unlock(&quiet->lock);
-	real.cuCtxGetCurrent(&current);
-	for (size_t i = 0; i < count; i++)
-		if (contexts[i] != current)
-			synchronize(contexts[i]);	/* an error there is for the threads that work there */
 	if (current)
 		result = real.cuCtxSynchronize();
 	return result;
@@ -143,9 +218,8 @@ static void *wait_for_contexts(void *argument)
 		}
 		memcpy(contexts, quiet->context, sizeof(contexts));
 		for (size_t i = 0; i < count && !failed; i++) {
-			pthread_mutex_unlock(&quiet->lock);
-			failed = !synchronize(contexts[i]);
-			pthread_mutex_lock(&quiet->lock);
+			/* What runs in one that may be destroyed is known a moment later. */
+			failed = contexts[i] == quiet->ending || !visit(quiet, contexts[i]);
 			failed |= !quiet->callers;
 		}
 		quiet->failed = failed;

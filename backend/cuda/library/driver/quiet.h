@@ -7,9 +7,14 @@
 
 #include "device.h"
 
-/* `context` works on `device`: what runs in it is waited for. Cheap where it is known. Where there are too many, nothing
- * of the device moves any more. */
+/* `context` works on `device`: what runs in it is waited for. Cheap where it is known. Where there are too many,
+ * nothing of the device moves any more. */
 void quiet_context(struct device *device, CUcontext context);
+
+/* From here to the other `context` may be destroyed, by the calling thread, which is inside the gate: no thread of ours is in
+ * it meanwhile, to wait for what runs there. Returns once none is. One context at a time. */
+void quiet_context_ends(CUcontext context);
+void quiet_context_ended(void);
 
 /* With the gate closed, or that of turns (turn.h): waits until nothing runs. False: something does not end within
  * `timeout_us`, or cannot be waited for. */

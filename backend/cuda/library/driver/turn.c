@@ -3,8 +3,8 @@
  * A thread that waits has no lock and is not inside the gate: it sleeps in futex(2) on the word of its GPU. So memory
  * moves meanwhile; a handler of a signal may fork there; and nothing is left behind by a thread that ends.
  *
- * Run-ahead is what is pending, by the counters, times what a kernel took lately. A kernel may wait for another one that
- * its program has yet to launch: so a wait ends after the bound, or twice the time that one took before, without
+ * Run-ahead is what is pending, by the counters, times what a kernel took lately. A kernel may wait for another one
+ * that its program has yet to launch: so a wait ends after the bound, or twice the time that one took before, without
  * anything that finishes, and the next such wait is half as long, of whichever thread.
  *
  * `lock` is taken with no other but that of totals.c after it.
@@ -226,9 +226,9 @@ static void fall_back(struct turn *turn, struct device *device)
 /* Holding */
 
 /* Whether work for the stream is captured: it runs later, and its capture must come to an end. */
-static bool is_captured(CUstream stream, bool per_thread)
+static bool is_captured(enum turn_work work, CUstream stream, bool per_thread)
 {
-	return !stream_runs(stream, per_thread);
+	return work == TURN_JOINS ? stream_capturing_any() : !stream_runs(stream, per_thread);
 }
 
 bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
@@ -237,7 +237,7 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 	bool waited = false, fell_back = false;
 	struct device *device;
 
-	while (turn && !is_captured(stream, per_thread)) {
+	while (turn && !is_captured(work, stream, per_thread)) {
 		const bool closed = is_closed(turn);
 
 		if (!closed && (fell_back || work != TURN_KERNELS || stream_capturing_any() ||
@@ -262,6 +262,23 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 	return waited;
 }
 
+void turn_enter_context(CUcontext context)
+{
+	bool pushed;
+
+	gate_enter();
+	if (!__atomic_load_n(&turn_any, __ATOMIC_RELAXED))
+		return;
+	ours_enter();
+	pushed = context && context != driver_context() && !real.cuCtxPushCurrent_v2(context);
+	ours_leave();
+	turn_hold(TURN_OTHER, NULL, false);
+	ours_enter();
+	if (pushed)
+		real.cuCtxPopCurrent_v2(&context);
+	ours_leave();
+}
+
 /* Turns */
 
 /* Whether nothing runs there. The driver is asked once all that is counted has finished: what waits in it cannot be had
@@ -275,7 +292,8 @@ static bool runs_nothing(struct device *device, uint64_t timeout_us)
 int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 {
 	const uint64_t start = moment_us();
-	const uint64_t until = start + (timeout_us < DRAIN_LEAST ? DRAIN_LEAST : timeout_us > DRAIN_MOST ? DRAIN_MOST : timeout_us);
+	const uint64_t bound = timeout_us < DRAIN_LEAST ? DRAIN_LEAST : timeout_us > DRAIN_MOST ? DRAIN_MOST : timeout_us;
+	const uint64_t until = start + bound;
 	struct turn *turn = &turns[device->ordinal];
 	const bool again = is_closed(turn);
 	uint64_t now, pause = LOOK_LEAST;
@@ -342,11 +360,21 @@ void turn_begin(struct device *device, uint64_t run_ahead_us)
 	set(turn, OPEN, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST);
 }
 
+static void open_one(struct turn *turn)
+{
+	if (is_closed(turn) || __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED))
+		set(turn, OPEN, 0);
+}
+
+void turn_open(struct device *device)
+{
+	open_one(&turns[device->ordinal]);
+}
+
 void turn_open_all(void)
 {
 	for (size_t i = 0; i < GG_ORDINALS; i++)
-		if (is_closed(&turns[i]) || __atomic_load_n(&turns[i].run_ahead_us, __ATOMIC_RELAXED))
-			set(&turns[i], OPEN, 0);
+		open_one(&turns[i]);
 }
 
 unsigned int turn_waiting(const struct device *device)

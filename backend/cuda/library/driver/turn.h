@@ -13,8 +13,9 @@
 #include "device.h"
 #include "gate.h"
 
-/* What is about to go to the GPU. Run-ahead is bounded for what is counted (counters.h): kernels. */
-enum turn_work { TURN_KERNELS, TURN_OTHER };
+/* What is about to go to the GPU. Run-ahead is bounded for what is counted (counters.h): kernels. A wait for an event may
+ * take its stream into a capture, and nothing tells of which one the event is: those pass while any stream is captured. */
+enum turn_work { TURN_KERNELS, TURN_OTHER, TURN_JOINS };
 
 extern unsigned int turn_any;	/* atomically: GPUs whose gate of turns is closed, or where run-ahead is bounded */
 
@@ -22,6 +23,8 @@ extern unsigned int turn_any;	/* atomically: GPUs whose gate of turns is closed,
  * too far ahead; returns inside, and whether it has waited. A thread that is inside more than once, and work that is
  * captured, never wait. */
 bool turn_hold(enum turn_work work, CUstream stream, bool per_thread);
+/* gate_enter, for what puts work into all streams of `context`; NULL: the current one. */
+void turn_enter_context(CUcontext context);
 
 /* gate_enter, for what puts work on a GPU; left by gate_leave. */
 static inline void turn_enter(enum turn_work work, CUstream stream, bool per_thread)
@@ -42,9 +45,11 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained);
  * much as the driver lets it. */
 void turn_begin(struct device *device, uint64_t run_ahead_us);
 
-/* Whether it is over, and something ran still when turn_end said so last: what waits until nothing runs waits in vain. */
+/* Whether it is over, and something ran still when turn_end said so last: what waits until nothing runs waits in
+ * vain. */
 bool turn_is_late(const struct device *device);
-/* Opens all of them, and bounds nothing. */
+/* Opens that of a device, or all of them, and bounds nothing. */
+void turn_open(struct device *device);
 void turn_open_all(void);
 /* Threads that wait there for their turn, or since they are too far ahead. */
 unsigned int turn_waiting(const struct device *device);

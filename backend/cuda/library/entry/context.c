@@ -11,6 +11,7 @@
 #include "heat.h"
 #include "life.h"
 #include "ours.h"
+#include "quiet.h"
 #include "stream.h"
 #include "wrapper.h"
 
@@ -30,8 +31,11 @@ static struct ending begin(CUcontext context)
 	}
 	/* After the above: the mover may hold the context while it closes the gate. */
 	gate_enter();
-	if (context)
+	if (context) {
 		counters_context_held(context);
+		/* A drain waits for contexts with this gate open (turn.c). */
+		quiet_context_ends(context);
+	}
 	ours_enter();
 	return ending;
 }
@@ -55,6 +59,8 @@ static void end(const struct ending *ending, bool gone)
 	} else if (ending->context) {
 		counters_context_stays(ending->context);
 	}
+	if (ending->context)
+		quiet_context_ended();
 	ours_leave();
 	gate_leave();
 	if (ending->context) {

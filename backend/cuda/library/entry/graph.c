@@ -213,9 +213,28 @@ INSTANTIATE(cuGraphInstantiate_v2, WITH_TEXT,
 INSTANTIATE(cuGraphInstantiateWithFlags,
 	    (CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags),
 	    (phGraphExec, hGraph, flags))
-INSTANTIATE(cuGraphInstantiateWithParams, WITH_PARAMS, (phGraphExec, hGraph, instantiateParams))
-INSTANTIATE(cuGraphInstantiateWithParams_ptsz, WITH_PARAMS,
-	    (phGraphExec, hGraph, instantiateParams))
+
+/* One that is uploaded with it puts work into a stream. */
+#define INSTANTIATE_IN(name)								\
+	WRAPPER name WITH_PARAMS							\
+	{										\
+		const CUDA_GRAPH_INSTANTIATE_PARAMS *const how = instantiateParams;	\
+		const bool uploads = how && how->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;	\
+		CUresult result;							\
+											\
+		PASS_INSIDE(name, (phGraphExec, hGraph, instantiateParams));		\
+		if (uploads)								\
+			turn_enter(TURN_OTHER, how->hUploadStream, PER_THREAD(name));	\
+		CALL_REAL(result, name, (phGraphExec, hGraph, instantiateParams));	\
+		if (uploads)								\
+			gate_leave();							\
+		if (result == CUDA_SUCCESS)						\
+			learn(*phGraphExec, hGraph);					\
+		return result;								\
+	}
+
+INSTANTIATE_IN(cuGraphInstantiateWithParams)
+INSTANTIATE_IN(cuGraphInstantiateWithParams_ptsz)
 
 #define UPDATE(name, parameters, arguments)							\
 	FORWARD_THEN(name, parameters, arguments, learn_words(hGraphExec, hGraph))

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Launches: through the gates, and counted where they are run, not captured. Graphs are in graph.c.
- *
- * cuLaunchHostFunc runs on the CPU and touches no memory of the GPU: it is no launch.
+ * Launches: through the gates, and counted where they are run, not captured. Graphs are in graph.c. What has a place in a
+ * stream behind them, as events have, goes through the gates alone.
  */
 
 #include <stdlib.h>
@@ -123,16 +122,48 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 	return result;
 }
 
-/* What is only gated, from the table. */
-#define MAKE_GATED(name, parameters, arguments)		\
-	WRAPPER name parameters				\
+/* Events of all streams of a context; none of them is captured, or the driver refuses. */
+#define OF_CONTEXT(name, type, context)		\
+	WRAPPER name(type hCtx, CUevent hEvent)		\
 	{						\
 		CUresult result;			\
 							\
-		PASS_INSIDE(name, arguments);		\
-		turn_enter(TURN_OTHER, hStream, PER_THREAD(name));	\
-		CALL_REAL(result, name, arguments);	\
+		PASS_INSIDE(name, (hCtx, hEvent));	\
+		turn_enter_context(context);	\
+		CALL_REAL(result, name, (hCtx, hEvent));	\
 		gate_leave();				\
 		return result;				\
 	}
+
+OF_CONTEXT(cuCtxRecordEvent, CUcontext, hCtx)
+OF_CONTEXT(cuCtxWaitEvent, CUcontext, hCtx)
+
+/* A green context is a context too, by cuCtxFromGreenCtx; NULL: it has none. */
+static CUcontext of_green(CUgreenCtx green)
+{
+	CUcontext context = NULL;
+	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+
+	if (green && real.cuCtxFromGreenCtx)
+		CALL_REAL(result, cuCtxFromGreenCtx, (&context, green));
+	return result ? NULL : context;
+}
+
+OF_CONTEXT(cuGreenCtxRecordEvent, CUgreenCtx, of_green(hCtx))
+OF_CONTEXT(cuGreenCtxWaitEvent, CUgreenCtx, of_green(hCtx))
+
+/* What is only gated, from the table. */
+#define MAKE_ONLY(name, parameters, arguments, work)			\
+	WRAPPER name parameters						\
+	{								\
+		CUresult result;					\
+									\
+		PASS_INSIDE(name, arguments);				\
+		turn_enter(work, hStream, PER_THREAD(name));		\
+		CALL_REAL(result, name, arguments);			\
+		gate_leave();						\
+		return result;						\
+	}
+#define MAKE_GATED(name, parameters, arguments) MAKE_ONLY(name, parameters, arguments, TURN_OTHER)
+#define MAKE_JOIN(name, parameters, arguments) MAKE_ONLY(name, parameters, arguments, TURN_JOINS)
 #include "made.h"

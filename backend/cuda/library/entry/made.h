@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Makes the wrappers of one kind from their rows of entries.def. Whoever includes this defines MAKE_<kind>(name,
+ * Makes the wrappers of one kind from their rows of entries.def. A file that includes this defines MAKE_<kind>(name,
  * parameters, arguments); rows of other kinds make nothing. To be included once, and last.
  */
 #ifndef MAKE_GATED
 #define MAKE_GATED(...)
+#endif
+#ifndef MAKE_JOIN
+#define MAKE_JOIN(...)
 #endif
 #ifndef MAKE_WAIT
 #define MAKE_WAIT(...)

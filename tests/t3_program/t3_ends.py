@@ -1,0 +1,289 @@
+"""Ends of turns as the scheduler has them: what is waited for, and how long, by what is known of a program."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import attrs
+import pytest
+import trio
+
+import backend.cuda.managed
+from backend.core.member import COMES_S, Undrained
+from backend.core.records import Activity, Place
+from backend.core.turns import TurnEnd
+from backend.door.wire import Op
+from backend.process.identity import Member, Process
+from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_UNTOLD_US, DRAIN_US, UNDRAINED_S
+from backend.scheduler.parts import Pace
+from backend.scheduler.scheduler import Scheduler
+from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, takes, until_then
+from tests.support.draining import SIZE, Sampled, Untold, fillers
+from tests.support.harness import MIB, Harness, StubGpu, answers, running, settle, virtual
+from tests.support.turns import Gated, gated, without
+
+__all__ = ["drive", "pieces"]  # fixtures
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+
+ANSWER_S = 0.08
+"""Seconds that an answer takes at most of a program that waits for what it launched, and is not waited for any more."""
+
+
+@attrs.define
+class Turns:
+    """A scheduler that decides nothing, and what it knows of one program."""
+
+    scheduler: Scheduler
+    process: Process
+
+    @classmethod
+    def of(cls, h: Harness, gpu: Any, process: Process, nursery: trio.Nursery) -> Turns:
+        """Those of a program."""
+        scheduler = Scheduler(gpu, h.ledger, h.controller.population, h.controller._follower, 1.0)
+        scheduler._ends.nursery = nursery
+        return cls(scheduler, process)
+
+    @property
+    def record(self) -> Any:
+        """What the daemon knows of it."""
+        return self.scheduler._population.record(Member(self.process, 0))
+
+    async def end(self) -> None:
+        """Ends its turn."""
+        await self.scheduler._change(self.process, Place(100, off=True))
+
+    async def begin(self) -> None:
+        """Begins its next one."""
+        await self.scheduler._change(self.process, Place(100))
+
+    def back_off(self) -> None:
+        """Its kernels did not end in time, some turns ago."""
+        self.record.scheduled.undrained = Undrained(trio.current_time() + 60, 60)
+
+    def ended(self) -> TurnEnd | None:
+        """How its last turn ended; None where it has one."""
+        found: TurnEnd | None = self.record.compute.turn_end
+        return found
+
+    @property
+    def drains(self) -> bool:
+        """Whether it is on the runlist to drain."""
+        return bool(self.record.compute.place.drains)
+
+
+@virtual
+async def test_where_no_use_is_told_it_is_waited_for_by_the_clock(spawn: Spawn) -> None:
+    """And not at all in the next turns, where that was not enough."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.works[turns.process] = Activity(tsgs=1, attached=1, managed=True)
+        gpu.ends[turns.process] = TurnEnd.LATE, 60.0
+        async with takes((DRAIN_US + DRAIN_UNTOLD_US) / 1e6, (DRAIN_US + DRAIN_UNTOLD_US) / 1e6 + 0.01):
+            await turns.end()
+            assert turns.drains
+            assert turns.process not in gpu.without_gr
+            while turns.drains:  # noqa: ASYNC110 - it is found by polling
+                await trio.sleep(0.001)
+        assert gpu.without_gr == {turns.process}
+        assert turns.ended() is TurnEnd.LATE
+        await turns.begin()
+        async with takes(0, 0.001):
+            await turns.end()
+        assert gpu.without_gr == {turns.process}
+        await turns.begin()
+        await trio.sleep(UNDRAINED_S)
+        await turns.end()
+        assert turns.drains
+
+
+@virtual
+async def test_an_end_of_a_turn_that_is_cancelled_leaves_no_gate_closed(spawn: Spawn) -> None:
+    """Wherever it was: as it asked, and as it took the engines off."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.ends[turns.process] = TurnEnd.DRAINED, 0.003
+        gpu.script("detach", partial(trio.sleep, 0.003))
+        for seconds in (0.002, 0.004):
+            with trio.move_on_after(seconds) as scope:
+                await turns.end()
+            assert scope.cancelled_caught
+            assert turns.ended() is not None
+            await settle()
+            assert turns.ended() is None
+            assert gpu.turns == [("end", turns.process.pid, DRAIN_US), ("begin", turns.process.pid, 0)]
+            assert gpu.without_gr == gpu.detached == set()
+            assert not turns.record.compute.place.off
+            gpu.turns.clear()
+        await turns.end()
+        assert gpu.without_gr == {turns.process}
+
+
+@virtual
+async def test_a_failure_at_the_end_of_one_turn_leaves_that_of_another_to_begin_anew(spawn: Spawn) -> None:
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        one, other = await h.arrive(spawn().pid), await h.arrive(spawn().pid)
+        turns = Turns.of(h, gpu, other, nursery)
+        gpu.ends |= {one: (TurnEnd.DRAINED, 0.0), other: (TurnEnd.DRAINED, 0.003)}
+        scheduler: Any = turns.scheduler
+        scheduler._core.decide = places(one, other)
+        wait = scheduler._ends.wait
+        scheduler._ends.wait = mock.Mock(side_effect=KeyError)
+        with pytest.raises(ExceptionGroup):
+            await scheduler._step(Pace())
+        await settle()
+        assert turns.ended() is None
+        assert gpu.turns[-1] == ("begin", other.pid, 0)
+        scheduler._ends.wait = wait
+        await scheduler._step(Pace())
+        assert gpu.without_gr == {one, other}
+
+
+@virtual
+async def test_what_a_scheduler_left_as_it_failed_goes_off_all_the_same(spawn: Spawn) -> None:
+    """A program that had drained just then."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.works[turns.process] = Activity(tsgs=1, attached=1, managed=True, gpu_usec=0)
+        gpu.ends[turns.process] = TurnEnd.LATE, 60.0
+        async with trio.open_nursery() as turns.scheduler._ends.nursery:
+            await turns.end()
+            assert turns.drains
+            gpu.ends[turns.process] = TurnEnd.DRAINED, 0.0
+            gpu.script("detach", partial(trio.sleep, 0.01))
+            await trio.sleep(0.005)
+            assert not turns.drains
+            assert not gpu.without_gr
+            turns.scheduler._ends.nursery.cancel_scope.cancel()
+        await settle()
+        assert gpu.without_gr == {turns.process}
+
+
+def places(*off: Process) -> Any:
+    """A core that decides so."""
+
+    def decide(window: int, contenders: Any, samples: Any) -> Any:
+        yield
+        return {process: Place(100, off=True) for process in off}
+
+    return decide
+
+
+@pytest.mark.parametrize("how", ["leaves", "comes"])
+@pytest.mark.parametrize("told", [True, False])
+@virtual
+async def test_what_is_not_waited_for_drains_while_its_memory_moves(spawn: Spawn, how: str, told: bool) -> None:
+    """As long as that takes, and it is waited for no less after that."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.works[turns.process] = Activity(tsgs=1, attached=1, managed=True, gpu_usec=0 if told else None)
+        gpu.ends[turns.process] = TurnEnd.LATE, 60.0
+        turns.back_off()
+        undrained = turns.record.scheduled.undrained
+        if how == "leaves":
+            gpu.leaving = {turns.process}
+        else:
+            turns.record.memory.came_at = trio.current_time()
+        await turns.end()
+        assert turns.drains
+        await trio.sleep(0.9 * COMES_S)
+        assert turns.drains
+        gpu.leaving = set()
+        await trio.sleep(0.1 * COMES_S + DRAIN_UNTOLD_US / 1e6 + 0.01)
+        assert gpu.without_gr == {turns.process}
+        assert turns.record.scheduled.undrained is undrained
+        await turns.begin()
+        gpu.leaving = {turns.process}
+        await turns.end()
+        await trio.sleep(DRAIN_MOST_US / 1e6 - 0.01)
+        assert turns.drains
+        await trio.sleep(0.02)
+        assert gpu.without_gr == {turns.process}, "but not for ever"
+
+
+@pytest.mark.parametrize("how", ["untold", "back-off", "back-off, untold"])
+@pytest.mark.parametrize("why", ["limit", "back"])
+def test_a_turn_that_ends_while_memory_moves(drive: Drive, monkeypatch: pytest.MonkeyPatch, why: str, how: str) -> None:
+    """The move goes on, no write is refused, and the program is drained once that is over."""
+    monkeypatch.setattr(backend.cuda.managed, "PIECE", 8 * GIB)
+
+    async def test(rig: Rig) -> None:
+        program = await gated(rig, 16 * GIB, "/", 0)
+        usage: Any = rig.gpu._usage
+        usage.exact = lambda process: None if "untold" in how else 0
+        await rig.h.write(program.file + "gmem.limit.high", "12G")
+        await rig.h.write(program.file + "gmem.limit.high", "max")
+        turns = Turns.of(rig.h, rig.gpu, program.process, rig.nursery)
+        if "back-off" in how:
+            turns.back_off()
+        codes: list[int] = []
+
+        async def move() -> None:
+            if why == "limit":
+                codes.append(await answers(rig.h.write(program.file + "gmem.limit.high", "4G")))
+            else:
+                await coming_back(program)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(move)
+            await trio.sleep(0.02)
+            assert program.listens.locked()
+            await turns.end()
+            assert turns.ended() is TurnEnd.LATE
+            assert without(rig.fake.programs[program.process.pid]) == (False, False)
+            assert rig.gpu.footprint(program.process).movable > 0
+        with trio.fail_after(2 * DRAIN_UNTOLD_US / 1e6 + ANSWER_S):
+            await until_then(lambda: not turns.drains)
+        assert turns.ended() is TurnEnd.DRAINED
+        assert codes == ([0] if why == "limit" else [])
+        assert program.is_closed
+        await trio.sleep(0.01)
+        assert without(rig.fake.programs[program.process.pid]) == (True, False)
+        await turns.begin()
+        await trio.sleep(0.01)
+        await turns.end()
+        assert turns.ended() is TurnEnd.DRAINED
+        await turns.begin()
+
+    drive(test)
+
+
+async def coming_back(program: Gated) -> None:
+    """Memory comes back to a program, for a while."""
+    async with program.listens:
+        (await program.ask(Op.MOVE_IN, GIB, 0)).check()
+        program.swapped, program.resident = program.swapped - GIB, program.resident + GIB
+        await trio.sleep(0.3)
+        program.show()
+
+
+@pytest.mark.parametrize("gpu", [Untold, Sampled])
+@virtual
+async def test_limits_of_those_that_fill_where_no_use_is_told(spawn: Spawn, gpu: type[Untold]) -> None:
+    """Each program that launches all the time has more to drain than its slice lets it, and is drained all the same."""
+    async with fillers(spawn, gpu()) as p:
+        service, _ = await p.service(load=0.1)
+        await p.h.write(f"{service.pid}/0/compute.priority", 0)
+        two = [await p.filler() for _ in range(2)]
+        await trio.sleep(15)  # what each was ahead before its first turn has run
+        refused, ends = [], []
+        for limit in range(15):
+            while not any(map(p.is_off, two)):  # noqa: ASYNC110 - the runlist tells nothing
+                await trio.sleep(0.02)
+            process = next(filter(p.is_off, two))
+            ends.append(p.record(process).compute.turn_end)
+            file = f"{process.pid}/0/gmem.limit.high"
+            refused.append(await answers(p.h.write(file, (1 + limit % 7) * MIB)))
+            await p.h.write(file, SIZE)
+            await trio.sleep(0.7)
+        assert ends == [TurnEnd.DRAINED] * 15
+        assert refused == [0] * 15
