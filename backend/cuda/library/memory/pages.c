@@ -12,7 +12,7 @@
  * that pages_use needs no lock and nothing that it looks at can go away: it does not look at regions at all.
  *
  * A kernel is told where something begins, not how long it is. So uses are counted where a pointer points to,
- * and when somebody looks, they hold from there to the next page that something else was seen to begin in: a
+ * and at the next look they hold from there to the next page that something else was seen to begin in: a
  * tensor in a large allocation has its own heat. Where nothing was seen to begin for some looks, nothing
  * does.
  */
@@ -25,11 +25,13 @@
 
 struct leaf {
 	struct region *region[LEAF_PAGES];	/* under the lock */
-	uint16_t uses[LEAF_PAGES];		/* since somebody looked; atomically */
+	uint16_t uses[LEAF_PAGES];		/* since the last look; atomically */
 	uint8_t begins[LEAF_PAGES];		/* looks for which something is known to begin here; atomically */
+	uint32_t first[LEAF_PAGES];		/* number of the first use since the last turn; 0: there was none; atomically */
 };
 
 static struct leaf *root[1 << ROOT_BITS];	/* atomically */
+static uint32_t firsts;				/* first uses so far, of all pages; atomically */
 
 static struct leaf *leaf_of(CUdeviceptr address)
 {
@@ -76,6 +78,7 @@ void pages_set(const struct region *region, struct region *value)
 		leaf_of(at)->region[page_of(at)] = value;
 		__atomic_store_n(&leaf_of(at)->uses[page_of(at)], 0, __ATOMIC_RELAXED);
 		__atomic_store_n(&leaf_of(at)->begins[page_of(at)], 0, __ATOMIC_RELAXED);
+		__atomic_store_n(&leaf_of(at)->first[page_of(at)], 0, __ATOMIC_RELAXED);
 	}
 }
 
@@ -87,11 +90,17 @@ bool pages_near(CUdeviceptr address)
 static void use(struct leaf *leaf, CUdeviceptr at)
 {
 	uint16_t *uses = &leaf->uses[page_of(at)];
+	uint32_t *first = &leaf->first[page_of(at)], number;
 	const uint16_t before = __atomic_load_n(uses, __ATOMIC_RELAXED);
 
 	/* One that is lost between two threads is no harm. */
 	if (before < UINT16_MAX)
 		__atomic_store_n(uses, before + 1, __ATOMIC_RELAXED);
+	if (!__atomic_load_n(first, __ATOMIC_RELAXED)) {
+		number = __atomic_add_fetch(&firsts, 1, __ATOMIC_RELAXED);
+		/* After 2^32 the numbers begin anew: the order of one turn is wrong then. */
+		__atomic_store_n(first, number ? number : 1, __ATOMIC_RELAXED);
+	}
 }
 
 void pages_use_from(CUdeviceptr address)
@@ -125,6 +134,16 @@ uint32_t pages_uses(CUdeviceptr address)
 	return __atomic_load_n(&leaf_of(address)->uses[page_of(address)], __ATOMIC_RELAXED);
 }
 
+/* What holds for a page that nothing was seen to begin in this time: 0 where something did before, a look less from now
+ * on, or `before`. */
+static uint32_t since_begin(uint8_t *begins, uint32_t before)
+{
+	if (!__atomic_load_n(begins, __ATOMIC_RELAXED))
+		return before;
+	__atomic_sub_fetch(begins, 1, __ATOMIC_RELAXED);
+	return 0;
+}
+
 uint32_t pages_look(CUdeviceptr address, uint32_t before)
 {
 	struct leaf *leaf = leaf_of(address);
@@ -136,15 +155,32 @@ uint32_t pages_look(CUdeviceptr address, uint32_t before)
 		__atomic_store_n(begins, BEGINS_LOOKS, __ATOMIC_RELAXED);
 		return uses;
 	}
-	if (!__atomic_load_n(begins, __ATOMIC_RELAXED))
-		return before;
-	__atomic_sub_fetch(begins, 1, __ATOMIC_RELAXED);
-	return 0;
+	return since_begin(begins, before);
+}
+
+bool pages_used(CUdeviceptr address)
+{
+	return __atomic_load_n(&leaf_of(address)->first[page_of(address)], __ATOMIC_RELAXED) != 0;
+}
+
+uint32_t pages_first(CUdeviceptr address, uint32_t before)
+{
+	struct leaf *leaf = leaf_of(address);
+	uint8_t *begins = &leaf->begins[page_of(address)];
+	const uint32_t first = __atomic_load_n(&leaf->first[page_of(address)], __ATOMIC_RELAXED);
+
+	if (first) {
+		__atomic_store_n(&leaf->first[page_of(address)], 0, __ATOMIC_RELAXED);
+		__atomic_store_n(begins, BEGINS_LOOKS, __ATOMIC_RELAXED);
+		return first;
+	}
+	return since_begin(begins, before);
 }
 
 static void forget(void)
 {
 	memset(root, 0, sizeof(root));
+	firsts = 0;
 }
 
 LIFE(.stage = LIFE_REGIONS, .forget = forget);
