@@ -7,7 +7,8 @@ import attrs
 
 @attrs.frozen
 class WorkingSet:
-    """The memory that a program used in its last turn that ended; in the one under way where none has ended yet."""
+    """The memory that a program used in its last turn that ended, or in the last second that it ran, if that is longer;
+    in the turn under way where none has ended yet."""
 
     used: int = 0
     """Bytes that its kernels used in that turn, and that it has still."""

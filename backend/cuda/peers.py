@@ -20,6 +20,7 @@ WITHOUT: Mapping[Feature, str] = {
     Feature.COUNTERS: "its kernels are not counted, and it cannot be moved to another GPU",
     Feature.REPORT: "what of its memory cannot be moved is not known",
     Feature.DEPART: "it cannot be moved to another GPU",
+    Feature.SETS: "where memory is short it has no turns of it",
     Feature.TURNS: "until its next turn it is without its copy engines, and none of its memory moves",
 }
 """What does not work on a program whose library lacks a feature. That it cannot limit itself is not told: the program

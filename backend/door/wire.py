@@ -72,8 +72,9 @@ class Feature(enum.IntFlag):
 FIRST = Feature(0b11111)
 """What ggroupfs 0.1 could. It said nothing of that: its HELLO has 0 in the place of the bits, and it looks at none."""
 
-# A daemon offers SETS once there is a library that has it: until then it would tell of each program that it lacks that.
-CUDA = Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY | Feature.TURNS
+CUDA = (
+    Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY | Feature.TURNS | Feature.SETS
+)
 """What is spoken at the door of CUDA programs."""
 
 
@@ -163,10 +164,11 @@ class Op(enum.IntEnum):
     PREPARE = 24
     """(bytes) -> (bytes moved, microseconds that took): asked of a CUDA program that waits for its turn on `gpu`: at
     most so much of what it used in its last turn, and that is in the host, comes back, in the order of its first use.
-    It asks for each piece by MOVE_IN, as for all that comes back, and ends where that gives EAGAIN. Its gate stays
-    closed. ENODEV as for END_TURN; EBUSY while it is about to be moved. While its gate is closed RECLAIM takes
-    what it did not use in its last turn before what it did, and of that the last in that order first; what the host has
-    as it is it drops."""
+    (Of turns of less than a second: in those of the last second that it ran.) It asks for each piece by MOVE_IN, as for
+    all that comes back, and ends where that gives EAGAIN. Its gate stays closed, and nothing comes that is not asked
+    for, by this or by ROOM. ENODEV as for END_TURN; EBUSY while it is about to be moved, or not drained. While its gate
+    is closed RECLAIM takes what it did not use before what it did, and of that the last in that order first; what the
+    host has as it is it drops."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33

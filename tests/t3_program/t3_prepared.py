@@ -1,24 +1,20 @@
-"""What a CUDA program tells of its working set, and how that comes back before its turn: the daemon's end of it.
-
-No library has that yet: what it will do, a program of these tests does.
-"""
+"""What a CUDA program tells of its working set, and how that comes back before its turn: the daemon's end of it. What
+the library does (t6_sets.py), a program of these tests does."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
-from unittest import mock
+from collections.abc import Callable
 
 import pytest
 import trio
 
-import backend.cuda.server
 from backend.core.workingset import WorkingSet
 from backend.cuda.page import ALONE, SHARES, USED
 from backend.door.wire import CUDA, Feature, Message, Op
 from tests.support.cuda_session import GIB, MIB, Drive, Rig
 from tests.support.cuda_session import drive as drive
-from tests.support.turns import Gated, begin_turn, end_turn, gated, proven
+from tests.support.turns import Gated, begin_turn, end_turn, proven
 
 PIECE = 64 * MIB
 """Bytes that the program asks for at a time."""
@@ -27,7 +23,6 @@ PIECE = 64 * MIB
 class Prepared(Gated):
     """A program whose library tells a working set, and has it come."""
 
-    features = CUDA | Feature.SETS
     refuses = 0
 
     def tell(self, used: int, resident: int, clean: int = 0, told: int = ALONE) -> None:
@@ -54,11 +49,10 @@ class Prepared(Gated):
         return message.answer(moved, 1000)
 
 
-@pytest.fixture(autouse=True)
-def offered() -> Iterator[None]:
-    """The daemon offers it."""
-    with mock.patch.object(backend.cuda.server, "CUDA", CUDA | Feature.SETS):
-        yield
+class Older(Gated):
+    """A program with a library of before there were working sets."""
+
+    features = CUDA & ~Feature.SETS
 
 
 async def prepared(rig: Rig, resident: int, swapped: int = 0) -> Prepared:
@@ -88,9 +82,13 @@ def test_the_page_tells_what_a_program_used(drive: Drive) -> None:
     drive(test)
 
 
+@pytest.mark.logs("older than this daemon and lacks sets")
 def test_an_older_library_tells_nothing_and_is_not_asked(drive: Drive) -> None:
     async def test(rig: Rig) -> None:
-        program = await gated(rig, GIB)
+        proven(rig.gpu)
+        program = rig.connect(rig.process(), Older)
+        assert isinstance(program, Older)
+        await program.manage(GIB)
         await end_turn(rig.h, program)
         assert rig.gpu.working_set(program.process) is None
         assert await rig.gpu.prepare(program.process, GIB) == 0

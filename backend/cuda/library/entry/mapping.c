@@ -35,7 +35,7 @@
 #define NOT_OURS(name, parameters, arguments, address, refusal)			\
 	NOT_OURS_THEN(name, parameters, arguments, address, refusal, )
 
-/* Keeps on the GPU what somebody outside of the process is about to get at. */
+/* Keeps on the GPU what something outside of the process is about to get at. */
 static CUresult pin(CUdeviceptr address, size_t bytes)
 {
 	CUstreamCaptureMode mode = driver_enter();
@@ -58,6 +58,8 @@ static CUresult pin(CUdeviceptr address, size_t bytes)
 				return result;			\
 		}						\
 		CALL_REAL(result, name, arguments);		\
+		if (result == CUDA_SUCCESS)			\
+			foreign_share();			\
 		return result;					\
 	}
 
@@ -108,15 +110,15 @@ FORWARD(cuMemAddressReserve,
 	(ptr, size, alignment, addr, flags))
 NOT_OURS(cuMemAddressFree, (CUdeviceptr ptr, size_t size), (ptr, size), ptr,
 	 CUDA_ERROR_INVALID_VALUE)
-FORWARD(cuMemExportToShareableHandle,
-	(void *shareableHandle, CUmemGenericAllocationHandle handle,
-	 CUmemAllocationHandleType handleType, unsigned long long flags),
-	(shareableHandle, handle, handleType, flags))
+FORWARD_THEN(cuMemExportToShareableHandle,
+	     (void *shareableHandle, CUmemGenericAllocationHandle handle,
+	      CUmemAllocationHandleType handleType, unsigned long long flags),
+	     (shareableHandle, handle, handleType, flags), foreign_share())
 /* Another process's memory, charged to that. */
-FORWARD(cuMemImportFromShareableHandle,
-	(CUmemGenericAllocationHandle *handle, void *osHandle,
-	 CUmemAllocationHandleType shHandleType),
-	(handle, osHandle, shHandleType))
+FORWARD_THEN(cuMemImportFromShareableHandle,
+	     (CUmemGenericAllocationHandle *handle, void *osHandle,
+	      CUmemAllocationHandleType shHandleType),
+	     (handle, osHandle, shHandleType), foreign_share())
 FORWARD(cuMemGetAllocationPropertiesFromHandle,
 	(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle), (prop, handle))
 PINNED(cuMemGetHandleForAddressRange,
@@ -157,7 +159,7 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	return result;
 }
 
-/* What a peer was given it keeps: that nobody uses it any more costs nothing but that
+/* What a peer was given it keeps: that none uses it any more costs nothing but that
  * it stays on the GPU. */
 FORWARD(cuCtxDisablePeerAccess, (CUcontext peerContext), (peerContext))
 
@@ -249,6 +251,6 @@ WRAPPER cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *
 	return result;
 }
 
-/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, for those who map it into another device. */
+/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, for what maps it into another device. */
 PINNED(cuPointerSetAttribute, (const void *value, CUpointer_attribute attribute, CUdeviceptr ptr),
        (value, attribute, ptr), ptr, 1)

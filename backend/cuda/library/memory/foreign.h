@@ -50,4 +50,8 @@ void foreign_unmapped(CUdeviceptr address, uint64_t bytes);
 void foreign_made_in_host(const CUmemLocation *location);
 bool foreign_is_in_host(void);
 
+/* Memory of a GPU, of the program or of another process, was made known to both: whether any ever was. */
+void foreign_share(void);
+bool foreign_is_shared(void);
+
 #endif
