@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from backend.scheduler.memory.claims import Claim, Rates
 from backend.scheduler.memory.gangs import Ties
-from backend.scheduler.memory.planner import CALM_US, Planner, Program
+from backend.scheduler.memory.planner import CALM_US, Plan, Planner, Program
 from backend.scheduler.memory.sets import Unit, efficiency, pack
 from backend.scheduler.memory.turns import OVERHEAD_US, SLOT_LEAST_US, TURN_LEAST_US, TURN_US, WAIT_US, Waiter
 from tests.support.belady import belady
@@ -114,6 +114,19 @@ def test_what_goes_before_others_is_in_every_set() -> None:
         assert "first" not in world.plan.waits
     assert world.seen["first"].longest_us == 0
     assert all(world.claims()[name].resident <= 9 * GIB for name in "abc")
+
+
+def test_what_none_can_give_is_no_room_for_sets() -> None:
+    """Contexts, say: those of the programs that wait are on the GPU, too."""
+
+    def found(cold: int, leaves: int, room: int) -> Plan:
+        claim = Claim(6 * GIB, 6 * GIB, cold, leaves=leaves)
+        programs = {name: Program({0: claim}, ALONE) for name in "ab"}
+        return Planner(RATES).decide(0, programs, {0: room})
+
+    assert not found(2 * GIB, 8 * GIB, 14 * GIB).has_turns
+    assert found(2 * GIB, 6 * GIB, 14 * GIB).has_turns
+    assert not found(2 * GIB, 6 * GIB, 16 * GIB).has_turns
 
 
 def test_one_that_rests_needs_no_turn_and_gives_first() -> None:

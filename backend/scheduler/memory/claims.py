@@ -41,6 +41,11 @@ class Claim:
         """What it has on the GPU, and can give as far as it may."""
         return self.resident + self.cold
 
+    @property
+    def stays(self) -> int:
+        """Bytes that it has on the GPU besides its working set, and keeps whatever it gives: its contexts, say."""
+        return min(self.cold, max(0, self.held - self.leaves))
+
     def given(self, nbytes: int) -> Claim:
         """Return what it claims once it gave so many bytes, at most what it may."""
         of_cold = min(nbytes, self.cold)

@@ -129,8 +129,8 @@ class Levels:
                 yield group
 
     def _is_short(self, group: SliceOn) -> bool:
-        """Whether programs below a slice that can have turns use more together than they have room for. That is
-        reckoned only where something is in the host."""
+        """Whether programs below a slice that can have turns use more together than they have room for, beside what
+        none can give. That is reckoned only where something is in the host."""
         try:
             if not self._ledger.books(group).swap:
                 return False
@@ -140,6 +140,7 @@ class Levels:
         programs, rooms = level.programs(), level.rooms()
         working = [one for one in programs.values() if one.has_work]
         used = sum(one.claims[self._index].used for one in working)
+        used += sum(one.claims[self._index].stays for one in programs.values())
         return sum(one.ties.is_known for one in working) > 1 and bool(rooms) and used > rooms[self._index]
 
 

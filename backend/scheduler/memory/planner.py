@@ -164,6 +164,7 @@ def claims_on(gpu: int, programs: Mapping[Name, Program]) -> Claims:
 
 
 def _reserved(gpu: int, programs: Mapping[Name, Program], always: Collection[Name]) -> int:
-    """Return the bytes of a GPU that are always taken: what those in every set have, or need."""
+    """Return the bytes of a GPU that are always taken: what those in every set have, or need, and what the others keep
+    while they wait."""
     claims = claims_on(gpu, programs)
-    return sum(max(claims[name].used, claims[name].held) for name in always if name in claims)
+    return sum(max(one.used, one.held) if name in always else one.stays for name, one in claims.items())
