@@ -36,7 +36,7 @@ FAKE_EXPORT cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, c
 	return CUDA_SUCCESS;
 }
 
-/* Not the map that an encoding with that address makes: nobody is promised that. */
+/* Not the map that an encoding with that address makes: that is promised nowhere. */
 FAKE_EXPORT cuTensorMapReplaceAddress(CUtensorMap *map, void *address)
 {
 	FAKE(cuTensorMapReplaceAddress);
