@@ -21,7 +21,7 @@ def test_exact_under_random_limits(sanitize: str) -> None:
     "name",
     [
         *("persistent", "queue", "contexts", "pin", "reached", "heat", "heat_in_one", "heat_copied", "stuck"),
-        *("exchange", "exchange_by_itself", "exchange_more"),
+        *("exchange", "exchange_by_itself", "exchange_more", "both_ways", "both_ways_stuck"),
     ],
 )
 def test_unit(name: str, sanitize: str) -> None:
