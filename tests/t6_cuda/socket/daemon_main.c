@@ -8,6 +8,7 @@
 #include "home.h"
 #include "listener.h"
 #include "log.h"
+#include "host.h"
 #include "mover.h"
 #include "ours.h"
 #include "session.h"
@@ -38,6 +39,8 @@ static _Atomic uint64_t moved_out, moved_in;
 static _Atomic uint64_t turn_us;	/* of the last END_TURN, or the run-ahead of the last BEGIN_TURN */
 static _Atomic int turn;		/* -1: opened by the end of a connection; 1: over; 2: begun */
 static _Atomic bool late;		/* it is over, and was not drained */
+static _Atomic uint64_t granted;	/* of the host, at last, bytes */
+static _Atomic unsigned int grants;
 
 void log_line(const char *format, ...)
 {
@@ -140,6 +143,13 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	to_book += bytes;
 	*usec = 1000;
 	return bytes;
+}
+
+void host_grant(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	granted = bytes;
+	grants++;
 }
 
 uint64_t mover_owed(struct device *device)
@@ -326,6 +336,14 @@ int main(void)
 			devices[0].away = c * GG_MIB;
 			daemon_report(&devices[0]);
 			puts("0");
+		} else if (!strcmp(command, "host")) {
+			__atomic_store_n(&devices[0].host_held, a * GG_MIB, __ATOMIC_RELAXED);
+			__atomic_store_n(&devices[0].host_used, b * GG_MIB, __ATOMIC_RELAXED);
+			__atomic_store_n(&devices[0].host_wanted, c * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "granted")) {
+			printf("%u %llu\n", grants, (unsigned long long)(granted == UINT64_MAX ? 0 : granted / GG_MIB));
 		} else if (!strcmp(command, "kernels")) {
 			kernels += a;
 			count(counting);

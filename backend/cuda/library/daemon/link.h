@@ -31,9 +31,10 @@ enum { WIRE_VERSION = 1 };
 #define FEATURE_FAMILY		(UINT64_C(1) << 5)
 #define FEATURE_TURNS		(UINT64_C(1) << 6)
 #define FEATURE_TOTAL		(UINT64_C(1) << 7)
+#define FEATURE_HOST		(UINT64_C(1) << 8)
 /* Of a daemon that says 0: what 0.1 could. */
 #define FEATURES_FIRST		(FEATURE_MEMORY | FEATURE_COUNTERS | FEATURE_REPORT | FEATURE_DEPART)
-#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY | FEATURE_TURNS | FEATURE_TOTAL)
+#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY | FEATURE_TURNS | FEATURE_TOTAL | FEATURE_HOST)
 
 enum op {
 	OP_HELLO = 1,
@@ -47,12 +48,14 @@ enum op {
 	OP_WANT = 12,
 	OP_FAMILY,
 	OP_TOTAL,
+	OP_HOST,
 	OP_RECLAIM = 20,
 	OP_DEPART,
 	OP_END_TURN,
 	OP_BEGIN_TURN,
 	OP_EVENTS = 64,		/* from here on no answer is waited for */
 	OP_ROOM = 66,
+	OP_GRANT,
 };
 #define OP_REPLY (UINT32_C(1) << 31)
 
