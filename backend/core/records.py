@@ -234,6 +234,8 @@ class Footprint:
     """Bytes that came back from the host in the place of as many that were colder, ever; swapins has none of them."""
     whole: int = 0
     """Bytes of programs that go into the host, or come back from it, only as a whole: a wait for that is long."""
+    clean: int | None = None
+    """Bytes in the host of copies of what is on the GPU: to go that need not be written. They are not swap."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -243,6 +245,7 @@ class Footprint:
             _total(self.disputed, other.disputed),
             _total(self.exchanged, other.exchanged),
             self.whole + other.whole,
+            _total(self.clean, other.clean),
         )
 
 

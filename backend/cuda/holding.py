@@ -49,6 +49,8 @@ class Holding:
         """Bytes that it reports to have and not to be able to move."""
         self.intact = 0
         """Bytes that it reports to be as the program made them: its library does not carry them from GPU to GPU."""
+        self.clean = 0
+        """Bytes in the host of copies of what it has on the GPU, as it says."""
         self.exchanged = 0
         """Bytes that it said came back in the place of others."""
         self.promised = 0
@@ -85,6 +87,7 @@ class Holding:
             unmovable=self.unmovable,
             disputed=max(0, -self._correction),
             exchanged=self.exchanged,
+            clean=self.clean,
         )
 
     # What the program says
@@ -143,12 +146,13 @@ class Holding:
         self.swapped += nbytes
         self._correction = max(self._correction, -self.charged)
 
-    def report(self, nbytes: int, exchanged: int, away: int, intact: int = 0) -> None:
+    def report(self, nbytes: int, exchanged: int, away: int, intact: int = 0, clean: int = 0) -> None:
         """So much it cannot move, and so much has changed places, ever: its own word, for people. So much may be off
         the GPU from now on, until it says otherwise: the driver counts less then, and nothing has become free. So much
-        the driver carries with the program, which says so at most some seconds late."""
+        the driver carries with the program, which says so at most some seconds late. So much of the host are copies."""
         self.unmovable = min(nbytes, self._capacity)
         self.intact = min(intact, self._capacity)
+        self.clean = min(clean, self._capacity)
         self.exchanged = min(exchanged, MAX)
         self.away = min(away, AWAY_MOST)
         self._mark()

@@ -307,7 +307,7 @@ class Session:
                     raise fail(errno.ENODEV)
                 return (await self._gpus[request.gpu].total(self.process),)
             case Op.REPORT:
-                self._holding(request.gpu).report(*args[:4])
+                self._holding(request.gpu).report(*args[:5])
             case Op.HOST:
                 swapped = self._holding(request.gpu).swapped
                 pinned = Pinned(self.process, partial(self._grant, request.gpu))

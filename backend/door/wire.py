@@ -127,9 +127,10 @@ class Op(enum.IntEnum):
     LIMITS = 9
     """() -> (lowest limit above the sender or 2^64-1, bytes free under all of them, its swapped bytes)"""
     REPORT = 10
-    """(bytes, bytes ever, bytes, bytes) -> (): as much of what the sender holds on `gpu` cannot be moved, as much has
-    changed places with what was colder, as much is about to and may be off the GPU meanwhile, and as much can be moved
-    and is still as the program made it: a checkpoint carries that. As an event it is not answered."""
+    """(bytes, bytes ever, bytes, bytes, bytes) -> (): as much of what the sender holds on `gpu` cannot be moved, as
+    much has changed places with what was colder, as much is about to and may be off the GPU meanwhile, as much can be
+    moved and is still as the program made it, so that a checkpoint carries that, and of as much the host has a copy. As
+    an event it is not answered."""
     TREE = 11
     """() -> (device number of the mount): whose socket this is; 0 where that is not known. It may come before the
     greeting; a daemon that does not know it refuses that with EPROTO."""
@@ -147,8 +148,9 @@ class Op(enum.IntEnum):
     where the sender is now, or would be if it used that GPU, once what files ask for holds there. It need not have said
     that its memory is managed, and is not in the tree by asking. It keeps the answer (backend/core/sight.py)."""
     HOST = 15
-    """(bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much of that serves
-    it, and so much it would have in all. It is told of what it may have by GRANT. As an event it is not answered."""
+    """(bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much of that
+    serves it, and so much it would have in all. It is told of what it may have by GRANT. As an event it is not
+    answered."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17

@@ -96,6 +96,7 @@ def _gmem_stat(controller: Controller, group: Group) -> str:
             "unmovable": footprint.unmovable,
             "disputed": footprint.disputed,
             "exchanged_bytes": footprint.exchanged,
+            "clean": footprint.clean,
             "byte_seconds": controller.byte_seconds(group),
         }
     )

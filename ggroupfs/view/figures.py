@@ -61,6 +61,8 @@ class Figures:
     """Memory that was charged and the driver does not count."""
     exchanged_bytes: int | None = None
     """Bytes that changed places with colder ones, ever."""
+    clean: int | None = None
+    """Copies in the host of memory that is on the GPU."""
     byte_seconds: int | None = None
     """Memory on the GPU times how long it was there, ever, byte-seconds."""
     timeslice: float | None = None
@@ -180,7 +182,7 @@ SOURCES: Mapping[str, Source] = {
     "gmem.swap.current": _one("swap"),
     "gmem.stat": _keyed(
         "resident swapped swapin swapin_bytes swapout swapout_bytes move_usec"
-        " implicit unmovable disputed exchanged_bytes byte_seconds"
+        " implicit unmovable disputed exchanged_bytes clean byte_seconds"
     ),
     "gmem.peak": _one("peak"),
     "gmem.swap.peak": _one("swap_peak"),

@@ -134,6 +134,13 @@ def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
             await program.do("report", 100, 30, 64)
             assert await program.do("limits") == [1, 4096, 3096]
             assert daemon.away(program) == 64 * MIB
+            assert "clean 0\n" in stat
+            await program.do("clean", 48)
+            await program.do("limits")
+            stat = await daemon.h.read(file + "gmem.stat")
+            assert f"clean {48 * MIB}\n" in stat
+            assert "swapped 0\n" in stat
+            assert daemon.away(program) == 64 * MIB
             look_at_the_thread(program.process.pid)
             assert (await program.do("ticks", 500))[0] <= 2, "it sleeps"
             assert await program.do("wake") == [0]

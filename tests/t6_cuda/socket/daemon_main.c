@@ -8,7 +8,7 @@
 #include "home.h"
 #include "listener.h"
 #include "log.h"
-#include "host.h"
+#include "keeper.h"
 #include "mover.h"
 #include "ours.h"
 #include "session.h"
@@ -145,7 +145,7 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	return bytes;
 }
 
-void host_grant(struct device *device, uint64_t bytes)
+void keeper_grant(struct device *device, uint64_t bytes)
 {
 	(void)device;
 	granted = bytes;
@@ -340,6 +340,10 @@ int main(void)
 			__atomic_store_n(&devices[0].host_held, a * GG_MIB, __ATOMIC_RELAXED);
 			__atomic_store_n(&devices[0].host_used, b * GG_MIB, __ATOMIC_RELAXED);
 			__atomic_store_n(&devices[0].host_wanted, c * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "clean")) {
+			__atomic_store_n(&devices[0].clean, a * GG_MIB, __ATOMIC_RELAXED);
 			daemon_report(&devices[0]);
 			puts("0");
 		} else if (!strcmp(command, "granted")) {

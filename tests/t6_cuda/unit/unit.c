@@ -12,6 +12,8 @@
 #include "device.h"
 #include "double.h"
 #include "exchange.h"
+#include "chunk.h"
+#include "keeper.h"
 #include "library.h"
 #include "ours.h"
 #include "pages.h"
@@ -1127,6 +1129,12 @@ static void test_ahead(void)
 	double_agree(device);
 }
 
+/* A figure that another thread may change. */
+static uint64_t now_is(const uint64_t *figure)
+{
+	return __atomic_load_n(figure, __ATOMIC_RELAXED);
+}
+
 /* What is pinned of the host and serves nothing is what the daemon grants, at most; what serves is there all the same. */
 static void until_kept(uint64_t bytes)
 {
@@ -1135,8 +1143,182 @@ static void until_kept(uint64_t bytes)
 	while (host_kept(device) != bytes && now() < until)
 		usleep(1000);
 	CHECK(host_kept(device) == bytes);
-	CHECK(device->host_held == device->host_used + bytes);
+	CHECK(now_is(&device->host_held) == now_is(&device->host_used) + bytes);
 	double_agree(device);
+}
+
+/* The kernel of hash.cu: the sums are the same, all of them in the first part. */
+const size_t ggroup_hash_parameters[] = { sizeof(CUdeviceptr), sizeof(uint64_t), sizeof(void *), sizeof(uint64_t), sizeof(uint64_t), 0 };
+void ggroup_hash(void **parameters);
+static uint64_t hashed;	/* atomically: chunks */
+
+static uint64_t mixed(uint64_t x)
+{
+	x = (x ^ x >> 33) * 0xff51afd7ed558ccd;
+	x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53;
+	return x ^ x >> 33;
+}
+
+void ggroup_hash(void **parameters)
+{
+	const uint64_t *data = *(uint64_t **)parameters[0], *key[2] = { parameters[3], parameters[4] };
+	const uint64_t vectors = *(uint64_t *)parameters[1], parts = vectors / 16384;
+	struct mark *sums = *(struct mark **)parameters[2];
+
+	for (uint64_t part = 0; part < parts; part++) {
+		unsigned __int128 sum = 0;
+
+		for (uint64_t i = part * 16384; i < (part + 1) * 16384; i++)
+			sum += (unsigned __int128)(data[2 * i] + mixed(*key[0] + i * 0x9e3779b97f4a7c15)) *
+			       (data[2 * i + 1] + mixed(*key[1] + i * 0xd1342543de82ef95));
+		sums[part] = (struct mark){ (uint64_t)sum, (uint64_t)(sum >> 64) };
+	}
+	__atomic_add_fetch(&hashed, 1, __ATOMIC_RELAXED);
+}
+
+/* Bytes that went over the bus while all went and came. */
+static uint64_t out_and_in(uint64_t bytes)
+{
+	const uint64_t before = bus("fake_memory_carried", TO_HOST);
+
+	CHECK(double_out(device, UINT64_MAX) == bytes);
+	CHECK(device->swapped == bytes && now_is(&device->clean) == 0);
+	double_agree(device);
+	CHECK(double_in(device, UINT64_MAX) == bytes);
+	double_agree(device);
+	return bus("fake_memory_carried", TO_HOST) - before;
+}
+
+/* What has not changed since it came is dropped, and not copied; its copy is no swap, and is what the host has back first. */
+static void test_clean(void)
+{
+	struct item items[6];
+	uint64_t before;
+
+	start();
+	for (int i = 0; i < 6; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	/* Where none is granted none is kept. */
+	for (int round = 0; round < 2; round++)
+		CHECK(out_and_in(12 << 20) == 12 << 20 && now_is(&device->clean) == 0);
+	CHECK(hashed == 0);
+	keeper_grant(device, 64 << 20);
+	CHECK(out_and_in(12 << 20) == 12 << 20);
+	CHECK(now_is(&device->clean) == 12 << 20 && now_is(&device->host_used) == 0 && device->swapped == 0);
+	CHECK(out_and_in(12 << 20) == 0 && now_is(&device->clean) == 12 << 20);
+	/* One word of one of them, a page of another: those go, and are clean again. */
+	CHECK(cuMemcpyHtoD_v2(items[1].address + (1 << 20) + 8, &before, 8) == CUDA_SUCCESS);
+	items[3].seed = 77;
+	fill(&items[3]);
+	CHECK(out_and_in(12 << 20) == 4 << 20);
+	CHECK(out_and_in(12 << 20) == 0);
+	fill(&items[1]);
+	CHECK(out_and_in(12 << 20) == 2 << 20);
+	/* What is written while it is in the host is no copy of what came before. */
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20);
+	items[0].seed = 55;
+	fill(&items[0]);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	CHECK(out_and_in(12 << 20) == 0);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* Copies are the first that the host has back; without them all goes as ever. */
+	keeper_grant(device, 4 << 20);
+	for (const double until = now() + 60; now_is(&device->clean) > 4 << 20 && now() < until;)
+		usleep(1000);
+	CHECK(now_is(&device->clean) == 4 << 20 && now_is(&device->host_held) == 4 << 20);
+	double_agree(device);
+	before = bus("fake_memory_carried", TO_HOST);
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20);
+	CHECK(bus("fake_memory_carried", TO_HOST) - before == 8 << 20);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	CHECK(now_is(&device->host_held) <= 4 << 20);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* ... or another chunk, which needs its room. */
+	keeper_grant(device, 6 << 20);
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && double_in(device, UINT64_MAX) == 6 << 20);
+	CHECK(now_is(&device->clean) == 6 << 20);
+	before = now_is(&device->host_held);
+	for (int i = 0; i < 6; i++)
+		use(items[i].address, on_gpu(items[i].address) ? 10 : 10);
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && now_is(&device->host_held) == before && now_is(&device->clean) == 0);
+	double_in(device, UINT64_MAX);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* What is freed frees its copy. */
+	for (int i = 0; i < 6; i++)
+		CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+	CHECK(now_is(&device->clean) == 0);
+	keeper_grant(device, 0);
+	until_kept(0);
+}
+
+/* Whichever call fails: nothing is taken for clean that is not, and all can move again. */
+static void test_clean_faults(void)
+{
+	struct item items[3];
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 3; i++) {
+		items[i] = (struct item){ .bytes = (size_t)(2 + 16 * (i == 2)) << 20, .seed = (uint64_t)i };
+		if (cuMemAlloc_v2(&items[i].address, items[i].bytes) != CUDA_SUCCESS)
+			CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	for (int round = 0; round < 5; round++) {
+		double_out(device, UINT64_MAX);
+		double_agree(device);
+		if (round == 3) {
+			items[1].seed = 44;
+			fill(&items[1]);
+		}
+		double_in(device, UINT64_MAX);
+		double_agree(device);
+		for (int i = 0; i < 3; i++) {
+			verify(&items[i]);
+			items[i].seed += (uint64_t)(round == 1 && i != 1);
+			fill(&items[i]);
+		}
+	}
+	double_out(device, 4 << 20);
+	double_exchange(device, 4 << 20);
+	double_agree(device);
+	for (int i = 0; i < 3; i++) {
+		verify(&items[i]);
+		if (cuMemFree_v2(items[i].address) != CUDA_SUCCESS)
+			CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+	}
+	CHECK(now_is(&device->clean) == 0);
+	double_agree(device);
+}
+
+/* What changes each time is not looked at each time. */
+static void test_clean_changes(void)
+{
+	struct item item = { .bytes = 2 << 20 };
+	uint64_t looked;
+
+	start();
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	keeper_grant(device, 64 << 20);
+	for (int round = 0; round < 40; round++) {
+		item.seed = (uint64_t)round;
+		fill(&item);
+		out_and_in(2 << 20);
+		verify(&item);
+	}
+	looked = hashed;
+	CHECK(looked > 4 && looked <= 12);
+	/* Once it does not any more that is found out. */
+	for (int round = 0; round < 40; round++)
+		out_and_in(2 << 20);
+	CHECK(out_and_in(2 << 20) == 0);
+	verify(&item);
 }
 
 static void test_granted(void)
@@ -1144,27 +1326,27 @@ static void test_granted(void)
 	struct item item = { .bytes = 40 << 20, .seed = 5 };
 
 	start();
-	host_grant(device, 0);
+	keeper_grant(device, 0);
 	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
 	fill(&item);
-	CHECK(device->host_wanted == 40 << 20);
+	CHECK(now_is(&device->host_wanted) == 40 << 20);
 	usleep(50000);
 	CHECK(host_kept(device) == 0);
-	host_grant(device, 48 << 20);
+	keeper_grant(device, 48 << 20);
 	until_kept(40 << 20);	/* as much as it wants */
-	host_grant(device, 20 << 20);
+	keeper_grant(device, 20 << 20);
 	until_kept(16 << 20 | 4 << 20);
-	host_grant(device, 6 << 20);
+	keeper_grant(device, 6 << 20);
 	until_kept(4 << 20);
 	CHECK(double_out(device, UINT64_MAX) == 40 << 20);
-	CHECK(device->host_used == 40 << 20 && device->host_held == 40 << 20);
+	CHECK(now_is(&device->host_used) == 40 << 20 && now_is(&device->host_held) == 40 << 20);
 	verify(&item);
 	CHECK(double_in(device, UINT64_MAX) == 40 << 20);
-	CHECK(device->host_used == 0 && host_kept(device) <= 6 << 20);
-	host_grant(device, 48 << 20);
+	CHECK(now_is(&device->host_used) == 0 && host_kept(device) <= 6 << 20);
+	keeper_grant(device, 48 << 20);
 	until_kept(40 << 20);
 	/* A daemon that does not know of it: what is there stays. */
-	host_grant(device, UINT64_MAX);
+	keeper_grant(device, UINT64_MAX);
 	until_kept(40 << 20);
 	verify(&item);
 	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
@@ -1185,7 +1367,9 @@ int main(int count, char **arguments)
 		{ "both_ways", test_both_ways }, { "both_ways_stuck", test_both_ways_stuck },
 		{ "foreign", test_foreign },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
-		{ "ahead", test_ahead }, { "granted", test_granted }, { "stuck", test_stuck },
+		{ "ahead", test_ahead }, { "granted", test_granted },
+		{ "clean", test_clean }, { "clean_changes", test_clean_changes },
+		{ "clean_faults", test_clean_faults }, { "stuck", test_stuck },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)

@@ -17,7 +17,7 @@
 #include "exchange.h"
 #include "family.h"
 #include "home.h"
-#include "host.h"
+#include "keeper.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
@@ -133,7 +133,7 @@ static void pass_grants(void)
 		managed->granted = false;
 		pthread_mutex_unlock(&session.lock);
 		log_line("gpu %d: granted %llu MiB of the host", managed->device->index, (unsigned long long)(grant / GG_MIB));
-		host_grant(managed->device, grant);
+		keeper_grant(managed->device, grant);
 		pthread_mutex_lock(&session.lock);
 	}
 	pthread_mutex_unlock(&session.lock);
@@ -282,7 +282,7 @@ static void manage(struct managed *managed)
 		return;
 	}
 	managed->ours = true;
-	managed->foreign = managed->exchanged = managed->away = managed->intact = 0;	/* a daemon begins with that */
+	managed->foreign = managed->exchanged = managed->away = managed->intact = managed->clean = 0;	/* a daemon begins with that */
 	managed->report = false;
 	managed->held = managed->used = managed->wanted = 0;
 	managed->report_host = false;

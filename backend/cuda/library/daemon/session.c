@@ -112,14 +112,16 @@ void session_note(struct managed *managed)
 	const uint64_t exchanged = __atomic_load_n(&device->exchanged, __ATOMIC_RELAXED);
 	const uint64_t away = __atomic_load_n(&device->away, __ATOMIC_RELAXED);
 	const uint64_t intact = __atomic_load_n(&device->intact, __ATOMIC_RELAXED);
+	const uint64_t clean = __atomic_load_n(&device->clean, __ATOMIC_RELAXED);
 
 	managed->report |= managed->foreign != foreign || managed->exchanged != exchanged || managed->away != away ||
-			   managed->intact != intact;
+			   managed->intact != intact || managed->clean != clean;
 	note_host(managed);
 	managed->foreign = foreign;
 	managed->exchanged = exchanged;
 	managed->away = away;
 	managed->intact = intact;
+	managed->clean = clean;
 }
 
 /* What was freed, and could not be told. An event, which has no answer. */
@@ -139,6 +141,7 @@ int session_flush(struct managed *managed)
 		message = session_about(OP_REPORT, managed, managed->foreign, managed->exchanged);
 		message.args[2] = managed->away;
 		message.args[3] = managed->intact;
+		message.args[4] = managed->clean;
 		error = transmit(&message);
 		if (error)
 			return error;

@@ -26,7 +26,7 @@ struct managed {
 	struct device *device;
 	uint64_t resident, swapped;	/* as the daemon knows them, or is to know them */
 	uint64_t freed_resident, freed_swapped;	/* not told yet: the socket was full */
-	uint64_t foreign, exchanged, away, intact;	/* as in struct device, told or to be told */
+	uint64_t foreign, exchanged, away, intact, clean;	/* as in struct device, told or to be told */
 	bool report;
 	uint64_t held, used, wanted;	/* ... of the host */
 	bool report_host;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lane.h"
 
+#include "clean.h"
 #include "driver.h"
+#include "hash.h"
 #include "host.h"
 #include "kept.h"
 #include "log.h"
@@ -15,6 +17,8 @@
 #define AHEAD_BYTES (4 * PLACE_RUN_BYTES)
 /* What undoes something is tried so often. */
 #define TRIES 3
+/* Chunks that are marked together: those of a run, but of one with a handle of the driver's, which has no copies. */
+#define MARKED_MOST (PLACE_RUN_BYTES / GG_CHUNK)
 
 /* Neighbours in one region, up to PLACE_RUN_BYTES, or all of what one handle is behind. */
 static size_t runs_of(const struct batch *batch, struct lane_run *runs)
@@ -187,6 +191,39 @@ static CUevent *event_of(struct device *device, const struct lane *lane, size_t 
 	return &device->mover->event[lane->batch->in][run % LANE_AHEAD];
 }
 
+static CUresult marks_of(struct device *device, struct lane *lane, size_t count, const CUdeviceptr *at, const size_t *bytes,
+			 struct mark *marks)
+{
+	const struct hash_order order = {
+		.stream = device->mover->stream[MOVER_MARKS], .wait_us = device->mover->copy_us, .count = count, .at = at,
+		.bytes = bytes,
+	};
+
+	return hash_ready(device) ? hash_chunks(device, &order, marks, &lane->unsure) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* Which of a run that have a copy are as that still. */
+static void compare(struct device *device, struct lane *lane, const struct lane_run *run)
+{
+	struct batch *batch = lane->batch;
+	CUdeviceptr at[MARKED_MOST];
+	size_t bytes[MARKED_MOST], of[MARKED_MOST], count = 0;
+	struct mark marks[MARKED_MOST];
+
+	for (size_t i = run->first; i < run->first + run->count; i++)
+		if (batch->kept[i] && count < MARKED_MOST) {
+			at[count] = batch->source[i];
+			bytes[count] = batch->bytes[i];
+			of[count++] = i;
+		}
+	if (!count || marks_of(device, lane, count, at, bytes, marks) != CUDA_SUCCESS)
+		return;
+	for (size_t i = 0; i < count; i++) {
+		batch->clean[of[i]] = marks[i].low == batch->mark[of[i]].low && marks[i].high == batch->mark[of[i]].high;
+		clean_found(&batch->pick[of[i]], batch->clean[of[i]]);
+	}
+}
+
 /* Submits the copies of a run, and behind them its event. */
 static CUresult copy(struct device *device, const struct lane *lane, const struct lane_run *run)
 {
@@ -198,7 +235,7 @@ static CUresult copy(struct device *device, const struct lane *lane, const struc
 	if (!*event)
 		result = real.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
 	for (size_t i = run->first; i < run->first + run->count && result == CUDA_SUCCESS; i++)
-		result = real.cuMemcpyDtoDAsync_v2(batch->to[i].window, batch->source[i], batch->bytes[i], stream);
+		result = batch->clean[i] ? CUDA_SUCCESS : real.cuMemcpyDtoDAsync_v2(batch->to[i].window, batch->source[i], batch->bytes[i], stream);
 	if (result == CUDA_SUCCESS)
 		result = real.cuEventRecord(*event, stream);
 	return result;
@@ -219,7 +256,9 @@ bool lane_send(struct device *device, struct lane *lane, uint64_t *room)
 	}
 	if (*room != UINT64_MAX)
 		*room -= run->bytes;
-	if (copy(device, lane, run) != CUDA_SUCCESS) {
+	if (!batch->in)
+		compare(device, lane, run);
+	if (lane->unsure || copy(device, lane, run) != CUDA_SUCCESS) {
 		lane->shut = lane->unsure = true;	/* part of it may run, and no event tells */
 		return false;
 	}
@@ -231,6 +270,28 @@ bool lane_send(struct device *device, struct lane *lane, uint64_t *room)
 }
 
 /* Landing */
+
+/* Has those of a run that may keep what they came from be marked. */
+static void mark(struct device *device, struct lane *lane, const struct lane_run *run)
+{
+	struct batch *batch = lane->batch;
+	CUdeviceptr at[MARKED_MOST];
+	size_t bytes[MARKED_MOST], of[MARKED_MOST], count = 0;
+	struct mark marks[MARKED_MOST];
+
+	for (size_t i = run->first; i < run->first + run->count; i++)
+		if (!batch->imported[i] && count < MARKED_MOST && clean_may_keep(&batch->pick[i])) {
+			at[count] = batch->to[i].window;
+			bytes[count] = batch->bytes[i];
+			of[count++] = i;
+		}
+	if (!count || marks_of(device, lane, count, at, bytes, marks) != CUDA_SUCCESS)
+		return;
+	for (size_t i = 0; i < count; i++) {
+		batch->mark[of[i]] = marks[i];
+		batch->marked[of[i]] = true;
+	}
+}
 
 /* Puts the new chunks behind the addresses of a run, or leaves the old ones there. */
 static bool remap(struct batch *batch, const struct lane_run *run)
@@ -273,7 +334,9 @@ bool lane_land(struct device *device, struct lane *lane, uint64_t *room)
 		lane->shut = lane->unsure = true;
 		return false;
 	}
-	moved = remap(batch, run);
+	if (batch->in && !batch->within)
+		mark(device, lane, run);
+	moved = !lane->unsure && remap(batch, run);
 	for (size_t i = run->first; i < run->first + run->count; i++)
 		batch->moved[i] = moved;
 	/* What is mapped at a window is not freed. */
@@ -310,6 +373,7 @@ void lane_settle(struct device *device, struct batch *batch, size_t i)
 	if (batch->join) {
 		const bool on_gpu = region->chunk[batch->pick[i].index].place == CHUNK_DEVICE;
 
+		clean_forget(region, batch->pick[i].index);
 		tree_moved(&batch->pick[i], CHUNK_DEVICE, 0, 0);
 		if (on_gpu) {
 			kept_release(device, batch->from[i]);
@@ -324,6 +388,8 @@ void lane_settle(struct device *device, struct batch *batch, size_t i)
 			tree_shareable(&batch->pick[i]);
 		if (batch->within)
 			kept_release(device, batch->from[i]);
+		else if (batch->marked[i])
+			clean_keep(&batch->pick[i], (struct spare){ batch->from[i], batch->from_window[i] }, batch->mark[i]);
 		else
 			free_host(device, batch, i, class);
 	} else {

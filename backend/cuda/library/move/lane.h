@@ -41,6 +41,10 @@ struct batch {
 	bool whole[BATCH_MOST_CHUNKS];				/* `from` is behind all of the region */
 	struct spare to[BATCH_MOST_CHUNKS];				/* `window`: where it can be copied to */
 	bool moved[BATCH_MOST_CHUNKS];
+	bool kept[BATCH_MOST_CHUNKS];				/* out: `to` is the copy that it had, with this mark: */
+	struct mark mark[BATCH_MOST_CHUNKS];
+	bool clean[BATCH_MOST_CHUNKS];				/* ... and equal to it, so that nothing is copied */
+	bool marked[BATCH_MOST_CHUNKS];				/* in: what it came from is its copy, with that mark */
 	bool settled[BATCH_MOST_CHUNKS];				/* it has moved, and nothing else has what it left */
 	struct window window;		/* in: of the new chunks */
 	struct window sources;		/* of objects: of what is on the GPU, for they may be mapped nowhere */
@@ -65,9 +69,12 @@ struct lane {
 	bool keeps;		/* what a run leaves is freed with the batch, for the driver has refused that before */
 };
 
+/* Streams of a mover: each way, and the kernel that makes marks, which waits for no copy. */
+enum { MOVER_OUT, MOVER_IN, MOVER_MARKS, MOVER_STREAMS };
+
 struct mover {
 	pthread_mutex_t lock;		/* one moves at a time; below the gate: its holder may close that */
-	CUstream stream[2];		/* out, in */
+	CUstream stream[MOVER_STREAMS];
 	CUevent event[2][LANE_AHEAD];
 	struct lane lane[2];
 	uint64_t made_in;		/* device->contexts when those were made */
