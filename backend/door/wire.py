@@ -169,10 +169,12 @@ class Op(enum.IntEnum):
     memory back, and connects anew from where it is. EBUSY for one that does not come to a rest, EOPNOTSUPP for one
     that shares memory, EMFILE where descriptors are short."""
     END_TURN = 22
-    """(microseconds) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing more on
-    `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after that
-    long, with 0: it is held all the same. Asked again meanwhile it waits again. EBUSY, and it is not held: a stream is
-    being captured, or it stands by to be moved. ENODEV: `gpu` is none that it has said is managed."""
+    """(microseconds, bytes) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing
+    more on `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after
+    that long, with 0: it is held all the same. As many bytes are about to go before its next turn: once it is drained,
+    and before it answers, it finds out which of them need not be written. Asked again meanwhile it waits again. EBUSY,
+    and it is not held: a stream is being captured, or it stands by to be moved. ENODEV: `gpu` is none that it has said
+    is managed."""
     BEGIN_TURN = 23
     """(run-ahead in microseconds) -> (): asked of a CUDA program: it launches again. With a run-ahead it launches
     nothing more while what is pending would take longer than that, by how fast its kernels finished lately; 0: as far

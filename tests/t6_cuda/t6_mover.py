@@ -43,7 +43,7 @@ def test_what_is_made_ahead_of_the_host_is_what_is_granted(sanitize: str) -> Non
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
-@pytest.mark.parametrize("name", ["clean", "clean_changes"])
+@pytest.mark.parametrize("name", ["clean", "clean_changes", "clean_turns", "clean_stuck"])
 def test_what_has_not_changed_is_not_copied(name: str, sanitize: str) -> None:
     run_unit(name, sanitize)
 

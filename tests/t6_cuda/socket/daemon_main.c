@@ -41,6 +41,7 @@ static _Atomic int turn;		/* -1: opened by the end of a connection; 1: over; 2: 
 static _Atomic bool late;		/* it is over, and was not drained */
 static _Atomic uint64_t granted;	/* of the host, at last, bytes */
 static _Atomic unsigned int grants;
+static _Atomic uint64_t marked;		/* at ends of turns, bytes */
 
 void log_line(const char *format, ...)
 {
@@ -150,6 +151,13 @@ void keeper_grant(struct device *device, uint64_t bytes)
 	(void)device;
 	granted = bytes;
 	grants++;
+}
+
+uint64_t mover_mark(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	marked += bytes;
+	return bytes;
 }
 
 uint64_t mover_owed(struct device *device)
@@ -342,6 +350,8 @@ int main(void)
 			__atomic_store_n(&devices[0].host_wanted, c * GG_MIB, __ATOMIC_RELAXED);
 			daemon_report(&devices[0]);
 			puts("0");
+		} else if (!strcmp(command, "marked")) {
+			printf("%llu\n", (unsigned long long)(marked / GG_MIB));
 		} else if (!strcmp(command, "clean")) {
 			__atomic_store_n(&devices[0].clean, a * GG_MIB, __ATOMIC_RELAXED);
 			daemon_report(&devices[0]);

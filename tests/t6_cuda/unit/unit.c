@@ -21,6 +21,7 @@
 #include "pick.h"
 #include "pin.h"
 #include "tree.h"
+#include "turn.h"
 
 static struct device *device;
 static CUcontext context;
@@ -1150,7 +1151,8 @@ static void until_kept(uint64_t bytes)
 /* The kernel of hash.cu: the sums are the same, all of them in the first part. */
 const size_t ggroup_hash_parameters[] = { sizeof(CUdeviceptr), sizeof(uint64_t), sizeof(void *), sizeof(uint64_t), sizeof(uint64_t), 0 };
 void ggroup_hash(void **parameters);
-static uint64_t hashed;	/* atomically: chunks */
+static uint64_t hashed;		/* atomically: chunks */
+static bool hash_holds;		/* atomically: they do not end */
 
 static uint64_t mixed(uint64_t x)
 {
@@ -1165,6 +1167,8 @@ void ggroup_hash(void **parameters)
 	const uint64_t vectors = *(uint64_t *)parameters[1], parts = vectors / 16384;
 	struct mark *sums = *(struct mark **)parameters[2];
 
+	while (__atomic_load_n(&hash_holds, __ATOMIC_ACQUIRE))
+		usleep(1000);
 	for (uint64_t part = 0; part < parts; part++) {
 		unsigned __int128 sum = 0;
 
@@ -1257,6 +1261,107 @@ static void test_clean(void)
 	until_kept(0);
 }
 
+/* The end of a turn: nothing runs, and `bytes` of what goes next are marked. */
+static void end_the_turn(uint64_t bytes)
+{
+	bool drained = false;
+
+	CHECK(turn_end(device, 1000000, &drained) == 0 && drained);
+	CHECK(mover_mark(device, bytes) == bytes);
+}
+
+/* Between two turns no kernel of ours runs: what the marks of the end of the last one say holds until the next. */
+static void test_clean_turns(void)
+{
+	enum { ALL = 12 << 20 };
+	struct item items[6];
+	uint64_t looked;
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 6; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(mover_mark(device, ALL) == 0);	/* its turn is not over */
+	for (int turn = 0; turn < 4; turn++) {
+		looked = hashed;
+		end_the_turn(ALL);
+		CHECK(hashed == looked + 6 && mover_mark(device, ALL) == ALL && hashed == looked + 6);
+		CHECK(out_and_in(ALL) == (turn == 0 ? ALL : turn == 2 ? 2 << 20 : 0));
+		CHECK(out_and_in(ALL) == 0);
+		CHECK(hashed == looked + 6 && now_is(&device->clean) == ALL);
+		turn_begin(device, 0);
+		items[1].seed += turn == 1;
+		if (turn == 1)
+			fill(&items[1]);
+		for (int i = 0; i < 6; i++)
+			verify(&items[i]);
+	}
+	/* As much as is about to go, and that. */
+	looked = hashed;
+	end_the_turn(4 << 20);
+	CHECK(hashed == looked + 2);
+	looked = bus("fake_memory_carried", TO_HOST);
+	CHECK(double_out(device, 4 << 20) == 4 << 20 && bus("fake_memory_carried", TO_HOST) == looked);
+	CHECK(double_out(device, UINT64_MAX) == 8 << 20 && bus("fake_memory_carried", TO_HOST) == looked + (8 << 20));
+	/* What was written in the host, in the turn, has no mark in the next gap, nor has what came before. */
+	turn_begin(device, 0);
+	for (int i = 0; i < 6; i++) {
+		items[i].seed += 100;
+		fill(&items[i]);
+	}
+	looked = hashed;
+	CHECK(turn_end(device, 1000000, &(bool){ false }) == 0);
+	CHECK(double_in(device, UINT64_MAX) == ALL && now_is(&device->clean) == 0 && hashed == looked);
+	CHECK(out_and_in(ALL) == ALL);
+	turn_begin(device, 0);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	double_agree(device);
+}
+
+/* Marks that do not end keep nothing but what they are of from moving, and that until they do. */
+static void test_clean_stuck(void)
+{
+	struct item items[2];
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 2; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(out_and_in(4 << 20) == 4 << 20);
+	for (int round = 0; round < 3; round++) {	/* as they go, as they come, at the end of a turn */
+		if (round == 1)
+			CHECK(double_out(device, UINT64_MAX) == 4 << 20);
+		if (round == 2)
+			CHECK(turn_end(device, 1000000, &(bool){ false }) == 0);
+		__atomic_store_n(&hash_holds, true, __ATOMIC_RELEASE);
+		device->mover->copy_us = 50000;
+		CHECK((round == 0 ? double_out(device, UINT64_MAX) : round == 1 ? double_in(device, UINT64_MAX) :
+				    mover_mark(device, 4 << 20)) == 0);
+		for (int i = 0; i < 2 && round < 2; i++)	/* a copy of the program's waits for its turn */
+			verify(&items[i]);
+		CHECK(double_out(device, UINT64_MAX) == 0 && double_in(device, UINT64_MAX) == 0);
+		device->mover->copy_us = 60000000;
+		__atomic_store_n(&hash_holds, false, __ATOMIC_RELEASE);
+		do
+			double_in(device, UINT64_MAX);
+		while (device->mover->stuck[TO_HOST] || device->mover->stuck[TO_GPU]);
+		double_agree(device);
+		if (round == 2)
+			turn_begin(device, 0);
+		out_and_in(4 << 20);
+		CHECK(out_and_in(4 << 20) == 0);
+		for (int i = 0; i < 2; i++)
+			verify(&items[i]);
+	}
+}
+
 /* Whichever call fails: nothing is taken for clean that is not, and all can move again. */
 static void test_clean_faults(void)
 {
@@ -1271,6 +1376,10 @@ static void test_clean_faults(void)
 		fill(&items[i]);
 	}
 	for (int round = 0; round < 5; round++) {
+		bool drained = false;
+
+		if (round % 2 == 0 && turn_end(device, 1000000, &drained) == 0 && drained)
+			mover_mark(device, UINT64_MAX);
 		double_out(device, UINT64_MAX);
 		double_agree(device);
 		if (round == 3) {
@@ -1279,6 +1388,7 @@ static void test_clean_faults(void)
 		}
 		double_in(device, UINT64_MAX);
 		double_agree(device);
+		turn_begin(device, 0);
 		for (int i = 0; i < 3; i++) {
 			verify(&items[i]);
 			items[i].seed += (uint64_t)(round == 1 && i != 1);
@@ -1369,7 +1479,8 @@ int main(int count, char **arguments)
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "ahead", test_ahead }, { "granted", test_granted },
 		{ "clean", test_clean }, { "clean_changes", test_clean_changes },
-		{ "clean_faults", test_clean_faults }, { "stuck", test_stuck },
+		{ "clean_faults", test_clean_faults }, { "clean_turns", test_clean_turns },
+		{ "clean_stuck", test_clean_stuck }, { "stuck", test_stuck },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)

@@ -51,6 +51,9 @@ static int end_turn(struct device *device, const struct message *command, struct
 	bool drained = false;
 	int error = departure_begun() ? EBUSY : turn_end(device, command->args[0], &drained);
 
+	/* Kernels of ours run until this is answered. */
+	if (!error && drained && command->args[1])
+		mover_mark(device, command->args[1]);
 	reply->args[0] = !error && drained;
 	reply->args[1] = moment_us() - start;
 	return error;

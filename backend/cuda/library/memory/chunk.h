@@ -36,6 +36,8 @@ struct chunk {
 	uint8_t changes;	/* how often in a row it was another than its copy (clean.h) */
 	struct spare copy;	/* in the host, of a chunk on the GPU, as of when it came; memory 0: none */
 	struct mark mark;	/* ... of that */
+	struct mark now;	/* of what is in the chunk, wherever that is, in: */
+	uint64_t gap;		/* ... this gap between two turns (turn.h); 0: in none */
 };
 
 struct small;

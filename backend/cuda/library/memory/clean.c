@@ -31,6 +31,20 @@ bool clean_may_keep(const struct pick *pick)
 	return may;
 }
 
+bool clean_wants_mark(const struct pick *pick)
+{
+	struct pool *pool = pick->region->device->pool;
+	const struct chunk *chunk = chunk_of(pick);
+
+	if (!chunk->copy.memory && chunk->changes >= CHANGES)
+		return false;
+	pthread_mutex_lock(&pool->lock);
+	const bool granted = pool->granted && !pool->halted;
+
+	pthread_mutex_unlock(&pool->lock);
+	return granted;
+}
+
 void clean_keep(const struct pick *pick, struct spare copy, struct mark mark)
 {
 	struct chunk *chunk = chunk_of(pick);

@@ -12,6 +12,8 @@
 /* Whether a copy may be kept of a chunk that the caller has, which comes: where there is a grant that has room for it, and not for
  * one that has changed each time of late. */
 bool clean_may_keep(const struct pick *pick);
+/* Whether it is worth to mark a chunk that the caller has before it goes. */
+bool clean_wants_mark(const struct pick *pick);
 /* Keeps the copy of a chunk that the caller has, and that is on the GPU now. */
 void clean_keep(const struct pick *pick, struct spare copy, struct mark mark);
 /* The copy of a chunk that the caller has, which is about to go: it has none any more; false: it had none. */

@@ -291,15 +291,18 @@ static void count_one(struct pick *pick, void *argument)
 	++*(size_t *)argument;
 }
 
-size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t most)
+static size_t pick_coldest(struct device *device, size_t want, struct pick *picks, size_t most, bool goes_on)
 {
 	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE };
 	struct region_tree *tree = device->regions;
-	size_t steps = 0, below = 0;
+	size_t steps = 0, below = 0, hand;
+	struct region *ring;
 	struct heats heats;
 	struct pick pick;
 
 	pthread_mutex_lock(&tree_lock);
+	ring = tree->ring;
+	hand = tree->hand;
 	each(tree, count_one, &steps);
 	heats = weigh_all(tree);
 	while (taking.at < LEVELS - 1 && below + heats.bytes[CHUNK_DEVICE][taking.at] < want)
@@ -311,9 +314,23 @@ size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t m
 	taking.colder = false;
 	for (size_t i = 0; i < steps && !full(&taking) && tick(tree, &pick); i++)
 		take(&pick, &taking);
+	if (!goes_on) {
+		tree->ring = ring;
+		tree->hand = hand;
+	}
 	pthread_mutex_unlock(&tree_lock);
 	qsort(picks, taking.count, sizeof(*picks), by_address);
 	return taking.count;
+}
+
+size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t most)
+{
+	return pick_coldest(device, want, picks, most, true);
+}
+
+size_t pick_next(struct device *device, size_t want, struct pick *picks, size_t most)
+{
+	return pick_coldest(device, want, picks, most, false);
 }
 
 size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t most)

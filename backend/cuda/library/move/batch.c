@@ -149,10 +149,10 @@ static struct outcome land(struct device *device, struct batch *batch)
 			outcome.clean += batch->clean[i] ? batch->bytes[i] : 0;
 		} else {
 			outcome.stayed += took_room(batch, i) ? batch->bytes[i] : 0;
-			if (!batch->in)
-				host_give(device, batch_class(batch, i), *to);
-			else if (to->memory)
+			if (batch->in && to->memory)
 				kept_release(device, to->memory);
+			else if (to->memory)
+				host_give(device, batch_class(batch, i), *to);
 		}
 		outcome.all += batch->bytes[i];
 	}
@@ -365,6 +365,27 @@ static bool carry_closed(struct device *device, struct batch *out, struct batch 
 	/* The places are right before any thread goes on; memory is freed after. */
 	gate_open();
 	return true;
+}
+
+bool batch_mark(struct device *device, struct batch *batch)
+{
+	struct lane *lane = &device->mover->lane[MOVER_OUT];
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	bool is_sure;
+
+	lane_begin(lane, batch);
+	real.cuThreadExchangeStreamCaptureMode(&mode);
+	while (lane_mark(device, lane))
+		;
+	is_sure = !lane->unsure || carry_awaits(device);
+	real.cuThreadExchangeStreamCaptureMode(&mode);
+	if (is_sure) {
+		lane_drop(&batch->sources);
+		return !lane->shut;
+	}
+	/* What is read still may neither be freed nor moved. */
+	give_up(device, batch);
+	return false;
 }
 
 uint64_t batch_move(struct device *device, struct batch *batch)

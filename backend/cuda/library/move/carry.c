@@ -45,7 +45,7 @@ static void pause_for_a_moment(void)
 	nanosleep(&(struct timespec){ .tv_nsec = LOOK_NS }, NULL);
 }
 
-static bool await_streams(struct device *device)
+bool carry_awaits(struct device *device)
 {
 	const uint64_t until = moment_us() + device->mover->copy_us;
 	bool is_idle;
@@ -76,5 +76,5 @@ bool carry(struct device *device, struct batch *out, struct batch *in)
 		if (!any && flies)
 			pause_for_a_moment();
 	}
-	return (!lanes[OUT].unsure && !lanes[IN].unsure) || await_streams(device);
+	return (!lanes[OUT].unsure && !lanes[IN].unsure) || carry_awaits(device);
 }

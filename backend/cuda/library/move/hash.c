@@ -12,7 +12,6 @@
 #include "log.h"
 #include "moment.h"
 #include "place.h"
-#include "turn.h"
 
 /* Bytes that a block of threads takes: it leaves one sum. */
 #define PART_BYTES ((size_t)256 << 10)
@@ -56,8 +55,6 @@ bool hash_ready(struct device *device)
 {
 	struct hasher *hasher = &hashers[device->ordinal];
 
-	if (turn_is_over(device))
-		return false;
 	if (hasher->made_in != device->contexts) {
 		const uint64_t start = moment_us();
 

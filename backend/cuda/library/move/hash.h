@@ -8,8 +8,8 @@
 
 #include "chunk.h"
 
-/* Whether marks can be made now: the kernel is in the context that is borrowed, and the GPU runs what is launched, as it does not
- * when the program has no turn. With the mover's lock, and nothing running: what loads the kernel may wait for that. */
+/* Whether marks can be made: the kernel is in the context that is borrowed. With the mover's lock, and nothing running: what
+ * loads the kernel may wait for that. */
 bool hash_ready(struct device *device);
 /*
  * Makes marks of chunks in a stream of ours, which no copies are in, and waits for that. An error: of none, and none are made

@@ -12,6 +12,8 @@
 #include "place.h"
 #include "pool.h"
 #include "tree.h"
+#include "turn.h"
+#include "view.h"
 
 /* Bytes of copies on their way, at most, where that is more than one run. */
 #define AHEAD_BYTES (4 * PLACE_RUN_BYTES)
@@ -191,37 +193,75 @@ static CUevent *event_of(struct device *device, const struct lane *lane, size_t 
 	return &device->mover->event[lane->batch->in][run % LANE_AHEAD];
 }
 
-static CUresult marks_of(struct device *device, struct lane *lane, size_t count, const CUdeviceptr *at, const size_t *bytes,
-			 struct mark *marks)
+/* Chunks of a run that are to be marked, and their marks. */
+struct marked {
+	size_t count;
+	size_t of[MARKED_MOST];		/* which of the batch */
+	CUdeviceptr at[MARKED_MOST];
+	size_t bytes[MARKED_MOST];
+	struct mark mark[MARKED_MOST];
+};
+
+static void add(struct marked *marked, const struct batch *batch, size_t i, CUdeviceptr at)
+{
+	if (marked->count == MARKED_MOST)
+		return;
+	marked->of[marked->count] = i;
+	marked->at[marked->count] = at;
+	marked->bytes[marked->count++] = batch->bytes[i];
+}
+
+/* False: none of them. */
+static bool make_marks(struct device *device, struct lane *lane, struct marked *marked)
 {
 	const struct hash_order order = {
-		.stream = device->mover->stream[MOVER_MARKS], .wait_us = device->mover->copy_us, .count = count, .at = at,
-		.bytes = bytes,
+		.stream = device->mover->stream[MOVER_MARKS], .wait_us = device->mover->copy_us, .count = marked->count,
+		.at = marked->at, .bytes = marked->bytes,
 	};
 
-	return hash_ready(device) ? hash_chunks(device, &order, marks, &lane->unsure) : CUDA_ERROR_NOT_SUPPORTED;
+	return marked->count && hash_ready(device) &&
+	       hash_chunks(device, &order, marked->mark, &lane->unsure) == CUDA_SUCCESS;
+}
+
+static struct chunk *chunk_of(const struct batch *batch, size_t i)
+{
+	return &batch->pick[i].region->chunk[batch->pick[i].index];
+}
+
+/* Another GPU may write to it, which has turns of its own. */
+static bool is_shared(const struct device *device, const struct region *region)
+{
+	return region->object && view_users(region) & ~(UINT64_C(1) << device->ordinal);
+}
+
+/* What is in a chunk has the mark of it that was made in this gap. */
+static bool is_marked(const struct device *device, const struct batch *batch, size_t i)
+{
+	const uint64_t gap = turn_gap(device);
+
+	return gap && chunk_of(batch, i)->gap == gap && !is_shared(device, batch->pick[i].region);
+}
+
+static void found(struct batch *batch, size_t i, const struct mark *mark)
+{
+	batch->clean[i] = mark->low == batch->mark[i].low && mark->high == batch->mark[i].high;
+	clean_found(&batch->pick[i], batch->clean[i]);
 }
 
 /* Which of a run that have a copy are as that still. */
 static void compare(struct device *device, struct lane *lane, const struct lane_run *run)
 {
 	struct batch *batch = lane->batch;
-	CUdeviceptr at[MARKED_MOST];
-	size_t bytes[MARKED_MOST], of[MARKED_MOST], count = 0;
-	struct mark marks[MARKED_MOST];
+	struct marked marked = { .count = 0 };
 
 	for (size_t i = run->first; i < run->first + run->count; i++)
-		if (batch->kept[i] && count < MARKED_MOST) {
-			at[count] = batch->source[i];
-			bytes[count] = batch->bytes[i];
-			of[count++] = i;
-		}
-	if (!count || marks_of(device, lane, count, at, bytes, marks) != CUDA_SUCCESS)
-		return;
-	for (size_t i = 0; i < count; i++) {
-		batch->clean[of[i]] = marks[i].low == batch->mark[of[i]].low && marks[i].high == batch->mark[of[i]].high;
-		clean_found(&batch->pick[of[i]], batch->clean[of[i]]);
-	}
+		if (batch->kept[i] && is_marked(device, batch, i))
+			found(batch, i, &chunk_of(batch, i)->now);
+		else if (batch->kept[i] && !turn_is_over(device))
+			add(&marked, batch, i, batch->source[i]);
+	if (make_marks(device, lane, &marked))
+		for (size_t i = 0; i < marked.count; i++)
+			found(batch, marked.of[i], &marked.mark[i]);
 }
 
 /* Submits the copies of a run, and behind them its event. */
@@ -275,22 +315,47 @@ bool lane_send(struct device *device, struct lane *lane, uint64_t *room)
 static void mark(struct device *device, struct lane *lane, const struct lane_run *run)
 {
 	struct batch *batch = lane->batch;
-	CUdeviceptr at[MARKED_MOST];
-	size_t bytes[MARKED_MOST], of[MARKED_MOST], count = 0;
-	struct mark marks[MARKED_MOST];
+	struct marked marked = { .count = 0 };
 
-	for (size_t i = run->first; i < run->first + run->count; i++)
-		if (!batch->imported[i] && count < MARKED_MOST && clean_may_keep(&batch->pick[i])) {
-			at[count] = batch->to[i].window;
-			bytes[count] = batch->bytes[i];
-			of[count++] = i;
-		}
-	if (!count || marks_of(device, lane, count, at, bytes, marks) != CUDA_SUCCESS)
-		return;
-	for (size_t i = 0; i < count; i++) {
-		batch->mark[of[i]] = marks[i];
-		batch->marked[of[i]] = true;
+	for (size_t i = run->first; i < run->first + run->count; i++) {
+		const bool is_known = is_marked(device, batch, i);
+
+		if (batch->imported[i] || (!is_known && turn_is_over(device)) || !clean_may_keep(&batch->pick[i]))
+			continue;
+		batch->marked[i] = is_known;
+		batch->mark[i] = chunk_of(batch, i)->now;
+		if (!is_known)
+			add(&marked, batch, i, batch->to[i].window);
 	}
+	if (make_marks(device, lane, &marked))
+		for (size_t i = 0; i < marked.count; i++) {
+			batch->mark[marked.of[i]] = marked.mark[i];
+			batch->marked[marked.of[i]] = true;
+		}
+}
+
+bool lane_mark(struct device *device, struct lane *lane)
+{
+	struct lane_run *run = &lane->run[lane->sent];
+	struct batch *batch = lane->batch;
+	struct marked marked = { .count = 0 };
+	const uint64_t gap = turn_gap(device);
+
+	if (lane->shut || lane->sent == lane->count || !gap || show_sources(device, batch, run) != CUDA_SUCCESS)
+		return false;
+	lane->sent++;
+	for (size_t i = run->first; i < run->first + run->count; i++)
+		if (!batch->whole[i] && !is_marked(device, batch, i) && !is_shared(device, batch->pick[i].region) &&
+		    clean_wants_mark(&batch->pick[i]))
+			add(&marked, batch, i, batch->source[i]);
+	if (make_marks(device, lane, &marked))
+		for (size_t i = 0; i < marked.count; i++) {
+			chunk_of(batch, marked.of[i])->now = marked.mark[i];
+			chunk_of(batch, marked.of[i])->gap = gap;
+		}
+	else
+		lane->shut = marked.count;
+	return !lane->unsure;
 }
 
 /* Puts the new chunks behind the addresses of a run, or leaves the old ones there. */

@@ -95,6 +95,10 @@ bool lane_send(struct device *device, struct lane *lane, uint64_t *room);
  * freed at once, and added to that. */
 bool lane_land(struct device *device, struct lane *lane, uint64_t *room);
 
+/* Marks the chunks of the next run, for the gap between two turns that the program is in, while kernels of ours run still; false:
+ * there are no more, or it cannot be. */
+bool lane_mark(struct device *device, struct lane *lane);
+
 /* The end of a chunk that has moved: it is in its new place by the books of the regions, and what it was in is freed, or kept
  * for others. Once. */
 void lane_settle(struct device *device, struct batch *batch, size_t i);

@@ -13,6 +13,7 @@
 #include "pick.h"
 #include "pool.h"
 #include "tree.h"
+#include "turn.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -25,6 +26,8 @@
 #endif
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
+/* Batches that are marked at the end of a turn, at most. */
+#define MARK_BATCHES 16
 /* It takes as much memory of the GPU again while it changes, in no books: a large chunk at most. */
 #define SHARED_AT_ONCE 1
 /* For how long the next of it is tried, us, and until it is tried again, ns: the driver never refuses because something of
@@ -250,6 +253,48 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 		moved = exchange(device, bytes);
 	*usec = end(device, busy_us);
 	return moved;
+}
+
+/* Marks, of at most `want` bytes, what a batch takes that others have not; the bytes, 0 for no more. Its chunks stay busy. */
+static uint64_t mark_some(struct device *device, uint64_t want, struct batch **batch)
+{
+	struct pick picks[MOST];
+	size_t count = pick_next(device, want, picks, MOST);
+	uint64_t bytes = bytes_of(picks, count);
+
+	*batch = count ? batch_new(false, picks, count) : NULL;
+	if (!*batch) {
+		pick_put(picks, count);
+		return 0;
+	}
+	return batch_mark(device, *batch) ? bytes : 0;
+}
+
+uint64_t mover_mark(struct device *device, uint64_t bytes)
+{
+	struct mover *mover = device->mover;
+	struct batch *batches[MARK_BATCHES] = { NULL };
+	uint64_t marked = 0, some = 1;
+
+	if (!mover || !turn_gap(device))
+		return 0;
+	pthread_mutex_lock(&mover->lock);
+	ours_enter();
+	if (batch_reap(device) && device_borrow(device)) {
+		some = carry_prepare(device) == CUDA_SUCCESS;
+		for (size_t i = 0; i < MARK_BATCHES && some && marked < bytes; i++) {
+			some = mark_some(device, bytes - marked, &batches[i]);
+			marked += some;
+		}
+		device_return(device);
+	}
+	for (size_t i = 0; i < MARK_BATCHES && batches[i]; i++) {
+		pick_put(batches[i]->pick, batches[i]->count);
+		batch_free(batches[i]);
+	}
+	ours_leave();
+	pthread_mutex_unlock(&mover->lock);
+	return marked;
 }
 
 /* `charged` bytes may come: they are credit for what of it is still in the host, as it may have come, or gone, meanwhile. */
