@@ -15,6 +15,7 @@
 #include "chunk.h"
 #include "keeper.h"
 #include "library.h"
+#include "marks.h"
 #include "ours.h"
 #include "pages.h"
 #include "parked.h"
@@ -385,6 +386,8 @@ static void test_stress(void)
 			double_exchange(device, (2 + any(20)) << 20);
 		if (!any(4))
 			double_limit(UINT64_MAX);
+		if (!any(4))
+			keeper_grant(device, any(3) ? any(80) << 20 : UINT64_MAX);
 		/* Looks from a third thread, at what is being freed too. */
 		for (int i = 0; i < 1000; i++) {
 			CUdeviceptr base;
@@ -1148,38 +1151,6 @@ static void until_kept(uint64_t bytes)
 	double_agree(device);
 }
 
-/* The kernel of hash.cu: the sums are the same, all of them in the first part. */
-const size_t ggroup_hash_parameters[] = { sizeof(CUdeviceptr), sizeof(uint64_t), sizeof(void *), sizeof(uint64_t), sizeof(uint64_t), 0 };
-void ggroup_hash(void **parameters);
-static uint64_t hashed;		/* atomically: chunks */
-static bool hash_holds;		/* atomically: they do not end */
-
-static uint64_t mixed(uint64_t x)
-{
-	x = (x ^ x >> 33) * 0xff51afd7ed558ccd;
-	x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53;
-	return x ^ x >> 33;
-}
-
-void ggroup_hash(void **parameters)
-{
-	const uint64_t *data = *(uint64_t **)parameters[0], *key[2] = { parameters[3], parameters[4] };
-	const uint64_t vectors = *(uint64_t *)parameters[1], parts = vectors / 16384;
-	struct mark *sums = *(struct mark **)parameters[2];
-
-	while (__atomic_load_n(&hash_holds, __ATOMIC_ACQUIRE))
-		usleep(1000);
-	for (uint64_t part = 0; part < parts; part++) {
-		unsigned __int128 sum = 0;
-
-		for (uint64_t i = part * 16384; i < (part + 1) * 16384; i++)
-			sum += (unsigned __int128)(data[2 * i] + mixed(*key[0] + i * 0x9e3779b97f4a7c15)) *
-			       (data[2 * i + 1] + mixed(*key[1] + i * 0xd1342543de82ef95));
-		sums[part] = (struct mark){ (uint64_t)sum, (uint64_t)(sum >> 64) };
-	}
-	__atomic_add_fetch(&hashed, 1, __ATOMIC_RELAXED);
-}
-
 /* Bytes that went over the bus while all went and came. */
 static uint64_t out_and_in(uint64_t bytes)
 {
@@ -1208,7 +1179,7 @@ static void test_clean(void)
 	/* Where none is granted none is kept. */
 	for (int round = 0; round < 2; round++)
 		CHECK(out_and_in(12 << 20) == 12 << 20 && now_is(&device->clean) == 0);
-	CHECK(hashed == 0);
+	CHECK(marks_made() == 0);
 	keeper_grant(device, 64 << 20);
 	CHECK(out_and_in(12 << 20) == 12 << 20);
 	CHECK(now_is(&device->clean) == 12 << 20 && now_is(&device->host_used) == 0 && device->swapped == 0);
@@ -1253,6 +1224,19 @@ static void test_clean(void)
 	double_in(device, UINT64_MAX);
 	for (int i = 0; i < 6; i++)
 		verify(&items[i]);
+	/* Neighbours are marked together, and each for itself. */
+	keeper_grant(device, 64 << 20);
+	items[5].seed++;
+	CHECK(cuMemFree_v2(items[5].address) == CUDA_SUCCESS);
+	items[5].bytes = 22 << 20;	/* of 16 MiB, and three of 2 */
+	CHECK(cuMemAlloc_v2(&items[5].address, items[5].bytes) == CUDA_SUCCESS);
+	fill(&items[5]);
+	out_and_in(32 << 20);
+	for (size_t at = 14; at < 22; at += 2) {
+		CHECK(cuMemcpyHtoD_v2(items[5].address + (at << 20) + 4096, &at, 8) == CUDA_SUCCESS);
+		CHECK(out_and_in(32 << 20) == (at < 16 ? 16 << 20 : 2 << 20));
+		CHECK(cuMemcpyDtoH_v2(&before, items[5].address + (at << 20) + 4096, 8) == CUDA_SUCCESS && before == at);
+	}
 	/* What is freed frees its copy. */
 	for (int i = 0; i < 6; i++)
 		CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
@@ -1286,12 +1270,12 @@ static void test_clean_turns(void)
 	}
 	CHECK(mover_mark(device, ALL) == 0);	/* its turn is not over */
 	for (int turn = 0; turn < 4; turn++) {
-		looked = hashed;
+		looked = marks_made();
 		end_the_turn(ALL);
-		CHECK(hashed == looked + 6 && mover_mark(device, ALL) == ALL && hashed == looked + 6);
+		CHECK(marks_made() == looked + 6 && mover_mark(device, ALL) == ALL && marks_made() == looked + 6);
 		CHECK(out_and_in(ALL) == (turn == 0 ? ALL : turn == 2 ? 2 << 20 : 0));
 		CHECK(out_and_in(ALL) == 0);
-		CHECK(hashed == looked + 6 && now_is(&device->clean) == ALL);
+		CHECK(marks_made() == looked + 6 && now_is(&device->clean) == ALL);
 		turn_begin(device, 0);
 		items[1].seed += turn == 1;
 		if (turn == 1)
@@ -1300,9 +1284,9 @@ static void test_clean_turns(void)
 			verify(&items[i]);
 	}
 	/* As much as is about to go, and that. */
-	looked = hashed;
+	looked = marks_made();
 	end_the_turn(4 << 20);
-	CHECK(hashed == looked + 2);
+	CHECK(marks_made() == looked + 2);
 	looked = bus("fake_memory_carried", TO_HOST);
 	CHECK(double_out(device, 4 << 20) == 4 << 20 && bus("fake_memory_carried", TO_HOST) == looked);
 	CHECK(double_out(device, UINT64_MAX) == 8 << 20 && bus("fake_memory_carried", TO_HOST) == looked + (8 << 20));
@@ -1312,9 +1296,9 @@ static void test_clean_turns(void)
 		items[i].seed += 100;
 		fill(&items[i]);
 	}
-	looked = hashed;
+	looked = marks_made();
 	CHECK(turn_end(device, 1000000, &(bool){ false }) == 0);
-	CHECK(double_in(device, UINT64_MAX) == ALL && now_is(&device->clean) == 0 && hashed == looked);
+	CHECK(double_in(device, UINT64_MAX) == ALL && now_is(&device->clean) == 0 && marks_made() == looked);
 	CHECK(out_and_in(ALL) == ALL);
 	turn_begin(device, 0);
 	for (int i = 0; i < 6; i++)
@@ -1340,7 +1324,7 @@ static void test_clean_stuck(void)
 			CHECK(double_out(device, UINT64_MAX) == 4 << 20);
 		if (round == 2)
 			CHECK(turn_end(device, 1000000, &(bool){ false }) == 0);
-		__atomic_store_n(&hash_holds, true, __ATOMIC_RELEASE);
+		marks_hold(true);
 		device->mover->copy_us = 50000;
 		CHECK((round == 0 ? double_out(device, UINT64_MAX) : round == 1 ? double_in(device, UINT64_MAX) :
 				    mover_mark(device, 4 << 20)) == 0);
@@ -1348,7 +1332,7 @@ static void test_clean_stuck(void)
 			verify(&items[i]);
 		CHECK(double_out(device, UINT64_MAX) == 0 && double_in(device, UINT64_MAX) == 0);
 		device->mover->copy_us = 60000000;
-		__atomic_store_n(&hash_holds, false, __ATOMIC_RELEASE);
+		marks_hold(false);
 		do
 			double_in(device, UINT64_MAX);
 		while (device->mover->stuck[TO_HOST] || device->mover->stuck[TO_GPU]);
@@ -1422,7 +1406,7 @@ static void test_clean_changes(void)
 		out_and_in(2 << 20);
 		verify(&item);
 	}
-	looked = hashed;
+	looked = marks_made();
 	CHECK(looked > 4 && looked <= 12);
 	/* Once it does not any more that is found out. */
 	for (int round = 0; round < 40; round++)

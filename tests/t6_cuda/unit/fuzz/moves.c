@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "double.h"
+#include "keeper.h"
 #include "model.h"
 
 /* Bytes that move at once at most, in chunks of the smallest size. */
@@ -14,7 +15,7 @@
 #define WITHIN_NS 5000000
 
 /* What is to move. */
-enum kind { EXCHANGE, LIMIT, IN, OUT, KINDS };
+enum kind { EXCHANGE, LIMIT, IN, OUT, GRANT, KINDS };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -34,6 +35,9 @@ static void carry_out(enum kind what, uint64_t amount)
 		break;
 	case IN:
 		double_in(device, amount);
+		break;
+	case GRANT:
+		keeper_grant(device, amount);
 		break;
 	default:
 		double_out(device, amount);
@@ -69,7 +73,7 @@ void moves_start(struct device *of)
 /* With the lock. One at a time. */
 static void order(uint64_t (*random)(uint64_t))
 {
-	static const enum kind kinds[] = { EXCHANGE, LIMIT, IN, OUT, OUT };
+	static const enum kind kinds[] = { EXCHANGE, LIMIT, IN, OUT, OUT, GRANT };
 
 	if (ordered || forbidden)
 		return;
