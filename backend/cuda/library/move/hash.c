@@ -24,46 +24,73 @@
 /* Of each device; with its mover's lock. */
 static struct hasher {
 	uint64_t made_in;	/* device->contexts when this was made; with the context it goes */
-	bool fails;
-	CUfunction kernel;
+	CUfunction kernel;	/* these as far as they could be made */
 	CUevent event;
 	struct mark *sums;	/* in the host, where the kernel writes them */
+	unsigned int failures;	/* in a row */
+	unsigned int rest;	/* so often it is not tried again */
 } hashers[GG_ORDINALS];
+
+/* What fails may fail each time, and memory has to move: it is tried again after so many times that it could have been, twice as many
+ * after each failure, up to the second. */
+#define REST 16
+#define REST_MOST 4096
 
 /* Of this process, and told to no other. */
 static uint64_t key[2];
 
+static CUresult load(CUfunction *kernel)
+{
+	CUresult result;
+	CUmodule module;
+
+	result = real.cuModuleLoadData(&module, HASH_PTX);
+	return result == CUDA_SUCCESS ? real.cuModuleGetFunction(kernel, module, "ggroup_hash") : result;
+}
+
 static bool make(struct hasher *hasher)
 {
-	CUmodule module;
 	void *sums = NULL;
 
 	if (!real.cuModuleLoadData || !real.cuModuleGetFunction || !real.cuLaunchKernel || !real.cuMemHostAlloc)
 		return false;
 	if (!key[0] && getrandom(key, sizeof(key), 0) != sizeof(key))
 		return false;
-	if (real.cuModuleLoadData(&module, HASH_PTX) != CUDA_SUCCESS ||
-	    real.cuModuleGetFunction(&hasher->kernel, module, "ggroup_hash") != CUDA_SUCCESS ||
-	    real.cuEventCreate(&hasher->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS ||
-	    real.cuMemHostAlloc(&sums, PARTS_MOST * sizeof(*hasher->sums), 0) != CUDA_SUCCESS)
-		return false;
-	hasher->sums = sums;
-	return true;
+	if (!hasher->kernel && load(&hasher->kernel) != CUDA_SUCCESS)
+		hasher->kernel = NULL;
+	if (!hasher->event && real.cuEventCreate(&hasher->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+		hasher->event = NULL;
+	if (!hasher->sums && real.cuMemHostAlloc(&sums, PARTS_MOST * sizeof(*hasher->sums), 0) == CUDA_SUCCESS)
+		hasher->sums = sums;
+	return hasher->kernel && hasher->event && hasher->sums;
+}
+
+static void has_failed(struct hasher *hasher)
+{
+	hasher->rest = REST << hasher->failures;
+	if (hasher->rest < REST_MOST)
+		hasher->failures++;
 }
 
 bool hash_ready(struct device *device)
 {
 	struct hasher *hasher = &hashers[device->ordinal];
+	const uint64_t start = moment_us();
 
-	if (hasher->made_in != device->contexts) {
-		const uint64_t start = moment_us();
-
+	if (hasher->made_in != device->contexts)
 		*hasher = (struct hasher){ .made_in = device->contexts };
-		hasher->fails = !make(hasher);
-		log_line("device %d: marks %s made: %llu us", device->ordinal, hasher->fails ? "cannot be" : "can be",
+	if (hasher->rest && hasher->rest--)
+		return false;
+	if (hasher->kernel && hasher->event && hasher->sums)
+		return true;
+	if (make(hasher)) {
+		log_line("device %d: marks can be made, after %llu us", device->ordinal,
 			 (unsigned long long)(moment_us() - start));
+		return true;
 	}
-	return !hasher->fails;
+	log_line("device %d: marks cannot be made", device->ordinal);
+	has_failed(hasher);
+	return false;
 }
 
 /* Submits neighbours of one size, whose sums come to [first, ...) of all. */
@@ -111,11 +138,12 @@ CUresult hash_chunks(struct device *device, const struct hash_order *order, stru
 		result = await(hasher->event, order->wait_us);
 	if (result != CUDA_SUCCESS) {
 		*unsure |= launched;
-		/* What fails once may fail each time, and memory has to move. */
-		hasher->fails = result != CUDA_ERROR_NOT_READY;
+		if (result != CUDA_ERROR_NOT_READY)
+			has_failed(hasher);
 		log_line("device %d: no marks: error %d", device->ordinal, (int)result);
 		return result;
 	}
+	hasher->failures = 0;
 	parts = 0;
 	for (size_t i = 0; i < count; i++) {
 		unsigned __int128 sum = 0;

@@ -12,8 +12,8 @@
  * loads the kernel may wait for that. */
 bool hash_ready(struct device *device);
 /*
- * Makes marks of chunks in a stream of ours, which no copies are in, and waits for that. An error: of none, and none are made
- * in this context any more, unless it is CUDA_ERROR_NOT_READY; `unsure`: and they may still be read.
+ * Makes marks of chunks in a stream of ours, which no copies are in, and waits for that. An error: of none, and for some
+ * time none are made, unless it is CUDA_ERROR_NOT_READY; `unsure`: and they may still be read.
  */
 struct hash_order {
 	CUstream stream;

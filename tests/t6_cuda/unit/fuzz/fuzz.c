@@ -146,5 +146,5 @@ void fuzz(struct device *device, CUcontext context, CUcontext other)
 	/* Else there is nothing that all this has been held against. */
 	CHECK(double_moved().out > count << 20 && double_moved().in > count << 20);
 	CHECK(model.renamed > count / 200 && model.checked_in_host > count / 10);
-	CHECK(marks_made() > count / 40);
+	CHECK(marks_made() > count / 80);
 }

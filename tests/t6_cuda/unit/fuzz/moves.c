@@ -14,8 +14,11 @@
 /* How long a call of the driver waits for what moves within it, ns. */
 #define WITHIN_NS 5000000
 
+/* Moves between two grants of the host. */
+#define GRANTED 4
+
 /* What is to move. */
-enum kind { EXCHANGE, LIMIT, IN, OUT, GRANT, KINDS };
+enum kind { EXCHANGE, LIMIT, IN, OUT, KINDS };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -23,6 +26,7 @@ static struct device *device;
 static bool ordered, forbidden;
 static enum kind kind;
 static uint64_t bytes;
+static unsigned int orders;	/* of the thread alone */
 
 static void carry_out(enum kind what, uint64_t amount)
 {
@@ -35,9 +39,6 @@ static void carry_out(enum kind what, uint64_t amount)
 		break;
 	case IN:
 		double_in(device, amount);
-		break;
-	case GRANT:
-		keeper_grant(device, amount);
 		break;
 	default:
 		double_out(device, amount);
@@ -54,6 +55,9 @@ static void *move(void *unused)
 		const uint64_t amount = bytes;
 
 		pthread_mutex_unlock(&lock);
+		/* What is granted of the host changes meanwhile, or nothing is. */
+		if (++orders % GRANTED == 0)
+			keeper_grant(device, orders % (3 * GRANTED) ? amount : UINT64_MAX);
 		carry_out(what, amount);
 		pthread_mutex_lock(&lock);
 		ordered = false;
@@ -73,7 +77,7 @@ void moves_start(struct device *of)
 /* With the lock. One at a time. */
 static void order(uint64_t (*random)(uint64_t))
 {
-	static const enum kind kinds[] = { EXCHANGE, LIMIT, IN, OUT, OUT, GRANT };
+	static const enum kind kinds[] = { EXCHANGE, LIMIT, IN, OUT, OUT };
 
 	if (ordered || forbidden)
 		return;
