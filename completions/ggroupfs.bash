@@ -26,7 +26,7 @@ declare -A _ggroupfs_options=(
 )
 
 _ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= units= units.wait=
-    slices.d= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
+    slices.d= usher= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
 
 # settings: all
 _ggroupfs_settings="
@@ -37,6 +37,7 @@ _ggroupfs_settings="
     compute.freeze=
     compute.priority=
     compute.weight=
+    compute.max=
     gmem.limit.max=
     gmem.oom.group=
     GMemHigh=
@@ -45,6 +46,7 @@ _ggroupfs_settings="
     ComputeTimeSlice=
     ComputePriority=
     ComputeWeight=
+    ComputeQuota=
     GMemMax=
     GMemOOMGroup=
     ComputeFreeze=
@@ -56,12 +58,14 @@ _ggroupfs_words_of_settings="
     compute.timeslice=default
     compute.freeze=0
     compute.freeze=1
+    compute.max=max
     gmem.limit.max=max
     gmem.oom.group=0
     gmem.oom.group=1
     GMemHigh=infinity
     GMemLow=infinity
     GMemSwapMax=infinity
+    ComputeQuota=infinity
     GMemMax=infinity
     GMemOOMGroup=yes
     GMemOOMGroup=no

@@ -53,7 +53,7 @@ static int reclaim_from(const struct ggroup_target *target, u32 timeout_ms, u64 
 	return err;
 }
 
-/* The time is up, the caller has a signal, or there is no provider: no other would answer, either. */
+/* The time is up, the caller has a signal, or there is no provider: no other would answer. */
 static bool ends_all(int err)
 {
 	return err == -ETIMEDOUT || err == -EINTR || err == -ENODEV;
@@ -68,7 +68,7 @@ int ggroup_reclaim_below(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *mo
 
 	*moved = 0;
 	err = ggroup_plan_make(top, nbytes, &targets);
-	/* One that cannot give keeps none of the others from it: the error is told where none has given. */
+	/* One that cannot give keeps none from it: the error is told where none has given. */
 	for (i = 0; !ends_all(err) && i < targets.count; i++) {
 		long left = end - jiffies;
 

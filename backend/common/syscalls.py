@@ -15,3 +15,12 @@ def call(number: int, *arguments: object) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
+
+
+def named(name: str, *arguments: object) -> int:
+    """As :func:`call`, by the name of libc's function, where it has one: numbers differ between architectures."""
+    result: int = getattr(_libc, name)(*arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result

@@ -129,6 +129,7 @@ class Bookkeeper:
 
     def late(self, process: Process, gpu: int, figures: Mapping[str, int]) -> None:
         self._totals.late(Member(process, gpu), figures)
+        self._schedulers.late(Member(process, gpu), figures)
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Member(process, gpu)

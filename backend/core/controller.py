@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 import trio
 
@@ -20,6 +20,7 @@ from backend.core.bookkeeper import Bookkeeper
 from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
 from backend.core.foresight import Foresight
+from backend.core.frozen import FrozenSlices
 from backend.core.lives import Memory as LivesMemory
 from backend.core.member import Record
 from backend.core.membership import Membership
@@ -33,7 +34,7 @@ from backend.core.reclaimer import Reclaimer
 from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled, Wanted
 from backend.core.room import RoomNotices
 from backend.core.settings import Lever, Setting
-from backend.core.tally import LOST, UNDONE, Memory
+from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
 from backend.core.writers import Writers
 from backend.process.delegated import delegate_of
@@ -82,8 +83,17 @@ class Controller:
             ledger.held,
             memory,
         )
+        self.frozen = FrozenSlices(self.gpus)
+        """In which programs that have no context yet wait, where there is an usher."""
+        self.announce: Callable[[], Awaitable[None]] | None = None
+        """What a writer of compute.freeze waits for once it holds for all that is there: that what comes waits, too."""
+        self._totals.tally.turned.append(self.frozen.asked)
+        self.population.dropped.append(self.frozen.left)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
-        self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
+        self._schedulers = Schedulers(
+            ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods
+        )
+        self._totals.ending = self._schedulers.ended
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
         self._foresight = Foresight(ledger, self.gpus, self.population, self._schedulers.order)
         self._peaks = Peaks(ledger)
@@ -192,6 +202,10 @@ class Controller:
     def throttled(self, group: Group) -> Throttled:
         """How much a process, or those that ever were in a slice, were kept off the runlist by the scheduler."""
         return self._totals.throttled(group)
+
+    def periods(self, group: Group) -> int:
+        """How many periods of its quota have ended in which a group had something to do."""
+        return self._totals.tally.counted(group, PERIODS)
 
     def off(self, group: Group) -> Mapping[str, int]:
         """Return how many processes at or below a group are off the runlist, by the names of the reasons; and, as `gr`,
@@ -360,6 +374,15 @@ class Controller:
         else:
             await self._writers.pull(group, books, changes)
 
+    async def set_quota(self, group: Group, value: tuple[int, int | None]) -> None:
+        """compute.max: the quota and the period, microseconds; without a period it stays what it was. Both are in the
+        books at once, and the scheduler acts right after."""
+        books, (quota_us, period_us) = self.require(group, "compute.max"), value
+        changes = {"quota_us": quota_us}
+        if period_us is not None:
+            changes["period_us"] = period_us
+        await self._writers.note(group, books, changes)
+
     def peak(self, group: Group, peak: Peak, mark: Mark | None = None) -> int:
         """The most that a group held: ever, or since `mark` was reset, bytes. ENODEV when the group is gone."""
         return self._peaks.ever(group, peak) if mark is None else self._peaks.highest(group, mark)
@@ -391,6 +414,8 @@ class Controller:
         await self._writers.pull(group, before, {"frozen": frozen})
         if frozen != before.frozen and was == self.is_frozen(group):
             self._tell(group, Channel.COMPUTE)
+        if self.announce is not None:
+            await self.announce()
 
     async def migrate(self, group: Group, gpu: str) -> None:
         """compute.migrate: returns once the process, or every process of a slice, runs on `gpu`, an index or a UUID.

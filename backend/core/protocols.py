@@ -254,6 +254,8 @@ class Gpu(Protocol):
     """
 
     info: GpuInfo
+    late_us: int
+    """How late the time that a process had the engine is told (`gpu_usec` of its activity), microseconds; 0 at once."""
 
     @property
     def lost(self) -> bool:

@@ -140,6 +140,10 @@ class Books:
     """compute.priority."""
     weight: int = settings.WEIGHT.default
     """compute.weight."""
+    quota_us: int = settings.QUOTA.default
+    """compute.max: work on the GPU in each period, microseconds; MAX is no quota."""
+    period_us: int = settings.PERIOD.default
+    """compute.max: the period, microseconds."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0
@@ -272,6 +276,8 @@ class Wanted:
     """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
     drains: bool = False
     """Whether it waits for its turn, and is on the runlist until what it launched has run."""
+    spent: bool = False
+    """Whether it waits until its quota lets it work: at its gate, or off the runlist, too."""
 
     @property
     def engines(self) -> Engines:

@@ -14,7 +14,7 @@ from backend.core.nextuse import NEXT_USE_MOST as NEXT_USE_MOST
 from backend.core.nextuse import NEXT_USE_S as NEXT_USE_S
 from backend.core.nextuse import NextUse
 from backend.core.records import OVERCOMMIT as OVERCOMMIT
-from backend.core.settings import GID, PRIORITY, SETTINGS, WEIGHT, Lever, Setting
+from backend.core.settings import GID, PERIOD, PRIORITY, QUOTA, SETTINGS, WEIGHT, Lever, Setting
 from backend.core.settings import LEVERS as _LEVERS
 from backend.core.settings import MAX as MAX
 from backend.core.settings import NOBODY as NOBODY
@@ -33,6 +33,8 @@ TIMEOUT_MS_MOST = 600_000
 
 PRIORITY_MOST, PRIORITY_DEFAULT = PRIORITY.most, PRIORITY.default
 WEIGHT_MOST, WEIGHT_DEFAULT = WEIGHT.most, WEIGHT.default
+QUOTA_LEAST_US = QUOTA.least
+PERIOD_LEAST_US, PERIOD_MOST_US, PERIOD_DEFAULT_US = PERIOD.least, PERIOD.most, PERIOD.default
 
 # struct ggroup_hello.features
 

@@ -19,6 +19,7 @@ class ForwardingGpu:
 
     def __init__(self, inner: Gpu) -> None:
         self.info = inner.info
+        self.late_us = inner.late_us
         self._inner = inner
 
     @property

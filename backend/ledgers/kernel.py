@@ -144,7 +144,7 @@ def lacking(found: Module) -> Mapping[str, str]:
     """Of what we know, what a module lacks that can `found`: names, and what is so without. What it can besides, and we
     do not know, is not used."""
     lacks = {name: words for bit, (name, words) in WITHOUT.items() if not found.features & bit}
-    without = [setting for setting in SETTINGS if setting not in found.settings]
+    without = [setting for setting in SETTINGS if setting not in found.settings and setting.in_file_of is None]
     return lacks | {setting.field: f"{setting.control or setting.field} is refused" for setting in without}
 
 

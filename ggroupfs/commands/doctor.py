@@ -83,6 +83,7 @@ def _machine() -> Iterator[Finding]:
     fuse = os.path.exists("/dev/fuse")
     yield Finding("/dev/fuse", "ok" if fuse else "missing", f"Linux {platform.release()}" if fuse else "modprobe fuse")
     yield host.cgroups()
+    yield host.openings()
     yield host.mps()
     yield from host.versions()
 

@@ -104,6 +104,10 @@ def _of_tree(place: Place) -> tuple[Finding, bool]:
             facts = facts_of(place.point)
             words = f"{facts.get('gpu')} GPUs, books of {facts.get('ledger')}, served by process {daemon.pid}"
             words += f" at socket {facts.get('socket')}"
+            if facts.get("usher") == "yes":
+                words += f"; programs of frozen slices that wait to use a GPU: {facts.get('usher.waiting')}"
+            elif "usher" in facts:
+                words += "; its usher is not there just now: what starts in a frozen slice runs until it is found"
             here = _our_cgroups(daemon.pid) and not daemon.has_ended
         if not here:
             words += "; whether its slices have a cgroup is not known: they are of another cgroup namespace"

@@ -55,6 +55,10 @@ def _us(us: int) -> float:
     return us / 1e6
 
 
+def _quota(us: int) -> float:
+    return math.inf if us >= MAX else us / 1e6
+
+
 def _ms(ms: float) -> float | None:
     return ms / 1000 if ms else None  # the default of a slice is none by itself
 
@@ -85,6 +89,9 @@ ROWS = (
     Row("gpu_losses", "Times that its GPU was lost while it was there (compute.events).", "lost", counter=True),
     Row("weight", "Weight among groups of its priority (compute.weight).", "weight"),
     Row("priority", "Priority, 0 is served first (compute.priority).", "priority"),
+    Row("quota_seconds", "Work on the GPU in each period (compute.max), +Inf for max.", "quota", _quota),
+    Row("quota_period_seconds", "Period of compute.max.", "period", _us),
+    Row("periods", "Periods of its quota in which it worked, or stood (gcgroup.stat).", "nr_periods", counter=True),
     Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True),
     Row("kernels_finished", "Kernels finished.", "finished", counter=True),
     Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True),
@@ -103,10 +110,10 @@ ROWS = (
         _us,
         counter=True,
     ),
-    Row("throttles", "Times that the scheduler took it off the runlist.", "nr_throttled", counter=True),
+    Row("throttles", "Times that it was kept from running, for a turn or a quota.", "nr_throttled", counter=True),
     Row(
         "throttled_seconds",
-        "Time for which the scheduler kept it off the runlist.",
+        "Time for which it was kept from running.",
         "throttled_usec",
         _us,
         counter=True,

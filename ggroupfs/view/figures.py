@@ -81,6 +81,10 @@ class Figures:
     """compute.priority."""
     weight: int | None = None
     """compute.weight."""
+    quota: int | None = None
+    """compute.max: work on the GPU in each period, microseconds; MAX: no quota."""
+    period: int | None = None
+    """compute.max: the period, microseconds."""
     submitted: int | None = None
     """Kernels launched, ever."""
     finished: int | None = None
@@ -103,8 +107,10 @@ class Figures:
     """Channels in them."""
     attached: int | None = None
     """TSGs that are on the runlist."""
+    nr_periods: int | None = None
+    """Periods of its quota in which it had something to do."""
     nr_throttled: int | None = None
-    """Times that the scheduler took it off the runlist."""
+    """Times that it was kept from running, for the turn of another or as a quota was used up."""
     throttled_usec: int | None = None
     """For how long, microseconds."""
     frozen_usec: int | None = None
@@ -195,15 +201,19 @@ SOURCES: Mapping[str, Source] = {
     "compute.events": _keyed("frozen populated migrated undone lost"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
+    "compute.max": Source(
+        frozenset(("quota", "period")),
+        lambda text: dict(zip(("quota", "period"), values.quota(text.strip()), strict=True)),
+    ),
     "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
-        " channels attached nr_throttled throttled_usec frozen_usec managed since"
+        " channels attached nr_periods nr_throttled throttled_usec frozen_usec managed since"
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""
 
-LATER = frozenset(("gmem.limit.max", "gmem.oom.group"))
-"""Control files that a daemon which was started before an upgrade has not: no reason to take a group for gone."""
+LATER = frozenset(("compute.max", "gmem.limit.max", "gmem.oom.group"))
+"""Control files that a daemon of an earlier version does not have: it serves until it is upgraded."""
 
 EVERYTHING = frozenset(field.name for field in attrs.fields(Figures))
 
@@ -222,14 +232,16 @@ def files_for(fields: Iterable[str]) -> tuple[str, ...]:
 
 
 def figures_of(directory: str | os.PathLike[str], files: Iterable[str]) -> Figures:
-    """What some control files of a group say, but for those that this machine refuses. OSError when it is gone."""
+    """What some control files of a group say, but for those that this machine refuses, or that its daemon is too old to
+    have. OSError when it is gone."""
     path = os.fspath(directory)
     told: dict[str, Any] = {}
     for name in files:
         try:
             text = content(f"{path}/{name}")
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP and not (error.errno == errno.ENOENT and name in LATER):
+            is_older = error.errno == errno.ENOENT and name in LATER and os.path.isdir(path)
+            if error.errno != errno.EOPNOTSUPP and not is_older:
                 raise
         else:
             told |= SOURCES[name].parse(text)

@@ -99,6 +99,10 @@
 #define GGROUP_PRIORITY_DEFAULT	8
 #define GGROUP_WEIGHT_MOST	10000
 #define GGROUP_WEIGHT_DEFAULT	100
+#define GGROUP_QUOTA_LEAST_US	1000
+#define GGROUP_PERIOD_LEAST_US	10000
+#define GGROUP_PERIOD_MOST_US	1000000
+#define GGROUP_PERIOD_DEFAULT_US	100000
 
 /* struct ggroup_hello.features */
 #define GGROUP_FEATURE_BOOKS	0x1ULL	/* groups, charges, limits, plans */
@@ -231,6 +235,8 @@ struct ggroup_books {
 	__u64 swap_peak_ever;
 	__u32 off_all;		/* process: why it is off the runlist, with all engines */
 	__u32 off_gr;		/* process: ... with the GR engine alone */
+	__u64 quota_us;		/* work on the GPU in each period; GGROUP_MAX is no quota */
+	__u64 period_us;
 	__u64 limit_max;
 	__u64 oom_group;	/* kept for the daemon, which kills */
 	__u64 events_oom_kill;
@@ -248,8 +254,10 @@ struct ggroup_books {
 #define GGROUP_SET_KEPT		0x80ULL
 #define GGROUP_SET_UID		0x100ULL
 #define GGROUP_SET_GID		0x200ULL
-#define GGROUP_SET_LIMIT_MAX	0x400ULL
-#define GGROUP_SET_OOM_GROUP	0x800ULL
+#define GGROUP_SET_QUOTA	0x400ULL
+#define GGROUP_SET_PERIOD	0x800ULL
+#define GGROUP_SET_LIMIT_MAX	0x1000ULL
+#define GGROUP_SET_OOM_GROUP	0x2000ULL
 
 /* Fields that mask does not name are not looked at. */
 struct ggroup_set {
@@ -265,6 +273,8 @@ struct ggroup_set {
 	__u32 kept;		/* 0, 1 */
 	__u32 uid;		/* any but GGROUP_NOBODY */
 	__u32 gid;		/* any but GGROUP_NOBODY */
+	__u64 quota_us;		/* GGROUP_QUOTA_LEAST_US..GGROUP_MAX */
+	__u64 period_us;	/* GGROUP_PERIOD_LEAST_US..GGROUP_PERIOD_MOST_US */
 	__u64 limit_max;	/* 0..GGROUP_MAX */
 	__u64 oom_group;	/* 0, 1 */
 };

@@ -6,8 +6,8 @@ import random
 import socket
 import time
 
-from backend.door.wire import SIZE, VERSION, Message, Op
-from tests.hostile.messages import EDGES, RECEIVED, STATUSES, answer, ask, say, word
+from backend.door.wire import SIZE, Message, Op
+from tests.hostile.messages import ASKED, EDGES, RECEIVED, STATUSES, answer, ask, say, word
 from tests.hostile.registry import CUDA, Tenant, kind
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -24,7 +24,7 @@ def managed(tenant: Tenant, random: random.Random) -> None:
         say(tenant, Op.MANAGE, amount(random), random.choice((0, amount(random))), gpu=random.choice((0, 0, 1, 7)))
         return
     with tenant.connect() as connection:
-        ask(tenant, connection, Op.HELLO, VERSION)
+        ask(tenant, connection, Op.HELLO, *tenant.greeting)
         ask(tenant, connection, Op.MANAGE, amount(random), 0, gpu=random.choice((0, 1)))
 
 
@@ -60,7 +60,7 @@ def report(tenant: Tenant, random: random.Random) -> None:
 def give(tenant: Tenant, random: random.Random) -> None:
     """A program that answers what it is asked for: right, late, too much, with another status, twice."""
     with tenant.connect() as connection:
-        ask(tenant, connection, Op.HELLO, VERSION).check()
+        ask(tenant, connection, Op.HELLO, *tenant.greeting).check()
         ask(tenant, connection, Op.MANAGE, GIB, 0).check()
         ask(tenant, connection, Op.CHARGE, random.choice((GIB, 8 * GIB)))
         request = next_request(connection)
@@ -75,7 +75,7 @@ def give(tenant: Tenant, random: random.Random) -> None:
 def depart(tenant: Tenant, random: random.Random) -> None:
     """A program that is to be moved: it agrees, and is not moved; or it refuses, with any status; or never answers."""
     with tenant.connect() as connection:
-        ask(tenant, connection, Op.HELLO, VERSION).check()
+        ask(tenant, connection, Op.HELLO, *tenant.greeting).check()
         ask(tenant, connection, Op.MANAGE, GIB, 0).check()
         connection.settimeout(0.1)
         waits = tenant.page.place(tenant.number, 0) + 3
@@ -98,4 +98,6 @@ def next_request(connection: socket.socket) -> Message:
         message = Message.decode(raw)
         if not message.reply and message.op in (Op.RECLAIM, Op.DEPART):
             return message
+        if not message.reply and message.op in ASKED:
+            answer(connection, message, 0, 1)  # it is drained, it says
     raise TimeoutError

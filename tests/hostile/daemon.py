@@ -34,6 +34,7 @@ EXPECTED = (
     r"pid \d+ .*: \[Errno 24\] Too many open files",  # told once, and tried again
     # A program that waits as the daemon ends may have locked what a message to the kernel is about.
     r"a message to the kernel does not come to its end",
+    r"process \d+: its library is older than this daemon and lacks",  # so it said
     r"user 65534: more than \d+ connections: dropped",
 )
 """What may be said of tenants that break the rules."""

@@ -10,7 +10,7 @@ import resource
 import socket
 import time
 
-from backend.door.wire import SIZE, VERSION, Message, Op
+from backend.door.wire import SIZE, Message, Op
 from tests.hostile.registry import Tenant, child, kind
 
 
@@ -49,7 +49,7 @@ def passes(tenant: Tenant, random: random.Random) -> None:
         with tenant.connect() as connection:
             some = [*ends, connection.fileno(), *tenant.held[-20:]]
             rights = array.array("i", (some * 253)[: random.choice((1, 16, 253))]).tobytes()
-            message = random.choice((Message(Op.HELLO, 1, 0, (VERSION,)).encode(), b"", b"x", bytes(SIZE)))
+            message = random.choice((Message(Op.HELLO, 1, 0, tenant.greeting).encode(), b"", b"x", bytes(SIZE)))
             for _ in range(random.choice((1, 5))):
                 with contextlib.suppress(BlockingIOError):
                     connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], socket.MSG_DONTWAIT)
@@ -60,7 +60,7 @@ def passes(tenant: Tenant, random: random.Random) -> None:
 
 @kind("hand over connections")
 def hand_over(tenant: Tenant, random: random.Random) -> None:
-    """Who connected has died, or is about to, when another one speaks."""
+    """A process connects and dies, or is about to, when another one speaks."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
 
@@ -76,13 +76,13 @@ def hand_over(tenant: Tenant, random: random.Random) -> None:
     for descriptor in descriptors:
         with socket.socket(fileno=descriptor) as connection:
             connection.settimeout(0.02)
-            connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+            connection.send(Message(Op.HELLO, 1, 0, tenant.greeting).encode())
             connection.recv(SIZE)
 
 
 @kind("queue sockets in themselves")
 def loops(tenant: Tenant, random: random.Random) -> None:
-    """Descriptors in flight that nobody receives: what the kernel has to collect."""
+    """Descriptors in flight that no process receives: what the kernel has to collect."""
     one, other = socket.socketpair()
     with one, other, tenant.connect() as connection:
         for _ in range(20):

@@ -14,6 +14,8 @@ EDGES = (0, 1, 2, 5, 64, 1 << 20, 1 << 31, (1 << 31) - 1, 1 << 32, (1 << 63) - 1
 STATUSES = (-1, -5, -11, -19, -107, -511, -512, -513, -600, -4095, -4096, -200000, -(1 << 31), 1, 5, 600, (1 << 31) - 1)
 """What an answer may carry: 0 or a negated errno is what it is to."""
 OPS = [*Op, 0, 3, 99, REPLY - 1]
+ASKED = (Op.RECLAIM, Op.DEPART, Op.END_TURN, Op.BEGIN_TURN)
+"""What the daemon asks of a program."""
 RECEIVED = 16
 """Messages that are looked through for the answer to one."""
 
@@ -38,7 +40,7 @@ def ask(tenant: Tenant, connection: socket.socket, op: int, *args: int, gpu: int
         message = Message.decode(raw)
         if message.reply and message.seq == seq:
             return message
-        if not message.reply and message.op in (Op.RECLAIM, Op.DEPART):
+        if not message.reply and message.op in ASKED:
             answer(connection, message)
     raise TimeoutError
 
@@ -53,7 +55,7 @@ def greeted(tenant: Tenant) -> socket.socket:
     line, new = tenant.shared()
     try:
         if new:
-            ask(tenant, line, Op.HELLO, VERSION).check()
+            ask(tenant, line, Op.HELLO, *tenant.greeting).check()
     except (ConnectionError, BrokenPipeError):
         tenant.hang_up(line)
         raise
@@ -74,7 +76,7 @@ def say(tenant: Tenant, op: int, *args: int, gpu: int = 0) -> Message:
 def leave(tenant: Tenant, random: random.Random) -> None:
     with tenant.connect() as connection:
         if random.random() < 0.7:
-            connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+            connection.send(Message(Op.HELLO, 1, 0, tenant.greeting).encode())
         if random.random() < 0.5:
             connection.recv(SIZE)
 
@@ -91,7 +93,7 @@ def silence(tenant: Tenant, random: random.Random) -> None:
 def halves(tenant: Tenant, random: random.Random) -> None:
     with tenant.connect() as connection:
         if random.random() < 0.5:
-            connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+            connection.send(Message(Op.HELLO, 1, 0, tenant.greeting).encode())
         size = random.choice((0, 1, 32, 63, 65, 128, 4096, 100_000))
         connection.send(random.randbytes(size))
         connection.recv(SIZE)
@@ -120,8 +122,8 @@ def anything(tenant: Tenant, random: random.Random) -> None:
 @kind("answer what nobody asked")
 def unasked(tenant: Tenant, random: random.Random) -> None:
     with tenant.connect() as connection:
-        ask(tenant, connection, Op.HELLO, VERSION)
-        op, status = random.choice((Op.RECLAIM, Op.DEPART, Op.HELLO, 99)), random.choice((0, *STATUSES))
+        ask(tenant, connection, Op.HELLO, *tenant.greeting)
+        op, status = random.choice((*ASKED, Op.HELLO, 99)), random.choice((0, *STATUSES))
         connection.send(struct.pack("<IiQII5Q", op | REPLY, status, random.randrange(4), 0, 0, *arguments(random)))
         connection.recv(SIZE)
 
@@ -133,7 +135,7 @@ def deaf(tenant: Tenant, random: random.Random) -> None:
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         connection.setblocking(False)
-        connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+        connection.send(Message(Op.HELLO, 1, 0, tenant.greeting).encode())
         op = random.choice((Op.HELLO, Op.LIMITS, Op.JOIN, Op.READ, Op.LOCATE, Op.CHARGE))
         for seq in range(2, 300):
             connection.send(Message(op, seq, 0, (VERSION, 1)).encode())
@@ -144,7 +146,7 @@ def deaf(tenant: Tenant, random: random.Random) -> None:
 
 @kind("speak oddly")
 def odd(tenant: Tenant, random: random.Random) -> None:
-    """Sockets of another type, halves shut down, answers peeked at, urgent data, options that change who one is."""
+    """Sockets of another type, halves shut down, answers peeked at, urgent data, options that change the peer."""
     if random.random() < 0.3:
         with socket.socket(socket.AF_UNIX, random.choice((socket.SOCK_STREAM, socket.SOCK_DGRAM))) as other:
             other.connect(tenant.door)
@@ -159,5 +161,5 @@ def odd(tenant: Tenant, random: random.Random) -> None:
                 lambda: connection.listen(1),
             )
         )()
-        connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+        connection.send(Message(Op.HELLO, 1, 0, tenant.greeting).encode())
         connection.recv(SIZE, socket.MSG_PEEK)

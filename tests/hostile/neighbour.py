@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
+from backend.door import wire
 from backend.door.wire import FORMAT, REPLY, SIZE, VERSION, Message, Op
 from backend.soft.client import Device
 from ggroupfs.client.reading import content
@@ -79,7 +80,7 @@ class Cuda:
         self._count()
         page.words[Word.NEIGHBOUR_PLACE] = os.getpid()
         self._socket.connect(door)
-        self._ask(Op.HELLO, VERSION)
+        self._ask(Op.HELLO, VERSION, wire.CUDA)
         self._ask(Op.MANAGE, 0, 0)
 
     def take(self) -> None:
@@ -115,7 +116,13 @@ class Cuda:
                 self._resident -= nbytes
                 self._swapped += nbytes
                 self._count()
-                self._socket.send(FORMAT.pack(Op.RECLAIM | REPLY, 0, message.seq, message.gpu, 0, nbytes, 100, 0, 0, 0))
+                self._answer(message, nbytes, 100)
+            elif message.op in (Op.END_TURN, Op.BEGIN_TURN):  # nothing of it runs
+                self._answer(message, 1)
+
+    def _answer(self, request: Message, *args: int) -> None:
+        words = (*args, 0, 0, 0, 0, 0)[:5]
+        self._socket.send(FORMAT.pack(request.op | REPLY, 0, request.seq, request.gpu, 0, *words))
 
 
 def main() -> None:
@@ -198,7 +205,7 @@ def _granted(memory: Memory, charges: object) -> None:
 
 
 def _newcomers(page: Page, door: str) -> None:
-    """Connects anew, all the time. Nobody hangs up on who has said nothing wrong."""
+    """Connects anew, all the time. The daemon hangs up on no program that has said nothing wrong."""
     meter = page.meter(Timed.NEWCOMERS)
     while True:
         try:

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 
-from backend.door.wire import SIZE, VERSION, Message, Op
+from backend.door.wire import SIZE, Message, Op
 from tests.hostile.registry import Tenant, child, kind
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -25,8 +25,8 @@ def join(tenant: Tenant) -> None:
         place = tenant.place()
         tenant.page.words[place + 1] = 32 << 20
         tenant.page.words[place] = int(os.readlink("/proc/self"))  # as the driver knows it, in a pid namespace too
-        for op, word in ((Op.HELLO, VERSION), (Op.JOIN if tenant.protocol == "soft" else Op.MANAGE, 8)):
-            connection.send(Message(op, 1, 0, (word,)).encode())
+        for op, words in ((Op.HELLO, tenant.greeting), (Op.JOIN if tenant.protocol == "soft" else Op.MANAGE, (8,))):
+            connection.send(Message(op, 1, 0, words).encode())
             connection.recv(SIZE)
 
 
@@ -82,7 +82,7 @@ def traced(tenant: Tenant, random: random.Random) -> None:
 
     def act() -> None:
         with tenant.connect() as connection:
-            connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+            connection.send(Message(Op.HELLO, 1, 0, tenant.greeting).encode())
             LIBC.ptrace(PTRACE_TRACEME, 0, None, None)
             os.kill(os.getpid(), signal.SIGTRAP)
             time.sleep(1)
@@ -96,7 +96,7 @@ def threads(tenant: Tenant, random: random.Random) -> None:
 
     def call() -> None:
         with contextlib.suppress(OSError), tenant.connect() as connection:
-            connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())
+            connection.send(Message(Op.HELLO, 1, 0, tenant.greeting).encode())
 
     started = [threading.Thread(target=call, daemon=True) for _ in range(6)]
     for thread in started:

@@ -1,7 +1,7 @@
 """What a hostile tenant is, and the kinds of things that it does: functions with a name, each one operation.
 
-An operation may be refused, with any OSError: that is what happens to who is hostile. It may end the program. It never
-takes longer than a few tens of milliseconds, but for those that hold on to something on purpose.
+An operation may be refused, with any OSError: that is what happens to a hostile program. It may end the program. It
+never takes longer than a few tens of milliseconds, but for those that hold on to something on purpose.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import attrs
 
+from backend.door import wire
 from tests.hostile.page import PLACES, Page
 
 SOFT, CUDA = "soft", "cuda"
@@ -25,7 +26,7 @@ BOTH = (SOFT, CUDA)
 """The protocols of the two doors: that of the software GPU, and that of the library in CUDA programs."""
 
 CHILD_S = 0.04
-"""How long a child lives that nobody wants to keep."""
+"""How long a child lives that is not to be kept, in seconds."""
 HELD = 200
 """Descriptors that a tenant holds on to, before it lets go of the first again."""
 
@@ -58,6 +59,11 @@ class Tenant:
     """The connection that both halves use."""
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
     _places: Iterator[int] = attrs.field(factory=lambda: itertools.cycle(range(1, PLACES)))
+
+    @property
+    def greeting(self) -> tuple[int, int]:
+        """The arguments of its HELLO: every other tenant speaks as ggroupfs 0.1 did, which could less."""
+        return wire.VERSION, 0 if self.number % 2 else wire.CUDA | wire.SOFT
 
     def hold(self, descriptor: int) -> None:
         """Keeps it open, for some time."""
@@ -131,8 +137,8 @@ def kinds_of(protocol: str) -> Sequence[str]:
 
 
 def child(work: Callable[[], object], seconds: float = CHILD_S) -> None:
-    """A process of its own does it, and is killed after `seconds`; nobody waits for it to be gone (it is reaped by the
-    kernel: a tenant ignores SIGCHLD)."""
+    """A process of its own does it, and is killed after `seconds`; no process waits for it to be gone (it is reaped by
+    the kernel: a tenant ignores SIGCHLD)."""
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -21,7 +21,7 @@ import attrs
 
 from backend.common.errors import fail
 from backend.core.records import Channel, Peak
-from backend.core.settings import GID, LIMIT_MAX, SETTINGS, Setting
+from backend.core.settings import BY_FIELD, GID, LIMIT_MAX, SETTINGS, Setting
 from backend.door.wire import SIZE, Message, Op
 from backend.ledgers import abi, kernel
 from backend.ledgers.soft import SoftLedger
@@ -33,8 +33,8 @@ ANSWER_S = 60.0
 PEAKS: Mapping[int, Peak] = {abi.PEAK_GMEM: "peak", abi.PEAK_SWAP: "swap_peak"}
 SINCE_PEAKS = ("swap_peak", "peak_ever", "swap_peak_ever")
 """Fields of the books that came with FEATURE_PEAKS."""
-SINCE_LIMIT_MAX = ("limit_max", "oom_group", "events_oom_kill", "events_oom_group_kill")
-"""Fields of the books that came with the setting limit_max."""
+SINCE_LIMIT_MAX = ("events_oom_kill", "events_oom_group_kill")
+"""Counts in the books that came with the setting limit_max."""
 OF_THE_FIRST = frozenset(SETTINGS[: SETTINGS.index(GID) + 1])
 """Settings of the first version."""
 ON, OFF, OFF_GR = range(3)
@@ -148,7 +148,8 @@ class Device:
 
 
 class Module:
-    """See the module. `features` are the bits that its HELLO has, `settings` what it keeps."""
+    """See the module. `features` are the bits that its HELLO has, `settings` what it takes and keeps: of those of the
+    first version alone its HELLO says nothing."""
 
     def __init__(self, features: int, settings: Collection[Setting] = SETTINGS) -> None:
         self.features = features
@@ -256,7 +257,7 @@ class Module:
     def _hello(self, _: int, argument: abi.Hello) -> None:
         argument.version, argument.features = abi.ABI_VERSION, self.features
         if self.settings != OF_THE_FIRST:  # which said nothing of that
-            argument.settings = sum(abi.SET[setting.field] for setting in self.settings)
+            argument.settings = self._known
 
     def _register(self, descriptor: int, argument: abi.Gpu) -> None:
         index = self._indices.setdefault(argument.uuid, len(self._indices))
@@ -332,6 +333,7 @@ class Module:
             name = "current_bytes" if field.name == "current" else field.name
             lacking = name in SINCE_PEAKS and not self.has(abi.FEATURE_PEAKS)
             lacking = lacking or (name in ("off_all", "off_gr") and not self.has(abi.FEATURE_REASONS))
+            lacking = lacking or (name in abi.SET and BY_FIELD[name] not in self.settings)
             lacking = lacking or (name in SINCE_LIMIT_MAX and LIMIT_MAX not in self.settings)
             if not lacking:
                 setattr(argument, name, getattr(books, field.name))
@@ -341,8 +343,12 @@ class Module:
         argument.flags |= abi.BOOKS_DETACHED_GR if levers.runlist.held == OFF_GR else 0
         argument.flags |= abi.BOOKS_DOUBTFUL if levers.doubtful else 0
 
+    @property
+    def _known(self) -> int:
+        return sum(abi.SET[setting.field] for setting in self.settings)
+
     def _set(self, _: int, argument: abi.Set) -> None:
-        if argument.mask & ~sum(abi.SET[setting.field] for setting in self.settings):
+        if argument.mask & ~self._known:
             raise fail(errno.EINVAL)
         fields = [setting.field for setting in SETTINGS if argument.mask & abi.SET[setting.field]]
         self._books.configure(self._group(argument.id), **{name: getattr(argument, name) for name in fields})

@@ -97,6 +97,8 @@ policies = st.one_of(
             "frozen": st.booleans(),
             "priority": st.integers(0, 15),
             "weight": st.integers(1, 10_000),
+            "quota_us": st.one_of(st.integers(1_000, 2_000_000), st.just(MAX)),
+            "period_us": st.integers(10_000, 1_000_000),
         },
         optional={"kept": st.booleans(), "uid": users, "gid": users, "oom_group": st.booleans()},
     ),

@@ -94,7 +94,8 @@ class Answers(Programs):
         ends_soon = end is TurnEnd.LATE and (name != "a" or self.stage.kind.gives)
         if end in (None, TurnEnd.DRAINED) or ends_soon:
             return Moves.AT_ONCE
-        if without(self.stage.machine.programs[name])[0]:
+        is_off = without(self.stage.machine.programs[name])[0]
+        if is_off or self.gpu._is_off(self.program(name).process):  # or its lever is being pulled in this moment
             return Moves.NOT
         return Moves.IN_VAIN if end is TurnEnd.LATE else Moves.AT_ONCE
 

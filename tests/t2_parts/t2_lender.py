@@ -1,12 +1,13 @@
-"""Descriptors of programs that are not what they are called: nobody waits for who serves them; they hide nothing."""
+"""Descriptors of programs that are not what they are called: none waits for what serves them; they hide nothing."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -35,7 +36,7 @@ class Tenant:
     """A program that has the device open, and a file of its own under that name."""
 
     process: subprocess.Popen[str]
-    """Who serves its file."""
+    """What serves its file."""
     pid: int
     real: int
     """A descriptor of the device."""
@@ -104,7 +105,7 @@ def test_a_file_of_its_own_is_not_the_device_whatever_it_is_called(tenant: Tenan
 def test_who_changes_its_files_while_they_are_duplicated_keeps_nobody(
     tenant: Tenant, system: linux.LinuxSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody but who duplicates waits for it to answer to the close; that is bounded, and others are lent theirs."""
+    """Only what duplicates waits for it to answer to the close; that is bounded, and others are lent theirs."""
     swapped(monkeypatch)
     process = identify(tenant.pid)
     with rm.borrowed(system, process, [tenant.real, tenant.own]) as controls:
@@ -120,6 +121,23 @@ def test_who_changes_its_files_while_they_are_duplicated_keeps_nobody(
     with open(NULL, "rb") as file, rm.borrowed(system, identify(os.getpid()), [file.fileno()]) as controls:
         assert list(controls) == [file.fileno()], "others are not those of its user"
     assert ours() == before
+
+
+def test_a_program_is_looked_at_once_however_many_descriptors_are_lent(
+    tenant: Tenant, system: linux.LinuxSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look has two threads wake each other up, of which a freeze by the file waits for every one."""
+    looks: list[int] = []
+
+    def look_here(pid: int, function: Callable[[], Any]) -> Any:
+        looks.append(pid)
+        return function()
+
+    process = identify(tenant.pid)
+    monkeypatch.setattr(linux, "look_here", look_here)
+    with rm.borrowed(system, process, [tenant.real, tenant.own, tenant.path]) as controls:
+        assert list(controls) == [tenant.real]
+    assert looks == [tenant.pid]
 
 
 def test_one_of_them_that_is_closed_at_once_counts_for_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import trio
 
 from backend.cuda.about import MAGIC, MARK
 from backend.door.wire import CUDA, VERSION
-from backend.process import procfs
+from backend.process import fanotify, procfs
 from backend.process.cgroups import WITNESS
 from backend.process.procfs import Mount
 from ggroupfs.commands import doctor, host, mounted
@@ -39,6 +40,19 @@ def test_cgroups(mounts: list[Mount], verdict: str, words: str) -> None:
     found = host.cgroups(mounts)
     assert (found.subject, found.verdict) == ("cgroups", verdict)
     assert words in found.why
+
+
+def test_whether_an_opening_can_be_had_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanotify, "check", lambda: None)
+    assert host.openings().verdict == "ok"
+
+    def refused() -> None:
+        raise OSError(errno.EOPNOTSUPP, "this kernel was made without it")
+
+    monkeypatch.setattr(fanotify, "check", refused)
+    found = host.openings()
+    assert (found.subject, found.verdict) == ("usher", "unsupported")
+    assert found.why.endswith("this kernel was made without it")
 
 
 def test_mps(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ WRITES = {
     "compute.timeslice": 5,
     "compute.priority": 3,
     "compute.weight": 50,
+    "compute.max": "30000 50000",
     "compute.migrate": 1,
 }
 """Something that each of them takes."""

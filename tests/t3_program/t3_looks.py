@@ -239,7 +239,6 @@ WHERE = {
     "backend/nvidia/device.py": "for linux.py",
     "backend/door/peers.py": "of a daemon, before Linux 6.5, for root's commands",
     "backend/nvidia/listed.py": "the System's, in a thread",
-    "backend/nvidia/rm.py": "the System's, in threads of levers",
     "backend/nvidia/enforce.py": "the System's, in threads of levers",
     "backend/nvidia/gpu.py": "the System's, for a command",
     "backend/nvidia/selftest.py": "of its own child",

@@ -338,8 +338,13 @@ def test_what_is_missing_is_named(features: int, module: Module, caplog: pytest.
 
 def test_an_unknown_field_of_the_books_is_zero() -> None:
     """What an older module does not fill reads as what nothing is: no field is left as the caller's memory had it."""
-    with Module(kernel.NEEDED).loaded():
+    with Module(kernel.NEEDED, OF_THE_FIRST).loaded():
         ledger = KernelLedger(NAMES)
         begun(ledger)
         assert ledger.books(WHO) == Books()
+        for setting in ledger.lacks:
+            ledger.configure(WHO, **{setting.field: setting.default})
+            other = setting.least if setting.least != setting.default else setting.most
+            with pytest.raises(OSError, match="not supported"):
+                ledger.configure(WHO, **{setting.field: other})
         ledger.close()

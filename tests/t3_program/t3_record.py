@@ -97,6 +97,9 @@ async def test_of_the_scheduler_and_of_figures(spawn: Spawn) -> None:
         kept.scheduled.failure = Failure(now + 2.5, 4.0, True)
         kept.scheduled.throttle = Throttle(3, 1500, now)
         kept.memory.ignored_until = now + 10
+        assert (await known(h, str(who.pid)))["memory.coming"] == "no"
+        kept.memory.came_at = now
+        assert (await known(h, str(who.pid)))["memory.coming"] == "yes"
         kept.memory.waiting = trio.lowlevel.ParkingLot()
         kept.taken.total["finished"] = 7
         found = await known(h, str(who.pid))
@@ -121,6 +124,7 @@ async def test_every_field_of_a_slot_is_shown(spawn: Spawn) -> None:
         kept.scheduled.throttle, kept.taken.total["finished"], kept.taken.said["finished"] = Throttle(), 1, 1
         names = await known(h, str(who.pid))
         renamed = {"noted": "off", "lever": "compute.lever", "ignored_until": "memory.ignored_s"}
+        renamed["came_at"] = "memory.coming"
         for slot in ("compute", "memory", "scheduled", "taken"):
             for field in attrs.fields(type(getattr(kept, slot))):
                 name = field.name.lstrip("_")

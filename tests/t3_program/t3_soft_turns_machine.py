@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from backend.core.reasons import Engines
 from backend.core.records import MAX, NOWHERE, Place
 from backend.core.turns import AHEAD_US, TurnEnd
+from backend.process.identity import ROOT, Slice, SliceOn
 from backend.soft.bus import Way
 from backend.soft.gpu import SoftGpu
 from tests.support.harness import MIB, answers
@@ -243,7 +244,11 @@ class Turns(RuleBasedStateMachine):
         idle = [one for one in self.programs if not one.waits]
         one = idle[who % len(idle)]
         target = (one.gpu + 1) % GPUS
-        self.daemon.finish(self.h.write, f"{one.path}/compute.migrate", target)
+        has_room = self.has_room(one, target)
+        refused = self.daemon.finish(answers, self.h.write(f"{one.path}/compute.migrate", target))
+        assert refused == (0 if has_room else errno.ENOSPC)
+        if refused:
+            return
         one.gpu, one.is_off, one.ended = target, False, None
 
         async def look() -> None:
@@ -252,6 +257,14 @@ class Turns(RuleBasedStateMachine):
             assert gate.ahead_us == math.inf, "it takes no turns there yet"
 
         self.daemon.do(look)
+
+    def has_room(self, one: Program, target: int) -> bool:
+        """Whether the slices above a program have room on another GPU for all that it has, there and in the host."""
+        books = self.h.ledger.books
+        held, above = books(one.member), [books(SliceOn(level, target)) for level in (ROOT, Slice("/jobs"))]
+        return all(
+            level.current + held.current <= level.high and level.swap + held.swap <= level.swap_max for level in above
+        )
 
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 2))
@@ -432,6 +445,28 @@ def test_a_program_that_waits_leaves_its_turn_as_it_moves() -> None:
         machine.migrate(who=0)
         machine.end_turn(who=0, bound_us=0)
         machine.migrate(who=0)
+    finally:
+        machine.teardown()
+
+
+def test_a_program_that_has_no_room_elsewhere_keeps_its_turn() -> None:
+    """A level there is over its limit with it; or it brings more in the host than may be there."""
+    machine = Turns()
+    try:
+        machine.come()
+        machine.allocate(who=0, pages=16)
+        machine.daemon.finish(machine.h.write, "slice/jobs/1/gmem.limit.high", 8 * MIB)
+        machine.end_turn(who=0, bound_us=0)
+        machine.migrate(who=0)
+        machine.limit(who=0, mib=8)
+        machine.daemon.finish(machine.h.write, "slice/jobs/1/gmem.swap.max", 4 * MIB)
+        machine.migrate(who=0)
+        machine.what_holds()
+        (one,) = machine.programs
+        assert (one.gpu, one.is_off, one.ended) == (0, True, TurnEnd.DRAINED)
+        machine.daemon.finish(machine.h.write, "slice/jobs/1/gmem.swap.max", "max")
+        machine.migrate(who=0)
+        assert one.gpu == 1
     finally:
         machine.teardown()
 

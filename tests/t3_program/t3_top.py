@@ -134,6 +134,7 @@ FILES = {
     "compute.events": "populated 1\nfrozen 1\n",
     "compute.priority": "8\n",
     "compute.weight": "100\n",
+    "compute.max": "max 100000\n",
     "gcgroup.stat": "tsgs 1\nchannels 8\nattached 1\nmanaged 1\n",
 }
 """Those of a process on a machine that cannot tell what it runs."""
@@ -192,6 +193,8 @@ def test_a_pass_reads_everything_there_is(tree: Path) -> None:
         populated=True,
         priority=8,
         weight=100,
+        quota=MAX,
+        period=100_000,
         tsgs=1,
         channels=8,
         attached=1,

@@ -71,6 +71,11 @@ REFUSED = {
     "compute.freeze": {**INTEGERS, b"2": RANGE, b"yes": INVAL, b"true": INVAL},
     "compute.priority": {**INTEGERS, b"16": RANGE},
     "compute.weight": {**INTEGERS, b"0": RANGE, b"10001": RANGE},
+    "compute.max": {
+        **dict.fromkeys((b"0", b"999", b"-1", b"max max", b"30000 9999", b"30000 1000001", b"30%", b"0x7530"), INVAL),
+        **dict.fromkeys((b"30000 100000 1", b"30000us", b"%d" % (1 << 63), b"%d" % (1 << 70)), INVAL),
+        **dict.fromkeys((number for number, code in GARBAGE.items() if code == RANGE), INVAL),  # as cpu.max has it
+    },
     "compute.migrate": {b"-1": RANGE, b"0": NOTSUP, b"GPU-x": NOTSUP, b"gpu-0": INVAL},
 }
 """What each of them does not take besides."""
@@ -85,6 +90,7 @@ ACCEPTED = {
     "compute.freeze": [b"1", b"0x1", b" 0\n"],
     "compute.priority": [b"0", b" 15\n", b"8"],
     "compute.weight": [b"1", b"10000", b"100"],
+    "compute.max": [b"30000 100000", b" 1000\t10000\n", b"2000000", b"max"],
 }
 """The other side of the border, so that the table above cannot be right by refusing everything."""
 

@@ -242,6 +242,7 @@ def gcgroup_stat(controller: Controller, group: Group) -> str:
         tsgs=a.tsgs,
         channels=a.channels,
         attached=a.attached,
+        nr_periods=controller.periods(group),
         nr_throttled=controller.throttled(group).times,
         throttled_usec=controller.throttled(group).usec,
         off_freeze=sum(is_asked_to_freeze(controller, leaf) for leaf in leaves(controller, group)),
@@ -266,6 +267,7 @@ CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "compute.freeze": lambda c, g: f"{int(c.books(g).frozen)}\n",
     "compute.priority": lambda c, g: f"{c.books(g).priority}\n",
     "compute.weight": lambda c, g: f"{c.books(g).weight}\n",
+    "compute.max": lambda c, g: f"max {c.books(g).period_us}\n",
     "compute.events": lambda c, g: table(
         populated=int(c.is_populated(g)), frozen=int(c.is_frozen(g)), migrated=c.moved(g), undone=0, lost=0
     ),

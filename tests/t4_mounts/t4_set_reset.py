@@ -26,6 +26,7 @@ CHANGED = {
     "compute.freeze": "1",
     "compute.priority": "1",
     "compute.weight": "7",
+    "compute.max": "30000 50000",
 }
 
 

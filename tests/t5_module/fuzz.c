@@ -225,11 +225,13 @@ static void build(u64 *random, unsigned int kind, void *to)
 	case GGROUP_IOC_SET:
 		arg->set = (struct ggroup_set) {
 			.id = arg->id,
-			.mask = below(random, 8) ? 1U << below(random, 9) : edge(random),
+			.mask = below(random, 8) ? 1U << below(random, 12) : edge(random),
 			.high = size(random), .low = size(random), .swap_max = size(random),
 			.timeslice_us = size(random), .frozen = below(random, 3),
 			.priority = below(random, 18), .weight = below(random, 10002),
 			.kept = below(random, 3), .uid = NOBODY, .gid = edge(random),
+			.quota_us = 998 + below(random, 4) * 1000,
+			.period_us = below(random, 2) ? 100000 : below(random, 1000002),
 		};
 		break;
 	case GGROUP_IOC_REASONS:

@@ -1,0 +1,61 @@
+"""What is kept of processes below quotas, of those that are there and of those that have ended."""
+
+from __future__ import annotations
+
+import attrs
+
+from backend.core.records import Activity
+from backend.scheduler.quota import Account
+
+
+@attrs.define(eq=False)
+class Limited:
+    """A process below a quota."""
+
+    accounts: tuple[Account, ...]
+    """Those of the process itself and of the slices above it."""
+    contexts: int = 1
+    """Calls that a lever takes."""
+    pending: int | None = None
+    """Kernels that it had launched and that were not done, at the last look; None where it does not count them."""
+    levers: bool = False
+    """Whether it takes calls of the driver to have it stand."""
+    stands_at_gate: bool = False
+    """Whether it stands, and on the runlist."""
+    is_bound: bool = False
+    """Whether it has stood before, so that its library bounds what it launches ahead."""
+    after_us: int = 0
+    """Work since its gate closed, microseconds."""
+    equals: object = None
+    """What is the same for processes that may have periods in turns."""
+    waits: bool = False
+    """Whether another one of its rota works in this period."""
+    rests_us: int = 0
+    """Until when it has no period of a rota, microseconds: it left one to which it had no work."""
+    busy: bool = False
+    """Whether it is being had stand, or go on."""
+    again: float = 0.0
+    """When that is tried again, by trio's clock."""
+    failed_s: float = 0.0
+    """Seconds for which it was put off the last time; 0 where it did not fail."""
+    told: bool = False
+    """Whether the log says that it fails."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it is to stand."""
+        return self.waits or any(account.is_spent for account in self.accounts)
+
+
+@attrs.define
+class Gone:
+    """A process below a quota that has ended, and of which not all is known yet."""
+
+    accounts: tuple[Account, ...]
+    """Those above it, as it ended."""
+    activity: Activity
+    """What was told of it then; with the rest, once that has come."""
+    at_us: int
+    """When it ended, microseconds."""
+    is_told: bool = False
+    """Whether the rest has come."""
