@@ -22,7 +22,7 @@
 #define GGROUP_LINK_MOST	1024	/* bytes a nanosecond */
 
 /* As MAX_RECLAIM_RETRIES of the memory cgroup. */
-#define GGROUP_CHARGE_ROUNDS	16	/* times that a charge waits for reclaim, and then is tried */
+#define GGROUP_CHARGE_ROUNDS	16	/* times that a charge waits for reclaim, and is tried */
 
 static void assert_figures(const struct ggroup *group)
 {

@@ -144,7 +144,8 @@ void ggroup_reclaim_wake(struct ggroup *group)
 	if (!READ_ONCE(group->device->queue.online))
 		return;		/* no provider could move anything */
 	for (level = group; level; level = level->parent) {
-		if (ggroup_group_limit(level) != GGROUP_MAX && ggroup_group_held(level) > reclaim_start(level)) {
+		if (ggroup_group_limit(level) != GGROUP_MAX &&
+		    ggroup_group_held(level) > reclaim_start(level)) {
 			ggroup_group_get(level);
 			if (!queue_work(workers, &level->reclaim_work))
 				ggroup_group_put(level);
