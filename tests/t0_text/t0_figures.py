@@ -88,8 +88,9 @@ def test_what_programs_say_of_themselves_adds_up_to_a_number() -> None:
     assert (said + Footprint()).exchanged is None
 
 
-def test_a_daemon_of_an_earlier_version_has_no_quotas(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["compute.max", "gmem.limit.max", "gmem.oom.group"])
+def test_a_daemon_of_an_earlier_version_lacks_files(tmp_path: Path, name: str) -> None:
     (tmp_path / "compute.weight").write_text("100\n")
-    assert figures_of(tmp_path, ["compute.weight", "compute.max"]) == Figures(weight=100)
+    assert figures_of(tmp_path, ["compute.weight", name]) == Figures(weight=100)
     with pytest.raises(FileNotFoundError):
-        figures_of(tmp_path / "gone", ["compute.max"])
+        figures_of(tmp_path / "gone", [name])

@@ -61,8 +61,10 @@ INTEGERS = {b"-1": RANGE, b"1.0": INVAL, b"max": INVAL, b"1K": INVAL, b"default"
 
 REFUSED = {
     "gmem.limit.high": SIZES,
+    "gmem.limit.max": SIZES,
     "gmem.limit.low": SIZES,
     "gmem.swap.max": SIZES,
+    "gmem.oom.group": {**INTEGERS, b"2": RANGE, b"yes": INVAL, b"true": INVAL},
     "gmem.reclaim": {**SIZES, b"max": INVAL, b"1": AGAIN, b"1T": AGAIN},
     "compute.timeslice": {
         **{b"-1": INVAL, b"max": INVAL, b"1s": INVAL, b".": INVAL, b"1.2.3": INVAL, b"0x10": INVAL, b"+1": INVAL},
@@ -82,8 +84,10 @@ REFUSED = {
 
 ACCEPTED = {
     "gmem.limit.high": [b" 8G ", b"8g\n", b"0x10", b"010", b"max", b"8\0garbage", b"+8", b"%d" % ((1 << 64) - 1)],
+    "gmem.limit.max": [b" 8G ", b"8g\n", b"max"],
     "gmem.limit.low": [b"\t0\n", b"max"],
     "gmem.swap.max": [b"0", b"max\n"],
+    "gmem.oom.group": [b"1", b"0x1", b" 0\n"],
     "gmem.peak": [b"\n", b"anything at all", b"0"],
     "gmem.swap.peak": [b"\n", b"anything at all", b"0"],
     "compute.timeslice": [b"2", b"2.048", b" 2 ms", b"10us", b"1000", b"default"],

@@ -30,7 +30,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from backend.core.controller import Controller
 from backend.core.records import MAX
-from backend.core.settings import LOW, SWAP_MAX, TIMESLICE, Setting
+from backend.core.settings import LOW, OOM_GROUP, SWAP_MAX, TIMESLICE, Setting
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import Group, Member, Process, Slice, SliceOn, identify
 from backend.soft.client import Device
@@ -288,6 +288,8 @@ async def set_value(controller: Controller, setting: Setting, group: Group, valu
 
 WRITES: dict[str, tuple[st.SearchStrategy[Written], Callable[[Controller], Callable[..., Any]]]] = {
     "gmem.limit.high": (sized, lambda c: c.set_high),
+    "gmem.limit.max": (sized, lambda c: c.set_max),
+    "gmem.oom.group": (switch_writes, lambda c: partial(set_value, c, OOM_GROUP)),
     "gmem.limit.low": (sized, lambda c: partial(set_value, c, LOW)),
     "gmem.swap.max": (sized, lambda c: partial(set_value, c, SWAP_MAX)),
     "gmem.reclaim": (counted, lambda c: c.reclaim),

@@ -55,6 +55,8 @@ FILES = {
     "compute.freeze": ("0", ["0", "1"]),
     "compute.priority": ("8", ["0", "8", "15"]),
     "compute.weight": ("100", ["1", "100", "10000"]),
+    "gmem.limit.max": ("max", ["2147483648", "4294967296", "max"]),
+    "gmem.oom.group": ("0", ["0", "1"]),
     "compute.max": ("max 100000", ["30000 100000", "1000 10000", "max 1000000"]),
 }
 """What a file says at first, and what is written to it."""
