@@ -34,9 +34,17 @@ class Holding:
     """See the module. Every call is synchronous but :meth:`charge`, and raises OSError for what cannot be."""
 
     def __init__(
-        self, bookkeeper: Bookkeeping, process: Process, gpu: int, capacity: int, resident: int, swapped: int
+        self,
+        bookkeeper: Bookkeeping,
+        process: Process,
+        gpu: int,
+        capacity: int,
+        resident: int,
+        swapped: int,
+        counted: int = 0,
     ) -> None:
-        """Takes the books over, at what the program says that it has. EINVAL where no program can have that."""
+        """Takes the books over, at what the program says that it has, and the driver that it has at least. EINVAL where
+        no program can have that."""
         if resident > capacity or resident + swapped > OVERCOMMIT * capacity:
             raise fail(errno.EINVAL)
         self.process = process
@@ -60,11 +68,12 @@ class Holding:
         self.given = 0
         """Bytes that left the GPU, freed or moved, since it speaks."""
         self.closed = False
-        """Whether somebody else speaks for the program now, or nobody."""
+        """Whether another connection speaks for the program now, or none."""
         self._bookkeeper = bookkeeper
         self._capacity = capacity
         books = bookkeeper.levels(process, gpu)[0]
-        self._correction = max(0, books.current - resident)  # more than 0: implicit; less: disputed
+        # More than 0: implicit; less: disputed.
+        self._correction = max(0, books.current - resident, min(counted, capacity) - resident)
         self._least = self._most = resident  # of `charged`, since the last look
         self._look: tuple[int, int, int] | None = None  # least and most before the last look, and what it showed
         missing = max(0, swapped - books.swap)  # the books are younger than the program
@@ -96,7 +105,7 @@ class Holding:
         try:
             await self._bookkeeper.charge(self.process, self.gpu, nbytes)
         except OSError:
-            self._charged(-nbytes)  # refused at once: nobody has looked meanwhile
+            self._charged(-nbytes)  # refused at once: no look came meanwhile
             raise
         finally:
             self.promised -= nbytes
@@ -182,7 +191,7 @@ class Holding:
         """It speaks no more, but lives: what the driver says is all that is known now, and of the host nothing."""
         self.closed = True
         with contextlib.suppress(OSError):  # the process is gone from the books
-            if self._look is None:  # nobody knows better than it did; else the next look goes on from here
+            if self._look is None:  # it knew best; else the next look goes on from here
                 self._bookkeeper.observe(self.process, self.gpu, max(0, self._correction))
             self._bookkeeper.uncharge(self.process, self.gpu, self.swapped, swapped=True)
 
