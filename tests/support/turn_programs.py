@@ -10,18 +10,17 @@ from typing import Any
 import attrs
 import trio
 
-from backend.core.protocols import Gpu
 from backend.core.turns import TurnEnd
 from backend.cuda.managed import Standby
 from backend.cuda.page import CounterPage
 from backend.cuda.server import Session
 from backend.door import tenants
 from backend.door.wire import CUDA, Feature, Message
-from backend.ledgers.forwarding import ForwardingGpu
 from backend.nvidia.gpu import NvidiaGpu
 from backend.process.identity import Member
 from tests.support.harness import Harness
 from tests.support.killed import Life, Machine
+from tests.support.turn_daemons import first_gpu, serve
 from tests.support.turn_orders import HELD_BYTES, MOMENT_S, Case, Kind
 from tests.support.turns import Gated, without
 
@@ -93,11 +92,7 @@ class Programs:
     @property
     def gpu(self) -> NvidiaGpu:
         """The first one, behind all that stands before it."""
-        found: Gpu = self.h.controller.gpus[0]
-        while isinstance(found, ForwardingGpu):
-            found = found._inner
-        assert isinstance(found, NvidiaGpu)
-        return found
+        return first_gpu(self.h)
 
     @property
     def fake(self) -> Any:
@@ -148,18 +143,7 @@ class Programs:
         program = made(self, process, trio.socket.from_stdlib_socket(ours))  # type: ignore[arg-type]
         session = Session(process, {0: self.gpu.managed}, tenants.Line(trio.socket.from_stdlib_socket(theirs), process))
 
-        async def serve() -> None:
-            try:
-                await session.run()
-            finally:
-                if self.stage.life.dead:
-                    self.stage.pages.append(session._page)
-                else:
-                    session.close()
-                theirs.close()
-                program.close()
-
-        nursery.start_soon(serve)
+        nursery.start_soon(serve, session, theirs, program, self.stage.life, self.stage.pages)
         nursery.start_soon(program.run)
         program.context, program.arrive = 0, self.arrive
         program.steps = ("asked", "drains", "waits", "begins") if is_a else ("", "", "", "next" if name == "b" else "")

@@ -14,7 +14,7 @@ from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Member
 from tests.support import fake_nvidia
-from tests.support.cuda_session import CONTEXT, Program, Rig
+from tests.support.cuda_session import CONTEXT, GIB, Program, Rig
 from tests.support.harness import Harness
 
 LOOK_S = 0.05
@@ -170,3 +170,12 @@ async def begin_turn(h: Harness, program: Program) -> None:
     follower(h).schedule(group, Place())
     await follower(h).apply(group)
     await trio.sleep(LOOK_S)
+
+
+async def coming_back(program: Gated) -> None:
+    """Memory comes back to a program, for a while."""
+    async with program.listens:
+        (await program.ask(Op.MOVE_IN, GIB, 0)).check()
+        program.swapped, program.resident = program.swapped - GIB, program.resident + GIB
+        await trio.sleep(0.3)
+        program.show()

@@ -16,7 +16,6 @@ import backend.cuda.managed
 from backend.core.member import COMES_S, Undrained
 from backend.core.records import Activity, Place
 from backend.core.turns import TurnEnd
-from backend.door.wire import Op
 from backend.process.identity import Member, Process
 from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_UNTOLD_US, DRAIN_US, UNDRAINED_S
 from backend.scheduler.parts import Pace
@@ -24,7 +23,7 @@ from backend.scheduler.scheduler import Scheduler
 from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, takes, until_then
 from tests.support.draining import SIZE, Sampled, Untold, fillers
 from tests.support.harness import MIB, Harness, StubGpu, answers, running, settle, virtual
-from tests.support.turns import Gated, gated, without
+from tests.support.turns import coming_back, gated, without
 
 __all__ = ["drive", "pieces"]  # fixtures
 
@@ -255,15 +254,6 @@ def test_a_turn_that_ends_while_memory_moves(drive: Drive, monkeypatch: pytest.M
         await turns.begin()
 
     drive(test)
-
-
-async def coming_back(program: Gated) -> None:
-    """Memory comes back to a program, for a while."""
-    async with program.listens:
-        (await program.ask(Op.MOVE_IN, GIB, 0)).check()
-        program.swapped, program.resident = program.swapped - GIB, program.resident + GIB
-        await trio.sleep(0.3)
-        program.show()
 
 
 @pytest.mark.parametrize("gpu", [Untold, Sampled])

@@ -35,6 +35,7 @@ from tests.support.turns import (
     LOOK_S,
     Gated,
     begin_turn,
+    coming_back,
     drain,
     end_turn,
     follower,
@@ -533,15 +534,6 @@ def test_what_a_program_cannot_give_in_its_turn_says_nothing_of_its_end(drive: D
 
 
 # With memory that moves as a turn ends: the library does one thing at a time
-
-
-async def coming_back(program: Gated) -> None:
-    """Memory comes back to a program, for a while."""
-    async with program.listens:
-        (await program.ask(Op.MOVE_IN, GIB, 0)).check()
-        program.swapped, program.resident = program.swapped - GIB, program.resident + GIB
-        await trio.sleep(0.3)
-        program.show()
 
 
 async def changing_places(program: Gated) -> None:

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from backend.core.protocols import Gpu
 from backend.core.reasons import Engines, Reason
 from backend.core.records import MAX
 from backend.core.turns import TurnEnd
@@ -27,13 +26,13 @@ from backend.cuda.page import CounterPage
 from backend.cuda.server import Session
 from backend.door import tenants
 from backend.door.wire import CUDA, Feature
-from backend.ledgers.forwarding import ForwardingGpu
 from backend.nvidia.gpu import NvidiaGpu
 from backend.process.identity import ROOT, Group, Member, Slice, SliceOn
 from tests.support.cuda_session import GIB
 from tests.support.harness import Harness, answers
 from tests.support.killed import Killed, Life, Machine, a_machine
 from tests.support.killed_life import live, sleepers
+from tests.support.turn_daemons import first_gpu, serve
 from tests.support.turns import Gated, begin_turn, end_turn, proven, without
 
 NAMES = ("a", "b", "c")
@@ -140,11 +139,7 @@ class Telling:
     @property
     def gpu(self) -> NvidiaGpu:
         """The first one, behind all that stands before it."""
-        found: Gpu = self.h.controller.gpus[0]
-        while isinstance(found, ForwardingGpu):
-            found = found._inner
-        assert isinstance(found, NvidiaGpu)
-        return found
+        return first_gpu(self.h)
 
     async def run(self) -> None:
         """Does the steps that this daemon lives to see; what holds is checked before the first and after each."""
@@ -184,18 +179,7 @@ class Telling:
         line = tenants.Line(trio.socket.from_stdlib_socket(theirs), process)
         session = Session(process, {0: self.gpu.managed}, line)
 
-        async def serve() -> None:
-            try:
-                await session.run()
-            finally:
-                if self.life.dead:
-                    self.story.pages.append(session._page)
-                else:
-                    session.close()
-                theirs.close()
-                program.close()
-
-        nursery.start_soon(serve)
+        nursery.start_soon(serve, session, theirs, program, self.life, self.story.pages)
         nursery.start_soon(program.run)
         program.context, program.drain_s = 0, told.drain_s
         await program.manage(told.resident, told.swapped)
