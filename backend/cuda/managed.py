@@ -161,9 +161,9 @@ class Managed:
         lost: Callable[[], bool] = lambda: False,
     ) -> None:
         """`frozen` says whose memory stays where it is, since work of it is off the GPU: what copies memory would wait
-        for the thaw, or the kernels would that the library waits for. `lost` says
-        whether the GPU is not there: then nothing can be moved, and what programs say of their memory is booked and
-        granted. What became of it they hear from the driver, in its words."""
+        for the thaw, or the kernels would that the library waits for. `lost` says whether the GPU is not there: then
+        nothing can be moved, and what programs say of their memory is booked and granted. What became of it they hear
+        from the driver, in its words."""
         self.info = info
         self.lost = lost
         self.bookkeeper: Bookkeeping | None = None

@@ -167,11 +167,11 @@ class Scheduler:
             return found
         for resident in list(self._population.below(SliceOn(ROOT, self._index))):
             await pace.pause()
-            group = Member(resident.process, self._index)
+            group = self._member(resident.process)
             if not self._population.holds(group) or self._follower.is_held(group):
                 continue
             if self._index in resident.contexts and not resident.records[self._index].scheduled.ending:
-                levels = self._population.path(Member(resident.process, self._index))[-2::-1]  # without the root
+                levels = self._population.path(self._member(resident.process))[-2::-1]  # without the root
                 try:
                     books = [self._ledger.books(level) for level in levels]
                 except OSError:
@@ -188,7 +188,7 @@ class Scheduler:
         last, self._last = self._last, {}
         for one in self._contenders:
             await pace.pause()
-            if not self._population.holds(Member(one.process, self._index)):
+            if not self._population.holds(self._member(one.process)):
                 continue
             activity = self._gpu.activity(one.process)
             figures = self._last[one.process] = (activity.gpu_usec, activity.gpu_usec_estimate, activity.stays)
@@ -248,7 +248,7 @@ class Scheduler:
         return bool(changes)
 
     def _place(self, process: Process) -> Place:
-        return self._follower.place(Member(process, self._index))
+        return self._follower.place(self._member(process))
 
     def _urgency(self, change: tuple[Process, Place]) -> tuple[int, int]:
         """First processes that are to run again, then the longest slices, and last those that are to stop."""
@@ -306,7 +306,7 @@ class Scheduler:
 
     def _drop(self, process: Process) -> None:
         """It has no place any more, and none is to be told of it."""
-        self._follower.schedule(Member(process, self._index), NOWHERE)
+        self._follower.schedule(self._member(process), NOWHERE)
         self._count(process)
 
     def _failed(self, group: Member, error: Exception) -> None:
