@@ -3,7 +3,8 @@
     python fuse_tenant.py device NAME          has the real NAME open, a file of its own that is called so, and NAME
                                                by O_PATH
 
-It says which descriptors those are, and then what the kernel asks it, a word each. Needs nothing but Python.
+FUSE in its environment names FUSE's device. It says which descriptors those are, and then what the kernel asks it, a
+word each. Needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def mount(source: str, place: str, kind: str, data: str = "") -> None:
 
 
 def serve(fuse: int, silent: set[int]) -> None:
-    """Answers the kernel, but for what is in `silent`, until it is killed: by that everybody who waits is let go."""
+    """Answers the kernel, but for what is in `silent`, until it is killed: by that all that wait are let go."""
     attributes = ATTR.pack(1, SIZE, SIZE // 512, *[0] * 6, 0o100755, 1, *[0] * 3, 4096, 0)
     while True:
         request = os.read(fuse, 1 << 21)
@@ -64,7 +65,7 @@ def serve(fuse: int, silent: set[int]) -> None:
 
 def with_server(place: str, silent: set[int], tenant: Callable[[], None]) -> None:
     """Has a file that is a file system of its own at `place`, and `tenant` in another process, which ends with us."""
-    fuse = os.open(os.environ.get("FUSE", "/dev/fuse"), os.O_RDWR)
+    fuse = os.open(os.environ["FUSE"], os.O_RDWR)
     mount("x", place, "fuse", f"fd={fuse},rootmode=100000,user_id=0,group_id=0")
     if os.fork():
         serve(fuse, silent)
@@ -79,7 +80,7 @@ def device(name: str) -> None:
     """See the module."""
     real, path = os.open(name, os.O_RDWR), os.open(name, os.O_PATH)
     folder = os.path.dirname(name)
-    os.environ["FUSE"] = f"/proc/self/fd/{os.open('/dev/fuse', os.O_PATH)}"
+    os.environ["FUSE"] = f"/proc/self/fd/{os.open(os.environ['FUSE'], os.O_PATH)}"
     mount("none", folder, "tmpfs")
     os.close(os.open(name, os.O_CREAT))
     with_server(name, {FLUSH}, lambda: say("ready", os.getpid(), real, os.open(name, os.O_RDWR), path))

@@ -1,8 +1,9 @@
-"""Descriptors of programs that are not what they are called: none waits for what serves them; they hide nothing."""
+"""Descriptors of programs that are not what they are called: they hide nothing, and no caller waits for them."""
 
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ class Tenant:
     """A program that has the device open, and a file of its own under that name."""
 
     process: subprocess.Popen[str]
-    """What serves its file."""
+    """The program that serves its file."""
     pid: int
     real: int
     """A descriptor of the device."""
@@ -52,11 +53,27 @@ class Tenant:
 
 
 @pytest.fixture
-def tenant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tenant]:
+def fuse() -> Iterator[str]:
+    """A file of FUSE's device that every user may open, as udev makes it: not all machines have udev."""
+    made, status = "/dev/fuse", os.stat("/dev/fuse")
+    if status.st_mode & 0o006 == 0o006:
+        yield made
+        return
+    made = f"/dev/ggroup-fuse-{os.getpid()}"  # not in a temporary directory: those may be mounted nodev
+    os.mknod(made, stat.S_IFCHR, status.st_rdev)
+    try:
+        os.chmod(made, 0o666)
+        yield made
+    finally:
+        os.unlink(made)
+
+
+@pytest.fixture
+def tenant(monkeypatch: pytest.MonkeyPatch, fuse: str) -> Iterator[Tenant]:
     monkeypatch.setattr(device, "CONTROL_DEVICE", NULL)
     monkeypatch.setattr(device, "CONTROL_NUMBER", os.stat(NULL).st_rdev)
     words = [*NOBODY, "/usr/bin/python3", os.fspath(TENANT), "device", NULL]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "FUSE": fuse}) as process:
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -102,10 +119,10 @@ def test_a_file_of_its_own_is_not_the_device_whatever_it_is_called(tenant: Tenan
     assert tenant.asked() == "", "it was never asked for anything"
 
 
-def test_who_changes_its_files_while_they_are_duplicated_keeps_nobody(
+def test_a_program_that_changes_its_files_while_they_are_duplicated_keeps_no_other(
     tenant: Tenant, system: linux.LinuxSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what duplicates waits for it to answer to the close; that is bounded, and others are lent theirs."""
+    """The process alone that duplicates waits for its answer to the close, for a bounded time; others are lent theirs."""
     swapped(monkeypatch)
     process = identify(tenant.pid)
     with rm.borrowed(system, process, [tenant.real, tenant.own]) as controls:
