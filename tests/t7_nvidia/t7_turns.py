@@ -243,16 +243,16 @@ def test_training_in_turns(gpu_mount: Mounted) -> None:
         runs = [stack.enter_context(torch(gpu_mount, "train", MOST_STEPS, "compute.priority=5")) for _ in range(3)]
         groups = [member(gpu_mount, run) for run in runs]
         before, end = [run.passes for run in runs], time.monotonic() + TRAINED_S
-        moves = [stack.enter_context(moves_seen(group)) for group in groups]
 
-        def one(number: int) -> Rewritten:
-            return rewrite(runs[number], groups[number], number, lambda _: time.monotonic() >= end)
+        def one(number: int) -> tuple[Rewritten, int]:
+            with moves_seen(groups[number]) as moves:
+                result = rewrite(runs[number], groups[number], number, lambda _: time.monotonic() >= end)
+            return result, len(moves)
 
         with ThreadPoolExecutor(len(runs)) as pool:
-            results = list(pool.map(one, range(len(runs))))
+            results, moved = zip(*pool.map(one, range(len(runs))), strict=True)
         waited = [group.flat("gcgroup.stat")["nr_throttled"] for group in groups]
         steps = [run.passes - was for run, was in zip(runs, before, strict=True)]
-        moved = [len(each) for each in moves]
         for run in runs:
             run.set(STOP, 1)
         losses = [outcome(run)[0] for run in runs]
