@@ -34,9 +34,17 @@ class Holding:
     """See the module. Every call is synchronous but :meth:`charge`, and raises OSError for what cannot be."""
 
     def __init__(
-        self, bookkeeper: Bookkeeping, process: Process, gpu: int, capacity: int, resident: int, swapped: int
+        self,
+        bookkeeper: Bookkeeping,
+        process: Process,
+        gpu: int,
+        capacity: int,
+        resident: int,
+        swapped: int,
+        counted: int = 0,
     ) -> None:
-        """Takes the books over, at what the program says that it has. EINVAL where no program can have that."""
+        """Takes the books over, at what the program says that it has, and the driver that it has at least. EINVAL where
+        no program can have that."""
         if resident > capacity or resident + swapped > OVERCOMMIT * capacity:
             raise fail(errno.EINVAL)
         self.process = process
@@ -69,7 +77,8 @@ class Holding:
         self._bookkeeper = bookkeeper
         self._capacity = capacity
         books = bookkeeper.levels(process, gpu)[0]
-        self._correction = max(0, books.current - resident)  # more than 0: implicit; less: disputed
+        # More than 0: implicit; less: disputed.
+        self._correction = max(0, books.current - resident, min(counted, capacity) - resident)
         self._least = self._most = resident  # of `charged`, since the last look
         self._look: tuple[int, int, int] | None = None  # least and most before the last look, and what it showed
         missing = max(0, swapped - books.swap)  # the books are younger than the program

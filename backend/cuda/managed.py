@@ -159,11 +159,13 @@ class Managed:
         info: GpuInfo,
         frozen: Callable[[Process], bool] = lambda process: False,
         lost: Callable[[], bool] = lambda: False,
+        counted: Callable[[Process], Awaitable[int]] | None = None,
     ) -> None:
         """`frozen` says whose memory stays where it is, since work of it is off the GPU: what copies memory would wait
         for the thaw, or the kernels would that the library waits for. `lost` says whether the GPU is not there: then
         nothing can be moved, and what programs say of their memory is booked and granted. What became of it they hear
-        from the driver, in its words."""
+        from the driver, in its words. `counted` says what the driver counts for a process now, 0 where it is not known.
+        """
         self.info = info
         self.lost = lost
         self.bookkeeper: Bookkeeping | None = None
@@ -172,6 +174,7 @@ class Managed:
         self._spoken: dict[Process, float] = {}  # seconds, over connections that have ended
         self._moving: dict[Process, trio.Event] = {}  # until when nothing is begun with it
         self._frozen = frozen
+        self._counted = counted
 
     def __contains__(self, process: Process) -> bool:
         return process in self._programs
@@ -185,15 +188,24 @@ class Managed:
 
     # Comings and goings
 
-    def begin(self, process: Process, mover: Mover, resident: int, swapped: int) -> Holding:
-        """A program that is in the books speaks from now on, and says what it has. EINVAL for what none can have."""
+    async def counted(self, process: Process) -> int:
+        """Bytes that the driver counts for a program that is about to speak; 0 where it is not known.
+
+        One that has allocated nothing yet has its context by then. What it allocates is granted beside that: the next
+        look at the driver's list would find it after the grant, with the limit exceeded.
+        """
+        return 0 if self._counted is None else await self._counted(process)
+
+    def begin(self, process: Process, mover: Mover, resident: int, swapped: int, counted: int = 0) -> Holding:
+        """Begins with a program that is in the books, speaks from now on, and says what it has; the driver counts
+        `counted` for it. EINVAL for what none can have."""
         former = self._programs.get(process)
         if former is not None:  # it connected anew, and we have not seen the end of its last connection
             if former.mover is mover:
                 raise fail(errno.EBUSY)
             former.mover.end()
             self.end(former.holding)
-        holding = Holding(self.booked, process, self.info.index, self.info.capacity, resident, swapped)
+        holding = Holding(self.booked, process, self.info.index, self.info.capacity, resident, swapped, counted)
         program = self._programs[process] = Program(mover, holding)
         if (expected := self._expected.pop(process, None)) is not None:
             self._came(program)

@@ -317,7 +317,9 @@ class Session:
             raise fail(errno.EBUSY)
         await gpu.moved(self.process)
         await gpu.booked.arrive(self.process, index)
-        self._holdings[index] = gpu.begin(self.process, self, resident, swapped)
+        # One that has spoken before went on meanwhile, and what it freed the driver may still count.
+        counted = 0 if resident or swapped else await gpu.counted(self.process)
+        self._holdings[index] = gpu.begin(self.process, self, resident, swapped, counted)
         gpu.booked.reclaim_soon(self.process, index)
 
     # What the program is asked

@@ -85,7 +85,7 @@ class NvidiaGpu:
         usage.late = self._late
         self._ask_it = present
         self._back_s = BACK
-        self.managed = Managed(info, self._is_frozen, lambda: self.lost)
+        self.managed = Managed(info, self._is_frozen, lambda: self.lost, self._counted)
         """The programs whose memory can be moved; others the driver keeps where it is."""
         self.swapped = SwappedPrograms(info, self._freeze, self._anew)
         """Frozen programs that are in the host, without the library."""
@@ -159,6 +159,12 @@ class NvidiaGpu:
             self._lose(error)
         except Exception:
             log.exception("GPU %d: a look at its programs failed", self.info.index)
+
+    async def _counted(self, process: Process) -> int:
+        try:
+            return (await self._nvml.usage(self.info.index)).get(process.pid) or 0
+        except OSError:
+            return 0  # a look that is later shows it
 
     def _knows(self, process: Process) -> bool:
         return self._bookkeeper is not None and self._bookkeeper.knows(process, self.info.index)

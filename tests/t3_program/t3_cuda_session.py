@@ -65,6 +65,28 @@ def test_what_it_charges_is_in_the_books_at_once(drive: Drive) -> None:
     drive(test)
 
 
+def test_a_first_allocation_is_granted_beside_the_context(drive: Drive) -> None:
+    """The driver counts a context before its program allocates: a limit holds, and not once the list was looked at."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(2 * GIB, cgroup="/job")
+        await trio.sleep(LOOKS)
+        limit = 3 * GIB + 2 * program.context
+        await rig.h.write("slice/job/0/gmem.limit.high", str(limit))
+        other = rig.connect(rig.process("/job"))
+        other.show()
+        await other.manage()
+        assert await rig.number(other.file + "gmem.current") == other.context
+        assert await other.alloc(2 * GIB) == 0
+        assert sum(one.resident + one.context for one in rig.programs) <= limit
+        current = await rig.number("slice/job/0/gmem.current")
+        assert current == sum(one.resident + one.context for one in rig.programs)
+        await trio.sleep(LOOKS)
+        assert await rig.number("slice/job/0/gmem.current") == current
+
+    drive(test)
+
+
 def test_counts_come_from_the_page(drive: Drive) -> None:
     async def test(rig: Rig) -> None:
         program = await rig.program()
