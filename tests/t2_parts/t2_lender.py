@@ -122,7 +122,7 @@ def test_a_file_of_its_own_is_not_the_device_whatever_it_is_called(tenant: Tenan
 def test_a_program_that_changes_its_files_while_they_are_duplicated_keeps_no_other(
     tenant: Tenant, system: linux.LinuxSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process alone that duplicates waits for its answer to the close, for a bounded time; others are lent theirs."""
+    """The process alone that duplicates waits for its answer to the close, for a while; others are lent theirs."""
     swapped(monkeypatch)
     process = identify(tenant.pid)
     with rm.borrowed(system, process, [tenant.real, tenant.own]) as controls:
