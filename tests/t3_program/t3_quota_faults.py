@@ -263,7 +263,7 @@ async def test_no_lever_is_pulled_without_calls_for_it(spawn: Spawn, contexts: i
     gpu = StubGpu()
     began: list[float] = []
     async with running(gpu, scheduler=True) as h:
-        each = [await h.arrive(spawn().pid, "/jobs") for _ in range(20 // contexts + 3)]
+        each = [await h.arrive(spawn().pid, "/jobs") for _ in range(30 // contexts + 3)]
         for who in each:
             gpu.works[who] = attrs.evolve(BUSY, gpu_usec=0, contexts=contexts)
         await h.write("slice/jobs/0/compute.max", "30000 100000")
@@ -285,6 +285,7 @@ async def test_no_lever_is_pulled_without_calls_for_it(spawn: Spawn, contexts: i
         for at in (start + 0.5 * n for n in range(160)):
             made = contexts * sum(start <= when < at for when in began)
             assert made <= BURST + contexts + RATE * (at - start)
+            assert contexts * sum(at <= when < at + 1 for when in began) <= BURST + contexts + RATE
 
 
 # What begins anew
