@@ -321,10 +321,6 @@ class Follower:
         """Whether a process is let run, for the moment, without what is asked for it."""
         return self._of(group).held
 
-    def pulls(self, group: Member) -> int:
-        """How often the engines of a process were to go off the runlist, or on again: calls of the driver, that is."""
-        return self._of(group).pulls
-
     def is_busy(self, group: Member) -> bool:
         """Whether a lever of a process is being pulled. One that comes back from the host takes its time."""
         return self._of(group).is_busy()

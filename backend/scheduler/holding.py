@@ -17,6 +17,7 @@ import trio
 
 from backend.core.deadlines import deadline
 from backend.core.follower import Follower
+from backend.core.member import Compute
 from backend.core.population import Population
 from backend.core.protocols import Gpu
 from backend.core.reasons import Engines
@@ -57,8 +58,14 @@ class Holding:
         self._own = Bucket(RATE, BURST)
         self._lever_s = lever_s
         self._done = done
+        self._is_short = False  # there were not enough calls for one in this look
         self.nursery: trio.Nursery | None = None
         """What levers are waited for in."""
+
+    def begin(self) -> None:
+        """A look begins. Calls are had in the order in which they are asked for: where there are none for one, those
+        that need fewer would have them for ever, if they could."""
+        self._is_short = False
 
     def start(self, process: Process, one: Limited, act: Act) -> float | None:
         """Has something done with a process. Where it failed just now, or there are no calls of the driver for it, it
@@ -69,10 +76,11 @@ class Holding:
         if failing is not None and now < failing.again:
             return min(failing.again, now + CALLS_AGAIN_S)
         calls = self._times(member, one, act) * one.contexts
-        if calls and not self._take(now, calls):
+        if calls and (self._is_short or not self._take(now, calls)):
+            self._is_short = True
             return now + CALLS_AGAIN_S
         one.busy = True
-        self.nursery.start_soon(self._try, process, one, act, calls, self._follower.pulls(member))
+        self.nursery.start_soon(self._try, process, one, act, calls, self._population.record(member).compute)
         return None
 
     def _times(self, member: Member, one: Limited, act: Act) -> int:
@@ -92,8 +100,8 @@ class Holding:
             return False
         return self._own.take(now, calls)
 
-    async def _try(self, process: Process, one: Limited, act: Act, taken: int, pulls: int) -> None:
-        member, is_done = Member(process, self._index), False
+    async def _try(self, process: Process, one: Limited, act: Act, taken: int, compute: Compute) -> None:
+        member, pulls, is_done = Member(process, self._index), compute.pulls, False
         try:
             with deadline(self._lever_s):
                 await self._do(member, one, act)
@@ -103,8 +111,7 @@ class Holding:
             self._failed(member, one, act, error)
         finally:
             one.busy = False
-            if self._population.holds(member):
-                self._settle(one, act, taken, self._follower.pulls(member) != pulls)
+            self._settle(one, act, taken, compute.pulls != pulls)
         if self._population.holds(member):
             self._done(process, one, act if is_done else None)
 

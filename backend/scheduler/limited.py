@@ -53,6 +53,8 @@ class Limited:
     """Whether it has stood before, so that its library bounds what it launches ahead."""
     after_us: int = 0
     """Work since its gate closed, microseconds."""
+    demand: int = 0
+    """Calls in a cycle of all that are below the same quota at the top: those with few go first."""
     equals: object = None
     """What is the same for processes that may have periods in turns."""
     waits: bool = False
@@ -73,7 +75,7 @@ class Limited:
 
     def let_go(self) -> None:
         """No quota holds it any more."""
-        self.accounts, self.equals, self.waits, self.rests_us = (), None, False, 0
+        self.accounts, self.equals, self.waits, self.rests_us, self.demand = (), None, False, 0, 0
 
 
 @attrs.define

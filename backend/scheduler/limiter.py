@@ -33,11 +33,8 @@ from backend.scheduler.meter import Look, Meters
 from backend.scheduler.parts import Pace
 from backend.scheduler.quota import CHECK_US, Account
 from backend.scheduler.rota import Rotation
+from backend.scheduler.stringing import string
 
-USED = 0.8
-"""Part of these that periods are strung together for: each process is to find some when it needs them."""
-CYCLE_CALLS = 3
-"""Calls for each context in a period: one that takes it off the runlist, and two that put it back and look."""
 READ_US = 5_000
 """Microseconds between two reads of processes that may run, where what they use is told late: whether they have work
 is known only at these."""
@@ -299,7 +296,9 @@ class Limiter:
     def _look(self) -> int:
         """Charges what was worked, has processes stand or go on, and returns when to look again, microseconds."""
         now_us = self._now_us()
-        self._string()
+        for account in self._accounts.values():
+            account.strung = 1
+        string(RATE, self._limited.values())
         self._charge()
         for process, one in self._limited.items():
             if self._waits_for_its_turn(process):
@@ -313,7 +312,8 @@ class Limiter:
         self._rotation.look(now_us, self._limited, self._known)
         dues = [account.next_us(now_us) for account in self._busy_accounts()]
         self._leaving = {process: one for process, one in self._leaving.items() if self._stands(process, one)}
-        each = (*self._limited.items(), *self._leaving.items())
+        self._holding.begin()
+        each = (*self._leaving.items(), *sorted(self._limited.items(), key=lambda item: item[1].demand))
         dues += [due_us for process, one in each if (due_us := self._act(process, one, now_us))]
         return min(dues, default=now_us + 1_000_000)
 
@@ -334,16 +334,6 @@ class Limiter:
     def _busy_accounts(self) -> Iterator[Account]:
         """The accounts that a process is charged to."""
         return iter({id(account): account for one in self._limited.values() for account in one.accounts}.values())
-
-    def _string(self) -> None:
-        """Has as many periods strung together as the calls of the driver ask for."""
-        calls = sum(CYCLE_CALLS * one.contexts for one in self._limited.values() if one.levers and not one.waits)
-        for account in self._accounts.values():
-            account.strung = 1
-        if calls:
-            for one in self._limited.values():
-                for account in one.accounts if one.levers else ():
-                    account.strung = max(1, math.ceil(calls / (USED * RATE) * 1e6 / account.period_us))
 
     # What is done about it
 

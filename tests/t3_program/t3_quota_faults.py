@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from backend.core.reasons import Engines
 from backend.core.records import Activity
@@ -16,7 +17,7 @@ from backend.process.identity import Member, Process
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.holding import BURST, RATE
 from backend.scheduler.limiter import Limiter
-from tests.support.harness import Harness, StubGpu, hang, refuses, running, virtual
+from tests.support.harness import Harness, StubGpu, hang, refuses, running, settle, virtual
 from tests.support.quotas import Spawn, limited
 
 BUSY = Activity(tsgs=1, attached=1, managed=True, contexts=1)
@@ -286,6 +287,73 @@ async def test_no_lever_is_pulled_without_calls_for_it(spawn: Spawn, contexts: i
             made = contexts * sum(start <= when < at for when in began)
             assert made <= BURST + contexts + RATE * (at - start)
             assert contexts * sum(at <= when < at + 1 for when in began) <= BURST + contexts + RATE
+
+
+@virtual
+async def test_many_without_the_library_make_no_other_s_periods_longer(spawn: Spawn) -> None:
+    """Calls are shared by the quotas at the top, and those that need few go first: a tenant that starts many programs
+    keeps no other from its quota."""
+    async with limited(spawn) as p:
+        one = await p.program("/one", library=False)
+        many = [await p.program("/many", library=False) for _ in range(20)]
+        await p.h.write("slice/one/0/compute.max", "30000 100000")
+        await p.h.write("slice/many/0/compute.max", "30000 100000")
+        await trio.sleep(10)
+        for _ in range(10):
+            (found,) = await p.shares([one], 2)
+            assert found == pytest.approx(0.3, rel=0.45), "a cycle has 0.7 s"
+        await trio.sleep(30)
+        found = await p.shares([one, *many], 60)
+        assert found[0] == pytest.approx(0.3, rel=0.05)
+        assert sum(found[1:]) == pytest.approx(0.3, rel=0.4)
+
+
+@virtual
+async def test_calls_for_one_that_ends_are_given_back(spawn: Spawn) -> None:
+    """It is gone before its lever is pulled."""
+    gpu = StubGpu()
+    async with running(gpu, scheduler=True) as h:
+        body = spawn()
+        one = await stub(h, gpu, body.pid)
+        holding = limiter(h)._holding
+        holding._own, holding._calls = Bucket(0, BURST), Bucket(0, BURST)
+        ended = trio.Event()
+
+        async def end_turn(process: Process, bound_us: int) -> TurnEnd:
+            await ended.wait()
+            return TurnEnd.UNGATED
+
+        gpu.end_turn = end_turn  # type: ignore[method-assign]
+        await one.works(200_000, 0.1)
+        assert not holding._own.has(trio.current_time(), BURST)
+        body.kill()
+        body.wait()
+        await h.gone(one.who)
+        ended.set()
+        await settle()
+        assert holding._own.has(trio.current_time(), BURST)
+
+
+@virtual
+async def test_looks_that_take_long_are_rare(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a thousand programs takes 30 ms of a CPU: a quarter of it is theirs."""
+    async with limited(spawn) as p:
+        one = await p.program()
+        await p.h.write(f"{one.pid}/0/compute.max", "500000 1000000")
+        await trio.sleep(2)
+        look, looks, clock = Limiter._look, list[float](), trio.lowlevel.current_clock()
+        assert isinstance(clock, trio.testing.MockClock)
+
+        def slow(self: Limiter) -> int:
+            looks.append(trio.current_time())
+            clock.jump(0.03)
+            return min(look(self), self._now_us() + 1_000)
+
+        monkeypatch.setattr(Limiter, "_look", slow)
+        start = trio.current_time()
+        (found,) = await p.shares([one], 12)
+        assert 0.03 * len(looks) <= 0.26 * (trio.current_time() - start)
+        assert found == pytest.approx(0.5, rel=0.1), "what is over is paid for"
 
 
 # What begins anew
