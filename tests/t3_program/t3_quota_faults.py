@@ -16,6 +16,7 @@ from backend.core.turns import TurnEnd
 from backend.process.identity import Member, Process
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.holding import BURST, RATE
+from backend.scheduler.limited import Act, Limited
 from backend.scheduler.limiter import Limiter
 from tests.support.harness import Harness, StubGpu, hang, refuses, running, settle, virtual
 from tests.support.quotas import Spawn, limited
@@ -306,6 +307,27 @@ async def test_many_without_the_library_make_no_other_s_periods_longer(spawn: Sp
         found = await p.shares([one, *many], 60)
         assert found[0] == pytest.approx(0.3, rel=0.05)
         assert sum(found[1:]) == pytest.approx(0.3, rel=0.4)
+
+
+@virtual
+async def test_those_that_need_few_calls_take_none_from_one_that_waits_for_more(spawn: Spawn) -> None:
+    """Or it would wait for ever: they would take each as it comes."""
+    gpu = StubGpu()
+    async with running(gpu, scheduler=True) as h:
+        one, other = await h.arrive(spawn().pid), await h.arrive(spawn().pid)
+        holding = limiter(h)._holding
+        holding._own = Bucket(0, BURST)
+        assert holding._own.take(trio.current_time(), BURST - 1)
+        large, small = Limited((), contexts=2, levers=True), Limited((), levers=True)
+        holding.begin()
+        assert holding.start(one, large, Act.SPEND) is not None
+        assert holding.start(other, small, Act.SPEND) is not None
+        assert not large.busy
+        assert not small.busy
+        holding.begin()
+        assert holding.start(other, small, Act.SPEND) is None
+        assert small.busy
+        await settle()
 
 
 @virtual
