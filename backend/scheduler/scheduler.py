@@ -239,7 +239,7 @@ class Scheduler:
                 group = self._member(process)
                 if not self._population.holds(group) or self._follower.is_busy(group):
                     continue  # with the next look
-                if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
+                if not self._bucket.take(trio.current_time(), self._calls(process, place)):
                     break
                 if place.off and not self._place(process).off:
                     ends.start_soon(self._change, process, place)
@@ -272,7 +272,7 @@ class Scheduler:
             if place.off and not before.off:
                 await self._ends.end(process, place)
                 drains = self._place(process).drains
-                if drains and self._bucket.take(trio.current_time(), min(BURST, 2 * self._contexts(process))):
+                if drains and self._bucket.take(trio.current_time(), 2 * self._contexts(process)):
                     self._ends.lengthen(process)  # and back
             else:
                 kept = attrs.evolve(place, engines=before.engines, drain_us=before.drain_us)
