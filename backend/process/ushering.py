@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import random
 import resource
 import select
 import signal
@@ -31,7 +32,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import attrs
 
@@ -57,6 +58,9 @@ LEASE_S = 3.0
 """Seconds that what the daemon has said counts, and that this process may take for what it is woken for."""
 MARK_S = 5.0
 """Seconds between two looks for the files: a driver that is installed has others."""
+FREEZERS_S = 0.2
+"""Seconds of a beat for looking whether cgroups are frozen: users make as many, and as deep, as they like.
+What is left is for the next beat."""
 WAITING_MOST = 1024
 """Openings that wait at once, at most; what comes then goes on."""
 SPARE = AT_ONCE + 64
@@ -110,6 +114,8 @@ class Waiter:
     user: int
     slice: Slice
     """The frozen one that its program is in."""
+    cgroup: Slice
+    """Where that is, at or below it."""
 
 
 def surplus(waiting: Sequence[Waiter], came: Waiter) -> Waiter:
@@ -133,6 +139,7 @@ class Ushering:
         self._files = files
         self._openings = Openings()
         self._marked = 0
+        self._has_marks = False
         self._refused: Sequence[str] = ()
         self._looked = 0.0
         self._coming: list[bytes] = []  # of a message of which the last part is not here yet
@@ -219,6 +226,7 @@ class Ushering:
                         # One that is marked already, too: it may be another one with the inode of that.
                         self._openings.mark(f"/proc/self/fd/{file}")
                         self._marked += 1
+                        self._has_marks = True
 
     def _open(self, stack: contextlib.ExitStack) -> tuple[Sequence[int], Sequence[str]]:
         """The files, opened by no more than their path, and those that are of no filesystem that answers by itself."""
@@ -245,21 +253,30 @@ class Ushering:
                 yield file
 
     def _unmark(self) -> None:
-        if self._marked:
+        if self._has_marks:  # of a file that has left its place, too
             self._openings.unmark()
-            self._marked = 0
+            self._has_marks = False
+        self._marked = 0
 
     def _look_again(self) -> None:
         """Those whose slice is not frozen any more go on, and so does what has been killed, and what its cgroup's own
         freezer waits for."""
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            now = self._waiter(waiter.opening)
-            if now is not None and not running.is_frozen(waiter.opening.thread):
-                self._waiting.append(now)
+        found = [(waiter.opening, self._waiter(waiter.opening, waits=True)) for waiter in self._waiting]
+        paused = self._paused_among(waiter for _, waiter in found if waiter is not None)
+        self._waiting = []
+        for opening, waiter in found:
+            if waiter is not None and waiter.cgroup not in paused:
+                self._waiting.append(waiter)
             else:
-                self._paused += now is not None
-                self._openings.allow(waiter.opening)
+                self._paused += waiter is not None
+                self._openings.allow(opening)
+
+    def _paused_among(self, waiting: Iterable[Waiter]) -> Collection[Slice]:
+        """The cgroups of these that are frozen by the kernel's own freezer, or about to be, as far as there is time."""
+        one_of_each = list({waiter.cgroup: waiter.opening.thread for waiter in waiting}.items())
+        random.shuffle(one_of_each)
+        until = time.monotonic() + FREEZERS_S
+        return {cgroup for cgroup, thread in one_of_each if time.monotonic() < until and running.is_frozen(thread)}
 
     def _lapse(self) -> None:
         """The daemon has said nothing: all go on, and none waits until it does."""
@@ -270,9 +287,9 @@ class Ushering:
             self._openings.allow(waiter.opening)
         self._unmark()
 
-    def _waiter(self, opening: Opening) -> Waiter | None:
-        """It, where its thread is in a slice that is frozen, and none of the daemon's. What cannot be told does not
-        wait."""
+    def _waiter(self, opening: Opening, *, waits: bool = False) -> Waiter | None:
+        """It, where its thread is in a slice that is frozen, and none of the daemon's, as is one that `waits` already.
+        What cannot be told does not wait."""
         thread = opening.thread
         if thread <= 0 or not self._frozen:
             return None
@@ -280,12 +297,12 @@ class Ushering:
             status = procfs.status(thread)
             if status.is_exiting:  # killed as it waited: its pid stays until its parent asks
                 return None
-            slice_: Slice | None = cgroup_of(thread)
+            slice_: Slice | None = (cgroup := cgroup_of(thread))
             while slice_ is not None and slice_ not in self._frozen:
                 slice_ = slice_.parent
-            if slice_ is None or self._is_of_the_daemon(status.tgid):
+            if slice_ is None or (not waits and self._is_of_the_daemon(status.tgid)):
                 return None
-            return Waiter(opening, procfs.descent(thread).uid, slice_)
+            return Waiter(opening, procfs.descent(thread).uid, slice_, cgroup)
         except OSError:
             return None
 
