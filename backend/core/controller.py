@@ -125,6 +125,7 @@ class Controller:
             *(self._notices, self._schedulers, self._totals, self.turns, self._tell, seconds),
         )
         """What the GPUs talk to."""
+        self.bookkeeper.presences.append(self.frozen.presence)
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
         self.handed_over = False
