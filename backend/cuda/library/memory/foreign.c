@@ -159,15 +159,35 @@ static void drop(struct foreign *foreign)
 	free(foreign);
 }
 
-bool foreign_gone(uint64_t key)
+struct foreign *foreign_take(uint64_t key)
 {
 	struct foreign *foreign;
 
 	pthread_mutex_lock(&lock);
 	foreign = table_take(&allocations, key);
 	pthread_mutex_unlock(&lock);
-	if (foreign)
-		drop(foreign);
+	return foreign;
+}
+
+void foreign_taken(struct foreign *taken, uint64_t key, bool freed)
+{
+	if (!taken)
+		return;
+	if (freed) {
+		drop(taken);
+		return;
+	}
+	pthread_mutex_lock(&lock);
+	if (!table_put(&allocations, key, taken))
+		free(taken);	/* it stays charged until the process ends */
+	pthread_mutex_unlock(&lock);
+}
+
+bool foreign_gone(uint64_t key)
+{
+	struct foreign *foreign = foreign_take(key);
+
+	foreign_taken(foreign, key, true);
 	return foreign;
 }
 

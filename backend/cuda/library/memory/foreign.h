@@ -11,6 +11,8 @@
 #include "device.h"
 #include "driver.h"
 
+struct foreign;
+
 /* Charges `bytes` that are about to be allocated; CUDA_ERROR_OUT_OF_MEMORY where that is refused.
  * Waits. NULL: no device of ours, nothing is charged. */
 CUresult foreign_charge(struct device *device, uint64_t bytes);
@@ -24,6 +26,11 @@ void foreign_is(struct device *device, uint64_t key, uint64_t bytes, CUcontext c
 void foreign_is_managed(struct device *device, uint64_t key, uint64_t bytes, CUcontext context);
 /* False: nothing is known of it. */
 bool foreign_gone(uint64_t key);
+/* What `key` stands for, which the driver is about to free: as soon as it has, the key may be another's. NULL: nothing is
+ * known of it. */
+struct foreign *foreign_take(uint64_t key);
+/* It is freed; or is not, and `key` stands for it again. */
+void foreign_taken(struct foreign *taken, uint64_t key, bool freed);
 
 /* The program's own physical memory: it lives while it has a handle or is mapped somewhere. */
 void foreign_created(struct device *device, CUmemGenericAllocationHandle handle, uint64_t bytes);
