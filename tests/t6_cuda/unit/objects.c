@@ -744,6 +744,171 @@ static void test_bound_to_array(void)
 	has_fixed(0);
 }
 
+/* What another thread does within a call that frees, once the driver has: it is given what was freed. */
+static struct {
+	void *(*other)(void *);	/* NULL: nothing */
+	CUresult refusal;	/* instead */
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr address;
+	CUarray array;
+} within;
+
+static __typeof__(real.cuMemRelease) release;
+static __typeof__(real.cuMemUnmap) unmap;
+static __typeof__(real.cuArrayDestroy) destroy;
+
+static CUresult freed(CUresult result)
+{
+	void *(*const other)(void *) = within.other;
+	pthread_t thread;
+
+	within.other = NULL;
+	if (other && result == CUDA_SUCCESS)
+		CHECK(!pthread_create(&thread, NULL, other, NULL) && !pthread_join(thread, NULL));
+	return result;
+}
+
+static CUresult release_within(CUmemGenericAllocationHandle handle)
+{
+	return within.refusal ? within.refusal : freed(release(handle));
+}
+
+static CUresult unmap_within(CUdeviceptr address, size_t bytes)
+{
+	return within.refusal ? within.refusal : freed(unmap(address, bytes));
+}
+
+static CUresult destroy_within(CUarray array)
+{
+	return within.refusal ? within.refusal : freed(destroy(array));
+}
+
+static void start_within(void)
+{
+	start();
+	release = real.cuMemRelease;
+	unmap = real.cuMemUnmap;
+	destroy = real.cuArrayDestroy;
+	real.cuMemRelease = release_within;
+	real.cuMemUnmap = unmap_within;
+	real.cuArrayDestroy = destroy_within;
+}
+
+static void *create_within(void *unused)
+{
+	within.handle = create_either(4 << 20, true);
+	return unused;
+}
+
+/* The driver gives the value of a handle out again at once: what is created is not taken for what was released. What it refuses
+ * to release stays in the books. */
+static void test_reused_handle(void)
+{
+	CUmemGenericAllocationHandle handle;
+
+	start_within();
+	handle = create_either(4 << 20, true);
+	within.refusal = CUDA_ERROR_UNKNOWN;
+	CHECK(cuMemRelease(handle) == CUDA_ERROR_UNKNOWN);
+	has_fixed(4 << 20);
+	within.refusal = CUDA_SUCCESS;
+	within.other = create_within;
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS && within.handle == handle);
+	has_fixed(4 << 20);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	has_fixed(0);
+}
+
+static void *map_within(void *unused)
+{
+	create_within(unused);
+	map(within.address, 4 << 20, within.handle);
+	CHECK(cuMemRelease(within.handle) == CUDA_SUCCESS);
+	return unused;
+}
+
+/* As are addresses: nor is what is mapped there. */
+static void test_reused_mapping(void)
+{
+	CUmemGenericAllocationHandle handle;
+
+	start_within();
+	handle = create_either(4 << 20, true);
+	within.address = reserve(4 << 20);
+	map(within.address, 4 << 20, handle);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	within.refusal = CUDA_ERROR_UNKNOWN;
+	CHECK(cuMemUnmap(within.address, 4 << 20) == CUDA_ERROR_UNKNOWN);
+	has_fixed(4 << 20);
+	within.refusal = CUDA_SUCCESS;
+	within.other = map_within;
+	CHECK(cuMemUnmap(within.address, 4 << 20) == CUDA_SUCCESS);
+	has_fixed(4 << 20);
+	CHECK(cuMemUnmap(within.address, 4 << 20) == CUDA_SUCCESS);
+	has_fixed(0);
+	within.refusal = CUDA_ERROR_INVALID_VALUE;
+	CHECK(cuMemUnmap(within.address, (size_t)1 << 62) == CUDA_ERROR_INVALID_VALUE);	/* at once */
+}
+
+static const CUDA_ARRAY3D_DESCRIPTOR plain_array = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT,
+						     .NumChannels = 1 };
+static const CUDA_ARRAY3D_DESCRIPTOR sparse_array = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT,
+						      .NumChannels = 1, .Flags = CUDA_ARRAY3D_SPARSE };
+
+static CUarray plain_of_4m(void)
+{
+	CUarray array;
+
+	CHECK(cuArray3DCreate_v2(&array, &plain_array) == CUDA_SUCCESS);
+	return array;
+}
+
+static CUarray sparse_of_4m(void)
+{
+	CUarrayMapInfo info;
+	CUarray array;
+
+	CHECK(cuArray3DCreate_v2(&array, &sparse_array) == CUDA_SUCCESS);
+	create_within(NULL);
+	info = tile(array, 0, 1, within.handle);
+	CHECK(cuMemMapArrayAsync(&info, 1, NULL) == CUDA_SUCCESS && cuMemRelease(within.handle) == CUDA_SUCCESS);
+	return array;
+}
+
+static void *plain_within(void *unused)
+{
+	enter_context();
+	within.array = plain_of_4m();
+	return unused;
+}
+
+static void *sparse_within(void *unused)
+{
+	enter_context();
+	within.array = sparse_of_4m();
+	return unused;
+}
+
+/* As are arrays, with memory of their own or of the program's. */
+static void test_reused_array(void)
+{
+	CUarray array;
+
+	start_within();
+	for (int sparse = 0; sparse < 2; sparse++) {
+		array = sparse ? sparse_of_4m() : plain_of_4m();
+		within.refusal = CUDA_ERROR_UNKNOWN;
+		CHECK(cuArrayDestroy(array) == CUDA_ERROR_UNKNOWN);
+		has_fixed(4 << 20);
+		within.refusal = CUDA_SUCCESS;
+		within.other = sparse ? sparse_within : plain_within;
+		CHECK(cuArrayDestroy(array) == CUDA_SUCCESS && within.array == array);
+		has_fixed(4 << 20);
+		CHECK(cuArrayDestroy(array) == CUDA_SUCCESS);
+		has_fixed(0);
+	}
+}
+
 /* What a network device could reach, which is all that is mapped. */
 static CUdeviceptr reachable(size_t bytes)
 {
@@ -935,7 +1100,8 @@ int main(int count, char **arguments)
 		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits },
 		{ "export_charged", test_export_charged }, { "bound", test_bound }, { "bound_allocation", test_bound_allocation },
 		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },
-		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
+		{ "reused_handle", test_reused_handle }, { "reused_mapping", test_reused_mapping },
+		{ "reused_array", test_reused_array }, { "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
 	};
 

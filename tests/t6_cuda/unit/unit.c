@@ -1005,6 +1005,85 @@ static void test_ahead(void)
 	double_agree(device);
 }
 
+/* What another thread does within a call that frees, once the driver has: it is given what was freed. */
+static struct {
+	__typeof__(real.cuMemFree_v2) free;
+	__typeof__(real.cuMemFreeAsync) free_async;
+	CUresult refusal;	/* instead */
+	CUdeviceptr given;
+	bool async;
+} within;
+
+static CUresult allocate_there(CUdeviceptr *address)
+{
+	return within.async ? cuMemAllocAsync(address, 6 << 20, NULL) : cuMemAlloc_v2(address, 6 << 20);
+}
+
+static void *allocate_within(void *unused)
+{
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(allocate_there(&within.given) == CUDA_SUCCESS);
+	return unused;
+}
+
+static CUresult freed(CUresult result)
+{
+	pthread_t thread;
+
+	CHECK(result == CUDA_SUCCESS);
+	CHECK(!pthread_create(&thread, NULL, allocate_within, NULL) && !pthread_join(thread, NULL));
+	return result;
+}
+
+static CUresult free_within(CUdeviceptr address)
+{
+	return within.refusal ? within.refusal : freed(within.free(address));
+}
+
+static CUresult free_async_within(CUdeviceptr address, CUstream stream)
+{
+	const CUresult result = within.refusal ? within.refusal : within.free_async(address, stream);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+	return freed(result);
+}
+
+static CUresult free_there(CUdeviceptr address)
+{
+	return within.async ? cuMemFreeAsync(address, NULL) : cuMemFree_v2(address);
+}
+
+/* The driver gives an address out again at once: its new allocation is not taken for the one that was freed. What it refuses to
+ * free stays in the books. */
+static void test_reused(void)
+{
+	CUdeviceptr address;
+
+	CHECK(!setenv("GGROUP_CUDA_IPC", "1", 1));
+	start();
+	within.free = real.cuMemFree_v2;
+	within.free_async = real.cuMemFreeAsync;
+	for (int async = 0; async < 2; async++) {
+		within.async = async;
+		CHECK(allocate_there(&address) == CUDA_SUCCESS && device->foreign == 6 << 20);
+		real.cuMemFree_v2 = free_within;
+		real.cuMemFreeAsync = free_async_within;
+		within.refusal = CUDA_ERROR_UNKNOWN;
+		CHECK(free_there(address) == CUDA_ERROR_UNKNOWN && device->foreign == 6 << 20);
+		within.refusal = CUDA_SUCCESS;
+		CHECK(free_there(address) == CUDA_SUCCESS);
+		CHECK(within.given == address);
+		double_agree(device);
+		real.cuMemFree_v2 = within.free;
+		real.cuMemFreeAsync = within.free_async;
+		CHECK(free_there(within.given) == CUDA_SUCCESS && real.cuCtxSynchronize() == CUDA_SUCCESS);
+		CHECK(device->foreign == 0 && device->resident == 0);
+		double_agree(device);
+	}
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -1017,7 +1096,7 @@ int main(int count, char **arguments)
 		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
 		{ "heat_copied", test_heat_copied }, { "reached", test_reached },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
-		{ "foreign", test_foreign },
+		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "ahead", test_ahead }, { "stuck", test_stuck },
 	};

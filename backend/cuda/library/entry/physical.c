@@ -80,18 +80,24 @@ static bool release_object(CUmemGenericAllocationHandle handle, CUresult *result
 	return true;
 }
 
+/* Its value may be another's as soon as it is released. */
 WRAPPER cuMemRelease(CUmemGenericAllocationHandle handle)
 {
+	CUmemGenericAllocationHandle known;
+	struct foreign *memory;
 	CUresult result;
+	bool named;
 
 	PASS_INSIDE(cuMemRelease, (handle));
 	if (release_object(handle, &result))
 		return result;
-	CALL_REAL(result, cuMemRelease, (names_real(handle)));
-	if (result == CUDA_SUCCESS) {
-		foreign_released(handle);
-		names_released(handle);
-	}
+	known = names_real(handle);
+	memory = foreign_release(handle);
+	named = names_released(handle);
+	CALL_REAL(result, cuMemRelease, (known));
+	if (named && result != CUDA_SUCCESS)
+		names_kept(handle);
+	foreign_released(memory, handle, result == CUDA_SUCCESS);
 	return result;
 }
 
@@ -234,11 +240,13 @@ WRAPPER cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
 	struct object_range range;
 	struct region_about about;
+	struct foreign *mappings;
 	CUresult result;
 
 	PASS_INSIDE(cuMemUnmap, (ptr, size));
 	if (region_about(ptr, &about))
 		return CUDA_ERROR_INVALID_VALUE;
+	mappings = foreign_unmap(ptr, size);
 	range = object_claim_range(ptr, size);
 	if (range.failed)
 		result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -247,8 +255,7 @@ WRAPPER cuMemUnmap(CUdeviceptr ptr, size_t size)
 	else
 		CALL_REAL(result, cuMemUnmap, (ptr, size));
 	object_put_range(&range, result == CUDA_SUCCESS);
-	if (result == CUDA_SUCCESS)
-		foreign_unmapped(ptr, size);
+	foreign_unmapped(mappings, result == CUDA_SUCCESS);
 	return result;
 }
 
