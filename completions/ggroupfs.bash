@@ -47,8 +47,8 @@ _ggroupfs_settings="
     ComputePriority=
     ComputeWeight=
     ComputeQuota=
-    GMemMax=
     GMemOOMGroup=
+    GMemMax=
     ComputeFreeze=
 "
 _ggroupfs_words_of_settings="
@@ -66,9 +66,9 @@ _ggroupfs_words_of_settings="
     GMemLow=infinity
     GMemSwapMax=infinity
     ComputeQuota=infinity
-    GMemMax=infinity
     GMemOOMGroup=yes
     GMemOOMGroup=no
+    GMemMax=infinity
     ComputeFreeze=yes
     ComputeFreeze=no
 "

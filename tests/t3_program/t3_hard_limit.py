@@ -19,6 +19,7 @@ from backend.process import procfs, victims
 from backend.process.identity import Group, Member, Process, Slice, SliceOn
 from backend.process.inside import in_maps
 from backend.process.running import is_stopped
+from ggroupfs.units import Units
 from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, until_then
 from tests.support.harness import until
 
@@ -442,6 +443,24 @@ def test_a_slice_ends_as_a_whole_where_it_says_so(drive: Drive, monkeypatch: pyt
         assert not has_ended(beside)
         events = await rig.stat(JOB + "gmem.events")
         assert (events["oom"], events["oom_kill"], events["oom_group_kill"]) == (1, 2, 1)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, "killed with all of")
+def test_files_have_a_slice_end_as_a_whole_before_they_lower_its_limit(drive: Drive, tmp_path: Path) -> None:
+    """Whatever the order of their lines: of a service whose limit comes with that none is left behind."""
+
+    async def test(rig: Rig) -> None:
+        (tmp_path / "a.conf").write_text("[/job]\nGMemMax=2G\nGMemOOMGroup=yes\n")
+        small, large = await stranger(rig, 1 * GIB), await stranger(rig, 3 * GIB)
+        await trio.sleep(RETURN_S)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(Units(rig.h.controller, tmp_path, None).run)
+                for process in (large, small):
+                    await buried(rig, process)
+                nursery.cancel_scope.cancel()
 
     drive(test)
 
