@@ -465,6 +465,34 @@ def test_files_have_a_slice_end_as_a_whole_before_they_lower_its_limit(drive: Dr
     drive(test)
 
 
+@pytest.mark.logs(OVER_MAX)
+def test_files_have_a_limit_that_stands_and_does_not_hold_as_a_daemon_begins(drive: Drive, tmp_path: Path) -> None:
+    """As after an upgrade within the notice, when no process is killed yet: no mistake of the file, which takes the
+    limit back once it is out of it."""
+
+    async def test(rig: Rig) -> None:
+        file = tmp_path / "a.conf"
+        file.write_text("[/job]\nGMemMax=4G\n")
+        process = await stranger(rig, 1 * GIB)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        rig.driver_says(process.pid, 6 * GIB)
+        await trio.sleep(SEEN_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+        units = Units(rig.h.controller, tmp_path, None)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(units.run)
+            with trio.fail_after(1):
+                await until_then(lambda: rig.h.controller.facts.get("units.configured") == "1")
+                file.write_text("")
+                units.reload()
+                await until_then(lambda: rig.h.controller.facts["units.configured"] == "0")
+            nursery.cancel_scope.cancel()
+        assert await rig.h.read(JOB + "gmem.limit.max") == "max\n"
+        assert not has_ended(process)
+
+    drive(test)
+
+
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_none_ends_while_programs_may_still_connect(drive: Drive) -> None:
     """A daemon that has just begun does not know yet which programs have the library."""
