@@ -850,6 +850,39 @@ static void test_reused_mapping(void)
 	CHECK(cuMemUnmap(within.address, (size_t)1 << 62) == CUDA_ERROR_INVALID_VALUE);	/* at once */
 }
 
+static void *map_object_within(void *unused)
+{
+	within.handle = create(4 << 20);
+	map(within.address, 4 << 20, within.handle);
+	return unused;
+}
+
+/* What can move, too: a thread may try to map it until the addresses are free. */
+static void test_reused_view(void)
+{
+	CUmemGenericAllocationHandle old, mapped;
+
+	start_within();
+	old = create(12 << 20);
+	within.address = reserve(12 << 20);
+	map(within.address, 12 << 20, old);
+	write_all(within.address, 12 << 20, 5);
+	within.refusal = CUDA_ERROR_UNKNOWN;
+	CHECK(cuMemUnmap(within.address, 12 << 20) == CUDA_ERROR_UNKNOWN);
+	within.refusal = CUDA_SUCCESS;
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20 && have(within.address, 12 << 20, 5));
+	within.other = map_object_within;
+	CHECK(cuMemUnmap(within.address, 12 << 20) == CUDA_SUCCESS);
+	CHECK(cuMemRetainAllocationHandle(&mapped, (void *)within.address) == CUDA_SUCCESS && mapped == within.handle);
+	CHECK(cuMemRelease(mapped) == CUDA_SUCCESS);
+	write_all(within.address, 4 << 20, 6);
+	CHECK(double_out(device, UINT64_MAX) == 4 << 20 && have(within.address, 4 << 20, 6));
+	CHECK(cuMemRelease(old) == CUDA_SUCCESS && device->swapped == 4 << 20);
+	CHECK(cuMemUnmap(within.address, 4 << 20) == CUDA_SUCCESS && cuMemRelease(within.handle) == CUDA_SUCCESS);
+	CHECK(device->resident == pool_kept(device) && device->swapped == 0);
+	double_agree(device);
+}
+
 static const CUDA_ARRAY3D_DESCRIPTOR plain_array = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT,
 						     .NumChannels = 1 };
 static const CUDA_ARRAY3D_DESCRIPTOR sparse_array = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT,
@@ -1101,7 +1134,8 @@ int main(int count, char **arguments)
 		{ "export_charged", test_export_charged }, { "bound", test_bound }, { "bound_allocation", test_bound_allocation },
 		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },
 		{ "reused_handle", test_reused_handle }, { "reused_mapping", test_reused_mapping },
-		{ "reused_array", test_reused_array }, { "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
+		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
+		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
 	};
 
