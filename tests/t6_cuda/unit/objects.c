@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -942,6 +943,77 @@ static void test_reused_array(void)
 	}
 }
 
+/* A context whose value is another's as soon as the driver has destroyed it. */
+static struct {
+	CUcontext context;
+	CUdeviceptr address;		/* of memory in the other one */
+	pthread_t thread;
+	pid_t number;			/* of the thread; atomically, all three */
+	bool made, used;
+} reused;
+
+static CUresult make_again(CUcontext *made, unsigned int flags, CUdevice ordinal)
+{
+	CHECK(!flags && !ordinal);
+	*made = reused.context;
+	return real.cuCtxPushCurrent_v2(reused.context);
+}
+
+static void *use_again(void *unused)
+{
+	CUcontext made;
+
+	__atomic_store_n(&reused.number, gettid(), __ATOMIC_RELEASE);
+	CHECK(cuCtxCreate_v2(&made, 0, 0) == CUDA_SUCCESS && made == reused.context);
+	__atomic_store_n(&reused.made, true, __ATOMIC_RELEASE);
+	CHECK(cuMemAlloc_v2(&reused.address, 4 << 20) == CUDA_SUCCESS);
+	__atomic_store_n(&reused.used, true, __ATOMIC_RELEASE);
+	return unused;
+}
+
+/* The other thread waits for something. */
+static bool is_asleep(void)
+{
+	const pid_t number = __atomic_load_n(&reused.number, __ATOMIC_ACQUIRE);
+	char path[64], state = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)number);
+	file = number ? fopen(path, "re") : NULL;
+	if (file) {
+		CHECK(fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+		fclose(file);
+	}
+	return state == 'S';
+}
+
+static CUresult destroy_and_make(CUcontext destroyed)
+{
+	reused.context = destroyed;
+	CHECK(!pthread_create(&reused.thread, NULL, use_again, NULL));
+	while (!__atomic_load_n(&reused.used, __ATOMIC_ACQUIRE) &&
+	       (__atomic_load_n(&reused.made, __ATOMIC_ACQUIRE) || !is_asleep()))
+		sched_yield();
+	return CUDA_SUCCESS;
+}
+
+/* What is allocated in it does not go with the one before. */
+static void test_reused_context(void)
+{
+	CUdeviceptr before, base;
+	CUcontext other;
+	size_t bytes;
+
+	start();
+	CHECK(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS && cuMemAlloc_v2(&before, 8 << 20) == CUDA_SUCCESS);
+	real.cuCtxCreate_v2 = make_again;
+	real.cuCtxDestroy_v2 = destroy_and_make;
+	CHECK(cuCtxDestroy_v2(other) == CUDA_SUCCESS && !pthread_join(reused.thread, NULL));
+	CHECK(cuMemGetAddressRange_v2(&base, &bytes, reused.address) == CUDA_SUCCESS);
+	CHECK(base == reused.address && bytes == 4 << 20 && device->resident - pool_kept(device) == 4 << 20);
+	double_agree(device);
+}
+
 /* What a network device could reach, which is all that is mapped. */
 static CUdeviceptr reachable(size_t bytes)
 {
@@ -1135,6 +1207,7 @@ int main(int count, char **arguments)
 		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },
 		{ "reused_handle", test_reused_handle }, { "reused_mapping", test_reused_mapping },
 		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
+		{ "reused_context", test_reused_context },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
 	};
