@@ -1014,6 +1014,52 @@ static void test_reused_context(void)
 	double_agree(device);
 }
 
+static CUarray create_array(void)
+{
+	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
+	CUarray array;
+
+	CHECK(cuArrayCreate_v2(&array, &about) == CUDA_SUCCESS);
+	return array;
+}
+
+static CUresult give_again(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *about)
+{
+	CHECK(about->Width == 1024);
+	*array = within.array;
+	return CUDA_SUCCESS;
+}
+
+static void *create_array_within(void *unused)
+{
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS && create_array() == within.array);
+	return unused;
+}
+
+static CUresult destroy_context_within(CUcontext destroyed)
+{
+	CHECK(destroyed != context);
+	return freed(CUDA_SUCCESS);
+}
+
+/* What went with a context is not charged for good where another context was given its value at once. */
+static void test_reused_in_context(void)
+{
+	CUcontext other;
+
+	start_within();
+	CHECK(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
+	within.array = create_array();
+	has_fixed(4 << 20);
+	real.cuArrayCreate_v2 = give_again;
+	real.cuCtxDestroy_v2 = destroy_context_within;
+	within.other = create_array_within;
+	CHECK(cuCtxDestroy_v2(other) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(device->foreign == 4 << 20);
+	CHECK(cuArrayDestroy(within.array) == CUDA_SUCCESS);
+	has_fixed(0);
+}
+
 /* What a network device could reach, which is all that is mapped. */
 static CUdeviceptr reachable(size_t bytes)
 {
@@ -1207,7 +1253,7 @@ int main(int count, char **arguments)
 		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },
 		{ "reused_handle", test_reused_handle }, { "reused_mapping", test_reused_mapping },
 		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
-		{ "reused_context", test_reused_context },
+		{ "reused_context", test_reused_context }, { "reused_in_context", test_reused_in_context },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
 	};
