@@ -246,15 +246,16 @@ WRAPPER cuMemUnmap(CUdeviceptr ptr, size_t size)
 	PASS_INSIDE(cuMemUnmap, (ptr, size));
 	if (region_about(ptr, &about))
 		return CUDA_ERROR_INVALID_VALUE;
-	mappings = foreign_unmap(ptr, size);
 	range = object_claim_range(ptr, size);
-	if (range.failed)
-		result = CUDA_ERROR_OUT_OF_MEMORY;
-	else if (range.parted)
-		result = CUDA_ERROR_INVALID_VALUE;
-	else
-		CALL_REAL(result, cuMemUnmap, (ptr, size));
-	object_put_range(&range, result == CUDA_SUCCESS);
+	if (range.failed || range.parted) {
+		result = range.failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+		object_put_range(&range);
+		return result;
+	}
+	mappings = foreign_unmap(ptr, size);
+	object_unmap_range(&range);
+	CALL_REAL(result, cuMemUnmap, (ptr, size));
+	object_unmapped_range(&range, result == CUDA_SUCCESS);
 	foreign_unmapped(mappings, result == CUDA_SUCCESS);
 	return result;
 }
@@ -293,7 +294,7 @@ WRAPPER cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc
 	for (size_t i = 0; i < range.count && result == CUDA_SUCCESS; i++)
 		view_set_access(range.views[i], ptr, size, desc, count);
 	pthread_mutex_unlock(&tree_lock);
-	object_put_range(&range, false);
+	object_put_range(&range);
 	return result;
 }
 

@@ -117,10 +117,24 @@ static void name(struct device *device, uint64_t bytes, bool more)
 	daemon_report(device);
 }
 
+static void drop(struct foreign *foreign)
+{
+	if (foreign->multicast) {
+		if (!foreign->exported)
+			foreign->gone(foreign->multicast);
+	} else if (foreign->managed)
+		name(foreign->device, foreign->bytes, false);
+	else if (foreign->lent && foreign->bytes % GG_CHUNK == 0 && lent_keep(foreign->device, foreign->lent, foreign->bytes))
+		hand_over(foreign->device, foreign->bytes);
+	else
+		foreign_uncharge(foreign->device, foreign->bytes);
+	free(foreign);
+}
+
 static void add(struct device *device, uint64_t key, uint64_t bytes, CUcontext context,
 		bool is_managed)
 {
-	struct foreign *foreign = device ? calloc(1, sizeof(*foreign)) : NULL;
+	struct foreign *foreign = device ? calloc(1, sizeof(*foreign)) : NULL, *before;
 	bool added;
 
 	if (!foreign)
@@ -129,8 +143,12 @@ static void add(struct device *device, uint64_t key, uint64_t bytes, CUcontext c
 		.device = device, .bytes = bytes, .context = context, .managed = is_managed,
 	};
 	pthread_mutex_lock(&lock);
+	/* It went with a context whose end is not told here yet: the driver has given it out again. */
+	before = table_take(&allocations, key);
 	added = table_put(&allocations, key, foreign);
 	pthread_mutex_unlock(&lock);
+	if (before)
+		drop(before);
 	if (!added)
 		free(foreign);
 	else if (is_managed)
@@ -145,20 +163,6 @@ void foreign_is(struct device *device, uint64_t key, uint64_t bytes, CUcontext c
 void foreign_is_managed(struct device *device, uint64_t key, uint64_t bytes, CUcontext context)
 {
 	add(device, key, bytes, context, true);
-}
-
-static void drop(struct foreign *foreign)
-{
-	if (foreign->multicast) {
-		if (!foreign->exported)
-			foreign->gone(foreign->multicast);
-	} else if (foreign->managed)
-		name(foreign->device, foreign->bytes, false);
-	else if (foreign->lent && foreign->bytes % GG_CHUNK == 0 && lent_keep(foreign->device, foreign->lent, foreign->bytes))
-		hand_over(foreign->device, foreign->bytes);
-	else
-		foreign_uncharge(foreign->device, foreign->bytes);
-	free(foreign);
 }
 
 struct foreign *foreign_take(uint64_t key)
