@@ -25,8 +25,8 @@ declare -A _ggroupfs_options=(
     [demo]="--mount --gpu"
 )
 
-_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= units= units.wait=
-    slices.d= usher= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
+_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= turns= turns.wait= units=
+    units.wait= slices.d= usher= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
 
 # settings: all
 _ggroupfs_settings="
@@ -40,6 +40,7 @@ _ggroupfs_settings="
     compute.max=
     gmem.limit.max=
     gmem.oom.group=
+    compute.wait.max=
     GMemHigh=
     GMemLow=
     GMemSwapMax=
@@ -49,6 +50,7 @@ _ggroupfs_settings="
     ComputeQuota=
     GMemMax=
     GMemOOMGroup=
+    ComputeWaitMax=
     ComputeFreeze=
 "
 _ggroupfs_words_of_settings="
@@ -62,6 +64,7 @@ _ggroupfs_words_of_settings="
     gmem.limit.max=max
     gmem.oom.group=0
     gmem.oom.group=1
+    compute.wait.max=default
     GMemHigh=infinity
     GMemLow=infinity
     GMemSwapMax=infinity
@@ -102,6 +105,7 @@ _ggroupfs_offer_in_list() {
     for word in auto soft kmod; do words+=("${before}ledger=$word"); done
     for word in auto no; do words+=("${before}units=$word"); done
     for word in on off; do words+=("${before}scheduler=$word"); done
+    for word in auto on off; do words+=("${before}turns=$word"); done
     _ggroupfs_offer "$whole" "${words[@]}"
 }
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -20,6 +20,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
 from backend.core.settings import Lever
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.process.identity import Group, Member, Process, Slice, SliceOn
 
 
@@ -311,6 +312,18 @@ class Gpu(Protocol):
 
     async def begin_turn(self, process: Process) -> None:
         """Lets `process` launch again, which is attached by now; nothing where its turn was not ended."""
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        """What `process` used of its memory in its last turn, in sums; None where its library does not say."""
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        """Names of the GPU memory that `process` shares with others, the same in each of them; None where its library
+        does not say."""
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        """Moves at most `nbytes` (rounded down to pages) of the working set of `process` from the host to the GPU, in
+        the order of their first use, as far as every level has room; returns the bytes moved. For one that waits for
+        its turn. It may be cancelled between pieces."""
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         """Moves at least `nbytes` (rounded up to pages) to the host, or what can be; returns the bytes moved."""

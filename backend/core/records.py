@@ -144,6 +144,8 @@ class Books:
     """compute.max: work on the GPU in each period, microseconds; MAX is no quota."""
     period_us: int = settings.PERIOD.default
     """compute.max: the period, microseconds."""
+    wait_max_us: int = 0
+    """compute.wait.max, microseconds; 0 is ``default``."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0

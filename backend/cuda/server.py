@@ -19,13 +19,14 @@ import trio
 
 from backend.common.errors import errno_of, fail
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
 from backend.door import tenants
 from backend.door.asking import Asking
-from backend.door.wire import CUDA, STATUSES, VERSION, Feature, Message, Op, met
+from backend.door.wire import STATUSES, VERSION, Feature, Message, Op, met
 from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,18 @@ class Departing:
 
 
 @attrs.define(eq=False)
+class Preparing:
+    """A PREPARE that was sent and not answered."""
+
+    gpu: int
+    nbytes: int
+    moved: int = 0
+    """Bytes that came, as was answered."""
+    done: trio.Event = attrs.field(factory=trio.Event)
+    """It was, or will not be."""
+
+
+@attrs.define(eq=False)
 class Turning:
     """An END_TURN or a BEGIN_TURN that was sent and not answered."""
 
@@ -172,6 +185,7 @@ class Session:
         self._holdings: dict[int, Holding] = {}
         self._asked: dict[int, Asked] = {}
         self._departing: dict[int, Departing] = {}
+        self._preparing: dict[int, Preparing] = {}
         self._turning: dict[int, Turning] = {}
         self._gates: dict[int, Gate] = {}
         self._seq = 0
@@ -207,22 +221,24 @@ class Session:
 
     def close(self) -> None:
         """End: no connection speaks for the program any more. What it holds is as the driver says, or gone with it."""
-        waiting: list[Asked | Departing | Turning] = [
+        waiting: list[Asked | Departing | Preparing | Turning] = [
             *self._asked.values(),
             *self._departing.values(),
+            *self._preparing.values(),
             *self._turning.values(),
         ]
         for one in waiting:
             one.done.set()
         self._asked.clear()
         self._departing.clear()
+        self._preparing.clear()
         self._turning.clear()
         for gpu, holding in self._holdings.items():
             self._gpus[gpu].end(holding)
         self._holdings.clear()
         self._page.close()
         if self._features is not None:
-            self._peers.go(CUDA & ~self._features)
+            self._peers.go(self._peers.offers & ~self._features)
 
     # What the program asks
 
@@ -260,10 +276,10 @@ class Session:
                 if not self._gpus:
                     raise fail(errno.ENODEV)
                 if self._features is None:  # the first greeting counts
-                    self._features = met(CUDA, args[1])
-                    self._peers.come(self.process.pid, CUDA & ~self._features)
+                    self._features = met(self._peers.offers, args[1])
+                    self._peers.come(self.process.pid, self._peers.offers & ~self._features)
                 info = next(iter(self._gpus.values())).info
-                return VERSION, info.granule, info.timeslice_default_us, CUDA
+                return VERSION, info.granule, info.timeslice_default_us, self._peers.offers
             case Op.LOCATE:
                 for index, gpu in self._gpus.items():
                     if words(gpu.info.uuid) == args[:2]:
@@ -354,6 +370,13 @@ class Session:
             return True
         if (turning := self._turning.pop(reply.seq, None)) is not None:
             return self._turned(turning, reply)
+        if (preparing := self._preparing.pop(reply.seq, None)) is not None:
+            preparing.done.set()
+            moved = 0 if reply.status else reply.args[0]
+            if (reply.op, reply.gpu) != (Op.PREPARE, preparing.gpu) or moved > preparing.nbytes:
+                return False
+            preparing.moved = moved
+            return True
         asked = self._asked.pop(reply.seq, None)
         if asked is None or reply.op != Op.RECLAIM or reply.gpu != asked.holding.gpu:
             return False
@@ -527,6 +550,32 @@ class Session:
         else:
             turning.end = TurnEnd.DRAINED if reply.args[0] else TurnEnd.LATE
         return True
+
+    def working_set(self, gpu: int) -> WorkingSet | None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._page.working_set(gpu) if self._can(Feature.SETS) else None
+
+    def is_alone(self, gpu: int) -> bool:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._can(Feature.SETS) and self._page.is_alone(gpu)
+
+    async def prepare(self, gpu: int, nbytes: int) -> int:
+        """See :class:`backend.cuda.managed.Mover`. One that has not answered the last time is not asked again."""
+        if not self._can(Feature.SETS) or self._preparing:
+            return 0
+        self._seq += 1
+        seq, preparing = self._seq, Preparing(gpu, nbytes)
+        self._preparing[seq] = preparing
+        sent = False
+        try:
+            with contextlib.suppress(OSError):  # its end is near
+                sent = await self._line.send(Message(Op.PREPARE, seq, gpu, (nbytes,)))
+        finally:
+            if not sent:
+                self._preparing.pop(seq, None)
+        if sent:
+            await preparing.done.wait()
+        return preparing.moved
 
     def room(self, gpu: int, nbytes: int) -> None:
         """See :class:`backend.cuda.managed.Mover`. What it is too slow to take is replaced, not queued."""

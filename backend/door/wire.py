@@ -13,8 +13,8 @@ padding but what is named. On the socket either side may ask. docs/upgrades.md s
         24    40  args    five 64-bit words, their meaning by op
 
 Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of what moves the hardware:
-by the kernel module of its provider, and RECLAIM, DEPART, END_TURN and BEGIN_TURN by the daemon of a CUDA program; 32
-to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
+by the kernel module of its provider, and RECLAIM, DEPART, END_TURN, BEGIN_TURN and PREPARE by the daemon of a CUDA
+program; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ class Feature(enum.IntFlag):
     TOTAL = 1 << 7
     """TOTAL: a program learns how large its GPU is to look before it uses that, and once. One of the software GPU may
     ask for its LIMITS then, too."""
+    SETS = 1 << 9
+    """PREPARE, and the words of its working set on the page of counters: memory of CUDA programs is scheduled with
+    time."""
 
 
 FIRST = Feature(0b11111)
@@ -75,7 +78,11 @@ FIRST = Feature(0b11111)
 CUDA = (
     Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY | Feature.TURNS | Feature.TOTAL
 )
-"""What is spoken at the door of CUDA programs."""
+"""What is spoken at the door of CUDA programs, unless more is asked for."""
+
+CUDA_ALL = CUDA | Feature.SETS
+"""What the library of the same tree speaks, and the daemon where turns of memory are asked for (``-o turns=on``): on
+NVIDIA GPUs they are measured no further than by hand."""
 
 
 SOFT = Feature.ENGINE | Feature.FAMILY | Feature.TURNS | Feature.TOTAL
@@ -166,6 +173,14 @@ class Op(enum.IntEnum):
     """(run-ahead in microseconds) -> (): asked of a CUDA program: it launches again. With a run-ahead it launches
     nothing more while what is pending would take longer than that, by how fast its kernels finished lately; 0: as far
     ahead as the driver lets it. ENODEV as for END_TURN."""
+    PREPARE = 24
+    """(bytes) -> (bytes moved, microseconds that took): asked of a CUDA program that waits for its turn on `gpu`: at
+    most so much of what it used in its last turn, and that is in the host, comes back, in the order of its first use.
+    (Of turns of less than a second: in those of the last second that it ran.) It asks for each piece by MOVE_IN, as for
+    all that comes back, and ends where that gives EAGAIN. Its gate stays closed, and nothing comes that is not asked
+    for, by this or by ROOM. ENODEV as for END_TURN; EBUSY while it is about to be moved, or not drained. While its gate
+    is closed RECLAIM takes what it did not use before what it did, and of that the last in that order first; what the
+    host has as it is it drops."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import trio
 
@@ -11,6 +11,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint
 from backend.core.settings import Lever
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.process.identity import Process
 
 
@@ -66,6 +67,15 @@ class ForwardingGpu:
 
     async def begin_turn(self, process: Process) -> None:
         await self._inner.begin_turn(process)
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        return self._inner.working_set(process)
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        return self._inner.shares(process)
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        return await self._inner.prepare(process, nbytes)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         return await self._inner.reclaim(process, nbytes)

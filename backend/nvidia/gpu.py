@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -22,6 +22,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.cuda.managed import Managed
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
@@ -465,6 +466,16 @@ class NvidiaGpu:
     async def take(self, process: Process, engines: Engines) -> None:
         """Has the TSGs of these engines off the runlist, and the others on it, whatever was proven."""
         await self._change(process, engines=engines)
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        return self.managed.working_set(process)
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        return self.managed.shares(process)
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        self._require()
+        return await self.managed.prepare(process, nbytes)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         self._require()

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import attrs
 import trio
 
+from backend.common.errors import fail
 from backend.common.lasting import lasting
 from backend.core.deadlines import deadline
 from backend.core.entries import Resident
@@ -31,6 +32,9 @@ from backend.scheduler.core import Core
 from backend.scheduler.ends import Ends
 from backend.scheduler.failing import AGAIN_MOST_S, AGAIN_S, PASSING
 from backend.scheduler.limiter import Limiter
+from backend.scheduler.memory.level import Levers
+from backend.scheduler.memory.levels import Levels
+from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.parts import REST, Pace
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
@@ -52,6 +56,9 @@ RATE, BURST = 25, 15
 what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
 """Part of the time that a write may take (1 s by default) for one lever. It takes 2 ms as a rule; all others wait."""
+PAY_S, PAY_TIMES = 0.02, 50
+"""Seconds after which is looked again whether a turn of memory may be ended, or begun, and how often: half a call comes
+back in it."""
 
 
 class Scheduler:
@@ -65,8 +72,11 @@ class Scheduler:
         follower: Follower,
         seconds: float,
         periods: Callable[[Group, int], None] = lambda group, count: None,
+        wait_us: int | None = WAIT_US,
     ) -> None:
-        """`seconds` is what a write may take; `periods` is told of the periods of quotas that have ended."""
+        """`seconds` is what a write may take; `periods` is told of the periods of quotas that have ended. Programs that
+        use more memory than there is room for have turns of it, and wait for `wait_us` microseconds at most; None:
+        there are none."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
@@ -78,6 +88,10 @@ class Scheduler:
         self._ends = Ends(
             follower, self._member, self._of, self._pull, self._is_exact, self._is_moving, LEVER * seconds
         )
+        self._rests: set[Process] = set()  # those that wait for a turn of memory
+        self._wait_us = WAIT_US if wait_us is None else wait_us
+        levers = Levers(self._rest, self._wake, self._rests.__contains__, self._core.wants, self._wait_of)
+        self._levels = Levels(gpu, ledger, population, levers, wait_us is not None)
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
         self._looked = 0.0
@@ -118,6 +132,8 @@ class Scheduler:
         """Return what comes on this GPU, as it was decided last, and as far as that holds: a process that could not be
         taken off the runlist runs."""
         order = self._core.order(self._contenders)
+        times = self._levels.next_use()
+        order = attrs.evolve(order, waiting=[*order.waiting, *sorted(times, key=lambda process: times[process])])
         off = {process for process in self._follower.scheduled(self._index) if self._place(process).off}
         return attrs.evolve(order, waiting=[process for process in order.waiting if process in off])
 
@@ -129,7 +145,8 @@ class Scheduler:
 
     async def run(self) -> None:
         """Schedules until cancelled. What it brought about the Follower takes back."""
-        async with trio.open_nursery() as self._ends.nursery:
+        async with trio.open_nursery() as nursery:
+            self._ends.nursery = self._levels.nursery = nursery
             for process in self._follower.scheduled(self._index):
                 self._ends.wait(process)
             self._ends.nursery.start_soon(lasting, f"the quotas of GPU {self._index}", self._limiter.run)
@@ -150,7 +167,7 @@ class Scheduler:
                 log.exception("GPU %d: the scheduler failed", self._index)
                 changed = False
             calm = 0 if changed else calm + 1
-            if len(self._contenders) < 2 and not changed:
+            if len(self._contenders) < 2 and not changed and not self._levels:
                 await self._poked.wait()
             else:
                 tick = max(CALM_TICK_S if calm > CALM else TICK_S, EACH_S * len(self._contenders))
@@ -226,8 +243,12 @@ class Scheduler:
             self._last = {}
         samples = await self._samples(pace) if len(self._contenders) > 1 else {}
         samples = self._ends.observe(samples)
-        places = dict(await pace.end(self._core.decide(window, self._contenders, samples)))
+        self._drop_strays()
+        places = dict(await pace.end(self._core.decide(window, self._contenders, samples, self._rests)))
+        self._levels.look(self._contenders)
         for process in self._follower.scheduled(self._index):
+            if process in self._rests and not self._gpu.lost:
+                continue
             if self._gpu.lost:  # nothing is there that a lever could be pulled on
                 self._drop(process)
             else:
@@ -237,7 +258,7 @@ class Scheduler:
         async with trio.open_nursery() as ends:
             for process, place in sorted(changes, key=self._urgency):
                 group = self._member(process)
-                if not self._population.holds(group) or self._follower.is_busy(group):
+                if not self._population.holds(group) or self._follower.is_busy(group) or process in self._rests:
                     continue  # with the next look
                 if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
                     break
@@ -246,6 +267,58 @@ class Scheduler:
                 else:
                     await self._change(process, place)
         return bool(changes)
+
+    # Turns of memory
+
+    def _wait_of(self, process: Process) -> int:
+        """How long a process may wait for one, microseconds: the shortest that is asked for on its path."""
+        levels = self._population.path(self._member(process))
+        asked = [us for level in levels if (us := self._ledger.books(level).wait_max_us)]
+        return min(asked, default=self._wait_us)
+
+    async def _rest(self, process: Process) -> None:
+        """Has a process wait for a turn of memory. EIO where it does not."""
+        await self._paid(process, 3 * self._contexts(process))
+        self._set_resting(process, True)
+        try:
+            await self._change(process, Place(self._place(process).timeslice_us, off=True))
+        finally:
+            if not self._population.holds(self._member(process)) or not self._place(process).off:
+                self._set_resting(process, False)
+        if process not in self._rests:
+            raise fail(errno.EIO)
+
+    async def _wake(self, process: Process) -> None:
+        """Has a process have its turn of memory. EIO where it does not."""
+        await self._paid(process, 2 * self._contexts(process))
+        await self._change(process, Place(self._place(process).timeslice_us))
+        if self._population.holds(self._member(process)) and self._place(process).off:
+            raise fail(errno.EIO)
+        self._set_resting(process, False)
+
+    def _set_resting(self, process: Process, rests: bool) -> None:
+        """Notes whether a process waits for a turn of memory."""
+        (self._rests.add if rests else self._rests.discard)(process)
+        if self._population.holds(self._member(process)):
+            self._of(process).rests = rests
+
+    async def _paid(self, process: Process, calls: int) -> None:
+        """Returns once so many calls of the driver may be made for a process. ESRCH for one that is gone."""
+        for _ in range(PAY_TIMES):
+            if not self._population.holds(self._member(process)):
+                raise fail(errno.ESRCH)
+            if self._bucket.take(trio.current_time(), min(BURST, calls)):
+                return
+            await trio.sleep(PAY_S)
+        raise fail(errno.EAGAIN)
+
+    def _drop_strays(self) -> None:
+        """Has those wait no more that have left the slice in which there are turns, or run for another reason."""
+        for process in [*self._rests]:
+            group = self._member(process)
+            stands = self._population.holds(group) and (self._place(process).off or self._follower.is_busy(group))
+            if not stands or not self._levels.has(process):
+                self._set_resting(process, False)
 
     def _place(self, process: Process) -> Place:
         return self._follower.place(self._member(process))

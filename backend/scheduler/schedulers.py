@@ -15,6 +15,7 @@ from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Capability, Throttled
 from backend.core.settings import BY_CONTROL, OF_THE_SCHEDULER
 from backend.process.identity import Group, Member
+from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.scheduler import Scheduler
 
 LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
@@ -37,13 +38,15 @@ class Schedulers:
         seconds: float,
         on: bool,
         periods: Callable[[Group, int], None],
+        wait_us: int | None = WAIT_US,
     ) -> None:
         """Not `on`, there are none: the GPUs are shared as their drivers do it. `periods` is told of periods of quotas
-        that have ended."""
+        that have ended. `wait_us` is how long a program waits at most for a turn of memory, microseconds; None: there
+        are no such turns."""
         self._gpus = gpus
         self._on = on
         self._each = {
-            index: Scheduler(gpu, ledger, population, follower, seconds, periods)
+            index: Scheduler(gpu, ledger, population, follower, seconds, periods, wait_us)
             for index, gpu in gpus.items()
             if self._verdict(gpu.capabilities()) is not Capability.UNSUPPORTED
         }

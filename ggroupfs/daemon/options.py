@@ -12,6 +12,7 @@ import attrs
 from backend.choose import GPUS, LEDGERS, Choice
 from backend.core.controller import DEADLINE_S
 from backend.process.ushering import CUDA
+from backend.scheduler.memory.turns import WAIT_US
 from ggroupfs.errors import UsageError
 from ggroupfs.installed import SLICES_D
 from ggroupfs.text import values
@@ -39,6 +40,10 @@ PASSED = frozenset(("ro", "debug", "auto_unmount"))
 """What libfuse makes of itself."""
 
 
+TURNS = ("auto", "on", "off")
+"""Whether there are turns of memory."""
+
+
 @attrs.frozen
 class MountOptions:
     """One mount."""
@@ -61,6 +66,11 @@ class MountOptions:
     """Seconds that the hardware has to answer a write."""
     scheduler: bool = True
     """Whether priorities and weights decide which program has the GPU."""
+    turns: str = "auto"
+    """Whether programs that use more memory than there is room for have turns of it: one of :data:`TURNS`; auto: on the
+    software GPU."""
+    turns_wait: float = WAIT_US / 1e6
+    """Seconds that a program waits for such a turn at most."""
     units: bool = True
     """Whether files configure slices."""
     units_wait: float = WAIT_S
@@ -115,6 +125,10 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         return attrs.evolve(options, deadline=_seconds(value))
     elif key == "scheduler":
         return attrs.evolve(options, scheduler=_one_of(("on", "off"), value) == "on")
+    elif key == "turns":
+        return attrs.evolve(options, turns=_one_of(TURNS, value))
+    elif key == "turns.wait":
+        return attrs.evolve(options, turns_wait=_seconds(value))
     elif key == "units":
         return attrs.evolve(options, units=_one_of(("auto", "no"), value) == "auto")
     elif key == "units.wait":

@@ -12,7 +12,7 @@ import gc
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -37,8 +37,10 @@ from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.tally import Memory
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
+from backend.scheduler.memory.turns import WAIT_US
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from ggroupfs.fs.controls import LEVERS
@@ -236,6 +238,15 @@ class StubGpu:
 
     async def begin_turn(self, process: Process) -> None:
         self.turns.append(("begin", process.pid, 0))
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        return None
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        return None
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        return 0
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         await self._act("reclaim", process, nbytes)
@@ -507,6 +518,7 @@ async def running(
     moves: Moves | None = None,
     memory: Memory | None = None,
     lives: LivesMemory | None = None,
+    turn_wait_us: int | None = WAIT_US,
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
@@ -525,7 +537,9 @@ async def running(
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
         gpus = gpus or (SoftGpu(0, SoftConfig(capacity=64 * MIB)),)
-        controller = Controller(ledger, gpus, scheduler=scheduler, moves=moves, memory=memory, lives=lives)
+        controller = Controller(
+            ledger, gpus, scheduler=scheduler, moves=moves, memory=memory, lives=lives, turn_wait_us=turn_wait_us
+        )
         tree, events = Tree(controller, keeper), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))

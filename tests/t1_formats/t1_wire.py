@@ -108,6 +108,7 @@ def test_the_numbers_are_for_good() -> None:
         "DEPART": 21,
         "END_TURN": 22,
         "BEGIN_TURN": 23,
+        "PREPARE": 24,
         "ALLOC": 32,
         "FREE": 33,
         "WRITE": 34,

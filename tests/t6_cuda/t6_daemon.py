@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.door.wire import SIZE, Message, Op
 from tests.t6_cuda.daemon import GIB, MIB, Program, serving
 
@@ -92,6 +94,40 @@ def test_without_a_daemon_everything_is_granted(start: Start) -> None:
     assert nothing._do("use 0") == [-1]
     assert len(os.listdir(f"/proc/{nothing.popen.pid}/task")) <= 2, "no thread but a sanitizer's"
     assert nothing._do("charge 5") == [0]
+
+
+def test_a_working_set_is_told_and_comes_before_a_turn(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 1024)
+            managed, process = daemon.gpu.managed, program.process
+            assert managed.working_set(process) is None
+            await program.do("set", 512)
+            wanted = WorkingSet(512 * MIB, 512 * MIB)
+            await daemon.until(lambda: managed.working_set(process) == wanted, "it is told")
+            assert managed.shares(process) == frozenset()
+            assert await managed.prepare(process, GIB) == 0, "it is its turn"
+            assert await managed.end_turn(process, 1000) is TurnEnd.DRAINED
+            assert await managed.reclaim(process, GIB) == GIB
+            gone = WorkingSet(512 * MIB, 0)
+            await daemon.until(lambda: managed.working_set(process) == gone, "it is told, once it is booked")
+            await trio.sleep(0.6)
+            assert daemon.books(program) == (0, 1024), "what waits does not come by itself"
+            assert await managed.prepare(process, 200 * MIB) == 200 * MIB
+            assert daemon.books(program) == (200, 824)
+            assert managed.working_set(process) == WorkingSet(512 * MIB, 200 * MIB)
+            await daemon.h.write(f"{process.pid}/0/gmem.limit.high", "300M")
+            assert await managed.prepare(process, GIB) == 100 * MIB
+            await daemon.h.write(f"{process.pid}/0/gmem.limit.high", "max")
+            assert await managed.prepare(process, GIB) == 212 * MIB
+            assert daemon.books(program) == (512, 512)
+            managed.begin_turn(process)
+            await daemon.until(lambda: daemon.books(program) == (1024, 0), "the rest comes in its turn")
+
+    real(test)
 
 
 def look_at_the_thread(pid: int) -> None:

@@ -42,11 +42,16 @@ def test_every_call_that_has_a_handle_is_caught() -> None:
     "name",
     [
         *("segments", "segments_are_hot", "views", "names", "questions", "export", "export_waits", "export_charged"),
-        *("bound", "bound_allocation", "bound_to_what_goes", "bound_to_array"),
+        *("bound", "bound_allocation", "bound_to_what_goes", "bound_to_array", "segments_in_order", "many_in_order"),
     ],
 )
 def test_moves(name: str, sanitize: str) -> None:
     run_unit(name, sanitize, program="objects", **(TWO_GPUS if name == "views" else {}))
+
+
+@pytest.mark.parametrize("way", ["export", "import", "range", "multicast"])
+def test_what_others_may_have_is_told(way: str) -> None:
+    run_unit(f"shared_by_{way}", program="objects")
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])

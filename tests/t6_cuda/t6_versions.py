@@ -20,7 +20,7 @@ import trio
 from backend.core.turns import TurnEnd
 from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
-from backend.door.wire import CUDA, FIRST, SIZE, VERSION, Feature, Message, Op, met, names
+from backend.door.wire import CUDA, CUDA_ALL, FIRST, SIZE, VERSION, Feature, Message, Op, met, names
 from backend.process.identity import Process, identify
 from tests.t6_cuda.daemon import GIB, MIB, Daemon, serving
 from tests.versions.ends import End, compile_library, library
@@ -122,14 +122,14 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
 # What a program's library lacks
 
 
-@pytest.mark.parametrize("lacks", [one for one in CUDA if one != Feature.FAMILY])
+@pytest.mark.parametrize("lacks", [one for one in CUDA_ALL if one != Feature.FAMILY])
 @pytest.mark.logs("its library is older than this daemon and lacks")
 def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lacks: Feature, caplog: object) -> None:
     async def test() -> None:
         process, facts = identify(os.getpid()), dict[str, str]()
-        async with serving(path, Peers(facts)) as daemon, connected(path) as program:
-            hello = await program.ask(Op.HELLO, VERSION, (CUDA & ~lacks) | UNKNOWN)
-            assert (hello.status, hello.args[3]) == (0, CUDA), "of itself each says all"
+        async with serving(path, Peers(facts, CUDA_ALL)) as daemon, connected(path) as program:
+            hello = await program.ask(Op.HELLO, VERSION, (CUDA_ALL & ~lacks) | UNKNOWN)
+            assert (hello.status, hello.args[3]) == (0, CUDA_ALL), "of itself each says all"
             managed = await program.ask(Op.MANAGE, GIB, 0)
             assert managed.status == (-errno.ENOSYS if lacks == Feature.MEMORY else 0)
             assert program.descriptors == (0 if lacks in (Feature.MEMORY, Feature.COUNTERS) else 1)
@@ -145,7 +145,7 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
                 assert ("submitted" in stat) == (lacks != Feature.COUNTERS), "what is not known is left out"
                 assert "managed 1\n" in stat
             async with connected(path) as another:
-                await another.ask(Op.HELLO, VERSION, CUDA & ~lacks)
+                await another.ask(Op.HELLO, VERSION, CUDA_ALL & ~lacks)
                 assert facts["programs.older"] == "2"
         assert facts == {"programs.older": "0", "programs.lack": "none"}
 
@@ -154,6 +154,10 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
             return
         if lacks == Feature.TURNS:
             assert await daemon.gpu.managed.end_turn(process, 1000) is TurnEnd.UNGATED
+            return
+        if lacks == Feature.SETS:
+            assert daemon.gpu.managed.working_set(process) is None
+            assert daemon.gpu.managed.shares(process) is None
             return
         with pytest.raises(OSError, match="older") as caught:
             await daemon.gpu.managed._depart(process, near=False)
@@ -262,7 +266,7 @@ def test_this_library_speaks_to_a_daemon_of_0_1(served: Served) -> None:
         assert program.ask("limits") == "0 0 0"
     said = [line.message for line in session() if line.by == ">"]
     hello = double.heard[0]
-    assert hello.args[:2] == (VERSION, CUDA)
+    assert hello.args[:2] == (VERSION, CUDA_ALL)
     assert attrs.evolve(hello, args=(VERSION, 0, 0, 0, 0)) == said[0]
     first = [message for message in double.heard if message.op not in (Op.MOVE_IN, Op.LIMITS)]
     assert first[1:] == [message for message in said[1:] if message.op not in (Op.MOVE_IN, Op.LIMITS)]

@@ -52,7 +52,7 @@ static CUresult parameter(const struct CUfunc_st *function, size_t index, size_t
 
 	for (size_t i = 0; function->sizes && function->sizes[i]; i++) {
 		size_t bytes = function->sizes[i];
-		size_t aligned = bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
+		size_t aligned = bytes % 64 == 0 ? 64 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;	/* 64: a tensor map */
 
 		end = (end + aligned - 1) / aligned * aligned;
 		if (i == index) {

@@ -15,6 +15,7 @@
 #include "sight.h"
 #include "totals.h"
 #include "turn.h"
+#include "workset.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -36,6 +37,7 @@ static _Atomic unsigned int delay_ms, ticks;
 static _Atomic uint64_t pooled;		/* freed by mover_out instead of being moved */
 static _Atomic uint64_t to_book;	/* moved, and not in the books yet */
 static _Atomic uint64_t moved_out, moved_in;
+static _Atomic uint64_t set_bytes;	/* of the working set; 0: none is told */
 static _Atomic uint64_t turn_us;	/* of the last END_TURN, or the run-ahead of the last BEGIN_TURN */
 static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a departure; 1: over; 2: begun */
 static _Atomic bool late;		/* it is over, and was not drained */
@@ -101,6 +103,12 @@ void turn_begin(struct device *device, uint64_t run_ahead_us)
 	turn_us = run_ahead_us;
 	turn = 2;
 	late = false;
+}
+
+bool turn_is_over(const struct device *device)
+{
+	(void)device;
+	return turn == 1;
 }
 
 bool turn_is_late(const struct device *device)
@@ -200,6 +208,50 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 	}
 	moved_in += moved;
 	return moved;
+}
+
+uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	const uint64_t resident = __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST), used = set_bytes;
+
+	return mover_in(device, at_most(bytes, used > resident ? used - resident : 0), usec);
+}
+
+/* All that is on the GPU is of the working set, up to that. */
+void workset_tell(struct device *device)
+{
+	const uint64_t resident = __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST);
+	struct totals_page *page = counting;
+	const int index = number_of(device->ordinal);
+
+	if (!page || index < 0)
+		return;
+	__atomic_store_n(&page->gpu[index].used, set_bytes, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].resident, at_most(set_bytes, resident), __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].told, set_bytes ? TOTALS_ALONE : TOTALS_UNKNOWN, __ATOMIC_RELEASE);
+}
+
+int64_t workset_tick(struct device *device, bool wanted)
+{
+	if (wanted)
+		workset_tell(device);
+	return 2000;
+}
+
+void workset_turn_over(struct device *device)
+{
+	workset_tell(device);
+}
+
+void workset_prepared(struct device *device)
+{
+	(void)device;
+}
+
+bool workset_is_prepared(struct device *device)
+{
+	(void)device;
+	return false;
 }
 
 int64_t exchange_tick(struct device *device)
@@ -368,6 +420,10 @@ int main(void)
 			       (unsigned long long)(moved_in / GG_MIB));
 		} else if (!strcmp(command, "turn")) {
 			printf("%d %llu\n", turn, (unsigned long long)turn_us);
+		} else if (!strcmp(command, "set")) {
+			set_bytes = a * GG_MIB;
+			session_wake();
+			puts("0");
 		} else if (!strcmp(command, "delay")) {
 			delay_ms = (unsigned int)a;
 			puts("0");

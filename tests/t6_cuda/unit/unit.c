@@ -13,12 +13,14 @@
 #include "double.h"
 #include "exchange.h"
 #include "library.h"
+#include "order.h"
 #include "ours.h"
 #include "pages.h"
 #include "parked.h"
 #include "pick.h"
 #include "pin.h"
 #include "tree.h"
+#include "turn.h"
 
 static struct device *device;
 static CUcontext context;
@@ -751,6 +753,141 @@ static void test_heat_copied(void)
 	double_agree(device);
 }
 
+/* Whether exactly those are on the GPU: a digit each. */
+static bool are_on_gpu(const CUdeviceptr address[8], const char *which)
+{
+	for (int i = 0; i < 8; i++)
+		if (on_gpu(address[i]) != (strchr(which, '0' + i) != NULL))
+			return false;
+	return true;
+}
+
+/* Microseconds. */
+#define A_SECOND 1000000
+
+static void sums_are(uint64_t used, uint64_t resident)
+{
+	uint64_t now_used, now_resident;
+
+	order_sums(device, &now_used, &now_resident);
+	CHECK(now_used == used << 20 && now_resident == resident << 20);
+}
+
+/* The working set comes in the order of its first use, and goes in the reverse; what is not in it goes before and does not
+ * come. */
+static void test_order(void)
+{
+	CUdeviceptr address[8];
+	bool drained;
+
+	start();
+	for (int i = 0; i < 8; i++)
+		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
+	sums_are(0, 0);
+	use(address[2], 1);
+	order_begin(device);	/* that was before */
+	for (const char *of = "5317351"; *of; of++)
+		use(address[*of - '0'], 1);
+	sums_are(0, 0);
+	order_learn(device, A_SECOND);
+	sums_are(8, 8);
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	sums_are(8, 0);
+	CHECK(double_prepare(device, 1 << 20) == 0);
+	CHECK(double_prepare(device, 4 << 20) == 4 << 20 && are_on_gpu(address, "53"));
+	CHECK(double_prepare(device, 3 << 20) == 2 << 20 && are_on_gpu(address, "531"));
+	sums_are(8, 6);
+	CHECK(double_prepare(device, UINT64_MAX) == 2 << 20 && are_on_gpu(address, "5317"));
+	CHECK(double_in(device, UINT64_MAX) == 8 << 20);
+	/* Where there is room for less it is as much of them. */
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	double_bound(4 << 20);
+	CHECK(double_prepare(device, UINT64_MAX) == 4 << 20 && are_on_gpu(address, "53"));
+	double_bound(UINT64_MAX);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	/* A turn in which nothing was used says nothing of the next one. */
+	order_learn(device, A_SECOND);
+	sums_are(8, 8);
+	ours_enter();
+	CHECK(!turn_end(device, 60000000, &drained) && drained);
+	ours_leave();
+	CHECK(double_out(device, 4 << 20) == 4 << 20);
+	CHECK(on_gpu(address[5]) && on_gpu(address[3]) && on_gpu(address[1]) && on_gpu(address[7]));
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && are_on_gpu(address, "531"));
+	CHECK(double_out(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "53"));
+	CHECK(double_prepare(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "531"));
+	turn_begin(device, 0);
+	/* What is freed is no part of it, and what is new is not yet. */
+	CHECK(cuMemFree_v2(address[5]) == CUDA_SUCCESS && cuMemAlloc_v2(&address[5], 2 << 20) == CUDA_SUCCESS);
+	sums_are(6, 4);
+	double_agree(device);
+}
+
+/* Turns of less than a second count together: what was used longest ago comes first, and goes last. */
+static void test_order_of_short_turns(void)
+{
+	CUdeviceptr address[8];
+	bool drained;
+
+	start();
+	for (int i = 0; i < 8; i++)
+		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
+	for (int i = 0; i < 8; i++) {
+		use(address[7 - i], 1);
+		use(address[0], 1);
+		order_learn(device, A_SECOND / 4);
+	}
+	sums_are(8, 8);		/* of the last four turns: 3, 2, 1, and 0 in each */
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	CHECK(double_prepare(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "3"));
+	CHECK(double_prepare(device, UINT64_MAX) == 6 << 20 && are_on_gpu(address, "0123"));
+	ours_enter();
+	CHECK(!turn_end(device, 60000000, &drained) && drained);
+	ours_leave();
+	CHECK(double_out(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "123"));
+	CHECK(double_out(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "23"));
+	turn_begin(device, 0);
+	double_agree(device);
+}
+
+/* Of one allocation those parts are in it that something begins in, up to where something else does; of the large chunks
+ * those with such a part. */
+static void test_order_in_one(void)
+{
+	CUdeviceptr address, large;
+
+	start();
+	CHECK(cuMemAlloc_v2(&address, 12 << 20) == CUDA_SUCCESS);
+	use(address + 100, 1);
+	use(address + (4 << 20), 1);
+	use(address + (8 << 20), 1);
+	order_learn(device, A_SECOND);
+	sums_are(12, 12);
+	use(address + (4 << 20), 1);
+	order_learn(device, A_SECOND);
+	sums_are(4, 4);
+	/* Of a copy the end is known. */
+	pages_use(address, 2 << 20);
+	order_learn(device, A_SECOND);
+	sums_are(2, 2);
+	/* What was seen to begin long ago begins no longer. */
+	for (int i = 0; i < 20; i++) {
+		use(address, 1);
+		order_learn(device, A_SECOND);
+	}
+	sums_are(12, 12);
+	CHECK(cuMemAlloc_v2(&large, 100 << 20) == CUDA_SUCCESS);
+	pages_use(large + (70 << 20), 2 << 20);
+	use(address, 1);
+	order_learn(device, A_SECOND);
+	sums_are(12 + 16, 12 + 16);
+	CHECK(double_out(device, UINT64_MAX) == 112 << 20);
+	CHECK(double_prepare(device, 15 << 20) == 12 << 20);	/* the large one is not for so little */
+	CHECK(double_prepare(device, UINT64_MAX) == 16 << 20);
+	CHECK(on_gpu(large + (70 << 20)) && !on_gpu(large) && !on_gpu(large + (90 << 20)));
+	double_agree(device);
+}
+
 /* Makes every other one hot. */
 static void heat_every_other(const CUdeviceptr address[8])
 {
@@ -1017,6 +1154,8 @@ int main(int count, char **arguments)
 		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
 		{ "heat_copied", test_heat_copied }, { "reached", test_reached },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
+		{ "order", test_order }, { "order_in_one", test_order_in_one },
+		{ "order_of_short_turns", test_order_of_short_turns },
 		{ "foreign", test_foreign },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "ahead", test_ahead }, { "stuck", test_stuck },

@@ -31,9 +31,10 @@ enum { WIRE_VERSION = 1 };
 #define FEATURE_FAMILY		(UINT64_C(1) << 5)
 #define FEATURE_TURNS		(UINT64_C(1) << 6)
 #define FEATURE_TOTAL		(UINT64_C(1) << 7)
+#define FEATURE_SETS		(UINT64_C(1) << 9)
 /* Of a daemon that says 0: what 0.1 could. */
 #define FEATURES_FIRST		(FEATURE_MEMORY | FEATURE_COUNTERS | FEATURE_REPORT | FEATURE_DEPART)
-#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY | FEATURE_TURNS | FEATURE_TOTAL)
+#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY | FEATURE_TURNS | FEATURE_TOTAL | FEATURE_SETS)
 
 enum op {
 	OP_HELLO = 1,
@@ -51,6 +52,7 @@ enum op {
 	OP_DEPART,
 	OP_END_TURN,
 	OP_BEGIN_TURN,
+	OP_PREPARE,
 	OP_EVENTS = 64,		/* from here on no answer is waited for */
 	OP_ROOM = 66,
 };

@@ -337,6 +337,16 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 	return 0;
 }
 
+bool turn_is_over(const struct device *device)
+{
+	return is_closed(&turns[device->ordinal]);
+}
+
+bool turn_is_one(const struct device *device)
+{
+	return turn_is_over(device) || __atomic_load_n(&turns[device->ordinal].run_ahead_us, __ATOMIC_RELAXED);
+}
+
 bool turn_is_late(const struct device *device)
 {
 	const struct turn *turn = &turns[device->ordinal];

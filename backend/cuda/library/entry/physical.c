@@ -126,6 +126,7 @@ static void exported(CUmemGenericAllocationHandle handle, int fd)
 {
 	struct region *region = object_claim(handle);
 
+	foreign_share();
 	if (!region) {
 		foreign_exported(handle, fd);
 		return;
@@ -157,6 +158,8 @@ WRAPPER cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, voi
 
 	PASS_INSIDE(cuMemImportFromShareableHandle, (handle, osHandle, shHandleType));
 	CALL_REAL(result, cuMemImportFromShareableHandle, (handle, osHandle, shHandleType));
+	if (result == CUDA_SUCCESS)
+		foreign_share();
 	return result == CUDA_SUCCESS ? handle_give(handle, false) : result;
 }
 

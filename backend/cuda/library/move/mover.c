@@ -9,6 +9,7 @@
 #include "life.h"
 #include "moment.h"
 #include "object.h"
+#include "order.h"
 #include "ours.h"
 #include "pick.h"
 #include "pool.h"
@@ -187,7 +188,9 @@ static size_t grant(struct device *device, const struct pick *picks, size_t coun
 	return 0;
 }
 
-uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
+/* Of what `pick` picks, in its order. */
+static uint64_t come(struct device *device, uint64_t bytes,
+		     size_t (*pick)(struct device *, size_t, struct pick *, size_t), uint64_t *usec)
 {
 	struct mover *mover = device->mover;
 	const uint64_t start = moment_us();
@@ -200,15 +203,25 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 	begin(device, &busy_us);
 	while (moved < bytes && step && moment_us() - start < CALL_US && batch_reap(device)) {
 		uint64_t rest = bytes - moved;
-		size_t count = pick_in(device, rest < mover->batch_bytes ? rest : mover->batch_bytes,
-					      picks, MOST);
+		size_t count = pick(device, rest < mover->batch_bytes ? rest : mover->batch_bytes, picks, MOST);
 
 		count = grant(device, picks, count);
+		qsort(picks, count, sizeof(*picks), pick_by_address);
 		step = count ? in(device, picks, count, bytes_of(picks, count)) : 0;
 		moved += step;
 	}
 	*usec = end(device, busy_us);
 	return moved;
+}
+
+uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	return come(device, bytes, pick_in, usec);
+}
+
+uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	return come(device, bytes, order_next, usec);
 }
 
 uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)

@@ -17,7 +17,7 @@
 
 /*
  * Moves at least `bytes` out, or what can be; returns the bytes moved, and the microseconds that took, but
- * those of waiting for the program. First of all the chunks that the pool keeps on the GPU for nobody go:
+ * those of waiting for the program. First of all the chunks that the pool keeps on the GPU unused go:
  * they are uncharged, count towards `bytes`, and are not in what it returns, for nothing of them is in the
  * host. What moved is to be booked by mover_booked.
  */
@@ -33,6 +33,8 @@ uint64_t mover_booked(struct device *device);
 uint64_t mover_owed(struct device *device);
 /* Moves up to `bytes` in, asking the daemon for room first (daemon_move_in), until that is refused. */
 uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec);
+/* ... of the working set alone, in its order (order.h). */
+uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec);
 /*
  * Has about `bytes` of the hottest in the host and of the coldest on the GPU change places; returns what
  * came, and the microseconds that took, but those of waiting for the program. The books are as before: what went
