@@ -13,11 +13,12 @@ class Bucket:
         self._tokens = float(burst)
         self._at = 0.0
 
-    def take(self, now: float, count: int = 1) -> bool:
-        """Whether there are `count` tokens at the time `now`, seconds; they are taken then."""
+    def take(self, now: float, count: int = 1, *, spared: int = 0) -> bool:
+        """Whether there are `count` tokens, besides those to be `spared`, at the time `now`, seconds; they are taken
+        then."""
         self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._rate)
         self._at = max(self._at, now)
-        if self._tokens < count:
+        if self._tokens < count + spared:
             return False
         self._tokens -= count
         return True

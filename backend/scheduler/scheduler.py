@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import attrs
@@ -27,6 +28,7 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn, is_borne
+from backend.scheduler import limiter
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
 from backend.scheduler.ends import Ends
@@ -56,6 +58,14 @@ RATE, BURST = 25, 15
 what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
 """Part of the time that a write may take (1 s by default) for one lever. It takes 2 ms as a rule; all others wait."""
+END_CALLS, BEGIN_CALLS = 1, 2
+"""Calls of the driver that a turn of memory takes for each context: one that has its GR engine off the runlist; one
+that puts it back, and one that looks whether it is on."""
+TURNS_USE = 0.8
+"""Part of the calls that turns of memory count on: what they cannot do in time they would keep waiting for, and others
+have the rest."""
+SPARED = 6
+"""Calls that are spared for the next turn of memory, while there are any: two programs change places."""
 PAY_S, PAY_TIMES = 0.02, 50
 """Seconds after which is looked again whether a turn of memory may be ended, or begun, and how often: half a call comes
 back in it."""
@@ -90,7 +100,9 @@ class Scheduler:
         )
         self._rests: set[Process] = set()  # those that wait for a turn of memory
         self._wait_us = WAIT_US if wait_us is None else wait_us
-        levers = Levers(self._rest, self._wake, self._rests.__contains__, self._core.wants, self._wait_of)
+        levers = Levers(
+            self._rest, self._wake, self._rests.__contains__, self._core.wants, self._wait_of, self._levers_us
+        )
         self._levels = Levels(gpu, ledger, population, levers, wait_us is not None)
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
@@ -260,7 +272,7 @@ class Scheduler:
                 group = self._member(process)
                 if not self._population.holds(group) or self._follower.is_busy(group) or process in self._rests:
                     continue  # with the next look
-                if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
+                if not self._take(self._calls(process, place)):
                     break
                 if place.off and not self._place(process).off:
                     ends.start_soon(self._change, process, place)
@@ -276,9 +288,20 @@ class Scheduler:
         asked = [us for level in levels if (us := self._ledger.books(level).wait_max_us)]
         return min(asked, default=self._wait_us)
 
+    def _levers_us(self, process: Process) -> int:
+        """In how many microseconds the calls come back that a turn of memory of a process takes, where each level that
+        has turns takes as many."""
+        rate = TURNS_USE * (RATE - (limiter.RATE if self._limiter.pulls else 0)) / max(1, len(self._levels))
+        return math.ceil((END_CALLS + BEGIN_CALLS) * self._contexts(process) * 1e6 / rate)
+
+    def _take(self, calls: int) -> bool:
+        """Whether there are so many calls of the driver for what is no turn of memory; they are taken then."""
+        spared = SPARED if self._levels else 0
+        return self._bucket.take(trio.current_time(), min(BURST - spared, calls), spared=spared)
+
     async def _rest(self, process: Process) -> None:
         """Has a process wait for a turn of memory. EIO where it does not."""
-        await self._paid(process, 3 * self._contexts(process))
+        await self._paid(process, END_CALLS * self._contexts(process))
         self._set_resting(process, True)
         try:
             await self._change(process, Place(self._place(process).timeslice_us, off=True))
@@ -290,7 +313,7 @@ class Scheduler:
 
     async def _wake(self, process: Process) -> None:
         """Has a process have its turn of memory. EIO where it does not."""
-        await self._paid(process, 2 * self._contexts(process))
+        await self._paid(process, BEGIN_CALLS * self._contexts(process))
         await self._change(process, Place(self._place(process).timeslice_us))
         if self._population.holds(self._member(process)) and self._place(process).off:
             raise fail(errno.EIO)
@@ -345,7 +368,7 @@ class Scheduler:
             if place.off and not before.off:
                 await self._ends.end(process, place)
                 drains = self._place(process).drains
-                if drains and self._bucket.take(trio.current_time(), min(BURST, 2 * self._contexts(process))):
+                if drains and self._take(2 * self._contexts(process)):
                     self._ends.lengthen(process)  # and back
             else:
                 kept = attrs.evolve(place, engines=before.engines, drain_us=before.drain_us)

@@ -12,7 +12,7 @@ import attrs
 from backend.scheduler.memory.claims import Claim, Claims, Name, Rates
 from backend.scheduler.memory.moves import Moves, Share, after
 from backend.scheduler.memory.planner import Plan, Planner, Program
-from backend.scheduler.memory.turns import OVERHEAD_US
+from backend.scheduler.memory.turns import AT_ONCE_US, OVERHEAD_US
 
 TICK_US = 10_000
 """Microseconds between two looks."""
@@ -53,6 +53,8 @@ class World:
         self.ran: frozenset[Name] = frozenset()
         """Programs whose turn it was at the last look, where a test notes it."""
         self._starts_us: int | None = None  # when the turn that is about to begin does so
+        self._saved_us = AT_ONCE_US  # calls of the driver that are there, in the time in which they come back
+        self._saved_at_us = 0
 
     def run(self, usec: int) -> None:
         """Lets so much time pass, microseconds."""
@@ -65,13 +67,15 @@ class World:
         turns = self.planner.turns
         self.plan = plan = self.planner.decide(self.now_us, self.programs, self.rooms)
         if plan.has_turns and not plan.is_over and plan.ends_us is not None and self.now_us >= plan.ends_us:
+            self._pull(turns.current or frozenset(), 1 / 3)
             turns.end(self.now_us)
             self._starts_us = None
             self.plan = plan = self.planner.decide(self.now_us, self.programs, self.rooms)
         if plan.is_over and self._starts_us is None:
             assert plan.ends_us is not None
             if self.now_us >= plan.ends_us or not any(moves.ins for moves in plan.moves.values()):
-                self._starts_us = self.now_us + OVERHEAD_US  # a drain, and the levers
+                self._pull(plan.coming, 2 / 3)
+                self._starts_us = self.now_us + OVERHEAD_US + max(0, -self._saved_us)  # a drain, and the levers
         if self._starts_us is not None and self.now_us >= self._starts_us:
             turns.begin(self.now_us)
             self._starts_us = None
@@ -90,6 +94,12 @@ class World:
         for name in self.programs.keys() - plan.waits:
             self.seen[name].ran_us += next_us - self.now_us
         self.now_us = next_us
+
+    def _pull(self, names: Iterable[Name], part: float) -> None:
+        """Takes that part of the calls that the turns of some programs take."""
+        self._saved_us = min(AT_ONCE_US, self._saved_us + self.now_us - self._saved_at_us)
+        self._saved_at_us = self.now_us
+        self._saved_us -= round(part * sum(self.programs[n].waiter.levers_us for n in names if n in self.programs))
 
     def _see(self, plan: Plan) -> None:
         for name in self.programs:

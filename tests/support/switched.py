@@ -99,6 +99,7 @@ class Stage:
             lambda process: process in self.off,
             lambda process: True,
             lambda process: self.wait_us,
+            lambda process: 0,
         )
         level = Level(
             self.gpu,

@@ -203,10 +203,11 @@ def test_one_of_which_peers_are_not_known_has_no_turns() -> None:
 def test_none_waits_longer_than_is_said(data: st.DataObject) -> None:
     """Also as programs come, go, rest and go on, each with a bound of its own. Never is more there than has room."""
     kinds = st.builds(
-        lambda used, wait_us, part: program(used * GIB // 4, waiter=Waiter(wait_us, part)),
+        lambda used, wait_us, part, levers_us: program(used * GIB // 4, waiter=Waiter(wait_us, part, levers_us)),
         st.integers(1, 24),
         st.sampled_from([100_000, 500_000, WAIT_US, 3 * SECOND]),
         st.sampled_from([0.1, 1.0, 10.0]),
+        st.sampled_from([0, 150_000, 300_000]),
     )
     world = World(dict(enumerate(data.draw(st.lists(kinds, min_size=2, max_size=6)))), {0: 6 * GIB}, RATES)
     for number in range(data.draw(st.integers(1, 8))):
@@ -231,6 +232,28 @@ def test_the_bound_is_what_was_asked_for_where_the_others_have_the_least() -> No
     world = decode(8, 300, 300_000)
     world.run(SECOND)
     assert world.planner.turns.bound_us(0) == 7 * SLOT_LEAST_US + OVERHEAD_US
+
+
+def test_one_that_goes_has_none_wait_for_less_than_was_said() -> None:
+    """Two that wait would both be due at once."""
+    wide = [program(7 * GIB // 4, waiter=Waiter(100_000)) for _ in range(3)]
+    others = [program(18 * GIB // 4, waiter=Waiter(100_000)), program(6 * GIB // 4, waiter=Waiter(WAIT_US))]
+    world = World(dict(enumerate([*wide, *others])), {0: 6 * GIB}, RATES)
+    world.run(3 * SECOND)
+    world.remove(0)
+    world.run(5 * SECOND)
+    assert world.over_us <= 0
+
+
+def test_a_turn_is_no_shorter_than_the_calls_of_its_levers_take() -> None:
+    """A bound is longer by that: shorter turns would find none."""
+    levers_us = 150_000
+    programs = {name: program(8 * GIB, waiter=Waiter(100_000, levers_us=levers_us)) for name in range(4)}
+    world = World(programs, {0: 16 * GIB}, RATES)
+    world.run(20 * SECOND)
+    assert world.planner.turns.bound_us(0) == 3 * levers_us + OVERHEAD_US
+    assert world.over_us <= 0
+    assert world.turns <= 20 * SECOND / levers_us + 1
 
 
 # Moves of whole timelines

@@ -42,6 +42,8 @@ class Levers:
     """Whether it has something to do."""
     wait_us: Callable[[Process], int]
     """How long it may wait for a turn, microseconds."""
+    levers_us: Callable[[Process], int]
+    """In how many microseconds the calls of the driver come back that a turn of it takes."""
 
 
 class Level:
@@ -79,7 +81,8 @@ class Level:
         for one in contenders:
             try:
                 claim, ties = self._claim(one.process)
-                waiter = Waiter(self._levers.wait_us(one.process), parts[one.process])
+                waits_us, levers_us = self._levers.wait_us(one.process), self._levers.levers_us(one.process)
+                waiter = Waiter(waits_us, parts[one.process], levers_us)
             except OSError:
                 continue  # it has died, and that is still to be told
             is_ahead, wants = one.process in ahead, self._levers.wants(one.process)

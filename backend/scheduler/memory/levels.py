@@ -52,9 +52,9 @@ class Levels:
         self.nursery: trio.Nursery | None = None
         """What switches run in, while the scheduler runs."""
 
-    def __bool__(self) -> bool:
-        """Return whether there is a switch at work."""
-        return bool(self._running)
+    def __len__(self) -> int:
+        """Return how many switches are at work."""
+        return len(self._running)
 
     def look(self, contenders: Sequence[Contender]) -> None:
         """Begins to switch at a level that has come to be short, and ends where it has room again; these contend."""

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 PIECE_US = 5_000
 """Microseconds that a piece takes: of 50 GB/s a quarter of a GB; what it costs to ask for it is a part in fifty."""
+PIECE_LEAST_US = 500
+"""Microseconds of a phase in which nothing more is moved: to ask for it takes as long."""
 GRACE_S = 0.02
 """Seconds that a piece may take beyond the end of its phase before it is given up."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
@@ -213,22 +215,27 @@ class Switch:
 
     async def _move(self, plan: Plan) -> bool:
         """Moves a piece each way on each GPU. Returns whether there was any."""
-        pieces = [piece for gpu, moves in plan.moves.items() for piece in self._pieces(gpu, moves, self.planner.rates)]
+        left_us = _end_us(plan) - _now_us()
+        if left_us < PIECE_LEAST_US:
+            return False
+        pieces = [piece for gpu, moves in plan.moves.items() for piece in self._pieces(gpu, moves, left_us)]
         if not pieces:
             return False
-        with trio.move_on_after(max(0.0, (_end_us(plan) - _now_us()) / 1e6) + GRACE_S):
+        with trio.move_on_after(left_us / 1e6 + GRACE_S):
             async with trio.open_nursery() as nursery:
                 for piece in pieces:
                     nursery.start_soon(piece)
         return True
 
-    def _pieces(self, gpu: int, moves: Moves, rates: Rates) -> Iterable[Callable[[], Awaitable[None]]]:
+    def _pieces(self, gpu: int, moves: Moves, left_us: int) -> Iterable[Callable[[], Awaitable[None]]]:
+        """Yield what moves a piece each way. None takes longer than the phase."""
+        rates, piece_us = self.planner.rates, min(PIECE_US, left_us)
         if moves.outs:
             out = moves.outs[0]
             # What the host has as it is goes at no cost.
-            yield self._piece(gpu, out, Way.OUT, out.nbytes - out.written + rates.out_in(PIECE_US))
+            yield self._piece(gpu, out, Way.OUT, out.nbytes - out.written + rates.out_in(piece_us))
         if moves.ins and moves.free:
-            yield self._piece(gpu, moves.ins[0], Way.IN, min(moves.free, rates.into_in(PIECE_US)))
+            yield self._piece(gpu, moves.ins[0], Way.IN, min(moves.free, rates.into_in(piece_us)))
 
     def _piece(self, gpu: int, share: Share, way: Way, most: int) -> Callable[[], Awaitable[None]]:
         nbytes = max(1, min(share.nbytes, most))

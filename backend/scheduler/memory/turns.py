@@ -1,9 +1,12 @@
 """Turns of sets: which one runs, for how long, and which ones come then. Pure, in microseconds of a clock of its own.
 
 Each set has a time at which it waited as long as it may: the earliest of its programs'. The next turn is that of the
-earliest, and a turn ends in time for all: with k sets that wait, and SLOT_LEAST_US for each before it, none waits
+earliest, and a turn ends in time for all: with what each set has at least before it (:meth:`Turns.slot_us`), none waits
 longer than is said (:meth:`Turns.bound_us`). That is what was asked for, where it is as long as all others have at
-least.
+least; else it is that, which grows with the programs: no lever is pulled sooner than there is a call for it.
+
+That holds for sets of any slots. One whose turn is over waits behind those that are due before it. What it pushes back
+is due no sooner than it is, so no sooner than all sets but the one of the shortest slot take.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ OVERHEAD_US = 25_000
 """Microseconds from the end of a turn to the begin of the next at most, besides moves: a drain, and the levers."""
 SLOT_LEAST_US = TURN_LEAST_US + OVERHEAD_US
 """Microseconds from the begin of a turn to that of the next, at least."""
+AT_ONCE_US = 600_000
+"""Microseconds in which as many calls come back as are there for one switch, where all before it had their slots: all
+that the scheduler saves (BURST of ``scheduler.py``), at the most of them a second. A set with more begins later."""
 LOST = 0.05
 """Part of the time that may be lost by moves and switches, where turns could be longer."""
 NO_END = 1 << 62
@@ -44,6 +50,8 @@ class Waiter:
     """How long it may wait for a turn."""
     part: float = 1.0
     """Its part of the GPU, beside those of others."""
+    levers_us: int = 0
+    """Microseconds in which the calls of the driver come back that one of its turns takes: its end and its begin."""
 
 
 @attrs.define
@@ -61,6 +69,7 @@ class Turns:
     _cost: Cost = NO_COST
     _waiters: Mapping[Name, Waiter] = attrs.field(factory=dict)
     _since: dict[Name, int] = attrs.field(factory=dict)  # when each program began to wait
+    _said: dict[Name, int] = attrs.field(factory=dict)  # the longest bound of each since then
 
     @property
     def has_turns(self) -> bool:
@@ -73,8 +82,23 @@ class Turns:
         return frozenset(self._since) if self.has_turns else frozenset()
 
     def bound_us(self, name: Name) -> int:
-        """Return how long a program waits at most."""
-        return max(self._waiters[name].wait_us, (len(self.sets) - 1) * SLOT_LEAST_US + OVERHEAD_US)
+        """Return how long a program waits at most. While it waits that becomes no less: what is due sooner than was
+        said may not come in time."""
+        slots = [self.slot_us(one) for one in self.sets]
+        least_us = sum(slots) - min(slots, default=0) + OVERHEAD_US + self._late_us
+        return max(self._waiters[name].wait_us, least_us, self._said.get(name, 0))
+
+    def slot_us(self, one: Set) -> int:
+        """Return the time from the begin of a turn of a set to that of the next one at least, microseconds."""
+        return max(SLOT_LEAST_US, self._levers_us(one))
+
+    def _levers_us(self, one: Set) -> int:
+        return sum(self._waiters[name].levers_us for name in one)
+
+    @property
+    def _late_us(self) -> int:
+        """How much later than OVERHEAD_US a turn may begin, since not all calls for it are there."""
+        return max(0, max(map(self._levers_us, self.sets), default=0) - AT_ONCE_US)
 
     def observe(self, now_us: int, sets: Sequence[Set], waiters: Mapping[Name, Waiter], cost: Cost = NO_COST) -> None:
         """Note the sets from now on, and what is asked of the turns of each of their programs. `cost` is what it takes
@@ -87,6 +111,7 @@ class Turns:
         runs = self.current or frozenset[Name]()
         waits = [name for one in sets for name in one if name not in runs]
         self._since = {name: self._since.get(name, now_us) for name in waits}
+        self._said = {name: self.bound_us(name) for name in waits}
         if self.current is None and self.coming is None and sets:
             self.coming = self.queue()[0]
 
@@ -102,6 +127,7 @@ class Turns:
         self.current, self.coming, self.began_us = self.coming, None, now_us
         for name in self.current or ():
             self._since.pop(name, None)
+            self._said.pop(name, None)
 
     def queue(self) -> Sequence[Set]:
         """Return the sets that wait, in the order of their turns."""
@@ -118,9 +144,12 @@ class Turns:
     @property
     def latest_us(self) -> int:
         """When the next turn is about to begin at the latest, whatever is still to be moved, so that all come in
-        time; it has begun OVERHEAD_US later."""
-        queue = self.queue()
-        return min((self._until(one) - place * SLOT_LEAST_US for place, one in enumerate(queue)), default=NO_END)
+        time; it has begun OVERHEAD_US later, or as much later as its levers take."""
+        latest_us, before_us = NO_END, 0
+        for one in self.queue():
+            latest_us = min(latest_us, self._until(one) - before_us)
+            before_us += self.slot_us(one)
+        return latest_us
 
     def next_use(self, now_us: int) -> Mapping[Name, int]:
         """Return when each program has its next turn, as far as can be told; of those that run, the one after this."""
@@ -133,7 +162,8 @@ class Turns:
 
     def _until(self, one: Set) -> int:
         """When a set that waits is about to have its turn at the latest."""
-        return min((self._since[name] + self.bound_us(name) - OVERHEAD_US for name in one), default=NO_END)
+        begins_us = OVERHEAD_US + self._late_us
+        return min((self._since[name] + self.bound_us(name) - begins_us for name in one), default=NO_END)
 
     def _length(self, one: Set) -> int:
         """Return the length of the turns of a set: as long as what moves meanwhile, and long beside what moves while
@@ -145,7 +175,7 @@ class Turns:
         wanted = max(self._cost.hidden_us, (self._cost.stall_us + OVERHEAD_US) / LOST)
         most_us = TURN_US if bound_us <= WAIT_US else TURN_LONG_US
         slot_us = min(wanted, most_us, bound_us / (len(self.sets) - 1) - OVERHEAD_US - self._cost.stall_us)
-        return max(TURN_LEAST_US, round(slot_us * part))
+        return max(self.slot_us(one) - OVERHEAD_US, round(slot_us * part))
 
     def _part(self, one: Set) -> float:
         return sum(self._waiters[name].part for name in one)
