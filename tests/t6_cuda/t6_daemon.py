@@ -18,7 +18,8 @@ import trio
 
 from backend.core.turns import TurnEnd
 from backend.core.workingset import WorkingSet
-from backend.door.wire import SIZE, Message, Op
+from backend.cuda.peers import Peers
+from backend.door.wire import CUDA_ALL, SIZE, Message, Op
 from tests.t6_cuda.daemon import GIB, MIB, Program, serving
 
 HERE = Path(__file__).parent
@@ -100,7 +101,7 @@ def test_a_working_set_is_told_and_comes_before_a_turn(start: Start, path: Path)
     program = start()
 
     async def test() -> None:
-        async with serving(path) as daemon:
+        async with serving(path, Peers(offers=CUDA_ALL)) as daemon:
             await program.do("use", 0)
             await program.do("charge", 1024)
             managed, process = daemon.gpu.managed, program.process
