@@ -13,13 +13,16 @@ import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import attrs
 import trio
 
 from backend.common.errors import errno_of, fail
+from backend.common.lasting import lasting
 from backend.core.turns import TurnEnd
 from backend.core.workingset import WorkingSet
+from backend.cuda.grants import Grants, Pinned
 from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
@@ -34,7 +37,7 @@ log = logging.getLogger(__name__)
 WAITING = (Op.CHARGE, Op.MANAGE, Op.TOTAL)
 """Requests that may take their time."""
 
-EVENTS = (Op.UNCHARGE, Op.REPORT)
+EVENTS = (Op.UNCHARGE, Op.REPORT, Op.HOST)
 """Requests that are not answered if they come with a seq of 0."""
 
 NEEDS = {
@@ -47,6 +50,7 @@ NEEDS = {
     Op.WANT: Feature.FAMILY,
     Op.FAMILY: Feature.FAMILY,
     Op.TOTAL: Feature.TOTAL,
+    Op.HOST: Feature.HOST,
 }
 """What both sides have to have said that they can. Otherwise it is as with what is unknown: ENOSYS."""
 
@@ -59,6 +63,10 @@ WAITING_MOST = 1024
 ANSWER_S = 0.02
 """Seconds that an answer to END_TURN may be on its way, beyond the time that was given to drain: 0.1 ms are usual. The
 scheduler waits for it, with whatever else it has to do."""
+
+MARK_S = 0.02
+"""Seconds that it may take besides where memory is about to go: the program finds out what of that need not be
+written."""
 
 MUTE_S, MUTE_MOST_S = 5.0, 60.0
 """Seconds in which a program that did not answer an END_TURN in time is asked for no other, unless it has answered by
@@ -159,7 +167,16 @@ async def serve(
 ) -> None:
     """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
     known = peers if peers is not None else Peers()
-    await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known), tree)
+    grants = Grants()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lasting, "grants of host memory", grants.run)
+        await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known, grants), tree)
+        nursery.cancel_scope.cancel()
+
+
+def _answer_s(leaves: int) -> float:
+    """Return how long an answer to END_TURN may be on its way, seconds."""
+    return ANSWER_S + MARK_S if leaves else ANSWER_S
 
 
 def words(name: str) -> tuple[int, int] | None:
@@ -175,7 +192,12 @@ class Session:
     """One connection; see :class:`backend.door.tenants.Session` and :class:`backend.cuda.managed.Mover`."""
 
     def __init__(
-        self, process: Process, gpus: Mapping[int, Managed], line: tenants.Line, peers: Peers | None = None
+        self,
+        process: Process,
+        gpus: Mapping[int, Managed],
+        line: tenants.Line,
+        peers: Peers | None = None,
+        grants: Grants | None = None,
     ) -> None:
         self.process = process
         """The process at the other end."""
@@ -195,6 +217,8 @@ class Session:
         self._news = trio.Event()
         self._waiting = 0
         self._peers = peers if peers is not None else Peers()
+        self._grants = grants if grants is not None else Grants()
+        self._granted: dict[int, int] = {}  # gpu -> bytes of the host, not told yet
         self._features: Feature | None = None  # what both sides can, once it has greeted
         self._asking = Asking(process, line.uid)
         self._scope: trio.CancelScope | None = None
@@ -234,6 +258,7 @@ class Session:
         self._preparing.clear()
         self._turning.clear()
         for gpu, holding in self._holdings.items():
+            self._grants.end((self, gpu))
             self._gpus[gpu].end(holding)
         self._holdings.clear()
         self._page.close()
@@ -308,6 +333,11 @@ class Session:
                 return (await self._gpus[request.gpu].total(self.process),)
             case Op.REPORT:
                 self._holding(request.gpu).report(*args[:5])
+            case Op.HOST:
+                self._holding(request.gpu).copies(args[3])
+                swapped = self._holding(request.gpu).swapped
+                pinned = Pinned(self.process, partial(self._grant, request.gpu))
+                self._grants.say((self, request.gpu), pinned, (args[0], args[1], args[2]), swapped)
             case Op.WANT | Op.FAMILY:
                 await self._asking.take(request, next(iter(self._gpus.values())).booked)
             case _:
@@ -432,7 +462,7 @@ class Session:
             code = -departing.status if -departing.status in STAYS else errno.EIO
             raise OSError(code, f"the program cannot stand by: {os.strerror(-departing.status)}")
 
-    async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
+    async def end_turn(self, gpu: int, bound_us: int, leaves: int = 0) -> TurnEnd:
         """See :class:`backend.cuda.managed.Mover`. A program that does not answer in time is taken to have no gate, and
         not asked for some time. What it answers later says nothing: its turn may have begun again.
 
@@ -441,7 +471,7 @@ class Session:
         """
         gate = self._gates.setdefault(gpu, Gate())
         if gate.late:
-            return await self._drained(gpu, gate, bound_us)
+            return await self._drained(gpu, gate, bound_us, leaves)
         is_busy = self._is_busy()
         due = gate.asked is not None and not gate.asked.done.is_set()
         if not self._can(Feature.TURNS) or (due and not is_busy) or trio.current_time() < gate.again:
@@ -450,8 +480,8 @@ class Session:
             return TurnEnd.UNGATED
         self._begins.pop(gpu, None)  # that turn is over before the program heard of it
         gate.closed = True
-        with trio.move_on_after(bound_us / 1e6 + ANSWER_S):
-            await self._ask_end(gpu, gate, bound_us)
+        with trio.move_on_after(bound_us / 1e6 + _answer_s(leaves)):
+            await self._ask_end(gpu, gate, bound_us, leaves)
         end = None if gate.asked is None else gate.asked.end
         if end is not None:
             gate.mute_s, gate.late = 0.0, gate.closed and end is TurnEnd.LATE
@@ -473,13 +503,13 @@ class Session:
         gate.mute_s = min(MUTE_MOST_S, 2 * gate.mute_s) or MUTE_S
         gate.again = trio.current_time() + gate.mute_s
 
-    async def _ask_end(self, gpu: int, gate: Gate, bound_us: int) -> None:
+    async def _ask_end(self, gpu: int, gate: Gate, bound_us: int, leaves: int) -> None:
         """Asks for the end of a turn, and waits for the answer, or for the end of the connection."""
         turning, seq = self._turn(Op.END_TURN, gpu)
         gate.asked, sent = turning, False
         try:
             with contextlib.suppress(OSError):
-                sent = await self._line.send(Message(Op.END_TURN, seq, gpu, (bound_us,)))
+                sent = await self._line.send(Message(Op.END_TURN, seq, gpu, (bound_us, leaves)))
                 if sent:
                     await turning.done.wait()
         finally:
@@ -488,12 +518,12 @@ class Session:
                 gate.unanswered -= 1
                 turning.done.set()
 
-    async def _drained(self, gpu: int, gate: Gate, bound_us: int) -> TurnEnd:
+    async def _drained(self, gpu: int, gate: Gate, bound_us: int, leaves: int) -> TurnEnd:
         """Waits for a program that launches nothing more, as it said. An answer that is late says nothing of its gate:
         memory may be coming back there. It is not asked again meanwhile."""
         until = trio.current_time() + bound_us / 1e6
         asked = False
-        with trio.move_on_at(until + WAIT_US / 1e6 + ANSWER_S):
+        with trio.move_on_at(until + WAIT_US / 1e6 + _answer_s(leaves)):
             while gate.late:
                 left_us = max(0, round((until - trio.current_time()) * 1e6))
                 if gate.asked is not None and not gate.asked.done.is_set():
@@ -501,7 +531,7 @@ class Session:
                 elif left_us or not asked:
                     asked, slice_us = True, min(left_us, WAIT_US)
                     began = trio.current_time()
-                    await self._ask_end(gpu, gate, slice_us)
+                    await self._ask_end(gpu, gate, slice_us, leaves)
                     if gate.asked is not None and gate.asked.end is TurnEnd.LATE:  # at once, in a hostile program
                         await trio.sleep_until(began + slice_us / 1e6)
                 else:
@@ -582,6 +612,11 @@ class Session:
         self._rooms[gpu] = nbytes
         self._news.set()
 
+    def _grant(self, gpu: int, nbytes: int) -> None:
+        """Tells the program what it may have of the host. What it is too slow to take is replaced, not queued."""
+        self._granted[gpu] = nbytes
+        self._news.set()
+
     def counts(self, gpu: int) -> tuple[int, int] | None:
         """See :class:`backend.cuda.managed.Mover`."""
         return self._page.counts(gpu) if self._can(Feature.COUNTERS) else None
@@ -602,3 +637,6 @@ class Session:
             rooms, self._rooms = self._rooms, {}
             for gpu, nbytes in rooms.items():
                 await self._line.send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))
+            granted, self._granted = self._granted, {}
+            for gpu, nbytes in granted.items():
+                await self._line.send(Message(Op.GRANT, gpu=gpu, args=(nbytes,)))

@@ -13,7 +13,7 @@ from typing import IO
 
 HERE = Path(__file__).parent
 CUDA_INCLUDE = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
-PARTS = ("daemon", "memory", "move", "count", "driver")
+PARTS = ("daemon", "move", "memory", "count", "driver")
 
 
 def compile_library(tree: Path, out: Path) -> Path:

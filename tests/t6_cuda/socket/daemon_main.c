@@ -9,6 +9,7 @@
 #include "lent.h"
 #include "listener.h"
 #include "log.h"
+#include "keeper.h"
 #include "mover.h"
 #include "ours.h"
 #include "session.h"
@@ -41,6 +42,9 @@ static _Atomic uint64_t set_bytes;	/* of the working set; 0: none is told */
 static _Atomic uint64_t turn_us;	/* of the last END_TURN, or the run-ahead of the last BEGIN_TURN */
 static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a departure; 1: over; 2: begun */
 static _Atomic bool late;		/* it is over, and was not drained */
+static _Atomic uint64_t granted;	/* of the host, at last, bytes */
+static _Atomic unsigned int grants;
+static _Atomic uint64_t marked;		/* at ends of turns, bytes */
 
 void log_line(const char *format, ...)
 {
@@ -168,6 +172,26 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	bytes = at_most(bytes - trim, __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST));
 	to_book += bytes;
 	*usec = 1000;
+	return bytes;
+}
+
+void keeper_grant(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	granted = bytes;
+	grants++;
+}
+
+bool mover_rests(struct device *device)
+{
+	(void)device;
+	return true;
+}
+
+uint64_t mover_mark(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	marked += bytes;
 	return bytes;
 }
 
@@ -406,6 +430,20 @@ int main(void)
 		} else if (!strcmp(command, "closed")) {
 			__atomic_store_n(&lent_look, 1, __ATOMIC_RELAXED);
 			puts("0");
+		} else if (!strcmp(command, "host")) {
+			__atomic_store_n(&devices[0].host_held, a * GG_MIB, __ATOMIC_RELAXED);
+			__atomic_store_n(&devices[0].host_used, b * GG_MIB, __ATOMIC_RELAXED);
+			__atomic_store_n(&devices[0].host_wanted, c * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "marked")) {
+			printf("%llu\n", (unsigned long long)(marked / GG_MIB));
+		} else if (!strcmp(command, "clean")) {
+			__atomic_store_n(&devices[0].clean, a * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "granted")) {
+			printf("%u %llu\n", grants, (unsigned long long)(granted == UINT64_MAX ? 0 : granted / GG_MIB));
 		} else if (!strcmp(command, "kernels")) {
 			kernels += a;
 			count(counting);
