@@ -163,6 +163,9 @@ void calls_check_all(void)
 	for (size_t i = 0; i < ENTRIES; i++) {
 		if (strcmp(rows[i].kind, "MEMORY") && strcmp(rows[i].kind, "CONTEXT"))
 			continue;
+		/* What describes memory neither makes nor moves any. */
+		if (!strncmp(rows[i].name, "cuTensorMap", strlen("cuTensorMap")))
+			continue;
 		if (without && !strcmp(without, rows[i].name))
 			rows[i].right = 0;
 		if (!rows[i].right || (faulty && (!rows[i].faults || !rows[i].walks))) {
