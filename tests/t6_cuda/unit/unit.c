@@ -527,6 +527,72 @@ static void test_stuck(void)
 	}
 }
 
+/* The copy that was given up goes with the context that it runs in, and what waits for it does not wait for another. */
+
+static CUcontext current_there;
+
+static void *reset_primary(void *unused)
+{
+	CHECK(real.cuCtxSetCurrent(current_there) == CUDA_SUCCESS);
+	CHECK(cuDevicePrimaryCtxReset_v2(0) == CUDA_SUCCESS);
+	return unused;
+}
+
+static void *free_item(void *address)
+{
+	CHECK(real.cuCtxSetCurrent(current_there) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(*(CUdeviceptr *)address) == CUDA_SUCCESS);
+	return NULL;
+}
+
+/* Does it in a thread, which comes to its end. */
+static void finish(void *(*what)(void *), void *argument)
+{
+	struct timespec until;
+	pthread_t thread;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += 60;
+	CHECK(!pthread_create(&thread, NULL, what, argument));
+	CHECK(!pthread_timedjoin_np(thread, NULL, &until));
+}
+
+/* `lasting`: what is copied is of another context, whose thread frees it afterwards. */
+static void stuck_and_gone(bool lasting)
+{
+	struct item item = { .bytes = 6 << 20, .seed = 1 };
+	CUcontext other;
+	void (*hold)(bool);
+
+	start();
+	hold = (void (*)(bool))plain("fake_memory_hold");
+	CHECK(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
+	current_there = lasting ? other : context;
+	CHECK(real.cuCtxSetCurrent(current_there) == CUDA_SUCCESS);
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	hold(true);
+	device->mover->copy_us = 1000;
+	CHECK(double_out(device, UINT64_MAX) == 0 && device->mover->stuck);
+	device->mover->copy_us = 60000000;
+	hold(false);
+	finish(reset_primary, NULL);
+	if (lasting)
+		finish(free_item, &item.address);
+	CHECK(!device->mover->stuck && device->swapped == 0 && device->resident == pool_kept(device));
+	double_agree(device);
+}
+
+static void test_stuck_goes(void)
+{
+	stuck_and_gone(false);
+}
+
+static void test_stuck_stays(void)
+{
+	stuck_and_gone(true);
+}
+
 /* cuMemFreeAsync: not before the stream is there; the same stream has it back at once. */
 static void test_async(void)
 {
@@ -1099,6 +1165,7 @@ int main(int count, char **arguments)
 		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "ahead", test_ahead }, { "stuck", test_stuck },
+		{ "stuck_goes", test_stuck_goes }, { "stuck_stays", test_stuck_stays },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)
