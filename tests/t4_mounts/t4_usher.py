@@ -20,7 +20,8 @@ from backend.door.client import facts_of
 from ggroupfs.text.names import slice_directory
 from tests.support.cgroups import cgroup, frozen, slice_path
 from tests.support.command import complaint, ok
-from tests.support.mounted import Mounted, alive, daemons, eventually, kill, mounted, mountpoint
+from tests.support.mounted import SECONDS, SLOW, Mounted, alive, daemons, eventually, kill, mounted, mountpoint
+from tests.support.proc import children_of
 
 SOON_S = 0.3
 """Seconds in which what waits is seen to do so."""
@@ -72,11 +73,7 @@ def waiting(mount: Mounted) -> int:
 
 def ushers(mount: Mounted) -> list[int]:
     """The processes of a daemon that are one."""
-    pid = facts_of(mount.path)["pid"]
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [
-        int(child) for child in children if b"backend.process.ushering" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+    return children_of(int(facts_of(mount.path)["pid"]), b"backend.process.ushering")
 
 
 def test_it_waits_from_the_freeze_to_the_thaw(tmp_path: Path, library: Path, place: Path) -> None:
@@ -132,7 +129,7 @@ def test_a_container_can_be_stopped_meanwhile(library: Path, place: Path) -> Non
         with starting(place, library) as process:
             eventually(lambda: waiting(mount) == 1, "it waits")
             (place / "cgroup.kill").write_text("1")
-            assert process.wait(5) == -signal.SIGKILL
+            assert process.wait(SECONDS * SLOW) == -signal.SIGKILL
             eventually(lambda: waiting(mount) == 0, "it is gone")
 
 
